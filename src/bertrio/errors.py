@@ -1,0 +1,19 @@
+"""The one exception that users are meant to see."""
+
+from pathlib import Path
+
+
+class UserError(Exception):
+    """Something that the user can put right: a param, a file, a row, a missing network.
+
+    The message names the file, row or param, what was found, what was expected and what to do. Stages and the
+    command line print it without a traceback and exit with code 2.
+    """
+
+
+def missing_path(param: str, value: object) -> UserError:
+    """The error for a param whose file or folder is not there."""
+    return UserError(
+        f"{param}: there is no file or folder {value} (seen from {Path.cwd()}). Relative paths start at the "
+        "repository; experiments with --queue or --temp run in a copy of it and need an absolute path"
+    )

@@ -1,0 +1,69 @@
+"""Files that are written whole or not at all, and JSON whose bytes depend on its content alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """Gives a temporary path beside `path`; at the end it is synced to disk and renamed to `path`.
+
+    An error inside the block leaves whatever stood at `path` before untouched.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner reads
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Writes `text` as UTF-8 with `\\n` line ends."""
+    with whole_file(path) as temporary:
+        temporary.write_bytes(text.encode("utf-8"))
+
+
+def write_json(path: str | Path, value: Any, digits: int = 6) -> None:
+    """Writes `value` as indented JSON with floats rounded to `digits` decimals.
+
+    Raises:
+        ValueError: if a float is not finite (JSON has no word for it).
+    """
+    write_text(path, json.dumps(_rounded(value, digits), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def read_json(path: str | Path) -> Any:
+    """Reads a JSON file."""
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _rounded(item, digits) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item, digits) for item in value]
+    if isinstance(value, float):
+        return round(value, digits)
+    return value

@@ -1,0 +1,146 @@
+"""What a task is: a kind of text, a kind of target, and everything that follows from the target's kind.
+
+All branching by kind of target lives in the `Target` classes: how many outputs a head has, which labels are allowed,
+how outputs become predictions, and which metrics apply. The rest of the project asks the target and never its kind.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+TEXT_COLUMNS = {"single": ("text",), "pair": ("text_a", "text_b")}
+
+
+Array = NDArray[np.float64]
+
+
+class Predicted(NamedTuple):
+    """What outputs say: `values` [B], and `probabilities` [B, C] or raw `scores` [B]."""
+
+    values: Array
+    probabilities: Array | None
+    scores: Array | None
+
+
+class Target(ABC):
+    """What a task predicts."""
+
+    size: int  # outputs of a head
+    losses: tuple[str, ...]  # names of the losses that fit, the usual one first
+    metrics: tuple[str, ...]  # names in evaluation/metrics.py, the one that stands for the task first
+    discrete: bool  # labels are class indices: members can vote, labels can be counted
+    label_dtype: str  # what the losses take: "int64" or "float32"
+
+    @abstractmethod
+    def label_problem(self, label: float) -> str | None:
+        """Why `label` can't be used, as a short fixed phrase; None if it can."""
+
+    @abstractmethod
+    def predict(self, outputs: Array) -> Predicted:
+        """Turns a head's outputs [B, size] into predictions."""
+
+
+@dataclass(frozen=True)
+class Classes(Target):
+    """One of `count` classes, numbered from 0."""
+
+    count: int
+
+    losses = ("cross_entropy",)
+    metrics = ("accuracy",)
+    discrete = True
+    label_dtype = "int64"
+
+    @property
+    def size(self) -> int:
+        return self.count
+
+    def label_problem(self, label: float) -> str | None:
+        if not math.isfinite(label):
+            return "label is not a number"
+        if label != int(label) or not 0 <= label < self.count:
+            return "label out of range"
+        return None
+
+    def predict(self, outputs: Array) -> Predicted:
+        odds = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        probabilities = odds / odds.sum(axis=-1, keepdims=True)
+        return Predicted(probabilities.argmax(axis=-1).astype(np.float64), probabilities, None)
+
+
+@dataclass(frozen=True)
+class Ordered(Classes):
+    """One of `count` classes that have an order, such as degrees of sentiment."""
+
+
+@dataclass(frozen=True)
+class Binary(Target):
+    """Yes (1) or no (0), from one logit."""
+
+    size = 1
+    losses = ("bce",)
+    metrics = ("accuracy", "f1")
+    discrete = True
+    label_dtype = "float32"
+
+    def label_problem(self, label: float) -> str | None:
+        if not math.isfinite(label):
+            return "label is not a number"
+        return None if label in (0.0, 1.0) else "label out of range"
+
+    def predict(self, outputs: Array) -> Predicted:
+        yes = 0.5 * (1 + np.tanh(outputs[:, 0] / 2))  # the sigmoid, without overflow
+        return Predicted((yes > 0.5).astype(np.float64), np.stack((1 - yes, yes), axis=-1), None)
+
+
+@dataclass(frozen=True)
+class Score(Target):
+    """A number from `low` to `high`."""
+
+    low: float
+    high: float
+
+    size = 1
+    losses = ("mse",)
+    metrics = ("pearson", "spearman")
+    discrete = False
+    label_dtype = "float32"
+
+    def label_problem(self, label: float) -> str | None:
+        if not math.isfinite(label):
+            return "label is not a number"
+        return None if self.low <= label <= self.high else "label out of range"
+
+    def predict(self, outputs: Array) -> Predicted:
+        scores = outputs[:, 0]
+        return Predicted(scores.clip(self.low, self.high), None, scores)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to learn: `kind` of text (`single` sentence or `pair`), `encoding` of pairs, and `target`."""
+
+    name: str
+    kind: str
+    encoding: str
+    target: Target
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The columns of a row table that hold the text."""
+        return TEXT_COLUMNS[self.kind]
+
+
+def build_target(name: str, classes: int | None = None, limits: tuple[float, float] | None = None) -> Target:
+    """The target of kind `name`: `classes`, `ordered`, `binary` or `score`."""
+    if name == "binary":
+        return Binary()
+    if name == "score":
+        return Score(*limits)
+    return {"classes": Classes, "ordered": Ordered}[name](classes)

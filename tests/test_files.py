@@ -1,0 +1,41 @@
+import json
+
+import pytest
+
+from bertrio.files import read_json, whole_file, write_json, write_text
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def interrupted():
+        with whole_file(path) as temporary:
+            temporary.write_text("half of the new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_json_is_the_same_bytes_and_reads_back(tmp_path):
+    value = {"b": 1 / 3, "a": {"x": [1, 2.0000000001, None, True, "é"]}}
+    write_json(tmp_path / "1.json", value)
+    write_json(tmp_path / "2.json", value)
+    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
+    assert read_json(tmp_path / "1.json") == {"b": 0.333333, "a": {"x": [1, 2.0, None, True, "é"]}}
+
+
+def test_json_has_no_nan(tmp_path):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_json(tmp_path / "1.json", {"a": float("nan")})
+    assert not list(tmp_path.iterdir())
+
+
+def test_new_files_can_be_read_by_others_as_any_file_can(tmp_path):
+    (tmp_path / "plain").touch()
+    write_json(tmp_path / "ours", {})
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    assert json.loads((tmp_path / "ours").read_text()) == {}

@@ -1,0 +1,49 @@
+import numpy as np
+import pytest
+from scipy.special import expit, softmax
+
+from bertrio.tasks import Binary, Classes, Ordered, Score, build_target
+
+OUTPUTS = np.random.default_rng(0).normal(size=(50, 5)) * 10
+
+
+def test_classes_predict_the_largest_softmax():
+    predicted = Classes(5).predict(OUTPUTS)
+    np.testing.assert_allclose(predicted.probabilities, softmax(OUTPUTS, axis=-1), rtol=1e-12)
+    np.testing.assert_array_equal(predicted.values, OUTPUTS.argmax(axis=-1))
+    assert predicted.scores is None
+
+
+def test_binary_predicts_yes_above_a_logit_of_zero():
+    logits = np.array([[-800.0], [-1.0], [0.0], [1.0], [800.0]])
+    predicted = Binary().predict(logits)
+    np.testing.assert_allclose(predicted.probabilities[:, 1], expit(logits[:, 0]), atol=1e-15)
+    np.testing.assert_allclose(predicted.probabilities.sum(axis=1), 1)
+    np.testing.assert_array_equal(predicted.values, [0, 0, 0, 1, 1])
+
+
+def test_scores_are_kept_raw_and_predicted_within_the_range():
+    predicted = Score(0, 5).predict(np.array([[-1.0], [2.5], [7.0]]))
+    np.testing.assert_array_equal(predicted.scores, [-1, 2.5, 7])
+    np.testing.assert_array_equal(predicted.values, [0, 2.5, 5])
+    assert predicted.probabilities is None
+
+
+@pytest.mark.parametrize(
+    ("target", "good", "bad"),
+    [
+        (Ordered(5), [0, 4], [-1, 5, 2.5]),
+        (Binary(), [0, 1], [-1, 2, 0.5]),
+        (Score(0, 5), [0, 2.7, 5], [-0.1, 5.0001]),
+    ],
+)
+def test_labels_out_of_range_have_a_reason(target, good, bad):
+    assert [target.label_problem(float(label)) for label in good] == [None] * len(good)
+    assert [target.label_problem(float(label)) for label in bad] == ["label out of range"] * len(bad)
+    assert target.label_problem(float("nan")) == target.label_problem(float("inf")) == "label is not a number"
+
+
+def test_targets_are_chosen_by_name():
+    assert build_target("classes", 3) == Classes(3)
+    assert build_target("ordered", 5).size == 5
+    assert build_target("binary").size == build_target("score", limits=(0, 1)).size == 1

@@ -1,0 +1,80 @@
+"""Unlabelled texts for masked-language-model pretraining: local files, and the parquet that they end in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bertrio.data.delimited import read_delimited
+from bertrio.data.reading import Found, check_columns, watched
+from bertrio.errors import UserError
+from bertrio.files import whole_file
+
+ROW_GROUP = 1000  # texts that are in memory at a time
+
+
+class _Layout(NamedTuple):
+    texts: tuple[str, ...]
+    split: str | None = None  # the rows that are used, of a file with a column `split`
+
+
+LAYOUTS = {
+    "imdb": _Layout(("text",)),
+    "multinli": _Layout(("premise", "hypothesis")),
+    "sick": _Layout(("sentence_a", "sentence_b"), split="train"),
+}
+
+
+def read_local_corpus(folder: str | None, name: str, rows: int | None) -> Iterator[str]:
+    """The first `rows` texts (None: all) of `<folder>/<name>.tsv`, one at a time; a pair becomes one text.
+
+    Public TSV files are often written without quoting. A line whose quoting is damaged is therefore taken as it
+    stands; rows without text, and lines with a wrong number of columns, are passed over.
+
+    Raises:
+        UserError: if the folder, the file or a column is missing.
+    """
+    if folder is None:
+        raise UserError("data.corpora_path: found null, expected a folder with imdb.tsv, multinli.tsv, sick.tsv")
+    layout, path = LAYOUTS[name], Path(folder).expanduser() / f"{name}.tsv"
+    if not path.is_file():
+        raise UserError(
+            f"data.corpora_path: there is no file {path}; relative paths start at the root of the repository. "
+            f"To do without this corpus set mlm.rows.{name} to 0"
+        )
+    found = read_delimited(path, "\t")
+    check_columns(str(path), found.columns, (*layout.texts, *(("split",) if layout.split else ())))
+    return islice(_texts(found, layout), rows)
+
+
+def _texts(found: Found, layout: _Layout) -> Iterator[str]:
+    for row in found.rows:
+        values = row.values
+        if row.problem == "damaged quoting":
+            fields = str(row.raw).split("\t")
+            values = dict(zip(found.columns, fields, strict=True)) if len(fields) == len(found.columns) else {}
+        if values and (layout.split is None or values["split"] == layout.split):
+            yield from joined([values[column] for column in layout.texts])
+
+
+def joined(texts: Iterable[str | None]) -> Iterator[str]:
+    """The texts of one row as one text, unless there is none."""
+    text = " ".join(text.strip() for text in texts if text and text.strip())
+    if text:
+        yield text
+
+
+def write_corpus(texts: Iterable[str], path: str | Path, description: str, total: int | None = None) -> int:
+    """Writes texts to a parquet file with the one column `text`, a row group at a time; returns how many there were."""
+    schema = pa.schema([("text", pa.string())])
+    texts, count = watched(texts, description, total), 0
+    with whole_file(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
+        while group := list(islice(texts, ROW_GROUP)):
+            writer.write_table(pa.table({"text": group}, schema=schema))
+            count += len(group)
+    return count

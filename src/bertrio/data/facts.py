@@ -1,0 +1,77 @@
+"""What is worth knowing about a task's rows before anything is trained on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from bertrio.data.table import SPLITS, is_labelled
+from bertrio.tasks import Task
+
+CountTokens = Callable[..., Sequence[int]]
+
+
+def describe(splits: Mapping[str, pd.DataFrame], task: Task, count_tokens: CountTokens) -> dict[str, dict[str, Any]]:
+    """Facts by split, as nested dicts of numbers.
+
+    - `rows`; `labels`: of classes and binary the rows with each label; of scores mean, deviation and quartiles.
+    - `tokens`: quantiles of the lengths, and the longest.
+    - `pairs_shared_with_train` (dev and test of pair tasks): rows whose pair, in either order, also stands in train.
+    - `rows_sharing_a_sentence_with_train` (dev and test): rows with a sentence that also stands in train.
+
+    Args:
+        splits: tables of train, dev and test.
+        task: what they belong to.
+        count_tokens: called with one list of texts, or two for pairs; gives the length of each row in tokens.
+    """
+    present = [split for split in SPLITS if split in splits]
+    shared = _shared_with_train({split: splits[split] for split in present}, task.text_columns)
+    facts: dict[str, dict[str, Any]] = {}
+    for split in present:
+        table = splits[split]
+        facts[split] = {"rows": len(table)}
+        if is_labelled(table):
+            facts[split]["labels"] = _labels(table["label"].dropna().to_numpy(), task)
+        if len(table):
+            facts[split]["tokens"] = _lengths(table, task, count_tokens)
+        if split != "train":
+            facts[split].update(shared[split])
+    return facts
+
+
+def _labels(labels: NDArray, task: Task) -> dict[str, float]:
+    if task.target.discrete:
+        values, counts = np.unique(labels.astype(int), return_counts=True)
+        return {str(value): int(count) for value, count in zip(values, counts, strict=True)}
+    quartiles = np.quantile(labels, (0, 0.25, 0.5, 0.75, 1))
+    named = dict(zip(("min", "p25", "p50", "p75", "max"), map(float, quartiles), strict=True))
+    return {"mean": float(labels.mean()), "std": float(labels.std()), **named}
+
+
+def _lengths(table: pd.DataFrame, task: Task, count_tokens: CountTokens) -> dict[str, int]:
+    lengths = np.asarray(count_tokens(*(table[column].tolist() for column in task.text_columns)))
+    quantiles = np.quantile(lengths, (0.5, 0.9, 0.99, 1), method="higher")  # lengths that occur
+    return dict(zip(("p50", "p90", "p99", "max"), map(int, quantiles), strict=True))
+
+
+def _shared_with_train(splits: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Counts by split; sentences are compared stripped and case-sensitively."""
+    texts = pd.concat([splits[split][column] for column in columns for split in splits], ignore_index=True)
+    codes, sentences = pd.factorize(texts.str.strip())
+    codes = codes.reshape(len(columns), -1).T  # [N, 1 or 2], rows of all splits
+    pairs = codes.min(axis=1) * np.int64(len(sentences)) + codes.max(axis=1)
+    splits_of = np.repeat(list(splits), [len(table) for table in splits.values()])
+    in_train = splits_of == "train"
+    sentence = np.isin(codes, codes[in_train]).any(axis=1)
+    pair = np.isin(pairs, pairs[in_train])
+    return {
+        split: {
+            **({"pairs_shared_with_train": int(pair[splits_of == split].sum())} if len(columns) == 2 else {}),
+            "rows_sharing_a_sentence_with_train": int(sentence[splits_of == split].sum()),
+        }
+        for split in splits
+    }

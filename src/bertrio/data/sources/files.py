@@ -1,0 +1,106 @@
+"""The user's own files: CSV, TSV, JSON Lines or Parquet per task and split, told apart by their endings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bertrio.data.corpora import read_local_corpus
+from bertrio.data.delimited import read_delimited
+from bertrio.data.reading import Found, build_table
+from bertrio.data.sources import SourceData
+from bertrio.data.table import SPLITS, RawRow, Reject
+from bertrio.errors import UserError
+from bertrio.params import DataParams
+from bertrio.tasks import Task
+
+
+def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
+    """Reads the files of `data.files`; paths are relative to `data.path`, or to the repository where that is null.
+
+    Columns are called as in the layout (data/table.py) unless `columns` says otherwise. Without an `id` column rows
+    are named by split and row number.
+
+    Raises:
+        UserError: if a file or column is missing, or a file is of no known kind.
+    """
+    base = Path(params.path or ".").expanduser()
+    data = SourceData({})
+    for task in tasks.values():
+        block = params.files[task.name]
+        data.tables[task.name] = {}
+        for split in SPLITS:
+            name = getattr(block, split)
+            if name is not None:
+                table, rejects = _read(base / name, task, split, block.columns)
+                data.tables[task.name][split] = table
+                data.rejects += rejects
+    return data
+
+
+def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
+    """The texts of an unlabelled corpus in the folder `data.corpora_path`."""
+    return read_local_corpus(params.corpora_path, name, rows)
+
+
+def _read(path: Path, task: Task, split: str, columns: Mapping[str, str]) -> tuple[pd.DataFrame, list[Reject]]:
+    place = f"data.files.{task.name}.{split}: {path}"
+    if path.suffix.lower() not in READERS:
+        raise UserError(f"{place}: found a name that ends in {path.suffix!r}, expected one of {', '.join(READERS)}")
+    if not path.is_file():
+        raise UserError(
+            f"{place}: there is no such file; paths are relative to data.path, and that to the root of the repository"
+        )
+    hint = f"; say which column is which in data.files.{task.name}.columns"
+    return build_table(READERS[path.suffix.lower()](path), columns, task, split, path.name, place, hint)
+
+
+def _json_lines(path: Path) -> Found:
+    rows: list[RawRow] = []
+    columns: dict[str, None] = {}  # a set that keeps its order
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace").strip()
+            if text:
+                rows.append(_json_row(number, text, "�" in text and b"\xef\xbf\xbd" not in line))
+                columns.update(dict.fromkeys(rows[-1].values))
+    return Found(list(columns), rows, len(rows))
+
+
+def _json_row(number: int, text: str, damaged: bool) -> RawRow:
+    if damaged:
+        return RawRow(number, {}, text, "not UTF-8")
+    try:
+        values: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        return RawRow(number, {}, text, "not valid JSON")
+    if not isinstance(values, dict):
+        return RawRow(number, {}, text, "not a JSON object")
+    return RawRow(number, values, text)
+
+
+def _parquet(path: Path) -> Found:
+    try:
+        file = pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path}: can't be read as Parquet ({error})") from error
+    batches = (batch.to_pylist() for batch in file.iter_batches())
+    rows = (values for batch in batches for values in batch)
+    numbered = (RawRow(number, values) for number, values in enumerate(rows, start=1))
+    return Found(file.schema_arrow.names, numbered, file.metadata.num_rows)
+
+
+READERS: dict[str, Callable[[Path], Found]] = {
+    ".csv": partial(read_delimited, delimiter=","),
+    ".tsv": partial(read_delimited, delimiter="\t"),
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".parquet": _parquet,
+}

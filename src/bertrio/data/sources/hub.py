@@ -1,0 +1,129 @@
+"""Data sets on the Hugging Face hub, through `datasets`: plain data files only, for loading scripts are no longer run.
+
+A revision is resolved to its commit first, and the data are loaded at exactly that commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import pandas as pd
+
+from bertrio.console import console
+from bertrio.data.corpora import joined
+from bertrio.data.reading import Found, build_table, check_columns
+from bertrio.data.sources import SourceData
+from bertrio.data.table import SPLITS, RawRow, Reject
+from bertrio.errors import UserError
+from bertrio.params import DataParams, HubCorpus, HubTask
+from bertrio.tasks import Task
+
+Entry = HubTask | HubCorpus
+
+
+def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
+    """Loads the data sets of `data.hub.tasks`; facts hold the ids, revisions and resolved commits.
+
+    Raises:
+        UserError: if there is no network, or no such data set, revision, config, split or column.
+    """
+    data = SourceData({})
+    for task in tasks.values():
+        entry = params.hub.tasks[task.name]
+        data.facts[task.name] = _facts(entry, f"data.hub.tasks.{task.name}")
+        data.tables[task.name] = {}
+        for split in SPLITS:
+            if split in entry.splits:
+                data.tables[task.name][split], rejects = _load(entry, task, split)
+                data.rejects += rejects
+    return data
+
+
+def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
+    """The texts of the first `rows` rows of a corpus, streamed: no more than those rows is downloaded."""
+    place = f"data.hub.corpora.{name}"
+    if name not in params.hub.corpora:
+        raise UserError(f"{place}: is missing, expected id, split and columns; or set mlm.rows.{name} to 0")
+    entry = params.hub.corpora[name]
+    data = _dataset(entry, entry.split, place, streaming=True)
+    for index, row in enumerate(_streamed(data if rows is None else data.take(rows), entry, place)):
+        if index == 0:
+            check_columns(f"{place}: {entry.id}", row, entry.columns)
+        yield from joined([row[column] for column in entry.columns])
+
+
+def _streamed(rows: Iterable[dict[str, Any]], entry: Entry, place: str) -> Iterator[dict[str, Any]]:
+    try:
+        yield from rows
+    except Exception as error:  # the network can break off at any row
+        raise _failed(entry, place, error) from error
+
+
+def corpus_facts(params: DataParams, name: str) -> dict[str, str]:
+    """Which data set, revision and commit a corpus comes from."""
+    return _facts(params.hub.corpora[name], f"data.hub.corpora.{name}")
+
+
+def _load(entry: HubTask, task: Task, split: str) -> tuple[pd.DataFrame, list[Reject]]:
+    place = f"data.hub.tasks.{task.name}"
+    name = entry.splits[split]
+    data = _dataset(entry, name, f"{place}.splits.{split}")
+    label = entry.columns.get("label", "label")
+    rows = (RawRow(number, _scaled(row, label, entry.label_scale, task)) for number, row in enumerate(data, start=1))
+    found = Found(data.column_names, rows, len(data))
+    return build_table(
+        found, entry.columns, task, split, f"{entry.id}:{name}", f"{place}.columns: {entry.id}, split {name}"
+    )
+
+
+def _scaled(row: dict[str, Any], label: str, scale: float, task: Task) -> dict[str, Any]:
+    """The row with its label times `scale`; a -1 that stands for a hidden label stays as it is."""
+    value = row.get(label)
+    hidden = value == -1 and task.target.label_problem(-1.0) is not None
+    if scale == 1 or hidden or not isinstance(value, (int, float)):
+        return row
+    return {**row, label: round(value * scale, 6)}  # 0.07 * 100 is 7, not 7.000000000000001
+
+
+def _facts(entry: Entry, place: str) -> dict[str, str]:
+    facts = {"id": entry.id, "config": entry.config, "revision": entry.revision, "commit": _commit(entry, place)}
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _commit(entry: Entry, place: str) -> str:
+    try:
+        return _resolve(entry.id, entry.revision)
+    except Exception as error:  # each version of the client has its own kinds of errors for the same few causes
+        raise _failed(entry, place, error) from error
+
+
+@lru_cache
+def _resolve(name: str, revision: str | None) -> str:
+    from huggingface_hub import HfApi
+
+    return HfApi().dataset_info(name, revision=revision).sha
+
+
+def _dataset(entry: Entry, split: str, place: str, streaming: bool = False) -> Any:
+    """A split of a data set at its resolved commit: a `Dataset`, or an `IterableDataset` if `streaming`."""
+    commit = _commit(entry, place)
+    import datasets
+
+    if not console.is_terminal:
+        datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset(entry.id, entry.config, split=split, revision=commit, streaming=streaming)
+    except Exception as error:  # unknown config or split, files that are no data, a network that breaks off
+        raise _failed(entry, place, error) from error
+
+
+def _failed(entry: Entry, place: str, error: Exception) -> UserError:
+    config = f", config {entry.config}" if entry.config else ""
+    cause = " ".join(str(error).split())[:500]
+    return UserError(
+        f"{place}: can't load {entry.id}{config}, revision {entry.revision or 'newest'}, from the hub "
+        f"({type(error).__name__}: {cause}). Check the id, the revision and the network; without one, download the "
+        "data elsewhere and use data.source=files, or data.source=cs224n with the course's folder"
+    )

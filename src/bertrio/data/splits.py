@@ -1,0 +1,151 @@
+"""How the rows of a task are shared out between train, dev and test."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from bertrio.console import say
+from bertrio.data.table import SPLITS, is_labelled
+from bertrio.errors import UserError
+
+Tables = dict[str, pd.DataFrame]
+SMALL = 0.005  # share of all rows: groups up to this size are drawn at random, larger ones are fitted in first
+
+
+def make_splits(
+    tables: Mapping[str, pd.DataFrame], strategy: str, fractions: Sequence[float], seed: int, task: str
+) -> Tables:
+    """Shares out a task's rows.
+
+    - `official`: as the source gives them; a missing test split becomes an empty one.
+    - `random`: all labelled rows together, in fractions of a seeded permutation.
+    - `grouped`: the same, but rows that share a sentence, directly or through others, stay together, so that no
+      sentence is in two of the splits. The fractions are met within 1 point unless single groups are too large.
+
+    An unlabelled test split stays as it is under all of them. `random` and `grouped` then share the labelled rows
+    between train and dev alone, in the proportion of their fractions, and do not look at the test sentences.
+
+    Args:
+        tables: what the source gives, by split.
+        strategy: `official`, `random` or `grouped`.
+        fractions: of train, dev and test; they sum to 1.
+        seed: of the permutation; each task has a stream of its own.
+        task: its name, for messages and the seed.
+
+    Returns:
+        Tables for train, dev and test with rows in the order they came in. Where pooled splits use the same ids, ids
+        become `<split>-<id>`.
+
+    Raises:
+        UserError: if train or dev has no rows, or test has none though its fraction is above 0.
+    """
+    return STRATEGIES[strategy](dict(tables), list(fractions), seed, task)
+
+
+def _official(tables: Tables, fractions: list[float], seed: int, task: str) -> Tables:
+    for split in ("train", "dev"):
+        if split not in tables or tables[split].empty:
+            raise UserError(
+                f"data.split: task {task}: found no {split} rows in the source, but strategy is official; to "
+                f"cut the rows at hand set data.split.tasks.{task} to {{strategy: random, fractions: [0.8, 0.1, 0.1]}}"
+            )
+    return {split: tables.get(split, tables["train"].iloc[:0]) for split in SPLITS}
+
+
+def _random(tables: Tables, fractions: list[float], seed: int, task: str) -> Tables:
+    def assign(rows: pd.DataFrame, shares: NDArray) -> NDArray:
+        order = _random_state(seed, task).permutation(len(rows))
+        ends = np.rint(np.cumsum(shares) * len(rows)).astype(int)
+        assigned = np.empty(len(rows), dtype=int)
+        assigned[order] = np.searchsorted(ends, np.arange(len(rows)), side="right")
+        return assigned
+
+    return _share_out(tables, fractions, task, assign)
+
+
+def _grouped(tables: Tables, fractions: list[float], seed: int, task: str) -> Tables:
+    def assign(rows: pd.DataFrame, shares: NDArray) -> NDArray:
+        groups = sentence_groups(rows)
+        sizes = np.bincount(groups)
+        assigned = _assign_groups(sizes, shares, _random_state(seed, task))[groups]
+        reached = np.bincount(assigned, minlength=len(shares)) / len(rows)
+        if np.abs(reached - shares).max() > 0.01:
+            found = ", ".join(f"{100 * share:.1f} %" for share in reached)
+            say(f"{task}: grouped split has shares {found}; {sizes.max()} rows hang together through shared sentences")
+        return assigned
+
+    return _share_out(tables, fractions, task, assign)
+
+
+STRATEGIES: dict[str, Callable[[Tables, list[float], int, str], Tables]] = {
+    "official": _official,
+    "random": _random,
+    "grouped": _grouped,
+}
+
+
+def _share_out(
+    tables: Tables, fractions: list[float], task: str, assign: Callable[[pd.DataFrame, NDArray], NDArray]
+) -> Tables:
+    """Pools the labelled rows and cuts them by what `assign` says: for each row the number of its split."""
+    pooled = [split for split in SPLITS if split in tables and is_labelled(tables[split])]
+    fixed = {split: table for split, table in tables.items() if split not in pooled and len(table)}
+    if not pooled:
+        raise UserError(f"data.split: task {task}: found no labelled rows in the source")
+    rows = pd.concat([tables[split] for split in pooled], ignore_index=True)
+    if rows["id"].duplicated().any():
+        origin = np.repeat(pooled, [len(tables[split]) for split in pooled])
+        rows["id"] = pd.Series(origin, dtype=rows["id"].dtype) + "-" + rows["id"]
+    shares = np.array(fractions[:2] if fixed else fractions)
+    assigned = assign(rows, shares / shares.sum())
+    result = {split: rows[assigned == index].reset_index(drop=True) for index, split in enumerate(SPLITS)} | fixed
+    for split, fraction in zip(SPLITS, fractions, strict=True):
+        if result[split].empty and (split == "dev" or fraction > 0):
+            raise UserError(
+                f"data.split: task {task}: {len(rows)} labelled rows leave none for {split}, fractions {fractions}; "
+                "give it a larger fraction, or all of them strategy random"
+            )
+    return result
+
+
+def sentence_groups(rows: pd.DataFrame) -> NDArray:
+    """A group number, 0 to G - 1, for each row [N]; rows that share a sentence are in one group, and so are theirs."""
+    texts = [rows[name] for name in rows.columns if name not in ("id", "label")]
+    codes, sentences = pd.factorize(pd.concat(texts, ignore_index=True).str.strip())
+    first, last = codes[: len(rows)], codes[-len(rows) :]  # the same column if there is but one
+    edges = coo_array((np.ones(len(rows), dtype=np.int8), (first, last)), shape=(len(sentences), len(sentences)))
+    return connected_components(edges.tocsr(), directed=False)[1][first]
+
+
+def _assign_groups(sizes: NDArray, shares: NDArray, random: np.random.RandomState) -> NDArray:
+    """The number of its split for each group.
+
+    Groups above `SMALL` go, largest first, where most rows are wanting. The others follow in random order, each to
+    the split that lacks the largest part of its share, so that every split gets small and middling groups alike. No
+    split is then overfilled by more than one small group.
+    """
+    wanted = shares * sizes.sum()
+    lacking = wanted.copy()
+    large = sizes > SMALL * sizes.sum()
+    order = random.permutation(len(sizes))
+    first = sorted(order[large[order]], key=lambda group: -sizes[group])
+    order = np.concatenate([first, order[~large[order]]]).astype(int)
+    scale = np.maximum(wanted, 1e-9)
+    assigned = np.empty(len(sizes), dtype=int)
+    for group in order:
+        to = int(np.argmax(lacking if large[group] else np.where(wanted > 0, lacking / scale, -np.inf)))
+        assigned[group] = to
+        lacking[to] -= sizes[group]
+    return assigned
+
+
+def _random_state(seed: int, task: str) -> np.random.RandomState:
+    """Its streams never change between versions of NumPy, which `default_rng` does not promise."""
+    return np.random.RandomState([seed, zlib.crc32(task.encode())])

@@ -1,0 +1,171 @@
+"""The one row layout that every source is brought to, and the rows that can't be.
+
+A table is a DataFrame, parquet on disk: `id: str, text: str, label: float64` for single sentences and
+`id: str, text_a: str, text_b: str, label: float64` for pairs. Texts have no outer white space and are not empty; ids
+are unique. In an unlabelled table every label is NaN, in all others none is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bertrio.errors import UserError
+from bertrio.files import whole_file
+from bertrio.tasks import Task
+
+SPLITS = ("train", "dev", "test")
+
+
+class RawRow(NamedTuple):
+    """A row as it was found: `values` under the names of the layout, or the `problem` that kept it from being read."""
+
+    number: int  # 1-based line of a text file, 1-based record elsewhere
+    values: dict[str, Any]
+    raw: str | dict[str, Any] | None = None  # as it stood in the file, or its fields by column; None: as values
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A row that can't be used; `reason` is a short fixed phrase, `row` the number in the file, `raw` its text."""
+
+    task: str
+    split: str
+    file: str
+    row: int
+    reason: str
+    raw: str
+
+
+class _Unusable(Exception):
+    """A row can't be used; the message is the reason."""
+
+
+def normalise(
+    rows: Iterable[RawRow], task: Task, split: str, labelled: bool, file: str
+) -> tuple[pd.DataFrame, list[Reject]]:
+    """Brings rows to the layout of `task`, and says why each row that is left out can't be used.
+
+    Args:
+        rows: what a source found, with values under `id`, the task's text columns and `label`.
+        task: what the rows belong to.
+        split: train, dev or test.
+        labelled: whether the file has labels at all.
+        file: name of the file, for messages.
+
+    Returns:
+        The table and the rejected rows, each in the order of the file. A test file whose labels are all hidden
+        (empty or -1, where -1 is no label of the task) is taken as unlabelled.
+
+    Raises:
+        UserError: if train or dev has no labels.
+    """
+    rows = list(rows)
+    labelled = labelled and not _all_hidden([row.values.get("label") for row in rows if not row.problem], task)
+    if not labelled and split != "test":
+        raise UserError(f"{task.name}: {file}: found no labels, expected them in {split}; only test may be without")
+    columns = ("id", *task.text_columns, "label")
+    clean: list[tuple[Any, ...]] = []
+    rejects: list[Reject] = []
+    ids: set[str] = set()
+    for row in rows:
+        try:
+            if row.problem:
+                raise _Unusable(row.problem)
+            clean.append(_clean(row.values, task, labelled, ids))
+        except _Unusable as reason:
+            rejects.append(Reject(task.name, split, file, row.number, str(reason), _raw_text(row)))
+    lists = list(zip(*clean, strict=True)) or [()] * len(columns)
+    return pd.DataFrame({name: _column(name, values) for name, values in zip(columns, lists, strict=True)}), rejects
+
+
+def _clean(values: dict[str, Any], task: Task, labelled: bool, ids: set[str]) -> tuple[Any, ...]:
+    """The row as a tuple in the order of the layout's columns; its id is added to `ids`."""
+    if values.get("id") is None or not str(values["id"]).strip():
+        raise _Unusable("missing id")
+    texts = [_text(values.get(column)) for column in task.text_columns]
+    label = _label(values.get("label"), task) if labelled else np.nan
+    name = str(values["id"]).strip()
+    if name in ids:
+        raise _Unusable("duplicate id")
+    ids.add(name)
+    return (name, *texts, label)
+
+
+def _text(value: Any) -> str:
+    if value is None or value != value:  # NaN is how pandas writes a missing text
+        raise _Unusable("missing field")
+    if not isinstance(value, str):
+        raise _Unusable("text is not a string")
+    text = value.strip()
+    if not text:
+        raise _Unusable("empty text")
+    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise _Unusable("text is not Unicode")  # half a surrogate pair, as JSON escapes can hold
+    return text
+
+
+def _label(value: Any, task: Task) -> float:
+    if value is None or value != value or (isinstance(value, str) and not value.strip()):
+        raise _Unusable("missing label")
+    try:
+        label = float(value)
+    except (TypeError, ValueError):
+        raise _Unusable("label is not a number") from None
+    problem = task.target.label_problem(label)
+    if problem:
+        raise _Unusable(problem)
+    return label
+
+
+def _all_hidden(labels: list[Any], task: Task) -> bool:
+    """Whether no row has a label: all empty, or all -1 where that is none of the task's labels."""
+    texts = {"" if label is None or label != label else str(label).strip() for label in labels}
+    hidden = {""} if task.target.label_problem(-1.0) is None else {"", "-1", "-1.0"}
+    return bool(labels) and texts <= hidden
+
+
+def _raw_text(row: RawRow) -> str:
+    if isinstance(row.raw, str):
+        return row.raw
+    return json.dumps(row.values if row.raw is None else row.raw, ensure_ascii=True, default=str)
+
+
+def _column(name: str, values: Iterable[Any]) -> pd.Series:
+    return pd.Series(list(values), dtype="float64" if name == "label" else "str")
+
+
+def is_labelled(frame: pd.DataFrame) -> bool:
+    """Whether the table has rows and labels."""
+    return bool(frame["label"].notna().any())
+
+
+def write_table(frame: pd.DataFrame, path: str | Path) -> None:
+    """Writes a table whole or not at all; the same rows give the same bytes.
+
+    Columns are text, but for `label`. The index is dropped, and so is what pandas would add about itself.
+    """
+    schema = pa.schema([(name, pa.float64() if name == "label" else pa.string()) for name in frame.columns])
+    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
+    with whole_file(path) as temporary:
+        pq.write_table(table, temporary)
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Reads a table that `write_table` wrote.
+
+    Raises:
+        UserError: if there is none.
+    """
+    if not Path(path).is_file():
+        raise UserError(f"{path}: is missing; run the stages before this one first, or all of them with dvc repro")
+    return pq.read_table(path).to_pandas()

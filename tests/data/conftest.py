@@ -1,0 +1,35 @@
+"""Tasks and params for the tests of bertrio.data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bertrio.params import DataParams, Params, load_params, merged
+from bertrio.tasks import Task, build_target
+
+
+@pytest.fixture(scope="session")
+def tasks() -> dict[str, Task]:
+    return {
+        "sst": Task("sst", "single", "cross", build_target("ordered", 5)),
+        "qqp": Task("qqp", "pair", "cross", build_target("binary")),
+        "sts": Task("sts", "pair", "cross", build_target("score", limits=(0, 5))),
+    }
+
+
+@pytest.fixture
+def params(root: Path) -> Callable[..., Params]:
+    """The default params with overrides by group, such as `params(data={"source": "files"})`."""
+    base = load_params(root / "params.yaml").model_dump(exclude_none=False)
+    return lambda **groups: Params.model_validate(merged(base, groups))
+
+
+@pytest.fixture
+def data_params(params: Callable[..., Params]) -> Callable[..., DataParams]:
+    """The default group `data` with overrides; the source's own checks are left to the source."""
+    base: dict[str, Any] = params().data.model_dump()
+    return lambda **overrides: DataParams.model_validate(merged(base, overrides))

@@ -1,0 +1,151 @@
+"""A stand-in for the hub: the few endpoints that `datasets` and `huggingface_hub` call to load plain data files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def stand_in_hub() -> Any:
+    """What makes a hub: `Repository`, and `serve`."""
+    return SimpleNamespace(Repository=Repository, serve=serve)
+
+
+@dataclass
+class Repository:
+    """A data set: `files` by commit, and the commit that each branch or ref points to."""
+
+    files: dict[str, dict[str, bytes]]
+    refs: dict[str, str] = field(default_factory=dict)
+
+    def commit(self, revision: str) -> str | None:
+        commit = self.refs.get(revision, revision)
+        return commit if commit in self.files else None
+
+
+@contextmanager
+def serve(repositories: dict[str, Repository]) -> Iterator[tuple[str, list[str]]]:
+    """Serves data sets by id on the loopback address; gives the URL and a list that fills with the requests."""
+    requests: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            requests.append(f"{self.command} {self.path}")
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+            self._answer(*_respond(repositories, unquote(url.path), parse_qs(url.query) | parse_qs(body)))
+
+        do_HEAD = do_POST = do_GET
+
+        def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+            asked = self.headers.get("Range")
+            if asked and status == 200:
+                first, _, last = asked.removeprefix("bytes=").partition("-")
+                total, start = len(content), int(first)
+                content = content[start : int(last) + 1 if last else total]
+                status, headers = 206, {**headers, "Content-Range": f"bytes {start}-{start + len(content) - 1}/{total}"}
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(content)), "Accept-Ranges": "bytes"}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(content)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", requests
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _respond(
+    repositories: dict[str, Repository], path: str, form: dict[str, list[str]]
+) -> tuple[int, dict[str, str], bytes]:
+    for name, repository in repositories.items():
+        if path in (f"/api/datasets/{name}", f"/api/datasets/{name}/revision/main"):
+            return _info(name, repository, "main")
+        if path.startswith(f"/api/datasets/{name}/revision/"):
+            return _info(name, repository, path.removeprefix(f"/api/datasets/{name}/revision/"))
+        for action, answer in (("tree", _tree), ("paths-info", _paths_info)):
+            if path.startswith(f"/api/datasets/{name}/{action}/"):
+                commit, _, rest = path.removeprefix(f"/api/datasets/{name}/{action}/").partition("/")
+                if repository.commit(commit):
+                    return _json(answer(repository.files[repository.commit(commit)], rest, form))
+        if path.startswith(f"/datasets/{name}/resolve/"):
+            return _file(repository, path.removeprefix(f"/datasets/{name}/resolve/"))
+    return _missing("RepoNotFound")
+
+
+def _info(name: str, repository: Repository, revision: str) -> tuple[int, dict[str, str], bytes]:
+    commit = repository.commit(revision)
+    if commit is None:
+        return _missing("RevisionNotFound")
+    siblings = [{"rfilename": path} for path in repository.files[commit]]
+    return _json(
+        {"_id": "0", "id": name, "sha": commit, "private": False, "gated": False, "tags": [], "siblings": siblings}
+    )
+
+
+def _tree(files: dict[str, bytes], folder: str, form: dict[str, list[str]]) -> list[dict[str, object]]:
+    prefix = f"{folder}/" if folder else ""
+    inside = [path.removeprefix(prefix) for path in files if path.startswith(prefix)]
+    folders = {"/".join(path.split("/")[:depth]) for path in inside for depth in range(1, path.count("/") + 1)}
+    if form["recursive"] == ["false"]:
+        folders = {path for path in folders if "/" not in path}
+        inside = [path for path in inside if "/" not in path]
+    described = [_described(prefix + path, files[prefix + path]) for path in inside]
+    return [_folder(prefix + path) for path in sorted(folders)] + described
+
+
+def _paths_info(files: dict[str, bytes], _: str, form: dict[str, list[str]]) -> list[dict[str, object]]:
+    found = [_described(path, files[path]) for path in form.get("paths", []) if path in files]
+    return found + [
+        _folder(path) for path in form.get("paths", []) if any(file.startswith(f"{path}/") for file in files)
+    ]
+
+
+def _described(path: str, content: bytes) -> dict[str, object]:
+    return {"type": "file", "path": path, "size": len(content), "oid": _digest(content)}
+
+
+def _folder(path: str) -> dict[str, object]:
+    return {"type": "directory", "path": path, "size": 0, "oid": _digest(path.encode())}
+
+
+def _file(repository: Repository, path: str) -> tuple[int, dict[str, str], bytes]:
+    for revision in (*repository.refs, *repository.files):
+        if path.startswith(f"{revision}/"):
+            commit = repository.commit(revision)
+            content = repository.files[commit].get(path.removeprefix(f"{revision}/"))
+            if content is None:
+                return _missing("EntryNotFound", {"X-Repo-Commit": commit})
+            return 200, {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": commit}, content
+    return _missing("RevisionNotFound")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha1(content).hexdigest()
+
+
+def _json(value: object) -> tuple[int, dict[str, str], bytes]:
+    return 200, {"Content-Type": "application/json"}, json.dumps(value).encode()
+
+
+def _missing(code: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], bytes]:
+    return 404, {"X-Error-Code": code, **(headers or {})}, b""

@@ -1,0 +1,109 @@
+import pytest
+
+from bertrio.data.sources import cs224n, get_source
+from bertrio.errors import UserError
+from bertrio.tasks import Task, build_target
+
+COURSE = {
+    "ids-sst-train.csv": "\tid\tsentence\tsentiment\n0\ta1\t A fine film .\t4\n1\ta2\t Dull .\t0\n",
+    "ids-sst-dev.csv": "\tid\tsentence\tsentiment\n0\tb1\t Neither .\t2\n",
+    "ids-sst-test-student.csv": "0\t\tid\tsentence\n1\t0.0\tc1\t Who knows ?\n",
+    "quora-train.csv": "\tid\tsentence1\tsentence2\tis_duplicate\n"
+    '7\td1\tWhy?\t"""Why"" not?"\t0.0\n8\td2\tHow?\t\t\n9\td3\tWho\n',
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in COURSE.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return tmp_path
+
+
+def load(data_params, folder, tasks, *names):
+    return get_source("cs224n").load_tasks(
+        data_params(source="cs224n", path=str(folder)), {name: tasks[name] for name in names}
+    )
+
+
+def test_index_columns_are_ignored_and_texts_stripped(folder, data_params, tasks):
+    tables = load(data_params, folder, tasks, "sst").tables["sst"]
+    assert tables["train"].values.tolist() == [["a1", "A fine film .", 4.0], ["a2", "Dull .", 0.0]]
+    assert tables["test"][["id", "text"]].values.tolist() == [["c1", "Who knows ?"]]
+    assert tables["test"]["label"].isna().all() and not tables["dev"]["label"].isna().any()
+
+
+def test_quoted_fields_are_read_and_damaged_rows_rejected_by_line(folder, data_params, tasks):
+    data = load(data_params, folder, tasks, "qqp")
+    assert data.tables["qqp"]["train"].values.tolist() == [["d1", "Why?", '"Why" not?', 0.0]]
+    assert [(reject.file, reject.row, reject.reason) for reject in data.rejects] == [
+        ("quora-train.csv", 3, "empty text"),
+        ("quora-train.csv", 4, "wrong number of columns"),
+    ]
+    assert list(data.tables["qqp"]) == ["train"]  # what else there must be is for the split to say
+
+
+def test_a_missing_folder_is_an_error_that_tells_of_copies(folder, data_params, tasks):
+    with pytest.raises(UserError, match=r"no file or folder .*nowhere.*--queue.*absolute path"):
+        load(data_params, folder / "nowhere", tasks, "sst")
+
+
+def test_a_missing_train_file_is_an_error_that_names_it(folder, data_params, tasks):
+    with pytest.raises(UserError, match=r"sts-train\.csv, expected it for task sts"):
+        load(data_params, folder, tasks, "sts")
+
+
+def test_a_missing_column_is_an_error_that_names_file_and_columns(folder, data_params, tasks):
+    (folder / "ids-sst-dev.csv").write_text("\tid\tsentance\tsentiment\n0\tb1\tx\t1\n")
+    with pytest.raises(
+        UserError, match=r"ids-sst-dev\.csv: found columns '', 'id', 'sentance', .* expected 'sentence'"
+    ):
+        load(data_params, folder, tasks, "sst")
+
+
+@pytest.mark.parametrize(
+    "task",
+    [Task("news", "single", "cross", build_target("binary")), Task("sst", "pair", "cross", build_target("binary"))],
+)
+def test_a_task_that_the_course_lacks_is_an_error_that_lists_its_own(folder, data_params, task):
+    with pytest.raises(UserError, match=rf"tasks\.{task.name}: .*qqp \(pair\)"):
+        load(data_params, folder, {task.name: task}, task.name)
+
+
+def test_corpora_are_read_as_far_as_asked(tmp_path, data_params):
+    (tmp_path / "imdb.tsv").write_text('id\ttext\n1\t"Hamlet" is long\n2\t\n3\tShort.\n4\t"Long\n', encoding="utf-8")
+    (tmp_path / "multinli.tsv").write_text("premise\thypothesis\tlabel\na \tb\tneutral\n", encoding="utf-8")
+    (tmp_path / "sick.tsv").write_text("split\tsentence_a\tsentence_b\ntest\tx\ty\ntrain\tc\td\n", encoding="utf-8")
+    params = data_params(corpora_path=str(tmp_path))
+    assert list(cs224n.load_corpus(params, "imdb", None)) == ['"Hamlet" is long', "Short.", '"Long']
+    assert list(cs224n.load_corpus(params, "imdb", 2)) == ['"Hamlet" is long', "Short."]
+    assert list(cs224n.load_corpus(params, "multinli", None)) == ["a b"]
+    assert list(cs224n.load_corpus(params, "sick", None)) == ["c d"]
+
+
+def test_a_missing_corpus_is_an_error_that_names_the_file(tmp_path, data_params):
+    with pytest.raises(UserError, match=r"no file .*imdb\.tsv.*mlm\.rows\.imdb to 0"):
+        cs224n.load_corpus(data_params(corpora_path=str(tmp_path)), "imdb", 1)
+    with pytest.raises(UserError, match="corpora_path: found null"):
+        cs224n.load_corpus(data_params(), "imdb", 1)
+
+
+@pytest.mark.shared
+def test_the_course_folder_has_the_rows_it_is_known_for(shared, data_params, tasks):
+    tasks = {**tasks, "cfimdb": Task("cfimdb", "single", "cross", build_target("classes", 2))}
+    data = load(data_params, shared / "data" / "cs224n", tasks, *tasks)
+    counts = {task: [len(table) for table in tables.values()] for task, tables in data.tables.items()}
+    assert counts == {
+        "sst": [8544, 1101, 2210], "qqp": [14149, 2021, 4042], "sts": [6040, 863, 1725], "cfimdb": [1707, 245, 488],
+    }  # fmt: skip
+    assert [(reject.file, reject.row) for reject in data.rejects] == [
+        ("quora-train.csv", 14151),
+        ("quora-train.csv", 14152),
+    ]
+
+
+@pytest.mark.shared
+def test_the_corpora_have_the_rows_they_are_known_for(shared, data_params):
+    params = data_params(corpora_path=str(shared / "data" / "corpora"))
+    counts = {name: sum(1 for _ in cs224n.load_corpus(params, name, None)) for name in ("imdb", "multinli", "sick")}
+    assert counts == {"imdb": 20000, "multinli": 20273, "sick": 4500}

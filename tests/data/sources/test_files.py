@@ -1,0 +1,108 @@
+import csv
+import json
+
+import pandas as pd
+import pytest
+
+from bertrio.data.sources import files
+from bertrio.errors import UserError
+
+ROWS = [
+    {"key": "x1", "first": " Is it? ", "second": 'He said "no".', "same": 0},
+    {"key": "x2", "first": "Why, then?", "second": "Why?", "same": 1},
+]
+COLUMNS = {"id": "key", "text_a": "first", "text_b": "second", "label": "same"}
+
+
+def write(path, rows):
+    if path.suffix == ".parquet":
+        pd.DataFrame(rows).to_parquet(path)
+    elif path.suffix in (".jsonl", ".ndjson"):
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def load(data_params, tasks, name, **block):
+    params = data_params(source="files", path=block.pop("path", None), files={name: block})
+    return files.load_tasks(params, {name: tasks[name]})
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "ndjson", "parquet", "CSV"])
+def test_every_kind_of_file_gives_the_same_table(tmp_path, data_params, tasks, ending):
+    write(tmp_path / f"a.{ending.lower()}", ROWS)
+    (tmp_path / f"a.{ending.lower()}").rename(tmp_path / f"a.{ending}")
+    table = load(data_params, tasks, "qqp", path=str(tmp_path), train=f"a.{ending}", columns=COLUMNS).tables["qqp"][
+        "train"
+    ]
+    assert table.values.tolist() == [["x1", "Is it?", 'He said "no".', 0.0], ["x2", "Why, then?", "Why?", 1.0]]
+
+
+def test_paths_may_be_absolute_and_columns_called_as_in_the_layout(tmp_path, data_params, tasks):
+    write(tmp_path / "a.csv", [{"text": "a", "label": 1}, {"text": "b", "label": 3}])
+    table = load(data_params, tasks, "sst", path="/elsewhere", train=str(tmp_path / "a.csv")).tables["sst"]["train"]
+    assert table["label"].tolist() == [1.0, 3.0]
+    assert table["id"].tolist() == ["train-2", "train-3"]  # lines of the file
+
+
+def test_only_test_may_be_without_labels(tmp_path, data_params, tasks):
+    write(tmp_path / "a.jsonl", [{"text": "a", "label": 1}])
+    write(tmp_path / "b.jsonl", [{"text": "b"}])
+    tables = load(data_params, tasks, "sst", path=str(tmp_path), train="a.jsonl", test="b.jsonl").tables["sst"]
+    assert tables["test"]["label"].isna().all() and list(tables) == ["train", "test"]
+    with pytest.raises(UserError, match=r"data\.files\.sst\.dev.*expected 'label'"):
+        load(data_params, tasks, "sst", path=str(tmp_path), train="a.jsonl", dev="b.jsonl")
+
+
+def test_rows_that_are_no_json_objects_are_rejected(tmp_path, data_params, tasks):
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"text": "a", "label": 1}\n{"text": \n\n[1]\n{"text": "caf\xe9", "label": 1}\n{"label": 2}\n'
+    )
+    data = load(data_params, tasks, "sst", train=str(tmp_path / "a.jsonl"))
+    assert len(data.tables["sst"]["train"]) == 1
+    assert [(reject.row, reject.reason) for reject in data.rejects] == [
+        (2, "not valid JSON"), (4, "not a JSON object"), (5, "not UTF-8"), (6, "missing field"),
+    ]  # fmt: skip
+    assert data.rejects[-1].raw == '{"label": 2}'
+
+
+def test_parquet_rejects_show_the_row_as_it_stood(tmp_path, data_params, tasks):
+    write(tmp_path / "a.parquet", [{"body": "a", "stars": 1}, {"body": "b", "stars": 9}])
+    data = load(
+        data_params, tasks, "sst", train=str(tmp_path / "a.parquet"), columns={"text": "body", "label": "stars"}
+    )
+    assert [(reject.row, reject.raw) for reject in data.rejects] == [(2, '{"body": "b", "stars": 9}')]
+
+
+def test_an_unknown_column_is_an_error_that_names_the_nearest(tmp_path, data_params, tasks):
+    write(tmp_path / "a.csv", ROWS)
+    with pytest.raises(
+        UserError, match=r"columns 'key', 'first', .*expected 'frist'; did you mean 'first'\?.*files\.qqp"
+    ):
+        load(data_params, tasks, "qqp", train=str(tmp_path / "a.csv"), columns={**COLUMNS, "text_a": "frist"})
+    with pytest.raises(UserError, match="expected 'number'"):
+        load(data_params, tasks, "qqp", train=str(tmp_path / "a.csv"), columns={**COLUMNS, "id": "number"})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a.xlsx", r"ends in '\.xlsx', expected one of \.csv, \.tsv"),
+        ("none.csv", "there is no such file"),
+        ("b.parquet", "can't be read as Parquet"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, data_params, tasks, name, message):
+    (tmp_path / "b.parquet").write_text("no parquet")
+    with pytest.raises(UserError, match=message):
+        load(data_params, tasks, "sst", path=str(tmp_path), train=name)
+
+
+@pytest.mark.shared
+def test_a_tsv_that_was_written_without_quoting_loses_few_rows(shared, data_params, tasks):
+    columns = {"text_a": "question1", "text_b": "question2", "label": "is_duplicate"}
+    data = load(data_params, tasks, "qqp", train=str(shared / "data" / "qqp-extra.tsv"), columns=columns)
+    assert {reject.reason for reject in data.rejects} == {"damaged quoting"} and len(data.rejects) == 5

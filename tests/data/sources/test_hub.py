@@ -1,0 +1,178 @@
+"""The real client against a stand-in hub on the loopback address, in a process of its own that reads HF_ENDPOINT."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+A, B, C, D, E = (letter * 40 for letter in "abcde")  # commits
+
+CLIENT = """
+import json, sys
+from bertrio.data.sources import hub
+from bertrio.errors import UserError
+from bertrio.params import DataParams
+from bertrio.tasks import Task, build_target
+
+TASKS = {
+    "sst": Task("sst", "single", "cross", build_target("ordered", 5)),
+    "qqp": Task("qqp", "pair", "cross", build_target("binary")),
+    "sts": Task("sts", "pair", "cross", build_target("score", limits=(0, 5))),
+}
+for line in sys.stdin:
+    order = json.loads(line)
+    params = DataParams.model_validate(order["params"])
+    try:
+        if "task" in order:
+            data = hub.load_tasks(params, {order["task"]: TASKS[order["task"]]})
+            found = data.tables[order["task"]].items()
+            tables = {split: json.loads(table.to_json(orient="values")) for split, table in found}
+            answer = {"tables": tables, "rejects": [reject.reason for reject in data.rejects], "facts": data.facts}
+        else:
+            texts = list(hub.load_corpus(params, order["corpus"], order["rows"]))
+            answer = {"texts": texts, "facts": hub.corpus_facts(params, order["corpus"])}
+    except UserError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def parquet(**columns):
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def json_lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def card(**configs):
+    block = "- config_name: {}\n  data_files:\n  - split: train\n    path: {}\n"
+    lines = [block.format(*config) for config in configs.items()]
+    return f"---\nconfigs:\n{''.join(lines)}---\n".encode()
+
+
+@pytest.fixture(scope="module")
+def repositories(stand_in_hub):
+    make = stand_in_hub.Repository
+    sst = {
+        "train.jsonl": json_lines(*({"text": f"row {i} ", "label": i % 5, "label_text": "x"} for i in range(6))),
+        "dev.jsonl": json_lines(
+            {"text": "dev", "label": 1, "label_text": "x"}, {"text": "dev", "label": 7, "label_text": "x"}
+        ),
+        "test.jsonl": json_lines({"text": "test", "label": -1, "label_text": "x"}),
+    }
+    newer = {**sst, "dev.jsonl": json_lines({"text": "newer", "label": 2, "label_text": "x"})}
+    pairs = {
+        "README.md": card(**{"pair-class": "pair-class/train-*", "pair": "pair/train-*"}),
+        "pair-class/train-00000-of-00001.parquet": parquet(sentence1=["a", "b"], sentence2=["c", "d"], label=[0, 1]),
+        "pair/train-00000-of-00001.parquet": parquet(anchor=["a"], positive=["b"]),
+    }
+    scores = {
+        "data/train-00000-of-00001.parquet": parquet(sentence1=["a", "b"], sentence2=["c", "d"], score=[0.76, 1.0])
+    }
+    sick = {
+        "default/train/0000.parquet": parquet(sentence_A=["a ", "b", "c"], sentence_B=["x", None, "z"]),
+        "default/test/0000.parquet": parquet(sentence_A=["no"], sentence_B=["no"]),
+    }
+    return {
+        "SetFit/sst5": make({A: sst, B: newer}, {"main": B, "v1": A}),
+        "sentence-transformers/quora-duplicates": make({C: pairs}, {"main": C}),
+        "sentence-transformers/stsb": make({D: scores}, {"main": D}),
+        "RobZamp/sick": make({E: sick}, {"refs/convert/parquet": E}),
+    }
+
+
+@pytest.fixture(scope="module")
+def ask(stand_in_hub, repositories, tmp_path_factory):
+    with stand_in_hub.serve(repositories) as (url, _), client(url, tmp_path_factory.mktemp("hub")) as process:
+
+        def ask(order):
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield ask
+        process.stdin.close()
+
+
+def client(url, home):
+    names = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", CLIENT], env={**os.environ, **names}, text=True, **pipes)
+
+
+@pytest.fixture
+def order(data_params):
+    """An order to load a task whose block has these overrides."""
+
+    def order(task, **block):
+        params = data_params(source="hub").model_dump()
+        params["hub"]["tasks"][task] = {**params["hub"]["tasks"][task], **block}
+        return {"params": params, "task": task}
+
+    return order
+
+
+def test_json_lines_are_loaded_and_hidden_labels_seen_as_none(ask, order):
+    found = ask(order("sst", revision="v1"))
+    assert found["tables"]["train"][1] == ["train-2", "row 1", 1.0] and len(found["tables"]["train"]) == 6
+    assert found["tables"]["dev"] == [["dev-1", "dev", 1.0]] and found["rejects"] == ["label out of range"]
+    assert found["tables"]["test"] == [["test-1", "test", None]]
+
+
+@pytest.mark.parametrize(("revision", "commit", "text"), [(None, B, "newer"), ("v1", A, "dev"), (A, A, "dev")])
+def test_the_commit_that_a_revision_stands_for_is_loaded_and_recorded(ask, order, revision, commit, text):
+    found = ask(order("sst", revision=revision))
+    expected = {"id": "SetFit/sst5", "commit": commit} | ({"revision": revision} if revision else {})
+    assert found["facts"] == {"sst": expected} and found["tables"]["dev"][0][1] == text
+
+
+def test_a_config_of_several_is_loaded(ask, order):
+    columns = {"text_a": "sentence1", "text_b": "sentence2", "label": "label"}
+    block = {
+        "id": "sentence-transformers/quora-duplicates",
+        "config": "pair-class",
+        "splits": {"train": "train"},
+        "columns": columns,
+    }
+    assert ask(order("qqp", **block))["tables"] == {"train": [["train-1", "a", "c", 0.0], ["train-2", "b", "d", 1.0]]}
+    assert "pair-class" in ask(order("qqp", **{**block, "config": "pears"}))["error"]  # the client lists what there is
+
+
+def test_scores_are_scaled(ask, order):
+    found = ask(order("sts", id="sentence-transformers/stsb", splits={"train": "train"}, label_scale=5.0))
+    assert [row[-1] for row in found["tables"]["train"]] == [3.8, 5.0]
+
+
+@pytest.mark.parametrize(("rows", "texts"), [(None, ["a x", "b", "c z"]), (1, ["a x"])])
+def test_a_corpus_is_streamed_from_a_ref(ask, data_params, rows, texts):
+    found = ask({"params": data_params(source="hub").model_dump(), "corpus": "sick", "rows": rows})
+    assert found == {"texts": texts, "facts": {"id": "RobZamp/sick", "revision": "refs/convert/parquet", "commit": E}}
+
+
+@pytest.mark.parametrize(
+    ("block", "named"),
+    [
+        ({"id": "SetFit/none"}, ["SetFit/none", "revision newest", "data.source=files", "data.source=cs224n"]),
+        ({"revision": "v9"}, ["SetFit/sst5", "revision v9", "data.source=files"]),
+        ({"splits": {"train": "training"}}, ["splits.train", "training", "validation"]),
+        ({"columns": {"text": "txt", "label": "label"}}, ["'text', 'label', 'label_text'", "did you mean 'text'"]),
+    ],
+)
+def test_what_the_hub_does_not_have_is_an_error_that_names_it(ask, order, block, named):
+    message = ask(order("sst", **block))["error"]
+    assert "data.hub.tasks.sst" in message and all(part in message for part in named), message
+
+
+def test_a_missing_network_is_an_error_that_names_the_local_alternative(order, tmp_path):
+    with client("http://127.0.0.1:9", tmp_path) as process:
+        out, _ = process.communicate(json.dumps(order("sst")) + "\n", timeout=60)
+    message = json.loads(out)["error"]
+    assert "SetFit/sst5" in message and "network" in message and "data.source=files" in message

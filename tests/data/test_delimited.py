@@ -1,0 +1,78 @@
+import csv
+import random
+
+import pytest
+
+from bertrio.data.delimited import MOST_LINES, read_delimited
+from bertrio.errors import UserError
+
+
+def read(tmp_path, content, delimiter="\t"):
+    path = tmp_path / "f.tsv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    found = read_delimited(path, delimiter)
+    return found.columns, list(found.rows)
+
+
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+def test_what_the_csv_module_writes_is_read_back(tmp_path, delimiter):
+    rng = random.Random(0)
+    letters = ["a", "é", '"', "'", ",", " ", "“"] + (["\n", "\t"] if delimiter == "," else [])
+    table = [["".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(3)] for _ in range(500)]
+    with open(tmp_path / "w", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file, delimiter=delimiter).writerows([["x", "y", "z"], *table])
+    columns, rows = read(tmp_path, (tmp_path / "w").read_bytes(), delimiter)
+    assert columns == ["x", "y", "z"]
+    assert [list(row.values.values()) for row in rows] == table and all(row.problem is None for row in rows)
+
+
+def test_a_stray_quote_costs_its_own_line_alone(tmp_path):
+    text = 'id\ttext\n1\tone\n2\t"two\n3\t"three" is\n4\tfour\n5\tfi"ve"\n6\t"six\n'
+    _, rows = read(tmp_path, text)
+    assert [(row.number, row.problem) for row in rows if row.problem] == [
+        (3, "damaged quoting"), (4, "damaged quoting"), (7, "damaged quoting"),
+    ]  # fmt: skip
+    assert [row.values["text"] for row in rows if not row.problem] == ["one", "four", 'fi"ve"']
+    assert rows[1].raw == '2\t"two'
+
+
+def test_a_quote_that_swallows_rows_of_a_tsv_up_to_the_next_one_is_found_out(tmp_path):
+    _, rows = read(tmp_path, 'id\ttext\n1\t"one\n2\ttwo\n3\tthree"\n4\tfour\n')
+    assert [row.problem for row in rows] == ["damaged quoting", None, None, None]
+
+
+def test_an_open_quote_does_not_swallow_a_long_file(tmp_path):
+    _, rows = read(tmp_path, 'id,text\n1,"one\n' + "2,two\n" * (2 * MOST_LINES), ",")
+    assert len(rows) == 2 * MOST_LINES + 1 and [row.number for row in rows] == list(range(2, len(rows) + 2))
+    assert sum(row.problem is not None for row in rows) == 1
+
+
+def test_bom_line_ends_nul_bytes_and_empty_lines_do_no_harm(tmp_path):
+    columns, rows = read(tmp_path, b"\xef\xbb\xbfid\ttext \r\n\r\n1\to\0ne\r\n2\ttwo")
+    assert columns == ["id", "text"]
+    assert [(row.number, row.values) for row in rows] == [
+        (3, {"id": "1", "text": "one"}),
+        (4, {"id": "2", "text": "two"}),
+    ]
+
+
+def test_lines_that_are_no_utf8_or_have_other_columns_are_reported(tmp_path):
+    _, rows = read(tmp_path, b"id\ttext\n1\tcaf\xe9\n2\n3\ta\tb\n4\tfour\n")
+    assert [row.problem for row in rows] == ["not UTF-8", "wrong number of columns", "wrong number of columns", None]
+    assert rows[0].raw == "1\tcaf\ufffd"
+
+
+def test_a_field_may_be_longer_than_the_csv_module_allows_by_itself(tmp_path):
+    _, rows = read(tmp_path, 'id\ttext\n1\t"' + "x" * 300_000 + '"\n')
+    assert len(rows[0].values["text"]) == 300_000
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"caf\xe9\ttext\n1\ta\n"])
+def test_a_file_without_a_header_is_an_error(tmp_path, content):
+    with pytest.raises(UserError, match="expected column names"):
+        read(tmp_path, content)
+
+
+def test_a_missing_file_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="can't be read"):
+        read_delimited(tmp_path / "none.csv", ",")

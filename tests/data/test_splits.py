@@ -1,0 +1,138 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.data.splits import make_splits, sentence_groups
+from bertrio.data.table import SPLITS
+from bertrio.errors import UserError
+
+COURSE = (0.7, 0.1, 0.2)
+
+
+def single(count, prefix="r", label=1.0):
+    ids = [f"{prefix}{i}" for i in range(count)]
+    return pd.DataFrame({"id": ids, "text": [f"text {name}" for name in ids], "label": label})
+
+
+def pairs(count, sentences, seed=0, prefix="r"):
+    """Pairs of random sentences, some with outer white space."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, sentences, size=(count, 2))
+    frame = pd.DataFrame({"id": [f"{prefix}{i}" for i in range(count)]})
+    frame["text_a"], frame["text_b"] = [f"s{a}" for a in drawn[:, 0]], [f" s{b}" for b in drawn[:, 1]]
+    return frame.assign(label=rng.integers(0, 2, count).astype(float))
+
+
+def sentences_of(frame):
+    return {text.strip() for name in frame.columns if name.startswith("text") for text in frame[name]}
+
+
+def shares(splits):
+    total = sum(map(len, splits.values()))
+    return np.array([len(splits[split]) / total for split in SPLITS])
+
+
+def test_official_is_what_the_source_gives_with_an_empty_test_if_none():
+    tables = {"train": single(5), "dev": single(2, "d")}
+    splits = make_splits(tables, "official", COURSE, 0, "sst")
+    assert splits["train"] is tables["train"] and splits["dev"] is tables["dev"]
+    assert len(splits["test"]) == 0 and list(splits["test"].columns) == ["id", "text", "label"]
+
+
+@pytest.mark.parametrize("tables", [{"train": single(5)}, {"dev": single(5)}, {"train": single(5), "dev": single(0)}])
+def test_official_without_train_or_dev_is_an_error_that_says_what_to_do(tables):
+    with pytest.raises(UserError, match=r"task sst: found no \w+ rows.*data\.split\.tasks\.sst.*random"):
+        make_splits(tables, "official", COURSE, 0, "sst")
+
+
+@pytest.mark.parametrize("strategy", ["random", "grouped"])
+def test_every_labelled_row_is_in_exactly_one_split_in_the_fractions_asked(strategy):
+    tables = {"train": single(700), "dev": single(200, "d"), "test": single(100, "t")}
+    splits = make_splits(tables, strategy, COURSE, 0, "sst")
+    together = pd.concat(splits.values())
+    before = pd.concat(tables.values())
+    assert sorted(together["id"]) == sorted(before["id"])
+    assert together.set_index("id").loc[before["id"]]["text"].tolist() == before["text"].tolist()
+    assert np.abs(shares(splits) - COURSE).max() < 0.01
+    assert all((frame["id"].str.startswith("d")).any() for frame in splits.values())
+
+
+def test_random_meets_the_fractions_to_the_row():
+    splits = make_splits({"train": single(1000)}, "random", COURSE, 0, "sst")
+    assert [len(splits[split]) for split in SPLITS] == [700, 100, 200]
+
+
+@pytest.mark.parametrize("strategy", ["random", "grouped"])
+def test_a_seed_decides_and_each_task_has_its_own_stream(strategy):
+    tables = {"train": single(300)}
+    first, again, other_seed, other_task = (
+        make_splits(tables, strategy, COURSE, seed, task)["dev"]["id"].tolist()
+        for seed, task in [(1, "sst"), (1, "sst"), (2, "sst"), (1, "qqp")]
+    )
+    assert first == again and first != other_seed and first != other_task
+
+
+@pytest.mark.parametrize("strategy", ["random", "grouped"])
+def test_an_unlabelled_test_stays_as_it_is(strategy):
+    tables = {"train": single(600), "dev": single(200, "d"), "test": single(50, "t", np.nan)}
+    splits = make_splits(tables, strategy, COURSE, 0, "sst")
+    assert splits["test"] is tables["test"]
+    assert abs(len(splits["train"]) - 700) <= 1 and abs(len(splits["dev"]) - 100) <= 1  # 0.7 to 0.1
+
+
+def test_ids_that_two_pooled_splits_share_are_told_apart():
+    splits = make_splits({"train": single(50), "dev": single(50)}, "random", COURSE, 0, "sst")
+    ids = pd.concat(splits.values())["id"]
+    assert ids.is_unique and set(ids) == {f"{split}-r{i}" for split in ("train", "dev") for i in range(50)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_sentence_is_in_two_grouped_splits(seed):
+    tables = {"train": pairs(3000, 12000, seed)}
+    splits = make_splits(tables, "grouped", COURSE, seed, "qqp")
+    found = [sentences_of(frame) for frame in splits.values()]
+    assert not (found[0] & found[1] or found[0] & found[2] or found[1] & found[2])
+    assert np.abs(shares(splits) - COURSE).max() < 0.01
+
+
+def test_grouped_keeps_identical_single_sentences_together():
+    frame = pd.concat([single(200), single(200).assign(id=lambda rows: "again" + rows["id"])], ignore_index=True)
+    splits = make_splits({"train": frame}, "grouped", COURSE, 0, "sst")
+    assert sum(len(sentences_of(split)) for split in splits.values()) == 200
+
+
+def test_large_and_small_groups_end_in_every_grouped_split():
+    frame = pairs(6000, 24000, 3)
+    frame["size"] = np.bincount(sentence_groups(frame))[sentence_groups(frame)]
+    sizes = frame.set_index("id")["size"]
+    splits = make_splits({"train": frame.drop(columns="size")}, "grouped", COURSE, 0, "qqp")
+    single_rows = [(sizes[split["id"]] == 1).mean() for split in splits.values()]
+    assert max(single_rows) - min(single_rows) < 0.06
+
+
+def test_a_group_too_large_for_the_fractions_goes_to_train_and_is_told_of(capsys):
+    frame = pairs(1000, 5000)
+    frame.loc[:799, "text_a"] = "the same"
+    splits = make_splits({"train": frame}, "grouped", COURSE, 0, "qqp")
+    assert (splits["train"]["text_a"] == "the same").sum() == 800
+    assert "qqp: grouped split has shares" in capsys.readouterr().err
+
+
+def test_groups_are_the_connected_components_by_hand():
+    rows = [("a", "b"), ("b ", "c"), ("d", "e"), ("e", "d"), ("f", "f")]
+    frame = pd.DataFrame(rows, columns=["text_a", "text_b"]).assign(label=0.0)
+    groups = sentence_groups(frame)
+    assert groups[0] == groups[1] and groups[2] == groups[3] and len(set(groups)) == 3
+
+
+@pytest.mark.parametrize("strategy", ["random", "grouped"])
+def test_a_test_fraction_of_zero_gives_an_empty_test(strategy):
+    splits = make_splits({"train": single(100)}, strategy, (0.9, 0.1, 0.0), 0, "sst")
+    assert len(splits["test"]) == 0 and [len(splits["train"]), len(splits["dev"])] == [90, 10]
+
+
+@pytest.mark.parametrize("strategy", ["random", "grouped"])
+@pytest.mark.parametrize(("rows", "fractions"), [(100, (0.8, 0.0, 0.2)), (2, COURSE), (0, COURSE)])
+def test_too_few_rows_for_a_split_is_an_error(strategy, rows, fractions):
+    with pytest.raises(UserError, match="task sst"):
+        make_splits({"train": single(rows)}, strategy, fractions, 0, "sst")

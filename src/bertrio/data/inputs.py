@@ -1,0 +1,98 @@
+"""What the pipeline depends on outside its own folder, as small files that DVC can track.
+
+DVC can't depend on a path that a param may or may not name, nor notice a param that no stage lists. So the first
+stage runs every time: it checks all of params.yaml and writes what it finds outside as digests, of which each later
+stage depends on its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from bertrio.errors import UserError, missing_path
+from bertrio.files import write_json
+from bertrio.model.names import local_folder
+from bertrio.params import Params, load_member, load_params
+
+ENCODER_FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
+
+
+def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "data/inputs") -> Params:
+    """Checks params.yaml, members included, and writes the digests.
+
+    - source.json, corpora.json: the files of `data.path` and `data.corpora_path`, for the sources that read them.
+    - encoder.json: the files of a local encoder folder.
+    - tasks.json: what the data and the metrics need of each task, so that a new loss does not read the data again.
+
+    Raises:
+        UserError: for anything wrong in params.yaml, and for files and folders that are not there.
+    """
+    params = load_params(params_path)
+    for name in params.ensemble.members:
+        load_member(name, params_path)
+    written = {
+        "source": _source_digest(params),
+        "corpora": _corpora_digest(params),
+        "encoder": _encoder_digest(params),
+        "tasks": {
+            name: {key: getattr(task, key) for key in ("kind", "target", "classes", "range")}
+            for name, task in params.tasks.items()
+        },
+    }
+    for name, value in written.items():
+        write_json(Path(folder) / f"{name}.json", value)
+    return params
+
+
+def _source_digest(params: Params) -> dict[str, str]:
+    data = params.data
+    if data.source == "cs224n":
+        folder = _folder("data.path", data.path)
+        return _digests(folder, sorted(folder.glob("*.csv")))
+    if data.source == "files":
+        base = Path(data.path or ".")
+        named = [path for task in data.files.values() for path in (task.train, task.dev, task.test) if path]
+        for name in named:
+            if not (base / name).is_file():
+                raise missing_path("data.files", base / name)
+        return {name: _sha256(base / name) for name in sorted(set(named))}
+    return {}
+
+
+def _corpora_digest(params: Params) -> dict[str, str]:
+    if not params.mlm.enabled or params.data.source not in ("cs224n", "files"):
+        return {}
+    if params.data.corpora_path is None:
+        raise UserError(
+            f"data.corpora_path: found null; with mlm.enabled and data.source {params.data.source}, expected a folder "
+            "with imdb.tsv, multinli.tsv, sick.tsv"
+        )
+    folder = _folder("data.corpora_path", params.data.corpora_path)
+    return _digests(folder, sorted(folder.glob("*.tsv")))
+
+
+def _encoder_digest(params: Params) -> dict[str, str]:
+    folder = local_folder(params.encoder.name)
+    if folder is None:
+        return {}
+    return _digests(folder, sorted(file for pattern in ENCODER_FILES for file in folder.glob(pattern)))
+
+
+def _folder(param: str, value: str | None) -> Path:
+    folder = Path(value or "").expanduser()
+    if not folder.is_dir():
+        raise missing_path(param, value)
+    return folder
+
+
+def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
+    return {str(file.relative_to(folder)): _sha256(file) for file in files}
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""The model: encoder, pooling, a head a task."""

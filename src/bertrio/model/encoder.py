@@ -1,0 +1,140 @@
+"""The encoder: any `AutoModel` of transformers that turns tokens into hidden states, and what is saved of it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertrio.errors import UserError
+from bertrio.model.names import source_of
+from bertrio.model.pooling import POOLINGS
+from bertrio.params import EncoderParams, TinyParams
+
+Tokens = dict[str, Tensor]
+
+# What the architectures call the same two rates. Embeddings, layers and pooler share the first.
+DROPOUT_FIELDS = (
+    "hidden_dropout_prob", "dropout", "hidden_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout",
+)  # fmt: skip
+ATTENTION_DROPOUT_FIELDS = ("attention_probs_dropout_prob", "attention_dropout")
+
+
+class Encoder(nn.Module):
+    """A transformer with a pooling: tokens -> word embeddings -> hidden states -> one vector a text.
+
+    `embed` and `encode` are separate, so that a regularizer can perturb the word embeddings in between. They go in as
+    `inputs_embeds`, to which the model itself adds positions, token types and LayerNorm.
+
+    Args:
+        transformer: an encoder of transformers.
+        pooling: `cls`, `mean` or `pooler`.
+        frozen: parameters get no gradient, and dropout stays off: the encoder is a fixed feature extractor.
+
+    Raises:
+        UserError: for pooling `pooler`, if the architecture has no pooler.
+    """
+
+    def __init__(self, transformer: nn.Module, pooling: str, frozen: bool = False) -> None:
+        super().__init__()
+        pooler = getattr(transformer, "pooler", None)
+        if pooling == "pooler" and pooler is None:
+            kind = transformer.config.model_type
+            raise UserError(f"encoder.pooling: {kind} models have no pooler; use cls or mean")
+        self.transformer, self.pooling, self.frozen = transformer, POOLINGS[pooling], frozen
+        self._accepts = set(inspect.signature(transformer.forward).parameters)
+        if frozen:
+            self.requires_grad_(False)
+        elif pooler is not None and pooling != "pooler":
+            pooler.requires_grad_(False)  # unused; kept for those who load the saved encoder
+
+    @property
+    def size(self) -> int:
+        """H, the width of hidden states and pooled vectors."""
+        return self.transformer.config.hidden_size
+
+    def train(self, mode: bool = True) -> Encoder:
+        return super().train(mode and not self.frozen)
+
+    def embed(self, tokens: Tokens) -> Tensor:
+        """Word embeddings [B, T, H], before positions and types."""
+        return self.transformer.get_input_embeddings()(tokens["input_ids"])
+
+    def encode(self, embeddings: Tensor, tokens: Tokens) -> Tensor:
+        """Pooled vectors [B, H] from word embeddings [B, T, H]."""
+        rest = {name: value for name, value in tokens.items() if name != "input_ids" and name in self._accepts}
+        return self.pooling(self.transformer(inputs_embeds=embeddings, **rest), tokens["attention_mask"])
+
+    def save(self, folder: str | Path) -> None:
+        """Writes config.json and model.safetensors, which `AutoModel.from_pretrained` loads."""
+        self.transformer.save_pretrained(str(folder))
+
+
+def load_transformer(folder: str | Path, dropout: float | None = None, attention_dropout: float | None = None) -> Any:
+    """An encoder from a folder with config.json and safetensors weights, in float32.
+
+    Args:
+        folder: as written by `Encoder.save` or `save_pretrained`.
+        dropout, attention_dropout: replace the rates of the checkpoint; None keeps them.
+    """
+    from transformers import AutoConfig, AutoModel, logging
+
+    logging.disable_progress_bar()  # reading a local file takes a second; downloads have a bar of their own
+    config = AutoConfig.from_pretrained(str(folder))
+    set_dropout(config, dropout, attention_dropout)
+    return AutoModel.from_pretrained(str(folder), config=config, dtype=torch.float32, use_safetensors=True)
+
+
+def initial_transformer(params: EncoderParams, vocab_size: int, auto_class: Any = None) -> Any:
+    """The encoder that the pipeline starts from: fresh for `tiny`, else from its folder or the hub.
+
+    Args:
+        params: the `encoder` group.
+        vocab_size: of the tokenizer.
+        auto_class: `AutoModel` unless another head is wanted, such as `AutoModelForMaskedLM`.
+
+    Raises:
+        UserError: if the weights can't be had, or have fewer embeddings than the tokenizer has tokens.
+    """
+    from transformers import AutoModel, logging
+
+    logging.disable_progress_bar()
+    auto_class = auto_class or AutoModel
+    if params.name == "tiny":
+        return auto_class.from_config(tiny_config(params.tiny, vocab_size))
+    with source_of(params.name, params.revision) as source:
+        model = auto_class.from_pretrained(
+            source, revision=params.revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        )
+    rows = model.get_input_embeddings().num_embeddings
+    if rows < vocab_size:
+        raise UserError(
+            f"encoder.name: {params.name} has {rows} token embeddings, but its tokenizer {vocab_size} tokens"
+        )
+    return model
+
+
+def tiny_config(tiny: TinyParams, vocab_size: int) -> Any:
+    """A small `BertConfig`."""
+    from transformers import BertConfig
+
+    return BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=tiny.hidden_size,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        intermediate_size=tiny.intermediate_size,
+        initializer_range=tiny.initializer_range,
+        max_position_embeddings=512,
+    )
+
+
+def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None) -> None:
+    """Sets the dropout rates in a config, whatever its architecture calls them; None leaves them."""
+    for fields, value in ((DROPOUT_FIELDS, dropout), (ATTENTION_DROPOUT_FIELDS, attention_dropout)):
+        for field in fields:
+            if value is not None and hasattr(config, field):
+                setattr(config, field, value)

@@ -1,0 +1,79 @@
+"""Where and how a stage computes: device, precision, threads and seeds."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertrio.errors import UserError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A device and the type that matrix products run in there; everything else stays float32."""
+
+    device: torch.device
+    compute: torch.dtype
+
+    def autocast(self) -> Any:
+        """The context in which the encoder runs: bf16 autocast, or nothing for float32."""
+        if self.compute == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute)
+
+    def describe(self) -> str:
+        return f"{self.device}, {str(self.compute).removeprefix('torch.')}, {torch.get_num_threads()} threads"
+
+
+def set_up(seed: int, device: str = "auto", precision: str = "auto", threads: int | None = None) -> Runtime:
+    """Seeds the global generators and picks device, precision and threads.
+
+    Args:
+        seed: of the global torch, numpy and python generators, which draw initial heads and dropout.
+        device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
+        precision: `auto` (bf16 where the hardware multiplies it well), `float32` or `bf16`.
+        threads: CPU threads of torch; None leaves its own choice, all cores.
+
+    Raises:
+        UserError: if the device is not there.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    where = _device(device)
+    if precision == "auto":
+        precision = "bf16" if _fast_bf16(where) else "float32"
+    return Runtime(where, torch.bfloat16 if precision == "bf16" else torch.float32)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    kind, _, index = name.partition(":")
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[kind]
+    if not there or (index and int(index) >= torch.cuda.device_count()):
+        raise UserError(f"runtime.device: {name} is not on this machine; use auto or cpu")
+    return torch.device(name)
+
+
+def _fast_bf16(device: torch.device) -> bool:
+    """True for CPUs with AMX or AVX512_BF16 and for CUDA cards from Ampere on; elsewhere bf16 is emulated, slowly."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    if device.type == "cpu":
+        return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+    return False
+
+
+def generator(seed: int, name: str) -> torch.Generator:
+    """An own CPU generator for one use, so that what one part draws does not shift what another one gets."""
+    mixed = zlib.crc32(f"{seed} {name}".encode())  # 32 bits: torch's CPU generator looks at no more of its seed
+    return torch.Generator().manual_seed(mixed)

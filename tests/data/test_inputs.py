@@ -1,0 +1,93 @@
+import pytest
+import yaml
+
+from bertrio.data.inputs import check_inputs
+from bertrio.errors import UserError
+from bertrio.files import read_json
+from bertrio.params import merged, read_yaml
+
+
+@pytest.fixture
+def check(tmp_path, root):
+    """Runs the check with overrides; returns the digests."""
+
+    def run(**overrides):
+        path = tmp_path / "params.yaml"
+        path.write_text(yaml.safe_dump(merged(read_yaml(root / "params.yaml"), overrides), sort_keys=False))
+        check_inputs(path, tmp_path / "inputs")
+        return {
+            name: read_json(tmp_path / "inputs" / f"{name}.json") for name in ("source", "corpora", "encoder", "tasks")
+        }
+
+    return run
+
+
+@pytest.fixture
+def course(tmp_path):
+    folder = tmp_path / "course"
+    folder.mkdir()
+    for name in ("ids-sst-train.csv", "sts-dev.csv", "imdb.tsv"):
+        (folder / name).write_text("x\n")
+    return folder
+
+
+def test_the_default_looks_at_nothing_outside(check):
+    digests = check()
+    assert (digests["source"], digests["corpora"], digests["encoder"]) == ({}, {}, {})
+    assert digests["tasks"]["sts"] == {"kind": "pair", "target": "score", "classes": None, "range": [0.0, 5.0]}
+
+
+def test_a_changed_file_changes_the_digest_and_the_place_of_the_folder_does_not(check, course, tmp_path):
+    def source(folder):
+        return check(data={"source": "cs224n", "path": str(folder)})["source"]
+
+    before = source(course)
+    assert set(before) == {"ids-sst-train.csv", "sts-dev.csv"}
+    assert source(course.rename(tmp_path / "moved")) == before
+    (tmp_path / "moved/sts-dev.csv").write_text("y\n")
+    assert source(tmp_path / "moved") != before
+
+
+def test_corpora_are_looked_at_only_for_mlm(check, course):
+    data = {"source": "cs224n", "path": str(course), "corpora_path": str(course)}
+    assert check(data=data)["corpora"] == {}
+    assert set(check(data=data, mlm={"enabled": True})["corpora"]) == {"imdb.tsv"}
+
+
+def test_losses_and_batch_sizes_do_not_concern_the_data(check):
+    assert check()["tasks"] == check(tasks={"sst": {"batch_size": 3, "dropout": 0.7}})["tasks"]
+    assert check()["tasks"] != check(tasks={"sst": {"classes": 3}})["tasks"]
+
+
+def test_own_files_are_looked_at_one_by_one(check, course):
+    files = {task: {"train": "sts-dev.csv"} for task in ("sst", "qqp", "sts")}
+    assert set(check(data={"source": "files", "path": str(course), "files": files})["source"]) == {"sts-dev.csv"}
+    files["sst"]["dev"] = "gone.csv"
+    with pytest.raises(UserError, match=r"data\.files: there is no file or folder .*gone\.csv"):
+        check(data={"source": "files", "path": str(course), "files": files})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"data": {"source": "cs224n", "path": "../gone"}}, r"data\.path: there is no file or folder \.\./gone"),
+        ({"encoder": {"name": "./gone"}}, r"encoder\.name: there is no file or folder \./gone"),
+        ({"ensemble": {"members": {"b": {"finetune": {"lr": 0}}}}}, r"ensemble\.members\.b\.finetune\.lr"),
+    ],
+)
+def test_what_is_wrong_is_said_before_any_work_starts(check, overrides, message):
+    with pytest.raises(UserError, match=message):
+        check(**overrides)
+
+
+def test_mlm_without_corpora_says_which_folder_is_wanted(check, course):
+    with pytest.raises(UserError, match=r"data\.corpora_path: found null; .*imdb\.tsv"):
+        check(data={"source": "cs224n", "path": str(course)}, mlm={"enabled": True})
+
+
+def test_an_encoder_folder_counts_by_what_the_model_is_made_of(check, tmp_path):
+    folder = tmp_path / "encoder"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "vocab.txt", "README.md"):
+        (folder / name).write_text(name)
+    assert set(check(encoder={"name": str(folder)})["encoder"]) == {"config.json", "model.safetensors", "vocab.txt"}

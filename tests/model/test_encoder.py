@@ -1,0 +1,177 @@
+import pytest
+import torch
+from transformers import (
+    AutoModel,
+    BertConfig,
+    BertModel,
+    DebertaV2Config,
+    DistilBertConfig,
+    ModernBertConfig,
+    RobertaConfig,
+)
+
+from bertrio.errors import UserError
+from bertrio.model.encoder import Encoder, initial_transformer, load_transformer, set_dropout
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 48,
+}
+CONFIGS = {
+    "bert": lambda: BertConfig(**SMALL),
+    "minilm": lambda: BertConfig(**SMALL, type_vocab_size=1),
+    "roberta": lambda: RobertaConfig(**SMALL, max_position_embeddings=66, pad_token_id=1),
+    "deberta_v3": lambda: DebertaV2Config(
+        **SMALL,
+        type_vocab_size=0,
+        relative_attention=True,
+        position_buckets=16,
+        pos_att_type=["p2c", "c2p"],
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+        position_biased_input=False,
+    ),
+    "distilbert": lambda: DistilBertConfig(vocab_size=100, dim=32, n_layers=2, n_heads=2, hidden_dim=48),
+    "modernbert": lambda: ModernBertConfig(
+        **SMALL, pad_token_id=0, cls_token_id=1, sep_token_id=2, global_attn_every_n_layers=2, local_attention=16
+    ),
+}
+POOLERS = {"bert", "minilm", "roberta"}
+
+
+@pytest.fixture(params=CONFIGS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture
+def transformer(kind):
+    torch.manual_seed(0)
+    return AutoModel.from_config(CONFIGS[kind]())
+
+
+def tokens_of(transformer, lengths=(9, 5)):
+    """Token ids above the special ones, padded with the model's own padding id."""
+    pad = transformer.config.pad_token_id or 0
+    ids = torch.full((len(lengths), max(lengths)), pad)
+    mask = torch.zeros_like(ids)
+    for row, length in enumerate(lengths):
+        ids[row, :length] = torch.randint(5, 100, (length,), generator=torch.Generator().manual_seed(row))
+        mask[row, :length] = 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+
+
+def pooled(encoder, tokens):
+    return encoder.encode(encoder.embed(tokens), tokens)
+
+
+def test_going_through_embeddings_equals_going_in_by_ids_bit_for_bit(kind, transformer):
+    encoder = Encoder(transformer, "cls").eval()
+    tokens = tokens_of(transformer)
+    accepted = {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"]}
+    assert torch.equal(pooled(encoder, tokens), transformer(**accepted).last_hidden_state[:, 0])
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean", "pooler"])
+def test_padding_does_not_change_the_pooled_vector(kind, transformer, pooling):
+    if pooling == "pooler" and kind not in POOLERS:
+        with pytest.raises(UserError, match=r"encoder\.pooling: .* have no pooler; use cls or mean"):
+            Encoder(transformer, pooling)
+        return
+    encoder = Encoder(transformer, pooling).eval()
+    both = tokens_of(transformer)
+    short = {name: value[1:, :5] for name, value in both.items()}
+    torch.testing.assert_close(pooled(encoder, both)[1:], pooled(encoder, short), atol=1e-5, rtol=1e-5)
+
+
+def test_mean_pooling_is_the_mean_over_the_real_tokens(transformer):
+    tokens = tokens_of(transformer)
+    encoder = Encoder(transformer, "mean").eval()
+    hidden = transformer(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
+    torch.testing.assert_close(pooled(encoder, tokens)[1], hidden[1, :5].mean(dim=0))
+
+
+def test_dropout_is_set_whatever_the_architecture_calls_it(kind):
+    config = CONFIGS[kind]()
+    set_dropout(config, 0.37, 0.21)
+    rates = {module.p for module in AutoModel.from_config(config).modules() if isinstance(module, torch.nn.Dropout)}
+    assert 0.37 in rates
+    assert rates <= {0.37, 0.21, 0.0}
+    attention = {getattr(config, name, None) for name in ("attention_probs_dropout_prob", "attention_dropout")}
+    assert 0.21 in attention
+
+
+def test_dropout_of_none_keeps_the_rates_of_the_checkpoint(kind):
+    config = CONFIGS[kind]()
+    set_dropout(config, None, None)
+    assert config.to_dict() == CONFIGS[kind]().to_dict()
+
+
+def test_a_frozen_encoder_gets_no_gradient_and_has_no_dropout(transformer):
+    encoder = Encoder(transformer, "mean", frozen=True).train()
+    tokens = tokens_of(transformer)
+    assert torch.equal(pooled(encoder, tokens), pooled(encoder, tokens))
+    assert not pooled(encoder, tokens).requires_grad
+
+
+def test_what_was_saved_loads_as_an_automodel_and_gives_the_same(transformer, tmp_path):
+    encoder = Encoder(transformer, "cls").eval()
+    encoder.save(tmp_path)
+    tokens = tokens_of(transformer)
+    again = Encoder(load_transformer(tmp_path), "cls").eval()
+    assert torch.equal(pooled(encoder, tokens), pooled(again, tokens))
+    assert (tmp_path / "model.safetensors").exists()
+    assert type(AutoModel.from_pretrained(tmp_path)) is type(transformer)
+
+
+def test_the_unused_pooler_is_kept_as_it_was(tmp_path):
+    torch.manual_seed(0)
+    transformer = BertModel(BertConfig(**SMALL))
+    encoder = Encoder(transformer, "cls")
+    pooled(encoder, tokens_of(transformer)).sum().backward()
+    assert all(parameter.grad is None for parameter in transformer.pooler.parameters())
+    encoder.save(tmp_path)
+    assert torch.equal(load_transformer(tmp_path).pooler.dense.weight, transformer.pooler.dense.weight)
+
+
+def of_name(default_params, name, revision=None):
+    return default_params.encoder.model_copy(update={"name": name, "revision": revision})
+
+
+def test_a_local_folder_is_loaded_in_float32(default_params, tmp_path):
+    model = BertModel(BertConfig(**SMALL)).half()
+    model.save_pretrained(tmp_path)
+    loaded = initial_transformer(of_name(default_params, str(tmp_path)), 100)
+    assert loaded.dtype == torch.float32
+    assert torch.equal(loaded.pooler.dense.weight, model.pooler.dense.weight.float())
+
+
+def test_fewer_embeddings_than_tokens_is_an_error(default_params, tmp_path):
+    BertModel(BertConfig(**SMALL)).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="has 100 token embeddings, but its tokenizer 120 tokens"):
+        initial_transformer(of_name(default_params, str(tmp_path)), 120)
+
+
+def test_weights_in_a_pickle_are_not_loaded(default_params, tmp_path):
+    model = BertModel(BertConfig(**SMALL))
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"encoder\.name: .* can't be loaded .*expected a folder with config\.json"):
+        initial_transformer(of_name(default_params, str(tmp_path)), 100)
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
+def test_a_path_that_is_not_there_says_where_it_was_looked_for(default_params, name):
+    with pytest.raises(UserError, match="there is no file or folder .*--queue or --temp"):
+        initial_transformer(of_name(default_params, name), 100)
+
+
+def test_without_a_network_a_hub_id_says_what_to_do(default_params, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        UserError, match="looked for this id at revision abc on the Hugging Face hub; without a network"
+    ):
+        initial_transformer(of_name(default_params, "nobody/nothing-of-the-kind", "abc"), 100)

@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+from bertrio.model.multitask import build_model, load_heads, save_heads, save_model
+from bertrio.runtime import Runtime, set_up
+
+
+@pytest.fixture
+def encoder_folder(default_params, tmp_path):
+    from bertrio.model.encoder import initial_transformer
+
+    torch.manual_seed(0)
+    initial_transformer(default_params.encoder, 300).save_pretrained(tmp_path / "start")
+    return tmp_path / "start"
+
+
+def tokens(length=12, rows=4):
+    ids = torch.randint(5, 300, (rows, length), generator=torch.Generator().manual_seed(0))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+
+
+def build(default_params, folder, seed=1, compute=torch.float32):
+    set_up(seed, "cpu", "float32")
+    return build_model(default_params, folder, Runtime(torch.device("cpu"), compute)).eval()
+
+
+def test_each_task_has_as_many_outputs_as_its_target(default_params, encoder_folder):
+    model = build(default_params, encoder_folder)
+    shapes = {task: model(task, (tokens(),)).outputs.shape for task in model.heads}
+    assert shapes == {"sst": (4, 5), "qqp": (4, 1), "sts": (4, 1)}
+
+
+def test_heads_depend_on_the_seed_and_the_encoder_does_not(default_params, encoder_folder):
+    one, same, other = (build(default_params, encoder_folder, seed) for seed in (1, 1, 2))
+    assert torch.equal(one.heads["sst"].output.weight, same.heads["sst"].output.weight)
+    assert not torch.equal(one.heads["sst"].output.weight, other.heads["sst"].output.weight)
+    assert torch.equal(one.embed(tokens()), other.embed(tokens()))
+
+
+def test_bf16_agrees_with_float32_within_one_percent_and_hands_out_float32(default_params, encoder_folder):
+    exact = build(default_params, encoder_folder)("sst", (tokens(),)).outputs
+    rough = build(default_params, encoder_folder, compute=torch.bfloat16)("sst", (tokens(),)).outputs
+    assert rough.dtype == torch.float32
+    assert not torch.equal(exact, rough)
+    assert (exact - rough).abs().max() < 0.03 * exact.abs().max()
+
+
+def test_a_saved_model_gives_the_same_outputs_again(default_params, encoder_folder, tmp_path):
+    model = build(default_params, encoder_folder, seed=1)
+    save_model(model, tmp_path / "saved", {"tasks": {}})
+    again = build(default_params, tmp_path / "saved" / "encoder", seed=2)
+    load_heads(again, tmp_path / "saved")
+    for task in model.heads:
+        assert torch.equal(model(task, (tokens(),)).outputs, again(task, (tokens(),)).outputs)
+
+
+def test_loading_one_head_leaves_the_others(default_params, encoder_folder, tmp_path):
+    source, target = build(default_params, encoder_folder, 1), build(default_params, encoder_folder, 2)
+    before = target.heads["sst"].output.weight.clone()
+    (tmp_path / "one").mkdir()
+    save_heads(source, ["qqp"], tmp_path / "one")
+    load_heads(target, tmp_path / "one")
+    assert torch.equal(target.heads["qqp"].output.weight, source.heads["qqp"].output.weight)
+    assert torch.equal(target.heads["sst"].output.weight, before)
+
+
+def test_a_folder_without_heads_leaves_all(default_params, encoder_folder, tmp_path):
+    model = build(default_params, encoder_folder)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    load_heads(model, tmp_path)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

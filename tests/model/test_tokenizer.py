@@ -1,0 +1,50 @@
+import hashlib
+import subprocess
+import sys
+
+import pytest
+
+from bertrio.errors import UserError
+from bertrio.model.tokenizer import build_tokenizer, load_tokenizer
+
+TRAIN = """
+import random, sys
+sys.path.insert(0, "src")
+from bertrio.model.tokenizer import build_tokenizer
+from bertrio.params import load_params
+words = ["".join(random.Random(i).choices("abcde", k=5)) for i in range(2000)]
+texts = [" ".join(random.Random(i).choices(words, k=9)) for i in range(1500)]
+build_tokenizer(load_params("params.yaml").encoder, texts, sys.argv[1])
+"""
+
+
+def test_the_vocabulary_is_the_same_bytes_in_every_process(root, tmp_path):
+    digests = set()
+    for run in range(3):
+        subprocess.run([sys.executable, "-c", TRAIN, str(tmp_path / str(run))], cwd=root, check=True)
+        digests.add(hashlib.sha256((tmp_path / str(run) / "tokenizer.json").read_bytes()).hexdigest())
+    assert len(digests) == 1
+
+
+def test_pairs_get_both_separators_and_types(tokenizer):
+    encoded = tokenizer("a good film", "a bad film")
+    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
+    assert tokens == ["[CLS]", "a", "good", "film", "[SEP]", "a", "bad", "film", "[SEP]"]
+    assert encoded["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_unseen_words_fall_into_pieces_and_unseen_letters_become_unknown(tokenizer):
+    assert "[UNK]" not in tokenizer.tokenize("bagd")
+    assert tokenizer.tokenize("☃") == ["[UNK]"]
+
+
+def test_what_was_saved_loads_again(default_params, tmp_path):
+    built = build_tokenizer(default_params.encoder, ["some text of a film"] * 3, tmp_path)
+    assert load_tokenizer(tmp_path)("a film of text")["input_ids"] == built("a film of text")["input_ids"]
+
+
+def test_a_folder_without_a_tokenizer_is_an_error(default_params, tmp_path):
+    (tmp_path / "encoder").mkdir()
+    params = default_params.encoder.model_copy(update={"name": str(tmp_path / "encoder")})
+    with pytest.raises(UserError, match=r"encoder\.name: .* can't be loaded"):
+        build_tokenizer(params, [], tmp_path / "out")

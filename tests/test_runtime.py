@@ -1,0 +1,28 @@
+import pytest
+import torch
+
+from bertrio.errors import UserError
+from bertrio.runtime import generator, set_up
+
+
+def test_generators_differ_by_seed_and_by_name_and_not_by_run():
+    draw = lambda *of: torch.rand(4, generator=generator(*of)).tolist()  # noqa: E731
+    assert draw(1, "a") == draw(1, "a")
+    assert len({tuple(draw(*of)) for of in [(1, "a"), (2, "a"), (1, "b"), (2**31, "a")]}) == 4
+
+
+def test_the_seed_fixes_what_the_global_generator_draws():
+    first = [set_up(5, "cpu") and torch.rand(3).tolist() for _ in range(2)]
+    assert first[0] == first[1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test wants missing")
+def test_a_device_that_is_not_there_is_an_error():
+    with pytest.raises(UserError, match=r"runtime\.device: cuda is not on this machine; use auto or cpu"):
+        set_up(1, "cuda")
+
+
+def test_precision_can_be_forced_and_auto_is_one_of_the_two():
+    assert set_up(1, "cpu", "float32").compute == torch.float32
+    assert set_up(1, "cpu", "bf16").compute == torch.bfloat16
+    assert set_up(1, "cpu", "auto").compute in (torch.float32, torch.bfloat16)

@@ -1,0 +1,108 @@
+"""The last step of the pipeline: metrics, submission files and the table of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from bertrio.console import show_table
+from bertrio.errors import UserError
+from bertrio.evaluation.metrics import evaluate_predictions
+from bertrio.evaluation.predictions import read_predictions
+from bertrio.evaluation.submission import write_submissions
+from bertrio.files import read_json, write_json
+from bertrio.tasks import Task
+
+
+def evaluate(
+    members: Sequence[str],
+    tasks: Mapping[str, Task],
+    predictions: str | Path,
+    metrics: str | Path,
+    submission: bool,
+) -> None:
+    """Measures the ensemble's predictions, writes what is to be kept and prints the result to standard output.
+
+    Writes `evaluation.json` (what `evaluate_predictions` returns, `best_epoch` by member, and `selected_on`) and
+    `timing.json` (what `collect_timings` returns) into `metrics`, and the course's files into
+    `predictions`/submission.
+
+    Args:
+        members: names of the ensemble's members.
+        tasks: all tasks, by name.
+        predictions: a folder that holds ensemble.parquet, and members/<name>/summary.json of every member.
+        metrics: a folder that holds timing/<stage>.json.
+        submission: write the course's files; if not, their folder is there and empty.
+
+    Raises:
+        UserError: if a file is missing or damaged, or the table holds an unknown task.
+    """
+    predictions, metrics = Path(predictions), Path(metrics)
+    frame = read_predictions(predictions / "ensemble.parquet")
+    result = evaluate_predictions(frame, tasks) | selection(members, predictions / "members")
+    write_json(metrics / "evaluation.json", result)
+    stages = [path for path in (metrics / "timing").glob("*.json") if not _of_dropped_member(path, members)]
+    write_json(metrics / "timing.json", collect_timings(stages))
+    (predictions / "submission").mkdir(parents=True, exist_ok=True)
+    write_submissions(frame if submission else frame.head(0), predictions / "submission", tasks)
+    show_metrics(metrics / "evaluation.json")
+
+
+def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
+    """How the members' epochs were chosen, which stands beside the metrics so that nobody takes a number for unseen
+    that was picked on the same rows.
+
+    Returns:
+        `{"best_epoch": {member: epoch}, "selected_on": {"rows": "dev", "by": "overall_normalized"}}`. Where members
+        differ in rows or by, all are named, with commas.
+    """
+    summaries = {name: _read(folder / name / "summary.json") for name in members}
+    choices = [summary["selected_on"] for summary in summaries.values()]
+    return {
+        "best_epoch": {name: summary["best_epoch"] for name, summary in summaries.items()},
+        "selected_on": {key: ", ".join(dict.fromkeys(choice[key] for choice in choices)) for key in ("rows", "by")},
+    }
+
+
+def collect_timings(paths: Iterable[str | Path]) -> dict[str, dict[str, float]]:
+    """Merges the timing files of the stages (seconds, rows per second, peak memory in MB) into one dict.
+
+    Returns:
+        What each file holds, keyed by its stage, which is the file's name without `.json`; sorted by stage.
+    """
+    return {Path(path).stem: _read(path) for path in sorted(paths, key=lambda path: Path(path).stem)}
+
+
+def show_metrics(path: str | Path) -> None:
+    """Prints the metrics file `path` to standard output: a row a metric, a column for dev and one for test.
+
+    Raises:
+        UserError: if the file is missing or damaged.
+    """
+    metrics = _read(path)
+    rows: dict[str, dict[str, float]] = {}
+    for split in ("dev", "test"):
+        for name, result in metrics.get(split, {}).items():
+            values = result if isinstance(result, dict) else {"": result}  # the overall scores stand alone
+            for metric, value in values.items():
+                rows.setdefault(f"{name} {metric}".strip(), {})[split] = value
+    chosen = metrics["selected_on"]
+    title = f"Result (best epochs chosen on {chosen['rows']} by {chosen['by']})"
+    lines = [[label, values.get("dev"), values.get("test")] for label, values in rows.items()]
+    show_table(title, ["metric", "dev", "test"], lines, to=Console())
+
+
+def _of_dropped_member(path: Path, members: Sequence[str]) -> bool:
+    """Whether a timing file is left from a member that the ensemble no longer has: DVC removes no files of such."""
+    stage, _, member = path.stem.partition("-")
+    return stage == "finetune" and member not in members
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: can't be read ({error}); run dvc repro, which writes it") from error

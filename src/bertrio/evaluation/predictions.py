@@ -1,0 +1,159 @@
+"""The prediction table: what a model says about each row. Everything after training works on it alone.
+
+One row for each row of each task and split, in the order of the data:
+
+    id             str
+    task, split    str
+    label          float64, NaN where the row is unlabelled
+    prediction     float64: the class, 0 or 1, or the score clipped to the task's range
+    probabilities  list of float64, one a class (binary: no, yes); null for score targets
+    score          float64: the raw score, not clipped; NaN for the other targets
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bertrio.errors import UserError
+from bertrio.files import whole_file
+from bertrio.tasks import Array, Task
+
+KEYS = ["task", "split", "id"]  # what names a row
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("task", pa.string()),
+        ("split", pa.string()),
+        ("label", pa.float64()),
+        ("prediction", pa.float64()),
+        ("probabilities", pa.list_(pa.float64())),
+        ("score", pa.float64()),
+    ]
+)
+
+
+def prediction_rows(task: Task, split: str, ids: Sequence[str], labels: Array, outputs: Array) -> pd.DataFrame:
+    """Turns a head's outputs for one task and split into prediction rows.
+
+    Args:
+        task: whose target says how outputs become predictions.
+        split: name of the split.
+        ids: N row ids.
+        labels: [N], NaN where unlabelled.
+        outputs: [N, size] of the target.
+
+    Raises:
+        UserError: if an output is not finite, as after training that diverged.
+    """
+    ids, outputs = list(ids), np.asarray(outputs, dtype=np.float64)
+    broken = np.flatnonzero(~np.isfinite(outputs).all(axis=1))
+    if len(broken):
+        raise UserError(
+            f"task {task.name}, split {split}: the model's outputs are not finite for {len(broken)} of {len(ids)} rows "
+            f"(first: id {ids[broken[0]]!r}); training diverged: lower finetune.lr or set optimizer.max_grad_norm"
+        )
+    values, probabilities, scores = task.target.predict(outputs)
+    return pd.DataFrame(
+        {
+            "id": ids,
+            "task": [task.name] * len(ids),
+            "split": [split] * len(ids),
+            "label": np.asarray(labels, dtype=np.float64),
+            "prediction": values,
+            "probabilities": object_column([None] * len(ids) if probabilities is None else probabilities),
+            "score": np.full(len(ids), np.nan) if scores is None else scores,
+        }
+    )
+
+
+def object_column(values: Sequence[Array | None]) -> np.ndarray:
+    """A one-dimensional array of objects, from arrays that numpy by itself would turn into a matrix."""
+    column = np.empty(len(values), dtype=object)
+    for place, value in enumerate(values):
+        column[place] = value
+    return column
+
+
+def write_predictions(frame: pd.DataFrame, path: str | Path) -> None:
+    """Writes a prediction table as parquet, rows in the order given; the same rows make the same bytes.
+
+    Raises:
+        UserError: if the table is not a prediction table, see `check_predictions`.
+    """
+    check_predictions(frame, str(path))
+    numbers = {name: frame[name].to_numpy(np.float64) for name in ("label", "prediction", "score")}
+    others = {name: frame[name].to_list() for name in ("id", "task", "split", "probabilities")}
+    table = pa.Table.from_pydict({**others, **numbers}, schema=SCHEMA)  # from_pandas would add metadata with versions
+    with whole_file(path) as temporary:
+        pq.write_table(table, temporary)
+
+
+def read_predictions(path: str | Path) -> pd.DataFrame:
+    """Reads a prediction table.
+
+    Raises:
+        UserError: if the file is missing, not parquet, or not a prediction table.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+    except (OSError, pa.ArrowInvalid) as error:
+        message = f"{path}: can't be read as a prediction table ({error}); run the stage that writes it"
+        raise UserError(message) from error
+    _check_columns(table.column_names, str(path))
+    try:
+        frame = table.select(SCHEMA.names).cast(SCHEMA).to_pandas()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UserError(f"{path}: a column has the wrong type ({error}); expected {_layout()}") from error
+    check_predictions(frame, str(path))
+    return frame
+
+
+def check_predictions(frame: pd.DataFrame, where: str) -> None:
+    """Checks that `frame` is a prediction table; `where` is the file or member that errors name.
+
+    Raises:
+        UserError: if columns are missing or unknown, a prediction is not finite, or a row stands twice.
+    """
+    _check_columns(list(frame.columns), where)
+    broken = ~np.isfinite(frame["prediction"].to_numpy(np.float64))
+    if broken.any():
+        name = row_name(frame[broken].iloc[0])
+        raise UserError(f"{where}: {name} has no finite prediction; run the stage that writes it")
+    twice = frame.duplicated(KEYS)
+    if twice.any():
+        raise UserError(f"{where}: {row_name(frame[twice].iloc[0])} stands twice, expected one prediction a row")
+
+
+def check_tasks(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> None:
+    """Checks that all predictions are of known tasks.
+
+    Raises:
+        UserError: naming the tasks that params.yaml does not have.
+    """
+    unknown = [name for name in frame["task"].unique() if name not in tasks]
+    if unknown:
+        raise UserError(
+            f"predictions of task {', '.join(unknown)}: params.yaml has no such task, only {', '.join(tasks)}; "
+            "they are from a run with other tasks: run the finetune stages again"
+        )
+
+
+def row_name(row: Mapping[str, object]) -> str:
+    """How errors name a row of the table."""
+    return f"task {row['task']}, split {row['split']}, id {row['id']!r}"
+
+
+def _check_columns(found: list[str], where: str) -> None:
+    if sorted(found) != sorted(SCHEMA.names):
+        raise UserError(f"{where}: found columns {', '.join(found)}, expected {_layout()}")
+
+
+def _layout() -> str:
+    return ", ".join(f"{field.name} ({field.type})" for field in SCHEMA)

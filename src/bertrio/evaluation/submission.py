@@ -1,0 +1,50 @@
+"""The submission files of Stanford's CS 224N, written as its grader reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from bertrio.evaluation.predictions import check_tasks
+from bertrio.files import write_text
+from bertrio.tasks import Task
+
+COURSE = {  # our task: the course's file name, and its header, whose spelling is the course's
+    "sst": ("sst", "Predicted_Sentiment"),
+    "qqp": ("para", "Predicted_Is_Paraphrase"),
+    "sts": ("sts", "Predicted_Similiary"),
+}
+
+
+def write_submissions(frame: pd.DataFrame, folder: str | Path, tasks: Mapping[str, Task]) -> None:
+    """Writes `{sst,para,sts}-{dev,test}-output.csv` into `folder`, rows in the order of the table.
+
+    The first line is `id \\t HEADER ` and each row is `ID , VALUE `, the blanks at the ends included. Classes are
+    whole numbers, scores are clipped to their range and have no exponent. Tasks that the course does not have are
+    left out; a file of an earlier run that has no rows now is removed, so that nobody hands it in.
+
+    Raises:
+        UserError: if there are predictions of an unknown task.
+    """
+    check_tasks(frame, tasks)
+    for name, (file_name, header) in COURSE.items():
+        for split in ("dev", "test"):
+            path = Path(folder) / f"{file_name}-{split}-output.csv"
+            rows = frame[(frame["task"] == name) & (frame["split"] == split)]
+            if rows.empty:
+                path.unlink(missing_ok=True)
+                continue
+            text = _whole if tasks[name].target.discrete else _plain
+            lines = [f"{row_id} , {text(value)} \n" for row_id, value in zip(rows["id"], rows["prediction"])]
+            write_text(path, f"id \t {header} \n" + "".join(lines))
+
+
+def _whole(value: float) -> str:
+    return str(int(value))
+
+
+def _plain(value: float) -> str:
+    return np.format_float_positional(value, trim="0")  # as short as reads back the same, and 1e-05 in full

@@ -1,0 +1,106 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.errors import UserError
+from bertrio.evaluation.evaluate import collect_timings, evaluate, show_metrics
+from bertrio.evaluation.metrics import evaluate_predictions
+from bertrio.evaluation.predictions import prediction_rows, write_predictions
+from bertrio.files import write_json
+from bertrio.tasks import Binary, Ordered, Score, Task
+
+TASKS = {
+    "sst": Task("sst", "single", "cross", Ordered(5)),
+    "qqp": Task("qqp", "pair", "cross", Binary()),
+    "sts": Task("sts", "pair", "cross", Score(0.0, 5.0)),
+}
+MEMBERS = ["base", "second"]
+SELECTED_ON = {"rows": "dev", "by": "overall_normalized"}
+
+
+def made_up() -> pd.DataFrame:
+    """Predictions of all tasks for a labelled dev and an unlabelled test split."""
+    generator, ids = np.random.default_rng(0), [str(i) for i in range(6)]
+    parts = [
+        prediction_rows(task, split, ids, labels, generator.normal(1, 2, (6, task.target.size)))
+        for task in TASKS.values()
+        for split, labels in (("dev", np.array([0.0, 1, 0, 1, 1, 0])), ("test", np.full(6, np.nan)))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A run's files up to the evaluation; the folder is the working one."""
+    monkeypatch.chdir(tmp_path)
+    write_predictions(made_up(), "predictions/ensemble.parquet")
+    for epoch, name in enumerate(MEMBERS, start=1):
+        write_json(f"predictions/members/{name}/summary.json", {"best_epoch": epoch, "selected_on": SELECTED_ON})
+    for stage in ("split", "finetune-base", "finetune-second", "finetune-dropped"):
+        write_json(f"metrics/timing/{stage}.json", {"seconds": 1.5})
+    return tmp_path
+
+
+def run(submission=True) -> dict:
+    evaluate(MEMBERS, TASKS, "predictions", "metrics", submission)
+    with open("metrics/evaluation.json") as file:
+        return json.load(file)
+
+
+def test_metrics_hold_the_scores_the_best_epochs_and_what_they_were_picked_on(folder):
+    metrics = run()
+    assert set(metrics) == {"dev", "best_epoch", "selected_on"}  # test has no labels
+    assert metrics["best_epoch"] == {"base": 1, "second": 2} and metrics["selected_on"] == SELECTED_ON
+    dev = evaluate_predictions(made_up(), TASKS)["dev"]
+    assert metrics["dev"]["overall_mean"] == pytest.approx(dev["overall_mean"], abs=1e-6)
+    for name in TASKS:
+        assert metrics["dev"][name] == pytest.approx(dev[name], abs=1e-6)
+
+
+def test_members_that_chose_on_different_rows_are_all_told(folder):
+    other = {"rows": "holdout", "by": "overall_normalized"}
+    write_json("predictions/members/second/summary.json", {"best_epoch": 1, "selected_on": other})
+    assert run()["selected_on"] == {"rows": "dev, holdout", "by": "overall_normalized"}
+
+
+def test_the_same_predictions_make_the_same_bytes(folder):
+    run()
+    first = (folder / "metrics/evaluation.json").read_bytes()
+    run()
+    assert (folder / "metrics/evaluation.json").read_bytes() == first
+
+
+def test_submissions_are_written_when_asked_for_and_do_not_stay_when_not(folder):
+    run()
+    assert len(list((folder / "predictions/submission").glob("*-output.csv"))) == 6
+    run(submission=False)
+    assert not list((folder / "predictions/submission").iterdir())
+
+
+def test_the_table_shows_each_metric_on_dev_and_a_dash_for_test(folder, capsys):
+    dev = run()["dev"]
+    printed = capsys.readouterr().out
+    shown = {"qqp f1": dev["qqp"]["f1"], "sts pearson": dev["sts"]["pearson"], "overall_mean": dev["overall_mean"]}
+    for label, value in shown.items():
+        [line] = [line for line in printed.splitlines() if label in line]
+        assert f"{value:.4f}" in line and "-" in line.split(f"{value:.4f}")[1]
+    show_metrics("metrics/evaluation.json")
+    assert capsys.readouterr().out == printed
+
+
+def test_timings_are_merged_by_stage_without_those_of_dropped_members(folder):
+    run()
+    with open("metrics/timing.json") as file:
+        assert json.load(file) == {stage: {"seconds": 1.5} for stage in ("split", "finetune-base", "finetune-second")}
+    timings = collect_timings((folder / "metrics/timing").glob("*.json"))
+    assert list(timings) == ["finetune-base", "finetune-dropped", "finetune-second", "split"]
+
+
+def test_a_missing_or_damaged_file_is_an_error_that_names_it(folder):
+    with pytest.raises(UserError, match="none.json: can't be read .*run dvc repro"):
+        show_metrics("none.json")
+    (folder / "predictions/members/base/summary.json").write_text("{")
+    with pytest.raises(UserError, match="base.summary.json: can't be read"):
+        run()

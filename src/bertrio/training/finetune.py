@@ -1,0 +1,177 @@
+"""Fine-tuning: puts data, model, schedule and losses together, keeps the best epoch, and predicts dev and test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from bertrio.console import say
+from bertrio.evaluation.metrics import evaluate_predictions, selection_score
+from bertrio.evaluation.predictions import prediction_rows, write_predictions
+from bertrio.files import whole_file, write_json
+from bertrio.losses import LOSSES
+from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
+from bertrio.params import Params, build_tasks
+from bertrio.runtime import Runtime
+from bertrio.schedules import SCHEDULES
+from bertrio.training.data import Split, build_streams, hold_out, load_split
+from bertrio.training.loop import EpochLog, Trainer, infer
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The folders that the training stages read."""
+
+    splits: str = "data/splits"
+    tokenizer: str = "models/tokenizer"
+    encoder: str = "models/encoder"
+    prefinetuned: str = "models/prefinetuned"
+
+
+def predict(model: MultitaskModel, rows: Split, split: str, batch_size: int) -> pd.DataFrame:
+    """The prediction table of one split, its tasks one after the other."""
+    tables = [
+        prediction_rows(of.task, split, of.ids, of.label_values, infer(model, of, batch_size)) for of in rows.values()
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+@dataclass
+class Selection:
+    """Keeps the weights of the best epoch, the earlier one among equals; `last` keeps the last.
+
+    Args:
+        by: `overall_normalized`, `overall_mean`, a task (its first metric), or `last`.
+        on: the split that it is measured on.
+    """
+
+    by: str
+    on: str
+    best_epoch: int = 0
+    best_score: float = float("-inf")
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def offer(self, model: MultitaskModel, epoch: int, scores: dict[str, Any], tasks: dict) -> bool:
+        """Takes the epoch if it is the best so far; says whether it was."""
+        score = float(epoch) if self.by == "last" else selection_score(scores[self.on], self.by, tasks)
+        if score <= self.best_score:
+            return False
+        self.best_epoch, self.best_score = epoch, score
+        if self.by != "last":  # the last epoch's weights are in the model anyway
+            self.weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+        return True
+
+    def restore(self, model: MultitaskModel) -> None:
+        """Puts the kept weights back."""
+        if self.weights:
+            model.load_state_dict(self.weights)
+
+
+def finetune(
+    params: Params, runtime: Runtime, inputs: Inputs, model_folder: str, predictions: str, history: str
+) -> dict:
+    """Trains one member of the ensemble and writes its model, predictions and history.
+
+    Args:
+        params: as the member sees them (`load_member`).
+        runtime: device and precision.
+        inputs: the folders to read.
+        model_folder: gets encoder/, heads.safetensors, bertrio.json.
+        predictions: a folder that gets predictions.parquet (dev and test) and summary.json.
+        history: a CSV file, one row an epoch.
+
+    Returns:
+        What the stage's timing file reports besides seconds and memory.
+    """
+    tasks = build_tasks(params)
+    train, dev, test = [load_split(params, name, inputs.splits, inputs.tokenizer) for name in ("train", "dev", "test")]
+    scored = {"dev": dev}
+    if params.finetune.select_on == "holdout":
+        train, scored["holdout"] = hold_out(train, params.finetune.holdout_fraction, params.runtime.seed)
+    if params.finetune.train_metrics:
+        scored["train"] = train
+    model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
+    load_heads(model, inputs.prefinetuned)
+    trainer = joint_trainer(params, model, train, params.finetune.lr, params.finetune.epochs, params.finetune.max_steps)
+    say(f"finetune: {trainer.total_steps} steps on {runtime.describe()}")
+    selection, lines = Selection(params.finetune.select, params.finetune.select_on), []
+    for log in trainer.run("finetune"):
+        scores = {name: score(model, rows, name, params) for name, rows in scored.items()}
+        best = selection.offer(model, log.epoch, scores, tasks)
+        lines.append(history_line(log, scores))
+        say(f"epoch {log.epoch}: {told(log, scores['dev'])}{' (best so far)' if best else ''}")
+    selection.restore(model)
+    tables = [
+        predict(model, rows, name, params.finetune.eval_batch_size)
+        for name, rows in (("dev", dev), ("test", test))
+        if rows
+    ]
+    save_model(model, model_folder, _about(params))
+    write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
+    selected = {"rows": selection.on, "by": selection.by}
+    write_json(f"{predictions}/summary.json", {"best_epoch": selection.best_epoch, "selected_on": selected})
+    write_history(lines, history)
+    return {"rows_per_second": trainer.rows_seen / trainer.seconds, "steps": trainer.total_steps}
+
+
+def joint_trainer(
+    params: Params, model: MultitaskModel, train: Split, lr: float, epochs: int, max_steps: int | None
+) -> Trainer:
+    """A trainer over the tasks of `train`, at the peak rate `lr` times the encoder's `lr_factor`.
+
+    Where `train` lacks the task `schedule.until`, epochs are counted by its first.
+    """
+    streams = build_streams(train, params)
+    lengths = {task: len(stream) for task, stream in streams.items()}
+    until = params.schedule.until if params.schedule.until in lengths else next(iter(lengths))
+    losses = {task: LOSSES[params.tasks[task].loss] for task in train}
+    schedule = SCHEDULES[params.schedule.name](lengths, until)
+    return Trainer(model, schedule, streams, losses, params.optimizer, lr * params.encoder.lr_factor, epochs, max_steps)
+
+
+def score(model: MultitaskModel, rows: Split, split: str, params: Params) -> dict[str, Any]:
+    """The metrics of one split: by task, and the overall scores where all tasks are there."""
+    table = predict(model, rows, split, params.finetune.eval_batch_size)
+    return evaluate_predictions(table, build_tasks(params))[split]
+
+
+def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """A row of the history: epoch, step, lr, `train_loss_<task>`, `<split>_<task>_<metric>`, `<split>_overall_*`."""
+    line: dict[str, float] = {"epoch": log.epoch, "step": log.step, "lr": log.lr}
+    line.update({f"train_loss_{task}": loss for task, loss in log.losses.items()})
+    for split, of in scores.items():
+        for name, value in of.items():
+            values = (
+                {f"{name}_{metric}": score for metric, score in value.items()}
+                if isinstance(value, dict)
+                else {name: value}
+            )
+            line.update({f"{split}_{key}": score for key, score in values.items()})
+    return line
+
+
+def write_history(lines: list[dict[str, float]], path: str) -> None:
+    """Writes the history as CSV, floats with six significant digits."""
+    with whole_file(path) as temporary:
+        pd.DataFrame(lines).to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n")
+
+
+def told(log: EpochLog, dev: dict[str, Any]) -> str:
+    """An epoch in a line: loss and first metric of each task."""
+    parts = [f"{task} loss {loss:.4f}" for task, loss in log.losses.items()]
+    for task, metrics in dev.items():
+        if isinstance(metrics, dict):
+            metric, value = next(iter(metrics.items()))
+            parts.append(f"{task} {metric} {value:.4f}")
+    return ", ".join(parts)
+
+
+def _about(params: Params) -> dict[str, Any]:
+    """What a later reader of the model folder must know to run it: tasks, pooling, lengths."""
+    return {
+        "tasks": {name: task.model_dump(exclude={"batch_size"}) for name, task in params.tasks.items()},
+        "encoder": {"pooling": params.encoder.pooling, "max_length": params.encoder.max_length},
+    }

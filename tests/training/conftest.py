@@ -1,0 +1,78 @@
+"""A small project on disk: splits, tokenizer and encoder, as the stages before training leave them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from bertrio.data.table import write_table
+from bertrio.model.encoder import initial_transformer
+from bertrio.model.tokenizer import build_tokenizer
+from bertrio.params import load_params, merged, read_yaml
+from bertrio.runtime import set_up
+
+SMALL = {
+    "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
+    "encoder": {
+        "tiny": {
+            "lr_factor": 1.0,
+            "vocab_size": 200,
+            "hidden_size": 16,
+            "layers": 1,
+            "heads": 2,
+            "intermediate_size": 32,
+        }
+    },
+    "finetune": {"epochs": 2, "lr": 1.0e-3},
+    "tasks": {name: {"batch_size": 8, "dropout": 0.1} for name in ("sst", "qqp", "sts")},
+}
+WORDS = ["awful", "bad", "plain", "good", "great", "film", "plot", "actor", "scene", "story"]
+
+
+def small_frame(task: str, rows: int, seed: int) -> pd.DataFrame:
+    """Rows whose first word gives the label away."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2 if task == "qqp" else 5, rows)
+    text = [" ".join([WORDS[label], *rng.choice(WORDS[5:], rng.integers(1, 6))]) for label in labels]
+    frame = pd.DataFrame({"id": [f"{task}-{seed}-{i}" for i in range(rows)]})
+    if task == "sst":
+        frame["text"] = text
+    else:
+        frame["text_a"], frame["text_b"] = text, text[::-1]
+    return frame.assign(label=labels.astype(float))
+
+
+class Workspace:
+    """Folders and params of the small project; the current directory is its root."""
+
+    def __init__(self, root: Path, params_file: Path) -> None:
+        self.root, self._params_file = root, params_file
+        self.texts: list[str] = []
+        for task in ("sst", "qqp", "sts"):
+            for seed, (split, rows) in enumerate({"train": 60, "dev": 24, "test": 10}.items()):
+                frame = small_frame(task, rows, seed)
+                if split == "test":
+                    frame["label"] = np.nan
+                write_table(frame, root / "data/splits" / task / f"{split}.parquet")
+                self.texts += frame.iloc[:, 1].tolist()
+        params = self.params()
+        tokenizer = build_tokenizer(params.encoder, self.texts, root / "models/tokenizer")
+        set_up(1)
+        initial_transformer(params.encoder, len(tokenizer)).save_pretrained(root / "models/encoder")
+        initial_transformer(params.encoder, len(tokenizer)).save_pretrained(root / "models/prefinetuned/encoder")
+
+    def params(self, **overrides):
+        """The default params at a small size, with overrides by group."""
+        path = self.root / "params.yaml"
+        path.write_text(yaml.safe_dump(merged(merged(read_yaml(self._params_file), SMALL), overrides), sort_keys=False))
+        return load_params(path)
+
+
+@pytest.fixture
+def workspace(tmp_path, root, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return Workspace(tmp_path, root / "params.yaml")

@@ -1,0 +1,99 @@
+import pandas as pd
+import pytest
+import torch
+
+from bertrio.data.table import read_table, write_table
+from bertrio.errors import UserError
+from bertrio.evaluation.predictions import read_predictions
+from bertrio.files import read_json
+from bertrio.model.multitask import build_model, load_heads
+from bertrio.runtime import set_up
+from bertrio.training.data import hold_out, load_split
+from bertrio.training.finetune import Inputs, Selection, finetune, predict
+
+
+def run(params, name):
+    return finetune(
+        params, set_up(**params.runtime.model_dump()), Inputs(), f"{name}/model", f"{name}/out", f"{name}/h.csv"
+    )
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_two_runs_give_the_same_bytes_and_another_seed_others(workspace, precision):
+    params = workspace.params(runtime={"precision": precision})
+    for name in ("one", "two"):
+        run(params, name)
+    run(workspace.params(runtime={"precision": precision, "seed": 9}), "three")
+    one, two, three = (files(workspace.root / name) for name in ("one", "two", "three"))
+    assert one == two
+    assert one["out/predictions.parquet"] != three["out/predictions.parquet"]
+
+
+def test_predictions_cover_every_row_of_dev_and_test_in_order(workspace):
+    timing = run(workspace.params(), "a")
+    table = read_predictions("a/out/predictions.parquet")
+    for split in ("dev", "test"):
+        for task in ("sst", "qqp", "sts"):
+            own = table[(table["split"] == split) & (table["task"] == task)]
+            assert own["id"].tolist() == read_table(f"data/splits/{task}/{split}.parquet")["id"].tolist()
+            assert own["label"].isna().all() == (split == "test")
+    assert timing["steps"] == 16
+
+
+def test_the_kept_model_is_that_of_the_best_epoch(workspace):
+    params = workspace.params(finetune={"epochs": 4, "lr": 0.02, "select": "sst"})
+    run(params, "a")
+    history, summary = pd.read_csv("a/h.csv"), read_json("a/out/summary.json")
+    assert summary["best_epoch"] == history["epoch"][history["dev_sst_accuracy"].idxmax()]
+    assert summary["selected_on"] == {"rows": "dev", "by": "sst"}
+    runtime = set_up(**params.runtime.model_dump())
+    model = build_model(params, "a/model/encoder", runtime)
+    load_heads(model, "a/model")
+    again = predict(model, load_split(params, "dev", "data/splits", "models/tokenizer"), "dev", 64)
+    kept = read_predictions("a/out/predictions.parquet").query("split == 'dev'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(again, kept)
+
+
+def test_history_has_a_row_an_epoch_with_losses_and_metrics_of_each_task(workspace):
+    run(workspace.params(finetune={"train_metrics": True, "select_on": "holdout"}), "a")
+    history = pd.read_csv("a/h.csv")
+    assert history["epoch"].tolist() == [1, 2]
+    for column in ("lr", "step", "train_loss_qqp", "dev_qqp_f1", "train_sts_pearson", "holdout_overall_normalized"):
+        assert history[column].notna().all(), column
+    assert read_json("a/out/summary.json")["selected_on"]["rows"] == "holdout"
+
+
+def test_the_holdout_is_a_seeded_part_of_train_that_is_not_trained_on(workspace):
+    train = load_split(workspace.params(), "train", "data/splits", "models/tokenizer")
+    kept, held = hold_out(train, 0.1, seed=1)
+    for task, rows in train.items():
+        assert sorted([*kept[task].ids, *held[task].ids]) == sorted(rows.ids)
+        assert len(held[task]) == 6
+    assert hold_out(train, 0.1, seed=1)[1]["sst"].ids.tolist() == held["sst"].ids.tolist()
+    assert hold_out(train, 0.1, seed=2)[1]["sst"].ids.tolist() != held["sst"].ids.tolist()
+
+
+def test_selection_keeps_the_first_of_equals_and_last_the_last(default_tasks):
+    model = torch.nn.Linear(1, 1)
+
+    def offered(by, scores):
+        selection = Selection(by, "dev")
+        for epoch, score in enumerate(scores, start=1):
+            torch.nn.init.constant_(model.weight, epoch)
+            selection.offer(model, epoch, {"dev": {"sst": {"accuracy": score}}}, default_tasks)
+        selection.restore(model)
+        return selection.best_epoch, model.weight.item()
+
+    assert offered("sst", [0.1, 0.3, 0.3, 0.2]) == (2, 2.0)
+    assert offered("last", [0.1, 0.3, 0.3, 0.2]) == (4, 4.0)
+
+
+def test_a_dev_split_without_rows_is_an_error(workspace):
+    path = "data/splits/qqp/dev.parquet"
+    write_table(read_table(path).head(0), path)
+    with pytest.raises(UserError, match=r"qqp/dev\.parquet: found no rows; see data\.split"):
+        run(workspace.params(), "a")

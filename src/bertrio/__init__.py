@@ -1,3 +1,9 @@
 """bertrio: one BERT encoder fine-tuned on several sentence tasks, as a declarative pipeline."""
 
+import os
+
 __version__ = "0.1.0"
+
+# How long threads spin while they wait for each other. OpenMP's own choice makes a run fifty times slower as soon as
+# another process wants one of its cores. Read once, when torch is loaded.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")

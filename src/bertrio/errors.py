@@ -1,4 +1,4 @@
-"""The one exception that users are meant to see."""
+"""The one exception that users are meant to see, and what is often said with it."""
 
 from pathlib import Path
 
@@ -17,3 +17,14 @@ def missing_path(param: str, value: object) -> UserError:
         f"{param}: there is no file or folder {value} (seen from {Path.cwd()}). Relative paths start at the "
         "repository; experiments with --queue or --temp run in a copy of it and need an absolute path"
     )
+
+
+def need(path: str | Path) -> Path:
+    """`path`, if it is there.
+
+    Raises:
+        UserError: if it is not: an earlier stage makes it.
+    """
+    if not Path(path).exists():
+        raise UserError(f"{path}: is missing; an earlier stage makes it: run dvc repro, or the stages in order")
+    return Path(path)

@@ -158,6 +158,7 @@ class TinyParams(Group):
     heads: Count
     intermediate_size: Count
     initializer_range: Positive
+    dropout: Rate
     lr_factor: Positive
 
     @model_validator(mode="after")
@@ -176,6 +177,11 @@ class EncoderParams(Group):
     frozen: bool
     max_length: Annotated[Whole, Field(ge=8)]
     tiny: TinyParams
+
+    @property
+    def wide(self) -> bool:
+        """Whether bf16 can be faster: for matrices of less than some 256 columns the casts cost more than they save."""
+        return self.name != "tiny" or self.tiny.hidden_size >= 256
 
     @property
     def lr_factor(self) -> float:

@@ -31,7 +31,9 @@ class Runtime:
         return f"{self.device}, {str(self.compute).removeprefix('torch.')}, {torch.get_num_threads()} threads"
 
 
-def set_up(seed: int, device: str = "auto", precision: str = "auto", threads: int | None = None) -> Runtime:
+def set_up(
+    seed: int, device: str = "auto", precision: str = "auto", threads: int | None = None, wide: bool = True
+) -> Runtime:
     """Seeds the global generators and picks device, precision and threads.
 
     Args:
@@ -39,6 +41,7 @@ def set_up(seed: int, device: str = "auto", precision: str = "auto", threads: in
         device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
         precision: `auto` (bf16 where the hardware multiplies it well), `float32` or `bf16`.
         threads: CPU threads of torch; None leaves its own choice, all cores.
+        wide: whether the encoder's matrices are large enough for bf16 to be faster; `auto` is float32 if not.
 
     Raises:
         UserError: if the device is not there.
@@ -50,7 +53,7 @@ def set_up(seed: int, device: str = "auto", precision: str = "auto", threads: in
     torch.manual_seed(seed)
     where = _device(device)
     if precision == "auto":
-        precision = "bf16" if _fast_bf16(where) else "float32"
+        precision = "bf16" if wide and _fast_bf16(where) else "float32"
     return Runtime(where, torch.bfloat16 if precision == "bf16" else torch.float32)
 
 

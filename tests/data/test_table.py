@@ -39,7 +39,7 @@ def test_a_table_without_rows_keeps_its_columns(tmp_path, tasks):
 
 
 def test_a_missing_table_is_an_error_that_says_what_to_run(tmp_path):
-    with pytest.raises(UserError, match=r"t\.parquet: is missing; run the stages before"):
+    with pytest.raises(UserError, match=r"t\.parquet: is missing; an earlier stage makes it"):
         read_table(tmp_path / "t.parquet")
 
 

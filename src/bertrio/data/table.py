@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bertrio.errors import UserError
+from bertrio.errors import UserError, need
 from bertrio.files import whole_file
 from bertrio.tasks import Task
 
@@ -166,6 +166,4 @@ def read_table(path: str | Path) -> pd.DataFrame:
     Raises:
         UserError: if there is none.
     """
-    if not Path(path).is_file():
-        raise UserError(f"{path}: is missing; run the stages before this one first, or all of them with dvc repro")
-    return pq.read_table(path).to_pandas()
+    return pq.read_table(need(path)).to_pandas()

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertrio.errors import UserError
+from bertrio.errors import UserError, need
 from bertrio.model.names import source_of
 from bertrio.model.pooling import POOLINGS
-from bertrio.params import EncoderParams, TinyParams
+from bertrio.model.tiny import start_by_matching, tiny_config
+from bertrio.params import EncoderParams
 
 Tokens = dict[str, Tensor]
 
@@ -83,7 +84,7 @@ def load_transformer(folder: str | Path, dropout: float | None = None, attention
     from transformers import AutoConfig, AutoModel, logging
 
     logging.disable_progress_bar()  # reading a local file takes a second; downloads have a bar of their own
-    config = AutoConfig.from_pretrained(str(folder))
+    config = AutoConfig.from_pretrained(str(need(folder)))
     set_dropout(config, dropout, attention_dropout)
     return AutoModel.from_pretrained(str(folder), config=config, dtype=torch.float32, use_safetensors=True)
 
@@ -104,7 +105,9 @@ def initial_transformer(params: EncoderParams, vocab_size: int, auto_class: Any 
     logging.disable_progress_bar()
     auto_class = auto_class or AutoModel
     if params.name == "tiny":
-        return auto_class.from_config(tiny_config(params.tiny, vocab_size))
+        model = auto_class.from_config(tiny_config(params.tiny, vocab_size))
+        start_by_matching(model.base_model)
+        return model
     with source_of(params.name, params.revision) as source:
         model = auto_class.from_pretrained(
             source, revision=params.revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
@@ -115,21 +118,6 @@ def initial_transformer(params: EncoderParams, vocab_size: int, auto_class: Any 
             f"encoder.name: {params.name} has {rows} token embeddings, but its tokenizer {vocab_size} tokens"
         )
     return model
-
-
-def tiny_config(tiny: TinyParams, vocab_size: int) -> Any:
-    """A small `BertConfig`."""
-    from transformers import BertConfig
-
-    return BertConfig(
-        vocab_size=vocab_size,
-        hidden_size=tiny.hidden_size,
-        num_hidden_layers=tiny.layers,
-        num_attention_heads=tiny.heads,
-        intermediate_size=tiny.intermediate_size,
-        initializer_range=tiny.initializer_range,
-        max_position_embeddings=512,
-    )
 
 
 def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None) -> None:

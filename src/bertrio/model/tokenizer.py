@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bertrio.errors import need
 from bertrio.model.names import source_of
 from bertrio.params import EncoderParams
 
@@ -39,7 +40,7 @@ def load_tokenizer(folder: str | Path) -> Any:
     """The tokenizer that `build_tokenizer` saved."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(folder))
+    return AutoTokenizer.from_pretrained(str(need(folder)))
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int) -> Any:

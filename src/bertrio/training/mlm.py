@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertrio.console import progress, say
-from bertrio.errors import UserError
+from bertrio.errors import UserError, need
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.params import MlmParams, Params
@@ -84,7 +84,7 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, path: Pat
 
 
 def _text_batches(corpora: Path, size: int = 1000) -> Iterator[list[str]]:
-    files = sorted(corpora.glob("*.parquet"))
+    files = sorted(need(corpora).glob("*.parquet"))
     with progress("mlm: tokenising", total=sum(pq.ParquetFile(file).metadata.num_rows for file in files)) as bar:
         for file in files:
             for batch in pq.ParquetFile(file).iter_batches(batch_size=size, columns=["text"]):

@@ -6,6 +6,7 @@ import shutil
 from typing import Any
 
 from bertrio.console import say
+from bertrio.errors import need
 from bertrio.params import Params
 
 
@@ -26,7 +27,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     options = params.prefinetune
     shutil.rmtree(folder, ignore_errors=True)
     if not options.epochs:
-        shutil.copytree(encoder, f"{folder}/encoder")
+        shutil.copytree(need(encoder), f"{folder}/encoder")
         return {"epochs": 0}, {}
 
     from bertrio.model.multitask import build_model, save_heads  # torch and transformers: seconds, so only if needed
@@ -34,7 +35,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     from bertrio.training.data import load_split
     from bertrio.training.finetune import joint_trainer, score, told
 
-    runtime = set_up(**params.runtime.model_dump())
+    runtime = set_up(**params.runtime.model_dump(), wide=params.encoder.wide)
     model = build_model(params, encoder, runtime)
     train, dev = (
         {options.task: load_split(params, split, splits, tokenizer)[options.task]} for split in ("train", "dev")

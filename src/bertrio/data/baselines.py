@@ -1,0 +1,101 @@
+"""Simple baselines: what word counts alone reach, so that a model's scores can be judged against it.
+
+scikit-learn is imported when a baseline is fitted, because a stage that needs none should not wait for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from bertrio.tasks import Task
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+    from sklearn.feature_extraction.text import CountVectorizer
+
+WORD = re.compile(r"\w+")
+Scores = dict[str, dict[str, float]]  # by baseline and metric
+
+
+def simple_baselines(
+    tables: Mapping[str, Mapping[str, pd.DataFrame]],
+    tasks: Mapping[str, Task],
+    seed: int = 0,
+    max_train_rows: int = 20000,
+) -> dict[str, Scores]:
+    """Scores word-count baselines on dev.
+
+    Args:
+        tables: rows by task and split; `train` and `dev` are read.
+        tasks: what the tables belong to.
+        seed: of the choice of training rows.
+        max_train_rows: more training rows than this are cut to a random choice of as many.
+
+    Returns:
+        By task: `{"bag_of_words": {"accuracy": 0 to 1}}` for classes and binary targets, and
+        `{"word_overlap": {"pearson": -1 to 1}}` for pairs with a score. A task that has no baseline (a score of a
+        single text), or no labelled rows to fit and score one on, is left out.
+    """
+    found: dict[str, Scores] = {}
+    for name, task in tasks.items():
+        if not {"train", "dev"} <= set(tables[name]):
+            continue
+        train, dev = (tables[name][split].dropna(subset=["label"]) for split in ("train", "dev"))
+        if train.empty or dev.empty:
+            continue
+        if task.target.discrete:
+            train = train.sample(min(len(train), max_train_rows), random_state=seed)
+            found[name] = {"bag_of_words": {"accuracy": bag_of_words_accuracy(train, dev, task)}}
+        elif task.kind == "pair":
+            found[name] = {"word_overlap": {"pearson": word_overlap_pearson(dev)}}
+    return found
+
+
+def bag_of_words_accuracy(train: pd.DataFrame, dev: pd.DataFrame, task: Task) -> float:
+    """Accuracy on `dev` of a logistic regression over word counts.
+
+    A pair is described by the counts of its first text, those of its second, and their absolute difference, which
+    lets the regression see shared words. If `train` has one class only, that class is the prediction.
+    """
+    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    if train["label"].nunique() == 1:
+        return float((dev["label"] == train["label"].iloc[0]).mean())
+    vectorizer = CountVectorizer(token_pattern=WORD.pattern, dtype=np.float64)
+    try:
+        vectorizer.fit(text for column in task.text_columns for text in train[column])
+    except ValueError:  # no text has a word
+        return float((dev["label"] == train["label"].mode()[0]).mean())
+    model = LogisticRegression(max_iter=200)  # lbfgs: no randomness
+    model.fit(_features(vectorizer, train, task), train["label"])
+    return float(model.score(_features(vectorizer, dev, task), dev["label"]))
+
+
+def _features(vectorizer: CountVectorizer, table: pd.DataFrame, task: Task) -> csr_matrix:
+    from scipy.sparse import hstack
+
+    counts = [vectorizer.transform(table[column]) for column in task.text_columns]
+    return hstack([*counts, abs(counts[0] - counts[1])], format="csr") if len(counts) == 2 else counts[0]
+
+
+def word_overlap_pearson(dev: pd.DataFrame) -> float:
+    """Pearson correlation of the label with the Jaccard overlap of the two texts' words, lower-cased.
+
+    0 where either does not vary.
+    """
+    overlap = [_jaccard(a, b) for a, b in zip(dev["text_a"], dev["text_b"], strict=True)]
+    if np.ptp(overlap) == 0 or np.ptp(dev["label"]) == 0:
+        return 0.0
+    return float(np.corrcoef(overlap, dev["label"])[0, 1])
+
+
+def _jaccard(a: str, b: str) -> float:
+    words_a, words_b = set(WORD.findall(a.lower())), set(WORD.findall(b.lower()))
+    union = words_a | words_b
+    return len(words_a & words_b) / len(union) if union else 1.0

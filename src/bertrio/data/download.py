@@ -1,0 +1,129 @@
+"""The stage `download`: rows from the source, in the one layout, and what could not be used of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bertrio.console import say
+from bertrio.data.corpora import write_corpus
+from bertrio.data.sources import SourceData, get_source
+from bertrio.data.table import SPLITS, Reject, is_labelled, write_table
+from bertrio.errors import UserError
+from bertrio.files import write_json, write_text
+from bertrio.params import DataParams, MlmRows, Params, build_tasks
+
+REJECT_COLUMNS = ("task", "split", "file", "row", "reason", "raw")
+
+
+def download(
+    params: Params,
+    raw: str | Path = "data/raw",
+    rejects: str | Path = "data/rejects",
+    corpora: str | Path = "data/corpora",
+) -> None:
+    """Writes what `data.source` gives; the three folders are made anew.
+
+    Args:
+        params: all params; `data`, `tasks`, `mlm.enabled` and `mlm.rows` are read.
+        raw: gets <task>/<split>.parquet, and facts.json with the source, its facts, counts of rejects, and corpora.
+        rejects: gets <task>.csv, with no more than the header if there are none.
+        corpora: gets <name>.parquet if `mlm.enabled`, and stays empty otherwise.
+
+    Raises:
+        UserError: if the source can't be read, or more than `data.max_reject_fraction` of a file's rows are
+            rejected; data/rejects is written by then.
+    """
+    raw, rejects, corpora = (_empty(folder) for folder in (raw, rejects, corpora))
+    tasks = build_tasks(params)
+    data = get_source(params.data.source).load_tasks(params.data, tasks)
+    for task in tasks:
+        write_rejects(rejects / f"{task}.csv", [reject for reject in data.rejects if reject.task == task])
+        say(_summary(task, data, rejects))
+    _check_fractions(data, params.data.max_reject_fraction, rejects)
+    for task in tasks:
+        for split, table in data.tables[task].items():
+            write_table(table, raw / task / f"{split}.parquet")
+    facts: dict[str, Any] = {"source": params.data.source, "origin": data.facts}
+    facts["rejects"] = count_rejects(data.rejects, list(tasks))
+    if params.mlm.enabled:
+        facts["corpora"] = _write_corpora(params.data, params.mlm.rows, corpora)
+    write_json(raw / "facts.json", facts)
+
+
+def _empty(folder: str | Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    Path(folder).mkdir(parents=True)
+    return Path(folder)
+
+
+def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
+    """Writes rejected rows as CSV, one a row."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(REJECT_COLUMNS)
+    writer.writerows([getattr(reject, column) for column in REJECT_COLUMNS] for reject in rejects)
+    write_text(path, text.getvalue())
+
+
+def count_rejects(rejects: Sequence[Reject], tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Rejected rows by task: `total`, and by split as the source has it and reason (`missing_label`)."""
+    counted: dict[str, dict[str, Any]] = {}
+    for task in tasks:
+        own = [reject for reject in rejects if reject.task == task]
+        counted[task] = {"total": len(own)}
+        for split in SPLITS:
+            reasons = Counter(reject.reason.replace(" ", "_") for reject in own if reject.split == split)
+            if reasons:
+                counted[task][split] = dict(sorted(reasons.items()))
+    return counted
+
+
+def _summary(task: str, data: SourceData, folder: Path) -> str:
+    splits = data.tables[task].items()
+    read = ", ".join(f"{len(table)} {split}{'' if is_labelled(table) else ' (no labels)'}" for split, table in splits)
+    reasons = Counter(reject.reason for reject in data.rejects if reject.task == task)
+    if not reasons:
+        return f"{task}: read {read} rows; none rejected"
+    return f"{task}: read {read} rows; rejected {reasons.total()} ({_listed(reasons)}), see {folder / task}.csv"
+
+
+def _listed(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+
+
+def _check_fractions(data: SourceData, most: float, folder: Path) -> None:
+    problems = []
+    for task, tables in data.tables.items():
+        for split, table in tables.items():
+            rejects = [reject for reject in data.rejects if (reject.task, reject.split) == (task, split)]
+            total = len(rejects) + len(table)
+            if len(rejects) > most * total:
+                problems.append(
+                    f"{task}: {rejects[0].file}: {len(rejects)} of {total} rows can't be used "
+                    f"({_listed(Counter(reject.reason for reject in rejects))}); they stand in {folder / task}.csv"
+                )
+    if problems:
+        advice = f"At most {most:.2%} may be rejected: mend the files, or raise data.max_reject_fraction"
+        raise UserError("\n".join([*problems, advice]))
+
+
+def _write_corpora(params: DataParams, rows: MlmRows, folder: Path) -> dict[str, dict[str, Any]]:
+    source = get_source(params.source)
+    where = getattr(source, "corpus_facts", None)
+    facts: dict[str, dict[str, Any]] = {}
+    for name, wanted in rows:
+        if wanted == 0:
+            continue
+        origin = where(params, name) if where else {}
+        texts = source.load_corpus(params, name, wanted)
+        found = write_corpus(texts, folder / f"{name}.parquet", f"reading {name}", wanted)
+        fewer = f", all there are; mlm.rows.{name} asks for {wanted}" if found < wanted else ""
+        say(f"{name}: read {found} texts{fewer}")
+        facts[name] = {"rows": found, **origin}
+    return facts

@@ -1,0 +1,107 @@
+"""The stage `split`: tables for train, dev and test, the tokenizer, and metrics/data.json, which tells of all that."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bertrio.console import show_table
+from bertrio.data.facts import describe
+from bertrio.data.reading import watched
+from bertrio.data.splits import make_splits
+from bertrio.data.table import SPLITS, read_table, write_table
+from bertrio.errors import need
+from bertrio.files import read_json, write_json
+from bertrio.params import DataParams, Params, build_tasks
+from bertrio.tasks import Task
+
+Splits = dict[str, dict[str, pd.DataFrame]]  # by task and split
+BATCH = 1000  # rows that are tokenised together
+
+
+def split_data(
+    params: Params,
+    raw: str | Path = "data/raw",
+    splits_dir: str | Path = "data/splits",
+    tokenizer_dir: str | Path = "models/tokenizer",
+    metrics_path: str | Path = "metrics/data.json",
+) -> dict[str, Any]:
+    """Splits what `download` wrote, builds the tokenizer and describes the data.
+
+    Args:
+        params: all params; `data`, `tasks` and `encoder` are read.
+        raw: the folder that `download` wrote.
+        splits_dir: gets <task>/<split>.parquet, all three of each task; made anew.
+        tokenizer_dir: gets the encoder's tokenizer, which for `tiny` is trained on the training texts; made anew.
+        metrics_path: gets the facts.
+
+    Returns:
+        The facts as written: `source`, `origin` and `corpora` (where the data come from), `rejects`, `tasks` (by
+        split: rows, labels, token lengths, rows shared with train) and `simple_baselines`.
+
+    Raises:
+        UserError: if raw files are missing or the rows can't be split as asked.
+    """
+    from bertrio.data.baselines import simple_baselines
+    from bertrio.model.tokenizer import build_tokenizer
+
+    tasks, found = build_tasks(params), _read_facts(Path(raw))
+    splits = {name: _split(params.data, name, Path(raw) / name) for name in tasks}
+    for folder in (splits_dir, tokenizer_dir):
+        shutil.rmtree(folder, ignore_errors=True)
+    for name, tables in splits.items():
+        for split, table in tables.items():
+            write_table(table, Path(splits_dir) / name / f"{split}.parquet")
+    tokenizer = build_tokenizer(params.encoder, _training_texts(splits, tasks), tokenizer_dir)
+    facts = {name: describe(splits[name], task, _counter(tokenizer, name)) for name, task in tasks.items()}
+    metrics = {**found, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
+    write_json(metrics_path, metrics)
+    _show(facts)
+    return metrics
+
+
+def _read_facts(raw: Path) -> dict[str, Any]:
+    return read_json(need(raw / "facts.json"))
+
+
+def _split(params: DataParams, name: str, folder: Path) -> dict[str, pd.DataFrame]:
+    rule = params.split.tasks.get(name, params.split)
+    files = {split: folder / f"{split}.parquet" for split in SPLITS}
+    tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
+    return make_splits(tables, rule.strategy, rule.fractions, params.split.seed, name)
+
+
+def _training_texts(splits: Splits, tasks: dict[str, Task]) -> Iterator[str]:
+    for name, task in tasks.items():
+        for column in task.text_columns:
+            yield from splits[name]["train"][column]
+
+
+def _counter(tokenizer: Any, name: str) -> Callable[..., list[int]]:
+    """Counts the tokens of texts or pairs, special tokens included, nothing cut off."""
+
+    def count(*columns: list[str]) -> list[int]:
+        rows, lengths = watched(zip(*columns, strict=True), f"counting tokens of {name}", len(columns[0])), []
+        while batch := list(islice(rows, BATCH)):
+            lengths += map(
+                len, tokenizer(*map(list, zip(*batch, strict=True)), truncation=False, verbose=False)["input_ids"]
+            )
+        return lengths
+
+    return count
+
+
+def _show(facts: dict[str, dict[str, dict[str, Any]]]) -> None:
+    rows = [
+        [f"{task} {split}", own["rows"], own.get("tokens", {}).get("p50"), own.get("tokens", {}).get("max"),
+         own.get("pairs_shared_with_train"), own.get("rows_sharing_a_sentence_with_train")]
+        for task, by_split in facts.items()
+        for split, own in by_split.items()
+    ]  # fmt: skip
+    header = ["split", "rows", "median tokens", "most tokens", "pairs also in train", "share a sentence"]
+    show_table("rows", header, rows)

@@ -1,0 +1,502 @@
+"""The embedded data source: English-like sentences from three small grammars, made here from a seed.
+
+Each task hides its label from word counts. Sentiment turns on negation, degree words and which clause carries the
+weight; paraphrases differ in many words and near misses in few; similarity falls with what an edit changes and not
+with how many words it touches. Questions and statements share their words, as those of real tasks do.
+
+Only `random.Random.random` is drawn on, whose sequence Python promises to keep, and nothing depends on the order of a
+set: one seed gives the same rows on every machine.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import pandas as pd
+
+from bertrio.data.sources import SourceData
+from bertrio.errors import UserError
+
+if TYPE_CHECKING:
+    from bertrio.params import DataParams
+    from bertrio.tasks import Task
+
+T = TypeVar("T")
+Concept = tuple[str, ...]  # words that mean the same here
+SPLITS = ("test", "dev", "train")  # in the order they are made: a change of train_rows leaves the other two as they are
+
+
+def _concepts(text: str) -> tuple[Concept, ...]:
+    return tuple(tuple(part.split()) for part in text.split(","))
+
+
+PEOPLE = _concepts(
+    "doctors physicians, children kids, teachers instructors, students pupils, lawyers attorneys, officers cops, "
+    "soldiers troops, workers employees, customers shoppers, tourists travelers"
+)
+THINGS = _concepts(
+    "cars automobiles, bikes bicycles, sofas couches, photos pictures, laptops computers, houses homes, boats ships, "
+    "bags sacks, coats jackets, phones smartphones"
+)
+ADJECTIVES = _concepts(
+    "big large, small little, old ancient, costly expensive, cheap inexpensive, dirty filthy, broken damaged, "
+    "strange odd"
+)
+COUNTS = _concepts("two, three, five, many, some")
+PLACES = _concepts(
+    "gardens yards, forests woods, roads streets, hospitals clinics, schools academies, prisons jails, hotels inns, "
+    "churches chapels"
+)
+# Verbs stand as base/past; the past is also the participle.
+THING_VERBS = _concepts(
+    "buy/bought purchase/purchased, repair/repaired fix/fixed, pick/picked select/selected, build/built "
+    "construct/constructed, destroy/destroyed wreck/wrecked, find/found locate/located, clean/cleaned wash/washed, "
+    "inspect/inspected examine/examined"
+)
+PEOPLE_VERBS = _concepts(
+    "help/helped assist/assisted, call/called phone/phoned, meet/met encounter/encountered, chase/chased "
+    "pursue/pursued, warn/warned alert/alerted, hire/hired recruit/recruited, praise/praised applaud/applauded, "
+    "fool/fooled trick/tricked"
+)
+
+
+def _chance(rng: random.Random, probability: float) -> bool:
+    return rng.random() < probability
+
+
+def _pick(rng: random.Random, items: Sequence[T]) -> T:
+    return items[int(rng.random() * len(items))]
+
+
+def _other(rng: random.Random, items: Sequence[T], *taken: T | None) -> T:
+    """One of `items` that is not among `taken`."""
+    return _pick(rng, [item for item in items if item not in taken])
+
+
+def _with_article(phrase: str) -> str:
+    return ("an " if phrase[0] in "aeiou" else "a ") + phrase
+
+
+def _sentence(text: str, end: str) -> str:
+    """`text` with single spaces, capitals where they belong, and `end`."""
+    text = re.sub(r"\bi\b", "I", " ".join(text.split()))
+    return text[0].upper() + text[1:] + end
+
+
+class _Wording:
+    """Chooses a synonym for each concept of a sentence.
+
+    Args:
+        rng: the source of chance.
+        base: wording of the sentence beside it.
+        keep: probability that a concept is put in the words of `base`.
+    """
+
+    def __init__(self, rng: random.Random, base: _Wording | None = None, keep: float = 0.0) -> None:
+        self._rng, self._keep = rng, keep
+        self._known: dict[Concept, str] = dict(base._known) if base else {}
+
+    def __call__(self, concept: Concept | None) -> str:
+        if concept is None:
+            return ""
+        if concept not in self._known or not _chance(self._rng, self._keep):
+            self._known[concept] = _pick(self._rng, concept)
+        return self._known[concept]
+
+
+# ---- sst: sentiment --------------------------------------------------------------------------------------------------
+
+FILMS = ("film", "movie", "comedy", "drama", "thriller", "story")
+ASPECTS = ("acting", "plot", "script", "music", "ending", "cast", "dialogue", "direction", "pacing", "humor")
+QUALITIES: dict[float, tuple[str, ...]] = {
+    2.0: ("brilliant", "superb", "wonderful", "excellent", "amazing", "stunning"),
+    1.0: ("good", "pleasant", "enjoyable", "charming", "clever", "solid", "funny"),
+    -1.0: ("bad", "weak", "dull", "bland", "boring", "clumsy", "tired"),
+    -2.0: ("terrible", "awful", "horrible", "dreadful", "atrocious", "unbearable"),
+}
+DEGREES: dict[float, tuple[str, ...]] = {
+    1.5: ("very", "really", "extremely", "incredibly"),
+    0.5: ("slightly", "somewhat", "fairly", "mildly"),
+    1.0: ("",),
+}
+NEGATION_SHIFT = 2.25
+JOINTS = {  # how two clauses make one sentence, and the weight of the first
+    "{}, but {}": 0.25,
+    "{}, yet {}": 0.25,
+    "although {}, {}": 0.25,
+    "{}, although {}": 0.75,
+    "{}, and {}": 0.5,
+}
+CUTS = (-1.4, -0.4, 0.4, 1.4)  # between the five degrees; no sentence has such a value
+
+
+class _Opinion(NamedTuple):
+    value: float  # about -3 (hated) to 3 (loved)
+    text: str
+
+
+def _clause(rng: random.Random, subject: str) -> _Opinion:
+    """One statement about `subject`.
+
+    A degree word scales an adjective's value, and a negation shifts it towards the other side rather than flip it: not
+    brilliant is a little bad, not good is worse (Taboada et al. 2011, "Lexicon-Based Methods for Sentiment Analysis").
+    """
+    negated = _chance(rng, 0.4)
+    quality = _pick(rng, tuple(QUALITIES))
+    degree = _pick(rng, (1.0, 1.5) if negated else (1.0, 1.5, 0.5))  # who would say: not slightly dull
+    value = quality * degree
+    phrase = f"{_pick(rng, DEGREES[degree])} {_pick(rng, QUALITIES[quality])}".strip()
+    if negated:
+        value -= NEGATION_SHIFT if value > 0 else -NEGATION_SHIFT
+    if subject in FILMS:
+        return _Opinion(value, f"this is {'not' if negated else ''} {_with_article(f'{phrase} {subject}')}")
+    verb = _pick(rng, ("is not", "is never", "never feels") if negated else ("is", "feels", "seems"))
+    return _Opinion(value, f"the {subject} {verb} {phrase}")
+
+
+def _review(rng: random.Random) -> _Opinion:
+    """One or two statements. Of two that are set against each other the main one, or the later one, weighs more."""
+    subject = _pick(rng, ASPECTS + FILMS)
+    first = _clause(rng, subject)
+    if _chance(rng, 0.3):
+        return first
+    joint, second = _pick(rng, tuple(JOINTS)), _clause(rng, _other(rng, ASPECTS, subject))
+    weight = JOINTS[joint]
+    return _Opinion(weight * first.value + (1 - weight) * second.value, joint.format(first.text, second.text))
+
+
+def _sst_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
+    value, text = _review(rng)
+    return (_sentence(text, "."),), float(sum(value > cut for cut in CUTS))
+
+
+def _sst_noise(rng: random.Random, label: float) -> float:
+    """A neighbouring degree."""
+    return _pick(rng, [near for near in (label - 1, label + 1) if 0 <= near <= 4])
+
+
+# ---- qqp: paraphrase -------------------------------------------------------------------------------------------------
+
+
+class _Family(NamedTuple):
+    """Questions about the same slots: any intent can stand in for another in a near miss."""
+
+    intents: dict[str, tuple[str, ...]]  # to the ways to ask it
+    slots: dict[str, tuple[Concept, ...]]  # to what can fill it; `first` and `second` share one pool
+    ordered: tuple[str, ...] = ()  # intents that change when `first` and `second` trade places
+    negatable: bool = False
+
+
+DEEDS = _Family(
+    {
+        "how": (
+            "how can i {do} {thing}",
+            "how can you {do} {thing}",
+            "how do people {do} {thing}",
+            "what is the best way to {do} {thing}",
+        ),
+        "where": (
+            "where can i {do} {thing}",
+            "where can you {do} {thing}",
+            "where do people {do} {thing}",
+            "what is the best place to {do} {thing}",
+        ),
+        "when": (
+            "when can i {do} {thing}",
+            "when can you {do} {thing}",
+            "when do people {do} {thing}",
+            "what is the best time to {do} {thing}",
+        ),
+        "why": (
+            "why should i {do} {thing}",
+            "why would you {do} {thing}",
+            "why do people {do} {thing}",
+            "what are good reasons to {do} {thing}",
+        ),
+    },
+    {"verb": THING_VERBS, "adjective": ADJECTIVES, "first": THINGS},
+)
+RELATIONS = _Family(
+    {
+        "why": ("why do {first} {not} {do} {second}", "why are {second} {not} {done} by {first}"),
+        "when": ("when do {first} {not} {do} {second}", "when are {second} {not} {done} by {first}"),
+    },
+    {"verb": PEOPLE_VERBS, "first": PEOPLE, "second": PEOPLE},
+    ordered=("why", "when"),
+    negatable=True,
+)
+CHOICES = _Family(
+    {
+        "difference": (
+            "how do {first} and {second} differ for {who}",
+            "for {who}, how do {first} differ from {second}",
+        ),
+        "better": ("are {first} better than {second} for {who}", "for {who}, are {first} better than {second}"),
+        "trade": ("how can {who} trade {first} for {second}", "how do {who} turn {first} into {second}"),
+    },
+    {"who": PEOPLE, "first": THINGS, "second": THINGS},
+    ordered=("better", "trade"),
+)
+FAMILIES = (DEEDS, DEEDS, DEEDS, RELATIONS, CHOICES)  # more often where there is more to ask
+
+
+class _Question(NamedTuple):
+    family: _Family
+    intent: str
+    slots: dict[str, Concept]
+    negated: bool
+
+    def swapped(self) -> _Question:
+        return self._replace(slots={**self.slots, "first": self.slots["second"], "second": self.slots["first"]})
+
+    def text(self, template: str, word: _Wording) -> str:
+        chosen = {slot: word(concept) for slot, concept in self.slots.items()}
+        do, _, done = chosen.get("verb", "").partition("/")
+        thing = f"{chosen.get('adjective', '')} {chosen['first']}"
+        words = {**chosen, "do": do, "done": done, "not": "not" if self.negated else "", "thing": thing}
+        return _sentence(template.format(**words), "?")
+
+
+def _question(rng: random.Random) -> _Question:
+    family = _pick(rng, FAMILIES)
+    slots: dict[str, Concept] = {}
+    for slot, pool in family.slots.items():
+        slots[slot] = _other(rng, pool, *slots.values())
+    return _Question(family, _pick(rng, tuple(family.intents)), slots, family.negatable and _chance(rng, 0.3))
+
+
+def _near_miss(rng: random.Random, question: _Question) -> _Question:
+    """A question that shares most of its words with `question` and asks something else."""
+    family = question.family
+    changes = [*family.slots, "intent"]
+    changes += ["negation"] if family.negatable else []
+    changes += ["order", "order"] if question.intent in family.ordered else []
+    change = _pick(rng, changes)
+    if change == "intent":
+        return question._replace(intent=_other(rng, tuple(family.intents), question.intent))
+    if change == "negation":
+        return question._replace(negated=not question.negated)
+    if change == "order":
+        return question.swapped()
+    concept = _other(rng, family.slots[change], *question.slots.values())
+    return question._replace(slots={**question.slots, change: concept})
+
+
+def _qqp_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
+    asked, label = _question(rng), float(_chance(rng, 0.45))
+    if label:
+        symmetric = "second" in asked.slots and asked.intent not in asked.family.ordered
+        other = asked.swapped() if symmetric and _chance(rng, 0.5) else asked
+    else:
+        other = _question(rng) if _chance(rng, 0.15) else _near_miss(rng, asked)
+    word = _Wording(rng)
+    template = _pick(rng, asked.family.intents[asked.intent])
+    same_shape = (asked.family, asked.intent) == (other.family, other.intent) and _chance(rng, 0.3)
+    other_template = template if same_shape else _pick(rng, other.family.intents[other.intent])
+    text = asked.text(template, word)
+    return (text, other.text(other_template, _Wording(rng, word, keep=_pick(rng, (0.0, 0.5))))), label
+
+
+def _qqp_noise(rng: random.Random, label: float) -> float:
+    return 1 - label
+
+
+# ---- sts: similarity -------------------------------------------------------------------------------------------------
+
+
+class _Event(NamedTuple):
+    """Who did what to whom and where; `detail` is what the patients are like or how many, `negated` that it did not
+    happen."""
+
+    agent: Concept
+    verb: Concept
+    detail: Concept | None
+    patient: Concept
+    place: Concept | None
+    negated: bool
+
+
+COSTS = {"agent": 1.2, "verb": 1.5, "patient": 1.2, "detail": 0.8, "place": 0.8}
+NEGATION_COST = 2.0
+SWAP_COST = 1.8
+DROP = 0.6  # of the cost of a change: a detail left out is less than another detail
+OPTIONAL = ("detail", "place")
+
+
+def similarity(a: _Event, b: _Event) -> float:
+    """5 for the same event, less what each difference costs, down to 0; one decimal."""
+    costs = {slot: cost for slot, cost in COSTS.items() if getattr(a, slot) != getattr(b, slot)}
+    for slot in OPTIONAL:
+        if slot in costs and None in (getattr(a, slot), getattr(b, slot)):
+            costs[slot] *= DROP
+    if (a.agent, a.patient) == (b.patient, b.agent):
+        costs["agent"], costs["patient"] = SWAP_COST / 2, SWAP_COST / 2
+    return round(max(0.0, 5 - sum(costs.values()) - NEGATION_COST * (a.negated != b.negated)), 1)
+
+
+def _pools(about_people: bool) -> dict[str, tuple[Concept, ...]]:
+    """What each slot of an event can be filled with."""
+    if about_people:
+        return {"agent": PEOPLE, "verb": PEOPLE_VERBS, "detail": COUNTS, "patient": PEOPLE, "place": PLACES}
+    return {"agent": PEOPLE, "verb": THING_VERBS, "detail": ADJECTIVES, "patient": THINGS, "place": PLACES}
+
+
+def _event(rng: random.Random) -> _Event:
+    slots: dict[str, Concept] = {}
+    for slot, pool in _pools(about_people=_chance(rng, 0.4)).items():
+        slots[slot] = _other(rng, pool, *slots.values())
+    return _Event(**slots, negated=False)
+
+
+def _edited(rng: random.Random, event: _Event) -> _Event:
+    """`event` with one thing changed."""
+    pools = _pools(event.patient in PEOPLE)
+    change = _pick(rng, (*pools, "negated", *(["swap", "swap"] if event.patient in PEOPLE else [])))
+    if change == "swap":
+        return event._replace(agent=event.patient, patient=event.agent)
+    if change == "negated":
+        return event._replace(negated=not event.negated)
+    if change in OPTIONAL and _chance(rng, 0.4):
+        return event._replace(**{change: None})
+    return event._replace(**{change: _other(rng, pools[change], event.agent, event.patient, getattr(event, change))})
+
+
+def _statement(rng: random.Random, event: _Event, word: _Wording, plain: float) -> str:
+    """`event` in words: with probability `plain` in the usual order, else as a passive or with the place in front."""
+    agent, patient = word(event.agent), f"{word(event.detail)} {word(event.patient)}"
+    base, _, past = word(event.verb).partition("/")
+    place = f"near {word(event.place)}" if event.place else ""
+    active = f"{agent} {f'did not {base}' if event.negated else past} {patient}"
+    if _chance(rng, plain):
+        return _sentence(f"{active} {place}", "")
+    if place and _chance(rng, 0.4):
+        return _sentence(f"{place}, {active}", "")
+    return _sentence(f"{patient} {place} were {'not' if event.negated else ''} {past} by {agent}", "")
+
+
+def _sts_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
+    a = b = _event(rng)
+    edits = _pick(rng, (0, 0, 1, 1, 1, 2, 2, 3, 4, None))
+    if edits is None:
+        b = _event(rng)
+    for _ in range(edits or 0):
+        b = _edited(rng, b)
+    word = _Wording(rng)
+    text = _statement(rng, a, word, plain=0.9)
+    word_b = _Wording(rng, word, keep=_pick(rng, (0.0, 0.0, 0.5, 0.9)))
+    return (text, _statement(rng, b, word_b, plain=0.7)), similarity(a, b)
+
+
+def _sts_noise(rng: random.Random, label: float) -> float:
+    """Any score."""
+    return round(5 * rng.random(), 1)
+
+
+# ---- the source ------------------------------------------------------------------------------------------------------
+
+
+class _Grammar(NamedTuple):
+    columns: tuple[str, ...]
+    row: Callable[[random.Random], tuple[tuple[str, ...], float]]  # texts and their true label
+    noise: Callable[[random.Random, float], float]  # true label to a wrong one
+
+
+GRAMMARS = {
+    "sst": _Grammar(("text",), _sst_row, _sst_noise),
+    "qqp": _Grammar(("text_a", "text_b"), _qqp_row, _qqp_noise),
+    "sts": _Grammar(("text_a", "text_b"), _sts_row, _sts_noise),
+}
+
+
+def generate(
+    task: str, split: str, rows: int, seed: int, label_noise: float, taken: frozenset[str] = frozenset()
+) -> pd.DataFrame:
+    """Makes one split of one task.
+
+    Args:
+        task: `sst` (label 0 to 4), `qqp` (0 or 1) or `sts` (0.0 to 5.0, one decimal).
+        split: its name, part of the seed and of the ids (`sst-train-00017`).
+        rows: how many. No text, and no pair in either order, comes twice.
+        seed: of the rows.
+        label_noise: share of labels, 0 to 1, that are wrong on purpose: a neighbouring degree, the other answer, any
+            score.
+        taken: texts that may not be used, because they stand in another split.
+
+    Returns:
+        Columns `id`, `text` or `text_a` and `text_b`, `label`.
+
+    Raises:
+        UserError: if the grammar has too few sentences for that many rows.
+    """
+    grammar, rng = GRAMMARS[task], random.Random(f"{seed}/{task}/{split}")
+    made: dict[tuple[str, ...], list[object]] = {}
+    for _ in range(20 * rows + 1000):
+        if len(made) == rows:
+            break
+        texts, label = grammar.row(rng)
+        noisy = grammar.noise(rng, label) if _chance(rng, label_noise) else label
+        key = tuple(sorted(texts))
+        if key not in made and len(set(texts)) == len(texts) and taken.isdisjoint(texts):
+            made[key] = [f"{task}-{split}-{len(made):05d}", *texts, noisy]
+    if len(made) < rows:
+        raise UserError(
+            f"data.sample.{split}_rows: found {rows}, but the grammar of {task} has too few different sentences; "
+            f"ask for {len(made)} or fewer"
+        )
+    return pd.DataFrame(list(made.values()), columns=["id", *grammar.columns, "label"])
+
+
+def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
+    """Makes train, dev and test of each task, all labelled; no text stands in two splits.
+
+    Raises:
+        UserError: if a task is not one that this source has, or has another shape than params give it.
+    """
+    unknown = [name for name in tasks if name not in GRAMMARS]
+    if unknown:
+        raise UserError(
+            f"data.source: sample has no task {', '.join(unknown)}, only {', '.join(GRAMMARS)}; drop it from tasks, or "
+            "choose a source that has it"
+        )
+    return SourceData({name: _splits(params, task) for name, task in tasks.items()}, facts={"seed": params.sample.seed})
+
+
+def _splits(params: DataParams, task: Task) -> dict[str, pd.DataFrame]:
+    if task.text_columns != GRAMMARS[task.name].columns:
+        kind = "single" if task.kind == "pair" else "pair"
+        raise UserError(f"tasks.{task.name}.kind: found {task.kind}, but source sample makes it of kind {kind}")
+    sample, tables, taken = params.sample, {}, frozenset()
+    for split in SPLITS:
+        rows = getattr(sample, f"{split}_rows")
+        tables[split] = generate(task.name, split, rows, sample.seed, sample.label_noise, taken)
+        taken = taken.union(*(tables[split][column] for column in task.text_columns))
+    for label in sorted(set(chain(*(table["label"] for table in tables.values())))):
+        problem = task.target.label_problem(label)
+        if problem:
+            raise UserError(f"tasks.{task.name}.target: source sample makes labels such as {label:g}; here, {problem}")
+    return tables
+
+
+def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
+    """Unlabelled text from the same grammars: reviews of several sentences (imdb), pairs of questions or statements
+    (multinli), pairs of statements (sick).
+
+    Args:
+        params: the seed is read, and `train_rows` where `rows` is None.
+        name: `imdb`, `multinli` or `sick`.
+        rows: how many texts.
+    """
+    rng = random.Random(f"{params.sample.seed}/{name}")
+    for _ in range(params.sample.train_rows if rows is None else rows):
+        yield _corpus_text(rng, name)
+
+
+def _corpus_text(rng: random.Random, name: str) -> str:
+    if name == "imdb":
+        return " ".join(_sst_row(rng)[0][0] for _ in range(4 + int(5 * rng.random())))
+    row = _qqp_row if name == "multinli" and _chance(rng, 0.5) else _sts_row
+    return " ".join(row(rng)[0])

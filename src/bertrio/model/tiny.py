@@ -1,0 +1,62 @@
+"""The encoder `tiny`: a small BERT made here, so that the default run needs no download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertrio.params import TinyParams
+
+POSITION_SHARE, TYPE_SHARE, MATCH_SCALE = 0.2, 0.5, 1.2
+
+
+def tiny_config(tiny: TinyParams, vocab_size: int) -> Any:
+    """A small `BertConfig`."""
+    from transformers import BertConfig
+
+    return BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=tiny.hidden_size,
+        num_hidden_layers=tiny.layers,
+        num_attention_heads=tiny.heads,
+        intermediate_size=tiny.intermediate_size,
+        initializer_range=tiny.initializer_range,
+        hidden_dropout_prob=tiny.dropout,
+        attention_probs_dropout_prob=tiny.dropout,
+        max_position_embeddings=512,
+    )
+
+
+@torch.no_grad()
+def start_by_matching(bert: nn.Module) -> None:
+    r"""Initial weights with which every token attends to its like from the first step on.
+
+    A transformer with random weights takes thousands of steps to find out that the words of two sentences can be
+    compared at all. Pretrained ones have learned that long ago: their :math:`W_Q W_K^\top` has a heavy diagonal. So
+    each head's query and key weights start as one and the same matrix, with orthonormal rows Q:
+
+    .. math:: W_Q = W_K = s \, Q, \qquad W_Q^\top W_K = s^2 \, Q^\top Q
+
+    Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers", section 3. Departs from it: the
+    product is an exact projection without noise; value and output weights stay random; and instead of sinusoidal
+    positions, the random position and type embeddings are made small beside those of words, so that the same word
+    at another place is still alike.
+
+    Args:
+        bert: a `BertModel` with random weights, changed in place.
+    """
+    bert.embeddings.position_embeddings.weight.mul_(POSITION_SHARE)
+    bert.embeddings.token_type_embeddings.weight.mul_(TYPE_SHARE)
+    for layer in bert.encoder.layer:
+        attention = layer.attention.self
+        rows = [_orthonormal_rows(attention.attention_head_size, bert.config.hidden_size)
+                for _ in range(attention.num_attention_heads)]  # fmt: skip
+        attention.query.weight.copy_(MATCH_SCALE * torch.cat(rows))
+        attention.key.weight.copy_(attention.query.weight)
+
+
+def _orthonormal_rows(rows: int, columns: int) -> Tensor:
+    """A random [rows, columns] matrix whose rows are orthonormal, from the global generator."""
+    return nn.init.orthogonal_(torch.empty(rows, columns))

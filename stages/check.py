@@ -1,0 +1,17 @@
+"""Checks params.yaml and writes digests of everything that lies outside the repository. Runs every time."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
+
+from bertrio.data.inputs import check_inputs
+from bertrio.stage import run_stage
+
+
+def main() -> None:
+    check_inputs()
+
+
+if __name__ == "__main__":
+    run_stage("check", main, timing=False)

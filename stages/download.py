@@ -1,0 +1,18 @@
+"""Fetches the rows of all tasks, and the corpora if mlm is on, into one layout; unusable rows go to data/rejects/."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
+
+from bertrio.data.download import download
+from bertrio.params import load_params
+from bertrio.stage import run_stage
+
+
+def main() -> None:
+    download(load_params(), raw="data/raw", rejects="data/rejects", corpora="data/corpora")
+
+
+if __name__ == "__main__":
+    run_stage("download", main)

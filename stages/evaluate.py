@@ -1,0 +1,25 @@
+"""Scores the ensemble's predictions and writes the course's submission files."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
+
+from bertrio.evaluation.evaluate import evaluate
+from bertrio.params import build_tasks, load_params
+from bertrio.stage import run_stage
+
+
+def main() -> None:
+    params = load_params()
+    evaluate(
+        list(params.ensemble.members),
+        build_tasks(params),
+        predictions="predictions",
+        metrics="metrics",
+        submission=params.evaluate.submission,
+    )
+
+
+if __name__ == "__main__":
+    run_stage("evaluate", main, timing=False)

@@ -1,0 +1,32 @@
+"""Fine-tunes one member of the ensemble on all tasks: python stages/finetune.py --member base"""
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
+
+from bertrio.params import load_member
+from bertrio.runtime import set_up
+from bertrio.stage import run_stage
+from bertrio.training.finetune import Inputs, finetune
+
+
+def main(member: str) -> dict:
+    params = load_member(member)
+    runtime = set_up(**params.runtime.model_dump(), wide=params.encoder.wide)
+    return finetune(
+        params,
+        runtime,
+        Inputs(),
+        model_folder=f"models/members/{member}",
+        predictions=f"predictions/members/{member}",
+        history=f"plots/history/{member}.csv",
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--member", required=True, help="a name in ensemble.members of params.yaml")
+    name = parser.parse_args().member
+    run_stage(f"finetune-{name}", lambda: main(name))

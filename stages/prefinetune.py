@@ -1,0 +1,23 @@
+"""Trains one task alone before all together, if prefinetune.epochs is above 0."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
+
+from bertrio.files import write_json
+from bertrio.params import load_params
+from bertrio.stage import run_stage
+from bertrio.training.prefinetune import prefinetune
+
+
+def main() -> dict:
+    metrics, timing = prefinetune(
+        load_params(), "models/encoder", "data/splits", "models/tokenizer", "models/prefinetuned"
+    )
+    write_json("metrics/prefinetune.json", metrics)
+    return timing
+
+
+if __name__ == "__main__":
+    run_stage("prefinetune", main)

@@ -1,0 +1,24 @@
+"""Prepares the encoder, and pretrains it on unlabelled text if mlm.enabled."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
+
+from bertrio.files import write_json
+from bertrio.params import load_params
+from bertrio.runtime import set_up
+from bertrio.stage import run_stage
+from bertrio.training.mlm import pretrain_mlm
+
+
+def main() -> dict:
+    params = load_params()
+    runtime = set_up(**params.runtime.model_dump(), wide=params.encoder.wide)
+    metrics, timing = pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", "models/encoder")
+    write_json("metrics/mlm.json", metrics)
+    return timing
+
+
+if __name__ == "__main__":
+    run_stage("pretrain_mlm", main)

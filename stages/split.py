@@ -1,0 +1,18 @@
+"""Splits the rows into train, dev and test, prepares the tokenizer, and describes the data in metrics/data.json."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
+
+from bertrio.data.prepare import split_data
+from bertrio.params import load_params
+from bertrio.stage import run_stage
+
+
+def main() -> None:
+    split_data(load_params(), "data/raw", "data/splits", "models/tokenizer", "metrics/data.json")
+
+
+if __name__ == "__main__":
+    run_stage("split", main)

@@ -1,0 +1,72 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.data.baselines import simple_baselines, word_overlap_pearson
+from bertrio.data.sources.sample import generate
+from bertrio.tasks import Task, build_target
+
+
+def sample_tables(name, rows=3000):
+    dev = generate(name, "dev", 1000, 0, 0.04)
+    taken = frozenset(text for column in dev.columns[1:-1] for text in dev[column])
+    return {"train": generate(name, "train", rows, 0, 0.04, taken), "dev": dev}
+
+
+def table(labels, **texts):
+    return pd.DataFrame({"id": [str(number) for number in range(len(labels))], **texts, "label": labels})
+
+
+def test_word_counts_do_not_solve_the_sample(tasks):
+    found = simple_baselines({name: sample_tables(name, 6000) for name in tasks}, tasks)
+    assert 0.35 < found["sst"]["bag_of_words"]["accuracy"] < 0.55
+    assert 0.5 < found["qqp"]["bag_of_words"]["accuracy"] < 0.7
+    assert 0.3 < found["sts"]["word_overlap"]["pearson"] < 0.65
+
+
+def test_a_sentence_whose_words_decide_is_solved(tasks):
+    rows = table([4.0, 0.0] * 20, text=["good film", "bad film"] * 20)
+    found = simple_baselines({"sst": {"train": rows, "dev": rows}}, {"sst": tasks["sst"]})
+    assert found == {"sst": {"bag_of_words": {"accuracy": 1.0}}}
+
+
+def test_pairs_that_share_their_words_are_told_from_those_that_do_not(tasks):
+    words = ["tea", "milk", "rice", "salt"]
+    pairs = [(a, b) for a in words for b in words]
+    rows = table([float(a == b) for a, b in pairs], text_a=[a for a, _ in pairs], text_b=[b for _, b in pairs])
+    found = simple_baselines({"qqp": {"train": rows, "dev": rows}}, {"qqp": tasks["qqp"]})
+    assert found["qqp"]["bag_of_words"]["accuracy"] == 1.0
+
+
+def test_overlap_is_of_lower_cased_words_without_punctuation():
+    rows = table([5.0, 0.0, 2.5], text_a=["A b.", "a b", "a b c"], text_b=["B, a", "c d", "a b d"])
+    assert word_overlap_pearson(rows) == pytest.approx(1.0)
+
+
+def test_rows_that_do_not_vary_have_no_correlation():
+    assert word_overlap_pearson(table([1.0, 2.0], text_a=["a", "a"], text_b=["a", "a"])) == 0.0
+
+
+def test_more_rows_than_the_limit_are_cut_by_the_seed(tasks):
+    tables = {"sst": sample_tables("sst")}
+    found = [simple_baselines(tables, {"sst": tasks["sst"]}, seed, max_train_rows=200) for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("dev", [None, table([np.nan], text=["a film"]), table([], text=[])])
+def test_a_task_without_labelled_dev_rows_is_left_out(tasks, dev):
+    tables = {"train": table([1.0, 2.0], text=["a", "b"])} | ({} if dev is None else {"dev": dev})
+    assert simple_baselines({"sst": tables}, {"sst": tasks["sst"]}) == {}
+
+
+def test_texts_without_words_and_a_single_class_get_the_usual_answer(tasks):
+    sst = {"sst": tasks["sst"]}
+    blank, one = table([1.0, 1.0, 2.0], text=["?", "!", "."]), table([3.0, 3.0], text=["a film", "a plot"])
+    assert simple_baselines({"sst": {"train": blank, "dev": blank}}, sst)["sst"]["bag_of_words"]["accuracy"] == 2 / 3
+    assert simple_baselines({"sst": {"train": one, "dev": one}}, sst)["sst"]["bag_of_words"]["accuracy"] == 1.0
+
+
+def test_a_score_of_single_texts_has_no_baseline():
+    task = Task("length", "single", "cross", build_target("score", limits=(0, 5)))
+    rows = table([1.0, 2.0], text=["a", "b"])
+    assert simple_baselines({"length": {"train": rows, "dev": rows}}, {"length": task}) == {}

@@ -1,0 +1,96 @@
+import csv
+import json
+
+import pytest
+
+from bertrio.data.download import download
+from bertrio.data.table import read_table
+from bertrio.errors import UserError
+
+
+@pytest.fixture
+def source(tmp_path, params, data_params):
+    """Params for two files of sst, with one bad row after `good` good ones, and for corpora of 2,500 rows."""
+
+    def source(good=200, most=0.01, mlm=False):
+        rows = [f"a text {i},{i % 5}\n" for i in range(good)]
+        (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows) + "bad,9\n")
+        (tmp_path / "dev.csv").write_text("text,label\nfine,1\n")
+        (tmp_path / "imdb.tsv").write_text("text\n" + "some text\n" * 2500)
+        (tmp_path / "multinli.tsv").write_text("premise\thypothesis\n" + "some\ttext\n" * 2500)
+        data = data_params(
+            source="files", path=str(tmp_path), corpora_path=str(tmp_path), max_reject_fraction=most,
+            files={"sst": {"train": "train.csv", "dev": "dev.csv"}},
+        )  # fmt: skip
+        base = params(mlm={"enabled": mlm, "rows": {"imdb": 2200, "multinli": 9000, "sick": 0}})
+        return base.model_copy(update={"data": data, "tasks": {"sst": base.tasks["sst"]}})
+
+    return source
+
+
+@pytest.fixture
+def run(tmp_path):
+    out = tmp_path / "out"
+    return lambda params: download(params, out / "raw", out / "rejects", out / "corpora") or out
+
+
+def test_tables_facts_and_rejects_are_written(source, run):
+    out = run(source())
+    assert len(read_table(out / "raw/sst/train.parquet")) == 200 and len(read_table(out / "raw/sst/dev.parquet")) == 1
+    facts = json.loads((out / "raw/facts.json").read_text())
+    assert facts["source"] == "files"
+    assert facts["rejects"] == {"sst": {"total": 1, "train": {"label_out_of_range": 1}}}
+    with open(out / "rejects/sst.csv", newline="") as file:
+        assert list(csv.DictReader(file)) == [
+            {
+                "task": "sst",
+                "split": "train",
+                "file": "train.csv",
+                "row": "202",
+                "reason": "label out of range",
+                "raw": "bad,9",
+            }
+        ]
+
+
+def test_the_same_source_gives_the_same_bytes_and_nothing_old_is_left(source, run):
+    out = run(source())
+    before = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    (out / "raw/sst/test.parquet").write_text("old")
+    run(source())
+    assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_too_many_rejects_stop_the_run_after_they_are_written(source, run, tmp_path):
+    with pytest.raises(
+        UserError, match=r"train\.csv: 1 of 6 rows.*1 label out of range.*sst\.csv\n.*max_reject_fraction"
+    ):
+        run(source(good=5))
+    assert "label out of range" in (tmp_path / "out/rejects/sst.csv").read_text()
+    assert not list((tmp_path / "out/raw").rglob("*.parquet"))
+    run(source(good=5, most=0.2))
+
+
+def test_what_was_read_is_said(source, run, capsys):
+    run(source())
+    said = capsys.readouterr().err
+    assert "sst: read 200 train, 1 dev rows; rejected 1 (1 label out of range)" in said
+
+
+def test_a_task_without_rejects_has_a_file_with_the_header_alone(source, run, tmp_path):
+    params = source()
+    (tmp_path / "train.csv").write_text("text,label\nfine,1\n")
+    assert (run(params) / "rejects/sst.csv").read_text() == "task,split,file,row,reason,raw\n"
+
+
+def test_corpora_are_written_as_far_as_asked_and_only_for_mlm(source, run, capsys):
+    out = run(source(mlm=True))
+    assert sorted(path.name for path in (out / "corpora").iterdir()) == ["imdb.parquet", "multinli.parquet"]
+    assert len(read_table(out / "corpora/imdb.parquet")) == 2200
+    assert read_table(out / "corpora/multinli.parquet")["text"].tolist() == ["some text"] * 2500
+    assert json.loads((out / "raw/facts.json").read_text())["corpora"] == {
+        "imdb": {"rows": 2200},
+        "multinli": {"rows": 2500},
+    }
+    assert "multinli: read 2500 texts, all there are; mlm.rows.multinli asks for 9000" in capsys.readouterr().err
+    assert list((run(source()) / "corpora").iterdir()) == []

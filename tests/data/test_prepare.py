@@ -1,0 +1,72 @@
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.data.prepare import split_data
+from bertrio.data.table import read_table, write_table
+from bertrio.errors import UserError
+from bertrio.files import write_json
+from bertrio.tasks import TEXT_COLUMNS
+
+
+@pytest.fixture
+def raw(tmp_path, monkeypatch, tasks):
+    """A folder as `download` leaves it; the baselines are another module's to test."""
+    baselines = SimpleNamespace(simple_baselines=lambda splits, tasks: {"sst": 0.5})
+    monkeypatch.setitem(sys.modules, "bertrio.data.baselines", baselines)
+    rng = np.random.default_rng(0)
+    for task in tasks.values():
+        for split, count in (("train", 80), ("dev", 10), ("test", 10)):
+            frame = pd.DataFrame({"id": [f"{split}{i}" for i in range(count)]})
+            for name in TEXT_COLUMNS[task.kind]:
+                frame[name] = [f"{split} text {a} and {b}" for a, b in rng.integers(0, 99, (count, 2))]
+            write_table(frame.assign(label=1.0), tmp_path / "raw" / task.name / f"{split}.parquet")
+    write_json(tmp_path / "raw/facts.json", {"source": "files", "origin": {}, "rejects": {"sst": {"total": 0}}})
+    return tmp_path / "raw"
+
+
+def run(params, raw, out="out"):
+    folder = raw.parent / out
+    return folder, split_data(params, raw, folder / "splits", folder / "tokenizer", folder / "data.json")
+
+
+def test_splits_tokenizer_and_facts_are_written(params, raw):
+    out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}), raw)
+    assert len(read_table(out / "splits/qqp/train.parquet")) == 80
+    assert len(read_table(out / "splits/sts/test.parquet")) == 10
+    assert (out / "tokenizer/tokenizer.json").is_file()
+    assert json.loads((out / "data.json").read_text()) == facts
+    assert facts["source"] == "files" and facts["rejects"] == {"sst": {"total": 0}}
+    assert facts["simple_baselines"] == {"sst": 0.5}
+    assert facts["tasks"]["sst"]["train"]["rows"] == 80 and facts["tasks"]["qqp"]["dev"]["labels"] == {"1": 10}
+
+
+def test_pairs_are_counted_as_one_sequence_with_special_tokens(params, raw):
+    _, facts = run(params(encoder={"tiny": {"vocab_size": 500}}), raw)
+    # "train text 7 and 12" is five words; [CLS] a [SEP] b [SEP]
+    assert facts["tasks"]["sst"]["train"]["tokens"]["p50"] >= 5 + 2
+    assert facts["tasks"]["qqp"]["train"]["tokens"]["p50"] >= 5 + 5 + 3
+
+
+def test_a_task_may_be_split_by_a_rule_of_its_own(params, raw):
+    rule = {"strategy": "random", "fractions": [0.5, 0.25, 0.25]}
+    _, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data={"split": {"tasks": {"sst": rule}}}), raw)
+    assert [facts["tasks"]["sst"][split]["rows"] for split in ("train", "dev", "test")] == [50, 25, 25]
+    assert facts["tasks"]["qqp"]["train"]["rows"] == 80
+
+
+def test_two_runs_write_the_same_bytes(params, raw):
+    base = params(encoder={"tiny": {"vocab_size": 200}})
+    first, second = (run(base, raw, name)[0] for name in ("one", "two"))
+    files = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
+    assert len(files) >= 11 and all((first / path).read_bytes() == (second / path).read_bytes() for path in files)
+
+
+def test_raw_files_that_are_missing_are_an_error_that_says_what_to_run(params, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bertrio.data.baselines", SimpleNamespace(simple_baselines=None))
+    with pytest.raises(UserError, match="run the stage download first"):
+        run(params(), tmp_path / "raw")

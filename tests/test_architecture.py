@@ -1,0 +1,77 @@
+"""Who may import whom: the rooms of the house, from the ground up. Imports run downward only."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+FLOORS = [  # a module may import from lower floors, and from its own room
+    {"errors", "files", "console", "tasks"},
+    {"params", "losses", "schedules", "model.heads", "model.pooling", "model.names", "runtime", "stage"},
+    {"data", "model", "evaluation", "ensembling"},
+    {"training"},
+    {"cli"},
+]
+METHOD_ROOMS = {"losses", "schedules", "model.heads", "model.pooling"}  # they get plain values, never params
+LIGHT = {"cli", "params", "tasks", "data.inputs", "data.table", "evaluation.metrics", "ensembling"}  # import no torch
+
+
+def modules(root: Path) -> dict[str, set[str]]:
+    """Every module of bertrio and what it imports from bertrio, wherever in the file the import stands."""
+    source = root / "src" / "bertrio"
+    found = {}
+    for path in source.rglob("*.py"):
+        name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
+        if name == "__init__":
+            continue
+        imports = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertrio."):
+                imports.add(node.module.removeprefix("bertrio."))
+            assert not (isinstance(node, ast.ImportFrom) and node.level), f"{name}: relative import"
+        found[name] = imports
+    return found
+
+
+def floor(module: str) -> tuple[int, str]:
+    """The floor and the room of a module; a room named with a dot is more specific than its parent."""
+    rooms = [(number, room) for number, rooms in enumerate(FLOORS) for room in rooms]
+    return max(
+        (hit for hit in rooms if module == hit[1] or module.startswith(hit[1] + ".")), key=lambda hit: len(hit[1])
+    )
+
+
+def test_every_module_has_a_room(root):
+    for module in modules(root):
+        assert floor(module)
+
+
+def test_imports_run_downward_only(root):
+    for module, imports in modules(root).items():
+        for imported in imports:
+            (upper, room), (lower, other) = floor(module), floor(imported)
+            # data reads tokenizers and model reads token batches: neighbours, not above each other
+            assert lower < upper or room == other or {room, other} <= FLOORS[2], f"{module} imports {imported}"
+
+
+def test_method_rooms_know_neither_params_nor_each_other(root):
+    for module, imports in modules(root).items():
+        if floor(module)[1] in METHOD_ROOMS:
+            assert imports <= {"errors", "tasks"}, module
+
+
+@pytest.mark.parametrize("module", sorted(LIGHT))
+def test_what_must_start_fast_imports_no_torch(root, module):
+    import subprocess
+    import sys
+
+    code = f"import sys; sys.path.insert(0, 'src'); import bertrio.{module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+def test_stages_hold_no_logic(root):
+    for path in (root / "stages").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        kinds = [type(node).__name__ for node in ast.walk(tree)]
+        assert not {"For", "While", "Try", "ClassDef", "ListComp"} & set(kinds), path.name
+        assert len(path.read_text().splitlines()) < 50, path.name

@@ -1,0 +1,36 @@
+import subprocess
+import sys
+
+import pytest
+
+from bertrio.cli import main
+from bertrio.files import write_json
+
+
+def test_metrics_prints_the_result(tmp_path, capsys):
+    chosen = {"rows": "dev", "by": "overall_normalized"}
+    write_json(tmp_path / "e.json", {"dev": {"sst": {"accuracy": 0.5}, "overall_mean": 0.6}, "selected_on": chosen})
+    assert main(["metrics", "--file", str(tmp_path / "e.json")]) == 0
+    told = capsys.readouterr().out
+    assert "sst accuracy" in told
+    assert "0.5000" in told
+    assert "0.6000" in told
+
+
+def test_a_problem_is_one_message_and_exit_code_2(tmp_path, capsys):
+    assert main(["metrics", "--file", str(tmp_path / "none.json")]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, capsys):
+    assert main(["check", "--params", str(root / "params.yaml")]) == 0
+    (tmp_path / "params.yaml").write_text("runtime: {seed: one}\n")
+    assert main(["check", "--params", str(tmp_path / "params.yaml")]) == 2
+    assert "runtime.seed: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["metrics", "--help"]])
+def test_help_needs_nothing_heavy(arguments):
+    code = f"import sys; from bertrio.cli import main\ntry: main({arguments})\nexcept SystemExit: pass\n"
+    code += "sys.exit(bool({'torch', 'pandas', 'pydantic', 'rich'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0

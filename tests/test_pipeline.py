@@ -1,0 +1,226 @@
+"""The whole DAG as a user runs it: a copy of the project at a small size, DVC and all."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from bertrio.params import merged, read_yaml
+
+SMALL = {
+    "runtime": {"threads": 1, "device": "cpu"},
+    "data": {"sample": {"train_rows": 160, "dev_rows": 40, "test_rows": 30}},
+    "encoder": {"tiny": {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32}},
+    "mlm": {"rows": {"imdb": 30, "multinli": 30, "sick": 30}, "block_size": 32, "max_steps": 20},
+    "finetune": {"epochs": 2},
+}
+STAGES = ("check", "download", "split", "pretrain_mlm", "prefinetune", "finetune@base", "ensemble", "evaluate")
+
+
+class Project:
+    """A git and DVC repository in a folder of its own."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.folder = folder
+        for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+            shutil.copy(root / name, folder / name)
+        for name in ("stages", "src"):
+            shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        self.write_params({})
+        self.run("git", "init", "-q")
+        self.run("dvc", "init", "-q")
+        self.run("dvc", "config", "core.analytics", "false")
+        self.commit()
+        self._root = root
+
+    def write_params(self, overrides: dict) -> None:
+        root = Path(__file__).parents[1]
+        params = merged(merged(read_yaml(root / "params.yaml"), SMALL), overrides)
+        (self.folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+
+    def run(self, *command: str, fails: bool = False) -> str:
+        """Runs a command there; returns what it printed."""
+        paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        who = {
+            "GIT_AUTHOR_NAME": "t",
+            "GIT_AUTHOR_EMAIL": "t@t",
+            "GIT_COMMITTER_NAME": "t",
+            "GIT_COMMITTER_EMAIL": "t@t",
+        }
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**os.environ, **who, "PATH": paths, "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+        )
+        output = done.stdout + done.stderr
+        assert (done.returncode != 0) == fails, output
+        return output
+
+    def commit(self) -> None:
+        self.run("git", "add", "-A")
+        self.run("git", "commit", "-q", "-m", "state")
+
+    def json(self, name: str) -> dict:
+        return json.loads((self.folder / name).read_text())
+
+    def bytes(self, *names: str) -> dict[str, bytes]:
+        return {name: (self.folder / name).read_bytes() for name in names}
+
+
+def stages_run(output: str) -> list[str]:
+    return [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    made = Project(Path(__file__).parents[1], tmp_path_factory.mktemp("project"))
+    made.first_output = made.run("dvc", "repro")
+    made.commit()
+    return made
+
+
+def test_repro_runs_the_chain_and_writes_all_that_is_promised(project):
+    assert stages_run(project.first_output) == list(STAGES)
+    evaluation = project.json("metrics/evaluation.json")
+    for split in ("dev", "test"):
+        assert set(evaluation[split]) == {"sst", "qqp", "sts", "overall_mean", "overall_normalized"}
+        assert "f1" in evaluation[split]["qqp"]
+        assert set(evaluation[split]["sts"]) == {"pearson", "spearman"}
+    assert evaluation["selected_on"] == {"rows": "dev", "by": "overall_normalized"}
+    assert evaluation["best_epoch"]["base"] in (1, 2)
+    timing = project.json("metrics/timing.json")
+    assert {"seconds", "peak_memory_mb", "rows_per_second"} <= set(timing["finetune-base"])
+    assert project.json("metrics/mlm.json") == {"enabled": False}
+    for name in ("sst", "para", "sts"):
+        lines = (project.folder / f"predictions/submission/{name}-test-output.csv").read_text().splitlines()
+        assert len(lines) == 31
+    assert list(pd.read_csv(project.folder / "plots/history/base.csv")["epoch"]) == [1, 2]
+    assert (project.folder / "models/members/base/encoder/model.safetensors").exists()
+
+
+def test_repro_again_only_checks(project):
+    assert stages_run(project.run("dvc", "repro")) == ["check"]
+
+
+def test_an_unknown_param_stops_repro_though_no_stage_reads_it(project):
+    kept = (project.folder / "params.yaml").read_text()
+    project.write_params({"finetune": {"lrr": 1}})
+    output = project.run("dvc", "repro", fails=True)
+    assert "unknown param; did you mean finetune.lr?" in output
+    assert "Traceback" not in output
+    (project.folder / "params.yaml").write_text(kept)
+
+
+def test_the_scripts_alone_give_the_same_bytes_as_dvc(project, tmp_path):
+    names = (
+        "predictions/ensemble.parquet",
+        "predictions/members/base/predictions.parquet",
+        "metrics/evaluation.json",
+        "metrics/data.json",
+        "plots/history/base.csv",
+        "models/members/base/encoder/model.safetensors",
+    )
+    by_dvc = project.bytes(*names)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("params.yaml", "stages", "src"):
+        source = project.folder / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, copy / name)
+    for stage in STAGES:
+        script, _, member = stage.partition("@")
+        command = [sys.executable, f"stages/{script}.py", *(["--member", member] if member else [])]
+        subprocess.run(command, cwd=copy, check=True, capture_output=True)
+    assert {name: (copy / name).read_bytes() for name in names} == by_dvc
+
+
+def test_an_experiment_runs_only_the_stages_that_read_the_param(project):
+    output = project.run("dvc", "exp", "run", "-n", "slower", "-S", "finetune.lr=1e-6")
+    assert stages_run(output) == ["check", "finetune@base", "ensemble", "evaluate"]
+    assert "1e-06" in (project.folder / "params.yaml").read_text()
+    assert "finetune.lr" in project.run("dvc", "params", "diff")
+    assert "dev.overall_normalized" in project.run("dvc", "metrics", "diff")
+    assert "slower" in project.run("dvc", "exp", "show", "--csv")
+    project.run("git", "checkout", "--", ".")
+    assert "finetune@base" not in stages_run(project.run("dvc", "repro")), "an old state comes back from the cache"
+
+
+def test_a_combining_rule_runs_no_training(project):
+    output = project.run("dvc", "exp", "run", "-S", "ensemble.combine=mean")
+    assert stages_run(output) == ["check", "ensemble", "evaluate"]
+    project.run("git", "checkout", "--", ".")
+
+
+def test_optional_stages_and_members(project):
+    members = {"base": {}, "second": {"runtime": {"seed": 2}, "tasks": {"sst": {"dropout": 0.3}}}}
+    project.write_params({"mlm": {"enabled": True}, "prefinetune": {"epochs": 1}, "ensemble": {"members": members}})
+    output = project.run("dvc", "repro")
+    assert {"pretrain_mlm", "prefinetune", "finetune@base", "finetune@second", "ensemble"} <= set(stages_run(output))
+    perplexity = project.json("metrics/mlm.json")["perplexity"]
+    assert perplexity["after"] < perplexity["before"]
+    assert set(project.json("metrics/prefinetune.json")["dev"]) == {"qqp"}
+    assert set(project.json("metrics/evaluation.json")["best_epoch"]) == {"base", "second"}
+    project.write_params({"mlm": {"enabled": True}, "prefinetune": {"epochs": 1}})
+    assert stages_run(project.run("dvc", "repro")) == ["check", "ensemble", "evaluate"]
+    assert set(project.json("metrics/evaluation.json")["best_epoch"]) == {"base"}
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """A folder of the course's files and an encoder, beside the project."""
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    folder = tmp_path / "outside"
+    (folder / "course").mkdir(parents=True)
+    for prefix, columns, label in (
+        ("ids-sst", ("sentence",), "sentiment"),
+        ("quora", ("sentence1", "sentence2"), "is_duplicate"),
+        ("sts", ("sentence1", "sentence2"), "similarity"),
+    ):
+        for split in ("train", "dev", "test-student"):
+            header = ["", "id", *columns, *([] if split == "test-student" else [label])]
+            rows = [[str(i), f"{split}{i}", *[f" words {i} {c}" for c in columns], str(i % 2)] for i in range(24)]
+            text = "\n".join("\t".join(row[: len(header)]) for row in [header, *rows]) + "\n"
+            (folder / "course" / f"{prefix}-{split}.csv").write_text(text)
+    vocab = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "words", "sentence"])}
+    BertTokenizerFast(vocab=vocab).save_pretrained(folder / "encoder")
+    config = BertConfig(vocab_size=7, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    BertModel(config).save_pretrained(folder / "encoder")
+    return folder
+
+
+def test_what_lies_outside_is_watched(project, outside):
+    project.write_params(
+        {
+            "data": {"source": "cs224n", "path": str(outside / "course")},
+            "encoder": {"name": str(outside / "encoder")},
+            "finetune": {"epochs": 1},
+        }
+    )
+    project.run("dvc", "repro")
+    assert "test" not in project.json("metrics/evaluation.json")
+    assert stages_run(project.run("dvc", "repro")) == ["check"]
+    with open(outside / "course" / "sts-dev.csv", "a") as file:
+        file.write("99\tmore\ta new row\tof the file\t3.5\n")
+    assert "download" in stages_run(project.run("dvc", "repro"))
+    assert project.json("metrics/data.json")["tasks"]["sts"]["dev"]["rows"] == 25
+    config = json.loads((outside / "encoder" / "config.json").read_text())
+    (outside / "encoder" / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.2}))
+    ran = stages_run(project.run("dvc", "repro"))
+    assert "download" not in ran
+    assert {"pretrain_mlm", "finetune@base"} <= set(ran)
+
+
+def test_a_folder_that_is_not_there_is_a_clear_error(project):
+    project.write_params({"data": {"source": "cs224n", "path": "../nowhere"}})
+    output = project.run("dvc", "repro", fails=True)
+    assert "data.path: there is no file or folder ../nowhere" in output
+    assert "--queue or --temp" in output
+    assert "Traceback" not in output

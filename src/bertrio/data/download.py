@@ -33,7 +33,8 @@ def download(
         params: all params; `data`, `tasks`, `mlm.enabled` and `mlm.rows` are read.
         raw: gets <task>/<split>.parquet, and facts.json with the source, its facts, counts of rejects, and corpora.
         rejects: gets <task>.csv, with no more than the header if there are none.
-        corpora: gets <name>.parquet if `mlm.enabled`, and stays empty otherwise.
+        corpora: gets <name>.parquet if `mlm.enabled`, and rows.json with how many rows there are of each, so that
+            the folder is never empty, of which DVC would warn.
 
     Raises:
         UserError: if the source can't be read, or more than `data.max_reject_fraction` of a file's rows are
@@ -54,6 +55,7 @@ def download(
     if params.mlm.enabled:
         facts["corpora"] = _write_corpora(params.data, params.mlm.rows, corpora)
     write_json(raw / "facts.json", facts)
+    write_json(corpora / "rows.json", {name: own["rows"] for name, own in facts.get("corpora", {}).items()})
 
 
 def _empty(folder: str | Path) -> Path:

@@ -68,5 +68,5 @@ def test_two_runs_write_the_same_bytes(params, raw):
 
 def test_raw_files_that_are_missing_are_an_error_that_says_what_to_run(params, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "bertrio.data.baselines", SimpleNamespace(simple_baselines=None))
-    with pytest.raises(UserError, match="run the stage download first"):
+    with pytest.raises(UserError, match="is missing; an earlier stage makes it"):
         run(params(), tmp_path / "raw")

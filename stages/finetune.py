@@ -14,7 +14,7 @@ from bertrio.training.finetune import Inputs, finetune
 
 def main(member: str) -> dict:
     params = load_member(member)
-    runtime = set_up(**params.runtime.model_dump(), wide=params.encoder.wide)
+    runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
     return finetune(
         params,
         runtime,

@@ -96,6 +96,13 @@ def test_the_text_that_dvc_itself_writes_for_a_small_number_is_understood(tmp_pa
         ({"ensemble": {"members": {"b": {"encoder": {"name": "x"}}}}}, r"members\.b\.encoder\.name: can't differ"),
         ({"ensemble": {"members": {"b": 3}}}, r"ensemble\.members\.b: "),
         ({"ensemble": {"members": {"a/b": {}}}}, r"ensemble\.members\.a/b"),
+        ({"ensemble": {"members": {1: {}}}}, r"ensemble\.members\.1"),  # DVC drops stages with numbers for names
+        (
+            {"ensemble": {"members": {"b": {"tasks": {"x": {}}}}}},
+            r"members\.b\.tasks\.x: no such task, expected one of",
+        ),
+        ({"ensemble": {"members": {"b": {"tasks": {"sst": {"kind": "pair"}}}}}}, r"b\.tasks\.sst\.kind: can't differ"),
+        ({"data": {"split": {"fractions": [0.7, 0.3]}}}, r"data\.split\.fractions: expected more values, found"),
         ({"tasks": {"last": TASK}}, r"tasks\.last: is a word of its own here"),
     ],
 )

@@ -152,6 +152,13 @@ def test_an_experiment_runs_only_the_stages_that_read_the_param(project):
     assert "finetune@base" not in stages_run(project.run("dvc", "repro")), "an old state comes back from the cache"
 
 
+def test_an_experiment_in_a_copy_leaves_the_workspace_alone(project):
+    output = project.run("dvc", "exp", "run", "--temp", "-n", "aside", "-S", "finetune.epochs=1")
+    assert "finetune@base" in stages_run(output)
+    assert project.run("git", "status", "--porcelain").strip() == ""
+    assert "aside" in project.run("dvc", "exp", "list")
+
+
 def test_a_combining_rule_runs_no_training(project):
     output = project.run("dvc", "exp", "run", "-S", "ensemble.combine=mean")
     assert stages_run(output) == ["check", "ensemble", "evaluate"]

@@ -29,7 +29,7 @@ def test_precision_can_be_forced_and_auto_is_one_of_the_two():
 
 
 def test_auto_is_float32_for_an_encoder_too_narrow_to_gain_by_bf16(default_params):
-    assert not default_params.encoder.wide
-    assert default_params.encoder.model_copy(update={"name": "some/encoder"}).wide
-    assert set_up(1, "cpu", "auto", wide=False).compute == torch.float32
-    assert set_up(1, "cpu", "bf16", wide=False).compute == torch.bfloat16
+    assert default_params.encoder.width == default_params.encoder.tiny.hidden_size
+    assert default_params.encoder.model_copy(update={"name": "some/encoder"}).width is None
+    assert set_up(1, "cpu", "auto", width=64).compute == torch.float32
+    assert set_up(1, "cpu", "bf16", width=64).compute == torch.bfloat16

@@ -22,6 +22,7 @@ from bertrio.tasks import Task, build_target
 OVERALL = ("overall_normalized", "overall_mean")
 RESERVED = (*OVERALL, "last")  # what finetune.select takes beside the tasks
 MEMBER_GROUPS = ("runtime", "tasks", "encoder", "optimizer", "finetune", "schedule")  # what finetune reads
+FIXED_IN_TASKS = ("kind", "target", "classes", "range")  # decide what a label is
 PREPARED = ("encoder.name", "encoder.revision", "encoder.tiny")  # settled before finetune, the same for all members
 
 
@@ -179,9 +180,9 @@ class EncoderParams(Group):
     tiny: TinyParams
 
     @property
-    def wide(self) -> bool:
-        """Whether bf16 can be faster: for matrices of less than some 256 columns the casts cost more than they save."""
-        return self.name != "tiny" or self.tiny.hidden_size >= 256
+    def width(self) -> int | None:
+        """The hidden size, where params say it."""
+        return self.tiny.hidden_size if self.name == "tiny" else None
 
     @property
     def lr_factor(self) -> float:
@@ -241,7 +242,7 @@ class ScheduleParams(Group):
 
 class EnsembleParams(Group):
     members: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")], dict[str, Any] | None], Field(min_length=1)
+        dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], dict[str, Any] | None], Field(min_length=1)
     ]
     combine: Literal["vote", "mean"]
 
@@ -297,8 +298,13 @@ class Params(Group):
             return []
         described = self.data.files if self.data.source == "files" else self.data.hub.tasks
         place = "data.files" if self.data.source == "files" else "data.hub.tasks"
-        missing = [name for name in self.tasks if name not in described]
-        return [f"{place}: found no block for task {name}, expected one for each task" for name in missing]
+        missing = [f"{place}: found no block for task {name}" for name in self.tasks if name not in described]
+        if self.data.source == "hub" and self.mlm.enabled:
+            wanted = [name for name, rows in self.mlm.rows if rows and name not in self.data.hub.corpora]
+            missing += [
+                f"data.hub.corpora: found no block for {name}, of which mlm.rows asks for rows" for name in wanted
+            ]
+        return list(missing)
 
 
 def _not_in(param: str, value: str, known: Any, names: str) -> str | None:
@@ -343,10 +349,13 @@ def _member(raw: dict[str, Any], params: Params, name: str, path: str) -> Params
             )
         if not isinstance(block, dict):
             raise UserError(f"{path}: {at}.{group}: found {block!r}, expected a block of params such as {{seed: 2}}")
-        for key in block:
-            if f"{group}.{key}" in PREPARED or (group == "tasks" and key not in params.tasks):
+        for key, value in block.items():
+            if group == "tasks" and key not in params.tasks:
+                raise UserError(f"{path}: {at}.tasks.{key}: no such task, expected one of {', '.join(params.tasks)}")
+            inner = [f"{key}.{name}" for name in FIXED_IN_TASKS if group == "tasks" and name in (value or {})]
+            for name in [key] if f"{group}.{key}" in PREPARED else inner:
                 raise UserError(
-                    f"{path}: {at}.{group}.{key}: can't differ between members; set {group}.{key} for all of them"
+                    f"{path}: {at}.{group}.{name}: can't differ between members; set {group}.{name} for all of them"
                 )
     return _validate(merged(raw, overrides), path, at)
 
@@ -407,7 +416,9 @@ def _message(item: dict[str, Any], raw: dict[str, Any], prefix: str) -> str:
         return f"{name}: unknown param; {_nearest(item['loc'])}"
     text = re.sub(r"^(Value error, |Input )", "", item["msg"])
     if item["type"] == "missing":
-        return f"{name}: is missing; every param of the file that bertrio came with must be there"
+        if isinstance(item["loc"][-1], int):
+            return f"{name.rpartition('.')[0]}: expected more values, found {item['input']!r}"
+        return f"{name}: is missing, and has no default"
     if item["type"] == "value_error":
         return f"{name}: {text}" if name else text
     return f"{name}: {text.replace('should be', 'expected')}, found {item['input']!r}"

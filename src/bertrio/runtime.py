@@ -13,6 +13,8 @@ import torch
 
 from bertrio.errors import UserError
 
+NARROW = 256
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -32,7 +34,7 @@ class Runtime:
 
 
 def set_up(
-    seed: int, device: str = "auto", precision: str = "auto", threads: int | None = None, wide: bool = True
+    seed: int, device: str = "auto", precision: str = "auto", threads: int | None = None, width: int | None = None
 ) -> Runtime:
     """Seeds the global generators and picks device, precision and threads.
 
@@ -41,7 +43,8 @@ def set_up(
         device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
         precision: `auto` (bf16 where the hardware multiplies it well), `float32` or `bf16`.
         threads: CPU threads of torch; None leaves its own choice, all cores.
-        wide: whether the encoder's matrices are large enough for bf16 to be faster; `auto` is float32 if not.
+        width: the encoder's hidden size, if known; `auto` is float32 below `NARROW`, where casts to bf16 cost more
+            than they save.
 
     Raises:
         UserError: if the device is not there.
@@ -53,7 +56,7 @@ def set_up(
     torch.manual_seed(seed)
     where = _device(device)
     if precision == "auto":
-        precision = "bf16" if wide and _fast_bf16(where) else "float32"
+        precision = "bf16" if _fast_bf16(where) and (width is None or width >= NARROW) else "float32"
     return Runtime(where, torch.bfloat16 if precision == "bf16" else torch.float32)
 
 

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from bertrio.errors import UserError
-from bertrio.model.encoder import Encoder, initial_transformer, load_transformer, set_dropout
+from bertrio.model.encoder import Encoder, check_length, initial_transformer, load_transformer, set_dropout
 
 SMALL = {
     "vocab_size": 100,
@@ -175,3 +175,23 @@ def test_without_a_network_a_hub_id_says_what_to_do(default_params, monkeypatch)
         UserError, match="looked for this id at revision abc on the Hugging Face hub; without a network"
     ):
         initial_transformer(of_name(default_params, "nobody/nothing-of-the-kind", "abc"), 100)
+
+
+@pytest.mark.parametrize(("name", "most"), [("bert", 512), ("roberta", 64), ("deberta_v3", None), ("distilbert", 512)])
+def test_texts_longer_than_the_positions_are_refused_with_the_param(name, most):
+    config = CONFIGS[name]()
+    if most is None:
+        check_length(config, 100_000, "encoder.max_length")
+        return
+    check_length(config, most, "encoder.max_length")
+    with pytest.raises(UserError, match=rf"encoder\.max_length: found {most + 1}, .* {most} tokens at most"):
+        check_length(config, most + 1, "encoder.max_length")
+
+
+def test_the_most_tokens_that_are_let_through_run(kind, transformer):
+    if kind in ("deberta_v3", "modernbert"):
+        pytest.skip("positions are relative")
+    most = 64 if kind == "roberta" else 512
+    check_length(transformer.config, most, "x")
+    tokens = tokens_of(transformer, lengths=(most,))
+    assert pooled(Encoder(transformer, "cls").eval(), tokens).isfinite().all()

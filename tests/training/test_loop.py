@@ -94,3 +94,23 @@ def test_a_frozen_encoder_stays_and_its_heads_learn(workspace):
     list(trainer_of(params, model, train, epochs=1).run("test"))
     changed = {name.split(".")[0] for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert changed == {"heads"}
+
+
+def test_shorter_sets_cycle_and_longer_ones_carry_on_across_epochs(workspace):
+    params, model, train = setting(workspace, tasks={"qqp": {"batch_size": 4}})
+    train["sts"] = train["sts"].take(np.arange(10))
+    trainer = trainer_of(params, model, train, epochs=2)  # 8 steps an epoch: sst 8 batches, qqp 15, sts 2
+    seen = {"qqp": [], "sts": []}
+    for task, rows in seen.items():
+        batch_of = trainer.streams[task].rows.batch
+        trainer.streams[task].rows.batch = lambda at, rows=rows, batch_of=batch_of: (rows.extend(at), batch_of(at))[1]
+    list(trainer.run("test"))
+    assert sorted(seen["qqp"][:60]) == list(range(60)), "all rows come before any comes again"
+    assert len(seen["qqp"]) == 64
+    assert all(sorted(seen["sts"][start : start + 10]) == list(range(10)) for start in range(0, 80, 10))
+
+
+def test_a_task_can_not_have_a_name_of_torchs_own(workspace):
+    params = workspace.params(tasks={"values": workspace.params().tasks["sts"].model_dump()})
+    with pytest.raises(UserError, match=r"tasks\.values: a task can't have this name"):
+        build_model(params, "models/encoder", set_up(1, "cpu", "float32"))

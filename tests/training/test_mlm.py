@@ -101,3 +101,9 @@ def test_max_steps_stops_early_and_two_runs_are_the_same_bytes(workspace, corpor
     assert (workspace.root / "a/model.safetensors").read_bytes() == (
         workspace.root / "b/model.safetensors"
     ).read_bytes()
+
+
+def test_a_diverging_run_stops_and_says_so_and_saves_nothing(workspace, corpora):
+    with pytest.raises(UserError, match=r"loss is (nan|inf); try a lower mlm\.lr"):
+        pretrained(workspace, "models/out", enabled=True, lr=1e30)
+    assert not (workspace.root / "models/out").exists()

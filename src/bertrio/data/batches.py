@@ -15,6 +15,7 @@ from torch import Tensor
 from bertrio.tasks import Task
 
 Tokens = dict[str, Tensor]
+CHUNK = 1000  # rows that are tokenised together: what the tokenizer returns takes many times the room of the ids
 WINDOW = 50  # batches that are sorted together: enough for little padding, few enough for a fresh order every epoch
 
 
@@ -49,11 +50,12 @@ class Rows:
         self.label_values = frame["label"].to_numpy(dtype=np.float64, copy=True)
         texts = [frame[column].tolist() for column in task.text_columns]
         self._padding = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "token_type_ids": 0}
-        self._fields = {
-            name: [np.asarray(row, dtype=np.int64) for row in rows]
-            for name, rows in tokenizer(*texts, truncation=True, max_length=max_length, padding=False).items()
-            if name in self._padding
-        }
+        self._fields: dict[str, list[np.ndarray]] = {}
+        for start in range(0, len(frame), CHUNK):
+            chunk = [column[start : start + CHUNK] for column in texts]
+            for name, rows in tokenizer(*chunk, truncation=True, max_length=max_length, padding=False).items():
+                if name in self._padding:
+                    self._fields.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in rows)
         self.lengths = np.array([len(row) for row in self._fields["input_ids"]])
         labels = torch.from_numpy(self.label_values)
         self._labels = None if np.isnan(self.label_values).any() else labels.to(getattr(torch, task.target.label_dtype))

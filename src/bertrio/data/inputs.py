@@ -13,7 +13,7 @@ from pathlib import Path
 from bertrio.errors import UserError, missing_path
 from bertrio.files import write_json
 from bertrio.model.names import local_folder
-from bertrio.params import Params, load_member, load_params
+from bertrio.params import Params, load_params
 
 ENCODER_FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
 
@@ -29,8 +29,6 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         UserError: for anything wrong in params.yaml, and for files and folders that are not there.
     """
     params = load_params(params_path)
-    for name in params.ensemble.members:
-        load_member(name, params_path)
     written = {
         "source": _source_digest(params),
         "corpora": _corpora_digest(params),
@@ -51,8 +49,13 @@ def _source_digest(params: Params) -> dict[str, str]:
         folder = _folder("data.path", data.path)
         return _digests(folder, sorted(folder.glob("*.csv")))
     if data.source == "files":
-        base = Path(data.path or ".")
-        named = [path for task in data.files.values() for path in (task.train, task.dev, task.test) if path]
+        base = Path(data.path or ".").expanduser()
+        named = [
+            path
+            for name in params.tasks
+            for path in data.files[name].model_dump(include={"train", "dev", "test"}).values()
+            if path
+        ]
         for name in named:
             if not (base / name).is_file():
                 raise missing_path("data.files", base / name)
@@ -81,6 +84,8 @@ def _encoder_digest(params: Params) -> dict[str, str]:
 
 def _folder(param: str, value: str | None) -> Path:
     folder = Path(value or "").expanduser()
+    if folder.is_file():
+        raise UserError(f"{param}: {value} is a file, expected a folder")
     if not folder.is_dir():
         raise missing_path(param, value)
     return folder

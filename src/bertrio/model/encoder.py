@@ -120,6 +120,21 @@ def initial_transformer(params: EncoderParams, vocab_size: int, auto_class: Any 
     return model
 
 
+def check_length(config: Any, tokens: int, param: str) -> None:
+    """Checks that the architecture has positions for texts of `tokens` tokens.
+
+    Raises:
+        UserError: naming `param`, which asks for them.
+    """
+    most = getattr(config, "max_position_embeddings", None)
+    if not most or getattr(config, "position_biased_input", True) is False:  # DeBERTa-v3 has relative positions alone
+        return
+    if config.model_type in ("roberta", "xlm-roberta", "camembert"):
+        most -= config.pad_token_id + 1  # they count positions from behind the padding id
+    if tokens > most:
+        raise UserError(f"{param}: found {tokens}, but this encoder has positions for {most} tokens at most")
+
+
 def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None) -> None:
     """Sets the dropout rates in a config, whatever its architecture calls them; None leaves them."""
     for fields, value in ((DROPOUT_FIELDS, dropout), (ATTENTION_DROPOUT_FIELDS, attention_dropout)):

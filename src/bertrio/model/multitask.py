@@ -8,8 +8,9 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from bertrio.errors import UserError
 from bertrio.files import whole_file, write_json
-from bertrio.model.encoder import Encoder, Tokens, load_transformer
+from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer
 from bertrio.model.heads import HEADS, HeadOutput
 from bertrio.params import Params, build_tasks
 from bertrio.runtime import Runtime
@@ -45,6 +46,10 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
     """The model that `params` describes, the encoder from `encoder_folder`, fresh heads from the global generator."""
     options = params.encoder
     transformer = load_transformer(encoder_folder, options.dropout, options.attention_dropout)
+    check_length(transformer.config, options.max_length, "encoder.max_length")
+    for name in params.tasks:
+        if hasattr(nn.ModuleDict, name):  # torch keeps such names for itself
+            raise UserError(f"tasks.{name}: a task can't have this name; choose another")
     encoder = Encoder(transformer, options.pooling, options.frozen)
     heads = {
         name: HEADS[params.tasks[name].head](encoder.size, task.target.size, params.tasks[name].dropout)

@@ -31,7 +31,7 @@ def source_of(name: str, revision: str | None) -> Iterator[str]:
     folder = local_folder(name)
     try:
         yield str(folder or name)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         if isinstance(error, FileExistsError):
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

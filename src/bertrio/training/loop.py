@@ -125,6 +125,6 @@ def infer(model: MultitaskModel, rows: Rows, batch_size: int) -> np.ndarray:
     with torch.inference_mode(), progress(f"{rows.task.name}: predicting", total=len(rows)) as bar:
         for batch in rows.sorted_batches(batch_size):
             batch = batch.to(model.runtime.device)
-            outputs[batch.rows] = model(rows.task.name, batch.inputs).outputs.double().cpu().numpy()
+            outputs[batch.rows] = model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()
             bar.advance(len(batch.rows))
     return outputs

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from bertrio.console import progress, say
 from bertrio.errors import UserError, need
-from bertrio.model.encoder import initial_transformer
+from bertrio.model.encoder import Encoder, check_length, initial_transformer
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.params import MlmParams, Params
 from bertrio.runtime import Runtime, generator
@@ -41,11 +41,14 @@ def pretrain_mlm(
     """
     tokenizer = load_tokenizer(tokenizer_folder)
     transformer = initial_transformer(params.encoder, len(tokenizer))
+    Encoder(transformer, params.encoder.pooling)  # says now, not after hours, if there is no such pooling
+    check_length(transformer.config, params.encoder.max_length, "encoder.max_length")
     metrics: dict[str, Any] = {"enabled": params.mlm.enabled}
     timing: dict[str, Any] = {}
     if params.mlm.enabled:
         from transformers import AutoModelForMaskedLM
 
+        check_length(transformer.config, params.mlm.block_size, "mlm.block_size")
         model = initial_transformer(params.encoder, len(tokenizer), AutoModelForMaskedLM).to(runtime.device)
         Path(folder).parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=Path(folder).parent, prefix=".blocks-") as scratch:
@@ -152,6 +155,8 @@ def _fit(
             rows, order = order[: options.batch_size], order[options.batch_size :]
             ids, picked = _masked(blocks, rows, tokenizer, options, masks_of)
             loss = _loss(model, ids, picked, blocks[rows], runtime)
+            if not math.isfinite(loss.item()):
+                raise UserError(f"the masked-language-model loss is {loss.item()}; try a lower mlm.lr")
             loss.backward()
             clip_gradients(model, params.optimizer.max_grad_norm)
             optimizer.step()

@@ -35,11 +35,10 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     from bertrio.training.data import load_split
     from bertrio.training.finetune import joint_trainer, score, told
 
-    runtime = set_up(**params.runtime.model_dump(), wide=params.encoder.wide)
+    params = params.model_copy(update={"tasks": {options.task: params.tasks[options.task]}})
+    runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
     model = build_model(params, encoder, runtime)
-    train, dev = (
-        {options.task: load_split(params, split, splits, tokenizer)[options.task]} for split in ("train", "dev")
-    )
+    train, dev = (load_split(params, split, splits, tokenizer) for split in ("train", "dev"))
     trainer = joint_trainer(params, model, train, options.lr, options.epochs, options.max_steps)
     scores: dict[str, Any] = {}
     for log in trainer.run("prefinetune"):

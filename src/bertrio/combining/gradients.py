@@ -1,0 +1,134 @@
+"""The encoder's gradients, task by task within one step: kept apart, compared, and put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+# Terms of one dot product in float32. Over the 23 million of BERT's word embeddings a single one is off by 1e-4.
+CHUNK = 1 << 20
+
+
+class TaskGradients:
+    """Keeps the gradients of some parameters apart by task, from each task's backward pass to the update.
+
+    In a step, each task's loss runs backward and `take` follows at once. Then `gramian` says how the tasks'
+    gradients lie to each other, and `put` leaves their weighted sum in `.grad`. Parameters that are not given here
+    (heads, layers that only some tasks share) add up their gradients in place as ever and are never touched.
+    No more is held than one set of gradients a task.
+
+    Args:
+        parameters: those that the tasks share, each once.
+
+    Raises:
+        ValueError: if a parameter is given twice.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+        if len({id(parameter) for parameter in self.parameters}) < len(self.parameters):
+            raise ValueError("TaskGradients: parameters must be distinct, found one that is given twice")
+        self._store: dict[str, list[Tensor | None]] = {}
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks whose gradients are in store, in the order of their first `take`."""
+        return tuple(self._store)
+
+    def take(self, task: str) -> None:
+        """Moves the gradients out of `.grad` into store as those of `task`; a second batch of a task adds to them."""
+        new = [parameter.grad for parameter in self.parameters]
+        for parameter in self.parameters:
+            parameter.grad = None
+        old = self._store.get(task)
+        self._store[task] = new if old is None else [_add(a, b) for a, b in zip(old, new)]
+
+    def gramian(self) -> Tensor:
+        """Inner products of the tasks' gradients over all parameters: [K, K] float64 on the CPU, symmetric.
+
+        A parameter without a gradient for a task counts as zero there. Products are taken in float32 (float64 where
+        the gradients are) over up to 2^20 numbers at a time and added up in float64.
+        """
+        sets = list(self._store.values())
+        gramian = torch.zeros(len(sets), len(sets), dtype=torch.float64)
+        for i, first in enumerate(sets):
+            for j, second in enumerate(sets[: i + 1]):
+                dots = [dot for a, b in zip(first, second) if a is not None and b is not None for dot in _dots(a, b)]
+                if dots:
+                    gramian[i, j] = gramian[j, i] = torch.stack(dots).cpu().double().sum()
+        return gramian
+
+    def put(self, weights: Tensor | Sequence[float]) -> None:
+        """Sets `.grad` to the sum of the tasks' gradients times `weights` [K], and empties the store.
+
+        A parameter that had a gradient from no task keeps None: the optimizer must not move or decay it. Weights of
+        exactly 1 give the plain sum, added up in the order of `tasks`.
+
+        Raises:
+            ValueError: if there is not one weight for each task, or if a parameter has a gradient that was not taken
+                and would be lost.
+        """
+        weights = torch.as_tensor(weights).tolist()
+        if len(weights) != len(self._store):
+            raise ValueError(f"put: weights must be one for each of {list(self._store)}, got {len(weights)}")
+        if any(parameter.grad is not None for parameter in self.parameters):
+            raise ValueError("put: expected no gradients since the last take, found some; they belong to no task")
+        for weight, gradients in zip(weights, self._store.values()):
+            present = [gradient for gradient in gradients if gradient is not None]
+            if weight != 1 and present:
+                torch._foreach_mul_(present, weight)
+            pairs = [(p, g) for p, g in zip(self.parameters, gradients) if g is not None]
+            sums = [(p.grad, g) for p, g in pairs if p.grad is not None]
+            for parameter, gradient in pairs:
+                if parameter.grad is None:
+                    parameter.grad = gradient
+            if sums:
+                torch._foreach_add_([total for total, _ in sums], [gradient for _, gradient in sums])
+        self._store.clear()
+
+
+def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """a + b in the memory of `a`; None is a zero."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a.add_(b)
+
+
+def _dots(a: Tensor, b: Tensor) -> Iterator[Tensor]:
+    """Scalars that add up to the inner product of two tensors of the same shape."""
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    pieces = (tensor.detach().reshape(-1).split(CHUNK) for tensor in (a, b))
+    for left, right in zip(*pieces):
+        yield left.to(dtype).dot(right.to(dtype))
+
+
+def conflict_rows(step: int, tasks: Sequence[str], gramian: Tensor) -> list[dict[str, object]]:
+    """What the Gramian [K, K] of one step says of each pair of tasks, as rows of a table.
+
+    `cosine` is from -1 to 1, below 0 where two tasks conflict, and 0 where a gradient is zero; `dot`, `norm_a` and
+    `norm_b` are those of the gradients as they are, after any weights on the losses.
+
+    Raises:
+        ValueError: if the Gramian is not of the size of `tasks`.
+    """
+    if tuple(gramian.shape) != (len(tasks), len(tasks)):
+        raise ValueError(f"conflict_rows: expected a Gramian of {len(tasks)} tasks, got shape {tuple(gramian.shape)}")
+    norms = gramian.diagonal().sqrt().tolist()
+    rows: list[dict[str, object]] = []
+    for a, task_a in enumerate(tasks):
+        for b in range(a + 1, len(tasks)):
+            dot, lengths = gramian[a, b].item(), norms[a] * norms[b]
+            rows.append(
+                {
+                    "step": step,
+                    "task_a": task_a,
+                    "task_b": tasks[b],
+                    "dot": dot,
+                    "cosine": min(1.0, max(-1.0, dot / lengths)) if lengths else 0.0,  # rounding may pass 1
+                    "norm_a": norms[a],
+                    "norm_b": norms[b],
+                }
+            )
+    return rows

@@ -1,0 +1,96 @@
+"""Divergences: `(outputs [B, size], others [B, size]) -> scalar`, how far apart two outputs for the same rows are.
+
+All are symmetric, at least 0, exactly 0 for equal outputs, means over rows, and float32 whatever goes in. Gradients
+flow to both sides: detaching one, as public code does for SMART, halves the gradient where both come from one model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+Divergence = Callable[[Tensor, Tensor], Tensor]
+
+
+def categorical(outputs: Tensor, others: Tensor) -> Tensor:
+    r"""Symmetric KL divergence of two distributions over classes.
+
+    .. math:: \frac{1}{B} \sum_b KL(P_b \| Q_b) + KL(Q_b \| P_b)
+              = \frac{1}{B} \sum_b \sum_c (p_{bc} - q_{bc}) (\log p_{bc} - \log q_{bc})
+
+    Jiang et al. 2020, "SMART", section 3.1, :math:`\ell_s` for classification. The right side is taken, which is
+    exactly 0 where P = Q and finite where a probability rounds to 0.
+
+    Args:
+        outputs: [B, C], logits of P.
+        others: [B, C], logits of Q.
+
+    Raises:
+        ValueError: if the shapes differ or are not [B, C] with C at least 2.
+    """
+    _check("categorical", outputs, others)
+    if outputs.shape[1] < 2:  # softmax over one logit is 1: the divergence would be 0 whatever the model says
+        raise ValueError(f"categorical: outputs must have two or more columns, got {outputs.shape[1]}; see bernoulli")
+    log_p, log_q = outputs.float().log_softmax(dim=-1), others.float().log_softmax(dim=-1)
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(dim=-1).mean()
+
+
+def bernoulli(outputs: Tensor, others: Tensor) -> Tensor:
+    r"""Symmetric KL divergence of two probabilities of yes.
+
+    .. math:: \frac{1}{B} \sum_b KL(P_b \| Q_b) + KL(Q_b \| P_b)
+              = \frac{1}{B} \sum_b (\sigma(u_b) - \sigma(v_b)) (u_b - v_b)
+
+    for the logits u and v of P and Q. Jiang et al. 2020, "SMART", section 3.1, :math:`\ell_s` for the two outcomes of
+    a sigmoid; softmax over the one logit would be constant.
+
+    Args:
+        outputs: [B, 1], logits of yes; or [B, 2], logits (no, yes), of which the difference counts: this equals
+            `categorical` on them.
+        others: of the same shape.
+
+    Raises:
+        ValueError: if the shapes differ or are neither [B, 1] nor [B, 2].
+    """
+    _check("bernoulli", outputs, others)
+    if outputs.shape[1] > 2:
+        raise ValueError(f"bernoulli: outputs must have one column or two, got {outputs.shape[1]}")
+    u, v = _logit(outputs.float()), _logit(others.float())
+    return ((u.sigmoid() - v.sigmoid()) * (u - v)).mean()
+
+
+def squared(outputs: Tensor, others: Tensor) -> Tensor:
+    r"""Squared difference of two scores.
+
+    .. math:: \frac{1}{B} \sum_b (u_b - v_b)^2
+
+    Jiang et al. 2020, "SMART", section 3.1, :math:`\ell_s` for regression.
+
+    Args:
+        outputs: [B, 1], scores, in the units of the labels; so is the divergence, squared.
+        others: of the same shape.
+
+    Raises:
+        ValueError: if the shapes differ or are not [B, 1].
+    """
+    _check("squared", outputs, others)
+    if outputs.shape[1] != 1:
+        raise ValueError(f"squared: outputs must have one column, got {outputs.shape[1]}")
+    return (outputs.float() - others.float()).square().mean()
+
+
+DIVERGENCES: dict[str, Divergence] = {"categorical": categorical, "bernoulli": bernoulli, "squared": squared}
+
+
+def _logit(outputs: Tensor) -> Tensor:
+    """The logit of yes [B], from [B, 1] or from (no, yes) [B, 2]."""
+    return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]
+
+
+def _check(name: str, outputs: Tensor, others: Tensor) -> None:
+    """Broadcasting would compare each row with all others without a word."""
+    if outputs.ndim != 2 or outputs.shape != others.shape:
+        raise ValueError(
+            f"{name}: outputs and others must both be [B, size], got {list(outputs.shape)} and {list(others.shape)}"
+        )

@@ -1,23 +1,26 @@
-"""Combines the members' predictions into one table."""
+"""Combines the members into one: their predictions, or their weights, and writes the predictions of the result."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
 
-from bertrio.ensembling import combine_members
-from bertrio.params import build_tasks, load_params
+from bertrio.params import load_member, load_params
 from bertrio.stage import run_stage
+from bertrio.training.soup import build_ensemble
 
 
 def main() -> None:
     params = load_params()
-    combine_members(
-        list(params.ensemble.members),
-        params.ensemble.combine,
-        build_tasks(params),
-        folder="predictions/members",
+    build_ensemble(
+        params,
+        {name: load_member(name) for name in params.ensemble.members},
+        splits="data/splits",
+        tokenizer="models/tokenizer",
+        models="models/members",
+        predictions="predictions/members",
         path="predictions/ensemble.parquet",
+        folder="models/ensemble",
     )
 
 

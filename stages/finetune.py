@@ -22,6 +22,7 @@ def main(member: str) -> dict:
         model_folder=f"models/members/{member}",
         predictions=f"predictions/members/{member}",
         history=f"plots/history/{member}.csv",
+        conflicts=f"plots/conflicts/{member}.csv",
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import zlib
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,21 @@ class Runtime:
         if self.compute == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute)
+
+    def random_state(self) -> torch.Tensor:
+        """The state of the generator that dropout on this device draws from."""
+        return _generator_of(self.device).get_rng_state(*_place(self.device))
+
+    @contextmanager
+    def replayed(self, state: torch.Tensor) -> Iterator[None]:
+        """A context that draws from `state` on, so that the same passes get the same dropout masks; afterwards the
+        generator goes on as if nothing had been drawn."""
+        kept = self.random_state()
+        _generator_of(self.device).set_rng_state(state, *_place(self.device))
+        try:
+            yield
+        finally:
+            _generator_of(self.device).set_rng_state(kept, *_place(self.device))
 
     def describe(self) -> str:
         return f"{self.device}, {str(self.compute).removeprefix('torch.')}, {torch.get_num_threads()} threads"
@@ -68,6 +84,16 @@ def _device(name: str) -> torch.device:
     if not there or (index and int(index) >= torch.cuda.device_count()):
         raise UserError(f"runtime.device: {name} is not on this machine; use auto or cpu")
     return torch.device(name)
+
+
+def _generator_of(device: torch.device) -> Any:
+    """The module of torch that keeps the device's generator."""
+    return {"cpu": torch, "cuda": torch.cuda, "mps": torch.mps}[device.type]
+
+
+def _place(device: torch.device) -> tuple[torch.device, ...]:
+    """What that module wants to know of the device: CUDA alone has several."""
+    return (device,) if device.type == "cuda" else ()
 
 
 def _fast_bf16(device: torch.device) -> bool:

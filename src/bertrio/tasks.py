@@ -9,15 +9,29 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:  # this module starts fast: it imports no torch
+    from torch import Tensor
 
 TEXT_COLUMNS = {"single": ("text",), "pair": ("text_a", "text_b")}
 
 
 Array = NDArray[np.float64]
+
+
+class HeadOutput(NamedTuple):
+    """What a head says of a batch, and all that a loss gets to see of the model.
+
+    `outputs` [B, size], on the scale that `Target.predict` reads, and the raw `cosine` [B] of heads whose outputs
+    are a function of a cosine similarity.
+    """
+
+    outputs: Tensor
+    cosine: Tensor | None = None
 
 
 class Predicted(NamedTuple):
@@ -31,11 +45,16 @@ class Predicted(NamedTuple):
 class Target(ABC):
     """What a task predicts."""
 
-    size: int  # outputs of a head
+    size: int  # outputs of a head, unless the loss wants another number
     losses: tuple[str, ...]  # names of the losses that fit, the usual one first
+    divergence: str  # name in regularizers/divergences.py: how far apart two outputs for the same row are
     metrics: tuple[str, ...]  # names in evaluation/metrics.py, the one that stands for the task first
     discrete: bool  # labels are class indices: members can vote, labels can be counted
     label_dtype: str  # what the losses take: "int64" or "float32"
+
+    def outputs_for(self, loss: str) -> int:
+        """How many outputs a head needs that is trained by `loss`."""
+        return self.size
 
     @abstractmethod
     def label_problem(self, label: float) -> str | None:
@@ -52,7 +71,8 @@ class Classes(Target):
 
     count: int
 
-    losses = ("cross_entropy",)
+    losses = ("cross_entropy", "dual_objective")
+    divergence = "categorical"
     metrics = ("accuracy",)
     discrete = True
     label_dtype = "int64"
@@ -78,16 +98,22 @@ class Classes(Target):
 class Ordered(Classes):
     """One of `count` classes that have an order, such as degrees of sentiment."""
 
+    losses = ("cross_entropy", "dual_objective", "ordinal_log_loss")
+
 
 @dataclass(frozen=True)
 class Binary(Target):
-    """Yes (1) or no (0), from one logit."""
+    """Yes (1) or no (0), from one logit, or from two (no, yes) for `siamese_softmax`."""
 
     size = 1
-    losses = ("bce",)
+    losses = ("bce", "siamese_softmax", "cosine_mse", "cosine_embedding", "cosent")
+    divergence = "bernoulli"
     metrics = ("accuracy", "f1")
     discrete = True
     label_dtype = "float32"
+
+    def outputs_for(self, loss: str) -> int:
+        return 2 if loss == "siamese_softmax" else 1
 
     def label_problem(self, label: float) -> str | None:
         if not math.isfinite(label):
@@ -95,7 +121,8 @@ class Binary(Target):
         return None if label in (0.0, 1.0) else "label out of range"
 
     def predict(self, outputs: Array) -> Predicted:
-        yes = 0.5 * (1 + np.tanh(outputs[:, 0] / 2))  # the sigmoid, without overflow
+        logit = outputs[:, -1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]
+        yes = 0.5 * (1 + np.tanh(logit / 2))  # the sigmoid, without overflow
         return Predicted((yes > 0.5).astype(np.float64), np.stack((1 - yes, yes), axis=-1), None)
 
 
@@ -107,7 +134,8 @@ class Score(Target):
     high: float
 
     size = 1
-    losses = ("mse",)
+    losses = ("mse", "pearson", "cosine_mse", "cosine_embedding", "cosent")
+    divergence = "squared"
     metrics = ("pearson", "spearman")
     discrete = False
     label_dtype = "float32"

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,13 +10,37 @@ from bertrio.runtime import generator
 
 
 @pytest.fixture
-def rows(tokenizer, tasks):
+def frame():
     rng = np.random.default_rng(0)
     words = ["good", "bad", "film", "question", "why"]
     text = lambda: " ".join(rng.choice(words, size=rng.integers(1, 30)))  # noqa: E731
     frame = pd.DataFrame({"id": [f"q{i}" for i in range(203)], "text_a": [text() for _ in range(203)]})
     frame["text_b"], frame["label"] = [text() for _ in range(203)], rng.integers(0, 2, 203).astype(float)
+    return frame
+
+
+@pytest.fixture
+def rows(frame, tokenizer, tasks):
     return Rows(frame, tasks["qqp"], tokenizer, max_length=48)
+
+
+@pytest.fixture
+def bi_rows(frame, tokenizer, tasks):
+    return Rows(frame, replace(tasks["qqp"], encoding="bi"), tokenizer, max_length=24)
+
+
+def ids_of(tokens, index):
+    """The token ids of one row without its padding."""
+    return tokens["input_ids"][index][tokens["attention_mask"][index] == 1].tolist()
+
+
+def a_pass(stream):
+    """The row positions of one pass, batch by batch."""
+    return [next(stream).rows.tolist() for _ in range(len(stream))]
+
+
+def flat(batches):
+    return [row for batch in batches for row in batch]
 
 
 def test_every_row_comes_exactly_once_and_only_one_batch_is_small():
@@ -74,3 +100,81 @@ def test_taking_rows_takes_all_that_belongs_to_them(rows):
     assert taken.ids.tolist() == ["q5", "q2"]
     for name, value in taken.batch(np.array([0, 1])).inputs[0].items():
         assert torch.equal(value, rows.batch(np.array([5, 2])).inputs[0][name])
+
+
+def test_padding_leaves_every_sequence_as_the_tokenizer_made_it(frame, rows, bi_rows, tokenizer, tasks):
+    at = np.array([12, 3, 44, 7])
+    single = Rows(frame.rename(columns={"text_a": "text"}), tasks["sst"], tokenizer, 24)
+    first, second = (frame[column].tolist() for column in ("text_a", "text_b"))
+    alone = lambda text: tokenizer(text, truncation=True, max_length=24)["input_ids"]  # noqa: E731
+    pair = lambda *texts: tokenizer(*texts, truncation=True, max_length=48)["input_ids"]  # noqa: E731
+    for index, row in enumerate(at):
+        assert [ids_of(tokens, index) for tokens in single.batch(at).inputs] == [alone(first[row])]
+        assert [ids_of(tokens, index) for tokens in rows.batch(at).inputs] == [pair(first[row], second[row])]
+        assert [ids_of(tokens, index) for tokens in bi_rows.batch(at).inputs] == [alone(first[row]), alone(second[row])]
+
+
+def test_both_inputs_of_a_bi_batch_are_of_the_same_rows_and_padded_each_to_its_own_longest(frame, bi_rows, tokenizer):
+    stream = BatchStream(bi_rows, 16, generator(1, "a"))
+    columns = [frame[column].tolist() for column in ("text_a", "text_b")]
+    widths = []
+    for batch in [next(stream) for _ in range(len(stream))]:
+        assert len(batch.inputs) == 2
+        assert batch.labels.tolist() == frame["label"].to_numpy()[batch.rows].tolist()
+        for tokens, texts in zip(batch.inputs, columns):
+            expected = [tokenizer(texts[row], truncation=True, max_length=24)["input_ids"] for row in batch.rows]
+            assert [ids_of(tokens, index) for index in range(len(expected))] == expected
+            assert tokens["input_ids"].shape[1] == max(map(len, expected)) <= 24
+            assert (tokens["token_type_ids"] == 0).all()
+        widths.append([tokens["input_ids"].shape[1] for tokens in batch.inputs])
+    assert any(first != second for first, second in widths)
+
+
+def test_the_length_of_a_bi_encoded_row_is_that_of_both_sentences_together(bi_rows):
+    batch = bi_rows.batch(np.arange(len(bi_rows)))
+    assert (sum(tokens["attention_mask"].sum(dim=1) for tokens in batch.inputs)).tolist() == bi_rows.lengths.tolist()
+
+
+def test_bi_encoded_rows_can_be_taken_and_inferred_too(bi_rows):
+    taken = bi_rows.take(np.array([5, 2])).batch(np.array([0, 1]))
+    for part, whole in zip(taken.inputs, bi_rows.batch(np.array([5, 2])).inputs):
+        assert all(torch.equal(part[name], whole[name]) for name in whole)
+    assert sorted(flat(batch.rows for batch in bi_rows.sorted_batches(32))) == list(range(len(bi_rows)))
+
+
+def test_without_a_cap_or_with_one_that_cuts_nothing_off_the_order_is_that_of_all_rows(rows):
+    expected = [batch.tolist() for batch in similar_length_batches(rows.lengths, 16, generator(1, "a"))]
+    for cap in (None, len(rows), 1000):
+        for redraw in (True, False):
+            assert a_pass(BatchStream(rows, 16, generator(1, "a"), cap, redraw)) == expected
+
+
+@pytest.mark.parametrize("redraw", [True, False])
+@pytest.mark.parametrize("cap", [1, 16, 50])
+def test_a_capped_pass_has_that_many_rows_each_once(rows, cap, redraw):
+    stream = BatchStream(rows, 16, generator(1, "a"), cap, redraw)
+    assert len(stream) == -(-cap // 16)
+    for _ in range(4):
+        taken = flat(a_pass(stream))
+        assert len(set(taken)) == len(taken) == cap
+
+
+def test_a_redrawn_cap_comes_to_all_rows_in_time_and_one_drawn_once_never_to_others(rows):
+    anew, once = (BatchStream(rows, 16, generator(1, "a"), 50, redraw) for redraw in (True, False))
+    passes = [[frozenset(flat(a_pass(stream))) for _ in range(60)] for stream in (anew, once)]
+    assert len(set(passes[0])) == 60 and frozenset.union(*passes[0]) == set(range(len(rows)))
+    assert len(set(passes[1])) == 1
+
+
+def test_rows_drawn_once_still_come_in_a_new_order_every_pass_that_the_seed_alone_decides(rows):
+    one, same, other = (BatchStream(rows, 16, generator(seed, "a"), 50, redraw=False) for seed in (1, 1, 2))
+    passes = [a_pass(one), a_pass(one)]
+    assert [a_pass(same), a_pass(same)] == passes
+    assert passes[0] != passes[1]
+    assert set(flat(a_pass(other))) != set(flat(passes[0]))
+
+
+@pytest.mark.parametrize("cap", [0, -3])
+def test_a_cap_below_one_is_an_error_that_says_so(rows, cap):
+    with pytest.raises(ValueError, match=f"cap: found {cap}, expected 1 or more"):
+        BatchStream(rows, 16, generator(1, "a"), cap)

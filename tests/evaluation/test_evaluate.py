@@ -65,6 +65,24 @@ def test_members_that_chose_on_different_rows_are_all_told(folder):
     assert run()["selected_on"] == {"rows": "dev, holdout", "by": "overall_normalized"}
 
 
+def test_rows_that_the_ensemble_was_chosen_on_stand_apart(folder, capsys):
+    frame = made_up()
+    frame["split"] = frame["split"].where((frame["split"] == "test") | frame["id"].isin(list("0134")), "selection")
+    write_predictions(frame, "predictions/ensemble.parquet")
+    metrics = run()
+    assert set(metrics) == {"dev", "selection", "best_epoch", "selected_on"}
+    assert metrics["selected_on"] == {**SELECTED_ON, "ensemble": "selection"}
+    measured = evaluate_predictions(frame, TASKS)
+    for split in ("dev", "selection"):
+        assert metrics[split]["qqp"] == pytest.approx(measured[split]["qqp"], abs=1e-6)
+    printed = capsys.readouterr().out
+    [line] = [line for line in printed.splitlines() if "qqp accuracy" in line]
+    assert line.index(f"{metrics['dev']['qqp']['accuracy']:.4f}") < line.rindex(
+        f"{metrics['selection']['qqp']['accuracy']:.4f}"
+    )
+    assert "ensemble chosen on selection" in " ".join(printed.split())
+
+
 def test_the_same_predictions_make_the_same_bytes(folder):
     run()
     first = (folder / "metrics/evaluation.json").read_bytes()

@@ -60,6 +60,14 @@ def test_scores_are_plain_decimals_that_lose_nothing(tmp_path):
     assert list(graded(tmp_path / "sts-dev-output.csv", float).values()) == [1e-7, 3.0, 1 / 3, 5.0]
 
 
+def test_rows_that_the_ensemble_was_chosen_on_are_still_handed_in_where_they_stood(tmp_path, frame):
+    write_submissions(frame, tmp_path / "a", TASKS)
+    apart = frame["split"].where((frame["split"] == "test") | (frame["id"] != "dev1"), "selection")
+    write_submissions(frame.assign(split=apart), tmp_path / "b", TASKS)
+    one, other = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab")
+    assert one == other
+
+
 def test_a_file_of_an_earlier_run_does_not_stay(tmp_path, frame):
     write_submissions(frame, tmp_path, TASKS)
     write_submissions(frame[frame["split"] == "dev"], tmp_path, TASKS)

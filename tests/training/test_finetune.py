@@ -13,9 +13,8 @@ from bertrio.training.finetune import Inputs, Selection, finetune, predict
 
 
 def run(params, name):
-    return finetune(
-        params, set_up(**params.runtime.model_dump()), Inputs(), f"{name}/model", f"{name}/out", f"{name}/h.csv"
-    )
+    runtime = set_up(**params.runtime.model_dump())
+    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", f"{name}/h.csv", f"{name}/conflicts.csv")
 
 
 def files(folder):

@@ -3,11 +3,10 @@ import pytest
 import torch
 
 from bertrio.errors import UserError
-from bertrio.losses import LOSSES
 from bertrio.model.multitask import build_model
 from bertrio.runtime import set_up
-from bertrio.training.data import load_split
-from bertrio.training.finetune import joint_trainer
+from bertrio.training.build import build_trainer
+from bertrio.training.data import build_losses, load_split
 from bertrio.training.loop import infer
 
 STILL = {
@@ -25,13 +24,15 @@ def setting(workspace, **overrides):
 
 
 def trainer_of(params, model, train, **options):
-    return joint_trainer(params, model, train, **{"lr": 1e-2, "epochs": 3, "max_steps": None, **options})
+    asked = params.finetune.model_copy(update={"lr": 1e-2, "epochs": 3, "max_steps": None, **options})
+    return build_trainer(params.model_copy(update={"finetune": asked}), model, train)[0]
 
 
 def test_a_joint_step_has_the_gradient_of_the_summed_losses(workspace):
     params, model, train = setting(workspace, **STILL, optimizer={"max_grad_norm": None})
     first = {task: next(stream) for task, stream in trainer_of(params, model, train).streams.items()}
-    total = sum(LOSSES[params.tasks[t].loss](model(t, b.inputs).outputs, b.labels) for t, b in first.items())
+    losses = build_losses(train, params)
+    total = sum(losses[task](model(task, batch.inputs), batch.labels) for task, batch in first.items())
     total.backward()
     expected = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.encoder.parameters()]
     model.zero_grad()

@@ -1,17 +1,20 @@
 import math
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
+from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
 
 from bertrio.errors import UserError
-from bertrio.model.encoder import load_transformer
+from bertrio.model.encoder import initial_language_model, load_transformer
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.runtime import generator, set_up
-from bertrio.training.mlm import mask_tokens, perplexity, pretrain_mlm, token_blocks
+from bertrio.training.mlm import mask_tokens, perplexity, pretrain_mlm, token_blocks, word_beginnings
 
 
 @pytest.fixture
@@ -49,6 +52,87 @@ def test_masks_are_picked_and_shared_out_as_in_the_paper(tokenizer):
     assert kept.float().mean().item() == pytest.approx(0.1 + 0.1 * by_chance, abs=0.015)
 
 
+def test_tokens_one_by_one_are_drawn_as_ever(tokenizer):
+    """Known bytes: what is drawn decides what an encoder learns, and may not change unnoticed."""
+    blocks = torch.arange(5, 45).reshape(2, 20)
+    of = torch.Generator().manual_seed(0)
+    draw, kind = torch.rand((2, 20), generator=of), torch.rand((2, 20), generator=of)
+    random = torch.randint(len(tokenizer), (2, 20), generator=of)
+    expected = blocks.clone()
+    expected[(draw < 0.3) & (kind < 0.8)] = tokenizer.mask_token_id
+    expected[(draw < 0.3) & (kind >= 0.9)] = random[(draw < 0.3) & (kind >= 0.9)]
+    ids, picked = mask_tokens(blocks, tokenizer, 0.3, torch.Generator().manual_seed(0))
+    assert torch.equal(ids, expected) and torch.equal(picked, draw < 0.3)
+    of_one = torch.ones(len(tokenizer), dtype=torch.bool)  # where all words are of one token, whole words are tokens
+    assert torch.equal(mask_tokens(blocks, tokenizer, 0.3, torch.Generator().manual_seed(0), of_one)[0], expected)
+
+
+def spelled(words: list[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer with the vocabulary given."""
+    special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    vocabulary = {token: index for index, token in enumerate([*special.values(), "[MASK]", *words])}
+    raw = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=raw, mask_token="[MASK]", **special)
+
+
+def test_whole_words_are_masked_whole_at_the_same_share_and_specials_never(tokenizer):
+    begins = word_beginnings(tokenizer)
+    ids = torch.arange(5, len(tokenizer))
+    weights = torch.where(begins[5:], 1.0 / begins[5:].sum(), 2.0 / (~begins[5:]).sum())  # words of three on average
+    blocks = ids[torch.multinomial(weights, 400 * 128, replacement=True, generator=generator(0, "x"))].reshape(400, 128)
+    blocks[:, ::17] = tokenizer.sep_token_id
+    _, picked = mask_tokens(blocks, tokenizer, 0.15, generator(1, "x"), begins)
+    special = blocks == tokenizer.sep_token_id
+    assert not picked[special].any()
+    assert picked[~special].float().mean().item() == pytest.approx(0.15, abs=0.01)
+    continued = ~begins[blocks[:, 1:]] & ~special[:, 1:] & ~special[:, :-1]
+    assert continued.float().mean() > 0.5
+    assert torch.equal(picked[:, 1:][continued], picked[:, :-1][continued])
+
+
+def test_the_80_10_10_is_a_matter_of_each_token_of_a_word(tokenizer):
+    blocks = torch.full((2000, 8), 6)
+    continues = torch.zeros(len(tokenizer), dtype=torch.bool)  # a block is one word
+    ids, picked = mask_tokens(blocks, tokenizer, 0.5, generator(2, "x"), continues)
+    assert torch.equal(picked.any(dim=1), picked.all(dim=1))
+    masked = (ids == tokenizer.mask_token_id)[picked.all(dim=1)].float()
+    assert masked.mean().item() == pytest.approx(0.8, abs=0.02)
+    assert (masked.mean(dim=1) == 1).float().mean().item() == pytest.approx(0.8**8, abs=0.05)
+
+
+def test_no_word_reaches_over_a_special_token_or_the_start_of_a_block():
+    tokenizer = spelled(["a", "##b", "##c"])
+    begins = word_beginnings(tokenizer)
+    a, b, sep = (tokenizer.convert_tokens_to_ids(token) for token in ("a", "##b", "[SEP]"))
+    blocks = torch.tensor([[b, b, sep, b, b, a, b]]).repeat(3000, 1)
+    _, picked = mask_tokens(blocks, tokenizer, 0.4, generator(3, "x"), begins)
+    for word in ((0, 1), (3, 4), (5, 6)):
+        assert torch.equal(picked[:, word[0]], picked[:, word[1]])
+    both = [picked[:, one] & picked[:, other] for one, other in ((1, 3), (4, 5), (1, 5))]
+    assert all(share.float().mean().item() == pytest.approx(0.4**2, abs=0.03) for share in both)  # independent
+
+
+@pytest.mark.parametrize(
+    ("words", "beginning"),
+    [
+        (["good", "##ness", "##s", "."], {"good", "."}),
+        (["Ġgood", "ness", "Ġfilm", "####", "."], {"Ġgood", "Ġfilm"}),  # RoBERTa's vocabulary has rows of # as well
+        (["▁good", "▁", "ness", "▁film"], {"▁good", "▁", "▁film"}),
+    ],
+)
+def test_word_beginnings_of_the_three_kinds_of_tokenizer(words, beginning):
+    tokenizer = spelled(words)
+    begins = word_beginnings(tokenizer)
+    ids = tokenizer.convert_tokens_to_ids(words)
+    assert {word for word, index in zip(words, ids) if begins[index]} == beginning
+
+
+def test_a_tokenizer_without_marks_is_an_error_that_names_the_param():
+    with pytest.raises(UserError, match="mlm.whole_word: found no token .* set mlm.whole_word to false"):
+        word_beginnings(spelled(["good", "film", "##"]))
+
+
 def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpora):
     params = workspace.params()
     tokenizer = load_tokenizer("models/tokenizer")
@@ -61,14 +145,17 @@ def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpo
         def forward(self, input_ids):
             return type("Output", (), {"logits": torch.zeros(*input_ids.shape, len(tokenizer))})
 
-    args = (blocks, np.arange(8), tokenizer, params.mlm, 1, set_up(1, "cpu", "float32"))
+    mask = partial(mask_tokens, tokenizer=tokenizer, probability=params.mlm.mask_probability)
+    args = (blocks, np.arange(8), mask, 3, 1, set_up(1, "cpu", "float32"))
     assert perplexity(Uniform(), *args) == pytest.approx(len(tokenizer), rel=1e-5)
 
     class Bigram(Uniform):
         def forward(self, input_ids):
             return type("Output", (), {"logits": F.one_hot(input_ids, len(tokenizer)).float()})
 
-    ids, picked = mask_tokens(gold, tokenizer, params.mlm.mask_probability, generator(1, "mlm held-out masks"))
+    of = generator(1, "mlm held-out masks")
+    batches = [mask(batch, of=of) for batch in gold.split(3)]
+    ids, picked = (torch.cat(parts) for parts in zip(*batches))
     logits = F.one_hot(ids, len(tokenizer)).double()
     by_hand = math.exp(-logits.log_softmax(-1)[picked].gather(1, gold[picked].unsqueeze(1)).mean())
     assert perplexity(Bigram(), *args) == pytest.approx(by_hand, rel=1e-5)
@@ -92,6 +179,35 @@ def test_pretraining_lowers_the_held_out_perplexity_and_leaves_no_litter(workspa
     learned, fresh = load_transformer("models/out"), load_transformer("models/plain")
     assert not torch.equal(learned.get_input_embeddings().weight, fresh.get_input_embeddings().weight)
     assert torch.equal(learned.pooler.dense.weight, fresh.pooler.dense.weight)
+
+
+@pytest.mark.parametrize(("kind", "head"), [(BertForMaskedLM, "checkpoint"), (BertModel, "fresh")])
+def test_the_checkpoint_s_own_head_is_used_where_it_has_one(workspace, corpora, capsys, kind, head):
+    tokenizer = load_tokenizer("models/tokenizer")
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    saved = kind(config)
+    saved.save_pretrained("start")
+    tokenizer.save_pretrained("start")
+    params = workspace.params(encoder={"name": "start"}, mlm={"enabled": True, "block_size": 16, "max_steps": 1})
+    model, own_head = initial_language_model(params.encoder, len(tokenizer))
+    assert own_head == (head == "checkpoint")
+    mine = torch.equal(model.state_dict()["cls.predictions.transform.dense.weight"],
+                       saved.state_dict().get("cls.predictions.transform.dense.weight", torch.empty(0)))  # fmt: skip
+    assert mine == own_head
+    metrics, _ = pretrain_mlm(params, set_up(**params.runtime.model_dump()), "data/corpora", "models/tokenizer", "out")
+    assert metrics["head"] == head
+    assert f"head is {'that of the checkpoint' if own_head else 'fresh'}" in capsys.readouterr().err
+
+
+def test_whole_word_changes_what_is_learned(workspace, corpora):
+    pq.write_table(pa.table({"text": ["goodness greatest plotting filmstory"] * 50}), "data/corpora/imdb.parquet")
+    for name, whole in (("tokens", False), ("words", True)):
+        metrics, _ = pretrained(workspace, name, enabled=True, max_steps=3, whole_word=whole)
+        assert metrics["head"] == "fresh"
+    one, other = (load_transformer(name).get_input_embeddings().weight for name in ("tokens", "words"))
+    assert not torch.equal(one, other)
 
 
 def test_max_steps_stops_early_and_two_runs_are_the_same_bytes(workspace, corpora):

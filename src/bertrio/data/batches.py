@@ -15,6 +15,7 @@ from torch import Tensor
 from bertrio.tasks import Task
 
 Tokens = dict[str, Tensor]
+Fields = dict[str, list[np.ndarray]]  # by name of a tokenizer's field, its values row by row
 CHUNK = 1000  # rows that are tokenised together: what the tokenizer returns takes many times the room of the ids
 WINDOW = 50  # batches that are sorted together: enough for little padding, few enough for a fresh order every epoch
 
@@ -37,28 +38,37 @@ class Batch:
 class Rows:
     """The tokenised rows of one task and split.
 
+    A row makes one token sequence, or two where the task's encoding is `bi`: one for each text. `lengths` [N] counts a
+    row's tokens over all of its sequences.
+
     Args:
         frame: a row table (data/table.py).
         task: what the rows belong to.
         tokenizer: a transformers fast tokenizer.
-        max_length: tokens kept of a text or of a cross-encoded pair (the longer one is cut first).
+        max_length: tokens kept of each sequence (of a cross-encoded pair the longer text is cut first).
     """
 
     def __init__(self, frame: pd.DataFrame, task: Task, tokenizer: Any, max_length: int) -> None:
         self.task = task
         self.ids = frame["id"].to_numpy()
         self.label_values = frame["label"].to_numpy(dtype=np.float64, copy=True)
-        texts = [frame[column].tolist() for column in task.text_columns]
         self._padding = {"input_ids": tokenizer.pad_token_id, "attention_mask": 0, "token_type_ids": 0}
-        self._fields: dict[str, list[np.ndarray]] = {}
-        for start in range(0, len(frame), CHUNK):
+        texts = [frame[column].tolist() for column in task.text_columns]
+        sequences = [[text] for text in texts] if task.encoding == "bi" else [texts]
+        self._sequences = [self._tokenised(sequence, tokenizer, max_length) for sequence in sequences]
+        self.lengths = np.sum([[len(row) for row in fields["input_ids"]] for fields in self._sequences], axis=0)
+        labels = torch.from_numpy(self.label_values)
+        self._labels = None if np.isnan(self.label_values).any() else labels.to(getattr(torch, task.target.label_dtype))
+
+    def _tokenised(self, texts: list[list[str]], tokenizer: Any, max_length: int) -> Fields:
+        """The rows of one text, or of two as a pair, as token ids, mask and types."""
+        fields: Fields = {}
+        for start in range(0, len(texts[0]), CHUNK):
             chunk = [column[start : start + CHUNK] for column in texts]
             for name, rows in tokenizer(*chunk, truncation=True, max_length=max_length, padding=False).items():
                 if name in self._padding:
-                    self._fields.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in rows)
-        self.lengths = np.array([len(row) for row in self._fields["input_ids"]])
-        labels = torch.from_numpy(self.label_values)
-        self._labels = None if np.isnan(self.label_values).any() else labels.to(getattr(torch, task.target.label_dtype))
+                    fields.setdefault(name, []).extend(np.asarray(row, dtype=np.int32) for row in rows)
+        return fields
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -69,26 +79,33 @@ class Rows:
         taken.ids, taken.label_values, taken.lengths = (
             of[positions] for of in (self.ids, self.label_values, self.lengths)
         )
-        taken._fields = {name: [rows[at] for at in positions] for name, rows in self._fields.items()}
+        taken._sequences = [
+            {name: [rows[at] for at in positions] for name, rows in fields.items()} for fields in self._sequences
+        ]
         taken._labels = None if self._labels is None else self._labels[positions]
         return taken
 
     def batch(self, rows: np.ndarray) -> Batch:
-        """The rows at these positions as one batch, padded to the longest of them."""
-        width = int(self.lengths[rows].max())
-        tokens = {}
-        for name, values in self._fields.items():
-            padded = np.full((len(rows), width), self._padding[name], dtype=np.int64)
-            for index, row in enumerate(rows):
-                padded[index, : self.lengths[row]] = values[row]
-            tokens[name] = torch.from_numpy(padded)
-        return Batch(self.task.name, rows, (tokens,), None if self._labels is None else self._labels[rows])
+        """The rows at these positions as one batch, each of its inputs padded to the longest sequence in it."""
+        inputs = tuple(
+            {name: _padded([values[row] for row in rows], self._padding[name]) for name, values in fields.items()}
+            for fields in self._sequences
+        )
+        return Batch(self.task.name, rows, inputs, None if self._labels is None else self._labels[rows])
 
     def sorted_batches(self, size: int) -> Iterator[Batch]:
         """All rows once, longest first (so that memory runs out at once or never), for inference."""
         order = np.argsort(-self.lengths, kind="stable")
         for start in range(0, len(order), size):
             yield self.batch(order[start : start + size])
+
+
+def _padded(rows: list[np.ndarray], padding: int) -> Tensor:
+    """Rows of different lengths as one tensor: int64 [B, T]."""
+    padded = np.full((len(rows), max(map(len, rows))), padding, dtype=np.int64)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return torch.from_numpy(padded)
 
 
 def similar_length_batches(lengths: np.ndarray, size: int, generator: torch.Generator) -> list[np.ndarray]:
@@ -112,20 +129,39 @@ class BatchStream:
     Args:
         rows: the training rows.
         size: rows in a batch.
-        generator: decides the order, and nothing else uses it.
+        generator: decides the order and which rows a capped pass has, and nothing else uses it.
+        cap: rows in a pass, 1 or more; None, or as many as there are, gives every pass all rows.
+        redraw: draws the rows of a capped pass anew for every pass; else they are drawn once for all.
+
+    Raises:
+        ValueError: if `cap` is below 1.
     """
 
-    def __init__(self, rows: Rows, size: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, rows: Rows, size: int, generator: torch.Generator, cap: int | None = None, redraw: bool = True
+    ) -> None:
+        if cap is not None and cap < 1:
+            raise ValueError(f"cap: found {cap}, expected 1 or more, or None")
         self.rows, self.size, self._generator = rows, size, generator
+        self._count = len(rows) if cap is None else min(cap, len(rows))
+        self._drawn = None if redraw else self._draw()
         self._waiting: list[np.ndarray] = []
 
     def __len__(self) -> int:
         """Batches in one pass."""
-        return -(-len(self.rows) // self.size)
+        return -(-self._count // self.size)
+
+    def _draw(self) -> np.ndarray:
+        """The positions of the rows of a pass."""
+        if self._count == len(self.rows):  # nothing to draw: the order must not depend on a cap that cuts nothing off
+            return np.arange(self._count)
+        return torch.randperm(len(self.rows), generator=self._generator).numpy()[: self._count]
 
     def __next__(self) -> Batch:
         if not self._waiting:
-            self._waiting = similar_length_batches(self.rows.lengths, self.size, self._generator)[::-1]
+            drawn = self._draw() if self._drawn is None else self._drawn
+            batches = similar_length_batches(self.rows.lengths[drawn], self.size, self._generator)
+            self._waiting = [drawn[batch] for batch in reversed(batches)]
         return self.rows.batch(self._waiting.pop())
 
     def __iter__(self) -> BatchStream:

@@ -28,7 +28,8 @@ def evaluate(
 
     Writes `evaluation.json` (what `evaluate_predictions` returns, `best_epoch` by member, and `selected_on`) and
     `timing.json` (what `collect_timings` returns) into `metrics`, and the course's files into
-    `predictions`/submission.
+    `predictions`/submission. Rows of dev that the ensemble was chosen on are a split of their own, `selection`, in the
+    metrics, while the files hold all of dev.
 
     Args:
         members: names of the ensemble's members.
@@ -43,6 +44,8 @@ def evaluate(
     predictions, metrics = Path(predictions), Path(metrics)
     frame = read_predictions(predictions / "ensemble.parquet")
     result = evaluate_predictions(frame, tasks) | selection(members, predictions / "members")
+    if "selection" in result:
+        result["selected_on"]["ensemble"] = "selection"
     write_json(metrics / "evaluation.json", result)
     stages = [path for path in (metrics / "timing").glob("*.json") if not _of_dropped_member(path, members)]
     write_json(metrics / "timing.json", collect_timings(stages))
@@ -79,20 +82,24 @@ def collect_timings(paths: Iterable[str | Path]) -> dict[str, dict[str, float]]:
 def show_metrics(path: str | Path) -> None:
     """Prints the metrics file `path` to standard output: a row a metric, a column for dev and one for test.
 
+    Where an ensemble was chosen on half of dev, that half has a column of its own.
+
     Raises:
         UserError: if the file is missing or damaged.
     """
     metrics = _read(path)
     rows: dict[str, dict[str, float]] = {}
-    for split in ("dev", "test"):
+    splits = ["dev", *(["selection"] if "selection" in metrics else []), "test"]
+    for split in splits:
         for name, result in metrics.get(split, {}).items():
             values = result if isinstance(result, dict) else {"": result}  # the overall scores stand alone
             for metric, value in values.items():
                 rows.setdefault(f"{name} {metric}".strip(), {})[split] = value
     chosen = metrics["selected_on"]
-    title = f"Result (best epochs chosen on {chosen['rows']} by {chosen['by']})"
-    lines = [[label, values.get("dev"), values.get("test")] for label, values in rows.items()]
-    show_table(title, ["metric", "dev", "test"], lines, to=Console())
+    ensemble = f", ensemble chosen on {chosen['ensemble']}" if "ensemble" in chosen else ""
+    title = f"Result (best epochs chosen on {chosen['rows']} by {chosen['by']}{ensemble})"
+    lines = [[label, *[values.get(split) for split in splits]] for label, values in rows.items()]
+    show_table(title, ["metric", *splits], lines, to=Console())
 
 
 def _of_dropped_member(path: Path, members: Sequence[str]) -> bool:

@@ -3,7 +3,7 @@
 One row for each row of each task and split, in the order of the data:
 
     id             str
-    task, split    str
+    task, split    str; beside train, dev and test, `selection`: the dev rows that an ensemble was chosen on
     label          float64, NaN where the row is unlabelled
     prediction     float64: the class, 0 or 1, or the score clipped to the task's range
     probabilities  list of float64, one a class (binary: no, yes); null for score targets

@@ -17,6 +17,7 @@ COURSE = {  # our task: the course's file name, and its header, whose spelling i
     "qqp": ("para", "Predicted_Is_Paraphrase"),
     "sts": ("sts", "Predicted_Similiary"),
 }
+SPLITS = {"dev": ("dev", "selection"), "test": ("test",)}  # an ensemble may set rows of dev apart, to choose on
 
 
 def write_submissions(frame: pd.DataFrame, folder: str | Path, tasks: Mapping[str, Task]) -> None:
@@ -24,16 +25,17 @@ def write_submissions(frame: pd.DataFrame, folder: str | Path, tasks: Mapping[st
 
     The first line is `id \\t HEADER ` and each row is `ID , VALUE `, the blanks at the ends included. Classes are
     whole numbers, scores are clipped to their range and have no exponent. Tasks that the course does not have are
-    left out; a file of an earlier run that has no rows now is removed, so that nobody hands it in.
+    left out. Dev is all of dev, rows that the ensemble was chosen on included. A file of an earlier run that has no
+    rows now is removed, so that nobody hands it in.
 
     Raises:
         UserError: if there are predictions of an unknown task.
     """
     check_tasks(frame, tasks)
     for name, (file_name, header) in COURSE.items():
-        for split in ("dev", "test"):
+        for split, parts in SPLITS.items():
             path = Path(folder) / f"{file_name}-{split}-output.csv"
-            rows = frame[(frame["task"] == name) & (frame["split"] == split)]
+            rows = frame[(frame["task"] == name) & frame["split"].isin(parts)]
             if rows.empty:
                 path.unlink(missing_ok=True)
                 continue

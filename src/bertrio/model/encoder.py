@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertrio.errors import UserError, need
+from bertrio.model.lora import merged_weights
 from bertrio.model.names import source_of
 from bertrio.model.pooling import POOLINGS
 from bertrio.model.tiny import start_by_matching, tiny_config
@@ -70,8 +71,9 @@ class Encoder(nn.Module):
         return self.pooling(self.transformer(inputs_embeds=embeddings, **rest), tokens["attention_mask"])
 
     def save(self, folder: str | Path) -> None:
-        """Writes config.json and model.safetensors, which `AutoModel.from_pretrained` loads."""
-        self.transformer.save_pretrained(str(folder))
+        """Writes config.json and model.safetensors, which `AutoModel.from_pretrained` loads; adapters are merged in."""
+        with merged_weights(self.transformer) as weights:
+            self.transformer.save_pretrained(str(folder), state_dict=weights)
 
 
 def load_transformer(folder: str | Path, dropout: float | None = None, attention_dropout: float | None = None) -> Any:
@@ -95,29 +97,54 @@ def initial_transformer(params: EncoderParams, vocab_size: int, auto_class: Any 
     Args:
         params: the `encoder` group.
         vocab_size: of the tokenizer.
-        auto_class: `AutoModel` unless another head is wanted, such as `AutoModelForMaskedLM`.
+        auto_class: `AutoModel` unless another head is wanted.
 
     Raises:
         UserError: if the weights can't be had, or have fewer embeddings than the tokenizer has tokens.
     """
-    from transformers import AutoModel, logging
+    from transformers import AutoModel
+
+    model, _ = _initial(params, vocab_size, auto_class or AutoModel)
+    return model
+
+
+def initial_language_model(params: EncoderParams, vocab_size: int) -> tuple[Any, bool]:
+    """The same encoder under a head that predicts masked tokens, and whether that head is the checkpoint's own.
+
+    What a checkpoint lacks of the head is drawn at random; the head is its own if it lacks nothing. Args and errors
+    as for `initial_transformer`.
+    """
+    from transformers import AutoModelForMaskedLM
+
+    model, missing = _initial(params, vocab_size, AutoModelForMaskedLM)
+    body = f"{model.base_model_prefix}."
+    return model, all(name.startswith(body) for name in missing)
+
+
+def _initial(params: EncoderParams, vocab_size: int, auto_class: Any) -> tuple[Any, set[str]]:
+    """The model as `auto_class` makes it, and the names of its tensors that no checkpoint gave."""
+    from transformers import logging
 
     logging.disable_progress_bar()
-    auto_class = auto_class or AutoModel
     if params.name == "tiny":
         model = auto_class.from_config(tiny_config(params.tiny, vocab_size))
         start_by_matching(model.base_model)
-        return model
+        return model, set(model.state_dict())
     with source_of(params.name, params.revision) as source:
-        model = auto_class.from_pretrained(
-            source, revision=params.revision, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
+        model, found = auto_class.from_pretrained(
+            source,
+            revision=params.revision,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
         )
     rows = model.get_input_embeddings().num_embeddings
     if rows < vocab_size:
         raise UserError(
             f"encoder.name: {params.name} has {rows} token embeddings, but its tokenizer {vocab_size} tokens"
         )
-    return model
+    return model, set(found["missing_keys"])
 
 
 def check_length(config: Any, tokens: int, param: str) -> None:

@@ -1,35 +1,456 @@
-"""Heads: `(*pooled [B, H]) -> HeadOutput`, one a task."""
+r"""Heads: `(*pooled [B, H]) -> HeadOutput`, one a task, from one pooled vector u or from two, u and v.
+
+All but `cosine` have one shape:
+
+    u (, v) -> projection -> features -> dropout -> depth x (linear, activation, dropout) -> linear -> outputs
+
+where the projection, a linear layer and the activation on each vector, is left out unless asked for. Heads differ in
+their features, which are the class's one method. Two tasks can share their projection or their fusion, the layer that
+joins two sentences: `build_heads`.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bertrio.tasks import Binary, HeadOutput, Score, Target
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,  # slope 0.01 below 0
+    "gelu": F.gelu,
+    "tanh": torch.tanh,
+}
 
 
-class HeadOutput(NamedTuple):
-    """A task's `outputs` [B, size], and the raw `cosine` [B] of heads that have one, for the losses that need it."""
+def known(table: Mapping[str, Any], name: str, what: str) -> Any:
+    """`table[name]`, or a ValueError that lists what there is."""
+    if name not in table:
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table) or 'none'}")
+    return table[name]
 
-    outputs: Tensor
-    cosine: Tensor | None = None
+
+def cosine_similarity(u: Tensor, v: Tensor) -> Tensor:
+    r"""The cosine of the angle between each row of u and of v, both [B, H]: [B], from -1 to 1, in float32.
+
+    .. math:: \cos(u, v) = \frac{u \cdot v}{\max(\|u\|, \epsilon) \max(\|v\|, \epsilon)}, \quad \epsilon = 10^{-8}
+
+    "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.1, which guards the product of the norms;
+    each norm is guarded here, as torch does. Rounding can push the result past 1 by a few 1e-7. A zero vector has
+    cosine 0 with any other; its gradient there is finite but of the order of 1 / epsilon.
+    """
+    return F.cosine_similarity(u.float(), v.float(), dim=-1, eps=1e-8)
 
 
-class Linear(nn.Module):
-    """Dropout, then one linear layer on the pooled vector of a single text or of a cross-encoded pair.
+class Head(nn.Module):
+    """What all heads have: an activation, a dropout rate of their own, and an optional projection.
+
+    A subclass is called `(hidden_size, target, size, dropout, **options)`.
+    """
+
+    vectors: ClassVar[int]  # pooled vectors it takes
+    options: ClassVar[frozenset[str]]  # what a user may set
+    shareable: ClassVar[frozenset[str]]  # which of its linear layers another task may use as well
+
+    def __init__(self, hidden_size: int, dropout: float, activation: str, projection: bool) -> None:
+        super().__init__()
+        self.activation = known(ACTIVATIONS, activation, "activation")
+        self.dropout = nn.Dropout(dropout)
+        self.projection = nn.Linear(hidden_size, hidden_size) if projection else None
+
+    def project(self, pooled: Sequence[Tensor]) -> list[Tensor]:
+        """The same linear layer and activation on each vector [B, H], or the vectors as they are."""
+        if self.projection is None:
+            return list(pooled)
+        return [self.activation(self.projection(vector)) for vector in pooled]
+
+
+class FeedForward(Head):
+    """Dropout on the `features` of the vectors, `depth` hidden layers, and a linear layer.
 
     Args:
         hidden_size: H.
-        size: how many outputs the task's target has.
-        dropout: rate on the pooled vector.
+        target: not looked at: `size` says all.
+        size: how many outputs.
+        dropout: rate on the features and on each hidden layer.
+        depth: how many hidden layers; None is the fewest that the head has.
+        width: units of each hidden layer; None is H. Of no effect at depth 0.
+        activation: name in ACTIVATIONS, of hidden layers and projection.
+        projection: whether each vector passes a linear layer H to H and the activation first.
+
+    Raises:
+        ValueError: if `activation` is unknown, or `depth`, `width` or `dropout` is out of range.
     """
 
-    def __init__(self, hidden_size: int, size: int, dropout: float) -> None:
-        super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.output = nn.Linear(hidden_size, size)
+    vectors = 2
+    least_depth: ClassVar[int] = 0
+    options = frozenset({"depth", "width", "activation", "projection"})
+    shareable = frozenset({"projection", "fusion"})
 
-    def forward(self, pooled: Tensor) -> HeadOutput:
-        return HeadOutput(self.output(self.dropout(pooled)))
+    def __init__(
+        self,
+        hidden_size: int,
+        target: Target,
+        size: int,
+        dropout: float,
+        depth: int | None = None,
+        width: int | None = None,
+        activation: str = "relu",
+        projection: bool = False,
+    ) -> None:
+        super().__init__(hidden_size, dropout, activation, projection)
+        depth = self.least_depth if depth is None else depth
+        width = hidden_size if width is None else width
+        if depth < self.least_depth:
+            raise ValueError(f"depth must be at least {self.least_depth}, got {depth}")
+        if width < 1:
+            raise ValueError(f"width must be at least 1, got {width}")
+        joined = self.features(*[torch.zeros(1, hidden_size)] * self.vectors).shape[-1]
+        self.hidden = nn.ModuleList(nn.Linear(width if layer else joined, width) for layer in range(depth))
+        self.output = nn.Linear(width if depth else joined, size)
+
+    @staticmethod
+    def features(*vectors: Tensor) -> Tensor:
+        """The vectors [B, H] made one: [B, F]."""
+        raise NotImplementedError
+
+    def forward(self, *pooled: Tensor) -> HeadOutput:
+        state = self.dropout(self.features(*self.project(pooled)))
+        for layer in self.hidden:
+            state = self.dropout(self.activation(layer(state)))
+        return HeadOutput(self.output(state))
 
 
-HEADS = {"linear": Linear}
+class Mlp(FeedForward):
+    r"""Hidden layers on the pooled vector of a single text or of a cross-encoded pair.
+
+    .. math:: o = W_2 \, a(W_1 u)
+
+    at depth 1, with a the activation and biases left out. "BERT++: Trustworthy MultiTask Learning with BERT", section
+    4.3.1 (additional layers in prediction heads). Arguments as for `FeedForward`; `depth` is at least 1.
+    """
+
+    vectors = 1
+    least_depth = 1
+    options = frozenset({"depth", "width", "activation"})  # no projection: one more hidden layer does the same
+    shareable = frozenset({"fusion"})  # of a cross-encoded pair, which the encoder has joined already
+
+    @staticmethod
+    def features(u: Tensor) -> Tensor:
+        return u
+
+
+class Linear(Mlp):
+    r"""Dropout, then one linear layer on the pooled vector of a single text or of a cross-encoded pair.
+
+    .. math:: o = W u
+
+    Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding", section 4.1.
+    """
+
+    least_depth = 0
+    options = frozenset()
+    shareable = frozenset()
+
+
+class Concat(FeedForward):
+    r"""The two vectors side by side.
+
+    .. math:: o = W [u; v]
+
+    "BERT and Beyond: A Study of Multitask Learning Strategies for NLP", section 3.2. Arguments as for `FeedForward`.
+    """
+
+    @staticmethod
+    def features(u: Tensor, v: Tensor) -> Tensor:
+        return torch.cat((u, v), dim=-1)
+
+
+class Siamese(FeedForward):
+    r"""The two vectors and their distance in each dimension.
+
+    .. math:: o = W [u; v; |u - v|]
+
+    Reimers and Gurevych 2019, "Sentence-BERT: Sentence Embeddings using Siamese BERT-Networks", section 3,
+    classification objective. Arguments as for `FeedForward`.
+    """
+
+    @staticmethod
+    def features(u: Tensor, v: Tensor) -> Tensor:
+        return torch.cat((u, v, (u - v).abs()), dim=-1)
+
+
+class SiameseProduct(FeedForward):
+    r"""The two vectors, their distance and their product in each dimension.
+
+    .. math:: o = W [u; v; |u - v|; u * v]
+
+    Conneau et al. 2017, "Supervised Learning of Universal Sentence Representations from Natural Language Inference
+    Data", section 3.1; in Reimers and Gurevych 2019, section 6, the product did not help. Arguments as for
+    `FeedForward`.
+    """
+
+    @staticmethod
+    def features(u: Tensor, v: Tensor) -> Tensor:
+        return torch.cat((u, v, (u - v).abs(), u * v), dim=-1)
+
+
+class SiameseCosine(FeedForward):
+    r"""The two vectors, their distance in each dimension, and their cosine.
+
+    .. math:: o = W [u; v; |u - v|; \cos(u, v)]
+
+    "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.1, combined fine-tuning. The paper's joint
+    layer is this head for both pair tasks, with `activation` leaky_relu and a shared fusion (so depth 1):
+    o = W_t LeakyReLU(W [u; v; |u - v|; cos]). Arguments as for `FeedForward`.
+    """
+
+    @staticmethod
+    def features(u: Tensor, v: Tensor) -> Tensor:
+        return torch.cat((u, v, (u - v).abs(), cosine_similarity(u, v).unsqueeze(-1)), dim=-1)
+
+
+# Scalings: `(cosine [B], target, scale, threshold) -> output [B]` on the scale that the target's `predict` reads.
+Scaling = Callable[[Tensor, Target, float, float], Tensor]
+
+
+def score_relu(cosine: Tensor, target: Score, scale: float, threshold: float) -> Tensor:
+    r"""The score as the positive part of the cosine, from low to high.
+
+    .. math:: o = l + (h - l) \max(\cos, 0)
+
+    "A Comprehensive Analysis of Fine-Tuning Strategies for BERT", section 4, cosine-similarity fine-tuning: ReLU
+    times 5. The gradient vanishes where the cosine is below 0.
+    """
+    return target.low + (target.high - target.low) * cosine.relu()
+
+
+def score_sigmoid(cosine: Tensor, target: Score, scale: float, threshold: float) -> Tensor:
+    r"""The score as the sigmoid of the scaled cosine, from low to high.
+
+    .. math:: o = l + (h - l) \, \sigma(s \cos)
+
+    "BERT++: Trustworthy MultiTask Learning with BERT", sections 4.3.5 and 5. Scores reach only from sigma(-s) to
+    sigma(s) of the range: at s = 1, which the paper found too narrow, from 27 % to 73 %.
+    """
+    return target.low + (target.high - target.low) * (scale * cosine).sigmoid()
+
+
+def score_affine(cosine: Tensor, target: Score, scale: float, threshold: float) -> Tensor:
+    r"""The score as a straight line in the cosine, low at -1 and high at 1.
+
+    .. math:: o = l + (h - l) (\cos + 1) / 2
+
+    "SMART Fine-tuning", section on cosine similarity: the similarity from -1 to 1, "rescaled accordingly".
+    """
+    return target.low + (target.high - target.low) * (cosine + 1) / 2
+
+
+def binary_relu(cosine: Tensor, target: Binary, scale: float, threshold: float) -> Tensor:
+    r"""The positive part of the cosine as the probability of yes; the output is its logit.
+
+    .. math:: o = \log \frac{p}{1 - p}, \quad p = \min(\max(\cos, \epsilon), 1 - \epsilon), \quad \epsilon = 10^{-6}
+
+    "BERT++: Trustworthy MultiTask Learning with BERT", section 4.3.5; the clamp is added here and keeps the logit
+    finite. The gradient vanishes where it holds: a pair with a cosine of 0 or less learns nothing, whatever its label.
+    """
+    return cosine.logit(eps=1e-6)
+
+
+def binary_logit(cosine: Tensor, target: Binary, scale: float, threshold: float) -> Tensor:
+    r"""The cosine above the threshold, scaled, as the logit of yes.
+
+    .. math:: o = s (\cos - t)
+
+    "BERT++: Trustworthy MultiTask Learning with BERT", section 4.4 (a sigmoid over the cosine in the loss), with s = 1
+    and t = 0; both are free here, as with s = 1 probabilities reach only from 27 % to 73 %.
+    """
+    return scale * (cosine - threshold)
+
+
+SCALINGS: dict[type[Target], dict[str, Scaling]] = {
+    Score: {"relu": score_relu, "sigmoid": score_sigmoid, "affine": score_affine},
+    Binary: {"relu": binary_relu, "logit": binary_logit},
+}
+
+
+class Cosine(Head):
+    r"""Dropout on each vector, the projection if asked for, their cosine, and a scaling of it to the target.
+
+    .. math:: o = f(\cos(u', v')), \quad u' = a(W u)
+
+    "BERT++: Trustworthy MultiTask Learning with BERT", section 4.3.5: linear layers with dropout, activation, cosine.
+    After a projection with `relu` no cosine is below 0. The raw cosine goes along in the HeadOutput. Without
+    projection the head has no parameters: the encoder alone learns.
+
+    Args:
+        hidden_size: H.
+        target: a score or a binary target.
+        size: 1.
+        dropout: rate on each vector.
+        activation: name in ACTIVATIONS, of the projection.
+        projection: whether each vector passes a linear layer H to H and the activation.
+        scaling: name in SCALINGS for the kind of target.
+        scale: factor on the cosine, above 0, in the scalings `sigmoid` and `logit`; the others don't look at it.
+        threshold: cosine of an even guess, from -1 to 1, in the scaling `logit`; the others don't look at it.
+
+    Raises:
+        ValueError: if there is no scaling for the target, `scaling` is not one of them, `size` is not 1, or another
+            argument is unknown or out of range.
+    """
+
+    vectors = 2
+    options = frozenset({"activation", "projection", "scaling", "scale", "threshold"})
+    shareable = frozenset({"projection"})
+
+    def __init__(
+        self,
+        hidden_size: int,
+        target: Target,
+        size: int,
+        dropout: float,
+        activation: str = "relu",
+        projection: bool = False,
+        scaling: str = "relu",
+        scale: float = 5.0,
+        threshold: float = 0.0,
+    ) -> None:
+        super().__init__(hidden_size, dropout, activation, projection)
+        kind = type(target)
+        if kind not in SCALINGS:
+            names = " or ".join(kind.__name__ for kind in SCALINGS)
+            raise ValueError(f"head cosine needs a {names} target, got {kind.__name__}")
+        if size != 1:
+            raise ValueError(f"head cosine has 1 output, but {size} are needed; choose another loss or head")
+        if not scale > 0:
+            raise ValueError(f"scale must be above 0, got {scale}")
+        if not -1 <= threshold <= 1:
+            raise ValueError(f"threshold must be from -1 to 1, got {threshold}")
+        self.scaling: Scaling = known(SCALINGS[kind], scaling, f"scaling for a {kind.__name__} target")
+        self.target, self.scale, self.threshold = target, scale, threshold
+
+    def forward(self, u: Tensor, v: Tensor) -> HeadOutput:
+        cosine = cosine_similarity(*self.project([self.dropout(u), self.dropout(v)]))
+        return HeadOutput(self.scaling(cosine, self.target, self.scale, self.threshold).unsqueeze(-1), cosine)
+
+
+HEADS: dict[str, type[Head]] = {
+    "linear": Linear,
+    "mlp": Mlp,
+    "concat": Concat,
+    "siamese": Siamese,
+    "siamese_product": SiameseProduct,
+    "siamese_cosine": SiameseCosine,
+    "cosine": Cosine,
+}
+VECTORS: dict[str, int] = {name: head.vectors for name, head in HEADS.items()}  # 2: for pairs encoded apart
+SHARES: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "projection": ("projection",),
+    "fusion": ("fusion",),
+    "both": ("projection", "fusion"),
+}
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """A head to be built: its `name` in HEADS, the task's `target`, how many outputs, its dropout, and options."""
+
+    name: str
+    target: Target
+    size: int
+    dropout: float
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def head_options(name: str) -> set[str]:
+    """The options that a user may set for head `name`."""
+    return set(known(HEADS, name, "head").options)
+
+
+def build_heads(
+    specs: Mapping[str, HeadSpec], hidden_size: int, share: str = "none", share_tasks: Sequence[str] = ()
+) -> dict[str, nn.Module]:
+    """The heads of all tasks, some of which may use one and the same linear layer.
+
+    `projection` is the layer on the sentence vectors, `fusion` the first hidden layer, which joins the two sentences.
+    Sharing a projection turns it on for those tasks, and sharing a fusion makes their depth at least 1. Only the linear
+    layer is shared; activation, dropout and all else stay each task's own. "BERT++: Trustworthy MultiTask Learning
+    with BERT", section 5 (both); "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.1 (the fusion).
+
+    A shared layer is one module in several heads: `parameters()` yields it once, under the name that it has in the
+    first of them, and `state_dict()` holds it under each of its names.
+
+    Args:
+        specs: by task. Heads draw all their layers, shared or not, from the global generator in this order; the layer
+            that all use is that of the first of them.
+        hidden_size: H.
+        share: none, projection, fusion or both.
+        share_tasks: the tasks that share, two or more in any order; not looked at if `share` is none.
+
+    Raises:
+        ValueError: for an unknown name or an option out of range; if a task has a head that can't share what is asked
+            for; if fusions to be shared differ in width.
+    """
+    parts = known(SHARES, share, "share")
+    sharing = _sharing_tasks(specs, parts, share_tasks)
+    heads = {
+        task: _build_head(task, spec, hidden_size, parts if task in sharing else ()) for task, spec in specs.items()
+    }
+    if "projection" in parts:
+        for task in sharing[1:]:
+            heads[task].projection = heads[sharing[0]].projection
+    if "fusion" in parts:
+        widths = {task: (heads[task].hidden[0].in_features, heads[task].hidden[0].out_features) for task in sharing}
+        if len(set(widths.values())) > 1:
+            found = ", ".join(f"{task} {inputs} to {outputs}" for task, (inputs, outputs) in widths.items())
+            raise ValueError(
+                f"tasks that share a fusion need the same widths, got {found}; give them the same features"
+            )
+        for task in sharing[1:]:
+            heads[task].hidden[0] = heads[sharing[0]].hidden[0]
+    return heads
+
+
+def _build_head(task: str, spec: HeadSpec, hidden_size: int, shared: Sequence[str]) -> Head:
+    """The head of one task, with the layers that it is to share."""
+    try:
+        allowed, options = head_options(spec.name), dict(spec.options)
+        for option in options:
+            known(dict.fromkeys(sorted(allowed)), option, f"option of head {spec.name}")
+        if "projection" in shared:
+            options["projection"] = True
+        if "fusion" in shared:
+            options["depth"] = max(options.get("depth") or 0, 1)
+        return HEADS[spec.name](hidden_size, spec.target, spec.size, spec.dropout, **options)
+    except ValueError as error:
+        raise ValueError(f"task {task}: {error}") from None
+
+
+def _sharing_tasks(specs: Mapping[str, HeadSpec], parts: Sequence[str], share_tasks: Sequence[str]) -> list[str]:
+    """The tasks that share `parts`, in the order of `specs`; empty if nothing is shared."""
+    if not parts:
+        return []
+    for task in share_tasks:
+        name = known(specs, task, "task in share_tasks").name
+        for part in parts:
+            if part not in known(HEADS, name, "head").shareable:
+                able = ", ".join(name for name, head in HEADS.items() if part in head.shareable)
+                raise ValueError(f"task {task}: head {name} can't share a {part}: {_why_not(name, part)}; can: {able}")
+    sharing = [task for task in specs if task in share_tasks]
+    if len(sharing) < 2:
+        raise ValueError(f"share_tasks: it takes two tasks to share, got {', '.join(share_tasks) or 'none'}")
+    return sharing
+
+
+def _why_not(name: str, part: str) -> str:
+    """Why head `name` has no `part` that it could share."""
+    if part == "projection":
+        return "it takes one vector, and the projection is for the two of a pair encoded apart"
+    return "it has no hidden layer"

@@ -11,20 +11,25 @@ from torch import Tensor, nn
 from bertrio.errors import UserError
 from bertrio.files import whole_file, write_json
 from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer
-from bertrio.model.heads import HEADS, HeadOutput
+from bertrio.model.heads import HeadSpec, build_heads
+from bertrio.model.lora import add_lora
 from bertrio.params import Params, build_tasks
 from bertrio.runtime import Runtime
+from bertrio.tasks import HeadOutput, Target
 
 
 class MultitaskModel(nn.Module):
-    """An encoder that all tasks share, and `heads` by task name.
+    """An encoder that all tasks share, and `heads` and `targets` by task name.
 
-    Heads run in float32 on pooled vectors that may come out of bf16 autocast.
+    Heads run in float32 on pooled vectors that may come out of bf16 autocast. Heads may share layers, whose parameters
+    then stand in `state_dict()` once for each of them, and in `parameters()` once.
     """
 
-    def __init__(self, encoder: Encoder, heads: dict[str, nn.Module], runtime: Runtime) -> None:
+    def __init__(
+        self, encoder: Encoder, heads: dict[str, nn.Module], targets: dict[str, Target], runtime: Runtime
+    ) -> None:
         super().__init__()
-        self.encoder, self.heads, self.runtime = encoder, nn.ModuleDict(heads), runtime
+        self.encoder, self.heads, self.targets, self.runtime = encoder, nn.ModuleDict(heads), targets, runtime
         self.to(runtime.device)
 
     def embed(self, tokens: Tokens) -> Tensor:
@@ -37,9 +42,13 @@ class MultitaskModel(nn.Module):
             pooled = self.encoder.encode(embeddings, tokens)
         return pooled.float()
 
+    def from_embeddings(self, task: str, embeddings: tuple[Tensor, ...], inputs: tuple[Tokens, ...]) -> HeadOutput:
+        """The outputs of `task` from word embeddings [B, T, H] of each of `inputs`, which say the rest."""
+        return self.heads[task](*[self.encode(of, tokens) for of, tokens in zip(embeddings, inputs)])
+
     def forward(self, task: str, inputs: tuple[Tokens, ...]) -> HeadOutput:
         """The outputs of `task` for a batch: one encoder pass for each of `inputs`, then the task's head."""
-        return self.heads[task](*[self.encode(self.embed(tokens), tokens) for tokens in inputs])
+        return self.from_embeddings(task, tuple(self.embed(tokens) for tokens in inputs), inputs)
 
 
 def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) -> MultitaskModel:
@@ -51,11 +60,18 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
         if hasattr(nn.ModuleDict, name):  # torch keeps such names for itself
             raise UserError(f"tasks.{name}: a task can't have this name; choose another")
     encoder = Encoder(transformer, options.pooling, options.frozen)
-    heads = {
-        name: HEADS[params.tasks[name].head](encoder.size, task.target.size, params.tasks[name].dropout)
-        for name, task in build_tasks(params).items()
-    }
-    return MultitaskModel(encoder, heads, runtime)
+    targets = {name: task.target for name, task in build_tasks(params).items()}
+    specs = {name: _head_spec(params, name, target) for name, target in targets.items()}
+    shared = params.sharing.tasks if params.sharing.layer != "none" else ()
+    heads = build_heads(specs, encoder.size, params.sharing.layer, shared)
+    if options.lora.rank:  # after the heads, so that they start alike with and without
+        add_lora(encoder.transformer, **options.lora.model_dump())
+    return MultitaskModel(encoder, heads, targets, runtime)
+
+
+def _head_spec(params: Params, name: str, target: Target) -> HeadSpec:
+    task = params.tasks[name]
+    return HeadSpec(task.head, target, target.outputs_for(task.loss), task.dropout, task.head_options.given())
 
 
 def save_model(model: MultitaskModel, folder: str | Path, about: dict[str, Any]) -> None:
@@ -70,7 +86,8 @@ def save_heads(model: MultitaskModel, tasks: list[str], folder: str | Path) -> N
     """Writes the heads of `tasks` to heads.safetensors."""
     heads = nn.ModuleDict({task: model.heads[task] for task in tasks})
     with whole_file(Path(folder) / "heads.safetensors") as path:
-        save_file({name: value.detach().cpu().contiguous() for name, value in heads.state_dict().items()}, path)
+        # clones: safetensors refuses tensors that share memory, as shared layers do
+        save_file({name: value.detach().cpu().contiguous().clone() for name, value in heads.state_dict().items()}, path)
 
 
 def load_heads(model: MultitaskModel, folder: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""The tokenised splits that training and prediction read, and the batch streams made of them."""
+"""The tokenised splits that training and prediction read, and what training makes of them: streams, plan, losses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import torch
 from bertrio.data.batches import BatchStream, Rows
 from bertrio.data.table import read_table
 from bertrio.errors import UserError
+from bertrio.losses import Loss, build_loss
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.params import Params, build_tasks
 from bertrio.runtime import generator
+from bertrio.schedules import Epoch, Sizes, build_plan, proportional_batch_sizes
 
 Split = dict[str, Rows]  # rows by task
 
@@ -46,8 +48,45 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 
 
 def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
-    """A stream of training batches for each task, its order drawn by a generator of its own."""
+    """A stream of training batches for each task as `schedule` asks for, its order drawn by a generator of its own."""
+    options = params.schedule
+    cap = min(len(rows) for rows in train.values()) if options.cap == "shortest" else options.cap
+    sizes = {task: params.tasks[task].batch_size for task in train}
+    if options.batch_sizes == "proportional":
+        passes = {task: len(rows) if cap is None else min(cap, len(rows)) for task, rows in train.items()}
+        sizes = proportional_batch_sizes(passes, options.base_batch)
     return {
-        task: BatchStream(rows, params.tasks[task].batch_size, generator(params.runtime.seed, f"batches {task}"))
+        task: BatchStream(rows, sizes[task], generator(params.runtime.seed, f"batches {task}"), cap, options.redraw)
         for task, rows in train.items()
     }
+
+
+def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> list[Epoch]:
+    """The steps of every epoch of fine-tuning, as `schedule` asks for."""
+    options = params.schedule
+    limit = options.max_batches or max(len(stream) for stream in streams.values())
+    until = options.until if isinstance(options.until, str) else tuple(options.until)
+    if len(train) == 1 and options.until != "steps":
+        until = "longest"  # one task alone is what its epochs are counted by, whatever `until` says for several
+    sizes = Sizes(
+        batches={task: min(len(stream), limit) for task, stream in streams.items()},
+        rows={task: len(rows) for task, rows in train.items()},
+        epochs=params.finetune.epochs,
+        task_epochs={task: params.tasks[task].epochs for task in train if params.tasks[task].epochs is not None},
+        until=until,
+        steps=options.steps,
+        temperature=options.temperature,
+    )
+    return build_plan(options.name, sizes, generator(params.runtime.seed, "schedule"))
+
+
+def build_losses(train: Split, params: Params) -> dict[str, Loss]:
+    """The loss of each task that trains, with class weights counted on its training rows where they are asked for."""
+    losses = {}
+    for task, rows in train.items():
+        options, target = params.tasks[task], rows.task.target
+        counts = None
+        if target.discrete:
+            counts = np.bincount(rows.label_values.astype(np.int64), minlength=max(2, target.size)).tolist()
+        losses[task] = build_loss(options.loss, target, options.loss_options.given(), counts)
+    return losses

@@ -12,13 +12,14 @@ from bertrio.console import say
 from bertrio.evaluation.metrics import evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import prediction_rows, write_predictions
 from bertrio.files import whole_file, write_json
-from bertrio.losses import LOSSES
 from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
 from bertrio.params import Params, build_tasks
 from bertrio.runtime import Runtime
-from bertrio.schedules import SCHEDULES
-from bertrio.training.data import Split, build_streams, hold_out, load_split
+from bertrio.training.build import build_trainer
+from bertrio.training.data import Split, hold_out, load_split
 from bertrio.training.loop import EpochLog, Trainer, infer
+
+CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Selection:
 
 
 def finetune(
-    params: Params, runtime: Runtime, inputs: Inputs, model_folder: str, predictions: str, history: str
+    params: Params, runtime: Runtime, inputs: Inputs, model_folder: str, predictions: str, history: str, conflicts: str
 ) -> dict:
     """Trains one member of the ensemble and writes its model, predictions and history.
 
@@ -82,6 +83,7 @@ def finetune(
         model_folder: gets encoder/, heads.safetensors, bertrio.json.
         predictions: a folder that gets predictions.parquet (dev and test) and summary.json.
         history: a CSV file, one row an epoch.
+        conflicts: a CSV file, one row a step and pair of tasks if `surgery.log_conflicts`.
 
     Returns:
         What the stage's timing file reports besides seconds and memory.
@@ -95,41 +97,46 @@ def finetune(
         scored["train"] = train
     model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
     load_heads(model, inputs.prefinetuned)
-    trainer = joint_trainer(params, model, train, params.finetune.lr, params.finetune.epochs, params.finetune.max_steps)
+    trainer, kept = build_trainer(params, model, {task: train[task] for task in params.trains})
     say(f"finetune: {trainer.total_steps} steps on {runtime.describe()}")
     selection, lines = Selection(params.finetune.select, params.finetune.select_on), []
     for log in trainer.run("finetune"):
-        scores = {name: score(model, rows, name, params) for name, rows in scored.items()}
-        best = selection.offer(model, log.epoch, scores, tasks)
+        scores = {name: score(kept, rows, name, params) for name, rows in scored.items()}
+        best = selection.offer(kept, log.epoch, scores, tasks)
         lines.append(history_line(log, scores))
         say(f"epoch {log.epoch}: {told(log, scores['dev'])}{' (best so far)' if best else ''}")
-    selection.restore(model)
+        if params.finetune.patience and log.epoch - selection.best_epoch >= params.finetune.patience:
+            say(f"finetune: no better for {params.finetune.patience} epochs, stopped")
+            break
+    selection.restore(kept)
     tables = [
-        predict(model, rows, name, params.finetune.eval_batch_size)
+        predict(kept, rows, name, params.finetune.eval_batch_size)
         for name, rows in (("dev", dev), ("test", test))
         if rows
     ]
-    save_model(model, model_folder, _about(params))
+    save_model(kept, model_folder, _about(params))
     write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
     selected = {"rows": selection.on, "by": selection.by}
     write_json(f"{predictions}/summary.json", {"best_epoch": selection.best_epoch, "selected_on": selected})
     write_history(lines, history)
-    return {"rows_per_second": trainer.rows_seen / trainer.seconds, "steps": trainer.total_steps}
+    write_conflicts(trainer.conflicts, conflicts)
+    return training_cost(trainer)
 
 
-def joint_trainer(
-    params: Params, model: MultitaskModel, train: Split, lr: float, epochs: int, max_steps: int | None
-) -> Trainer:
-    """A trainer over the tasks of `train`, at the peak rate `lr` times the encoder's `lr_factor`.
+def training_cost(trainer: Trainer) -> dict[str, float]:
+    """What a stage's timing file says of training itself: rows a second, milliseconds a step, steps."""
+    return {
+        "rows_per_second": trainer.rows_seen / trainer.seconds,
+        "ms_per_step": 1000 * trainer.seconds / trainer.steps_done,
+        "steps": trainer.steps_done,
+    }
 
-    Where `train` lacks the task `schedule.until`, epochs are counted by its first.
-    """
-    streams = build_streams(train, params)
-    lengths = {task: len(stream) for task, stream in streams.items()}
-    until = params.schedule.until if params.schedule.until in lengths else next(iter(lengths))
-    losses = {task: LOSSES[params.tasks[task].loss] for task in train}
-    schedule = SCHEDULES[params.schedule.name](lengths, until)
-    return Trainer(model, schedule, streams, losses, params.optimizer, lr * params.encoder.lr_factor, epochs, max_steps)
+
+def write_conflicts(rows: list[dict[str, Any]], path: str) -> None:
+    """Writes the gradients' inner products as CSV, a row a step and pair of tasks; without any, the header alone."""
+    with whole_file(path) as temporary:
+        frame = pd.DataFrame(rows, columns=CONFLICT_COLUMNS)
+        frame.to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n")
 
 
 def score(model: MultitaskModel, rows: Split, split: str, params: Params) -> dict[str, Any]:
@@ -172,6 +179,7 @@ def told(log: EpochLog, dev: dict[str, Any]) -> str:
 def _about(params: Params) -> dict[str, Any]:
     """What a later reader of the model folder must know to run it: tasks, pooling, lengths."""
     return {
-        "tasks": {name: task.model_dump(exclude={"batch_size"}) for name, task in params.tasks.items()},
+        "tasks": {name: task.model_dump(exclude={"batch_size", "epochs"}) for name, task in params.tasks.items()},
+        "sharing": params.sharing.model_dump(),
         "encoder": {"pooling": params.encoder.pooling, "max_length": params.encoder.max_length},
     }

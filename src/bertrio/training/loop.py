@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from bertrio.combining.gradients import TaskGradients, conflict_rows
 from bertrio.console import progress
-from bertrio.data.batches import BatchStream, Rows
+from bertrio.data.batches import Batch, BatchStream, Rows
 from bertrio.errors import UserError
 from bertrio.model.multitask import MultitaskModel
 from bertrio.params import OptimizerParams
-from bertrio.schedules import Joint
+from bertrio.training.objective import Objective, Parts
 from bertrio.training.optimizer import build_lr_schedule, build_optimizer, clip_gradients
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass
 class EpochLog:
-    """One epoch of training: `losses` are means over its batches, by task; `lr` is that of its last update."""
+    """One epoch of training; `lr` is that of its last update.
+
+    `losses` are means over the batches, by task; those of regularizers, unweighted, are named `<regularizer>_<task>`.
+    """
 
     epoch: int
     step: int
@@ -34,97 +39,140 @@ class EpochLog:
 
 @dataclass
 class Trainer:
-    """Trains `model` by a schedule; `run` yields after each epoch, so that the caller scores and keeps what it wants.
+    """Trains a model by a plan; `run` yields after each epoch, so that the caller scores and keeps what it wants.
+
+    A step is: for each of its tasks the objective of one batch, backward; surgery on the encoder's gradients;
+    penalties on weights; clipping; the optimizer; and what follows the weights, such as moving averages.
 
     Args:
-        model: on its device.
-        schedule: which tasks make which step.
+        objective: of a batch; knows the model, which is on its device.
+        plan: the steps of each epoch, a step being the tasks whose losses make one update.
         streams: training batches by task.
-        losses: loss by task.
         optimizer_params: the `optimizer` group.
         lr: the peak learning rate.
-        epochs: of the schedule.
         max_steps: stop after so many updates; the learning rate is laid out over what is left.
+        weighting_lr: the peak rate of what the weighting of losses learns.
+        surgery: `gramian [K, K] -> weights [K]` of the tasks' gradients; None takes their sum.
+        log_conflicts: keep the gradients' inner products of every step, in `conflicts`.
+        penalty: of the parameters that took part in a step; None for no such penalty.
+        after_step: called after each update with its number, from 1.
     """
 
-    model: MultitaskModel
-    schedule: Joint
+    objective: Objective
+    plan: Sequence[Sequence[tuple[str, ...]]]
     streams: Mapping[str, BatchStream]
-    losses: Mapping[str, Loss]
     optimizer_params: OptimizerParams
     lr: float
-    epochs: int
     max_steps: int | None = None
+    weighting_lr: float = 0.0
+    surgery: Callable[[Tensor], Tensor] | None = None
+    log_conflicts: bool = False
+    penalty: Callable[[list[nn.Parameter]], Tensor] | None = None
+    after_step: Sequence[Callable[[int], None]] = ()
+    conflicts: list[dict[str, Any]] = field(default_factory=list)
     rows_seen: int = 0
+    steps_done: int = 0
     seconds: float = 0.0
     total_steps: int = field(init=False)
 
     def __post_init__(self) -> None:
-        planned = self.epochs * self.schedule.steps_per_epoch
-        self.total_steps = min(planned, self.max_steps or planned)
-        self.optimizer = build_optimizer(self.model, self.optimizer_params, self.lr)
-        self.lr_schedule = build_lr_schedule(self.optimizer, self.optimizer_params, self.total_steps)
+        self.model: MultitaskModel = self.objective.model
+        ends = list(accumulate(len(epoch) for epoch in self.plan))
+        self.total_steps = min(ends[-1], self.max_steps or ends[-1])
+        learned = self.objective.weighting.parameters()
+        self.optimizer = build_optimizer(self.model, self.optimizer_params, self.lr, learned, self.weighting_lr)
+        self.lr_schedule = build_lr_schedule(self.optimizer, self.optimizer_params, self.total_steps, ends)
+        separate = self.surgery is not None or self.log_conflicts
+        live = [parameter for parameter in self.model.encoder.parameters() if parameter.requires_grad]
+        self._gradients = TaskGradients(live) if separate else None
 
     def run(self, description: str) -> Iterator[EpochLog]:
         """Trains epoch by epoch; the last one is cut short where `max_steps` says so."""
         step = 0
-        for epoch in range(1, self.epochs + 1):
-            steps = min(self.schedule.steps_per_epoch, self.total_steps - step)
-            if steps <= 0:
+        for epoch, planned in enumerate(self.plan, start=1):
+            steps = planned[: self.total_steps - step]
+            if not steps:
                 return
-            log = self._epoch(epoch, step, steps, f"{description}, epoch {epoch}/{self.epochs}")
+            log = self._epoch(epoch, step, steps, f"{description}, epoch {epoch}/{len(self.plan)}")
             step = log.step
             yield log
 
-    def _epoch(self, epoch: int, step: int, steps: int, description: str) -> EpochLog:
-        sums, counts = dict.fromkeys(self.streams, 0.0), dict.fromkeys(self.streams, 0)
+    def _epoch(self, epoch: int, step: int, steps: Sequence[tuple[str, ...]], description: str) -> EpochLog:
+        sums: dict[str, float] = defaultdict(float)
+        counts: dict[str, int] = defaultdict(int)
         self.model.train()
         began, seen, lr = time.perf_counter(), self.rows_seen, 0.0
-        with progress(description, total=steps) as bar:
-            for tasks, _ in zip(self.schedule.epoch(), range(steps)):
+        with progress(description, total=len(steps)) as bar:
+            for tasks in steps:
                 lr = self.optimizer.param_groups[0]["lr"]
-                losses = self._step(tasks, step + 1)
                 step += 1
-                for task, loss in losses.items():
-                    sums[task] += loss
-                    counts[task] += 1
+                told = self._step(tasks, step)
+                for name, value in told.items():
+                    sums[name] += value
+                    counts[name] += 1
                 rate = (self.rows_seen - seen) / (time.perf_counter() - began)
-                bar.advance(note=f"loss {sum(losses.values()):.3f}  {rate:.0f} rows/s")
+                bar.advance(note=f"loss {sum(told[task] for task in tasks):.3f}  {rate:.0f} rows/s")
         self.seconds += time.perf_counter() - began
-        return EpochLog(epoch, step, lr, {task: sums[task] / counts[task] for task in sums if counts[task]})
+        return EpochLog(epoch, step, lr, {name: sums[name] / counts[name] for name in sums})
 
     def _step(self, tasks: tuple[str, ...], step: int) -> dict[str, float]:
-        """One update from one batch of each of `tasks`; their losses are summed.
+        """One update from one batch of each of `tasks`, their losses summed unless surgery combines them otherwise.
 
-        Each loss runs backward before the next forward pass, which adds up to the gradient of the sum and holds the
-        activations of one task at a time.
+        Each objective runs backward before the next forward pass, which adds up to the gradient of the sum and holds
+        the activations of one task at a time.
         """
-        losses = {}
+        told = {}
         for task in tasks:
             batch = next(self.streams[task]).to(self.model.runtime.device)
-            loss = self.losses[task](self.model(task, batch.inputs).outputs, batch.labels)
-            losses[task] = loss.item()
-            if not math.isfinite(losses[task]):
-                ids = ", ".join(self.streams[task].rows.ids[batch.rows][:5])
-                raise UserError(
-                    f"the loss of {task} is {losses[task]} at step {step} (rows {ids}, ...); try a lower lr"
-                )
-            loss.backward()
+            parts = self.objective(batch)
+            told.update(self._told(batch, parts, step))
+            parts.total.backward()
+            if self._gradients is not None:
+                self._gradients.take(task)
             self.rows_seen += len(batch.rows)
+        if self._gradients is not None:
+            self._combine(step)
+        if self.penalty is not None:
+            self.penalty([p for p in self.model.parameters() if p.grad is not None]).backward()
         clip_gradients(self.model, self.optimizer_params.max_grad_norm)
         self.optimizer.step()
         self.lr_schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return losses
+        for follow in self.after_step:
+            follow(step)
+        self.steps_done = step
+        return told
+
+    def _told(self, batch: Batch, parts: Parts, step: int) -> dict[str, float]:
+        """The numbers of a batch for the log, all of them finite."""
+        told = {batch.task: parts.loss.item()}
+        told.update({f"{name}_{batch.task}": value.item() for name, value in parts.penalties.items()})
+        for name, value in told.items():
+            if not math.isfinite(value):
+                ids = ", ".join(self.streams[batch.task].rows.ids[batch.rows][:5])
+                raise UserError(f"the loss of {name} is {value} at step {step} (rows {ids}, ...); try a lower lr")
+        return told
+
+    def _combine(self, step: int) -> None:
+        """Gives the encoder one gradient out of those of the step's tasks."""
+        gradients = self._gradients
+        gramian, tasks = gradients.gramian(), gradients.tasks
+        if self.log_conflicts:
+            self.conflicts += conflict_rows(step, tasks, gramian)
+        plain = torch.ones(len(tasks), dtype=gramian.dtype)
+        gradients.put(plain if self.surgery is None else self.surgery(gramian))
 
 
 def infer(model: MultitaskModel, rows: Rows, batch_size: int) -> np.ndarray:
-    """The outputs of the rows' own task for all rows, in their order: float64 [N, size]. Dropout is off."""
-    outputs = np.empty((len(rows), rows.task.target.size))
+    """The outputs of the rows' own task for all rows, in their order: float64 [N, size of its head]. No dropout."""
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     model.eval()
     with torch.inference_mode(), progress(f"{rows.task.name}: predicting", total=len(rows)) as bar:
         for batch in rows.sorted_batches(batch_size):
             batch = batch.to(model.runtime.device)
-            outputs[batch.rows] = model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()
+            found.append((batch.rows, model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()))
             bar.advance(len(batch.rows))
+    outputs = np.empty((len(rows), found[0][1].shape[1]))
+    for places, values in found:
+        outputs[places] = values
     return outputs

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+
 import torch
 from torch import nn
 from torch.optim import AdamW
@@ -10,34 +15,94 @@ from torch.optim.lr_scheduler import LambdaLR
 from bertrio.params import OptimizerParams
 
 
-def build_optimizer(model: nn.Module, params: OptimizerParams, lr: float) -> AdamW:
+def build_optimizer(
+    model: nn.Module, params: OptimizerParams, lr: float, extra: Iterable[nn.Parameter] = (), extra_lr: float = 0.0
+) -> AdamW:
     """AdamW (Loshchilov and Hutter 2019) over the parameters that take a gradient.
 
     Biases and LayerNorm weights, which are the parameters with one dimension, get no weight decay.
+
+    Args:
+        model: what is trained; layers of its encoder learn at `lr` times `layer_decay` to the power of their depth
+            below the heads, see `layers_below_heads`.
+        params: the `optimizer` group.
+        lr: the peak rate.
+        extra: parameters beside the model, such as loss weights: no weight decay, peak rate `extra_lr`.
     """
-    live = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in live if p.ndim > 1], "weight_decay": params.weight_decay},
-        {"params": [p for p in live if p.ndim <= 1], "weight_decay": 0.0},
+    places = layers_below_heads(model)
+    groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            below = places[name] if params.layer_decay < 1 else 0
+            groups.setdefault((below, parameter.ndim > 1), []).append(parameter)
+    described = [
+        {
+            "params": of,
+            "lr": lr * params.layer_decay**below,
+            "weight_decay": params.weight_decay if decays else 0.0,
+        }
+        for (below, decays), of in sorted(groups.items(), key=lambda item: (item[0][0], not item[0][1]))
     ]
-    return AdamW(groups, lr=lr, betas=params.betas, eps=params.eps, fused=live[0].device.type in ("cpu", "cuda"))
+    beside = list(extra)
+    if beside:
+        described.append({"params": beside, "lr": extra_lr, "weight_decay": 0.0})
+    fused = described[0]["params"][0].device.type in ("cpu", "cuda")
+    return AdamW(described, lr=lr, betas=params.betas, eps=params.eps, fused=fused)
 
 
-def lr_factor(step: int, total: int, warmup: int, schedule: str) -> float:
+def layers_below_heads(model: nn.Module) -> dict[str, int]:
+    """How far below the heads each parameter lies: 0 for heads and pooler, 1 for the last layer, L + 1 for embeddings.
+
+    This is the order of layer-wise rate decay in Sun et al. 2019, "How to Fine-Tune BERT for Text Classification?",
+    section 5.3.3. A layer is told by the first number in the parameter's name (`encoder.transformer.encoder.layer.3.`).
+
+    Returns:
+        A number for each name in `model.named_parameters()`.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    numbers = {name: re.search(r"\.(\d+)\.", name) for name in names if name.startswith("encoder.")}
+    layers = 1 + max((int(found[1]) for found in numbers.values() if found), default=-1)
+
+    def below(name: str) -> int:
+        if not name.startswith("encoder.") or ".pooler." in name:
+            return 0
+        return layers - int(numbers[name][1]) if numbers[name] else layers + 1
+
+    return {name: below(name) for name in names}
+
+
+def lr_factor(step: int, total: int, warmup: int, params: OptimizerParams, epoch_ends: Sequence[int] = ()) -> float:
     """The share of the peak learning rate at update `step` (0 to total - 1).
 
     It rises linearly over the first `warmup` updates, the first of which already moves: (step + 1) / (warmup + 1).
-    Then it stays (`constant`) or falls linearly, to reach 0 just after the last update (`linear`).
+    Then, with t going from 0 to 1 over the other updates, it is 1 (`constant`), 1 - t (`linear`), (1 + cos(pi t)) / 2
+    (`cosine`, Loshchilov and Hutter 2017, without restarts), or gamma^floor(epochs gone / step_epochs) (`step`).
+
+    Args:
+        step: which update.
+        total: how many there are.
+        warmup: how many of them warm up.
+        params: the `optimizer` group.
+        epoch_ends: the number of updates after which each epoch ends, rising.
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    return 1.0 if schedule == "constant" else max(0.0, (total - step) / (total - warmup))
+    gone = (step - warmup) / max(1, total - warmup)
+    shapes = {
+        "constant": lambda: 1.0,
+        "linear": lambda: max(0.0, 1 - gone),
+        "cosine": lambda: (1 + math.cos(math.pi * min(1.0, gone))) / 2,
+        "step": lambda: params.gamma ** (bisect_right(epoch_ends, step) // params.step_epochs),
+    }
+    return shapes[params.lr_schedule]()
 
 
-def build_lr_schedule(optimizer: AdamW, params: OptimizerParams, total: int) -> LambdaLR:
+def build_lr_schedule(
+    optimizer: AdamW, params: OptimizerParams, total: int, epoch_ends: Sequence[int] = ()
+) -> LambdaLR:
     """The learning rate over `total` updates, to be stepped after each of them."""
     warmup = round(params.warmup_fraction * total)
-    return LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup, params.lr_schedule))
+    return LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup, params, epoch_ends))
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None) -> None:

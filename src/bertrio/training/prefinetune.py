@@ -30,21 +30,30 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
         shutil.copytree(need(encoder), f"{folder}/encoder")
         return {"epochs": 0}, {}
 
-    from bertrio.model.multitask import build_model, save_heads  # torch and transformers: seconds, so only if needed
-    from bertrio.runtime import set_up
-    from bertrio.training.data import load_split
-    from bertrio.training.finetune import joint_trainer, score, told
+    from bertrio.data.batches import BatchStream  # torch and transformers take seconds to import: only if needed
+    from bertrio.model.multitask import build_model, save_heads
+    from bertrio.runtime import generator, set_up
+    from bertrio.training.data import build_losses, load_split
+    from bertrio.training.finetune import score, told, training_cost
+    from bertrio.training.loop import Trainer
+    from bertrio.training.objective import Objective
 
-    params = params.model_copy(update={"tasks": {options.task: params.tasks[options.task]}})
+    name = options.task
+    own = params.sharing.model_copy(update={"layer": "none"})  # one task alone shares with none
+    params = params.model_copy(update={"tasks": {name: params.tasks[name]}, "sharing": own})
     runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
     model = build_model(params, encoder, runtime)
     train, dev = (load_split(params, split, splits, tokenizer) for split in ("train", "dev"))
-    trainer = joint_trainer(params, model, train, options.lr, options.epochs, options.max_steps)
+    seed, size = params.runtime.seed, params.tasks[name].batch_size
+    stream = BatchStream(train[name], size, generator(seed, f"batches {name}"))
+    plan = [[(name,)] * len(stream)] * options.epochs
+    lr = options.lr * params.encoder.lr_factor
+    objective = Objective(model, build_losses(train, params))
+    trainer = Trainer(objective, plan, {name: stream}, params.optimizer, lr, options.max_steps)
     scores: dict[str, Any] = {}
     for log in trainer.run("prefinetune"):
         scores = score(model, dev, "dev", params)
         say(f"prefinetune epoch {log.epoch}: {told(log, scores)}")
     model.encoder.save(f"{folder}/encoder")
-    save_heads(model, [options.task], folder)
-    metrics = {"epochs": options.epochs, "dev": {options.task: scores[options.task]}}
-    return metrics, {"rows_per_second": trainer.rows_seen / trainer.seconds, "steps": trainer.total_steps}
+    save_heads(model, [name], folder)
+    return {"epochs": options.epochs, "dev": {name: scores[name]}}, training_cost(trainer)

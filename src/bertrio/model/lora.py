@@ -1,0 +1,55 @@
+r"""LoRA: adapters of low rank that train in place of an encoder's weights, through peft.
+
+.. math:: W' = W + \frac{\alpha}{r} B A
+
+with A [r, in] and B [out, r]. Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1. B
+starts at zero, so that training starts at the encoder as it was. What is saved is W', an encoder like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from bertrio.errors import UserError
+
+
+def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, targets: list[str] | None) -> None:
+    """Freezes `transformer` and puts trainable adapters beside its linear layers, in place.
+
+    Args:
+        transformer: an encoder of transformers.
+        rank: r, 1 or more.
+        alpha: scales the adapters, by alpha / r.
+        dropout: rate on what goes into an adapter.
+        targets: ends of the names of the linear layers, such as `query`; None for peft's choice for the architecture.
+
+    Raises:
+        UserError: if peft is not installed, or finds no such layers.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UserError("encoder.lora: needs the package peft; install it with: pip install 'bertrio[lora]'") from error
+    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
+    try:
+        inject_adapter_in_model(config, transformer)
+    except ValueError as error:
+        raise UserError(f"encoder.lora.targets: found {targets}; {' '.join(str(error).split())}") from error
+
+
+@contextmanager
+def merged_weights(transformer: Any) -> Iterator[dict[str, Tensor]]:
+    """The weights of `transformer` under their own names, adapters added in; without adapters simply its weights."""
+    adapted = [module for module in transformer.modules() if hasattr(module, "base_layer")]
+    for module in adapted:
+        module.merge(safe_merge=True)
+    try:
+        weights = transformer.state_dict()
+        yield {name.replace(".base_layer.", "."): of for name, of in weights.items() if ".lora_" not in name}
+    finally:
+        for module in adapted:
+            module.unmerge()

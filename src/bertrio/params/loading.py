@@ -1,0 +1,185 @@
+"""Reads params.yaml, gives every ensemble member its own view of it, and says what is wrong in words for users."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+
+from bertrio.errors import UserError
+from bertrio.params.base import Group
+from bertrio.params.root import Params
+from bertrio.tasks import Task, build_target
+
+MEMBER_GROUPS = (  # what finetune reads
+    "runtime", "tasks", "sharing", "encoder", "optimizer", "finetune", "schedule", "weighting", "surgery", "smart",
+    "bregman", "r_drop", "penalties",
+)  # fmt: skip
+FIXED_IN_TASKS = ("kind", "target", "classes", "range")  # decide what a label is
+PREPARED = ("encoder.name", "encoder.revision", "encoder.tiny")  # settled before finetune, the same for all members
+
+
+def load_params(path: str | Path = "params.yaml") -> Params:
+    """Reads and checks params.yaml, its ensemble members included.
+
+    Raises:
+        UserError: naming every param that is unknown, of a wrong type, out of range or in conflict with another.
+    """
+    raw = read_yaml(path)
+    params = validate_params(raw, str(path))
+    for name in params.ensemble.members:
+        _member(raw, params, name, str(path))
+    return params
+
+
+def load_member(name: str, path: str | Path = "params.yaml") -> Params:
+    """The params as ensemble member `name` sees them: the base with the member's own overrides on top.
+
+    Raises:
+        UserError: as `load_params`, and if there is no such member.
+    """
+    raw = read_yaml(path)
+    params = validate_params(raw, str(path))
+    if name not in params.ensemble.members:
+        raise UserError(
+            f"{path}: ensemble.members has no member {name!r}, expected one of {', '.join(params.ensemble.members)}"
+        )
+    return _member(raw, params, name, str(path))
+
+
+def _member(raw: dict[str, Any], params: Params, name: str, path: str) -> Params:
+    overrides = dict(params.ensemble.members[name] or {})
+    at = f"ensemble.members.{name}"
+    _check_answers(overrides.pop("answers", list(params.tasks)), params, f"{path}: {at}.answers")
+    for group, block in overrides.items():
+        if group not in MEMBER_GROUPS:
+            raise UserError(
+                f"{path}: {at}.{group}: a member may override {', '.join(MEMBER_GROUPS)}: what finetune reads; "
+                "beside them it may have answers, the tasks that it answers"
+            )
+        if not isinstance(block, dict):
+            raise UserError(f"{path}: {at}.{group}: found {block!r}, expected a block of params such as {{seed: 2}}")
+        for key, value in block.items():
+            if group == "tasks" and key not in params.tasks:
+                raise UserError(f"{path}: {at}.tasks.{key}: no such task, expected one of {', '.join(params.tasks)}")
+            inner = [f"{key}.{name}" for name in FIXED_IN_TASKS if group == "tasks" and name in (value or {})]
+            for name in [key] if f"{group}.{key}" in PREPARED else inner:
+                raise UserError(
+                    f"{path}: {at}.{group}.{name}: can't differ between members; set {group}.{name} for all of them"
+                )
+    return validate_params(merged(raw, overrides), path, at)
+
+
+def _check_answers(answers: Any, params: Params, at: str) -> None:
+    if not isinstance(answers, list) or not answers or any(name not in params.tasks for name in answers):
+        raise UserError(f"{at}: found {answers!r}, expected a list of tasks out of {', '.join(params.tasks)}")
+
+
+def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """A deep copy of `base` with `overrides` on top; blocks merge, everything else is replaced."""
+    result = copy.deepcopy(base)
+    for key, value in overrides.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else copy.deepcopy(value)
+    return result
+
+
+class _Loader(yaml.SafeLoader):
+    """A safe loader for which a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, str) and key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key if isinstance(key, str) else id(key))
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Reads a YAML file that holds one mapping.
+
+    Raises:
+        UserError: if it is missing, not UTF-8, not YAML, or not a mapping.
+    """
+    try:
+        raw = yaml.load(Path(path).read_text(encoding="utf-8-sig"), Loader=_Loader)
+    except OSError as error:
+        raise UserError(
+            f"{path}: can't be read ({error.strerror}); run this from the folder that holds params.yaml"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: found {type(raw).__name__}, expected groups of params such as 'runtime:'")
+    return raw
+
+
+def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
+    """Params from what a YAML file holds; `path` and `prefix` are what errors begin with.
+
+    Raises:
+        UserError: naming all that is wrong.
+    """
+    try:
+        return Params.model_validate(raw)
+    except ValidationError as error:
+        lines = [_message(item, raw, prefix) for item in error.errors(include_url=False)]
+        raise UserError("\n".join(f"{path}: {line}" for line in lines)) from None
+
+
+def _message(item: dict[str, Any], raw: dict[str, Any], prefix: str) -> str:
+    keys = [str(key) for key in item["loc"] if not str(key).startswith("[")]
+    name = ".".join(([prefix] if prefix else []) + keys)
+    if item["type"] == "extra_forbidden":
+        return f"{name}: unknown param; {_nearest(item['loc'])}"
+    text = re.sub(r"^(Value error, |Input )", "", item["msg"])
+    if item["type"] == "missing":
+        if isinstance(item["loc"][-1], int):
+            return f"{name.rpartition('.')[0]}: expected more values, found {item['input']!r}"
+        return f"{name}: is missing, and has no default"
+    if item["type"] == "value_error":
+        return f"{name}: {text}" if name else text
+    return f"{name}: {text.replace('should be', 'expected')}, found {item['input']!r}"
+
+
+def _nearest(loc: tuple[Any, ...]) -> str:
+    known = _known_keys(loc[:-1])
+    close = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {'.'.join([*map(str, loc[:-1]), close[0]])}?"
+    return f"known here: {', '.join(known)}"
+
+
+def _known_keys(loc: tuple[Any, ...]) -> list[str]:
+    """The names allowed in the block at `loc`; empty where any name is."""
+    kind: Any = Params
+    for key in loc:
+        kind = _field_type(kind, str(key))
+    return [field.alias or name for name, field in kind.model_fields.items()] if _is_group(kind) else []
+
+
+def _field_type(kind: Any, key: str) -> Any:
+    """The type of field `key` of a group, or of any item of a `dict[str, X]`."""
+    if _is_group(kind):
+        return kind.model_fields[key].annotation if key in kind.model_fields else None
+    items = [item for item in get_args(kind) if _is_group(item)]
+    return items[0] if items else None
+
+
+def _is_group(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Group)
+
+
+def build_tasks(params: Params) -> dict[str, Task]:
+    """The tasks of params.yaml, in its order."""
+    return {
+        name: Task(name, task.kind, task.encoding or "cross", build_target(task.target, task.classes, task.range))
+        for name, task in params.tasks.items()
+    }

@@ -1,0 +1,85 @@
+"""Puts the parts of fine-tuning together: what params ask for, as a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from bertrio.combining.surgery import build_surgery
+from bertrio.combining.weighting import WEIGHTINGS
+from bertrio.model.multitask import MultitaskModel
+from bertrio.params import Params
+from bertrio.regularizers.bregman import Bregman
+from bertrio.regularizers.moving_average import MovingAverage
+from bertrio.regularizers.norms import l1, l2
+from bertrio.runtime import generator
+from bertrio.training.data import Split, build_losses, build_streams, plan_of
+from bertrio.training.loop import Trainer
+from bertrio.training.objective import Objective, bregman_term, r_drop_term, smart_term
+
+
+def build_trainer(params: Params, model: MultitaskModel, train: Split) -> tuple[Trainer, MultitaskModel]:
+    """A trainer with every technique that `params` asks for, and the model to score: `model`, or its average.
+
+    Args:
+        params: as the member sees them.
+        model: with heads for all tasks.
+        train: rows of the tasks that train, in training order.
+    """
+    model.train()  # before any copy is made of it: a teacher has the dropout that the model has
+    streams = build_streams(train, params)
+    plan = plan_of(train, streams, params)
+    follow: list[Callable[[int], None]] = []
+    scored, bregman = model, None
+    if params.finetune.ema is not None:
+        average = MovingAverage(model)
+        scored = average.model
+        follow.append(lambda step: average.update(model, params.finetune.ema))
+    if params.bregman.mu:
+        planned, options = sum(map(len, plan)), params.bregman
+        total = min(planned, params.finetune.max_steps or planned)
+        bregman = Bregman(model, options.momentum, options.late_momentum, total)
+        follow.append(lambda step: bregman.update(model, step))
+    terms = {"smart": smart_term(params), "bregman": bregman_term(params, bregman), "r_drop": r_drop_term(params)}
+    weights = params.weighting.weights if params.weighting.method == "fixed" else list(train)
+    weighting = WEIGHTINGS[params.weighting.method](weights).to(model.runtime.device)
+    objective = Objective(
+        model, build_losses(train, params), weighting, {name: term for name, term in terms.items() if term is not None}
+    )
+    trainer = Trainer(
+        objective,
+        plan,
+        streams,
+        params.optimizer,
+        params.finetune.lr * params.encoder.lr_factor,
+        params.finetune.max_steps,
+        weighting_lr=params.weighting.lr,
+        surgery=_surgery(params),
+        log_conflicts=params.surgery.log_conflicts,
+        penalty=weight_penalty(params, model),
+        after_step=follow,
+    )
+    return trainer, scored
+
+
+def _surgery(params: Params) -> Callable[[Tensor], Tensor] | None:
+    options = params.surgery
+    if options.method == "none":
+        return None
+    return build_surgery(options.method, options.reduction, generator(params.runtime.seed, "surgery"))
+
+
+def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.Parameter]], Tensor] | None:
+    """`penalties` as a function of the parameters that took part in a step; None if they are off."""
+    options = params.penalties
+    if not (options.l1 or options.l2):
+        return None
+    part = {"all": model, "encoder": model.encoder, "heads": model.heads}[options.parameters]
+    chosen = {id(parameter) for parameter in part.parameters()}
+
+    def penalty(took_part: list[nn.Parameter]) -> Tensor:
+        of = [parameter for parameter in took_part if id(parameter) in chosen]
+        return options.l1 * l1(of) + options.l2 * l2(of)
+
+    return penalty

@@ -1,0 +1,248 @@
+"""The ensemble of all members: their predictions combined, or a soup, which is one model whose weights are a mean.
+
+Only a soup needs torch, a model and the data; what needs them is imported where a soup is made.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from bertrio.ensembling import (
+    RULES,
+    SELECTION,
+    combine_members,
+    in_selection,
+    mark_selection,
+    record_ensemble,
+)
+from bertrio.errors import UserError, need
+from bertrio.evaluation.metrics import evaluate_predictions
+from bertrio.evaluation.predictions import read_predictions, write_predictions
+from bertrio.files import read_json
+from bertrio.params import Params, build_tasks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from bertrio.model.multitask import MultitaskModel
+    from bertrio.runtime import Runtime
+
+State = Mapping[str, "Tensor"]  # what `state_dict` gives
+Worth = Callable[[Sequence[str]], float]  # of a soup of these members; larger is better
+
+
+def build_ensemble(
+    params: Params,
+    members: Mapping[str, Params],
+    splits: str,
+    tokenizer: str,
+    models: str,
+    predictions: str,
+    path: str,
+    folder: str,
+) -> None:
+    """Makes one out of all members, as `ensemble.combine` says, and writes its predictions for dev and test.
+
+    Args:
+        params: the base params.
+        members: the params as each member sees them (`load_member`), by name.
+        splits, tokenizer: folders of the data; only soups read them.
+        models: a folder that holds <name>/encoder and <name>/heads.safetensors of each member; only soups read it.
+        predictions: a folder that holds <name>/predictions.parquet of each member.
+        path: the parquet file that gets the ensemble's predictions.
+        folder: gets ensemble.json (`record_ensemble`), and of a soup encoder/, heads.safetensors and bertrio.json.
+            What was there before is removed.
+
+    Raises:
+        UserError: if the members do not go together, or there are no labelled rows to choose on.
+    """
+    how, tasks = params.ensemble.combine, build_tasks(params)
+    answers = {name: params.answers(name) for name in members}
+    if how in RULES:
+        combine_members(list(members), how, tasks, answers, predictions, path, folder)
+        return
+    check_alike(members, answers)
+    kitchen = Kitchen(params, members, models, splits, tokenizer)
+    chosen = SOUPS[how](list(members), kitchen.worth, lambda name: _selection_score(f"{predictions}/{name}", tasks))
+    table = kitchen.serve(chosen)
+    shutil.rmtree(folder, ignore_errors=True)
+    kitchen.save(folder)
+    weights = {name: 1 / len(chosen) if name in chosen else 0.0 for name in members}
+    record_ensemble(folder, how, list(members), dict.fromkeys(tasks, weights))
+    write_predictions(mark_selection(table) if how == "greedy_soup" and len(members) > 1 else table, path)
+
+
+def average(states: Mapping[str, State]) -> dict[str, Tensor]:
+    r"""The mean of several models' weights, tensor by tensor.
+
+    .. math:: \theta = \frac{1}{M} \sum_m \theta_m
+
+    Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves accuracy without
+    increasing inference time", section 2, table 2. Summed in float64, in the order of the members' names, so that
+    the order in which they are given makes no difference to a bit.
+
+    Args:
+        states: the weights by name of tensor, by member.
+
+    Returns:
+        The mean of each tensor, in its own dtype.
+
+    Raises:
+        UserError: naming the first tensor that one of the members has in another shape or lacks.
+    """
+    names = sorted(states)
+    first = states[names[0]]
+    for name in names[1:]:
+        for tensor in dict.fromkeys([*first, *states[name]]):
+            shapes = [tuple(of[tensor].shape) if tensor in of else "missing" for of in (first, states[name])]
+            if shapes[0] != shapes[1]:
+                raise UserError(
+                    f"ensemble.combine: a soup needs members with the same tensors, and {tensor} is {shapes[0]} in "
+                    f"member {names[0]} and {shapes[1]} in member {name}; give them the same heads, or use vote or mean"
+                )
+    return {
+        tensor: (sum(states[name][tensor].double() for name in names) / len(names)).to(value.dtype)
+        for tensor, value in first.items()
+    }
+
+
+def uniform_soup(members: Sequence[str], worth: Worth, alone: Callable[[str], float]) -> list[str]:
+    """All members (Wortsman et al. 2022, table 2, "uniform soup")."""
+    return list(members)
+
+
+def greedy_soup(members: Sequence[str], worth: Worth, alone: Callable[[str], float]) -> list[str]:
+    """Members from the best to the worst, each kept in the soup if it does not make it worse.
+
+    Wortsman et al. 2022, section 2, recipe 1. Of equally good members the first goes first. A worth is looked at to
+    12 decimals.
+
+    Args:
+        members: their names.
+        worth: of a soup.
+        alone: what a member is worth by itself.
+
+    Returns:
+        The members in the soup, in the order in which they went in.
+    """
+    if len(members) == 1:  # nothing to choose
+        return list(members)
+    scores = {name: round(alone(name), 12) for name in members}
+    first, *others = sorted(members, key=scores.__getitem__, reverse=True)
+    chosen, best = [first], scores[first]
+    for name in others:
+        score = round(worth([*chosen, name]), 12)
+        if score >= best:
+            chosen, best = [*chosen, name], score
+    return chosen
+
+
+SOUPS = {"uniform_soup": uniform_soup, "greedy_soup": greedy_soup}
+
+
+class Kitchen:
+    """Makes soups of the members' models, and tries and saves them.
+
+    A soup is good where its members were fine-tuned from the same weights, which for members of different seeds is
+    true of a pretrained encoder, but not of fresh heads: `greedy_soup` then may well keep one member alone.
+    """
+
+    def __init__(self, params: Params, members: Mapping[str, Params], models: str, splits: str, tokenizer: str) -> None:
+        from bertrio.runtime import set_up
+        from bertrio.training.data import load_split
+
+        runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
+        self.states = {name: _weights(_load(own, Path(models) / name, runtime)) for name, own in members.items()}
+        first = next(iter(members))
+        self.model = _load(members[first], Path(models) / first, runtime)
+        self.about = read_json(Path(models) / first / "bertrio.json")
+        self.tasks, self.batch_size = build_tasks(params), params.finetune.eval_batch_size
+        self.splits = {name: load_split(members[first], name, splits, tokenizer) for name in ("dev", "test")}
+
+    def worth(self, chosen: Sequence[str]) -> float:
+        """`overall_normalized` of the soup of these members on the selection half of dev."""
+        half = {
+            task: rows.take(np.flatnonzero(in_selection(task, rows.ids))) for task, rows in self.splits["dev"].items()
+        }
+        self._fill(chosen)
+        return evaluate_predictions(self._predict(half, SELECTION), self.tasks)[SELECTION]["overall_normalized"]
+
+    def serve(self, chosen: Sequence[str]) -> pd.DataFrame:
+        """The prediction table of the soup of these members, for dev and test; `save` then saves it."""
+        self._fill(chosen)
+        return pd.concat([self._predict(rows, name) for name, rows in self.splits.items() if rows], ignore_index=True)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the model as it is."""
+        from bertrio.model.multitask import save_model
+
+        save_model(self.model, folder, self.about)
+
+    def _fill(self, chosen: Sequence[str]) -> None:
+        self.model.load_state_dict(average({name: self.states[name] for name in chosen}))
+
+    def _predict(self, rows: Any, split: str) -> pd.DataFrame:
+        from bertrio.training.finetune import predict
+
+        return predict(self.model, rows, split, self.batch_size)
+
+
+def check_alike(members: Mapping[str, Params], answers: Mapping[str, Sequence[str]]) -> None:
+    """Checks that members compute the same from the same weights, as far as their params tell.
+
+    Raises:
+        UserError: naming the member and the param that keep them apart.
+    """
+    for name, own in members.items():
+        if set(answers[name]) != set(own.tasks):
+            raise UserError(
+                f"ensemble.members.{name}.answers: found {', '.join(answers[name])}, but a soup is one model, in which "
+                "every member has a say in all tasks; leave answers out, or set ensemble.combine to vote or mean"
+            )
+    (first, expected), *others = [(name, _computation(own)) for name, own in members.items()]
+    for name, found in others:
+        for param, value in found.items():
+            if value != expected[param]:
+                raise UserError(
+                    f"ensemble.members.{name}: {param} is {value}, and {expected[param]} in member {first}; a soup "
+                    "needs members that compute alike: set it to the same, or ensemble.combine to vote or mean"
+                )
+
+
+def _computation(params: Params) -> dict[str, Any]:
+    """The params that decide what a model computes from given weights, and that tensors don't show."""
+    found = {f"encoder.{name}": getattr(params.encoder, name) for name in ("pooling", "max_length")}
+    found["sharing"] = params.sharing.model_dump() if params.sharing.layer != "none" else "none"
+    for name, task in params.tasks.items():
+        found |= {f"tasks.{name}.encoding": task.encoding, f"tasks.{name}.head": task.head}
+        found[f"tasks.{name}.head_options"] = task.head_options.given()
+    return found
+
+
+def _selection_score(folder: str, tasks: Mapping[str, Any]) -> float:
+    """`overall_normalized` of a member's own predictions on the selection half of dev."""
+    table = mark_selection(read_predictions(f"{folder}/predictions.parquet"))
+    return evaluate_predictions(table, tasks)[SELECTION]["overall_normalized"]
+
+
+def _load(params: Params, folder: Path, runtime: Runtime) -> MultitaskModel:
+    """A member's trained model. What LoRA trained stands merged in its encoder, which has no adapters any more."""
+    from bertrio.model.multitask import build_model, load_heads
+
+    need(folder / "heads.safetensors")
+    lora = params.encoder.lora.model_copy(update={"rank": 0})
+    encoder = params.encoder.model_copy(update={"lora": lora})
+    model = build_model(params.model_copy(update={"encoder": encoder}), folder / "encoder", runtime)
+    load_heads(model, folder)
+    return model
+
+
+def _weights(model: MultitaskModel) -> dict[str, Tensor]:
+    """Copies of all weights, in main memory."""
+    return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}

@@ -1,0 +1,408 @@
+import copy
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+
+from bertrio.model.heads import ACTIVATIONS, HEADS, VECTORS, HeadSpec, build_heads, cosine_similarity, head_options
+from bertrio.tasks import Binary, Ordered, Score
+
+H, B = 6, 4
+SCORE, BINARY, DEGREES = Score(0, 5), Binary(), Ordered(5)
+FEED_FORWARD = [name for name in HEADS if name != "cosine"]
+PAIRS = ["concat", "siamese", "siamese_product", "siamese_cosine"]
+
+
+def spec(name, target=SCORE, size=None, dropout=0.0, **options):
+    return HeadSpec(name, target, target.size if size is None else size, dropout, options)
+
+
+def build(name, *args, seed=0, **options):
+    torch.manual_seed(seed)
+    return build_heads({"sts": spec(name, *args, **options)}, H)["sts"]
+
+
+def build_shared(share, seed=0, head="siamese", tasks=("qqp", "sts"), qqp=None, sts=None, **options):
+    torch.manual_seed(seed)
+    specs = {
+        "sst": spec("linear", DEGREES),
+        "qqp": qqp or spec(head, BINARY, **options),
+        "sts": sts or spec(head, SCORE, **options),
+    }
+    return build_heads(specs, H, share, tasks)
+
+
+def vectors(number=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(B, H, generator=generator) for _ in range(number)]
+
+
+# Shapes
+
+
+@pytest.mark.parametrize("projection", [False, True])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("target", [DEGREES, BINARY, SCORE])
+@pytest.mark.parametrize("name", ["mlp", *PAIRS])
+def test_each_row_gets_its_outputs_at_any_depth(name, target, depth, projection):
+    options = {"projection": projection} if name in PAIRS else {}
+    head = build(name, target, depth=depth, width=3, **options)
+    outputs, cosine = head(*vectors(VECTORS[name]))
+    assert outputs.shape == (B, target.size) and cosine is None
+    assert [layer.out_features for layer in head.hidden] == [3] * depth
+
+
+@pytest.mark.parametrize("name", FEED_FORWARD)
+def test_a_head_has_the_fewest_layers_it_can_and_a_width_of_h_unless_asked(name):
+    layers = build(name, size=2).hidden
+    assert [layer.out_features for layer in layers] == ([H] if name == "mlp" else [])
+
+
+@pytest.mark.parametrize("target", [SCORE, BINARY])
+def test_cosine_has_one_output_and_hands_out_the_raw_cosine(target):
+    u, v = vectors()
+    outputs, cosine = build("cosine", target)(u, v)
+    assert outputs.shape == (B, 1)
+    torch.testing.assert_close(cosine, F.cosine_similarity(u, v))
+
+
+def test_heads_take_one_vector_or_two():
+    expected = {"linear": 1, "mlp": 1, **dict.fromkeys([*PAIRS, "cosine"], 2)}
+    assert expected == VECTORS
+
+
+def test_linear_keeps_the_names_and_the_start_of_one_linear_layer():
+    torch.manual_seed(0)
+    layer = nn.Linear(H, 1)
+    state = build("linear").state_dict()
+    assert set(state) == {"output.weight", "output.bias"}
+    assert torch.equal(state["output.weight"], layer.weight) and torch.equal(state["output.bias"], layer.bias)
+
+
+# Features
+
+
+@pytest.mark.parametrize(
+    ("name", "by_hand"),
+    [
+        ("concat", [3, -4, 0, 2]),
+        ("siamese", [3, -4, 0, 2, 3, 6]),
+        ("siamese_product", [3, -4, 0, 2, 3, 6, 0, -8]),
+        ("siamese_cosine", [3, -4, 0, 2, 3, 6, -0.8]),  # -8 / (5 * 2)
+    ],
+)
+def test_features_by_hand(name, by_hand):
+    features = HEADS[name].features(torch.tensor([[3.0, -4]]), torch.tensor([[0.0, 2]]))
+    torch.testing.assert_close(features, torch.tensor([by_hand], dtype=torch.float32))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_swapping_the_sentences_swaps_the_vectors_and_nothing_else(name):
+    u, v = vectors()
+    there, back = HEADS[name].features(u, v), HEADS[name].features(v, u)
+    assert torch.equal(there[:, :H], back[:, H : 2 * H]) and torch.equal(there[:, H : 2 * H], back[:, :H])
+    assert torch.equal(there[:, 2 * H :], back[:, 2 * H :])
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_deep_head_equals_its_equation_in_float64(activation):
+    head = build("siamese", depth=2, width=3, activation=activation, projection=True).double()
+    u, v = (vector.double() for vector in vectors())
+    a = {
+        "relu": lambda x: x.clamp(min=0),
+        "leaky_relu": lambda x: x.clamp(min=0) + 0.01 * x.clamp(max=0),
+        "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+        "tanh": lambda x: 1 - 2 / (1 + torch.exp(2 * x)),
+    }[activation]
+
+    def through(layer, x):
+        return x @ layer.weight.T + layer.bias
+
+    s, t = a(through(head.projection, u)), a(through(head.projection, v))
+    state = torch.cat((s, t, (s - t).abs()), dim=1)
+    for layer in head.hidden:
+        state = a(through(layer, state))
+    torch.testing.assert_close(head(u, v).outputs, through(head.output, state), rtol=1e-12, atol=1e-12)
+
+
+def test_the_joint_layer_of_the_losses_paper_is_a_shared_fusion_and_a_leaky_relu():
+    heads = build_shared("fusion", head="siamese_cosine", activation="leaky_relu")
+    u, v = vectors()
+    joint = heads["qqp"].hidden[0]
+    cosine = (u * v).sum(1, keepdim=True) / (u.norm(dim=1, keepdim=True) * v.norm(dim=1, keepdim=True))
+    shared = torch.cat((u, v, (u - v).abs(), cosine), dim=1) @ joint.weight.T + joint.bias
+    for task in ("qqp", "sts"):
+        by_hand = heads[task].output(torch.where(shared > 0, shared, 0.01 * shared))
+        torch.testing.assert_close(heads[task](u, v).outputs, by_hand)
+
+
+# Cosine and its scalings
+
+
+def test_cosine_equals_torch_in_float64():
+    u, v = vectors()
+    exact = F.cosine_similarity(u.double(), v.double())
+    torch.testing.assert_close(cosine_similarity(u, v).double(), exact, rtol=1e-6, atol=1e-6)
+    assert cosine_similarity(u.bfloat16(), v.bfloat16()).dtype == torch.float32
+
+
+def test_cosine_does_not_depend_on_the_length_of_the_vectors():
+    u, v = vectors()
+    head = build("cosine")
+    torch.testing.assert_close(head(300 * u, 0.01 * v).cosine, head(u, v).cosine)
+    torch.testing.assert_close(head(-u, v).cosine, -head(u, v).cosine)
+
+
+def at_cosines(head, *cosines):
+    """The outputs for pairs of unit vectors with these cosines."""
+    u = F.one_hot(torch.zeros(len(cosines), dtype=torch.int64), H).float()
+    v = torch.zeros(len(cosines), H)
+    v[:, 0] = torch.tensor(cosines)
+    v[:, 1] = (1 - v[:, 0] ** 2).sqrt()
+    return head(u, v).outputs.squeeze(-1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "by_hand"),
+    [
+        ({}, [1, 1, 2.2, 3]),  # relu: 1 + 2 * max(cos, 0)
+        ({"scaling": "relu"}, [1, 1, 2.2, 3]),
+        ({"scaling": "affine"}, [1, 1.5, 2.6, 3]),  # 1 + 2 * (cos + 1) / 2
+        ({"scaling": "sigmoid", "scale": 2}, [1 + 2 / (1 + math.exp(-2 * cos)) for cos in (-1, -0.5, 0.6, 1)]),
+        ({"scaling": "sigmoid"}, [1 + 2 / (1 + math.exp(-5 * cos)) for cos in (-1, -0.5, 0.6, 1)]),
+    ],
+)
+def test_scalings_for_a_score_by_hand(options, by_hand):
+    assert at_cosines(build("cosine", Score(1, 3), **options), -1, -0.5, 0.6, 1) == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "by_hand"),
+    [
+        ({}, [-5, -2.5, 3, 5]),
+        ({"scale": 10, "threshold": 0.5}, [-15, -10, 1, 5]),
+    ],
+)
+def test_the_logit_scaling_by_hand(options, by_hand):
+    head = build("cosine", BINARY, scaling="logit", **options)
+    assert at_cosines(head, -1, -0.5, 0.6, 1) == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_the_relu_scaling_makes_the_cosine_the_probability_of_yes():
+    u, v = vectors(seed=1)
+    head = build("cosine", BINARY)
+    outputs, cosine = head(u, v)
+    probability = torch.tensor(BINARY.predict(outputs.double().numpy()).probabilities[:, 1])
+    torch.testing.assert_close(probability, cosine.double().clamp(1e-6, 1 - 1e-6), rtol=1e-5, atol=0)
+    assert (cosine < 0).any() and (cosine > 0).any()
+    assert all(map(math.isfinite, at_cosines(head, -1, 0, 1)))
+
+
+def test_the_relu_scaling_teaches_nothing_below_0_and_something_above():
+    u, v = torch.tensor([[1.0, 0], [1.0, 0]], requires_grad=True), torch.tensor([[-0.5, 1], [0.5, 1]])
+    for target in (SCORE, BINARY):
+        (gradient,) = torch.autograd.grad(build_heads({"t": spec("cosine", target)}, 2)["t"](u, v).outputs.sum(), u)
+        assert torch.equal(gradient[0], torch.zeros(2)) and gradient[1].abs().sum() > 0
+
+
+def test_cosine_is_taken_of_the_projected_vectors():
+    head = build("cosine", SCORE, projection=True, activation="tanh")
+    u, v = vectors()
+    by_hand = F.cosine_similarity(torch.tanh(head.projection(u)), torch.tanh(head.projection(v)))
+    torch.testing.assert_close(head(u, v).cosine, by_hand)
+    assert not list(build("cosine").parameters())
+
+
+def gradients(head, pooled):
+    pooled = [vector.clone().requires_grad_() for vector in pooled]
+    head(*pooled).outputs.sum().backward()
+    return [vector.grad for vector in pooled] + [p.grad for p in head.parameters()]
+
+
+@pytest.mark.parametrize(
+    "options", [{"scaling": "relu"}, {"scaling": "logit"}, {"scaling": "relu", "projection": True}]
+)
+@pytest.mark.parametrize("case", ["equal", "opposite", "zero", "one zero"])
+def test_gradients_of_the_binary_cosine_are_finite_at_its_edges(options, case):
+    u, v = vectors()
+    v = {"equal": u, "opposite": -u, "zero": torch.zeros_like(u), "one zero": v}[case]
+    u = torch.zeros_like(u) if case in ("zero", "one zero") else u
+    assert all(gradient.isfinite().all() for gradient in gradients(build("cosine", BINARY, **options), [u, v]))
+
+
+@pytest.mark.parametrize("name", FEED_FORWARD)
+@pytest.mark.parametrize("case", ["equal", "zero"])
+def test_gradients_are_finite_for_equal_and_for_zero_vectors(name, case):
+    u = vectors()[0] if case == "equal" else torch.zeros(B, H)
+    assert all(gradient.isfinite().all() for gradient in gradients(build(name), [u] * VECTORS[name]))
+
+
+# Dropout
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_dropout_acts_in_training_only_and_at_0_not_at_all(name):
+    pooled = vectors(VECTORS[name])
+    wet, dry = build(name, dropout=0.5, seed=1), build(name, dropout=0.0, seed=1)
+    assert not torch.equal(wet(*pooled).outputs, wet(*pooled).outputs)
+    assert torch.equal(wet.eval()(*pooled).outputs, dry(*pooled).outputs)
+    assert torch.equal(dry(*pooled).outputs, dry.eval()(*pooled).outputs)
+
+
+def test_each_head_drops_at_its_own_rate():
+    torch.manual_seed(0)
+    heads = build_heads({"sst": spec("linear", dropout=0.8), "sts": spec("linear", dropout=0.3)}, 1)
+    for task, rate in (("sst", 0.8), ("sts", 0.3)):
+        outputs = heads[task](torch.ones(10_000, 1)).outputs.squeeze(-1)
+        dropped = outputs.isclose(heads[task].output.bias, atol=1e-6).float().mean().item()
+        assert dropped == pytest.approx(rate, abs=0.02)  # 4 standard errors
+
+
+# Sharing
+
+
+def is_one(heads, *path):
+    one, other = (heads[task].get_submodule(".".join(path)) for task in ("qqp", "sts"))
+    return one is other
+
+
+@pytest.mark.parametrize(
+    ("share", "projection", "fusion"),
+    [("none", False, False), ("projection", True, False), ("fusion", False, True), ("both", True, True)],
+)
+def test_just_the_named_layers_are_one_object(share, projection, fusion):
+    heads = build_shared(share, depth=2, projection=True)
+    assert is_one(heads, "projection") == projection and is_one(heads, "hidden", "0") == fusion
+    assert not is_one(heads, "hidden", "1") and not is_one(heads, "output") and not is_one(heads, "dropout")
+    assert not torch.equal(heads["qqp"].output.weight, heads["sts"].output.weight)
+    number = sum(p.numel() for p in nn.ModuleDict(heads).parameters())
+    alone = sum(p.numel() for head in heads.values() for p in head.parameters())
+    assert alone - number == projection * (H * H + H) + fusion * (3 * H * H + H)
+
+
+def test_sharing_makes_the_layers_that_it_shares():
+    heads = build_shared("both")
+    for task in ("qqp", "sts"):
+        assert heads[task].projection is not None and len(heads[task].hidden) == 1
+    assert len(build_shared("fusion", depth=3)["sts"].hidden) == 3
+
+
+def test_cosine_heads_share_a_projection_with_each_other_and_with_siamese_heads():
+    assert is_one(build_shared("projection", head="cosine"), "projection")
+    assert is_one(build_shared("projection", qqp=spec("siamese", BINARY)), "projection")
+
+
+def test_cross_encoded_pairs_share_a_fusion():
+    assert is_one(build_shared("fusion", head="mlp"), "hidden", "0")
+
+
+def test_a_shared_layer_gets_the_sum_of_the_tasks_gradients_and_both_tasks_feel_its_step():
+    u, v = vectors()
+    heads = build_shared("both")
+    layers = (heads["qqp"].projection, heads["qqp"].hidden[0])
+    losses = {task: heads[task](u, v).outputs.square().mean() for task in ("qqp", "sts")}
+    each = [
+        torch.autograd.grad(loss, [layer.weight for layer in layers], retain_graph=True) for loss in losses.values()
+    ]
+    sum(losses.values()).backward()
+    for layer, one, other in zip(layers, *each):
+        torch.testing.assert_close(layer.weight.grad, one + other)
+        assert one.any() and other.any()
+
+    before = {task: heads[task](u, v).outputs for task in losses}
+    torch.optim.SGD(layers[0].parameters(), lr=1.0).step()
+    assert all(not torch.equal(heads[task](u, v).outputs, before[task]) for task in losses)
+
+
+def test_the_start_depends_on_the_seed_and_not_on_the_order_of_share_tasks():
+    one, same, other = build_shared("both"), build_shared("both", tasks=("sts", "qqp")), build_shared("both", seed=1)
+    for task in one:
+        assert all(torch.equal(p, q) for p, q in zip(one[task].parameters(), same[task].parameters()))
+        assert not torch.equal(one[task].output.weight, other[task].output.weight)
+
+
+def test_sharing_leaves_the_start_of_all_other_layers_as_it_was():
+    alone, shared = (build_shared(share, depth=1, projection=True) for share in ("none", "both"))
+    for task in alone:
+        assert torch.equal(alone[task].output.weight, shared[task].output.weight)
+
+
+def test_a_saved_model_comes_back_with_its_sharing(tmp_path):
+    saved, again = (nn.ModuleDict(build_shared("both", seed)) for seed in (0, 1))
+    state = {name: value.clone() for name, value in saved.state_dict().items()}
+    assert torch.equal(state["qqp.projection.weight"], state["sts.projection.weight"])
+    save_file(state, tmp_path / "heads.safetensors")
+    again.load_state_dict(load_file(tmp_path / "heads.safetensors"))
+    assert is_one(again, "projection") and is_one(again, "hidden", "0")
+    for task in ("qqp", "sts"):
+        assert torch.equal(again[task](*vectors()).outputs, saved[task](*vectors()).outputs)
+
+
+def test_a_copy_shares_within_itself_and_not_with_its_model():
+    heads = nn.ModuleDict(build_shared("both"))
+    twin = copy.deepcopy(heads)
+    assert is_one(twin, "projection") and is_one(twin, "hidden", "0")
+    assert twin["qqp"].projection is not heads["qqp"].projection
+
+
+# Errors
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_every_option_that_is_offered_is_taken(name):
+    defaults = {"depth": None, "width": None, "activation": "tanh", "projection": True}
+    defaults |= {"scaling": "affine", "scale": 1.0, "threshold": 0.5}
+    build(name, **{option: defaults[option] for option in head_options(name)})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("lineer", {}, "task sts: unknown head 'lineer'; known: linear, mlp, concat"),
+        ("concat", {"detph": 1}, "unknown option of head concat 'detph'; known: activation, depth, projection, width"),
+        ("linear", {"depth": 1}, "unknown option of head linear 'depth'; known: none"),
+        ("cosine", {"depth": 1}, "unknown option of head cosine 'depth'; known: activation, projection, scale"),
+        ("mlp", {"activation": "swish"}, "unknown activation 'swish'; known: relu, leaky_relu, gelu, tanh"),
+        ("mlp", {"depth": 0}, "depth must be at least 1, got 0"),
+        ("concat", {"depth": -1}, "depth must be at least 0, got -1"),
+        ("mlp", {"width": 0}, "width must be at least 1, got 0"),
+        ("cosine", {"scaling": "logit"}, "unknown scaling for a Score target 'logit'; known: relu, sigmoid, affine"),
+        ("cosine", {"scale": 0}, "scale must be above 0, got 0"),
+        ("cosine", {"threshold": 2}, "threshold must be from -1 to 1, got 2"),
+        ("cosine", {"target": BINARY, "scaling": "affine"}, "Binary target 'affine'; known: relu, logit"),
+        ("cosine", {"target": BINARY, "size": 2}, "head cosine has 1 output, but 2 are needed"),
+        ("cosine", {"target": DEGREES}, "head cosine needs a Score or Binary target, got Ordered"),
+    ],
+)
+def test_a_wrong_option_is_an_error_that_says_so(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, **options)
+
+
+def test_options_of_an_unknown_head_are_an_error():
+    with pytest.raises(ValueError, match="unknown head 'x'; known: linear"):
+        head_options("x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"share": "all"}, "unknown share 'all'; known: none, projection, fusion, both"),
+        ({"share": "fusion", "tasks": ("qqp", "abc")}, "unknown task in share_tasks 'abc'; known: sst, qqp, sts"),
+        ({"share": "fusion", "tasks": ("qqp",)}, "it takes two tasks to share, got qqp"),
+        ({"share": "fusion", "tasks": ("qqp", "sst")}, "task sst: head linear can't share a fusion: it has no hidden"),
+        (
+            {"share": "both", "head": "cosine"},
+            "task qqp: head cosine can't share a fusion: it has no hidden layer; can",
+        ),
+        ({"share": "projection", "head": "mlp"}, "head mlp can't share a projection: it takes one vector"),
+        ({"share": "fusion", "qqp": spec("concat", BINARY)}, "the same widths, got qqp 12 to 6, sts 18 to 6"),
+        ({"share": "fusion", "qqp": spec("siamese", BINARY, width=2)}, "same widths, got qqp 18 to 2, sts 18 to 6"),
+    ],
+)
+def test_what_cannot_be_shared_is_an_error_that_says_why(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        build_shared(**arguments)

@@ -1,0 +1,182 @@
+import itertools
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+import torch
+
+from bertrio.ensembling import mark_selection
+from bertrio.errors import UserError
+from bertrio.evaluation.metrics import evaluate_predictions
+from bertrio.evaluation.predictions import read_predictions, write_predictions
+from bertrio.files import read_json, write_json
+from bertrio.model.encoder import load_transformer
+from bertrio.model.multitask import build_model, load_heads, save_model
+from bertrio.params import build_tasks, load_member
+from bertrio.runtime import set_up
+from bertrio.training.data import load_split
+from bertrio.training.finetune import predict
+from bertrio.training.soup import average, build_ensemble, greedy_soup
+
+TWO_OUTPUTS = {"loss": "siamese_softmax"}
+
+
+def cook(workspace, combine, seeds, **overrides):
+    """A project with trained members, and the ensemble of them; `overrides` of members by name."""
+    members = {name: overrides.get(name, {}) for name in seeds}
+    workspace.params(ensemble={"combine": combine, "members": members})
+    loaded = {name: load_member(name) for name in members}
+    for (name, own), seed in zip(loaded.items(), seeds.values()):
+        train(own, name, seed)
+    params = next(iter(loaded.values()))
+    build_ensemble(
+        params, loaded, "data/splits", "models/tokenizer", "models/members", "predictions/members",
+        "predictions/ensemble.parquet", "models/ensemble",
+    )  # fmt: skip
+    return params
+
+
+def train(params, name, seed):
+    """A member as fine-tuning leaves it: the weights that all start from, moved a little."""
+    runtime = set_up(1, "cpu", "float32", 1)
+    model = build_model(params, "models/encoder", runtime)
+    of = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=of)
+    save_model(model, f"models/members/{name}", {"member": name})
+    tables = [
+        predict(model, load_split(params, split, "data/splits", "models/tokenizer"), split, 64)
+        for split in ("dev", "test")
+    ]
+    write_predictions(pd.concat(tables), f"predictions/members/{name}/predictions.parquet")
+
+
+def weights(params, folder):
+    model = build_model(params, f"{folder}/encoder", set_up(1, "cpu", "float32", 1))
+    load_heads(model, folder)
+    return model.state_dict()
+
+
+def test_an_average_is_the_mean_of_each_tensor_by_hand():
+    one = {"a": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
+    two = {"a": torch.tensor([2.0, 4.0]), "n": torch.tensor(3)}
+    three = {"a": torch.tensor([6.0, 0.0]), "n": torch.tensor(3)}
+    found = average({"x": one, "y": two, "z": three})
+    assert found["a"].tolist() == [3.0, 2.0] and found["a"].dtype == torch.float32
+    assert found["n"].item() == 3 and found["n"].dtype == torch.int64
+    assert one["a"].tolist() == [1.0, 2.0]
+
+
+def test_an_average_of_a_member_and_itself_is_that_member_and_order_makes_no_difference():
+    states = {name: {"w": torch.randn(50, 20, generator=torch.Generator().manual_seed(ord(name)))} for name in "abcde"}
+    for count in (1, 2, 3, 7):
+        assert torch.equal(average({str(i): states["a"] for i in range(count)})["w"], states["a"]["w"])
+    expected = average(states)["w"]
+    assert all(
+        torch.equal(average({name: states[name] for name in order})["w"], expected)
+        for order in itertools.permutations(states)
+    )
+    assert not torch.equal(expected, states["a"]["w"])
+
+
+def test_members_with_other_tensors_are_an_error_that_names_the_tensor():
+    small, large = {"head.weight": torch.zeros(2, 3)}, {"head.weight": torch.zeros(2, 4)}
+    with pytest.raises(UserError, match=r"head.weight is \(2, 3\) in member a and \(2, 4\) in member b; "):
+        average({"b": large, "a": small})
+    with pytest.raises(UserError, match=r"head.bias is missing in member a and \(2,\) in member b"):
+        average({"a": small, "b": {**small, "head.bias": torch.zeros(2)}})
+
+
+def test_greedy_takes_the_best_first_and_keeps_what_does_not_hurt():
+    alone = {"a": 0.5, "b": 0.7, "c": 0.6, "d": 0.7}
+    worth = {"bd": 0.6, "bc": 0.7, "bca": 0.8}
+    asked = []
+
+    def of(names):
+        asked.append("".join(names))
+        return worth[asked[-1]]
+
+    assert greedy_soup(list(alone), of, alone.__getitem__) == ["b", "c", "a"]
+    assert asked == ["bd", "bc", "bca"]  # b before d, which is as good
+    assert greedy_soup(["a"], of, alone.__getitem__) == ["a"]
+
+
+def test_a_uniform_soup_is_one_model_with_the_mean_of_all_weights_and_its_own_predictions(workspace):
+    params = cook(workspace, "uniform_soup", {"base": 1, "second": 2})
+    one, two, soup = (weights(params, f"models/{name}") for name in ("members/base", "members/second", "ensemble"))
+    for name, value in soup.items():
+        torch.testing.assert_close(value, (one[name].double() + two[name].double()).div(2).float(), rtol=0, atol=0)
+    runtime = set_up(1, "cpu", "float32", 1)
+    model = build_model(params, "models/ensemble/encoder", runtime)
+    load_heads(model, "models/ensemble")
+    tables = [
+        predict(model, load_split(params, split, "data/splits", "models/tokenizer"), split, 64)
+        for split in ("dev", "test")
+    ]
+    expected, found = pd.concat(tables, ignore_index=True), read_predictions("predictions/ensemble.parquet")
+    pd.testing.assert_frame_equal(found, expected)
+    half = {"base": 0.5, "second": 0.5}
+    assert read_json("models/ensemble/ensemble.json") == {
+        "combine": "uniform_soup", "members": ["base", "second"], "weights": dict.fromkeys(params.tasks, half),
+    }  # fmt: skip
+    assert read_json("models/ensemble/bertrio.json") == {"member": "base"}
+    assert load_transformer("models/ensemble/encoder").config.hidden_size == 16
+
+
+@pytest.mark.parametrize("how", ["uniform_soup", "greedy_soup"])
+def test_a_soup_of_the_same_member_twice_or_of_one_member_is_that_member_to_the_byte(workspace, how):
+    for seeds in ({"base": 5, "twin": 5}, {"base": 5}):
+        cook(workspace, how, seeds)
+        for file in ("encoder/model.safetensors", "heads.safetensors"):
+            paths = [workspace.root / "models" / folder / file for folder in ("ensemble", "members/base")]
+            assert paths[0].read_bytes() == paths[1].read_bytes()
+        own, soup = (
+            read_predictions(f"predictions/{name}.parquet") for name in ("members/base/predictions", "ensemble")
+        )
+        chosen = how == "greedy_soup" and len(seeds) > 1
+        pd.testing.assert_frame_equal(soup, mark_selection(own) if chosen else own)
+
+
+def test_a_greedy_soup_is_no_worse_than_any_member_on_the_half_that_it_chose_on(workspace):
+    params = cook(workspace, "greedy_soup", {"base": 1, "second": 2, "third": 3})
+    tasks = build_tasks(params)
+    found = read_predictions("predictions/ensemble.parquet")
+    assert set(found["split"]) == {"dev", "selection", "test"}
+    scores = {
+        name: evaluate_predictions(
+            mark_selection(read_predictions(f"predictions/members/{name}/predictions.parquet")), tasks
+        )["selection"]["overall_normalized"]
+        for name in ("base", "second", "third")
+    }
+    assert evaluate_predictions(found, tasks)["selection"]["overall_normalized"] >= max(scores.values()) - 1e-9
+    shares = read_json("models/ensemble/ensemble.json")["weights"]["sst"]
+    assert shares[max(scores, key=scores.get)] > 0 and sum(shares.values()) == pytest.approx(1, abs=1e-5)
+    member = read_predictions("predictions/members/base/predictions.parquet")
+    assert found[["task", "id"]].equals(member[["task", "id"]])
+
+
+def test_members_that_compute_otherwise_are_an_error_that_names_the_param(workspace):
+    with pytest.raises(UserError, match="members.second: encoder.pooling is cls, and mean in member base; a soup"):
+        cook(workspace, "uniform_soup", {"base": 1, "second": 2}, second={"encoder": {"pooling": "cls"}})
+    with pytest.raises(UserError, match="members.second: tasks.qqp.head is mlp, and linear in member base"):
+        cook(workspace, "uniform_soup", {"base": 1, "second": 2}, second={"tasks": {"qqp": {"head": "mlp"}}})
+    with pytest.raises(UserError, match="members.base.answers: found sst, but a soup is one model"):
+        cook(workspace, "greedy_soup", {"base": 1, "second": 2}, base={"answers": ["sst"]})
+    with pytest.raises(UserError, match=r"heads?\.qqp\S* is \(1, 16\) in member base and \(2, 16\) in member second"):
+        cook(workspace, "uniform_soup", {"base": 1, "second": 2}, second={"tasks": {"qqp": TWO_OUTPUTS}})
+
+
+def test_predictions_are_combined_without_models_and_nothing_stays_of_an_earlier_soup(workspace):
+    cook(workspace, "uniform_soup", {"base": 1, "second": 2})
+    write_json("models/ensemble/left/over.json", {})
+    params = cook(workspace, "mean", {"base": 1, "second": 2})
+    assert [path.name for path in (workspace.root / "models/ensemble").iterdir()] == ["ensemble.json"]
+    assert read_json("models/ensemble/ensemble.json")["weights"]["sts"] == {"base": 0.5, "second": 0.5}
+    assert list(params.ensemble.members) == ["base", "second"]
+
+
+def test_only_a_soup_loads_torch(root):
+    code = "import sys; sys.path.insert(0, 'src'); import bertrio.training.soup; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

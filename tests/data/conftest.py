@@ -24,12 +24,12 @@ def tasks() -> dict[str, Task]:
 @pytest.fixture
 def params(root: Path) -> Callable[..., Params]:
     """The default params with overrides by group, such as `params(data={"source": "files"})`."""
-    base = load_params(root / "params.yaml").model_dump(exclude_none=False)
+    base = load_params(root / "params.yaml").model_dump(by_alias=True)
     return lambda **groups: Params.model_validate(merged(base, groups))
 
 
 @pytest.fixture
 def data_params(params: Callable[..., Params]) -> Callable[..., DataParams]:
     """The default group `data` with overrides; the source's own checks are left to the source."""
-    base: dict[str, Any] = params().data.model_dump()
+    base: dict[str, Any] = params().data.model_dump(by_alias=True)
     return lambda **overrides: DataParams.model_validate(merged(base, overrides))

@@ -1,10 +1,17 @@
 import re
+from typing import get_args
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from bertrio.errors import UserError
-from bertrio.params import build_tasks, load_member, load_params, merged, read_yaml
+from bertrio.params import TaskParams, build_tasks, load_member, load_params, merged, read_yaml
+from bertrio.params.loading import MEMBER_GROUPS
+from bertrio.params.root import Params
+from bertrio.params.tasks import HEAD_OPTIONS, LOSS_OPTIONS, ONE_VECTOR, SCALINGS, TWO_VECTORS, HeadOptions, LossOptions
+from bertrio.params.techniques import SAMPLED
+from bertrio.tasks import build_target
 
 TASK = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
 
@@ -152,3 +159,517 @@ def test_a_member_sees_its_own_overrides_on_top_of_the_base(load):
 
 def test_tasks_can_be_removed_and_added_by_params_alone(load):
     assert list(build_tasks(load({"tasks": {"cfimdb": TASK}}))) == ["sst", "qqp", "sts", "cfimdb"]
+
+
+COSINE = {"encoding": "bi", "head": "cosine"}
+SIAMESE = {"encoding": "bi", "head": "siamese"}
+PAIRS = ("qqp", "sts")
+
+
+def pairs(**options):
+    return {"tasks": {name: options for name in PAIRS}}
+
+
+def sharing(layer, tasks=PAIRS):
+    return {"sharing": {"layer": layer, "tasks": list(tasks)}}
+
+
+@pytest.mark.parametrize(
+    ("param", "written", "meant"),
+    [
+        ("smart.lambda", "5", 5.0),
+        ("smart.radius", "1e-05", 1e-5),
+        ("smart.eta", "0", 0.0),
+        ("smart.norm", "2", "2"),
+        ("smart.norm", 2, "2"),  # how DVC writes -S smart.norm=2
+        ("smart.norm", float("inf"), "inf"),  # and -S smart.norm=inf
+        ("smart.tasks", ["sst"], ["sst"]),
+        ("bregman.mu", "1e-3", 1e-3),
+        ("r_drop.alpha", "1", 1.0),
+        ("penalties.l1", "1e-06", 1e-6),
+        ("weighting.weights", {"sst": "0.5"}, {"sst": 0.5}),
+        ("surgery.log_conflicts", "true", True),
+        ("schedule.cap", "500", 500),
+        ("schedule.cap", "shortest", "shortest"),
+        ("schedule.until", ["sst", "sts"], ["sst", "sts"]),
+        ("schedule.max_batches", "3", 3),
+        ("encoder.lora.rank", "8", 8),
+        ("optimizer.layer_decay", "95e-2", 0.95),
+        ("finetune.ema", "0.999", 0.999),
+        ("finetune.patience", "2", 2),
+    ],
+)
+def test_what_dvc_writes_for_a_technique_is_understood(load, param, written, meant):
+    value = load(nested(param, written))
+    for key in param.replace("lambda", "strength").split("."):
+        value = getattr(value, key)
+    assert value == meant and type(value) is type(meant)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"smart": {"lamda": 1}}, r"smart\.lamda: unknown param; did you mean smart\.lambda\?"),
+        ({"smart": {"strength": 1}}, r"smart\.strength: unknown param; known here: lambda, tasks, eta"),
+        ({"smart": {"epsilon": 1}}, r"smart\.epsilon: unknown param"),
+        ({"bregman": {"momentun": 1}}, r"bregman\.momentun: .*did you mean bregman\.momentum\?"),
+        ({"r_drop": {"alfa": 1}}, r"r_drop\.alfa: .*did you mean r_drop\.alpha\?"),
+        ({"rdrop": {"alpha": 1}}, r"rdrop: unknown param; did you mean r_drop\?"),
+        ({"penalties": {"l3": 1}}, r"penalties\.l3: unknown param; did you mean penalties\.l2\?"),
+        ({"surgery": {"metod": "pcgrad"}}, r"surgery\.metod: .*did you mean surgery\.method\?"),
+        ({"weighting": {"weight": {}}}, r"weighting\.weight: .*did you mean weighting\.weights\?"),
+        ({"schedule": {"task": ["sst"]}}, r"schedule\.task: .*did you mean schedule\.tasks\?"),
+        ({"sharing": {"layers": "none"}}, r"sharing\.layers: .*did you mean sharing\.layer\?"),
+        ({"encoder": {"lora": {"r": 8}}}, r"encoder\.lora\.r: unknown param; "),
+        (
+            {"tasks": {"sst": {"head_options": {"dept": 1}}}},
+            r"tasks\.sst\.head_options\.dept: .*did you mean tasks\.sst\.head_options\.depth\?",
+        ),
+        (
+            {"tasks": {"sst": {"loss_options": {"labelsmoothing": 0}}}},
+            r"tasks\.sst\.loss_options\.labelsmoothing: .*did you mean tasks\.sst\.loss_options\.label_smoothing\?",
+        ),
+    ],
+)
+def test_an_unknown_option_of_a_technique_is_answered_by_the_nearest_one(load, overrides, message):
+    with pytest.raises(UserError, match=message):
+        load(overrides)
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "message"),
+    [
+        ("smart.lambda", -1, "greater than or equal to 0, found -1"),
+        ("smart.radius", 0, "greater than 0, found 0"),
+        ("smart.guard", 0, "greater than 0, found 0"),
+        ("smart.sigma", -1, "greater than or equal to 0"),
+        ("smart.eta", -1, "greater than or equal to 0"),
+        ("smart.steps", -1, "greater than or equal to 0"),
+        ("smart.norm", "1", "'inf' or '2', found '1'"),
+        ("smart.projection", "sphere", "'ball' or 'rescale', found 'sphere'"),
+        ("bregman.mu", -1, "greater than or equal to 0"),
+        ("bregman.momentum", 1.1, "less than or equal to 1, found 1.1"),
+        ("bregman.late_momentum", -0.1, "greater than or equal to 0"),
+        ("r_drop.alpha", -1, "greater than or equal to 0"),
+        ("penalties.l1", -1, "greater than or equal to 0"),
+        ("penalties.l2", -1, "greater than or equal to 0"),
+        ("penalties.parameters", "head", "'all', 'encoder' or 'heads', found 'head'"),
+        ("weighting.method", "learned", "'fixed' or 'uncertainty', found 'learned'"),
+        ("weighting.weights.sst", -1, "greater than or equal to 0"),
+        ("weighting.lr", 0, "greater than 0"),
+        ("surgery.method", "pc_grad", "'none', 'pcgrad', .*found 'pc_grad'"),
+        ("surgery.reduction", "max", "'sum' or 'mean'"),
+        ("schedule.name", "zipped", "'joint', .*found 'zipped'"),
+        ("schedule.temperature", 0.5, "greater than or equal to 1"),
+        ("schedule.max_batches", 0, "greater than or equal to 1"),
+        ("schedule.base_batch", 0, "greater than or equal to 1"),
+        ("schedule.batch_sizes", "even", "'fixed' or 'proportional'"),
+        ("schedule.steps", 0, "greater than or equal to 1"),
+        ("schedule.tasks", [], "at least 1 item"),
+        ("sharing.layer", "all", "'none', 'projection', 'fusion' or 'both'"),
+        ("encoder.lora.rank", -1, "greater than or equal to 0"),
+        ("encoder.lora.alpha", 0, "greater than 0"),
+        ("encoder.lora.dropout", 1, "less than 1"),
+        ("encoder.lora.targets", "query", "list"),
+        ("optimizer.layer_decay", 0, "greater than 0"),
+        ("optimizer.layer_decay", 1.1, "less than or equal to 1"),
+        ("optimizer.gamma", 2, "less than or equal to 1"),
+        ("optimizer.step_epochs", 0, "greater than or equal to 1"),
+        ("optimizer.lr_schedule", "exp", "'constant', 'linear', 'cosine' or 'step'"),
+        ("finetune.ema", 1.0, "less than 1"),
+        ("finetune.ema", 0, "greater than 0"),
+        ("finetune.patience", 0, "greater than or equal to 1"),
+        ("ensemble.combine", "median", "'vote'"),
+        ("tasks.sst.epochs", 0, "greater than or equal to 1"),
+        ("tasks.sst.head", "siamse", "'siamese'"),
+        ("tasks.sst.loss", "oll", "'ordinal_log_loss'"),
+        ("tasks.sst.head_options.depth", -1, "greater than or equal to 0"),
+        ("tasks.sst.head_options.activation", "swish", "'relu'"),
+        ("tasks.sst.loss_options.alpha", 0, "greater than 0"),
+        ("tasks.sst.loss_options.label_smoothing", 1, "less than 1"),
+        ("tasks.sst.loss_options.class_weights", "balanced", "'inverse'"),
+        ("tasks.sts.loss_options.temperature", 0, "greater than 0"),
+        ("tasks.sts.loss_options.margin", 2, "less than or equal to 1|less than 1"),
+    ],
+)
+def test_what_is_out_of_range_is_an_error_that_says_what_was_expected(load, param, value, message):
+    with pytest.raises(UserError, match=rf"params\.yaml: {re.escape(param)}: .*{message}"):
+        load(nested(param, value))
+
+
+@pytest.mark.parametrize(
+    ("param", "value", "message"),
+    [
+        ("schedule.cap", "shortes", r"schedule\.cap: .*'shortest'.*found 'shortes'"),
+        ("schedule.cap", 0, r"schedule\.cap: .*greater than or equal to 1, found 0"),
+        ("schedule.until", [], r"schedule\.until: .*found \[\]"),
+    ],
+)
+def test_a_param_of_two_types_is_named_as_it_stands_in_the_file(load, param, value, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load(nested(param, value))
+    assert "function" not in str(caught.value) and "literal[" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        # which head fits which encoding
+        (pairs(head="siamese"), r"tasks\.qqp: head siamese does not fit encoding cross, which gives one vector a row"),
+        (pairs(encoding="bi"), r"tasks\.qqp: head linear does not fit encoding bi, which gives two vectors a row"),
+        (pairs(encoding="bi", head="mlp"), r"tasks\.sts: head mlp does not fit encoding bi, .*expected concat or siam"),
+        ({"tasks": {"sst": {"head": "cosine"}}}, r"tasks\.sst: head cosine does not fit kind single, .*linear or mlp"),
+        ({"tasks": {"qqp": {"encoding": None}}}, r"tasks\.qqp: encoding goes with kind pair \(cross or bi\)"),
+        # which loss fits which target and head
+        ({"tasks": {"sst": {"loss": "bce"}}}, r"tasks\.sst: loss bce does not fit target ordered: expected cross_entr"),
+        (
+            {"tasks": {"sst": {"target": "classes", "loss": "ordinal_log_loss"}}},
+            r"does not fit target classes: expected",
+        ),
+        (
+            {"tasks": {"sts": {"loss": "cosent"}}},
+            r"tasks\.sts: loss cosent reads a cosine: .*head cosine, found head lin",
+        ),
+        (
+            {"tasks": {"sts": SIAMESE | {"loss": "cosine_mse"}}},
+            r"loss cosine_mse reads a cosine: it needs encoding bi and head cosine, found head siamese",
+        ),
+        (
+            {"tasks": {"qqp": COSINE | {"loss": "siamese_softmax"}}},
+            r"siamese_softmax needs two outputs, and head cosine",
+        ),
+        (
+            {"tasks": {"qqp": COSINE | {"target": "classes", "classes": 3, "loss": "cross_entropy"}}},
+            r"head cosine has one output, and target classes needs one a class: use siamese",
+        ),
+        # options
+        (
+            {"tasks": {"sst": {"head_options": {"depth": 1}}}},
+            r"head_options\.depth: head linear has no such option; it t",
+        ),
+        (
+            pairs(**COSINE, head_options={"depth": 1}),
+            r"tasks\.qqp: head_options\.depth: head cosine has no such option",
+        ),
+        (
+            {"tasks": {"sst": {"loss_options": {"alpha": 1.0}}}},
+            r"loss_options\.alpha: loss cross_entropy has no such option; it takes label_smoothing, class_weights",
+        ),
+        (
+            {"tasks": {"sts": {"loss_options": {"class_weights": "inverse"}}}},
+            r"loss mse has no such option; it takes sc",
+        ),
+        (
+            {"tasks": {"sst": {"head": "mlp", "head_options": {"depth": 0}}}},
+            r"expected 1 or more for head mlp; without",
+        ),
+        (
+            {"tasks": {"sts": COSINE | {"head_options": {"scaling": "logit"}}}},
+            r"scaling logit does not fit target score",
+        ),
+        (
+            {"tasks": {"qqp": COSINE | {"head_options": {"scaling": "affine"}}}},
+            r"affine does not fit target binary: exp",
+        ),
+        (
+            {"tasks": {"sts": COSINE | {"loss": "cosine_embedding", "loss_options": {"threshold": 7}}}},
+            r"tasks\.sts: loss_options\.threshold: found 7\.0, expected a label above 0\.0 and up to 5\.0",
+        ),
+        (
+            {"tasks": {"qqp": COSINE | {"loss": "cosine_embedding", "loss_options": {"threshold": 7}}}},
+            r"tasks\.qqp: loss_options\.threshold: found 7\.0, expected a label above 0 and up to 1",
+        ),
+        (
+            {"tasks": {"sts": COSINE | {"loss": "cosine_embedding", "loss_options": {"margin": 1}}}},
+            r"tasks\.sts.*loss_options\.margin",
+        ),
+        # sharing
+        (sharing("projection"), r"sharing\.layer projection: tasks\.qqp\.head linear has no projection; set its encod"),
+        (sharing("both") | pairs(head="mlp"), r"sharing\.layer both: tasks\.sts\.head mlp has no projection"),
+        (sharing("fusion"), r"sharing\.layer fusion: tasks\.qqp\.head linear has no fusion layer"),
+        (sharing("fusion") | pairs(**COSINE), r"sharing\.layer fusion: tasks\.sts\.head cosine has no fusion layer"),
+        (
+            sharing("fusion") | pairs(**SIAMESE, head_options={"depth": 0}),
+            r"sharing\.layer fusion: tasks\.qqp\.head_options\.depth: expected 1 or more",
+        ),
+        (
+            sharing("projection") | pairs(**SIAMESE, head_options={"projection": False}),
+            r"sharing\.layer projection: tasks\.sts\.head_options\.projection: expected true",
+        ),
+        (
+            sharing("fusion") | {"tasks": {"qqp": SIAMESE, "sts": {"encoding": "bi", "head": "concat"}}},
+            r"expected the same head and head_options\.width for all sharing\.tasks",
+        ),
+        (
+            sharing("both") | {"tasks": {"qqp": SIAMESE, "sts": SIAMESE | {"head_options": {"width": 9}}}},
+            r"expected the same head and head_options\.width",
+        ),
+        (sharing("both", ["qqp"]), r"sharing\.tasks: found \['qqp'\], expected two or more of sst, qqp, sts"),
+        (sharing("both", ["qqp", "qqp"]), r"sharing\.tasks: found \['qqp', 'qqp'\], expected two or more"),
+        (sharing("both", ["qqp", "x"]), r"sharing\.tasks: found \['qqp', 'x'\], expected two or more"),
+        # names of tasks
+        ({"schedule": {"tasks": ["x"]}}, r"schedule\.tasks: found 'x', expected one of sst, qqp, sts"),
+        ({"schedule": {"tasks": ["sst", "sst"]}}, r"schedule\.tasks: found \['sst', 'sst'\], expected each task once"),
+        ({"weighting": {"weights": {"x": 1}}}, r"weighting\.weights: found 'x', expected one of sst, qqp, sts"),
+        ({"smart": {"tasks": ["x"]}}, r"smart\.tasks: found 'x', expected one of sst"),
+        ({"bregman": {"tasks": ["x"]}}, r"bregman\.tasks: found 'x', expected one of sst"),
+        ({"r_drop": {"tasks": ["x"]}}, r"r_drop\.tasks: found 'x', expected one of sst"),
+        ({"tasks": {"longest": TASK}}, r"tasks\.longest: is a word of its own here; call the task otherwise"),
+        # schedules
+        (
+            {"schedule": {"tasks": ["qqp", "sts"]}},
+            r"schedule\.until: found 'sst', expected one of qqp, sts, shortest, longest, steps",
+        ),
+        (
+            {"schedule": {"until": ["sst", "longest"]}},
+            r"schedule\.until: found 'longest', expected one of sst, qqp, sts",
+        ),
+        (
+            {"schedule": {"until": "steps"}},
+            r"schedule: steps: found null, expected the number of steps in an epoch, for",
+        ),
+        (
+            {"tasks": {"sst": {"epochs": 3}}},
+            r"tasks\.sst\.epochs: only schedule sequential reads it, and schedule\.name is joint; use finetune\.epochs",
+        ),
+        ({"finetune": {"patience": 2, "select": "last"}}, r"finetune: patience: stops when .*select can't be last"),
+        ({"schedule": {"first": {"x": 2}}}, r"schedule\.first: found 'x', expected one of sst, qqp, sts"),
+        (
+            {"schedule": {"first": {"qqp": 2}, "tasks": ["sst"]}},
+            r"schedule\.first: task qqp does not train; expected some of sst",
+        ),
+        ({"schedule": {"first": {"qqp": 0}}}, r"schedule\.first\.qqp: expected greater than or equal to 1, found 0"),
+        (
+            {"schedule": {"name": "sequential", "tasks": ["sst"]}, "tasks": {"qqp": {"epochs": 2}}},
+            r"epochs: task qqp does not train; expected some of sst",
+        ),
+        # techniques that would do nothing
+        (
+            {"surgery": {"method": "pcgrad"}, "schedule": {"name": "round_robin"}},
+            r"surgery\.method: found pcgrad, but it takes a step of several tasks: it needs schedule\.name joint",
+        ),
+        (
+            {"surgery": {"log_conflicts": True}, "schedule": {"tasks": ["sst"]}},
+            r"surgery\.log_conflicts: found true, but it takes a step of several tasks: .*found joint and sst",
+        ),
+        (
+            {"smart": {"lambda": 1, "tasks": ["sst", "qqp"]}, "schedule": {"tasks": ["sst"]}},
+            r"smart\.tasks: found \['sst', 'qqp'\], expected one or more of the tasks that train: sst",
+        ),
+        (
+            {"bregman": {"mu": 1, "tasks": []}},
+            r"bregman\.tasks: found \[\], expected one or more of the tasks that train",
+        ),
+        (
+            {"r_drop": {"alpha": 1, "tasks": ["sts"]}, "schedule": {"tasks": ["sst"]}},
+            r"r_drop\.tasks: found \['sts'\], expected one or more of the tasks that train: sst",
+        ),
+        (
+            {"weighting": {"method": "uncertainty", "weights": {"sst": 2}}},
+            r"weighting\.weights: only weighting\.method fixed reads it",
+        ),
+        (
+            {"bregman": {"mu": 1, "momentum": 0}},
+            r"bregman\.momentum: found 0, which makes the teacher the model itself",
+        ),
+        # a frozen encoder
+        (
+            {"encoder": {"frozen": True}, "surgery": {"method": "pcgrad"}},
+            r"surgery\.method: found pcgrad, but it acts on the encoder's gradients, and encoder\.frozen",
+        ),
+        (
+            {"encoder": {"frozen": True}, "surgery": {"log_conflicts": True}},
+            r"surgery\.log_conflicts: found true, but it acts on the encoder's gradients, and encoder\.frozen",
+        ),
+        ({"encoder": {"frozen": True, "lora": {"rank": 2}}}, r"encoder: frozen: a frozen encoder has no use for lora"),
+        (
+            {"encoder": {"frozen": True}, "tasks": {"sts": COSINE}},
+            r"encoder\.frozen: leaves task sts nothing to learn: ",
+        ),
+        (
+            {
+                "encoder": {"frozen": True},
+                "tasks": {"sts": COSINE},
+                "schedule": {"tasks": ["sst"]},
+                "prefinetune": {"task": "sts", "epochs": 1},
+            },
+            r"encoder\.frozen: leaves task sts nothing to learn",
+        ),
+    ],
+)
+def test_a_combination_that_can_not_be_is_an_error_that_says_why(load, overrides, message):
+    with pytest.raises(UserError, match=message):
+        load(overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"schedule": {"tasks": ["qqp"]}},  # until stays at sst: one task alone is what its epochs are counted by
+        {"schedule": {"name": "annealed", "tasks": ["sts"]}},
+        {"schedule": {"name": "sequential", "tasks": ["qqp", "sts"]}, "tasks": {"sts": {"epochs": 4}}},
+        {"schedule": {"name": "per_epoch", "until": "steps"}},  # which does not read it
+        {"schedule": {"until": "steps", "steps": 5}},
+        {"schedule": {"name": "round_robin", "until": ["sst", "sts"]}},
+        {"smart": {"tasks": ["sts"]}, "schedule": {"tasks": ["sst"]}},  # it is off
+        {"schedule": {"first": {"qqp": 2, "sst": 1}}},
+        {"encoder": {"frozen": True}, "tasks": {"sts": COSINE | {"head_options": {"projection": True}}}},
+        sharing("projection") | {"tasks": {"qqp": SIAMESE, "sts": COSINE}},
+        sharing("fusion") | pairs(head="mlp"),
+        sharing("both") | pairs(encoding="bi", head="siamese_cosine", head_options={"activation": "leaky_relu"}),
+        sharing("none", ["x"]),
+        {"tasks": {"sts": COSINE | {"loss": "cosine_embedding", "loss_options": {"threshold": 4}}}},
+        {"tasks": {"cfimdb": TASK}, "schedule": {"tasks": ["cfimdb"]}},
+        {"smart": {"lambda": 5}, "bregman": {"mu": 1}, "r_drop": {"alpha": 1}, "surgery": {"method": "cagrad"}},
+    ],
+)
+def test_what_goes_together_is_let_through(load, overrides):
+    load(overrides)
+
+
+def test_tasks_train_in_the_order_that_is_given_and_else_in_their_own(load):
+    assert load({}).trains == ["sst", "qqp", "sts"]
+    assert load({"schedule": {"tasks": ["sts", "sst"]}}).trains == ["sts", "sst"]
+
+
+MEMBER = {"smart": {"lambda": 5}, "schedule": {"tasks": ["sst"]}, "tasks": {"sst": {"head": "mlp"}}}
+
+
+def test_members_may_override_the_groups_of_techniques_and_say_what_they_answer(load):
+    overrides = {"ensemble": {"members": {"a": {}, "b": {**MEMBER, "answers": ["sst"]}}}}
+    base, member = load(overrides), load(overrides, member="b")
+    assert (member.smart.strength, member.trains, member.tasks["sst"].head) == (5, ["sst"], "mlp")
+    assert (base.smart.strength, base.trains, base.tasks["sst"].head) == (0, ["sst", "qqp", "sts"], "linear")
+    assert base.answers("a") == ("sst", "qqp", "sts") and base.answers("b") == ("sst",)
+
+
+@pytest.mark.parametrize(
+    ("group", "block"),
+    [
+        ("sharing", {"layer": "none"}),
+        ("schedule", {"name": "round_robin"}),
+        ("weighting", {"method": "uncertainty"}),
+        ("surgery", {"method": "pcgrad"}),
+        ("smart", {"lambda": "5"}),
+        ("bregman", {"mu": 1}),
+        ("r_drop", {"alpha": 1}),
+        ("penalties", {"l2": 1}),
+    ],
+)
+def test_every_group_that_fine_tuning_reads_can_differ_by_member(load, group, block):
+    overrides = {"ensemble": {"members": {"b": {group: block}}}}
+    changed = [name for name in Params.model_fields if getattr(load(overrides, "b"), name) != getattr(load({}), name)]
+    assert set(changed) <= {group, "ensemble"} and (group == "sharing" or group in changed)
+    assert group in MEMBER_GROUPS
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ({"smart": {"lamda": 3}}, r"members\.b\.smart\.lamda: unknown param; did you mean smart\.lambda\?"),
+        ({"smart": {"lambda": -3}}, r"members\.b\.smart\.lambda: expected greater than or equal to 0, found -3"),
+        ({"surgery": {"method": "pcgrad"}, "encoder": {"frozen": True}}, r"members\.b: surgery\.method: found pcgrad"),
+        ({"answers": ["x"]}, r"members\.b\.answers: found \['x'\], expected a list of tasks out of sst, qqp, sts"),
+        ({"answers": []}, r"members\.b\.answers: found \[\], expected a list"),
+        ({"answers": "sst"}, r"members\.b\.answers: found 'sst', expected a list"),
+        ({"answers": [["sst"]]}, r"members\.b\.answers: found \[\['sst'\]\], expected a list"),
+        ({"tasks": {"sst": 3}}, r"members\.b\.tasks\.sst"),
+    ],
+)
+def test_a_mistake_in_a_member_is_told_with_its_name(load, member, message):
+    with pytest.raises(UserError, match=message):
+        load({"ensemble": {"members": {"b": member}}})
+
+
+def choices(group, name):
+    """The values that a param lets through."""
+    return set(get_args(group.model_fields[name].annotation))
+
+
+def test_the_choices_in_params_are_those_that_the_parts_offer():
+    from bertrio.combining.surgery import SURGERIES
+    from bertrio.combining.weighting import WEIGHTINGS
+    from bertrio.losses import LOSSES
+    from bertrio.model.heads import HEADS, SHARES
+    from bertrio.model.pooling import POOLINGS
+    from bertrio.regularizers.smart import NORMS
+    from bertrio.schedules import SCHEDULES
+
+    of = {name: field.annotation for name, field in Params.model_fields.items()}
+    assert choices(TaskParams, "head") == set(HEADS) == set(HEAD_OPTIONS)
+    assert choices(TaskParams, "loss") == set(LOSSES) == set(LOSS_OPTIONS)
+    assert choices(of["schedule"], "name") == set(SCHEDULES) > set(SAMPLED)
+    assert choices(of["surgery"], "method") == {"none", *SURGERIES}
+    assert choices(of["weighting"], "method") == set(WEIGHTINGS)
+    assert choices(of["smart"], "norm") == set(NORMS)
+    assert choices(of["sharing"], "layer") == set(SHARES)
+    assert choices(of["encoder"], "pooling") == set(POOLINGS)
+
+
+def test_the_ways_to_combine_members_are_those_that_the_ensemble_offers():
+    from bertrio.ensembling import RULES
+    from bertrio.training.soup import SOUPS
+
+    assert choices(Params.model_fields["ensemble"].annotation, "combine") == {*RULES, *SOUPS}
+
+
+def test_the_options_in_params_are_those_that_heads_and_losses_take():
+    from bertrio.losses import options_of
+    from bertrio.model.heads import ACTIVATIONS, HEADS, VECTORS, head_options
+
+    assert {name: set(options) for name, options in HEAD_OPTIONS.items()} == {
+        name: head_options(name) for name in HEADS
+    }
+    assert {name: set(of) for name, of in LOSS_OPTIONS.items()} == {name: options_of(name) for name in LOSS_OPTIONS}
+    assert set(HeadOptions.model_fields) == set().union(*HEAD_OPTIONS.values())
+    assert set(LossOptions.model_fields) == set().union(*LOSS_OPTIONS.values())
+    assert {name for name, count in VECTORS.items() if count == 1} == set(ONE_VECTOR)
+    assert {name for name, count in VECTORS.items() if count == 2} == set(TWO_VECTORS)
+    activations = get_args(HeadOptions.model_fields["activation"].annotation)[0]
+    assert set(get_args(activations)) == set(ACTIVATIONS)
+
+
+def test_the_scalings_in_params_are_those_of_the_cosine_head():
+    from bertrio.model.heads import SCALINGS as OFFERED
+
+    kinds = {"score": type(build_target("score", limits=(0, 5))), "binary": type(build_target("binary"))}
+    assert {kinds[name]: set(of) for name, of in SCALINGS.items()} == {kind: set(of) for kind, of in OFFERED.items()}
+
+
+WAYS = [("single", None), ("pair", "cross"), ("pair", "bi")]
+TARGETS = {
+    "classes": {"classes": 3},
+    "ordered": {"classes": 3},
+    "binary": {},
+    "score": {"range": [0, 5]},
+}
+
+
+@pytest.mark.parametrize(("kind", "encoding"), WAYS)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_head_and_loss_that_params_let_through_can_be_built_and_trained(kind, encoding, target):
+    import torch
+
+    from bertrio.losses import build_loss
+    from bertrio.model.heads import HeadSpec, build_heads
+
+    let_through = set()
+    for head in HEAD_OPTIONS:
+        for loss in LOSS_OPTIONS:
+            shape = {"kind": kind, "encoding": encoding, "target": target, **TARGETS[target]}
+            try:
+                task = TaskParams(**shape, head=head, loss=loss, batch_size=1, dropout=0.0)
+            except ValidationError:
+                continue
+            let_through.add((head, loss))
+            of = build_target(task.target, task.classes, task.range)
+            spec = HeadSpec(task.head, of, of.outputs_for(task.loss), task.dropout, task.head_options.given())
+            vectors = [torch.randn(4, 6, requires_grad=True) for _ in range(2 if encoding == "bi" else 1)]
+            output = build_heads({"a": spec}, 6)["a"](*vectors)
+            labels = torch.tensor([0, 1, 1, 0]).to(getattr(torch, of.label_dtype))
+            result = build_loss(task.loss, of, task.loss_options.given())(output, labels)
+            result.backward()
+            assert result.isfinite() and vectors[0].grad.isfinite().all()
+            assert of.predict(output.outputs.detach().double().numpy()).values.shape == (4,)
+    assert {loss for _, loss in let_through} <= set(build_target(target, 3, (0, 5)).losses)
+    assert len(let_through) >= 4

@@ -33,3 +33,51 @@ def test_auto_is_float32_for_an_encoder_too_narrow_to_gain_by_bf16(default_param
     assert default_params.encoder.model_copy(update={"name": "some/encoder"}).width is None
     assert set_up(1, "cpu", "auto", width=64).compute == torch.float32
     assert set_up(1, "cpu", "bf16", width=64).compute == torch.bfloat16
+
+
+def draw(count=64):
+    """A dropout mask, as the encoder draws it."""
+    return torch.nn.functional.dropout(torch.ones(count), 0.5)
+
+
+def test_a_replay_draws_the_same_masks_and_then_all_goes_on_as_if_it_had_not_been():
+    runtime = set_up(3, "cpu", "float32")
+    undisturbed = [draw() for _ in range(3)]
+    runtime = set_up(3, "cpu", "float32")
+    state = runtime.random_state()
+    first, second = draw(), draw()
+    for _ in range(2):  # as often as one likes, and however much is drawn
+        with runtime.replayed(state):
+            assert torch.equal(draw(), first) and torch.equal(draw(), second)
+            draw(1000)
+    assert torch.equal(torch.stack([first, second, draw()]), torch.stack(undisturbed))
+
+
+def test_a_replay_that_fails_puts_the_state_back_too():
+    runtime = set_up(3, "cpu", "float32")
+    state = runtime.random_state()
+    draw()
+    kept = runtime.random_state()
+    with pytest.raises(RuntimeError, match="size"), runtime.replayed(state):
+        torch.matmul(draw(7), draw(8))
+    assert torch.equal(runtime.random_state(), kept)
+
+
+def test_a_state_stays_what_it_was_when_it_was_asked_for():
+    runtime = set_up(3, "cpu", "float32")
+    state = runtime.random_state()
+    copy = state.clone()
+    draw()
+    assert torch.equal(state, copy) and not torch.equal(runtime.random_state(), copy)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_replays_are_those_of_the_device_that_computes():
+    runtime = set_up(3, "cuda", "float32")
+    state, ones = runtime.random_state(), torch.ones(64, device="cuda")
+    first, second = (torch.nn.functional.dropout(ones, 0.5) for _ in range(2))
+    kept = runtime.random_state()
+    with runtime.replayed(state):
+        assert torch.equal(torch.nn.functional.dropout(ones, 0.5), first)
+        assert torch.equal(torch.nn.functional.dropout(ones, 0.5), second)
+    assert torch.equal(runtime.random_state(), kept)

@@ -1,3 +1,5 @@
+from itertools import chain
+
 import numpy as np
 import pytest
 import torch
@@ -28,23 +30,44 @@ def trainer_of(params, model, train, **options):
     return build_trainer(params.model_copy(update={"finetune": asked}), model, train)[0]
 
 
+def watched(trainer):
+    """The rows that each task trains on, batch after batch, filled in as training goes on."""
+    seen = {task: [] for task in trainer.streams}
+    for task, stream in trainer.streams.items():
+        batch_of = stream.rows.batch
+        stream.rows.batch = lambda rows, of=seen[task], batch_of=batch_of: (of.append(rows.tolist()), batch_of(rows))[1]
+    return seen
+
+
+def gradient_of_the_sum(workspace, seen, change=lambda model: None, losses=None, **overrides):
+    """Loss and model with the plain gradient of the summed losses of these batches, one pass after the other."""
+    params, model, train = setting(workspace, **overrides)
+    change(model)
+    losses = build_losses(train, params) | (losses or {})
+    total = 0.0
+    for task, batches in seen.items():
+        for rows in batches:
+            batch = train[task].batch(np.array(rows))
+            loss = losses[task](model(task, batch.inputs), batch.labels)
+            loss.backward()
+            total += loss.item()
+    return total, model
+
+
 def test_a_joint_step_has_the_gradient_of_the_summed_losses(workspace):
     params, model, train = setting(workspace, **STILL, optimizer={"max_grad_norm": None})
-    first = {task: next(stream) for task, stream in trainer_of(params, model, train).streams.items()}
-    losses = build_losses(train, params)
-    total = sum(losses[task](model(task, batch.inputs), batch.labels) for task, batch in first.items())
-    total.backward()
-    expected = [None if parameter.grad is None else parameter.grad.clone() for parameter in model.encoder.parameters()]
-    model.zero_grad()
     trainer = trainer_of(params, model, train)
+    seen = watched(trainer)
     trainer.optimizer.zero_grad = lambda **_: None  # leaves the step's gradients to be looked at
     model.train()
     losses = trainer._step(tuple(train), 1)
-    assert sum(losses.values()) == pytest.approx(total.item(), rel=1e-5)
-    for parameter, gradient in zip(model.encoder.parameters(), expected, strict=True):
-        assert (parameter.grad is None) == (gradient is None)
-        if gradient is not None:
-            torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-4)
+    assert all(len(batches) == 1 and len(batches[0]) == 8 for batches in seen.values())
+    total, expected = gradient_of_the_sum(workspace, seen, **STILL)
+    assert sum(losses.values()) == pytest.approx(total, rel=1e-5)
+    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert (parameter.grad is None) == (other.grad is None)
+        if other.grad is not None:
+            torch.testing.assert_close(parameter.grad, other.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_training_learns_what_the_first_word_says(workspace):
@@ -64,11 +87,9 @@ def test_epochs_are_counted_by_the_until_task_and_max_steps_cuts_the_last_one(wo
 def test_every_row_of_the_until_task_comes_once_an_epoch(workspace):
     params, model, train = setting(workspace)
     trainer = trainer_of(params, model, train, epochs=1)
-    seen = []
-    batch_of = trainer.streams["sst"].rows.batch
-    trainer.streams["sst"].rows.batch = lambda rows: (seen.extend(rows.tolist()), batch_of(rows))[1]
+    seen = watched(trainer)
     list(trainer.run("test"))
-    assert sorted(seen) == list(range(60))
+    assert sorted(chain(*seen["sst"])) == list(range(60))
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_rows(workspace):
@@ -101,11 +122,9 @@ def test_shorter_sets_cycle_and_longer_ones_carry_on_across_epochs(workspace):
     params, model, train = setting(workspace, tasks={"qqp": {"batch_size": 4}})
     train["sts"] = train["sts"].take(np.arange(10))
     trainer = trainer_of(params, model, train, epochs=2)  # 8 steps an epoch: sst 8 batches, qqp 15, sts 2
-    seen = {"qqp": [], "sts": []}
-    for task, rows in seen.items():
-        batch_of = trainer.streams[task].rows.batch
-        trainer.streams[task].rows.batch = lambda at, rows=rows, batch_of=batch_of: (rows.extend(at), batch_of(at))[1]
+    batches = watched(trainer)
     list(trainer.run("test"))
+    seen = {task: list(chain(*of)) for task, of in batches.items()}
     assert sorted(seen["qqp"][:60]) == list(range(60)), "all rows come before any comes again"
     assert len(seen["qqp"]) == 64
     assert all(sorted(seen["sts"][start : start + 10]) == list(range(10)) for start in range(0, 80, 10))
@@ -115,3 +134,242 @@ def test_a_task_can_not_have_a_name_of_torchs_own(workspace):
     params = workspace.params(tasks={"values": workspace.params().tasks["sts"].model_dump()})
     with pytest.raises(UserError, match=r"tasks\.values: a task can't have this name"):
         build_model(params, "models/encoder", set_up(1, "cpu", "float32"))
+
+
+TASKS = ("sst", "qqp", "sts")
+UNCLIPPED = {"optimizer": {"max_grad_norm": None}}
+
+
+def a_step(workspace, step=TASKS, change=lambda model: None, losses=None, **overrides):
+    """Takes one step without clipping and keeps its gradients: the model, its trainer, and what the step told."""
+    params, model, train = setting(workspace, **{**STILL, **UNCLIPPED, **overrides})
+    change(model)
+    trainer = trainer_of(params, model, train)
+    trainer.objective.losses.update(losses or {})
+    trainer.optimizer.zero_grad = lambda **_: None
+    model.train()
+    return model, trainer, trainer._step(step, 1)
+
+
+def gradients(part):
+    return {name: None if of.grad is None else of.grad.clone() for name, of in part.named_parameters()}
+
+
+def assert_equal_to_the_bit(one, other):
+    assert one.keys() == other.keys()
+    for name, gradient in one.items():
+        assert (gradient is None) == (other[name] is None), name
+        assert gradient is None or torch.equal(gradient, other[name]), name
+
+
+def louder_heads(model):
+    """Gradients of the output layers a thousand times as large; what flows on to the encoder stays."""
+    for task in ("sst", "sts"):
+        model.heads[task].output.weight.register_hook(lambda gradient: 1000 * gradient)
+
+
+@pytest.mark.parametrize("method", ["pcgrad", "mgda", "upgrad", "imtl_g", "aligned_mtl", "cagrad"])
+def test_the_gradients_of_heads_have_no_say_in_surgery(workspace, method):
+    quiet, *_ = a_step(workspace, surgery={"method": method})
+    loud, *_ = a_step(workspace, change=louder_heads, surgery={"method": method})
+    assert_equal_to_the_bit(gradients(quiet.encoder), gradients(loud.encoder))
+    louder = loud.heads["sts"].output.weight.grad
+    torch.testing.assert_close(louder, 1000 * quiet.heads["sts"].output.weight.grad)
+
+
+@pytest.mark.parametrize("method", ["pcgrad", "upgrad"])
+def test_heads_and_layers_that_some_tasks_share_take_the_plain_sum_under_surgery(workspace, method):
+    bi = {name: {"encoding": "bi", "head": "siamese", "dropout": 0.0} for name in ("qqp", "sts")}
+    shared = {**STILL, "tasks": {"sst": {"dropout": 0.0}, **bi}, "sharing": {"layer": "both"}}
+    surgery = {"method": method, "reduction": "mean"}
+    params, model, train = setting(workspace, **shared, **UNCLIPPED, surgery=surgery)
+    assert model.heads["qqp"].hidden[0] is model.heads["sts"].hidden[0]
+    trainer = trainer_of(params, model, train)
+    seen = watched(trainer)
+    trainer.optimizer.zero_grad = lambda **_: None
+    model.train()
+    trainer._step(TASKS, 1)
+    _, plain = gradient_of_the_sum(workspace, seen, **shared)
+    for name, parameter in model.heads.named_parameters():
+        expected = dict(plain.heads.named_parameters())[name].grad
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6)
+    weight = "transformer.embeddings.word_embeddings.weight"
+    found, expected = (gradients(of.encoder)[weight] for of in (model, plain))
+    assert (found - expected).norm() > 0.1 * expected.norm(), "the encoder does not"
+
+
+def at_odds(model):
+    """Heads that say the same, for losses that pull opposite ways."""
+    model.heads["qqp"].load_state_dict(model.heads["sts"].state_dict())
+
+
+PULL = {
+    "sts": lambda output, labels: output.outputs.mean(),
+    "qqp": lambda output, labels: -2 * output.outputs.mean(),
+}
+
+
+@pytest.mark.parametrize(("reduction", "share"), [("sum", 1.0), ("mean", 0.5)])
+def test_pcgrad_of_two_tasks_at_odds_equals_its_algorithm_by_hand(workspace, reduction, share):
+    surgery = {"surgery": {"method": "pcgrad", "reduction": reduction, "log_conflicts": True}}
+    params, model, train = setting(workspace, **STILL, **UNCLIPPED, **surgery)
+    at_odds(model)
+    trainer = trainer_of(params, model, train)
+    trainer.objective.losses.update(PULL)
+    trainer.optimizer.zero_grad = lambda **_: None
+    seen = watched(trainer)
+    model.train()
+    trainer._step(("sts", "qqp"), 1)
+
+    def flat(model):
+        return torch.cat([of.grad.flatten().double() for of in model.encoder.parameters() if of.grad is not None])
+
+    alone = {task: flat(gradient_of_the_sum(workspace, {task: seen[task]}, at_odds, PULL, **STILL)[1]) for task in PULL}
+    one, other = alone["sts"], alone["qqp"]
+    dot = one @ other
+    assert dot < 0
+    by_hand = (one - dot / (other @ other) * other) + (other - dot / (one @ one) * one)
+    torch.testing.assert_close(flat(model), share * by_hand, rtol=1e-4, atol=1e-6)
+    (row,) = trainer.conflicts
+    assert (row["step"], row["task_a"], row["task_b"]) == (1, "sts", "qqp")
+    assert row["dot"] == pytest.approx(dot.item(), rel=1e-4)
+    assert row["cosine"] == pytest.approx((dot / (one.norm() * other.norm())).item(), rel=1e-4)
+    assert (row["norm_a"], row["norm_b"]) == pytest.approx((one.norm().item(), other.norm().item()), rel=1e-4)
+
+
+def test_loss_weights_come_before_surgery_and_clipping_after_it(workspace):
+    weights = {"weighting": {"weights": {"sts": 3.0}}}
+    surgery = {"surgery": {"method": "pcgrad", "log_conflicts": True}}
+    _, plain, _ = a_step(workspace, ("sts", "qqp"), at_odds, PULL, **surgery)
+    model, weighted, _ = a_step(workspace, ("sts", "qqp"), at_odds, PULL, **surgery, **weights)
+    (before,), (after,) = plain.conflicts, weighted.conflicts
+    assert after["norm_a"] == pytest.approx(3 * before["norm_a"], rel=1e-4)
+    assert after["norm_b"] == pytest.approx(before["norm_b"], rel=1e-4)
+    clip = {"optimizer": {"max_grad_norm": 0.01}}
+    clipped, trainer, _ = a_step(workspace, ("sts", "qqp"), at_odds, PULL, **surgery, **weights, **clip)
+    assert trainer.conflicts == weighted.conflicts
+    norm = sum(of.square().sum() for of in gradients(model).values() if of is not None).sqrt()
+    for name, gradient in gradients(clipped).items():
+        if gradient is not None:
+            torch.testing.assert_close(gradient, 0.01 / norm * gradients(model)[name], rtol=1e-3, atol=1e-9)
+
+
+def test_logging_conflicts_alone_changes_no_bit_of_training_where_tasks_pass_one_by_one_anyway(workspace):
+    weights, trainers = [], []
+    for log_conflicts in (False, True):
+        params, model, train = setting(
+            workspace,
+            encoder={"dropout": 0.1},
+            surgery={"log_conflicts": log_conflicts},
+            smart={"lambda": 1, "tasks": ["sst"]},  # no two tasks have the same regularizers
+            r_drop={"alpha": 1, "tasks": ["qqp"]},
+        )
+        trainers.append(trainer_of(params, model, train, max_steps=5))
+        list(trainers[-1].run("test"))
+        weights.append(model.state_dict())
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert trainers[0].conflicts == [] and len(trainers[1].conflicts) == 5 * 3
+
+
+def test_logging_conflicts_alone_leaves_the_gradient_of_a_joint_step(workspace):
+    """To rounding, with dropout off: tasks then pass the encoder one by one, and otherwise together."""
+    found = [a_step(workspace, surgery={"log_conflicts": log_conflicts})[0] for log_conflicts in (False, True)]
+    for plain, logged in zip(*[model.parameters() for model in found], strict=True):
+        assert (plain.grad is None) == (logged.grad is None)
+        if plain.grad is not None:
+            torch.testing.assert_close(plain.grad, logged.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_conflicts_are_logged_for_every_pair_of_tasks_in_every_step(workspace):
+    params, model, train = setting(workspace, surgery={"log_conflicts": True})
+    trainer = trainer_of(params, model, train, max_steps=5)
+    list(trainer.run("test"))
+    assert [row["step"] for row in trainer.conflicts] == [step for step in range(1, 6) for _ in range(3)]
+    assert all(-1 <= row["cosine"] <= 1 for row in trainer.conflicts)
+    assert len({row["dot"] for row in trainer.conflicts}) == 15
+
+
+# which batches meet in a step must not depend on how tasks share passes of the encoder: runs with and without a
+# technique would differ in their data as well
+@pytest.mark.parametrize(
+    "technique",
+    [
+        {"surgery": {"log_conflicts": True}},
+        {"surgery": {"method": "pcgrad"}},
+        {"smart": {"lambda": 1, "tasks": ["qqp"]}},
+        {"bregman": {"mu": 1}},
+        {"r_drop": {"alpha": 1, "tasks": ["sts", "sst"]}},
+        {"weighting": {"method": "uncertainty"}},
+        {"finetune": {"ema": 0.9}},
+    ],
+)
+def test_a_technique_trains_on_the_same_batches_in_the_same_order_as_a_run_without_it(workspace, technique):
+    orders = []
+    for overrides in ({}, technique):
+        params, model, train = setting(workspace, **overrides)
+        trainer, _ = build_trainer(params, model, train)
+        seen = watched(trainer)
+        list(trainer.run("test"))
+        orders.append(seen)
+    assert orders[0] == orders[1]
+
+
+def test_what_no_task_used_keeps_no_gradient_under_surgery_and_does_not_move(workspace):
+    def untouched(**overrides):
+        params, model, train = setting(workspace, optimizer={"weight_decay": 0.5}, **overrides)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        trainer = trainer_of(params, model, train)
+        model.train()
+        trainer._step(("qqp", "sts"), 1)
+        return {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
+
+    for overrides in ({}, {"surgery": {"method": "pcgrad"}}, {"penalties": {"l1": 0.1, "l2": 0.1}}):
+        found = untouched(**overrides)
+        assert {"heads.sst.output.weight", "heads.sst.output.bias"} <= found
+        assert "encoder.transformer.pooler.dense.weight" in found, "mean pooling has no use for it"
+        assert "heads.sts.output.weight" not in found
+
+
+def test_penalties_on_weights_come_on_top_of_the_gradient_of_the_losses(workspace):
+    plain, *_ = a_step(workspace, ("sst",))
+    for strength in ({"l1": 0.05}, {"l2": 0.05}):
+        penalised, *_ = a_step(workspace, ("sst",), penalties=strength)
+        for name, parameter in penalised.named_parameters():
+            before = dict(plain.named_parameters())[name].grad
+            if before is None:
+                assert parameter.grad is None, name
+                continue
+            w = setting_weights(workspace)[name].double()
+            by_hand = 0.05 * w.sign() if "l1" in strength else 2 * 0.05 * w
+            torch.testing.assert_close(parameter.grad.double(), before.double() + by_hand, rtol=1e-4, atol=1e-6)
+
+
+def setting_weights(workspace):
+    """The weights before training, which are the same in every setting."""
+    return dict(setting(workspace, **STILL)[1].state_dict())
+
+
+def test_max_batches_cuts_every_epoch_short_and_streams_run_on(workspace):
+    params, model, train = setting(workspace, schedule={"max_batches": 3})
+    trainer = trainer_of(params, model, train, epochs=2)
+    batches = watched(trainer)
+    assert [log.step for log in trainer.run("test")] == [3, 6]
+    seen = list(chain(*batches["sst"]))
+    assert len(seen) == len(set(seen)), "the second epoch goes on where the first one stopped"
+
+
+def test_the_log_tells_losses_and_penalties_unweighted_as_means_over_the_batches_of_a_task(workspace):
+    params, model, train = setting(
+        workspace,
+        schedule={"name": "round_robin"},
+        r_drop={"alpha": 0.5, "tasks": ["sts"]},
+        weighting={"weights": {"sst": 0.0}},
+    )
+    trainer = trainer_of(params, model, train, epochs=1)
+    told, step = [], trainer._step
+    trainer._step = lambda *of: told.append(step(*of)) or told[-1]
+    (log,) = trainer.run("test")
+    assert set(log.losses) == {"sst", "qqp", "sts", "r_drop_sts"}
+    for name, value in log.losses.items():
+        of = [batch[name] for batch in told if name in batch]
+        assert 0 < value == pytest.approx(np.mean(of))

@@ -1,9 +1,28 @@
+import math
+from itertools import accumulate
+
 import pytest
 import torch
 from torch import nn
-from transformers import get_linear_schedule_with_warmup
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    ModernBertConfig,
+    ModernBertModel,
+    get_cosine_schedule_with_warmup,
+    get_linear_schedule_with_warmup,
+)
 
-from bertrio.training.optimizer import build_lr_schedule, build_optimizer, clip_gradients, lr_factor
+from bertrio.training.optimizer import (
+    build_lr_schedule,
+    build_optimizer,
+    clip_gradients,
+    layers_below_heads,
+    lr_factor,
+)
 
 
 @pytest.fixture
@@ -23,28 +42,174 @@ def test_biases_and_layernorm_get_no_weight_decay_and_frozen_parameters_nothing(
 def test_an_update_equals_adamw_by_hand_in_float64(default_params):
     model = nn.Linear(2, 1, bias=False).double()
     weight = model.weight.detach().clone()
-    options = default_params.optimizer
-    optimizer = build_optimizer(model, options, lr=0.1)
+    given = default_params.optimizer
+    optimizer = build_optimizer(model, given, lr=0.1)
     gradient = torch.tensor([[0.5, -2.0]], dtype=torch.float64)
     model.weight.grad = gradient.clone()
     optimizer.step()
     # first step: both moments are bias-corrected to the gradient itself
-    expected = weight * (1 - 0.1 * options.weight_decay) - 0.1 * gradient / (gradient.abs() + options.eps)
+    expected = weight * (1 - 0.1 * given.weight_decay) - 0.1 * gradient / (gradient.abs() + given.eps)
     torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-12, atol=0)
 
 
-def test_the_rate_rises_to_its_peak_and_falls_to_zero():
-    factors = [lr_factor(step, 20, 4, "linear") for step in range(21)]
+def options(default_params, **changes):
+    return default_params.optimizer.model_copy(update=changes)
+
+
+def test_the_rate_rises_to_its_peak_and_falls_to_zero(default_params):
+    linear, constant = (options(default_params, lr_schedule=name) for name in ("linear", "constant"))
+    factors = [lr_factor(step, 20, 4, linear) for step in range(21)]
     assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert factors[20] == 0
     assert factors[12] == 0.5
-    assert [lr_factor(step, 20, 0, "constant") for step in (0, 19)] == [1, 1]
+    assert [lr_factor(step, 20, 0, constant) for step in (0, 19)] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine", "step"])
+def test_every_schedule_warms_up_alike_and_stands_at_its_peak_right_after(default_params, name):
+    factors = [lr_factor(step, 20, 4, options(default_params, lr_schedule=name), [20]) for step in range(5)]
+    assert factors == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+
+
+def test_cosine_by_hand_and_as_transformers_has_it(default_params, model):
+    cosine = options(default_params, lr_schedule="cosine", warmup_fraction=0.0)
+    # quarters of the way: (1 + cos 0) / 2, (1 + cos 45 degrees) / 2, ...
+    by_hand = [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0]
+    assert [lr_factor(step, 8, 0, cosine) for step in (0, 2, 4, 6, 8)] == pytest.approx(by_hand, abs=1e-15)
+    ours_of, theirs_of = (build_optimizer(model, cosine, 0.1) for _ in range(2))
+    ours, theirs = build_lr_schedule(ours_of, cosine, 7), get_cosine_schedule_with_warmup(theirs_of, 0, 7)
+    for _ in range(7):
+        assert ours_of.param_groups[0]["lr"] == pytest.approx(theirs_of.param_groups[0]["lr"], rel=1e-12)
+        for step in (ours_of, theirs_of, ours, theirs):
+            step.step()
+
+
+def test_step_multiplies_the_rate_after_every_fifth_epoch_however_long_its_epochs_are(default_params):
+    step = options(default_params, lr_schedule="step", step_epochs=5, gamma=0.1)
+    lengths = [3, 1, 4, 2, 2, 3, 3, 3, 3, 3, 1, 1]
+    ends = list(accumulate(lengths))
+    by_hand = [0.1 ** (epoch // 5) for epoch, length in enumerate(lengths) for _ in range(length)]
+    assert [lr_factor(update, ends[-1], 0, step, ends) for update in range(ends[-1])] == pytest.approx(by_hand)
+    assert by_hand[11] == 1 and by_hand[12] == 0.1, "epochs 1 to 5 hold 12 updates"
+
+
+def test_step_equals_that_of_torch_stepped_once_an_epoch(default_params, model):
+    step = options(default_params, lr_schedule="step", step_epochs=2, gamma=0.5, warmup_fraction=0.0)
+    ours_of, theirs_of = (build_optimizer(model, step, 0.1) for _ in range(2))
+    ours = build_lr_schedule(ours_of, step, 15, [3, 6, 9, 12, 15])
+    theirs = torch.optim.lr_scheduler.StepLR(theirs_of, step_size=2, gamma=0.5)
+    for update in range(15):
+        assert ours_of.param_groups[0]["lr"] == pytest.approx(theirs_of.param_groups[0]["lr"], rel=1e-12)
+        for optimizer in (ours_of, theirs_of):
+            optimizer.step()
+        ours.step()
+        if update % 3 == 2:
+            theirs.step()
+
+
+class OfBert(nn.Module):
+    """Parameters under the names that they have in a MultitaskModel."""
+
+    def __init__(self, transformer):
+        super().__init__()
+        self.encoder = nn.Module()
+        self.encoder.transformer = transformer
+        self.heads = nn.ModuleDict({"a": nn.ModuleDict({"hidden": nn.ModuleList([nn.Linear(8, 8)])})})
+
+
+@pytest.fixture
+def bert():
+    config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=16)
+    return OfBert(BertModel(config))
+
+
+def test_layers_are_counted_from_the_heads_down(bert):
+    places = layers_below_heads(bert)
+    assert places.keys() == dict(bert.named_parameters()).keys()
+    for name, place in places.items():
+        expected = (
+            0 if name.startswith("heads.") or ".pooler." in name
+            else 4 if ".embeddings." in name
+            else {"0": 3, "1": 2, "2": 1}[name.split(".")[4]]
+        )  # fmt: skip
+        assert place == expected, name
+    assert set(places.values()) == {0, 1, 2, 3, 4}
+    assert places["heads.a.hidden.0.weight"] == 0, "numbers in the names of heads are no layers"
+
+
+def test_other_architectures_are_counted_alike():
+    distil = DistilBertModel(DistilBertConfig(vocab_size=30, dim=8, n_layers=2, n_heads=2, hidden_dim=16))
+    places = layers_below_heads(OfBert(distil))
+    assert {name: place for name, place in places.items() if "q_lin.weight" in name} == {
+        "encoder.transformer.transformer.layer.0.attention.q_lin.weight": 2,
+        "encoder.transformer.transformer.layer.1.attention.q_lin.weight": 1,
+    }
+    assert places["encoder.transformer.embeddings.word_embeddings.weight"] == 3
+
+
+def test_a_norm_behind_the_last_layer_counts_with_the_heads():
+    config = ModernBertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    )  # fmt: skip
+    places = layers_below_heads(OfBert(ModernBertModel(config)))
+    assert places["encoder.transformer.final_norm.weight"] == 0
+    assert {name: place for name, place in places.items() if ".embeddings." in name or ".attn.Wqkv." in name} == {
+        "encoder.transformer.embeddings.tok_embeddings.weight": 3,
+        "encoder.transformer.embeddings.norm.weight": 3,
+        "encoder.transformer.layers.0.attn.Wqkv.weight": 2,
+        "encoder.transformer.layers.1.attn.Wqkv.weight": 1,
+    }
+
+
+def test_a_masked_language_model_is_counted_alike_and_its_head_learns_at_the_full_rate():
+    config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+    places = layers_below_heads(BertForMaskedLM(config))
+    assert {place for name, place in places.items() if name.startswith("cls.")} == {0}
+    assert places["bert.embeddings.word_embeddings.weight"] == 3
+    assert places["bert.encoder.layer.0.output.dense.weight"] == 2
+    assert places["bert.encoder.layer.1.output.dense.weight"] == 1
+
+
+def test_the_rate_halves_from_layer_to_layer_and_every_parameter_is_in_one_group(bert, default_params):
+    halved = options(default_params, layer_decay=0.5)
+    groups = build_optimizer(bert, halved, 0.8).param_groups
+    names = {id(parameter): name for name, parameter in bert.named_parameters()}
+    found = {names[id(parameter)]: group for group in groups for parameter in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(found) == len(names)
+    for name, place in layers_below_heads(bert).items():
+        assert found[name]["lr"] == pytest.approx(0.8 * 0.5**place), name
+        decays = dict(bert.named_parameters())[name].ndim > 1
+        assert found[name]["weight_decay"] == (halved.weight_decay if decays else 0)
+    schedule = build_lr_schedule(optimizer := build_optimizer(bert, halved, 0.8), halved, 10)
+    before = [group["lr"] for group in optimizer.param_groups]
+    optimizer.step()
+    schedule.step()
+    after = [group["lr"] for group in optimizer.param_groups]
+    assert all(b / a == pytest.approx(before[0] / after[0]) for a, b in zip(after, before))
+
+
+def test_without_decay_all_layers_learn_at_one_rate_in_two_groups(bert, default_params):
+    groups = build_optimizer(bert, options(default_params, layer_decay=1.0), 0.8).param_groups
+    assert [group["lr"] for group in groups] == [0.8, 0.8]
+
+
+def test_parameters_beside_the_model_get_a_rate_of_their_own_and_no_weight_decay(default_params):
+    model = nn.Linear(2, 1, bias=False).double()
+    beside = [nn.Parameter(torch.tensor(0.5, dtype=torch.float64)), nn.Parameter(torch.ones(2, 2, dtype=torch.float64))]
+    optimizer = build_optimizer(model, options(default_params, weight_decay=0.5), 0.1, iter(beside), 0.02)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.02]
+    model.weight.grad = torch.ones_like(model.weight)
+    beside[0].grad, beside[1].grad = torch.tensor(3.0, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
+    optimizer.step()
+    assert beside[0].item() == pytest.approx(0.5 - 0.02, rel=1e-6)  # first step of Adam: the sign, at the rate
+    assert (beside[1] == 1).all(), "a matrix is not decayed either"
 
 
 def test_the_decay_equals_that_of_transformers(default_params, model):
-    options = default_params.optimizer.model_copy(update={"warmup_fraction": 0.0, "lr_schedule": "linear"})
-    ours_of, theirs_of = (build_optimizer(model, options, 0.1) for _ in range(2))
-    ours, theirs = build_lr_schedule(ours_of, options, 7), get_linear_schedule_with_warmup(theirs_of, 0, 7)
+    linear = options(default_params, warmup_fraction=0.0, lr_schedule="linear")
+    ours_of, theirs_of = (build_optimizer(model, linear, 0.1) for _ in range(2))
+    ours, theirs = build_lr_schedule(ours_of, linear, 7), get_linear_schedule_with_warmup(theirs_of, 0, 7)
     for _ in range(7):
         assert ours_of.param_groups[0]["lr"] == pytest.approx(theirs_of.param_groups[0]["lr"], rel=1e-12)
         for step in (ours_of, theirs_of, ours, theirs):

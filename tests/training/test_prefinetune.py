@@ -4,6 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bertrio.errors import UserError
+from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.runtime import set_up
 from bertrio.training.prefinetune import prefinetune
@@ -29,3 +31,76 @@ def test_one_task_is_trained_alone_and_its_head_is_carried_on(workspace, task):
     model = build_model(params, "out/encoder", set_up(**params.runtime.model_dump()))
     load_heads(model, "out")
     assert torch.equal(model.heads[task].output.weight, heads[f"{task}.output.weight"])
+
+
+def carried_on(params):
+    """Prefinetunes, and gives the model that fine-tuning starts from and the heads that were saved."""
+    prefinetune(params, *FOLDERS, "out")
+    model = build_model(params, "out/encoder", set_up(**params.runtime.model_dump()))
+    load_heads(model, "out")
+    return model, load_file("out/heads.safetensors")
+
+
+@pytest.mark.parametrize("layer", ["projection", "fusion", "both"])
+@pytest.mark.parametrize("task", ["qqp", "sts"])
+def test_layers_that_the_task_will_share_are_trained_and_carried_on_to_all_that_share_them(workspace, layer, task):
+    bi = {"encoding": "bi", "head": "siamese", "dropout": 0.1}
+    model, heads = carried_on(
+        workspace.params(
+            prefinetune={"task": task, "epochs": 1},
+            tasks={"qqp": bi, "sts": bi},
+            sharing={"layer": layer, "tasks": ["qqp", "sts"]},
+        )
+    )
+    own = {name.partition(".")[2]: value for name, value in heads.items()}
+    assert any(name.startswith("projection.") for name in own) == (layer != "fusion")
+    assert any(name.startswith("hidden.0.") for name in own) == (layer != "projection")
+    for name, value in model.heads[task].state_dict().items():
+        assert torch.equal(value, own[name]), name
+    other = model.heads["sts" if task == "qqp" else "qqp"].state_dict()
+    shared = [
+        name for name in own if name.startswith({"projection": "proj", "fusion": "hid"}.get(layer, ("proj", "hid")))
+    ]
+    assert shared and all(torch.equal(other[name], own[name]) for name in shared)
+
+
+def test_a_task_may_be_trained_first_that_does_not_train_afterwards(workspace):
+    model, heads = carried_on(workspace.params(prefinetune={"task": "sts", "epochs": 1}, schedule={"tasks": ["sst"]}))
+    assert torch.equal(model.heads["sts"].output.weight, heads["sts.output.weight"])
+
+
+def test_a_head_without_weights_has_nothing_to_carry_on(workspace):
+    cosine = {"sts": {"encoding": "bi", "head": "cosine"}}
+    _, heads = carried_on(workspace.params(prefinetune={"task": "sts", "epochs": 1}, tasks=cosine))
+    assert heads == {}
+    start, end = (load_transformer(folder).state_dict() for folder in ("models/encoder", "out/encoder"))
+    assert any(not torch.equal(value, end[name]) for name, value in start.items())
+
+
+def test_adapters_are_merged_into_the_encoder_that_goes_on(workspace):
+    carried_on(workspace.params(prefinetune={"task": "qqp", "epochs": 1, "lr": 0.01}, encoder={"lora": {"rank": 2}}))
+    start, end = (load_file(f"{folder}/model.safetensors") for folder in ("models/encoder", "out/encoder"))
+    assert start.keys() == end.keys()
+    changed = {name for name, value in start.items() if not torch.equal(value, end[name])}
+    assert any("query.weight" in name for name in changed) and not any("embeddings" in name for name in changed)
+
+
+def test_techniques_of_fine_tuning_have_no_say(workspace):
+    on = {"smart": {"lambda": 5}, "bregman": {"mu": 1}, "surgery": {"method": "pcgrad"}, "finetune": {"ema": 0.9}}
+    written = []
+    for overrides in ({}, on):
+        carried_on(workspace.params(prefinetune={"task": "qqp", "epochs": 1}, **overrides))
+        written.append(
+            [Path(f"out/{file}").read_bytes() for file in ("heads.safetensors", "encoder/model.safetensors")]
+        )
+    assert written[0] == written[1]
+
+
+def test_a_head_of_another_shape_than_the_one_that_goes_on_is_an_error(workspace):
+    prefinetune(workspace.params(prefinetune={"task": "qqp", "epochs": 1}), *FOLDERS, "out")
+    params = workspace.params(tasks={"qqp": {"head": "mlp"}})
+    model = build_model(params, "out/encoder", set_up(**params.runtime.model_dump()))
+    with pytest.raises(
+        UserError, match=r"out/heads\.safetensors: the head of task qqp there is not the one that params"
+    ):
+        load_heads(model, "out")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bertrio.errors import UserError
 from bertrio.files import whole_file, write_json
@@ -16,6 +20,34 @@ from bertrio.model.lora import add_lora
 from bertrio.params import Params, build_tasks
 from bertrio.runtime import Runtime
 from bertrio.tasks import HeadOutput, Target
+
+
+@dataclass(frozen=True)
+class Block:
+    """The texts of one or several batches as one batch of tokens, so that one pass of the encoder does for all.
+
+    Args:
+        tokens: all texts, one below the other, padded to the longest: [N, T].
+        layout: for each batch its task and how many of the rows each of its inputs has (two for a pair encoded apart).
+    """
+
+    tokens: Tokens
+    layout: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, batches: Sequence[tuple[str, tuple[Tokens, ...]]]) -> Block:
+        """The block of `(task, inputs)` of each batch."""
+        inputs = [tokens for _, of in batches for tokens in of]
+        layout = tuple((task, tuple(len(tokens["input_ids"]) for tokens in of)) for task, of in batches)
+        if len(inputs) == 1:
+            return cls(inputs[0], layout)
+        width = max(tokens["input_ids"].shape[1] for tokens in inputs)
+        # The id of what pads is of no account: the attention mask, padded with 0 as well, hides it
+        padded = {
+            name: torch.cat([F.pad(tokens[name], (0, width - tokens[name].shape[1])) for tokens in inputs])
+            for name in inputs[0]
+        }
+        return cls(padded, layout)
 
 
 class MultitaskModel(nn.Module):
@@ -42,13 +74,16 @@ class MultitaskModel(nn.Module):
             pooled = self.encoder.encode(embeddings, tokens)
         return pooled.float()
 
-    def from_embeddings(self, task: str, embeddings: tuple[Tensor, ...], inputs: tuple[Tokens, ...]) -> HeadOutput:
-        """The outputs of `task` from word embeddings [B, T, H] of each of `inputs`, which say the rest."""
-        return self.heads[task](*[self.encode(of, tokens) for of, tokens in zip(embeddings, inputs)])
+    def from_embeddings(self, embeddings: Tensor, block: Block) -> list[HeadOutput]:
+        """The outputs for each batch of `block` from word embeddings [N, T, H] of its tokens."""
+        pooled = self.encode(embeddings, block.tokens)
+        vectors = iter(pooled.split([rows for _, sizes in block.layout for rows in sizes]))
+        return [self.heads[task](*[next(vectors) for _ in sizes]) for task, sizes in block.layout]
 
     def forward(self, task: str, inputs: tuple[Tokens, ...]) -> HeadOutput:
-        """The outputs of `task` for a batch: one encoder pass for each of `inputs`, then the task's head."""
-        return self.from_embeddings(task, tuple(self.embed(tokens) for tokens in inputs), inputs)
+        """The outputs of `task` for the inputs of one batch: one encoder pass, then the task's head."""
+        block = Block.of([(task, inputs)])
+        return self.from_embeddings(self.embed(block.tokens), block)[0]
 
 
 def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) -> MultitaskModel:
@@ -57,21 +92,27 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
     transformer = load_transformer(encoder_folder, options.dropout, options.attention_dropout)
     check_length(transformer.config, options.max_length, "encoder.max_length")
     for name in params.tasks:
-        if hasattr(nn.ModuleDict, name):  # torch keeps such names for itself
+        if hasattr(nn.ModuleDict, name) or hasattr(nn.ParameterDict, name):  # torch keeps such names for itself
             raise UserError(f"tasks.{name}: a task can't have this name; choose another")
     encoder = Encoder(transformer, options.pooling, options.frozen)
     targets = {name: task.target for name, task in build_tasks(params).items()}
     specs = {name: _head_spec(params, name, target) for name, target in targets.items()}
-    shared = params.sharing.tasks if params.sharing.layer != "none" else ()
-    heads = build_heads(specs, encoder.size, params.sharing.layer, shared)
+    sharing = [name for name in params.sharing.tasks if name in specs]
+    heads = build_heads(specs, encoder.size, params.sharing.layer if len(sharing) > 1 else "none", sharing)
     if options.lora.rank:  # after the heads, so that they start alike with and without
         add_lora(encoder.transformer, **options.lora.model_dump())
     return MultitaskModel(encoder, heads, targets, runtime)
 
 
 def _head_spec(params: Params, name: str, target: Target) -> HeadSpec:
-    task = params.tasks[name]
-    return HeadSpec(task.head, target, target.outputs_for(task.loss), task.dropout, task.head_options.given())
+    task, sharing = params.tasks[name], params.sharing
+    options = task.head_options.given()
+    if name in sharing.tasks:  # also where the task is trained alone, before it shares
+        if sharing.layer in ("projection", "both"):
+            options["projection"] = True
+        if sharing.layer in ("fusion", "both"):
+            options["depth"] = max(1, options.get("depth", 1))
+    return HeadSpec(task.head, target, target.outputs_for(task.loss), task.dropout, options)
 
 
 def save_model(model: MultitaskModel, folder: str | Path, about: dict[str, Any]) -> None:
@@ -91,8 +132,21 @@ def save_heads(model: MultitaskModel, tasks: list[str], folder: str | Path) -> N
 
 
 def load_heads(model: MultitaskModel, folder: str | Path) -> None:
-    """Puts the heads in heads.safetensors, if there is such a file, into `model`; its other heads stay as they are."""
+    """Puts the heads in heads.safetensors, if there is such a file, into `model`; its other heads stay as they are.
+
+    Raises:
+        UserError: if a head in the file is not of the shape that the model's is.
+    """
     path = Path(folder) / "heads.safetensors"
-    if path.exists():
-        _, unexpected = model.heads.load_state_dict(load_file(path), strict=False)
-        assert not unexpected, unexpected
+    if not path.exists():
+        return
+    saved = load_file(path)
+    for task in dict.fromkeys(name.partition(".")[0] for name in saved):
+        found = {name.partition(".")[2]: value for name, value in saved.items() if name.startswith(f"{task}.")}
+        own = model.heads[task].state_dict() if task in model.heads else {}
+        if {name: value.shape for name, value in found.items()} != {name: value.shape for name, value in own.items()}:
+            raise UserError(
+                f"{path}: the head of task {task} there is not the one that params ask for: they must have the same "
+                f"tasks.{task}.head and head_options, and the same sharing, in prefinetune and in every member"
+            )
+        model.heads[task].load_state_dict(found)

@@ -67,7 +67,9 @@ def _member(raw: dict[str, Any], params: Params, name: str, path: str) -> Params
         for key, value in block.items():
             if group == "tasks" and key not in params.tasks:
                 raise UserError(f"{path}: {at}.tasks.{key}: no such task, expected one of {', '.join(params.tasks)}")
-            inner = [f"{key}.{name}" for name in FIXED_IN_TASKS if group == "tasks" and name in (value or {})]
+            if group == "tasks" and not isinstance(value, dict):
+                raise UserError(f"{path}: {at}.tasks.{key}: found {value!r}, expected a block such as {{dropout: 0.3}}")
+            inner = [f"{key}.{name}" for name in FIXED_IN_TASKS if group == "tasks" and name in value]
             for name in [key] if f"{group}.{key}" in PREPARED else inner:
                 raise UserError(
                     f"{path}: {at}.{group}.{name}: can't differ between members; set {group}.{name} for all of them"
@@ -76,8 +78,10 @@ def _member(raw: dict[str, Any], params: Params, name: str, path: str) -> Params
 
 
 def _check_answers(answers: Any, params: Params, at: str) -> None:
-    if not isinstance(answers, list) or not answers or any(name not in params.tasks for name in answers):
-        raise UserError(f"{at}: found {answers!r}, expected a list of tasks out of {', '.join(params.tasks)}")
+    tasks = list(params.tasks)
+    known = isinstance(answers, list) and all(name in tasks for name in answers)
+    if not known or not answers or len(set(answers)) < len(answers):
+        raise UserError(f"{at}: found {answers!r}, expected a list of tasks out of {', '.join(tasks)}, each once")
 
 
 def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +139,7 @@ def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
 
 
 def _message(item: dict[str, Any], raw: dict[str, Any], prefix: str) -> str:
-    keys = [str(key) for key in item["loc"] if not str(key).startswith("[")]
+    keys = [str(key) for key in item["loc"] if "[" not in str(key)]  # what pydantic calls the types of a union
     name = ".".join(([prefix] if prefix else []) + keys)
     if item["type"] == "extra_forbidden":
         return f"{name}: unknown param; {_nearest(item['loc'])}"

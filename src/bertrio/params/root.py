@@ -81,13 +81,14 @@ class Params(Group):
             "data.split.tasks": self.data.split.tasks,
             "schedule.tasks": self.trains,
             "weighting.weights": self.weighting.weights,
+            "schedule.first": self.schedule.first,
             "smart.tasks": self.smart.tasks or (),
             "bregman.tasks": self.bregman.tasks or (),
             "r_drop.tasks": self.r_drop.tasks or (),
         }
         return [
             *[_not_in(param, name, self.tasks, known) for param, names in named.items() for name in names],
-            _not_in("prefinetune.task", self.prefinetune.task, self.tasks, known) if self.prefinetune.epochs else None,
+            _not_in("prefinetune.task", self.prefinetune.task, self.tasks, known),
             _not_in("finetune.select", self.finetune.select, select, ", ".join(select)),
             *[
                 f"tasks.{name}: is a word of its own here; call the task otherwise"
@@ -99,6 +100,7 @@ class Params(Group):
             else None,
             *self.sharing.problems(self.tasks),
             *self._schedule_problems(),
+            *self._technique_problems(),
             *self._source_problems(),
         ]
 
@@ -117,11 +119,57 @@ class Params(Group):
                 for name in own_epochs
                 if self.schedule.name != "sequential"
             ],
-            f"surgery.method: found {self.surgery.method}, but it acts on the encoder's gradients, and encoder.frozen "
-            "leaves none; use none"
-            if self.encoder.frozen and self.surgery.method != "none"
+            *[
+                f"{param}: task {name} does not train; expected some of {', '.join(trains)}"
+                for param, names in (("schedule.first", self.schedule.first), ("tasks.NAME.epochs", own_epochs))
+                for name in names
+                if name in self.tasks and name not in trains
+            ],
+        ]
+
+    def _technique_problems(self) -> list[str | None]:
+        trains, surgery = self.trains, self.surgery
+        on = {"smart": self.smart.strength, "bregman": self.bregman.mu, "r_drop": self.r_drop.alpha}
+        apart = {
+            f"surgery.method: found {surgery.method}": surgery.method != "none",
+            "surgery.log_conflicts: found true": surgery.log_conflicts,
+        }
+        return [
+            *[
+                f"{what}, but it takes a step of several tasks: it needs schedule.name joint and two or more tasks "
+                f"that train, found {self.schedule.name} and {', '.join(trains)}"
+                for what, is_on in apart.items()
+                if is_on and (self.schedule.name != "joint" or len(trains) < 2)
+            ],
+            *[
+                f"{what}, but it acts on the encoder's gradients, and encoder.frozen leaves none"
+                for what, is_on in apart.items()
+                if is_on and self.encoder.frozen
+            ],
+            *[
+                f"encoder.frozen: leaves task {name} nothing to learn: head cosine has weights of its own only with "
+                "head_options.projection true"
+                for name in dict.fromkeys([*trains, *([self.prefinetune.task] if self.prefinetune.epochs else [])])
+                if self.encoder.frozen and name in self.tasks and not self._learns(name)
+            ],
+            *[
+                f"{name}.tasks: found {chosen}, expected one or more of the tasks that train: {', '.join(trains)}"
+                for name, chosen in ((name, getattr(self, name).tasks) for name, weight in on.items() if weight)
+                if chosen is not None and not (chosen and set(chosen) <= set(trains))
+            ],
+            "weighting.weights: only weighting.method fixed reads it; leave it {} with uncertainty"
+            if self.weighting.weights and self.weighting.method != "fixed"
+            else None,
+            "bregman.momentum: found 0, which makes the teacher the model itself, and no penalty; the paper has 0.99"
+            if self.bregman.mu and self.bregman.momentum == 0 and not self.bregman.late_momentum
             else None,
         ]
+
+    def _learns(self, name: str) -> bool:
+        """Whether the head of task `name` has weights."""
+        shares = self.sharing.layer in ("projection", "both") and name in self.sharing.tasks
+        task = self.tasks[name]
+        return task.head != "cosine" or bool(task.head_options.projection) or shares
 
     def _source_problems(self) -> list[str | None]:
         if self.data.source not in ("files", "hub"):

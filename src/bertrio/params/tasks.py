@@ -60,7 +60,7 @@ class LossOptions(Options):
     alpha: Positive | None = None
     scale: Literal["raw", "unit"] | None = None
     threshold: Real | None = None
-    margin: Annotated[Real, Field(ge=-1, le=1)] | None = None
+    margin: Annotated[Real, Field(ge=-1, lt=1)] | None = None
     temperature: Positive | None = None
 
 
@@ -104,9 +104,9 @@ class TaskParams(Group):
             return f"loss {self.loss} reads a cosine: it needs encoding bi and head cosine, found head {self.head}"
         if self.loss == "siamese_softmax" and self.head == "cosine":
             return "loss siamese_softmax needs two outputs, and head cosine has one: use bce, or another head"
-        cut = self.loss_options.threshold
-        if cut is not None and self.range is not None and not self.range[0] < cut <= self.range[1]:
-            return f"loss_options.threshold: found {cut}, expected a label within range {list(self.range)}"
+        cut, (low, high) = self.loss_options.threshold, self.range or (0, 1)
+        if cut is not None and not low < cut <= high:
+            return f"loss_options.threshold: found {cut}, expected a label above {low} and up to {high}"
         return None
 
     def _head_problem(self) -> str | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from bertrio.params.base import Count, Group, NotNegative, Positive, Rate, Real, Whole
+from bertrio.params.base import Count, Group, NotNegative, Positive, Real, Share, Whole
 
 SAMPLED = ("joint", "round_robin", "annealed", "temperature")  # schedules that read `until`
 
@@ -14,6 +15,7 @@ SAMPLED = ("joint", "round_robin", "annealed", "temperature")  # schedules that 
 class ScheduleParams(Group):
     name: Literal["joint", "sequential", "per_epoch", "round_robin", "annealed", "temperature"]
     tasks: Annotated[list[str], Field(min_length=1)] | None
+    first: dict[str, Count]
     until: str | Annotated[list[str], Field(min_length=1)]
     steps: Count | None
     temperature: Annotated[Real, Field(ge=1)]
@@ -51,13 +53,19 @@ class SurgeryParams(Group):
     log_conflicts: bool
 
 
+def _norm_name(value: Any) -> Any:
+    """`dvc exp run -S smart.norm=inf` writes a float of YAML, and `=2` a number."""
+    numbers = not isinstance(value, bool) and isinstance(value, (int, float))
+    return {2.0: "2", math.inf: "inf"}.get(float(value), value) if numbers else value
+
+
 class SmartParams(Group):
     strength: NotNegative = Field(alias="lambda")
     tasks: list[str] | None
     eta: NotNegative
     sigma: NotNegative
     radius: Positive
-    norm: Literal["inf", "2"]
+    norm: Annotated[Literal["inf", "2"], BeforeValidator(_norm_name)]
     steps: Annotated[Whole, Field(ge=0)]
     projection: Literal["ball", "rescale"]
     guard: Positive
@@ -66,8 +74,8 @@ class SmartParams(Group):
 class BregmanParams(Group):
     mu: NotNegative
     tasks: list[str] | None
-    momentum: Rate
-    late_momentum: Rate | None
+    momentum: Share
+    late_momentum: Share | None
 
 
 class RDropParams(Group):

@@ -118,7 +118,8 @@ class Smart:
             embeddings: what goes in as `inputs_embeds`: [B, T, H], for one text or two that are encoded apart.
             masks: [B, T] for each of the embeddings, 0 at padding.
             outputs: [B, size], of the clean pass; with its graph, or the gradient is half of what it should be.
-            divergence: of the task's target.
+            divergence: of the task's target; or, where the rows of several tasks go through together, one number for
+                each. A row's noise follows from its own task's alone, and the penalty is one number for each as well.
 
         Raises:
             ValueError: if the masks do not fit the embeddings.
@@ -147,7 +148,7 @@ class Smart:
             noise = tuple(self._project(delta) for delta in noise)
         for _ in range(self.steps):
             noise = tuple(delta.requires_grad_() for delta in noise)
-            gradients = torch.autograd.grad(divergence(forward(_add(constants, noise)), outputs), noise)
+            gradients = torch.autograd.grad(divergence(forward(_add(constants, noise)), outputs).sum(), noise)
             noise = tuple(self._step(delta.detach(), *of) for delta, *of in zip(noise, gradients, masks))
         return noise
 

@@ -9,6 +9,7 @@ import torch
 
 from bertrio.data.batches import BatchStream, Rows
 from bertrio.data.table import read_table
+from bertrio.data.tokens import TokenCache
 from bertrio.errors import UserError
 from bertrio.losses import Loss, build_loss
 from bertrio.model.tokenizer import load_tokenizer
@@ -22,6 +23,8 @@ Split = dict[str, Rows]  # rows by task
 def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: str | Path) -> Split:
     """The rows of split `name` of every task; a task whose test split is empty is left out.
 
+    What the tokenizer makes of them is kept in a folder `tokens` beside `splits`, for the stages that read them next.
+
     Raises:
         UserError: if a task has no training or dev rows.
     """
@@ -31,7 +34,8 @@ def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: 
         path = Path(splits) / task.name / f"{name}.parquet"
         frame = read_table(path)
         if len(frame):
-            split[task.name] = Rows(frame, task, tokenizer, params.encoder.max_length)
+            cache = TokenCache(path, Path(tokenizer_folder), Path(splits).parent / "tokens" / task.name)
+            split[task.name] = Rows(frame, task, tokenizer, params.encoder.max_length, cache)
         elif name != "test":
             raise UserError(f"{path}: found no rows; see data.split for how rows are shared out")
     return split
@@ -77,7 +81,8 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
         steps=options.steps,
         temperature=options.temperature,
     )
-    return build_plan(options.name, sizes, generator(params.runtime.seed, "schedule"))
+    first = [[(task,)] * sizes.batches[task] for task, epochs in options.first.items() for _ in range(epochs)]
+    return first + build_plan(options.name, sizes, generator(params.runtime.seed, "schedule"))
 
 
 def build_losses(train: Split, params: Params) -> dict[str, Loss]:

@@ -15,7 +15,7 @@ from bertrio.files import whole_file, write_json
 from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
 from bertrio.params import Params, build_tasks
 from bertrio.runtime import Runtime
-from bertrio.training.build import build_trainer
+from bertrio.training.build import build_trainer, fine_enough
 from bertrio.training.data import Split, hold_out, load_split
 from bertrio.training.loop import EpochLog, Trainer, infer
 
@@ -95,6 +95,7 @@ def finetune(
         train, scored["holdout"] = hold_out(train, params.finetune.holdout_fraction, params.runtime.seed)
     if params.finetune.train_metrics:
         scored["train"] = train
+    runtime = fine_enough(params, runtime)
     model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
     load_heads(model, inputs.prefinetuned)
     trainer, kept = build_trainer(params, model, {task: train[task] for task in params.trains})

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bertrio.combining.gradients import TaskGradients, conflict_rows
 from bertrio.console import progress
-from bertrio.data.batches import Batch, BatchStream, Rows
+from bertrio.data.batches import Batch, BatchStream, Rows, matched_batches
 from bertrio.errors import UserError
 from bertrio.model.multitask import MultitaskModel
 from bertrio.params import OptimizerParams
@@ -118,22 +118,27 @@ class Trainer:
     def _step(self, tasks: tuple[str, ...], step: int) -> dict[str, float]:
         """One update from one batch of each of `tasks`, their losses summed unless surgery combines them otherwise.
 
-        Each objective runs backward before the next forward pass, which adds up to the gradient of the sum and holds
-        the activations of one task at a time.
+        The batches are picked of like length, and without surgery tasks with the same regularizers share a pass of the
+        encoder. Each group runs backward before the next one's pass, which adds up to the gradient of the sum and holds
+        the activations of one group at a time.
         """
         told = {}
-        for task in tasks:
-            batch = next(self.streams[task]).to(self.model.runtime.device)
-            parts = self.objective(batch)
-            told.update(self._told(batch, parts, step))
-            parts.total.backward()
+        matched = dict(zip(tasks, matched_batches([self.streams[task] for task in tasks])))
+        for group in self.objective.groups(tasks) if self._gradients is None else [[task] for task in tasks]:
+            batches = [matched[task].to(self.model.runtime.device) for task in group]
+            parts = self.objective(*batches)
+            for batch, part in zip(batches, parts):
+                told.update(self._told(batch, part, step))
+                self.rows_seen += len(batch.rows)
+            sum(part.total for part in parts).backward()
             if self._gradients is not None:
-                self._gradients.take(task)
-            self.rows_seen += len(batch.rows)
+                self._gradients.take(*group)
         if self._gradients is not None:
             self._combine(step)
         if self.penalty is not None:
-            self.penalty([p for p in self.model.parameters() if p.grad is not None]).backward()
+            penalty = self.penalty([p for p in self.model.parameters() if p.grad is not None])
+            if penalty.requires_grad:  # none of those that it is for may have taken part
+                penalty.backward()
         clip_gradients(self.model, self.optimizer_params.max_grad_norm)
         self.optimizer.step()
         self.lr_schedule.step()

@@ -196,7 +196,9 @@ def _fit(
 ) -> None:
     options, seed = params.mlm, params.runtime.seed
     optimizer = build_optimizer(model, params.optimizer, options.lr * params.encoder.lr_factor)
-    lr_schedule = build_lr_schedule(optimizer, params.optimizer, total)
+    per_epoch = math.ceil(len(train) / options.batch_size)
+    ends = [per_epoch * (epoch + 1) for epoch in range(options.epochs)]
+    lr_schedule = build_lr_schedule(optimizer, params.optimizer, total, ends)
     order_of, masks_of = generator(seed, "mlm order"), generator(seed, "mlm masks")
     order = np.empty(0, dtype=np.int64)
     model.train()

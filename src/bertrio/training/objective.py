@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from bertrio.combining.weighting import Fixed
 from bertrio.data.batches import Batch
 from bertrio.losses import Loss
-from bertrio.model.multitask import MultitaskModel
+from bertrio.model.multitask import Block, MultitaskModel
 from bertrio.params import Params
 from bertrio.regularizers.bregman import Bregman
-from bertrio.regularizers.divergences import DIVERGENCES, Divergence
+from bertrio.regularizers.divergences import DIVERGENCES
 from bertrio.regularizers.r_drop import r_drop
 from bertrio.regularizers.smart import Smart
 from bertrio.runtime import generator
@@ -23,40 +24,62 @@ from bertrio.tasks import HeadOutput
 
 @dataclass(frozen=True)
 class Pass:
-    """One clean pass over a batch, and the ways in which regularizers repeat it.
+    """One clean pass over the batches of a block, and the ways in which regularizers repeat it.
+
+    Regularizers see the outputs of all batches as one flat tensor, and divergences of it as one number a batch, [K].
 
     Attributes:
-        embeddings: word embeddings of each of the batch's inputs, [B, T, H].
-        output: what the head made of them.
+        embeddings: word embeddings of all texts of the block, [N, T, H].
+        clean: what the heads made of them.
         state: of the dropout generator before the pass.
-        divergence: how far apart two outputs of this task are.
     """
 
     model: MultitaskModel
-    batch: Batch
-    embeddings: tuple[Tensor, ...]
-    output: HeadOutput
+    block: Block
+    embeddings: Tensor
+    clean: list[HeadOutput]
     state: Tensor
-    divergence: Divergence
 
-    def from_embeddings(self, embeddings: tuple[Tensor, ...]) -> Tensor:
-        """The outputs for other embeddings, under the dropout masks of the clean pass."""
+    @property
+    def outputs(self) -> Tensor:
+        """The clean outputs, flat."""
+        return flat(self.clean)
+
+    @property
+    def mask(self) -> Tensor:
+        """The attention mask of the block, [N, T]."""
+        return self.block.tokens["attention_mask"]
+
+    def divergence(self, outputs: Tensor, others: Tensor) -> Tensor:
+        """How far apart two flat outputs are, by the divergence of each batch's target: [K]."""
+        shapes = [output.outputs.shape for output in self.clean]
+        parts = zip(*[of.split([shape.numel() for shape in shapes]) for of in (outputs, others)])
+        targets = [self.model.targets[task] for task, _ in self.block.layout]
+        return torch.stack(
+            [
+                DIVERGENCES[target.divergence](one.view(shape), other.view(shape))
+                for target, shape, (one, other) in zip(targets, shapes, parts)
+            ]
+        )
+
+    def from_embeddings(self, embeddings: Sequence[Tensor]) -> Tensor:
+        """The outputs for other embeddings (one tensor), under the dropout masks of the clean pass."""
         with self.model.runtime.replayed(self.state):
-            return self.model.from_embeddings(self.batch.task, embeddings, self.batch.inputs).outputs
+            return flat(self.model.from_embeddings(*embeddings, self.block))
 
     def by(self, model: MultitaskModel) -> Tensor:
-        """The outputs of another model for this batch, under the dropout masks of the clean pass."""
-        with self.model.runtime.replayed(self.state):
-            return model(self.batch.task, self.batch.inputs).outputs
+        """The outputs of another model for the block, under the dropout masks of the clean pass."""
+        with self.model.runtime.replayed(self.state), torch.no_grad():
+            return flat(model.from_embeddings(model.embed(self.block.tokens), self.block))
 
     def again(self) -> Tensor:
         """The outputs under fresh dropout masks."""
-        return self.model.from_embeddings(self.batch.task, self.embeddings, self.batch.inputs).outputs
+        return flat(self.model.from_embeddings(self.embeddings, self.block))
 
-    @property
-    def masks(self) -> tuple[Tensor, ...]:
-        """The attention mask of each of the batch's inputs, [B, T]."""
-        return tuple(tokens["attention_mask"] for tokens in self.batch.inputs)
+
+def flat(outputs: Sequence[HeadOutput]) -> Tensor:
+    """The outputs of several batches, each [B, size], one after the other in one dimension."""
+    return torch.cat([output.outputs.reshape(-1) for output in outputs])
 
 
 class Term(NamedTuple):
@@ -64,7 +87,7 @@ class Term(NamedTuple):
 
     weight: float
     tasks: frozenset[str]
-    compute: Callable[[Pass], Tensor]
+    compute: Callable[[Pass], Tensor]  # [K], one a batch
 
 
 class Parts(NamedTuple):
@@ -94,18 +117,38 @@ class Objective:
     weighting: nn.Module = field(default_factory=lambda: Fixed({}))
     terms: Mapping[str, Term] = field(default_factory=dict)
 
-    def __call__(self, batch: Batch) -> Parts:
-        """The parts for one batch on the model's device."""
+    def __call__(self, *batches: Batch) -> list[Parts]:
+        """The parts for each of the batches, which share one pass of the encoder and the same terms.
+
+        Args:
+            batches: on the model's device, of different tasks; several only as `groups` puts them together.
+        """
         state = self.model.runtime.random_state()
-        embeddings = tuple(self.model.embed(tokens) for tokens in batch.inputs)
-        output = self.model.from_embeddings(batch.task, embeddings, batch.inputs)
+        block = Block.of([(batch.task, batch.inputs) for batch in batches])
+        embeddings = self.model.embed(block.tokens)
+        outputs = self.model.from_embeddings(embeddings, block)
+        clean = Pass(self.model, block, embeddings, outputs, state)
+        penalties = {name: self.terms[name].compute(clean) for name in self._terms_of(batches[0].task)}
+        return [
+            self._parts(batch, output, {name: of[place] for name, of in penalties.items()})
+            for place, (batch, output) in enumerate(zip(batches, outputs))
+        ]
+
+    def _parts(self, batch: Batch, output: HeadOutput, penalties: dict[str, Tensor]) -> Parts:
         loss = total = self.losses[batch.task](output, batch.labels)
-        divergence = DIVERGENCES[self.model.targets[batch.task].divergence]
-        clean = Pass(self.model, batch, embeddings, output, state, divergence)
-        penalties = {name: term.compute(clean) for name, term in self.terms.items() if batch.task in term.tasks}
         for name, penalty in penalties.items():
             total = total + self.terms[name].weight * penalty
         return Parts(self.weighting(batch.task, total), loss, penalties)
+
+    def groups(self, tasks: Sequence[str]) -> list[list[str]]:
+        """The tasks of a step, those with the same regularizers together: one pass does for each group."""
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for task in tasks:
+            groups.setdefault(self._terms_of(task), []).append(task)
+        return list(groups.values())
+
+    def _terms_of(self, task: str) -> tuple[str, ...]:
+        return tuple(name for name, term in self.terms.items() if task in term.tasks)
 
 
 def smart_term(params: Params) -> Term | None:
@@ -126,7 +169,7 @@ def smart_term(params: Params) -> Term | None:
     return Term(
         options.strength,
         _tasks(options.tasks, params.trains),
-        lambda of: smart(of.from_embeddings, of.embeddings, of.masks, of.output.outputs, of.divergence),
+        lambda of: smart(of.from_embeddings, (of.embeddings,), (of.mask,), of.outputs, of.divergence),
     )
 
 
@@ -137,7 +180,7 @@ def bregman_term(params: Params, bregman: Bregman | None) -> Term | None:
     return Term(
         params.bregman.mu,
         _tasks(params.bregman.tasks, params.trains),
-        lambda of: bregman(of.by(bregman.teacher.model), of.output.outputs, of.divergence),
+        lambda of: bregman(of.by(bregman.teacher.model), of.outputs, of.divergence),
     )
 
 
@@ -148,7 +191,7 @@ def r_drop_term(params: Params) -> Term | None:
     return Term(
         params.r_drop.alpha,
         _tasks(params.r_drop.tasks, params.trains),
-        lambda of: r_drop(of.output.outputs, of.again(), of.divergence),
+        lambda of: r_drop(of.outputs, of.again(), of.divergence),
     )
 
 

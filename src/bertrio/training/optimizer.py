@@ -51,7 +51,8 @@ def build_optimizer(
 
 
 def layers_below_heads(model: nn.Module) -> dict[str, int]:
-    """How far below the heads each parameter lies: 0 for heads and pooler, 1 for the last layer, L + 1 for embeddings.
+    """How far below the heads each parameter lies: 0 for heads, pooler and a last norm, 1 for the last layer, L + 1 for
+    embeddings.
 
     This is the order of layer-wise rate decay in Sun et al. 2019, "How to Fine-Tune BERT for Text Classification?",
     section 5.3.3. A layer is told by the first number in the parameter's name (`encoder.transformer.encoder.layer.3.`).
@@ -59,14 +60,15 @@ def layers_below_heads(model: nn.Module) -> dict[str, int]:
     Returns:
         A number for each name in `model.named_parameters()`.
     """
+    body = f"{getattr(model, 'base_model_prefix', 'encoder')}."  # what masked-language models call it
     names = [name for name, _ in model.named_parameters()]
-    numbers = {name: re.search(r"\.(\d+)\.", name) for name in names if name.startswith("encoder.")}
+    numbers = {name: re.search(r"\.(\d+)\.", name) for name in names if name.startswith(body)}
     layers = 1 + max((int(found[1]) for found in numbers.values() if found), default=-1)
 
     def below(name: str) -> int:
-        if not name.startswith("encoder.") or ".pooler." in name:
-            return 0
-        return layers - int(numbers[name][1]) if numbers[name] else layers + 1
+        if numbers.get(name):
+            return layers - int(numbers[name][1])
+        return layers + 1 if name.startswith(body) and "embed" in name else 0
 
     return {name: below(name) for name in names}
 

@@ -39,8 +39,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     from bertrio.training.objective import Objective
 
     name = options.task
-    own = params.sharing.model_copy(update={"layer": "none"})  # one task alone shares with none
-    params = params.model_copy(update={"tasks": {name: params.tasks[name]}, "sharing": own})
+    params = params.model_copy(update={"tasks": {name: params.tasks[name]}})
     runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
     model = build_model(params, encoder, runtime)
     train, dev = (load_split(params, split, splits, tokenizer) for split in ("train", "dev"))

@@ -1,0 +1,396 @@
+import pandas as pd
+import pytest
+import torch
+
+from bertrio.errors import UserError
+from bertrio.evaluation.predictions import read_predictions
+from bertrio.files import read_json
+from bertrio.model.multitask import build_model, load_heads
+from bertrio.params import merged
+from bertrio.regularizers.bregman import Bregman
+from bertrio.runtime import Runtime, set_up
+from bertrio.training import build
+from bertrio.training.build import build_trainer, fine_enough, weight_penalty
+from bertrio.training.data import load_split
+from bertrio.training.finetune import Inputs, finetune, predict
+
+TASKS = ("sst", "qqp", "sts")
+NOISY = {
+    "encoder": {"dropout": 0.1, "attention_dropout": 0.1},
+    "tasks": {name: {"dropout": 0.2} for name in TASKS},
+}
+BI = {"qqp": {"encoding": "bi", "head": "siamese"}, "sts": {"encoding": "bi", "head": "siamese"}}
+TECHNIQUES = {
+    "plain": {},
+    "smart": {"smart": {"lambda": 5, "sigma": 0.1, "radius": 0.1}},
+    "bregman": {"bregman": {"mu": 1, "momentum": 0.5}},
+    "r_drop": {"r_drop": {"alpha": 1}},
+    "penalties": {"penalties": {"l1": 1e-3, "l2": 1e-3}},
+    "pcgrad": {"surgery": {"method": "pcgrad"}},
+    "upgrad": {"surgery": {"method": "upgrad", "reduction": "mean"}},
+    "uncertainty": {"weighting": {"method": "uncertainty", "lr": 0.05}},
+    "weights": {"weighting": {"weights": {"qqp": 0.3}}},
+    "ema": {"finetune": {"ema": 0.9}},
+    "temperature": {"schedule": {"name": "temperature", "temperature": 2.0}},
+    "annealed": {"schedule": {"name": "annealed", "until": ["sst", "sts"]}},
+    "round_robin": {"schedule": {"name": "round_robin"}},
+    "cap": {"schedule": {"cap": 20, "redraw": True}},
+    "proportional": {"schedule": {"batch_sizes": "proportional", "base_batch": 12}},
+    "layer_decay": {"optimizer": {"layer_decay": 0.5}},
+    "lora": {"encoder": {"lora": {"rank": 2}}},
+    "sharing": {"tasks": BI, "sharing": {"layer": "both"}},
+}
+
+
+def setting(workspace, *groups, seed=1):
+    """Params, model and training rows; later groups of overrides win within a block."""
+    together = {"runtime": {"seed": seed}}
+    for overrides in (NOISY, *groups):
+        together = merged(together, overrides)
+    params = workspace.params(**together)
+    model = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
+    rows = load_split(params, "train", "data/splits", "models/tokenizer")
+    return params, model, {task: rows[task] for task in params.trains}
+
+
+def weights_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def changed_names(model, before):
+    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+
+
+def trained(workspace, *groups, seed=1, steps=3):
+    """The weights of model and scored model after a few steps."""
+    params, model, train = setting(workspace, *groups, {"finetune": {"max_steps": steps}}, seed=seed)
+    trainer, scored = build_trainer(params, model, train)
+    list(trainer.run("test"))
+    return weights_of(model), weights_of(scored)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("technique", TECHNIQUES)
+def test_two_trainings_give_the_same_weights_and_another_seed_others(workspace, technique):
+    one, again, other = (trained(workspace, TECHNIQUES[technique], seed=seed) for seed in (1, 1, 2))
+    assert same(one[0], again[0]) and same(one[1], again[1])
+    assert not same(one[0], other[0])
+
+
+# ema: the trained weights are those of plain training, by intent
+@pytest.mark.parametrize("technique", sorted(set(TECHNIQUES) - {"plain", "ema", "layer_decay", "lora", "sharing"}))
+def test_each_technique_changes_what_is_learnt(workspace, technique):
+    assert not same(trained(workspace)[0], trained(workspace, TECHNIQUES[technique])[0])
+
+
+def test_everything_at_once_trains_and_is_deterministic(workspace):
+    all_of_it = {
+        "encoder": {"lora": {"rank": 2}, "pooling": "cls"},
+        "tasks": BI,
+        "sharing": {"layer": "fusion"},
+        "smart": {"lambda": 5, "tasks": ["sst", "sts"]},
+        "bregman": {"mu": 1, "momentum": 0.9},
+        "r_drop": {"alpha": 0.5},
+        "penalties": {"l1": 1e-4, "l2": 1e-4},
+        "weighting": {"method": "uncertainty"},
+        "surgery": {"method": "pcgrad", "log_conflicts": True},
+        "finetune": {"ema": 0.9},
+        "optimizer": {"layer_decay": 0.9, "lr_schedule": "cosine"},
+    }
+    one, two = (trained(workspace, all_of_it, steps=2) for _ in range(2))
+    assert same(one[0], two[0]) and same(one[1], two[1])
+    assert all(value.isfinite().all() for value in one[0].values())
+
+
+@pytest.mark.parametrize("trains", [["qqp"], ["sts", "sst"]])
+def test_heads_of_tasks_that_do_not_train_stay_exactly_as_built(workspace, trains):
+    params, model, train = setting(
+        workspace,
+        {
+            "schedule": {"tasks": trains, "until": "longest"},
+            "optimizer": {"weight_decay": 0.5},
+            "penalties": {"l2": 0.1},
+        },
+    )
+    before = weights_of(model)
+    trainer, _ = build_trainer(params, model, train)
+    log = next(trainer.run("test"))
+    changed = {".".join(name.split(".")[:2]) for name in changed_names(model, before) if name.startswith("heads.")}
+    assert changed == {f"heads.{task}" for task in trains}
+    assert list(log.losses) == trains
+
+
+def run(params, name):
+    runtime = set_up(**params.runtime.model_dump())
+    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", f"{name}/h.csv", f"{name}/conflicts.csv")
+
+
+def test_a_single_task_run_scores_and_predicts_all_tasks_with_untrained_heads(workspace):
+    params = workspace.params(schedule={"tasks": ["qqp"]}, finetune={"select": "qqp"})
+    timing = run(params, "a")
+    assert timing["steps"] == 16  # two epochs of 60 rows in batches of 8; `until` stays at its default, sst
+    history = pd.read_csv("a/h.csv")
+    assert [column for column in history if column.startswith("train_loss")] == ["train_loss_qqp"]
+    assert history[["dev_sst_accuracy", "dev_qqp_accuracy", "dev_overall_mean"]].notna().all(axis=None)
+    assert set(read_predictions("a/out/predictions.parquet")["task"]) == set(TASKS)
+    saved = build_model(params, "a/model/encoder", set_up(5, "cpu", "float32"))
+    load_heads(saved, "a/model")
+    fresh = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
+    for task in TASKS:
+        unchanged = torch.equal(saved.heads[task].output.weight, fresh.heads[task].output.weight)
+        assert unchanged == (task != "qqp")
+
+
+def test_sequential_training_trains_each_task_for_its_own_epochs(workspace):
+    params, model, train = setting(
+        workspace,
+        {
+            "schedule": {"name": "sequential", "tasks": ["sts", "qqp", "sst"]},
+            "tasks": {"sts": {"epochs": 1}, "qqp": {"epochs": 3}},
+        },
+    )
+    trainer, _ = build_trainer(params, model, train)
+    assert [list(log.losses) for log in trainer.run("test")] == [["sts"], *[["qqp"]] * 3, *[["sst"]] * 2]
+
+
+def test_the_moving_average_is_what_is_scored_and_training_goes_on_unaffected(workspace):
+    params, model, train = setting(workspace, {"finetune": {"ema": 0.75, "lr": 0.01}})
+    start = {name: value.double() for name, value in model.named_parameters()}
+    by_hand = {name: value.detach().clone() for name, value in start.items()}
+    trainer, scored = build_trainer(params, model, train)
+    assert scored is not model
+    model.train()
+    for step in (1, 2):
+        trainer._step(TASKS, step)
+        for name, value in model.named_parameters():
+            by_hand[name] = 0.75 * by_hand[name] + 0.25 * value.detach().double()
+    for name, value in scored.named_parameters():
+        torch.testing.assert_close(value.double(), by_hand[name], rtol=1e-5, atol=1e-7)
+        assert not value.requires_grad
+    without = trained(workspace, {"finetune": {"lr": 0.01}})
+    assert same(without[0], trained(workspace, {"finetune": {"ema": 0.75, "lr": 0.01}})[0])
+    assert same(*without), "without it, the trained model is the scored one"
+
+
+def test_the_average_is_what_fine_tuning_saves_and_predicts_with(workspace):
+    run(workspace.params(finetune={"ema": 0.9, "select": "last", "lr": 0.01}), "average")
+    run(workspace.params(finetune={"select": "last", "lr": 0.01}), "plain")
+    params = workspace.params(finetune={"ema": 0.9, "select": "last", "lr": 0.01})
+    model = build_model(params, "models/prefinetuned/encoder", set_up(**params.runtime.model_dump()))
+    rows = load_split(params, "train", "data/splits", "models/tokenizer")
+    trainer, scored = build_trainer(params, model, rows)
+    list(trainer.run("test"))
+    saved = {}
+    for name in ("average", "plain"):
+        saved[name] = build_model(params, f"{name}/model/encoder", set_up(1, "cpu", "float32"))
+        load_heads(saved[name], f"{name}/model")
+    assert same(weights_of(saved["average"]), weights_of(scored))
+    assert same(weights_of(saved["plain"]), weights_of(model))
+
+
+@pytest.mark.parametrize(("max_steps", "total"), [(None, 16), (5, 5), (99, 16)])
+def test_the_teacher_is_a_copy_that_moves_after_every_step_of_the_run(workspace, monkeypatch, max_steps, total):
+    made, moved = [], []
+
+    class Watched(Bregman):
+        def __init__(self, *of):
+            super().__init__(*of)
+            made.append(self)
+
+        def update(self, model, step):
+            moved.append(step)
+            before = {name: value.double().clone() for name, value in self.teacher.state_dict().items()}
+            super().update(model, step)
+            beta, now = self.momentum_at(step), model.state_dict()
+            for name, value in self.teacher.state_dict().items():
+                expected = beta * before[name] + (1 - beta) * now[name].double()
+                torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-7)
+
+    monkeypatch.setattr(build, "Bregman", Watched)
+    params, model, train = setting(
+        workspace, {"bregman": {"mu": 1, "momentum": 0.5, "late_momentum": 0.9}, "finetune": {"max_steps": max_steps}}
+    )
+    start = weights_of(model)
+    trainer, _ = build_trainer(params, model, train)
+    (bregman,) = made
+    assert bregman.total_steps == total
+    assert same(start, bregman.teacher.state_dict())
+    logs = list(trainer.run("test"))
+    assert moved == list(range(1, total + 1))
+    assert all(parameter.grad is None for parameter in bregman.teacher.model.parameters())
+    assert all(logs[-1].losses[f"bregman_{task}"] > 0 for task in TASKS)
+
+
+def test_log_variances_are_learnt_without_weight_decay_at_a_rate_of_their_own(workspace):
+    params, model, train = setting(
+        workspace, {"weighting": {"method": "uncertainty", "lr": 0.05}, "optimizer": {"lr_schedule": "constant"}}
+    )
+    trainer, _ = build_trainer(params, model, train)
+    learnt = {id(w): task for task, w in trainer.objective.weighting.log_variances.items()}
+    groups = [group for group in trainer.optimizer.param_groups if learnt.keys() & {id(p) for p in group["params"]}]
+    (group,) = groups
+    assert {learnt[id(parameter)] for parameter in group["params"]} == set(TASKS)
+    assert group["weight_decay"] == 0.0 and group["initial_lr"] == 0.05
+    assert all(of["initial_lr"] == params.finetune.lr for of in trainer.optimizer.param_groups if of is not group)
+
+
+def test_a_task_that_is_absent_from_a_step_leaves_its_log_variance_untouched(workspace):
+    params, model, train = setting(
+        workspace, {"weighting": {"method": "uncertainty", "lr": 0.05}, "schedule": {"name": "round_robin"}}
+    )
+    trainer, _ = build_trainer(params, model, train)
+    model.train()
+    w = {task: value.item() for task, value in trainer.objective.weighting.log_variances.items()}
+    for step, task in enumerate((*TASKS, *TASKS), start=1):
+        trainer._step((task,), step)
+        now = {name: value.item() for name, value in trainer.objective.weighting.log_variances.items()}
+        assert [name for name in TASKS if now[name] != w[name]] == [task]
+        w = now
+
+
+def test_clipping_counts_the_model_alone_and_leaves_the_gradients_of_log_variances(workspace):
+    found = {}
+    for norm in (None, 1e-3):
+        params, model, train = setting(
+            workspace, {"weighting": {"method": "uncertainty"}, "optimizer": {"max_grad_norm": norm}}
+        )
+        trainer, _ = build_trainer(params, model, train)
+        trainer.optimizer.zero_grad = lambda **_: None
+        model.train()
+        trainer._step(TASKS, 1)
+        total = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm().item()
+        learnt = [w.grad.item() for w in trainer.objective.weighting.parameters()]
+        found[norm] = (total, learnt)
+    assert found[1e-3][0] == pytest.approx(1e-3, rel=1e-3) and found[None][0] > 0.1
+    assert found[1e-3][1] == found[None][1]
+
+
+def test_only_tasks_that_train_have_a_log_variance(workspace):
+    params, model, train = setting(
+        workspace, {"weighting": {"method": "uncertainty"}, "schedule": {"tasks": ["sts", "qqp"], "until": "longest"}}
+    )
+    trainer, _ = build_trainer(params, model, train)
+    assert set(trainer.objective.weighting.log_variances) == {"sts", "qqp"}
+
+
+def test_fixed_weights_scale_the_gradients_of_their_tasks(workspace):
+    found = {}
+    for weight in (1.0, 0.25):
+        params, model, train = setting(
+            workspace, {"weighting": {"weights": {"qqp": weight}}, "optimizer": {"max_grad_norm": None}}
+        )
+        trainer, _ = build_trainer(params, model, train)
+        trainer.optimizer.zero_grad = lambda **_: None
+        model.train()
+        told = trainer._step(TASKS, 1)
+        found[weight] = told, {task: model.heads[task].output.weight.grad.clone() for task in TASKS}
+    assert found[1.0][0] == found[0.25][0], "losses are told unweighted"
+    for task, factor in {"sst": 1.0, "qqp": 0.25, "sts": 1.0}.items():
+        torch.testing.assert_close(found[0.25][1][task], factor * found[1.0][1][task])
+
+
+@pytest.mark.parametrize("part", ["all", "encoder", "heads"])
+def test_penalties_have_the_gradient_of_their_equations_on_the_parameters_that_took_part(workspace, part):
+    params, model, _ = setting(workspace, {"penalties": {"l1": 0.01, "l2": 0.003, "parameters": part}})
+    inside = {id(p) for p in {"all": model, "encoder": model.encoder, "heads": model.heads}[part].parameters()}
+    live = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    took_part = [parameter for name, parameter in live.items() if "heads.sst" not in name]
+    penalty = weight_penalty(params, model)(took_part)
+    penalty.backward()
+    by_hand = 0.0
+    for name, parameter in live.items():
+        if "heads.sst" in name or id(parameter) not in inside:
+            assert parameter.grad is None, name
+            continue
+        w = parameter.detach().double()
+        by_hand += 0.01 * w.abs().sum().item() + 0.003 * w.square().sum().item()
+        torch.testing.assert_close(parameter.grad.double(), 0.01 * w.sign() + 2 * 0.003 * w, rtol=1e-5, atol=1e-8)
+    assert penalty.item() == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_without_penalties_there_is_none(workspace):
+    params, model, _ = setting(workspace)
+    assert weight_penalty(params, model) is None
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        # a step of sts alone touches no parameter of a head: its cosine has none
+        {
+            "schedule": {"name": "round_robin"},
+            "tasks": {"sts": {"encoding": "bi", "head": "cosine"}},
+            "penalties": {"l2": 0.1, "parameters": "heads"},
+        },
+        {"encoder": {"frozen": True}, "penalties": {"l2": 0.1, "parameters": "encoder"}},
+    ],
+)
+def test_a_step_without_any_parameter_to_penalise_is_a_step_without_penalty(workspace, overrides):
+    params, model, train = setting(workspace, overrides)
+    trainer, _ = build_trainer(params, model, train)
+    model.train()
+    for step, tasks in enumerate(trainer.plan[0][:3], start=1):
+        trainer._step(tasks, step)
+
+
+def test_patience_stops_after_so_many_epochs_without_a_better_score(workspace, monkeypatch):
+    scores = iter([0.1, 0.5, 0.4, 0.3, 0.9, 0.9])
+    monkeypatch.setattr(
+        "bertrio.training.finetune.score",
+        lambda *_: {"sst": {"accuracy": (value := next(scores))}, "overall_normalized": value, "overall_mean": value},
+    )
+    timing = run(workspace.params(finetune={"epochs": 6, "patience": 2, "select": "sst"}), "a")
+    assert len(pd.read_csv("a/h.csv")) == 4
+    assert timing["steps"] == 4 * 8
+    assert read_json("a/out/summary.json")["best_epoch"] == 2
+
+
+def test_conflicts_are_written_with_a_header_even_if_none_are_logged(workspace):
+    run(workspace.params(), "plain")
+    run(workspace.params(surgery={"log_conflicts": True}, finetune={"max_steps": 4}), "logged")
+    plain, logged = pd.read_csv("plain/conflicts.csv"), pd.read_csv("logged/conflicts.csv")
+    columns = ["step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b"]
+    assert plain.columns.tolist() == logged.columns.tolist() == columns and len(plain) == 0
+    assert logged["step"].tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
+    assert set(zip(logged["task_a"], logged["task_b"])) == {("sst", "qqp"), ("sst", "sts"), ("qqp", "sts")}
+    torch.testing.assert_close(
+        torch.tensor(logged["dot"]), torch.tensor(logged["cosine"] * logged["norm_a"] * logged["norm_b"]),
+        rtol=1e-4, atol=0,
+    )  # fmt: skip
+
+
+def test_adapters_train_and_the_model_that_is_saved_has_them_in_its_weights(workspace):
+    run(workspace.params(encoder={"lora": {"rank": 2}}, finetune={"lr": 0.01}), "a")
+    params = workspace.params()
+    model = build_model(params, "a/model/encoder", set_up(**params.runtime.model_dump()))
+    load_heads(model, "a/model")
+    again = predict(model, load_split(params, "dev", "data/splits", "models/tokenizer"), "dev", 64)
+    kept = read_predictions("a/out/predictions.parquet").query("split == 'dev'").reset_index(drop=True)
+    pd.testing.assert_frame_equal(again, kept, check_exact=False, rtol=1e-4, atol=1e-5)
+    start = build_model(params, "models/prefinetuned/encoder", set_up(1, "cpu", "float32")).encoder
+    changed = changed_names(model.encoder, weights_of(start))
+    assert changed and all(name.endswith((".query.weight", ".value.weight")) for name in changed)
+
+
+def test_targets_of_adapters_that_the_encoder_does_not_have_are_an_error(workspace):
+    params = workspace.params(encoder={"lora": {"rank": 2, "targets": ["quarry"]}})
+    with pytest.raises(UserError, match=r"encoder\.lora\.targets: found \['quarry'\]"):
+        build_model(params, "models/encoder", set_up(1, "cpu", "float32"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "smart", "expected"),
+    [
+        ("auto", {"lambda": 1, "radius": 1e-5}, torch.float32),  # noise that bf16 can't tell from none
+        ("auto", {"lambda": 0, "radius": 1e-5}, torch.bfloat16),
+        ("auto", {"lambda": 1, "radius": 1.0}, torch.bfloat16),
+        ("bf16", {"lambda": 1, "radius": 1e-5}, torch.bfloat16),  # as asked for
+    ],
+)
+def test_noise_that_bf16_would_swallow_is_trained_on_in_float32(workspace, precision, smart, expected):
+    params = workspace.params(runtime={"precision": precision}, smart=smart)
+    assert fine_enough(params, Runtime(torch.device("cpu"), torch.bfloat16)).compute == expected
+    assert fine_enough(params, Runtime(torch.device("cpu"), torch.float32)).compute == torch.float32

@@ -1,0 +1,181 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from bertrio.tasks import HeadOutput
+from bertrio.training.data import build_losses, build_streams, load_split, plan_of
+
+TASKS = ("sst", "qqp", "sts")
+
+
+def setting(workspace, rows=None, **overrides):
+    """Params, training rows of the tasks that train, streams and plan; `rows` cuts tasks to so many rows."""
+    params = workspace.params(**overrides)
+    split = load_split(params, "train", "data/splits", "models/tokenizer")
+    for task, count in (rows or {}).items():
+        split[task] = split[task].take(np.arange(count))
+    train = {task: split[task] for task in params.trains}
+    streams = build_streams(train, params)
+    return params, train, streams, plan_of(train, streams, params)
+
+
+def one_pass(stream):
+    return [next(stream).rows.tolist() for _ in range(len(stream))]
+
+
+def flat(batches):
+    return [row for batch in batches for row in batch]
+
+
+def test_streams_have_the_batch_sizes_of_their_tasks_and_go_through_all_rows(workspace):
+    _, _, streams, _ = setting(workspace, tasks={"qqp": {"batch_size": 7}})
+    for task, size in {"sst": 8, "qqp": 7, "sts": 8}.items():
+        batches = one_pass(streams[task])
+        assert sorted(flat(batches)) == list(range(60))
+        assert max(map(len, batches)) == size and len(batches) == math.ceil(60 / size)
+
+
+@pytest.mark.parametrize("cap", [20, "20", "shortest"])
+def test_a_cap_bounds_the_rows_of_a_pass(workspace, cap):
+    _, _, streams, _ = setting(workspace, rows={"sts": 20}, schedule={"cap": cap})
+    for stream in streams.values():
+        assert len(flat(one_pass(stream))) == 20
+
+
+def test_capped_rows_are_drawn_anew_for_each_pass_or_once_for_all(workspace):
+    for redraw in (True, False):
+        _, _, streams, _ = setting(workspace, schedule={"cap": 20, "redraw": redraw})
+        first, second = (set(flat(one_pass(streams["sst"]))) for _ in range(2))
+        assert (first == second) == (not redraw)
+
+
+def test_a_cap_counts_for_the_shortest_of_the_tasks_that_train_alone(workspace):
+    trains = {"tasks": ["sst", "qqp"], "cap": "shortest"}
+    _, _, streams, _ = setting(workspace, rows={"sts": 5, "qqp": 30}, schedule=trains)
+    assert {task: len(flat(one_pass(stream))) for task, stream in streams.items()} == {"sst": 30, "qqp": 30}
+
+
+def test_the_order_of_a_stream_depends_on_seed_and_task_and_not_on_the_other_tasks(workspace):
+    def orders(**overrides):
+        return {task: one_pass(stream) for task, stream in setting(workspace, **overrides)[2].items()}
+
+    all_of_them = orders()
+    assert orders() == all_of_them
+    assert orders(schedule={"tasks": ["sts"]})["sts"] == all_of_them["sts"]
+    assert orders(runtime={"seed": 2})["sts"] != all_of_them["sts"]
+    assert all_of_them["qqp"] != all_of_them["sts"]
+
+
+def test_proportional_batches_let_all_sets_last_about_as_long(workspace):
+    proportional = {"batch_sizes": "proportional", "base_batch": 10}
+    _, _, streams, _ = setting(workspace, rows={"qqp": 31, "sts": 8}, schedule=proportional)
+    # the longest set, of 60 rows, makes 6 batches of 10; 31 / 6 rounds to 5 and 8 / 6 to 1
+    assert {task: len(next(stream).rows) for task, stream in streams.items()} == {"sst": 10, "qqp": 5, "sts": 1}
+    assert {task: len(stream) for task, stream in streams.items()} == {"sst": 6, "qqp": 7, "sts": 8}
+    _, _, streams, _ = setting(workspace, rows={"sts": 8}, schedule={**proportional, "cap": 30})
+    # a pass has 30 rows at most: 3 batches of 10, 10 and round(8 / 3)
+    assert {task: stream.size for task, stream in streams.items()} == {"sst": 10, "qqp": 10, "sts": 3}
+
+
+@pytest.mark.parametrize(
+    ("until", "steps"),
+    [("sst", 3), ("shortest", 2), ("longest", 8), ("qqp", 8), (["sst", "sts"], 3), (["qqp", "sts"], 8), ("steps", 5)],
+)
+def test_until_decides_how_many_steps_a_joint_epoch_has(workspace, until, steps):
+    rows = {"sst": 24, "sts": 10}  # in batches of 8: 3, 8 and 2
+    *_, plan = setting(workspace, rows=rows, schedule={"until": until, "steps": 5})
+    assert plan == [[TASKS] * steps] * 2
+
+
+def test_max_batches_counts_for_each_task_of_an_epoch(workspace):
+    rows = {"sts": 10}
+    *_, plan = setting(workspace, rows=rows, schedule={"max_batches": 3, "until": "longest"})
+    assert [len(epoch) for epoch in plan] == [3, 3]
+    *_, plan = setting(workspace, rows=rows, schedule={"max_batches": 3, "name": "per_epoch"})
+    assert plan == [[("sst",)] * 3 + [("qqp",)] * 3 + [("sts",)] * 2] * 2
+    *_, plan = setting(workspace, rows=rows, schedule={"max_batches": 1, "name": "round_robin", "until": "longest"})
+    assert plan == [[("sst",), ("qqp",), ("sts",)]] * 2
+
+
+def test_sequential_takes_the_order_and_epochs_of_the_tasks(workspace):
+    own = {"sst": {"epochs": 1}, "sts": {"epochs": 3}}
+    order = {"name": "sequential", "tasks": ["sts", "qqp", "sst"]}
+    *_, plan = setting(workspace, rows={"sts": 10}, schedule=order, tasks=own)
+    assert plan == [[("sts",)] * 2] * 3 + [[("qqp",)] * 8] * 2 + [[("sst",)] * 8]
+
+
+@pytest.mark.parametrize("name", ["joint", "per_epoch"])
+def test_epochs_of_single_tasks_come_before_all_else(workspace, name):
+    rows, schedule = {"sts": 10}, {"name": name, "until": "longest"}
+    *_, plain = setting(workspace, rows=rows, schedule=schedule)
+    *_, plan = setting(workspace, rows=rows, schedule={**schedule, "first": {"sts": 2, "sst": 1}})
+    assert plan == [[("sts",)] * 2] * 2 + [[("sst",)] * 8] + plain
+
+
+@pytest.mark.parametrize("name", ["joint", "sequential", "per_epoch", "round_robin", "annealed", "temperature"])
+def test_one_task_alone_has_epochs_of_its_own_whatever_until_says(workspace, name):
+    *_, plan = setting(workspace, schedule={"name": name, "tasks": ["qqp"]})  # until: sst
+    assert plan == [[("qqp",)] * 8] * 2
+
+
+def test_one_task_alone_can_have_epochs_counted_in_steps(workspace):
+    *_, plan = setting(workspace, schedule={"tasks": ["qqp"], "until": "steps", "steps": 3})
+    assert plan == [[("qqp",)] * 3] * 2
+
+
+def test_tasks_are_drawn_by_their_rows_and_the_temperature_makes_them_even(workspace):
+    def share(**schedule):
+        schedule = {"name": "temperature", "until": "steps", "steps": 4000, "tasks": ["sst", "sts"], **schedule}
+        *_, plan = setting(workspace, rows={"sts": 20}, schedule=schedule, finetune={"epochs": 1})
+        return sum(step == ("sts",) for step in plan[0]) / 4000
+
+    # 20 of 80 rows; at temperature 2, the roots: sqrt(20) / (sqrt(20) + sqrt(60)); four standard errors are 0.03
+    assert share() == pytest.approx(0.25, abs=0.03)
+    assert share(temperature=2.0) == pytest.approx(20**0.5 / (20**0.5 + 60**0.5), abs=0.03)
+    assert share(name="annealed") == pytest.approx(0.25, abs=0.03)
+
+
+def test_plans_that_draw_depend_on_the_seed_alone(workspace):
+    def plan(seed):
+        return setting(workspace, schedule={"name": "annealed"}, runtime={"seed": seed})[3]
+
+    assert plan(1) == plan(1) != plan(2)
+
+
+def test_losses_are_those_of_the_tasks_that_train_with_their_options(workspace):
+    options = {
+        "tasks": {
+            "sst": {"loss": "dual_objective", "loss_options": {"reduction": "sum"}},
+            "sts": {"loss_options": {"scale": "unit"}},
+        },
+        "schedule": {"tasks": ["sts", "sst"], "until": "longest"},
+    }
+    params, train, *_ = setting(workspace, **options)
+    losses = build_losses(train, params)
+    assert list(losses) == ["sts", "sst"]
+    even = HeadOutput(torch.zeros(2, 5))  # five binary entropies of log 2, summed over classes
+    assert losses["sst"](even, torch.tensor([0, 4])).item() == pytest.approx(5 * math.log(2))
+    one_off = HeadOutput(torch.tensor([[1.0], [4.0]]))  # a point off, of five
+    assert losses["sts"](one_off, torch.tensor([2.0, 3.0])).item() == pytest.approx(1 / 25)
+
+
+@pytest.mark.parametrize(("task", "loss", "classes"), [("sst", "cross_entropy", 5), ("qqp", "siamese_softmax", 2)])
+def test_class_weights_are_counted_on_the_training_rows(workspace, task, loss, classes):
+    weighted = {task: {"loss": loss, "loss_options": {"class_weights": "inverse"}}}
+    params, train, *_ = setting(workspace, rows={task: 31}, tasks=weighted)
+    counts = np.bincount(train[task].label_values.astype(int), minlength=classes)
+    assert len(set(counts)) > 1 and counts.all()
+    loss = build_losses(train, params)[task]
+    for label in range(classes):
+        found = loss(HeadOutput(torch.zeros(1, classes)), torch.tensor([label]))
+        assert found.item() == pytest.approx(math.log(classes) * 31 / (classes * counts[label]), rel=1e-5)
+
+
+def test_a_class_without_rows_in_training_has_no_say_in_class_weights(workspace):
+    params, train, *_ = setting(workspace, tasks={"qqp": {"loss_options": {"class_weights": "inverse"}}})
+    train["qqp"] = train["qqp"].take(np.flatnonzero(train["qqp"].label_values == 0))
+    loss = build_losses(train, params)["qqp"]
+    assert loss(HeadOutput(torch.zeros(1, 1)), torch.tensor([0.0])).item() == pytest.approx(math.log(2))
+    assert loss(HeadOutput(torch.zeros(1, 1)), torch.tensor([1.0])).item() == 0

@@ -22,7 +22,7 @@ cycled (`bertpp` 4.3.6)                      `joint`, until `longest`
 full data (`losses` 4.2.1)                   `joint`, until `qqp` (the longest), with `proportional_batch_sizes`
 sampled round robin (`beyond` 3.4)           `round_robin`, until `[sst, sts]`
 max-size cycle (`beyond` 3.4)                `round_robin`, until `longest`
-staggered (`beyond` 3.4)                     prefinetune epochs on `qqp`, then the sampled round robin
+staggered (`beyond` 3.4)                     `first: {qqp: 2}`, then the sampled round robin
 ===========================================  ===========================================================================
 
 Where the papers draw a random batch of a larger set, the stream gives the next one of a shuffled pass: a draw without

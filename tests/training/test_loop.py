@@ -6,6 +6,7 @@ import torch
 
 from bertrio.errors import UserError
 from bertrio.model.multitask import build_model
+from bertrio.params import merged
 from bertrio.runtime import set_up
 from bertrio.training.build import build_trainer
 from bertrio.training.data import build_losses, load_split
@@ -373,3 +374,31 @@ def test_the_log_tells_losses_and_penalties_unweighted_as_means_over_the_batches
     for name, value in log.losses.items():
         of = [batch[name] for batch in told if name in batch]
         assert 0 < value == pytest.approx(np.mean(of))
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 8, 50])
+@pytest.mark.parametrize(
+    "technique",
+    [{}, {"surgery": {"method": "pcgrad"}}, {"weighting": {"method": "uncertainty"}}, {"bregman": {"mu": 1.0}}],
+    ids=["plain", "pcgrad", "uncertainty", "bregman"],
+)
+def test_a_batch_in_pieces_has_the_gradient_of_the_whole(workspace, pieces, technique):
+    _, whole, told = a_step(workspace, **technique)
+    _, cut, told_of_pieces = a_step(workspace, **technique, finetune={"accumulate": pieces})
+    assert told_of_pieces == pytest.approx(told, rel=1e-4, abs=1e-7)
+    assert cut.rows_seen == whole.rows_seen
+    for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
+        assert (one.grad is None) == (other.grad is None)
+        if one.grad is not None:
+            torch.testing.assert_close(other.grad, one.grad, atol=2e-6, rtol=1e-3)
+    learned = zip(whole.objective.weighting.parameters(), cut.objective.weighting.parameters(), strict=True)
+    for one, other in learned:
+        torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4)
+
+
+def test_hidden_states_that_are_worked_out_again_give_the_same_gradients(workspace):
+    dropping = {"encoder": {"dropout": 0.2, "attention_dropout": 0.2}, "smart": {"lambda": 1.0, "radius": 0.1}}
+    plain, _, told = a_step(workspace, **dropping)
+    again, _, told_again = a_step(workspace, **merged(dropping, {"encoder": {"checkpointing": True}}))
+    assert told_again == told
+    assert_equal_to_the_bit(gradients(plain), gradients(again))

@@ -34,6 +34,19 @@ class Batch:
         inputs = tuple({name: value.to(device) for name, value in tokens.items()} for tokens in self.inputs)
         return Batch(self.task, self.rows, inputs, None if self.labels is None else self.labels.to(device))
 
+    def pieces(self, count: int) -> list[Batch]:
+        """The batch in `count` pieces of equal size but for one row, or in single rows if it has fewer."""
+        parts = np.array_split(np.arange(len(self.rows)), min(count, len(self.rows)))
+        return [
+            Batch(
+                self.task,
+                self.rows[part],
+                tuple({name: value[part] for name, value in tokens.items()} for tokens in self.inputs),
+                None if self.labels is None else self.labels[part],
+            )
+            for part in parts
+        ]
+
 
 class Rows:
     """The tokenised rows of one task and split.

@@ -147,6 +147,19 @@ def _initial(params: EncoderParams, vocab_size: int, auto_class: Any) -> tuple[A
     return model, set(found["missing_keys"])
 
 
+def recompute_hidden_states(transformer: Any) -> None:
+    """Keeps no hidden states inside of a layer for the backward pass, but works them out again (Chen et al. 2016).
+
+    Raises:
+        UserError: if the architecture can't.
+    """
+    if not transformer.supports_gradient_checkpointing:
+        raise UserError(f"encoder.checkpointing: {transformer.config.model_type} models can't do that; set it to false")
+    # the method's older name, which goes away in transformers 6, is the only one in the first of 5
+    name = "activation" if hasattr(transformer, "activation_checkpointing_enable") else "gradient"
+    getattr(transformer, f"{name}_checkpointing_enable")({"use_reentrant": False})
+
+
 def check_length(config: Any, tokens: int, param: str) -> None:
     """Checks that the architecture has positions for texts of `tokens` tokens.
 

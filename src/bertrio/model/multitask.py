@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from bertrio.errors import UserError
 from bertrio.files import whole_file, write_json
-from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer
+from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer, recompute_hidden_states
 from bertrio.model.heads import HeadSpec, build_heads
 from bertrio.model.lora import add_lora
 from bertrio.params import Params, build_tasks
@@ -94,6 +94,8 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
     for name in params.tasks:
         if hasattr(nn.ModuleDict, name) or hasattr(nn.ParameterDict, name):  # torch keeps such names for itself
             raise UserError(f"tasks.{name}: a task can't have this name; choose another")
+    if options.checkpointing:
+        recompute_hidden_states(transformer)
     encoder = Encoder(transformer, options.pooling, options.frozen)
     targets = {name: task.target for name, task in build_tasks(params).items()}
     specs = {name: _head_spec(params, name, target) for name, target in targets.items()}

@@ -51,6 +51,7 @@ class EncoderParams(Group):
     dropout: Rate | None
     attention_dropout: Rate | None
     frozen: bool
+    checkpointing: bool
     max_length: Annotated[Whole, Field(ge=8)]
     lora: LoraParams
     tiny: TinyParams
@@ -114,6 +115,7 @@ class FinetuneParams(Group):
     epochs: Count
     max_steps: Count | None
     lr: Positive
+    accumulate: Count
     ema: Annotated[Real, Field(gt=0, lt=1)] | None
     patience: Count | None
     select: str

@@ -18,7 +18,7 @@ from bertrio.params.groups import (
     PrefinetuneParams,
     RuntimeParams,
 )
-from bertrio.params.tasks import SharingParams, TaskParams
+from bertrio.params.tasks import BATCH_LOSSES, SharingParams, TaskParams
 from bertrio.params.techniques import (
     SAMPLED,
     BregmanParams,
@@ -156,6 +156,12 @@ class Params(Group):
                 f"{name}.tasks: found {chosen}, expected one or more of the tasks that train: {', '.join(trains)}"
                 for name, chosen in ((name, getattr(self, name).tasks) for name, weight in on.items() if weight)
                 if chosen is not None and not (chosen and set(chosen) <= set(trains))
+            ],
+            *[
+                f"finetune.accumulate: found {self.finetune.accumulate}, but loss {self.tasks[name].loss} of task "
+                f"{name} compares the rows of a whole batch; use 1"
+                for name in trains
+                if self.finetune.accumulate > 1 and name in self.tasks and self.tasks[name].loss in BATCH_LOSSES
             ],
             "weighting.weights: only weighting.method fixed reads it; leave it {} with uncertainty"
             if self.weighting.weights and self.weighting.method != "fixed"

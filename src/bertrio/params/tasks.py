@@ -32,6 +32,7 @@ LOSS_OPTIONS = {
     "cosent": ("temperature",),
 }
 COSINE_LOSSES = ("cosine_mse", "cosine_embedding", "cosent")  # read the raw cosine
+BATCH_LOSSES = ("pearson", "cosent")  # one number for a batch, not a mean over its rows
 SCALINGS = {"score": ("relu", "sigmoid", "affine"), "binary": ("relu", "logit")}
 
 

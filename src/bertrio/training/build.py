@@ -76,6 +76,7 @@ def build_trainer(params: Params, model: MultitaskModel, train: Split) -> tuple[
         params.optimizer,
         params.finetune.lr * params.encoder.lr_factor,
         params.finetune.max_steps,
+        params.finetune.accumulate,
         weighting_lr=params.weighting.lr,
         surgery=_surgery(params),
         log_conflicts=params.surgery.log_conflicts,

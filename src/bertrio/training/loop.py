@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ class Trainer:
         optimizer_params: the `optimizer` group.
         lr: the peak learning rate.
         max_steps: stop after so many updates; the learning rate is laid out over what is left.
+        accumulate: pieces that a batch is cut into, one pass each, for less memory at the same gradient.
         weighting_lr: the peak rate of what the weighting of losses learns.
         surgery: `gramian [K, K] -> weights [K]` of the tasks' gradients; None takes their sum.
         log_conflicts: keep the gradients' inner products of every step, in `conflicts`.
@@ -64,6 +65,7 @@ class Trainer:
     optimizer_params: OptimizerParams
     lr: float
     max_steps: int | None = None
+    accumulate: int = 1
     weighting_lr: float = 0.0
     surgery: Callable[[Tensor], Tensor] | None = None
     log_conflicts: bool = False
@@ -122,15 +124,10 @@ class Trainer:
         encoder. Each group runs backward before the next one's pass, which adds up to the gradient of the sum and holds
         the activations of one group at a time.
         """
-        told = {}
+        told: dict[str, float] = {}
         matched = dict(zip(tasks, matched_batches([self.streams[task] for task in tasks])))
         for group in self.objective.groups(tasks) if self._gradients is None else [[task] for task in tasks]:
-            batches = [matched[task].to(self.model.runtime.device) for task in group]
-            parts = self.objective(*batches)
-            for batch, part in zip(batches, parts):
-                told.update(self._told(batch, part, step))
-                self.rows_seen += len(batch.rows)
-            sum(part.total for part in parts).backward()
+            self._backward([matched[task].to(self.model.runtime.device) for task in group], step, told)
             if self._gradients is not None:
                 self._gradients.take(*group)
         if self._gradients is not None:
@@ -147,6 +144,21 @@ class Trainer:
             follow(step)
         self.steps_done = step
         return told
+
+    def _backward(self, batches: list[Batch], step: int, told: dict[str, float]) -> None:
+        """Adds the gradients of the objective of `batches`, piece by piece, and what the log tells of it to `told`.
+
+        A piece counts by its share of the rows, so that the pieces add up to the mean over the batch.
+        """
+        for pieces in zip_longest(*[batch.pieces(self.accumulate) for batch in batches]):
+            present = [(piece, batch) for piece, batch in zip(pieces, batches) if piece is not None]
+            parts = self.objective(*[piece for piece, _ in present])
+            shares = [len(piece.rows) / len(batch.rows) for piece, batch in present]
+            for (piece, _), part, share in zip(present, parts, shares):
+                for name, value in self._told(piece, part, step).items():
+                    told[name] = told.get(name, 0.0) + share * value
+                self.rows_seen += len(piece.rows)
+            sum(share * part.total for share, part in zip(shares, parts)).backward()
 
     def _told(self, batch: Batch, parts: Parts, step: int) -> dict[str, float]:
         """The numbers of a batch for the log, all of them finite."""

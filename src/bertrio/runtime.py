@@ -14,7 +14,7 @@ import torch
 
 from bertrio.errors import UserError
 
-NARROW = 256
+NARROW = 256  # hidden size below which casts to bf16, and a pass more than needed, cost more than they save
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from bertrio.data.batches import BatchStream, Rows, matched_batches, similar_length_batches
+from bertrio.data.batches import BatchStream, Rows, similar_length_batches
 from bertrio.data.sources import cs224n, sample
 from bertrio.model.tokenizer import build_tokenizer, load_tokenizer
 from bertrio.runtime import generator
@@ -189,89 +189,11 @@ def width_of(batch):
     return max(tokens["input_ids"].shape[1] for tokens in batch.inputs)
 
 
-@pytest.mark.parametrize("kind", ["rows", "bi_rows"])
-def test_the_width_of_a_batch_is_told_before_it_is_made(request, kind):
-    rows = request.getfixturevalue(kind)
-    for at in (np.array([3, 10, 7]), np.array([44]), np.arange(len(rows))):
-        assert rows.width(at) == width_of(rows.batch(at))
-
-
-@pytest.mark.parametrize("kind", ["rows", "bi_rows"])
-def test_the_next_batch_like_a_width_is_the_nearest_that_is_left_and_the_earliest_of_equals(request, kind):
-    rows = request.getfixturevalue(kind)
-    stream, left = (BatchStream(rows, 4, generator(1, "a")) for _ in range(2))
-    left = [next(left).rows for _ in range(len(left))]
-    rng, ties = np.random.default_rng(0), 0
-    while left:
-        width = int(rng.integers(5, 50))
-        far = [abs(rows.width(batch) - width) for batch in left]
-        ties += far.count(min(far)) > 1
-        expected = left.pop(far.index(min(far)))
-        assert stream.next_like(width).rows.tolist() == expected.tolist()
-    assert ties > 0
-
-
-def test_every_row_comes_once_a_pass_in_whatever_way_batches_are_asked_for(rows):
-    stream, rng = BatchStream(rows, 16, generator(1, "a")), np.random.default_rng(0)
-    for _ in range(3):
-        assert stream.left == len(stream)
-        taken = []
-        for _ in range(len(stream)):
-            taken += (next(stream) if rng.random() < 0.5 else stream.next_like(int(rng.integers(5, 50)))).rows.tolist()
-        assert sorted(taken) == list(range(len(rows)))
-
-
-def test_batches_in_turn_come_as_they_were_drawn_though_others_were_taken_out(rows):
-    plain, mixed = (BatchStream(rows, 16, generator(1, "a")) for _ in range(2))
-    drawn = a_pass(plain)
-    taken = mixed.next_like(20).rows.tolist()
-    rest = [next(mixed).rows.tolist() for _ in range(len(mixed) - 1)]
-    drawn.remove(taken)
-    assert rest == drawn
-    assert a_pass(mixed) == a_pass(plain)  # and the next pass is the same
-
-
-def streams_of(rows, seed=1):
-    parts = (rows.take(np.arange(203)), rows.take(np.arange(120)), rows.take(np.arange(83)))
-    return [BatchStream(part, 4, generator(seed, str(number))) for number, part in enumerate(parts)]
-
-
-def test_matched_batches_give_every_stream_its_rows_once_a_pass_in_an_order_that_the_seed_alone_decides(rows):
-    streams, again, other = streams_of(rows), streams_of(rows), streams_of(rows, seed=2)
-    steps = [[batch.rows.tolist() for batch in matched_batches(streams)] for _ in range(len(streams[0]))]
-    assert [[batch.rows.tolist() for batch in matched_batches(again)] for _ in steps] == steps
-    assert [[batch.rows.tolist() for batch in matched_batches(other)] for _ in steps] != steps
-    for stream, batches in zip(streams, zip(*steps)):
-        for start in range(0, len(batches) - len(stream) + 1, len(stream)):
-            assert sorted(flat(batches[start : start + len(stream)])) == list(range(len(stream.rows)))
-
-
-def test_matched_batches_of_one_stream_are_those_it_gives_alone(rows):
-    alone, matched = (BatchStream(rows, 16, generator(1, "a")) for _ in range(2))
-    expected = [*a_pass(alone), *a_pass(alone)]
-    assert [batch.rows.tolist() for _ in expected for batch in matched_batches([matched])] == expected
-
-
-def block(batches):
-    """Tokens of a step's batches as one block, every row as wide as the widest."""
-    return max(map(width_of, batches)) * sum(len(batch.rows) for batch in batches)
-
-
 def padding_waste(rows, size):
     """The share of a training pass's tokens that are padding."""
     stream = BatchStream(rows, size, generator(1, f"batches {rows.task.name}"))
     padded = sum(width_of(batch) * len(batch.rows) for batch in (next(stream) for _ in range(len(stream))))
     return 1 - rows.lengths.sum() / padded
-
-
-def merged(rows, matched):
-    """The tokens of three passes of sst's joint steps, each as one block, and of the same batches padded apart."""
-    streams = [BatchStream(of, SIZES[name], generator(1, f"batches {name}")) for name, of in rows.items()]
-    steps = [
-        matched_batches(streams) if matched else [next(stream) for stream in streams]
-        for _ in range(3 * len(streams[0]))
-    ]
-    return sum(map(block, steps)), sum(width_of(batch) * len(batch.rows) for step in steps for batch in step)
 
 
 @pytest.fixture
@@ -301,10 +223,3 @@ def test_little_of_a_pass_over_the_sample_is_padding(sample_rows):
 def test_little_of_a_pass_over_the_real_data_is_padding(real_rows):
     for name, rows in real_rows.items():
         assert padding_waste(rows, SIZES[name]) < 0.05, name
-
-
-@pytest.mark.shared
-def test_matching_takes_most_of_the_padding_out_of_merged_steps(real_rows):
-    (plain, apart), (matched, own) = merged(real_rows, False), merged(real_rows, True)
-    assert plain / apart > 1.3  # what merging alone would buy
-    assert matched / own < 1.10

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from bertrio.data.tokens import TokenCache, Tokens, tokenise
 from bertrio.tasks import Task
 
-# Batches that are sorted together: enough for little padding (1 % of a pass over SST, QQP or STS; 3 % at 50), few
-# enough for fresh company (of two rows that meet in a batch, 7 to 10 % meet again in the next pass; 4 to 5 % at 50)
-WINDOW = 200
+# Batches that are sorted together: enough for little padding (3 % of a pass over SST, QQP or STS), few enough for fresh
+# company: of two rows that meet in a batch, 4 to 5 % meet again in the next pass, and twice as many at 200
+WINDOW = 50
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,6 @@ class Rows:
         inputs = tuple(sequences.padded(rows) for sequences in self._sequences)
         return Batch(self.task.name, rows, inputs, None if self._labels is None else self._labels[rows])
 
-    def width(self, rows: np.ndarray) -> int:
-        """Tokens of the longest sequence in a batch of the rows at these positions."""
-        return max(int(sequences.lengths[rows].max()) for sequences in self._sequences)
-
     def sorted_batches(self, size: int) -> Iterator[Batch]:
         """All rows once, longest first (so that memory runs out at once or never), for inference."""
         order = np.argsort(-self.lengths, kind="stable")
@@ -140,8 +136,7 @@ class BatchStream:
         self.rows, self.size, self._generator = rows, size, generator
         self._count = len(rows) if cap is None else min(cap, len(rows))
         self._drawn = None if redraw else self._draw()
-        self._waiting: list[np.ndarray] = []  # batches of this pass that are still to come
-        self._widths = np.empty(0, dtype=np.int64)  # and how wide each of them is
+        self._waiting: list[np.ndarray] = []  # batches of this pass that are still to come, the next one last
 
     def __len__(self) -> int:
         """Batches in one pass."""
@@ -153,46 +148,12 @@ class BatchStream:
             return np.arange(self._count)
         return torch.randperm(len(self.rows), generator=self._generator).numpy()[: self._count]
 
-    @property
-    def left(self) -> int:
-        """Batches that are still to come in this pass, or in the next where this one is through."""
-        return len(self._waiting) or len(self)
-
     def __next__(self) -> Batch:
-        self._start_pass()
-        return self._pop(0)
-
-    def next_like(self, width: int) -> Batch:
-        """Of the batches left in this pass the one whose width is nearest to `width`, the earliest of equals."""
-        self._start_pass()
-        return self._pop(int(np.abs(self._widths - width).argmin()))
-
-    def _start_pass(self) -> None:
-        """Draws the batches of a new pass once the last one is through."""
-        if self._waiting:
-            return
-        drawn = self._draw() if self._drawn is None else self._drawn
-        batches = similar_length_batches(self.rows.lengths[drawn], self.size, self._generator)
-        self._waiting = [drawn[batch] for batch in batches]
-        self._widths = np.array([self.rows.width(batch) for batch in self._waiting])
-
-    def _pop(self, index: int) -> Batch:
-        self._widths = np.delete(self._widths, index)
-        return self.rows.batch(self._waiting.pop(index))
+        if not self._waiting:
+            drawn = self._draw() if self._drawn is None else self._drawn
+            batches = similar_length_batches(self.rows.lengths[drawn], self.size, self._generator)
+            self._waiting = [drawn[batch] for batch in reversed(batches)]
+        return self.rows.batch(self._waiting.pop())
 
     def __iter__(self) -> BatchStream:
         return self
-
-
-def matched_batches(streams: Sequence[BatchStream]) -> list[Batch]:
-    """One batch of each stream, in their order, as alike in width as they come: for one pass of the encoder over all.
-
-    The stream with the fewest batches left gives its next one, as it has the least to choose from, and the others the
-    nearest to it that they have. Every stream still gives every row exactly once a pass, but the order of its batches
-    depends on the others. What is left of the padding is owed to tasks whose texts are longer than those of others:
-    padded to one width, three passes of SST with QQP and STS have 8 % more tokens than padded apart, in place of 36 %.
-    """
-    leader = min(streams, key=lambda stream: stream.left)
-    first = next(leader)
-    width = leader.rows.width(first.rows)
-    return [first if stream is leader else stream.next_like(width) for stream in streams]

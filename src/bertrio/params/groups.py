@@ -116,6 +116,7 @@ class FinetuneParams(Group):
     max_steps: Count | None
     lr: Positive
     accumulate: Count
+    one_pass: bool | Literal["auto"]
     ema: Annotated[Real, Field(gt=0, lt=1)] | None
     patience: Count | None
     select: str

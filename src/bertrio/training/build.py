@@ -16,7 +16,7 @@ from bertrio.params import Params
 from bertrio.regularizers.bregman import Bregman
 from bertrio.regularizers.moving_average import MovingAverage
 from bertrio.regularizers.norms import l1, l2
-from bertrio.runtime import Runtime, generator
+from bertrio.runtime import NARROW, Runtime, generator
 from bertrio.training.data import Split, build_losses, build_streams, plan_of
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective, bregman_term, r_drop_term, smart_term
@@ -76,7 +76,8 @@ def build_trainer(params: Params, model: MultitaskModel, train: Split) -> tuple[
         params.optimizer,
         params.finetune.lr * params.encoder.lr_factor,
         params.finetune.max_steps,
-        params.finetune.accumulate,
+        accumulate=params.finetune.accumulate,
+        one_pass=model.encoder.size < NARROW if params.finetune.one_pass == "auto" else params.finetune.one_pass,
         weighting_lr=params.weighting.lr,
         surgery=_surgery(params),
         log_conflicts=params.surgery.log_conflicts,

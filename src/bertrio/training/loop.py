@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bertrio.combining.gradients import TaskGradients, conflict_rows
 from bertrio.console import progress
-from bertrio.data.batches import Batch, BatchStream, Rows, matched_batches
+from bertrio.data.batches import Batch, BatchStream, Rows
 from bertrio.errors import UserError
 from bertrio.model.multitask import MultitaskModel
 from bertrio.params import OptimizerParams
@@ -52,6 +52,7 @@ class Trainer:
         lr: the peak learning rate.
         max_steps: stop after so many updates; the learning rate is laid out over what is left.
         accumulate: pieces that a batch is cut into, one pass each, for less memory at the same gradient.
+        one_pass: let tasks of a step share a pass of the encoder, padded to one width.
         weighting_lr: the peak rate of what the weighting of losses learns.
         surgery: `gramian [K, K] -> weights [K]` of the tasks' gradients; None takes their sum.
         log_conflicts: keep the gradients' inner products of every step, in `conflicts`.
@@ -66,6 +67,7 @@ class Trainer:
     lr: float
     max_steps: int | None = None
     accumulate: int = 1
+    one_pass: bool = False
     weighting_lr: float = 0.0
     surgery: Callable[[Tensor], Tensor] | None = None
     log_conflicts: bool = False
@@ -120,14 +122,15 @@ class Trainer:
     def _step(self, tasks: tuple[str, ...], step: int) -> dict[str, float]:
         """One update from one batch of each of `tasks`, their losses summed unless surgery combines them otherwise.
 
-        The batches are picked of like length, and without surgery tasks with the same regularizers share a pass of the
-        encoder. Each group runs backward before the next one's pass, which adds up to the gradient of the sum and holds
-        the activations of one group at a time.
+        With `one_pass`, tasks with the same regularizers share a pass of the encoder; surgery needs one for each. Each
+        group runs backward before the next one's pass, which adds up to the gradient of the sum and holds the
+        activations of one group at a time.
         """
         told: dict[str, float] = {}
-        matched = dict(zip(tasks, matched_batches([self.streams[task] for task in tasks])))
-        for group in self.objective.groups(tasks) if self._gradients is None else [[task] for task in tasks]:
-            self._backward([matched[task].to(self.model.runtime.device) for task in group], step, told)
+        together = self.one_pass and self._gradients is None
+        for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
+            batches = [next(self.streams[task]).to(self.model.runtime.device) for task in group]
+            self._backward(batches, step, told)
             if self._gradients is not None:
                 self._gradients.take(*group)
         if self._gradients is not None:

@@ -1,0 +1,330 @@
+"""What the benchmarks share: a place with data and an encoder, cases that run in processes of their own, and tables.
+
+A case is a command. It trains, predicts or starts something, and leaves a small JSON file with what it measured:
+`seconds`, `peak_memory_mb`, `rows`. All cases run in turn, and again as often as asked, so that a drift of the machine
+hits all alike; a ratio is the median of the ratios within the turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+HERE = ROOT / "benchmarks"
+sys.path.insert(0, str(ROOT / "src"))
+
+from bertrio.files import read_json, write_json, write_text
+
+TASKS = ("sst", "qqp", "sts")
+BERT_VOCABULARY = 30522  # rows of word embeddings in a random encoder: the optimizer moves all of them
+Runs = dict[str, list[dict[str, Any]]]  # by case, what each turn measured
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured: a script in benchmarks/ with its arguments."""
+
+    name: str
+    command: tuple[str, ...]
+    measures: str
+
+
+# ---- the parent: options, a place to work, running cases, tables
+
+
+def parser_of(doc: str | None, repeats: int = 5) -> argparse.ArgumentParser:
+    """A parser with the options of every benchmark."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=repeats, help="turns through all cases")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of torch")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="gets NAME.json and NAME.md")
+    return parser
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """The options that say which data and which encoder."""
+    parser.add_argument("--peers", action="store_true", help="run the peers too (extra: peers)")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
+    parser.add_argument("--data", help="the course's folder; without it, rows made up here")
+    parser.add_argument("--encoder", help="a folder; without it, a BERT of random weights (see --hidden)")
+    parser.add_argument("--hidden", type=int, default=384, help="hidden size of a BERT of random weights")
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--rows", type=int, default=6000, help="training rows made up for each task")
+    parser.add_argument("--fill", action="store_true", help="repeat each made-up text until it fills --max-length")
+    parser.add_argument("--max-length", type=int, default=128)
+    parser.add_argument("--batch", type=int, default=16, help="rows in a batch of each task")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bf16"])
+
+
+def chosen(cases: Sequence[Case], only: Sequence[str] | None) -> list[Case]:
+    """The cases that `--only` names; all without it."""
+    unknown = set(only or ()) - {case.name for case in cases}
+    if unknown:
+        sys.exit(f"--only: no case {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in cases)}")
+    return [case for case in cases if not only or case.name in only]
+
+
+@contextmanager
+def prepared(args: argparse.Namespace) -> Iterator[Path]:
+    """A temporary folder with params.yaml, data/splits (train and dev), models/tokenizer and models/encoder."""
+    import yaml
+
+    from bertrio.data.sources import get_source
+    from bertrio.data.table import write_table
+    from bertrio.model.tokenizer import build_tokenizer
+    from bertrio.params import build_tasks
+    from bertrio.params.loading import validate_params
+
+    with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as place:
+        work, raw = Path(place), params_of(args)
+        (work / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+        params = validate_params(raw, "params.yaml")
+        tables, texts = get_source(params.data.source).load_tasks(params.data, build_tasks(params)).tables, []
+        for task, of in build_tasks(params).items():
+            for split in ("train", "dev"):
+                frame = of_length(tables[task][split], of.text_columns, args.max_length if args.fill else 0)
+                if split == "train":
+                    texts += [text for column in of.text_columns for text in frame[column]]
+                write_table(frame, work / "data/splits" / task / f"{split}.parquet")
+        tokenizer = build_tokenizer(params.encoder, texts, work / "models/tokenizer")
+        write_encoder(params, len(tokenizer), work / "models/encoder")
+        yield work
+
+
+def params_of(args: argparse.Namespace) -> dict[str, Any]:
+    """params.yaml with the benchmark's own values on top: joint steps with a batch of the same size of each task."""
+    from bertrio.params import merged, read_yaml
+
+    dev_rows = max(1, args.rows // 3)
+    own: dict[str, Any] = {
+        "runtime": {"device": args.device, "precision": args.precision, "threads": args.threads},
+        "data": {"sample": {"train_rows": args.rows, "dev_rows": dev_rows, "test_rows": 1}},
+        "tasks": {task: {"batch_size": args.batch} for task in TASKS},
+        "encoder": {"max_length": args.max_length},
+        "schedule": {"until": "longest"},
+    }
+    if args.data:
+        own["data"] = {"source": "cs224n", "path": str(Path(args.data).resolve())}
+    if args.encoder:
+        own["encoder"]["name"] = str(Path(args.encoder).resolve())
+    else:
+        own["encoder"]["tiny"] = {
+            "hidden_size": args.hidden,
+            "layers": args.layers,
+            "heads": max(1, args.hidden // 64),
+            "intermediate_size": 4 * args.hidden,
+            "initializer_range": 0.02,
+            "dropout": 0.1,
+            "lr_factor": 1.0,
+        }
+    return merged(read_yaml(ROOT / "params.yaml"), own)
+
+
+def of_length(frame: Any, columns: Sequence[str], words: int) -> Any:
+    """The table with each text repeated until it has `words` words, which are as many tokens or more."""
+    repeated = {
+        column: [" ".join([text] * -(-words // len(text.split()))) if words else text for text in frame[column]]
+        for column in columns
+    }
+    return frame.assign(**repeated)
+
+
+def write_encoder(params: Any, vocab_size: int, folder: Path) -> None:
+    """The encoder as the stages before training leave it; a random one has as many word embeddings as BERT."""
+    from transformers import AutoModel
+
+    from bertrio.model.encoder import initial_transformer
+    from bertrio.model.tiny import tiny_config
+
+    if params.encoder.name == "tiny":
+        encoder = AutoModel.from_config(tiny_config(params.encoder.tiny, max(vocab_size, BERT_VOCABULARY)))
+    else:
+        encoder = initial_transformer(params.encoder, vocab_size)
+    encoder.save_pretrained(folder)
+
+
+def measure(cases: Sequence[Case], args: argparse.Namespace, common: Sequence[str] = ()) -> Runs:
+    """Runs all cases in turn, `--repeats` times; every turn has a seed of its own, the same for all cases.
+
+    Args:
+        cases: what to run; each command is given `common`, `--seed` and `--result FILE`.
+        args: the benchmark's options.
+        common: arguments for all of them.
+    """
+    runs: Runs = {case.name: [] for case in cases}
+    for turn in range(1, args.repeats + 1):
+        for case in cases:
+            runs[case.name].append(run_case(case, [*common, "--seed", str(turn)], args.threads))
+            last = runs[case.name][-1]
+            print(f"turn {turn}, {case.name}: {last['seconds']:.2f} s", file=sys.stderr, flush=True)
+    return runs
+
+
+def run_case(case: Case, common: Sequence[str], threads: int) -> dict[str, Any]:
+    """One case in a process of its own; what it measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        script, *own = case.command
+        command = [sys.executable, str(HERE / script), *own, *common, "--result", str(result)]
+        done = subprocess.run(command, env=environment(threads), capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"case {case.name} failed: {' '.join(command)}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
+        return read_json(result)
+
+
+def environment(threads: int) -> dict[str, str]:
+    """The environment of a case: its threads, imports from here, and nothing from the network."""
+    path = os.pathsep.join([str(HERE), str(ROOT / "src")])
+    return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+
+
+def rates(runs: Runs, case: str) -> list[float]:
+    """Rows a second in each turn."""
+    return [run["rows"] / run["seconds"] for run in runs[case]]
+
+
+def ratio_cell(above: Sequence[float], below: Sequence[float]) -> str:
+    """The median of the ratios within the turns, and the lowest and highest of them."""
+    ratios = [one / other for one, other in zip(above, below)]
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def middle(runs: Runs, case: str, key: str) -> float:
+    """The median over the turns of something measured."""
+    return median(run[key] for run in runs[case])
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; empty if it has no rows."""
+    if not rows:
+        return ""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def machine(threads: int) -> dict[str, Any]:
+    """What the figures depend on: processor and what it knows of bf16, cores, threads, torch, GPU, date."""
+    import torch
+    import transformers
+
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    told = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    flags = told.get("flags", "").split()
+    return {
+        "cpu": told.get("model name") or platform.processor() or platform.machine(),
+        "bf16": [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags],
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "date": date.today().isoformat(),
+    }
+
+
+def report(name: str, args: argparse.Namespace, cases: Sequence[Case], runs: Runs, tables: Sequence[str]) -> None:
+    """Writes all that was measured to NAME.json and the tables to NAME.md, and prints the latter."""
+    here, options = machine(args.threads), {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    described = [{"name": c.name, "command": c.command, "measures": c.measures, "runs": runs[c.name]} for c in cases]
+    write_json(args.out / f"{name}.json", {"machine": here, "options": options, "cases": described})
+    where = ", ".join(f"{key} {' '.join(of) if isinstance(of, list) else of}" for key, of in here.items() if of)
+    command = " ".join(["python", f"benchmarks/{name}.py", *args.given])
+    text = "\n".join([f"`{command}`\n", f"Machine: {where}. Medians of {args.repeats}.\n", *filter(None, tables)])
+    write_text(args.out / f"{name}.md", text)
+    print(text)
+
+
+# ---- a case: its options, what it works on, and its clock
+
+
+def case_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of every case."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--work", type=Path, required=True, help="as `prepared` made it")
+    parser.add_argument("--result", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--set", type=json.loads, default={}, help="params on top of the folder's, as JSON")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before the clock starts")
+    parser.add_argument("--steps", type=int, default=60, help="steps on the clock")
+    return parser
+
+
+def load(args: argparse.Namespace) -> tuple[Any, Any]:
+    """The params of a case, with its own on top, and the runtime that they ask for."""
+    from bertrio.params import merged, read_yaml
+    from bertrio.params.loading import validate_params
+    from bertrio.runtime import set_up
+
+    own = merged(args.set, {"runtime": {"seed": args.seed}, "finetune": {"max_steps": args.warmup + args.steps}})
+    params = validate_params(merged(read_yaml(args.work / "params.yaml"), own), str(args.work / "params.yaml"))
+    return params, set_up(**params.runtime.model_dump(), width=params.encoder.width)
+
+
+def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:
+    """The tokenised training rows of the tasks that train."""
+    from bertrio.training.data import load_split
+
+    split = load_split(params, "train", args.work / "data/splits", args.work / "models/tokenizer")
+    return {task: split[task] for task in params.trains}
+
+
+class Clock:
+    """Times the steps after the warm-up: called after each with its number, from 1.
+
+    Args:
+        warmup: steps that are not timed, 1 or more.
+        steps: how many are.
+        device: waited for at both ends.
+        rows: how many rows have been trained on so far.
+    """
+
+    def __init__(self, warmup: int, steps: int, device: Any, rows: Callable[[], int]) -> None:
+        self.first, self.last, self.device, self.rows = warmup, warmup + steps, device, rows
+        self.times: dict[int, tuple[float, int]] = {}
+
+    def __call__(self, step: int) -> None:
+        if step in (self.first, self.last):
+            wait_for(self.device)
+            self.times[step] = (time.perf_counter(), self.rows())
+
+    def measured(self) -> dict[str, Any]:
+        """Seconds, rows and steps on the clock, and the peak memory of the process."""
+        from bertrio.stage import peak_memory_mb
+
+        (began, before), (ended, after) = self.times[self.first], self.times[self.last]
+        return {
+            "seconds": ended - began,
+            "rows": after - before,
+            "steps": self.last - self.first,
+            "peak_memory_mb": peak_memory_mb(),
+        }
+
+
+def wait_for(device: Any) -> None:
+    """Returns when the device has done all that it was given."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def write_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Leaves what a case measured for its parent."""
+    write_json(args.result, result, digits=6)

@@ -1,0 +1,102 @@
+"""One case of ours: training steps (`train`), or predictions for the dev rows of one task (`infer`).
+
+It is started by training.py and inference.py, with PYTHONPATH at benchmarks/ and src/, as the peers are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from common import Clock, case_parser, load, training_rows, wait_for, write_result
+
+from bertrio.stage import peak_memory_mb
+
+
+def train(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains as the stage `finetune` does, without scoring."""
+    from bertrio.model.multitask import build_model
+    from bertrio.training.build import build_trainer
+
+    params, runtime = load(args)
+    rows = training_rows(args, params)
+    model = build_model(params, args.work / "models/encoder", runtime)
+    fewest = min(-(-len(of) // params.tasks[task].batch_size) for task, of in rows.items())
+    epochs = 1 + params.finetune.max_steps // fewest  # more than enough: max_steps ends the last one
+    asked = params.finetune.model_copy(update={"epochs": epochs})
+    trainer, _ = build_trainer(params.model_copy(update={"finetune": asked}), model, rows)
+    clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.rows_seen)
+    trainer.after_step = [*trainer.after_step, clock]
+    for _ in trainer.run("benchmark"):
+        pass
+    return {**clock.measured(), **work_of(model.encoder.transformer.config, rows), "runtime": runtime.describe()}
+
+
+def work_of(config: Any, rows: dict[str, Any]) -> dict[str, float]:
+    r"""Tokens and floating-point operations that a row takes on average, the same number of rows from each task.
+
+    Training a row of t tokens takes :math:`6 N t + 12 L H t^2` operations: a multiplication and an addition for each
+    weight, forward once and backward twice, and the same for attention's two products. N are the weights of the
+    encoder's matrices, :math:`L (4 H^2 + 2 H I)`, without embeddings. Chowdhery et al. 2022, "PaLM", appendix B.
+    Padding does not count: it is no work that was asked for.
+    """
+    layers, hidden = config.num_hidden_layers, config.hidden_size
+    weights = layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
+    tokens, operations = [], []
+    for of in rows.values():
+        lengths = of.lengths.astype(float)
+        tokens.append(lengths.mean())
+        operations.append((6 * weights * lengths + 12 * layers * hidden * lengths**2).mean())
+    return {"tokens_per_row": sum(tokens) / len(tokens), "flop_per_row": sum(operations) / len(operations)}
+
+
+def infer(args: argparse.Namespace) -> dict[str, Any]:
+    """Tokenises and predicts the dev rows of `--task`, after a first round with a few of them."""
+    from bertrio.data.batches import Rows
+    from bertrio.data.table import read_table
+    from bertrio.model.multitask import build_model
+    from bertrio.model.tokenizer import load_tokenizer
+    from bertrio.params import build_tasks
+    from bertrio.training import loop
+
+    params, runtime = load(args)
+    model = build_model(params, args.work / "models/encoder", runtime)
+    tokenizer, batch = load_tokenizer(args.work / "models/tokenizer"), params.finetune.eval_batch_size
+    frame = read_table(args.work / "data/splits" / args.task / "dev.parquet")
+
+    def predict(part: Any) -> float:
+        rows = Rows(part, build_tasks(params)[args.task], tokenizer, params.encoder.max_length)
+        tokenised = time.perf_counter()
+        loop.infer(model, rows, batch)
+        wait_for(runtime.device)
+        return tokenised
+
+    predict(frame.head(4 * batch))
+    began = time.perf_counter()
+    tokenised = predict(frame)
+    seconds = time.perf_counter() - began
+    return {
+        "seconds": seconds,
+        "tokenising_seconds": tokenised - began,
+        "rows": len(frame),
+        "peak_memory_mb": peak_memory_mb(),
+        "runtime": runtime.describe(),
+    }
+
+
+COMMANDS = {"train": train, "infer": infer}
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = case_parser(__doc__)
+    parser.add_argument("command", choices=list(COMMANDS))
+    parser.add_argument("--task", default="qqp", help="infer: whose dev rows")
+    args = parser.parse_args(argv)
+    write_result(args, COMMANDS[args.command](args))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

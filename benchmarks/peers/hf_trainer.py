@@ -1,0 +1,87 @@
+"""A peer: `transformers.Trainer` on one task, with dynamic padding and the same precision as ours.
+
+The rows are tokenised before the clock starts, and every batch is full.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from common import Clock, case_parser, load, write_result
+
+
+def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any) -> list[dict[str, Any]]:
+    """The tokenised training rows, as the collator takes them."""
+    from bertrio.data.table import read_table
+
+    frame = read_table(args.work / "data/splits" / task.name / "train.parquet")
+    columns = [frame[column].tolist() for column in task.text_columns]
+    encoded = tokenizer(*columns, truncation=True, max_length=max_length)
+    label = int if task.target.discrete else float
+    return [
+        {**{name: values[row] for name, values in encoded.items()}, "label": label(value)}
+        for row, value in enumerate(frame["label"])
+    ]
+
+
+def train(args: Any) -> dict[str, Any]:
+    import torch
+    from transformers import (
+        AutoModelForSequenceClassification,
+        DataCollatorWithPadding,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
+    )
+
+    from bertrio.model.tokenizer import load_tokenizer
+    from bertrio.params import build_tasks
+
+    params, runtime = load(args)
+    tokenizer, task = load_tokenizer(args.work / "models/tokenizer"), build_tasks(params)[args.task]
+    outputs = max(2, task.target.size) if task.target.discrete else 1
+    model = AutoModelForSequenceClassification.from_pretrained(
+        str(args.work / "models/encoder"), num_labels=outputs, dtype=torch.float32
+    )
+    done = [0]  # steps
+    batch = params.tasks[args.task].batch_size
+    clock = Clock(args.warmup, args.steps, runtime.device, lambda: done[0] * batch)
+
+    class Told(TrainerCallback):
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+            done[0] = state.global_step
+            clock(state.global_step)
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            folder,
+            per_device_train_batch_size=batch,
+            max_steps=params.finetune.max_steps,
+            learning_rate=params.finetune.lr,
+            bf16=runtime.compute == torch.bfloat16,
+            use_cpu=runtime.device.type == "cpu",
+            dataloader_drop_last=True,
+            seed=args.seed,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
+        rows = dataset_of(args, task, params.encoder.max_length, tokenizer)
+        collator = DataCollatorWithPadding(tokenizer)
+        Trainer(model, arguments, collator, train_dataset=rows, callbacks=[Told()]).train()
+    return {**clock.measured(), "runtime": runtime.describe()}
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = case_parser(__doc__)
+    parser.add_argument("--task", required=True)
+    args = parser.parse_args(argv)
+    write_result(args, train(args))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

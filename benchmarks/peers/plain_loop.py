@@ -1,0 +1,120 @@
+"""A peer: a loop written by hand around transformers' AutoModel, with the peers' own SMART and PCGrad in it.
+
+It reads the same batches as ours, so that what differs is the step alone. `plain` is what the two are compared with.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import Clock, case_parser, load, training_rows, write_result
+from torch import Tensor, nn
+
+LOSSES = {
+    "sst": lambda logits, labels: F.cross_entropy(logits, labels),
+    "qqp": lambda logits, labels: F.binary_cross_entropy_with_logits(logits.squeeze(1), labels),
+    "sts": lambda logits, labels: F.mse_loss(logits.squeeze(1), labels),
+}
+
+
+class Model(nn.Module):
+    """An encoder, the mean of its hidden states, dropout, and a linear layer for each task."""
+
+    def __init__(self, encoder: nn.Module, sizes: dict[str, int]) -> None:
+        super().__init__()
+        self.encoder, self.dropout = encoder, nn.Dropout(0.1)
+        self.heads = nn.ModuleDict({task: nn.Linear(encoder.config.hidden_size, n) for task, n in sizes.items()})
+
+    def pooled(self, tokens: dict[str, Tensor], embeddings: Tensor | None = None) -> Tensor:
+        """Mean over the tokens, padding left out: [B, H]."""
+        if embeddings is None:
+            embeddings = self.encoder.get_input_embeddings()(tokens["input_ids"])
+        rest = {name: value for name, value in tokens.items() if name != "input_ids"}
+        hidden = self.encoder(inputs_embeds=embeddings, **rest).last_hidden_state
+        mask = tokens["attention_mask"].unsqueeze(-1)
+        return (hidden * mask).sum(1) / mask.sum(1)
+
+    def head(self, task: str, pooled: Tensor) -> Tensor:
+        return self.heads[task](self.dropout(pooled)).float()
+
+
+def plain(model: Model, batches: Sequence[Any], autocast: Any) -> None:
+    """The sum of the losses, a pass a task."""
+    for batch in batches:
+        with autocast():
+            loss = LOSSES[batch.task](model.head(batch.task, model.pooled(batch.inputs[0])), batch.labels)
+        loss.backward()
+
+
+def smart(model: Model, batches: Sequence[Any], autocast: Any) -> None:
+    """smart-pytorch, as its README has it, for one task with classes; on word embeddings."""
+    from smart_pytorch import SMARTLoss, kl_loss, sym_kl_loss
+
+    (batch,) = batches
+    tokens = batch.inputs[0]
+    with autocast():
+        embeddings = model.encoder.get_input_embeddings()(tokens["input_ids"])
+
+        def evaluate(embeddings: Tensor) -> Tensor:
+            return model.head(batch.task, model.pooled(tokens, embeddings))
+
+        state = evaluate(embeddings)
+        penalty = SMARTLoss(evaluate, kl_loss, sym_kl_loss, num_steps=1)(embeddings, state)
+        loss = LOSSES[batch.task](state, batch.labels) + 0.02 * penalty
+    loss.backward()
+
+
+def pcgrad(model: Model, batches: Sequence[Any], autocast: Any) -> None:
+    """TorchJD's PCGrad over the encoder's parameters, which all tasks share."""
+    from torchjd.aggregation import PCGrad
+    from torchjd.autojac import jac_to_grad, mtl_backward
+
+    losses, features = [], []
+    with autocast():
+        for batch in batches:
+            features.append(model.pooled(batch.inputs[0]))
+            losses.append(LOSSES[batch.task](model.head(batch.task, features[-1]), batch.labels))
+    mtl_backward(losses, features)
+    jac_to_grad([p for p in model.encoder.parameters() if getattr(p, "jac", None) is not None], PCGrad())
+
+
+STEPS = {"plain": plain, "smart": smart, "pcgrad": pcgrad}
+
+
+def train(args: Any) -> dict[str, Any]:
+    from transformers import AutoModel
+
+    from bertrio.training.data import build_streams
+
+    params, runtime = load(args)
+    rows = training_rows(args, params)
+    streams = build_streams(rows, params)
+    encoder = AutoModel.from_pretrained(str(args.work / "models/encoder"), dtype=torch.float32)
+    model = Model(encoder, {task: of.task.target.size for task, of in rows.items()}).to(runtime.device).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=params.finetune.lr, fused=True)
+    seen = [0]
+    clock = Clock(args.warmup, args.steps, runtime.device, lambda: seen[0])
+    for step in range(1, params.finetune.max_steps + 1):
+        batches = [next(streams[task]).to(runtime.device) for task in rows]
+        STEPS[args.method](model, batches, runtime.autocast)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        seen[0] += sum(len(batch.rows) for batch in batches)
+        clock(step)
+    return {**clock.measured(), "runtime": runtime.describe()}
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = case_parser(__doc__)
+    parser.add_argument("--method", choices=list(STEPS), required=True)
+    args = parser.parse_args(argv)
+    write_result(args, train(args))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

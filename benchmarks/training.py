@@ -1,0 +1,149 @@
+"""Training steps: how many rows a second, what each technique costs, and the peers beside it.
+
+    python benchmarks/training.py --peers --data path/to/course-data --encoder path/to/encoder
+    python benchmarks/training.py --peers --hidden 768 --layers 12 --batch 128 --fill --device cuda --peak-tflops 989
+
+The first is the table for two cores. The second needs nothing but the repository: a BERT-base of random weights on
+texts made up here (speed needs no trained ones), each filled up to the length limit, and tells what share of the
+card's peak is reached; `--only` with `sst`, `qqp`, `sts` and `joint` leaves out what is slow there.
+
+Peers (extra: peers): transformers' Trainer; smart-pytorch and TorchJD's PCGrad in a loop written by hand, which reads
+the same batches as ours. Pytorch-PCGrad is in no registry, so it is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from common import (
+    TASKS,
+    Case,
+    Runs,
+    add_model_options,
+    chosen,
+    markdown,
+    measure,
+    middle,
+    parser_of,
+    prepared,
+    rates,
+    ratio_cell,
+    report,
+)
+
+SURGERIES = ("pcgrad", "mgda", "upgrad", "imtl_g", "aligned_mtl", "cagrad")
+TECHNIQUES = {  # on top of which plain step, and the params that turn them on
+    "smart": ("sst", {"smart": {"lambda": 1, "steps": 1}}),
+    "bregman": ("sst", {"bregman": {"mu": 1}}),
+    "r_drop": ("sst", {"r_drop": {"alpha": 1}}),
+    "joint smart": ("joint", {"smart": {"lambda": 1, "steps": 1}}),
+    "uncertainty": ("joint", {"weighting": {"method": "uncertainty"}}),
+    **{method: ("joint", {"surgery": {"method": method}}) for method in SURGERIES},
+}
+OVER = {  # which step stands over which in the table of costs
+    **{name: [base] for name, (base, _) in TECHNIQUES.items()},
+    **{method: ["joint", "joint, one pass"] for method in SURGERIES},
+    "joint, one pass": ["joint"],
+    "loop: smart-pytorch": ["loop: sst", "smart"],
+    "loop: TorchJD pcgrad": ["loop: joint", "pcgrad"],
+}
+
+
+def ours(base: str, params: dict[str, Any]) -> tuple[str, ...]:
+    """The command of a case of ours on one task, or on all of them at once."""
+    tasks = list(TASKS) if base == "joint" else [base]
+    return ("ours.py", "train", "--set", json.dumps({**params, "schedule": {"tasks": tasks}}))
+
+
+def loop(method: str, *tasks: str) -> tuple[str, ...]:
+    """The command of a case of the loop written by hand."""
+    return ("peers/plain_loop.py", "--method", method, "--set", json.dumps({"schedule": {"tasks": tasks}}))
+
+
+def cases(peers: bool) -> list[Case]:
+    """All cases, in the order in which they run."""
+    found = [Case(task, ours(task, {}), f"our plain step on {task}") for task in TASKS]
+    apart, merged = ({"finetune": {"one_pass": merge}} for merge in (False, True))
+    found.append(Case("joint", ours("joint", apart), "our step on a batch of each task, a pass for each"))
+    found.append(Case("joint, one pass", ours("joint", merged), "the same in one pass, padded to one width"))
+    found += [Case(name, ours(base, params), f"{name} on top of {base}") for name, (base, params) in TECHNIQUES.items()]
+    if peers:
+        found += [
+            Case(f"Trainer: {task}", ("peers/hf_trainer.py", "--task", task), f"transformers' Trainer on {task}")
+            for task in TASKS
+        ]
+        found += [
+            Case("loop: sst", loop("plain", "sst"), "a plain step written by hand"),
+            Case("loop: smart-pytorch", loop("smart", "sst"), "the same with SMARTLoss of smart-pytorch, one step"),
+            Case("loop: joint", loop("plain", *TASKS), "a joint step written by hand, a pass a task"),
+            Case("loop: TorchJD pcgrad", loop("pcgrad", *TASKS), "the same with mtl_backward and PCGrad of TorchJD"),
+        ]
+    return found
+
+
+def speed_table(runs: Runs, peak_tflops: float | None) -> str:
+    """Rows a second, of ours and of Trainer; with a peak, the share of it that goes into the model's arithmetic."""
+    lines = []
+    for name in [*TASKS, "joint"]:
+        if name not in runs:
+            continue
+        peer, rate = f"Trainer: {name}", median(rates(runs, name))
+        tokens = rate * middle(runs, name, "tokens_per_row")
+        line = [name, f"{rate:.1f}", f"{tokens:.0f}", "", "", f"{middle(runs, name, 'peak_memory_mb'):.0f}", ""]
+        if peer in runs:
+            line[3:5] = f"{median(rates(runs, peer)):.1f}", ratio_cell(rates(runs, name), rates(runs, peer))
+            line[6] = f"{middle(runs, peer, 'peak_memory_mb'):.0f}"
+        if peak_tflops:
+            line.append(f"{rate * middle(runs, name, 'flop_per_row') / (1e12 * peak_tflops):.1%}")
+        lines.append(line)
+    header = ["case", "rows/s", "tokens/s", "Trainer rows/s", "ratio", "peak MB", "Trainer peak MB"]
+    return markdown([*header, "MFU"] if peak_tflops else header, lines)
+
+
+def epoch_table(runs: Runs) -> str:
+    """An epoch over as many rows of each task: our joint steps, and Trainer on one task after the other."""
+    peers = [f"Trainer: {task}" for task in TASKS]
+    if not {"joint", *peers} <= set(runs):
+        return ""
+    one = [len(TASKS) * 1000 / rate for rate in rates(runs, "joint")]
+    three = [sum(1000 / rate for rate in of) for of in zip(*[rates(runs, peer) for peer in peers])]
+    cells = [f"{median(of):.1f}" for of in (one, three)]
+    header = ["1,000 rows of each task", "ours, joint, s", "Trainer, three in turn, s", "ratio"]
+    return markdown(header, [["three-task epoch", *cells, ratio_cell(three, one)]])
+
+
+def cost_table(runs: Runs) -> str:
+    """Milliseconds a step, and how many times another step's."""
+    times = {case: [1000 * run["seconds"] / run["steps"] for run in of] for case, of in runs.items()}
+    lines = []
+    for name, bases in OVER.items():
+        for base in bases:
+            if name in runs and base in runs:
+                memory = [f"{middle(runs, case, 'peak_memory_mb'):.0f}" for case in (name, base)]
+                step = f"{median(times[name]):.1f}"
+                lines.append([name, base, step, ratio_cell(times[name], times[base]), *memory])
+    return markdown(["step", "over", "ms", "ratio", "peak MB", "peak MB of the other"], lines)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = parser_of(__doc__)
+    add_model_options(parser)
+    parser.add_argument("--steps", type=int, default=60, help="steps on the clock")
+    parser.add_argument("--warmup", type=int, default=5, help="steps before it starts")
+    parser.add_argument("--peak-tflops", type=float, help="of the card, dense bf16: adds model FLOP utilisation")
+    args = parser.parse_args(argv)
+    args.given = list(argv)
+    picked = chosen(cases(args.peers), args.only)
+    with prepared(args) as work:
+        common = ["--work", str(work), "--steps", str(args.steps), "--warmup", str(args.warmup)]
+        runs = measure(picked, args, common)
+    tables = [speed_table(runs, args.peak_tflops), epoch_table(runs), cost_table(runs)]
+    report("training", args, picked, runs, tables)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

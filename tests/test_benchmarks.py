@@ -1,0 +1,153 @@
+"""That every benchmark runs at a tiny size, and that its ratios and its count of operations are what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+TINY = ["--hidden", "16", "--layers", "1", "--rows", "24", "--batch", "4", "--device", "cpu", "--max-length", "32"]
+
+
+@pytest.fixture
+def bench(root, monkeypatch):
+    """Imports a script of benchmarks/; its neighbours are found as they are when it is run."""
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+
+    def load(name):
+        return importlib.import_module(name)
+
+    yield load
+    for name in ("common", "ours", "training", "inference", "startup", "growth"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory, request):
+    """The place that cases of training and inference work in."""
+    sys.path.insert(0, str(request.config.rootpath / "benchmarks"))
+    try:
+        common = importlib.import_module("common")
+        parser = common.parser_of(None)
+        common.add_model_options(parser)
+        with common.prepared(parser.parse_args([*TINY, "--threads", "1"])) as folder:
+            yield folder
+    finally:
+        sys.path.remove(str(request.config.rootpath / "benchmarks"))
+        sys.modules.pop("common", None)
+
+
+def run_case(bench, work, tmp_path, command, seed=1):
+    """Runs a case in this process and gives what it measured."""
+    script, *args = command
+    result = tmp_path / "result.json"
+    module = bench(script.removesuffix(".py").replace("/", "."))
+    module.main([*args, "--work", str(work), "--result", str(result), "--seed", str(seed)])
+    return json.loads(result.read_text())
+
+
+def run_script(root, tmp_path, name, *args):
+    """Runs a whole benchmark as a user does; its JSON and its tables."""
+    command = [sys.executable, f"benchmarks/{name}.py", *args, "--repeats", "1", "--threads", "1", "--out", tmp_path]
+    done = subprocess.run([*map(str, command)], cwd=root, capture_output=True, text=True, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / f"{name}.md").read_text().strip() in done.stdout
+    return json.loads((tmp_path / f"{name}.json").read_text()), done.stdout
+
+
+def test_training_runs_as_a_whole_and_tells_rates_and_ratios(root, tmp_path):
+    cases = ["--only", "sst", "smart", "--steps", "2", "--warmup", "1"]
+    told, text = run_script(root, tmp_path, "training", *TINY, *cases, "--peak-tflops", "1")
+    assert [case["name"] for case in told["cases"]] == ["sst", "smart"]
+    for case in told["cases"]:
+        (run,) = case["runs"]
+        assert run["steps"] == 2 and run["rows"] == 8 and run["seconds"] > 0 and run["peak_memory_mb"] > 0
+    assert "| smart | sst |" in text and "MFU" in text
+    assert told["machine"]["torch"] and told["machine"]["threads"] == 1
+
+
+def test_each_case_of_training_measures_the_steps_that_it_was_asked_for(bench, work, tmp_path):
+    peers = all(map(importlib.util.find_spec, ("smart_pytorch", "accelerate")))  # the extra of that name
+    training = bench("training")
+    for case in training.cases(peers):
+        told = run_case(bench, work, tmp_path, [*case.command, "--steps", "2", "--warmup", "1"])
+        tasks = 3 if '"qqp", "sts"' in str(case.command) else 1
+        assert told["steps"] == 2 and told["rows"] == 2 * 4 * tasks and told["seconds"] > 0, case.name
+
+
+def test_ours_and_the_peer_predict_all_dev_rows(bench, work, tmp_path):
+    peers = importlib.util.find_spec("sentence_transformers") is not None
+    for case in bench("inference").cases(peers, batch=4):
+        told = run_case(bench, work, tmp_path, case.command)
+        assert told["rows"] == 8 and told["seconds"] > 0, case.name
+
+
+def test_inference_runs_as_a_whole(root, tmp_path):
+    told, text = run_script(root, tmp_path, "inference", *TINY)
+    assert told["cases"][0]["runs"][0]["rows"] == 8 and "| ours |" in text
+
+
+def test_startup_times_whole_processes(root, tmp_path):
+    told, text = run_script(root, tmp_path, "startup", "--only", "bertrio --help", "stages/check.py")
+    assert all(0 < run["seconds"] < 60 for case in told["cases"] for run in case["runs"])
+    assert "| stages/check.py |" in text
+
+
+def test_growth_runs_the_pipeline(root, tmp_path):
+    told, text = run_script(root, tmp_path, "growth", "--rows", "24", "--rows-sizes", "1", "--members-sizes")
+    assert [case["name"] for case in told["cases"]] == ["rows x 1"]
+    assert "finetune-m1" in told["cases"][0]["runs"][0]["stages"] and "off the line" in text
+
+
+def test_a_ratio_is_the_median_of_the_ratios_within_the_turns(bench):
+    # a machine that slows down by half between turns leaves each turn's ratio alone
+    assert bench("common").ratio_cell([4.0, 2.0, 6.0], [2.0, 1.0, 2.0]) == "2.00 (2.00 to 3.00)"
+
+
+def test_points_on_a_line_with_a_fixed_cost_are_on_the_line(bench):
+    off = bench("growth").off_the_line([1, 2, 4, 8], [5.0, 7.0, 11.0, 19.0])
+    np.testing.assert_allclose(off, 0, atol=1e-12)
+    assert bench("growth").off_the_line([1, 2, 3], [1.0, 3.0, 3.0])[1] == pytest.approx(0.5)
+
+
+def test_operations_of_a_row_equal_those_counted_by_hand(bench):
+    config = SimpleNamespace(num_hidden_layers=2, hidden_size=4, intermediate_size=8)
+    rows = {"sst": SimpleNamespace(lengths=np.array([3, 5]))}
+    told = bench("ours").work_of(config, rows)
+    weights = 2 * (4 * 16 + 2 * 32)  # per layer: query, key, value and output, then up and down
+    by_hand = [6 * weights * t + 3 * 2 * (2 * 2 * t * t * 4) for t in (3, 5)]  # 3 passes, 2 layers, 2 products
+    assert told == {"tokens_per_row": 4.0, "flop_per_row": sum(by_hand) / 2}
+
+
+def test_operations_equal_those_that_torch_counts(bench):
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(vocab_size=10, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+    config._attn_implementation = "eager"  # whose products the counter sees
+    model, ids = BertModel(config, add_pooling_layer=False), torch.zeros(1, 7, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(ids).last_hidden_state.sum().backward()
+    told = bench("ours").work_of(config, {"sst": SimpleNamespace(lengths=np.array([7]))})["flop_per_row"]
+    assert told == counter.get_total_flops()
+
+
+def test_filled_texts_have_as_many_words_as_the_limit(bench):
+    import pandas as pd
+
+    frame = pd.DataFrame({"id": ["a", "b"], "text": ["one two three", "four"], "label": [0.0, 1.0]})
+    filled = bench("common").of_length(frame, ["text"], 7)
+    assert [len(text.split()) for text in filled["text"]] == [9, 7]
+    assert bench("common").of_length(frame, ["text"], 0).equals(frame)
+
+
+def test_an_unknown_case_is_refused_with_the_known_ones(bench):
+    with pytest.raises(SystemExit, match="no case nothing; there are ours"):
+        bench("common").chosen(bench("inference").cases(False, 4), ["nothing"])

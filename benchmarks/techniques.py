@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -65,20 +66,31 @@ def prepare(args: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
         write_params(folder, base)
         for name in PREPARE:
             stage(folder, name)
-        for test in (folder / "data" / "splits").glob("*/test.parquet"):  # dev is what the table shows
+        splits = folder / "data" / "splits"
+        for test in splits.glob("*/test.parquet"):  # dev is what the table shows
             pd.read_parquet(test).head(0).to_parquet(test)
+        shutil.copytree(splits, folder / "timed" / "splits")
+        for dev in (folder / "timed" / "splits").glob("*/dev.parquet"):  # steps are what is timed
+            pd.read_parquet(dev).head(32).to_parquet(dev)
         (folder / "ready").touch()
     return folder, base
 
 
-def finetune(row: str, seed: int, place: Path, prepared: Path, base: dict[str, Any]) -> dict[str, Any]:
+def finetune(
+    row: str, seed: int, place: Path, prepared: Path, base: dict[str, Any], splits: str = "data/splits"
+) -> dict[str, Any]:
     """Trains one row in a folder of its own; returns its dev metrics and costs."""
     write_params(place, merged(merged(base, {"runtime": {"seed": seed}}), SPEC["rows"][row]))
     for name in ("data", "models"):
         (place / name).mkdir(exist_ok=True)
-    for name in ("data/splits", "models/tokenizer", "models/prefinetuned"):
+    links = {
+        "data/splits": splits,
+        "models/tokenizer": "models/tokenizer",
+        "models/prefinetuned": "models/prefinetuned",
+    }
+    for name, to in links.items():
         if not (place / name).exists():
-            (place / name).symlink_to(prepared / name)
+            (place / name).symlink_to(prepared / to)
     stage(place, "finetune", "--member", "base")
     tasks = build_tasks(load_params(place / "params.yaml"))
     table = read_predictions(place / "predictions/members/base/predictions.parquet")
@@ -119,7 +131,8 @@ def time(args: argparse.Namespace) -> None:
     for row in args.rows:
         options = SPEC["rows"][row].get("schedule", {})
         now = merged(short, {"schedule": {"steps": 3 * TIMED_BATCHES}}) if "steps" in options else short
-        cost = finetune(row, 1, Path(args.work).resolve() / f"time-{row}", prepared, now)["cost"]
+        place = Path(args.work).resolve() / f"time-{row}"
+        cost = finetune(row, 1, place, prepared, now, "timed/splits")["cost"]
         write_json(RESULTS / "time" / f"{row}.json", {"row": row, "threads": args.threads, **cost}, digits=1)
         print(f"{row}: {cost['ms_per_step']:.0f} ms a step, {cost['peak_memory_mb']:.0f} MB", flush=True)
 
@@ -135,15 +148,17 @@ def table(args: argparse.Namespace) -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     plain = np.mean([result["dev"]["overall_normalized"] for result in runs["plain"]])
     for row in [row for row in SPEC["rows"] if row in runs]:
-        scores = [np.mean([r["dev"][task][metric] for r in runs[row]]) for task, metric in columns]
+        trains = SPEC["rows"][row].get("schedule", {}).get("tasks", [task for task, _ in columns])
+        scores = [f"{np.mean([r['dev'][task][metric] for r in runs[row]]):.3f}" for task, metric in columns]
+        scores = [score if task in trains else "" for score, (task, _) in zip(scores, columns)]
         overall = np.mean([r["dev"]["overall_normalized"] for r in runs[row]])
+        told_overall = [f"{overall:.4f}", f"{overall - plain:+.4f}"] if len(trains) == len(columns) else ["", ""]
         timing = RESULTS / "time" / f"{row}.json"
         cost = read_json(timing) if timing.exists() else {}
         told = [
             f"{cost[key]:.0f}" if key in cost else "" for key in ("ms_per_step", "rows_per_second", "peak_memory_mb")
         ]
-        cells = [row, str(len(runs[row])), *[f"{score:.3f}" for score in scores], f"{overall:.4f}"]
-        print(f"| {' | '.join([*cells, f'{overall - plain:+.4f}', *told])} |")
+        print(f"| {' | '.join([row, str(len(runs[row])), *scores, *told_overall, *told])} |")
     for row, results in runs.items():
         rates = [result["conflict_rate"] for result in results if "conflict_rate" in result]
         if rates:

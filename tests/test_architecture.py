@@ -33,7 +33,8 @@ METHOD_ROOMS = {
     "model.lora",
     "model.pooling",
 }  # they get plain values, never params
-LIGHT = {"cli", "params", "tasks", "data.inputs", "data.table", "evaluation.metrics", "ensembling", "training.soup"}  # no torch
+# they import no torch
+LIGHT = {"cli", "params", "tasks", "data.inputs", "data.table", "evaluation.metrics", "ensembling", "training.soup"}
 
 
 def modules(root: Path) -> dict[str, set[str]]:

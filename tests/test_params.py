@@ -481,6 +481,18 @@ def test_a_param_of_two_types_is_named_as_it_stands_in_the_file(load, param, val
             {"encoder": {"frozen": True}, "surgery": {"log_conflicts": True}},
             r"surgery\.log_conflicts: found true, but it acts on the encoder's gradients, and encoder\.frozen",
         ),
+        (
+            {"finetune": {"accumulate": 2}, "tasks": {"sts": {"loss": "pearson"}}},
+            r"finetune\.accumulate: found 2, but loss pearson of task sts compares the rows of a whole batch",
+        ),
+        (
+            {"finetune": {"accumulate": 2}, "smart": {"lambda": 1, "projection": "rescale"}},
+            r"finetune\.accumulate: found 2, but smart\.projection rescale",
+        ),
+        (
+            {"bregman": {"mu": 1, "late_momentum": 0}},
+            r"bregman\.late_momentum: found 0, which makes the teacher the model itself",
+        ),
         ({"encoder": {"frozen": True, "lora": {"rank": 2}}}, r"encoder: frozen: a frozen encoder has no use for lora"),
         (
             {"encoder": {"frozen": True}, "tasks": {"sts": COSINE}},

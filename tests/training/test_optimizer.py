@@ -224,3 +224,19 @@ def test_clipping_bounds_the_joint_norm_and_none_leaves_it(model):
     clip_gradients(model, 0.5)
     norm = torch.cat([p.grad.flatten() for p in model.parameters()]).norm()
     assert norm.item() == pytest.approx(0.5, rel=1e-4)
+
+
+def test_what_feeds_all_layers_learns_as_slowly_as_embeddings():
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    config = DebertaV2Config(
+        vocab_size=20, hidden_size=8, num_hidden_layers=3, num_attention_heads=2, intermediate_size=8,
+        relative_attention=True, norm_rel_ebd="layer_norm",
+    )  # fmt: skip
+    model = nn.Module()
+    model.encoder = nn.Module()
+    model.encoder.transformer = DebertaV2Model(config)
+    places = layers_below_heads(model)
+    assert places["encoder.transformer.encoder.LayerNorm.weight"] == 4
+    assert places["encoder.transformer.encoder.rel_embeddings.weight"] == 4
+    assert places["encoder.transformer.encoder.layer.2.output.dense.weight"] == 1

@@ -166,8 +166,15 @@ class Params(Group):
             "weighting.weights: only weighting.method fixed reads it; leave it {} with uncertainty"
             if self.weighting.weights and self.weighting.method != "fixed"
             else None,
-            "bregman.momentum: found 0, which makes the teacher the model itself, and no penalty; the paper has 0.99"
-            if self.bregman.mu and self.bregman.momentum == 0 and not self.bregman.late_momentum
+            *[
+                f"bregman.{name}: found 0, which makes the teacher the model itself, and no penalty; "
+                f"the paper has {usual}"
+                for name, usual in (("momentum", 0.99), ("late_momentum", 0.999))
+                if self.bregman.mu and getattr(self.bregman, name) == 0
+            ],
+            f"finetune.accumulate: found {self.finetune.accumulate}, but smart.projection rescale moves the noise by a "
+            "gradient that depends on the size of the batch; use 1, or projection ball"
+            if self.finetune.accumulate > 1 and self.smart.strength and self.smart.projection == "rescale"
             else None,
         ]
 

@@ -55,8 +55,9 @@ class SurgeryParams(Group):
 
 def _norm_name(value: Any) -> Any:
     """`dvc exp run -S smart.norm=inf` writes a float of YAML, and `=2` a number."""
-    numbers = not isinstance(value, bool) and isinstance(value, (int, float))
-    return {2.0: "2", math.inf: "inf"}.get(float(value), value) if numbers else value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return "2" if value == 2 else "inf" if value == math.inf else value
 
 
 class SmartParams(Group):

@@ -109,7 +109,7 @@ class Smart:
         outputs: Tensor,
         divergence: Divergence,
     ) -> Tensor:
-        """The penalty, a float32 scalar of at least 0, for a batch.
+        """The penalty, in float32 and at least 0: a scalar, or one number for each task if `divergence` gives that.
 
         Args:
             forward: from embeddings to outputs [B, size], with the dropout masks of the clean pass: with others the
@@ -117,7 +117,8 @@ class Smart:
                 compute in it: matrix products in bf16 swallow noise of 1e-5.
             embeddings: what goes in as `inputs_embeds`: [B, T, H], for one text or two that are encoded apart.
             masks: [B, T] for each of the embeddings, 0 at padding.
-            outputs: [B, size], of the clean pass; with its graph, or the gradient is half of what it should be.
+            outputs: of the clean pass, in the shape that `forward` gives ([B, size], or flat for several tasks); with
+                its graph, or the gradient is half of what it should be.
             divergence: of the task's target; or, where the rows of several tasks go through together, one number for
                 each. A row's noise follows from its own task's alone, and the penalty is one number for each as well.
 

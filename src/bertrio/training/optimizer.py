@@ -68,7 +68,8 @@ def layers_below_heads(model: nn.Module) -> dict[str, int]:
     def below(name: str) -> int:
         if numbers.get(name):
             return layers - int(numbers[name][1])
-        return layers + 1 if name.startswith(body) and "embed" in name else 0
+        on_top = not name.startswith(body) or "pooler" in name or "final_norm" in name
+        return 0 if on_top else layers + 1  # what has no layer of its own feeds all of them
 
     return {name: below(name) for name in names}
 

@@ -11,6 +11,7 @@ joins two sentences: `build_heads`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -71,7 +72,7 @@ class Head(nn.Module):
         return [self.activation(self.projection(vector)) for vector in pooled]
 
 
-class FeedForward(Head):
+class FeedForward(Head, ABC):
     """Dropout on the `features` of the vectors, `depth` hidden layers, and a linear layer.
 
     Args:
@@ -116,9 +117,9 @@ class FeedForward(Head):
         self.output = nn.Linear(width if depth else joined, size)
 
     @staticmethod
+    @abstractmethod
     def features(*vectors: Tensor) -> Tensor:
         """The vectors [B, H] made one: [B, F]."""
-        raise NotImplementedError
 
     def forward(self, *pooled: Tensor) -> HeadOutput:
         state = self.dropout(self.features(*self.project(pooled)))

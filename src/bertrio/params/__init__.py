@@ -6,26 +6,19 @@ reported in one message.
 """
 
 from bertrio.params.data import DataParams, HubCorpus, HubTask
-from bertrio.params.groups import EncoderParams, MlmParams, MlmRows, OptimizerParams, TinyParams
+from bertrio.params.groups import EncoderParams, MlmRows, OptimizerParams, TinyParams
 from bertrio.params.loading import build_tasks, load_member, load_params, merged, read_yaml
 from bertrio.params.root import Params
 from bertrio.params.tasks import TaskParams
-from bertrio.params.techniques import BregmanParams, PenaltyParams, RDropParams, SmartParams, SurgeryParams
 
 __all__ = [
-    "BregmanParams",
     "DataParams",
     "EncoderParams",
     "HubCorpus",
     "HubTask",
-    "MlmParams",
     "MlmRows",
     "OptimizerParams",
     "Params",
-    "PenaltyParams",
-    "RDropParams",
-    "SmartParams",
-    "SurgeryParams",
     "TaskParams",
     "TinyParams",
     "build_tasks",

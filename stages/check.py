@@ -7,10 +7,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code
 
 from bertrio.data.inputs import check_inputs
 from bertrio.stage import run_stage
+from bertrio.training.trackers import need_trackers
 
 
 def main() -> None:
-    check_inputs()
+    params = check_inputs()
+    need_trackers(params.tracking.to)
 
 
 if __name__ == "__main__":

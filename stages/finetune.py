@@ -23,6 +23,7 @@ def main(member: str) -> dict:
         predictions=f"predictions/members/{member}",
         history=f"plots/history/{member}.csv",
         conflicts=f"plots/conflicts/{member}.csv",
+        steps=f"plots/steps/{member}.csv",
     )
 
 

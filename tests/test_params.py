@@ -566,6 +566,7 @@ def test_members_may_override_the_groups_of_techniques_and_say_what_they_answer(
         ("bregman", {"mu": 1}),
         ("r_drop", {"alpha": 1}),
         ("penalties", {"l2": 1}),
+        ("tracking", {"every": 3}),
     ],
 )
 def test_every_group_that_fine_tuning_reads_can_differ_by_member(load, group, block):
@@ -685,3 +686,31 @@ def test_a_head_and_loss_that_params_let_through_can_be_built_and_trained(kind, 
             assert of.predict(output.outputs.detach().double().numpy()).values.shape == (4,)
     assert {loss for _, loss in let_through} <= set(build_target(target, 3, (0, 5)).losses)
     assert len(let_through) >= 4
+
+
+@pytest.mark.parametrize(
+    ("challenge", "message"),
+    [
+        (
+            {"task": "qpq", "path": "a.tsv"},
+            r"challenges\.paws\.task: found 'qpq', expected one of .*did you mean qqp\?",
+        ),
+        ({"task": "qqp", "pth": "a.tsv"}, r"unknown param; did you mean evaluate\.challenges\.paws\.path\?"),
+        ({"task": "qqp"}, r"challenges\.paws\.path: is missing"),
+        (
+            {"task": "sst", "path": "a", "columns": {"text_a": "x"}},
+            r"paws\.columns: found 'text_a', .* id, text, label",
+        ),
+        ({"task": "sst", "path": "a", "columns": {"txt": "x"}}, r"challenges\.paws\.columns\.txt"),
+        ({"task": "sst", "path": "a", "delimiter": "||"}, r"paws\.delimiter: .*at most 1 character"),
+    ],
+)
+def test_a_challenge_is_checked_before_any_work(load, challenge, message):
+    with pytest.raises(UserError, match=message):
+        load({"evaluate": {"challenges": {"paws": challenge}}})
+
+
+@pytest.mark.parametrize("name", ["dev", "selection"])
+def test_a_challenge_has_no_name_of_a_split(load, name):
+    with pytest.raises(UserError, match=rf"evaluate\.challenges\.{name}: is a word of its own here"):
+        load({"evaluate": {"challenges": {name: {"task": "sst", "path": "a"}}}})

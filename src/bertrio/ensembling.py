@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.errors import UserError
-from bertrio.evaluation.metrics import METRICS
+from bertrio.evaluation.metrics import METRICS, Scored
 from bertrio.evaluation.predictions import (
     KEYS,
     check_predictions,
@@ -251,7 +251,7 @@ def _combine_task(frames: Mapping[str, pd.DataFrame], how: str, task: Task) -> t
         rows = np.flatnonzero((first["split"] == SELECTION) & first["label"].notna())
         labels, metric = first["label"].to_numpy(np.float64)[rows], METRICS[task.target.metrics[0]]
         chosen_on = Predicted(*[None if part is None else part[:, rows] for part in said])
-        picked = pick_members(chosen_on, lambda result: metric(labels, result.values))
+        picked = pick_members(chosen_on, lambda result: metric(Scored(labels, result.values, result.probabilities)))
     result = _blend(COMBINE.get(how, mean), said, picked)
     nothing = [None] * len(first)
     part = first.assign(

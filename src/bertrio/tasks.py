@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -41,6 +42,11 @@ class Predicted(NamedTuple):
     probabilities: Array | None
     scores: Array | None
 
+    def take(self, rows: Sequence[int]) -> Predicted:
+        """The predictions of some rows."""
+        places = np.asarray(rows, dtype=np.int64)
+        return Predicted(*[None if part is None else part[places] for part in self])
+
 
 class Target(ABC):
     """What a task predicts."""
@@ -64,6 +70,15 @@ class Target(ABC):
     def predict(self, outputs: Array) -> Predicted:
         """Turns a head's outputs [B, size] into predictions."""
 
+    def change(self, before: Predicted, after: Predicted) -> tuple[NDArray[np.bool_], Array]:
+        """Whether the prediction of each row [B] is another one, and how far it moved.
+
+        How far: the absolute change of the probability of the class that was predicted before.
+        """
+        rows, classes = np.arange(len(before.values)), before.values.astype(np.int64)
+        moved = np.abs(after.probabilities[rows, classes] - before.probabilities[rows, classes])
+        return before.values != after.values, moved
+
 
 @dataclass(frozen=True)
 class Classes(Target):
@@ -73,7 +88,7 @@ class Classes(Target):
 
     losses = ("cross_entropy", "dual_objective")
     divergence = "categorical"
-    metrics = ("accuracy",)
+    metrics = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
     discrete = True
     label_dtype = "int64"
 
@@ -99,6 +114,7 @@ class Ordered(Classes):
     """One of `count` classes that have an order, such as degrees of sentiment."""
 
     losses = ("cross_entropy", "dual_objective", "ordinal_log_loss")
+    metrics = ("accuracy", "macro_f1", "balanced_accuracy", "off_by_one", "mae", "quadratic_kappa", "ece", "brier")
 
 
 @dataclass(frozen=True)
@@ -108,7 +124,7 @@ class Binary(Target):
     size = 1
     losses = ("bce", "siamese_softmax", "cosine_mse", "cosine_embedding", "cosent")
     divergence = "bernoulli"
-    metrics = ("accuracy", "f1")
+    metrics = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
     discrete = True
     label_dtype = "float32"
 
@@ -136,7 +152,7 @@ class Score(Target):
     size = 1
     losses = ("mse", "pearson", "cosine_mse", "cosine_embedding", "cosent")
     divergence = "squared"
-    metrics = ("pearson", "spearman")
+    metrics = ("pearson", "spearman", "rmse")
     discrete = False
     label_dtype = "float32"
 
@@ -148,6 +164,11 @@ class Score(Target):
     def predict(self, outputs: Array) -> Predicted:
         scores = outputs[:, 0]
         return Predicted(scores.clip(self.low, self.high), None, scores)
+
+    def change(self, before: Predicted, after: Predicted) -> tuple[NDArray[np.bool_], Array]:
+        """As for classes, where a score is another one if it moved by more than a tenth of the range."""
+        moved = np.abs(after.values - before.values)
+        return moved > (self.high - self.low) / 10, moved
 
 
 @dataclass(frozen=True)

@@ -212,3 +212,46 @@ def test_conflict_rows_keep_the_cosine_within_its_range_and_refuse_a_wrong_size(
     assert conflict_rows(0, ["a", "b"], over)[0]["cosine"] == 1.0
     with pytest.raises(ValueError, match="expected a Gramian of 3 tasks, got shape \\(2, 2\\)"):
         conflict_rows(0, ["a", "b", "c"], over)
+
+
+class Words(nn.Module):
+    """Two tasks that look up words, some of them the same, with sparse gradients or dense ones."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.layer = nn.Embedding(20, 5, sparse=sparse), nn.Linear(5, 2)
+
+    def loss(self, task):
+        ids = torch.tensor([[3, 7, 7, 9], [1, 7, 19, 3]] if task == "a" else [[9, 2, 7, 2], [0, 18, 1, 4]])
+        return (self.layer(self.words(ids)).square().mean(dim=(1, 2)) * torch.tensor([1.0, 2.0])).sum()
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.3, -2.0)])
+@pytest.mark.parametrize("tasks", [("a", "b"), ("a", "b", "a")])
+def test_sparse_gradients_combine_as_dense_ones_do(tasks, weights):
+    gramians, sums = [], []
+    for sparse in (True, False):
+        model = Words(sparse)
+        kept = TaskGradients(list(model.parameters()))
+        for task in tasks:
+            model.loss(task).backward()
+            assert model.words.weight.grad.is_sparse == sparse
+            kept.take(task)
+        gramians.append(kept.gramian())
+        kept.put(weights)
+        assert model.words.weight.grad.is_sparse == sparse
+        sums.append([parameter.grad.to_dense() for parameter in model.parameters()])
+    torch.testing.assert_close(*gramians, rtol=1e-6, atol=0)
+    for one, other in zip(*sums):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_sparse_gradient_beside_a_dense_one_counts_as_what_it_stands_for():
+    parameter = nn.Parameter(torch.zeros(4, 2))
+    kept = TaskGradients([parameter])
+    parameter.grad = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), (4, 2))
+    kept.take("a")
+    parameter.grad = torch.arange(8.0).view(4, 2)
+    kept.take("b")
+    assert kept.gramian().tolist() == [[52.0, 26.0], [26.0, 140.0]]

@@ -15,9 +15,8 @@ def check(tmp_path, root):
         path = tmp_path / "params.yaml"
         path.write_text(yaml.safe_dump(merged(read_yaml(root / "params.yaml"), overrides), sort_keys=False))
         check_inputs(path, tmp_path / "inputs")
-        return {
-            name: read_json(tmp_path / "inputs" / f"{name}.json") for name in ("source", "corpora", "encoder", "tasks")
-        }
+        names = ("source", "corpora", "encoder", "tasks", "challenges")
+        return {name: read_json(tmp_path / "inputs" / f"{name}.json") for name in names}
 
     return run
 
@@ -33,7 +32,7 @@ def course(tmp_path):
 
 def test_the_default_looks_at_nothing_outside(check):
     digests = check()
-    assert (digests["source"], digests["corpora"], digests["encoder"]) == ({}, {}, {})
+    assert (digests["source"], digests["corpora"], digests["encoder"], digests["challenges"]) == ({}, {}, {}, {})
     assert digests["tasks"]["sts"] == {"kind": "pair", "target": "score", "classes": None, "range": [0.0, 5.0]}
 
 
@@ -67,11 +66,28 @@ def test_own_files_are_looked_at_one_by_one(check, course):
         check(data={"source": "files", "path": str(course), "files": files})
 
 
+def test_a_changed_challenge_file_changes_its_digest_alone(check, tmp_path):
+    files = {name: tmp_path / f"{name}.tsv" for name in ("paws", "films")}
+    for file in files.values():
+        file.write_text("x\n")
+    challenges = {name: {"task": "qqp", "path": str(file)} for name, file in files.items()}
+    before = check(evaluate={"challenges": challenges})
+    files["paws"].write_text("y\n")
+    after = check(evaluate={"challenges": challenges})
+    assert before["challenges"]["paws"] != after["challenges"]["paws"]
+    assert before["challenges"]["films"] == after["challenges"]["films"]
+    assert before["source"] == after["source"]
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"data": {"source": "cs224n", "path": "../gone"}}, r"data\.path: there is no file or folder \.\./gone"),
         ({"encoder": {"name": "./gone"}}, r"encoder\.name: there is no file or folder \./gone"),
+        (
+            {"evaluate": {"challenges": {"paws": {"task": "qqp", "path": "gone.tsv"}}}},
+            r"evaluate\.challenges\.paws\.path: there is no file or folder gone\.tsv",
+        ),
         ({"ensemble": {"members": {"b": {"finetune": {"lr": 0}}}}}, r"ensemble\.members\.b\.finetune\.lr"),
     ],
 )

@@ -5,9 +5,9 @@ import scipy.stats
 import sklearn.metrics
 
 from bertrio.errors import UserError
-from bertrio.evaluation.metrics import METRICS, evaluate_predictions, selection_score
+from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS, Scored, evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import prediction_rows
-from bertrio.tasks import Binary, Ordered, Score, Task
+from bertrio.tasks import Binary, Classes, Ordered, Score, Task
 
 TASKS = {
     "sst": Task("sst", "single", "cross", Ordered(5)),
@@ -30,61 +30,136 @@ def full(split="dev"):
     return pd.concat([sst, qqp, rows("sts", [0, 1, 2], [3, 2, 1], split)], ignore_index=True)
 
 
-def test_metrics_equal_those_of_scikit_learn_and_the_formulas():
+def measure(metric, labels, predictions):
+    return METRICS[metric](Scored(np.array(labels, float), np.array(predictions, float)))
+
+
+def measure_probabilities(metric, labels, yes):
+    yes = np.array(yes, float)
+    return METRICS[metric](Scored(np.array(labels, float), (yes > 0.5).astype(float), np.stack((1 - yes, yes), 1)))
+
+
+CLASSES = {
+    "accuracy": sklearn.metrics.accuracy_score,
+    "macro_f1": lambda y, p: sklearn.metrics.f1_score(y, p, average="macro"),
+    "balanced_accuracy": lambda y, p: np.mean([(p[y == c] == c).mean() for c in np.unique(y)]),
+    "mae": sklearn.metrics.mean_absolute_error,
+    "quadratic_kappa": lambda y, p: sklearn.metrics.cohen_kappa_score(y, p, labels=range(5), weights="quadratic"),
+    "off_by_one": lambda y, p: np.mean(np.abs(y - p)[y != p] == 1),
+}
+
+
+@pytest.mark.parametrize("metric", CLASSES)
+@pytest.mark.parametrize("classes", [[0, 1, 2, 3, 4], [0, 2, 4], [1, 2]])  # classes that no row has, too
+def test_metrics_of_classes_equal_those_of_scikit_learn(metric, classes):
     generator = np.random.default_rng(1)
-    labels, predictions = generator.integers(0, 2, (2, 200)).astype(float)
-    expected = sklearn.metrics.accuracy_score(labels, predictions)
-    assert METRICS["accuracy"](labels, predictions) == pytest.approx(expected)
-    assert METRICS["f1"](labels, predictions) == pytest.approx(sklearn.metrics.f1_score(labels, predictions))
+    labels = generator.choice(classes, 200, p=np.arange(1, len(classes) + 1) / sum(range(1, len(classes) + 1)))
+    predictions = np.where(generator.random(200) < 0.5, labels, generator.choice(classes, 200))
+    assert measure(metric, labels, predictions) == pytest.approx(CLASSES[metric](labels, predictions))
+
+
+@pytest.mark.parametrize("digits", [8, 1])  # one digit: many ties
+def test_metrics_of_yes_and_no_equal_those_of_scikit_learn(digits):
+    generator = np.random.default_rng(1)
+    labels = generator.integers(0, 2, 200)
+    yes = np.round(1 / (1 + np.exp(-generator.normal(labels - 0.5, 1))), digits)
+    assert measure("f1", labels, yes > 0.5) == pytest.approx(sklearn.metrics.f1_score(labels, yes > 0.5))
+    for metric, expected in (
+        ("roc_auc", sklearn.metrics.roc_auc_score),
+        ("average_precision", sklearn.metrics.average_precision_score),
+        ("brier", sklearn.metrics.brier_score_loss),
+    ):
+        assert measure_probabilities(metric, labels, yes) == pytest.approx(expected(labels, yes)), metric
+
+
+def test_metrics_of_scores_equal_the_formulas():
+    generator = np.random.default_rng(1)
     gold = generator.integers(0, 6, 200).astype(float)  # with ties
     scores = gold + generator.normal(0, 2, 200)
-    assert METRICS["pearson"](gold, scores) == pytest.approx(np.corrcoef(gold, scores)[0, 1])
-    ranks = [pd.Series(values).rank() for values in (gold, scores)]
-    assert METRICS["spearman"](gold, scores) == pytest.approx(np.corrcoef(*ranks)[0, 1])
-    assert METRICS["spearman"](gold, scores) == pytest.approx(scipy.stats.spearmanr(gold, scores).statistic)
+    assert measure("pearson", gold, scores) == pytest.approx(np.corrcoef(gold, scores)[0, 1])
+    assert measure("spearman", gold, scores) == pytest.approx(scipy.stats.spearmanr(gold, scores).statistic)
+    assert measure("rmse", gold, scores) == pytest.approx(sklearn.metrics.root_mean_squared_error(gold, scores))
 
 
 @pytest.mark.parametrize("name", ["pearson", "spearman"])
 @pytest.mark.filterwarnings("error")
 def test_a_correlation_with_a_constant_is_zero(name):
-    changing, constant = np.array([1.0, 2.0, 4.0]), np.full(3, 0.1)
+    changing, constant = [1.0, 2.0, 4.0], [0.1] * 3
     for labels, predictions in ((changing, constant), (constant, changing), (constant, constant)):
-        assert METRICS[name](labels, predictions) == 0
-    assert METRICS[name](np.array([3.0]), np.array([2.0])) == 0  # one row is constant too
+        assert measure(name, labels, predictions) == 0
+    assert measure(name, [3.0], [2.0]) == 0  # one row is constant too
 
 
 @pytest.mark.filterwarnings("error")
 def test_f1_without_positives_is_zero():
     no, yes = np.zeros(3), np.ones(3)
-    assert METRICS["f1"](no, no) == METRICS["f1"](no, yes) == METRICS["f1"](yes, no) == 0
-    assert METRICS["f1"](yes, yes) == 1
+    assert measure("f1", no, no) == measure("f1", no, yes) == measure("f1", yes, no) == 0
+    assert measure("f1", yes, yes) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_metrics_that_would_divide_by_zero_say_that_nothing_was_learned():
+    assert measure("off_by_one", [0, 1, 2], [0, 1, 2]) == 0  # no errors
+    assert measure("quadratic_kappa", [2, 2, 2], [2, 2, 2]) == 0  # nothing but chance
+    assert measure_probabilities("roc_auc", [1, 1, 1], [0.2, 0.6, 0.8]) == 0.5
+    assert measure_probabilities("roc_auc", [0, 1, 1], [0.4, 0.4, 0.4]) == 0.5
+    assert measure_probabilities("average_precision", [0, 0, 0], [0.2, 0.6, 0.8]) == 0
+
+
+def test_confidence_is_that_of_the_prediction_even_where_a_vote_overruled_the_probabilities():
+    scored = Scored(np.array([1.0, 0]), np.array([0.0, 1]), np.array([[0.25, 0.75], [0.375, 0.625]]))
+    assert scored.confidence.tolist() == [0.25, 0.625] and scored.correct.tolist() == [0, 0]
+    assert scored.take(np.array([False, True])).confidence.tolist() == [0.625]
+
+
+def test_every_kind_of_target_names_known_metrics_and_all_are_used():
+    kinds = (Classes(3), Ordered(5), Binary(), Score(0.0, 5.0))
+    assert {name for kind in kinds for name in kind.metrics} == set(METRICS) > set(LOWER_IS_BETTER)
+    assert [kind.metrics[0] for kind in kinds] == ["accuracy", "accuracy", "accuracy", "pearson"]
+
+
+@pytest.mark.parametrize("target", [Ordered(5), Binary(), Score(0.0, 5.0)], ids=lambda target: type(target).__name__)
+def test_right_answers_are_better_than_none_by_every_metric(target):
+    labels = np.random.default_rng(0).integers(0, 2, 50).astype(float)
+    right = np.eye(5)[labels.astype(int)] * 9 if target.size > 1 else (labels[:, None] - 0.5) * 9
+    metrics = []
+    for outputs in (right, right[::-1]):
+        table = prediction_rows(
+            Task("t", "single", "cross", target), "dev", [str(i) for i in range(50)], labels, outputs
+        )
+        scored = Scored.of(table)
+        metrics.append({name: METRICS[name](scored) for name in target.metrics if name != "off_by_one"})
+    for name, value in metrics[0].items():
+        assert value < metrics[1][name] if name in LOWER_IS_BETTER else value > metrics[1][name], name
 
 
 def test_both_overall_scores_by_hand():
     dev = evaluate_predictions(full(), TASKS)["dev"]
-    assert dev["sst"] == {"accuracy": 0.75}
-    assert dev["qqp"] == {"accuracy": 0.5, "f1": 0.5}
-    assert dev["sts"] == {"pearson": pytest.approx(-1), "spearman": pytest.approx(-1)}
+    assert dev["sst"]["accuracy"] == 0.75 and dev["sst"]["off_by_one"] == 1 and dev["sst"]["mae"] == 0.25
+    assert dev["qqp"]["accuracy"] == dev["qqp"]["f1"] == 0.5
+    assert dev["sts"]["pearson"] == dev["sts"]["spearman"] == pytest.approx(-1)
     assert dev["overall_mean"] == pytest.approx((0.75 + 0.5 - 1) / 3)
     assert dev["overall_normalized"] == pytest.approx((0.75 + 0.5 + 0) / 3)
+    assert {name: tuple(dev[name]) for name in TASKS} == {name: task.target.metrics for name, task in TASKS.items()}
 
 
 def test_unlabelled_rows_are_left_out_and_a_split_of_them_is_absent():
     hidden = full("test").assign(label=np.nan)
     assert evaluate_predictions(pd.concat([full(), hidden]), TASKS) == evaluate_predictions(full(), TASKS)
-    half = rows("sst", [0, 1, np.nan, np.nan], [0, 2, 3, 3])
-    assert evaluate_predictions(half, TASKS) == {"dev": {"sst": {"accuracy": 0.5}}}
+    half = evaluate_predictions(rows("sst", [0, 1, np.nan, np.nan], [0, 2, 3, 3]), TASKS)
+    assert half == evaluate_predictions(rows("sst", [0, 1], [0, 2]), TASKS) and set(half["dev"]) == {"sst"}
+    assert len(Scored.of(rows("sst", [0, np.nan], [0, 2])).labels) == 1
 
 
 def test_overall_scores_need_labels_of_every_task():
     test = evaluate_predictions(pd.concat([full(), rows("sst", [1], [1], "test")]), TASKS)["test"]
-    assert test == {"sst": {"accuracy": 1.0}}
+    assert set(test) == {"sst"} and test["sst"]["accuracy"] == 1
     assert "overall_mean" in evaluate_predictions(rows("sst", [1], [1]), {"sst": TASKS["sst"]})["dev"]
 
 
 def test_scores_are_measured_as_clipped():
     clipped = evaluate_predictions(rows("sts", [0, 1, 5, 5], [0, 1, 9, 5]), TASKS)["dev"]["sts"]
-    assert clipped["pearson"] == pytest.approx(1) and clipped["spearman"] == pytest.approx(1)
+    assert clipped["pearson"] == pytest.approx(1) and clipped["spearman"] == pytest.approx(1) and clipped["rmse"] == 0
 
 
 def test_order_of_rows_does_not_change_metrics():

@@ -14,7 +14,8 @@ from bertrio.training.finetune import Inputs, Selection, finetune, predict
 
 def run(params, name):
     runtime = set_up(**params.runtime.model_dump())
-    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", f"{name}/h.csv", f"{name}/conflicts.csv")
+    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
+    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", *plots)
 
 
 def files(folder):

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from bertrio.training.optimizer import (
+    RowGradients,
     build_lr_schedule,
     build_optimizer,
     clip_gradients,
@@ -240,3 +241,41 @@ def test_what_feeds_all_layers_learns_as_slowly_as_embeddings():
     assert places["encoder.transformer.encoder.LayerNorm.weight"] == 4
     assert places["encoder.transformer.encoder.rel_embeddings.weight"] == 4
     assert places["encoder.transformer.encoder.layer.2.output.dense.weight"] == 1
+
+
+# ---- sparse gradients
+
+
+def sparse(rows, values, height=6):
+    return torch.sparse_coo_tensor(torch.tensor([rows]), torch.tensor(values), (height, len(values[0])))
+
+
+def test_sparse_gradients_make_the_updates_that_dense_ones_do_to_the_bit(default_params):
+    """With rows that stand twice, none at all, and others in every step: untouched rows move and decay as ever."""
+    torch.manual_seed(0)
+    start, params = torch.randn(6, 3), default_params.optimizer
+    one, other = nn.Embedding(6, 3, _weight=start.clone()), nn.Embedding(6, 3, _weight=start.clone())
+    optimizers, kept = [build_optimizer(of, params, 0.1) for of in (one, other)], RowGradients()
+    for rows in ([1, 4, 1], [2], [], [0, 5, 4, 4]):
+        gradient = sparse(rows, torch.randn(len(rows), 3).tolist()) if rows else None
+        one.weight.grad = torch.zeros(6, 3) if gradient is None else gradient.to_dense()
+        other.weight.grad = sparse([0], [[0.0] * 3]) if gradient is None else gradient
+        optimizers[0].step()
+        with kept.dense(other.parameters()):
+            assert not other.weight.grad.is_sparse
+            optimizers[1].step()
+        assert torch.equal(one.weight, other.weight)
+
+
+@pytest.mark.parametrize("norm", [0.5, 1000.0])
+def test_clipping_a_sparse_gradient_equals_clipping_the_dense_one(norm):
+    found = []
+    for dense in (True, False):
+        model = nn.ModuleList([nn.Embedding(6, 3), nn.Linear(3, 2)])
+        gradient = sparse([1, 4, 1], [[1.0, 2.0, 3.0], [-1.0, 0.5, 0.0], [2.0, -2.0, 1.0]])
+        model[0].weight.grad = gradient.to_dense() if dense else gradient
+        model[1].weight.grad = torch.arange(6.0).view(2, 3)
+        clip_gradients(model, norm)
+        found.append([model[0].weight.grad.to_dense(), model[1].weight.grad])
+    for one, other in zip(*found):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)

@@ -17,7 +17,8 @@ class TaskGradients:
     In a step, each task's loss runs backward and `take` follows at once. Then `gramian` says how the tasks'
     gradients lie to each other, and `put` leaves their weighted sum in `.grad`. Parameters that are not given here
     (heads, layers that only some tasks share) add up their gradients in place as ever and are never touched.
-    No more is held than one set of gradients a task.
+    No more is held than one set of gradients a task. A gradient may be sparse, rows of a matrix, as those of word
+    embeddings are: rows that it does not hold are zero, and cost nothing.
 
     Args:
         parameters: those that the tasks share, each once.
@@ -51,7 +52,7 @@ class TaskGradients:
         A parameter without a gradient for a task counts as zero there. Products are taken in float32 (float64 where
         the gradients are) over up to 2^20 numbers at a time and added up in float64.
         """
-        sets = list(self._store.values())
+        sets = [[_coalesced(gradient) for gradient in gradients] for gradients in self._store.values()]
         gramian = torch.zeros(len(sets), len(sets), dtype=torch.float64)
         for i, first in enumerate(sets):
             for j, second in enumerate(sets[: i + 1]):
@@ -78,30 +79,53 @@ class TaskGradients:
         for weight, gradients in zip(weights, self._store.values()):
             present = [gradient for gradient in gradients if gradient is not None]
             if weight != 1 and present:
-                torch._foreach_mul_(present, weight)
+                torch._foreach_mul_([_numbers(gradient) for gradient in present], weight)
             pairs = [(p, g) for p, g in zip(self.parameters, gradients) if g is not None]
-            sums = [(p.grad, g) for p, g in pairs if p.grad is not None]
+            sums = [(p.grad, g) for p, g in pairs if p.grad is not None and not p.grad.is_sparse]
             for parameter, gradient in pairs:
                 if parameter.grad is None:
                     parameter.grad = gradient
+                elif parameter.grad.is_sparse:
+                    parameter.grad = parameter.grad + gradient
             if sums:
                 torch._foreach_add_([total for total, _ in sums], [gradient for _, gradient in sums])
         self._store.clear()
 
 
+def _coalesced(gradient: Tensor | None) -> Tensor | None:
+    """A sparse gradient with each of its rows once, in order; any other as it is."""
+    return gradient.coalesce() if gradient is not None and gradient.is_sparse else gradient
+
+
+def _numbers(gradient: Tensor) -> Tensor:
+    """What a gradient holds: its rows, if it is sparse."""
+    return gradient._values() if gradient.is_sparse else gradient
+
+
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """a + b in the memory of `a`; None is a zero."""
+    """a + b, in the memory of `a` unless that is sparse; None is a zero."""
     if a is None or b is None:
         return b if a is None else a
-    return a.add_(b)
+    return a + b if a.is_sparse else a.add_(b)
 
 
 def _dots(a: Tensor, b: Tensor) -> Iterator[Tensor]:
-    """Scalars that add up to the inner product of two tensors of the same shape."""
+    """Scalars that add up to the inner product of two gradients of the same parameter."""
+    if a.is_sparse and b.is_sparse:
+        a, b = _shared_rows(a, b)
+    elif a.is_sparse or b.is_sparse:
+        a, b = (gradient.to_dense() for gradient in (a, b))
     dtype = torch.promote_types(a.dtype, torch.float32)
     pieces = (tensor.detach().reshape(-1).split(CHUNK) for tensor in (a, b))
     for left, right in zip(*pieces):
         yield left.to(dtype).dot(right.to(dtype))
+
+
+def _shared_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that two sparse gradients have in common, [R, H] of each: the others meet zeros."""
+    rows_a, rows_b = a.indices()[0], b.indices()[0]
+    shared = rows_a[torch.isin(rows_a, rows_b, assume_unique=True)]
+    return a.values()[torch.searchsorted(rows_a, shared)], b.values()[torch.searchsorted(rows_b, shared)]
 
 
 def conflict_rows(step: int, tasks: Sequence[str], gramian: Tensor) -> list[dict[str, object]]:

@@ -30,9 +30,13 @@ class Batch:
     labels: Tensor | None
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`."""
-        inputs = tuple({name: value.to(device) for name, value in tokens.items()} for tokens in self.inputs)
-        return Batch(self.task, self.rows, inputs, None if self.labels is None else self.labels.to(device))
+        """The same batch on `device`; a CUDA device fetches it while the host goes on."""
+
+        def moved(value: Tensor) -> Tensor:
+            return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
+
+        inputs = tuple({name: moved(value) for name, value in tokens.items()} for tokens in self.inputs)
+        return Batch(self.task, self.rows, inputs, None if self.labels is None else moved(self.labels))
 
     def pieces(self, count: int) -> list[Batch]:
         """The batch in `count` pieces of equal size but for one row, or in single rows if it has fewer."""

@@ -23,6 +23,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
 
     - source.json, corpora.json: the files of `data.path` and `data.corpora_path`, for the sources that read them.
     - encoder.json: the files of a local encoder folder.
+    - challenges.json: the files of `evaluate.challenges`, by challenge.
     - tasks.json: what the data and the metrics need of each task, so that a new loss does not read the data again.
 
     Raises:
@@ -33,6 +34,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "source": _source_digest(params),
         "corpora": _corpora_digest(params),
         "encoder": _encoder_digest(params),
+        "challenges": _challenges_digest(params),
         "tasks": {
             name: {key: getattr(task, key) for key in ("kind", "target", "classes", "range")}
             for name, task in params.tasks.items()
@@ -80,6 +82,16 @@ def _encoder_digest(params: Params) -> dict[str, str]:
     if folder is None:
         return {}
     return _digests(folder, sorted(file for pattern in ENCODER_FILES for file in folder.glob(pattern)))
+
+
+def _challenges_digest(params: Params) -> dict[str, str]:
+    digests = {}
+    for name, challenge in params.evaluate.challenges.items():
+        path = Path(challenge.path).expanduser()
+        if not path.is_file():
+            raise missing_path(f"evaluate.challenges.{name}.path", challenge.path)
+        digests[name] = _sha256(path)
+    return digests
 
 
 def _folder(param: str, value: str | None) -> Path:

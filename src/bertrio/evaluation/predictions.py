@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from bertrio.errors import UserError
 from bertrio.files import whole_file
-from bertrio.tasks import Array, Task
+from bertrio.tasks import Array, Predicted, Task
 
 KEYS = ["task", "split", "id"]  # what names a row
 SCHEMA = pa.schema(
@@ -58,10 +58,15 @@ def prediction_rows(task: Task, split: str, ids: Sequence[str], labels: Array, o
             f"task {task.name}, split {split}: the model's outputs are not finite for {len(broken)} of {len(ids)} rows "
             f"(first: id {ids[broken[0]]!r}); training diverged: lower finetune.lr or set optimizer.max_grad_norm"
         )
-    values, probabilities, scores = task.target.predict(outputs)
+    return predicted_rows(task, split, ids, labels, task.target.predict(outputs))
+
+
+def predicted_rows(task: Task, split: str, ids: Sequence[str], labels: Array, predicted: Predicted) -> pd.DataFrame:
+    """Prediction rows of one task and split, of what a model said of N rows. Args as `prediction_rows`."""
+    values, probabilities, scores = predicted
     return pd.DataFrame(
         {
-            "id": ids,
+            "id": list(ids),
             "task": [task.name] * len(ids),
             "split": [split] * len(ids),
             "label": np.asarray(labels, dtype=np.float64),
@@ -94,14 +99,18 @@ def write_predictions(frame: pd.DataFrame, path: str | Path) -> None:
         pq.write_table(table, temporary)
 
 
-def read_predictions(path: str | Path) -> pd.DataFrame:
+def read_predictions(path: str | Path, content: bytes | None = None) -> pd.DataFrame:
     """Reads a prediction table.
+
+    Args:
+        path: the file.
+        content: its bytes, where they do not lie at `path` but in another revision; errors still name `path`.
 
     Raises:
         UserError: if the file is missing, not parquet, or not a prediction table.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path if content is None else pa.BufferReader(content)) as file:
             table = file.read()
     except (OSError, pa.ArrowInvalid) as error:
         message = f"{path}: can't be read as a prediction table ({error}); run the stage that writes it"

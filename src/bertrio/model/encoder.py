@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertrio.errors import UserError, need
+from bertrio.model.dropout import draw_bits
 from bertrio.model.lora import merged_weights
 from bertrio.model.names import source_of
 from bertrio.model.pooling import POOLINGS
@@ -46,6 +47,7 @@ class Encoder(nn.Module):
         if pooling == "pooler" and pooler is None:
             kind = transformer.config.model_type
             raise UserError(f"encoder.pooling: {kind} models have no pooler; use cls or mean")
+        draw_bits(transformer)
         self.transformer, self.pooling, self.frozen = transformer, POOLINGS[pooling], frozen
         self._accepts = set(inspect.signature(transformer.forward).parameters)
         if frozen:
@@ -62,8 +64,16 @@ class Encoder(nn.Module):
         return super().train(mode and not self.frozen)
 
     def embed(self, tokens: Tokens) -> Tensor:
-        """Word embeddings [B, T, H], before positions and types."""
-        return self.transformer.get_input_embeddings()(tokens["input_ids"])
+        """Word embeddings [B, T, H], before positions and types.
+
+        On the CPU the gradient of their matrix is sparse: the rows of the batch's tokens, a hundredth of them all. A
+        dense one has to be allocated, zeroed, added up and measured, which can be a fifth of a small encoder's step.
+        On a GPU that is nothing, and sorting the rows would make the host wait.
+        """
+        words = self.transformer.get_input_embeddings()
+        if type(words) is nn.Embedding:  # a subclass may do more than look up
+            words.sparse = words.weight.is_cpu
+        return words(tokens["input_ids"])
 
     def encode(self, embeddings: Tensor, tokens: Tokens) -> Tensor:
         """Pooled vectors [B, H] from word embeddings [B, T, H]."""

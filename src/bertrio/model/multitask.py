@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertrio.errors import UserError
+from bertrio.errors import UserError, need
 from bertrio.files import whole_file, write_json
 from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer, recompute_hidden_states
 from bertrio.model.heads import HeadSpec, build_heads
 from bertrio.model.lora import add_lora
+from bertrio.model.upper import UpperLayers
 from bertrio.params import Params, build_tasks
 from bertrio.runtime import Runtime
 from bertrio.tasks import HeadOutput, Target
@@ -76,7 +77,16 @@ class MultitaskModel(nn.Module):
 
     def from_embeddings(self, embeddings: Tensor, block: Block) -> list[HeadOutput]:
         """The outputs for each batch of `block` from word embeddings [N, T, H] of its tokens."""
-        pooled = self.encode(embeddings, block.tokens)
+        return self.from_pooled(self.encode(embeddings, block.tokens), block)
+
+    def from_hidden(self, hidden: Tensor, block: Block, upper: UpperLayers) -> list[HeadOutput]:
+        """The same from hidden states [N, T, H] that go into the first of the `upper` layers."""
+        with self.runtime.autocast():
+            pooled = upper(hidden, block.tokens["attention_mask"])
+        return self.from_pooled(pooled.float(), block)
+
+    def from_pooled(self, pooled: Tensor, block: Block) -> list[HeadOutput]:
+        """The same from pooled vectors [N, H]."""
         vectors = iter(pooled.split([rows for _, sizes in block.layout for rows in sizes]))
         return [self.heads[task](*[next(vectors) for _ in sizes]) for task, sizes in block.layout]
 
@@ -104,6 +114,23 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
     if options.lora.rank:  # after the heads, so that they start alike with and without
         add_lora(encoder.transformer, **options.lora.model_dump())
     return MultitaskModel(encoder, heads, targets, runtime)
+
+
+def load_model(params: Params, folder: str | Path, runtime: Runtime) -> MultitaskModel:
+    """The trained model that `save_model` wrote, from the params that it was trained with.
+
+    What LoRA trained stands merged in its encoder, which has no adapters any more.
+
+    Raises:
+        UserError: if there is none.
+    """
+    folder = Path(folder)
+    need(folder / "heads.safetensors")
+    lora = params.encoder.lora.model_copy(update={"rank": 0})
+    encoder = params.encoder.model_copy(update={"lora": lora})
+    model = build_model(params.model_copy(update={"encoder": encoder}), folder / "encoder", runtime)
+    load_heads(model, folder)
+    return model
 
 
 def _head_spec(params: Params, name: str, target: Target) -> HeadSpec:

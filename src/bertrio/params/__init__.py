@@ -6,12 +6,13 @@ reported in one message.
 """
 
 from bertrio.params.data import DataParams, HubCorpus, HubTask
-from bertrio.params.groups import EncoderParams, MlmRows, OptimizerParams, TinyParams
-from bertrio.params.loading import build_tasks, load_member, load_params, merged, read_yaml
+from bertrio.params.groups import Challenge, EncoderParams, MlmRows, OptimizerParams, TinyParams
+from bertrio.params.loading import build_tasks, load_member, load_params, member_params, merged, read_yaml
 from bertrio.params.root import Params
 from bertrio.params.tasks import TaskParams
 
 __all__ = [
+    "Challenge",
     "DataParams",
     "EncoderParams",
     "HubCorpus",
@@ -24,6 +25,7 @@ __all__ = [
     "build_tasks",
     "load_member",
     "load_params",
+    "member_params",
     "merged",
     "read_yaml",
 ]

@@ -139,5 +139,32 @@ class EnsembleParams(Group):
     combine: Combine
 
 
+class TrackingParams(Group):
+    """Where the curves of fine-tuning go."""
+
+    to: list[Literal["table", "tensorboard", "wandb", "dvclive"]]
+    every: Count
+    folder: Annotated[str, Field(min_length=1)]
+
+
+class Challenge(Group):
+    """A labelled file that a task's model is tried on."""
+
+    task: str
+    path: Annotated[str, Field(min_length=1)]
+    columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+
+
 class EvaluateParams(Group):
     submission: bool
+    challenges: dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], Challenge]
+
+
+class AnalyzeParams(Group):
+    """How far the analysis of a finished run goes."""
+
+    worst: Annotated[Whole, Field(ge=0)]
+    neighbours: Annotated[Whole, Field(ge=0)]
+    words: Annotated[Whole, Field(ge=0)]
+    rows: Count

@@ -18,7 +18,7 @@ from bertrio.tasks import Task, build_target
 
 MEMBER_GROUPS = (  # what finetune reads
     "runtime", "tasks", "sharing", "encoder", "optimizer", "finetune", "schedule", "weighting", "surgery", "smart",
-    "bregman", "r_drop", "penalties",
+    "bregman", "r_drop", "penalties", "tracking",
 )  # fmt: skip
 FIXED_IN_TASKS = ("kind", "target", "classes", "range")  # decide what a label is
 PREPARED = ("encoder.name", "encoder.revision", "encoder.tiny")  # settled before finetune, the same for all members
@@ -50,6 +50,11 @@ def load_member(name: str, path: str | Path = "params.yaml") -> Params:
             f"{path}: ensemble.members has no member {name!r}, expected one of {', '.join(params.ensemble.members)}"
         )
     return _member(raw, params, name, str(path))
+
+
+def member_params(params: Params, name: str) -> Params:
+    """What `load_member` gives, from params that have been read already."""
+    return _member(params.model_dump(by_alias=True), params, name, "params.yaml")
 
 
 def _member(raw: dict[str, Any], params: Params, name: str, path: str) -> Params:

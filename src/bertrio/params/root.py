@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 from bertrio.params.base import Group
 from bertrio.params.data import DataParams
 from bertrio.params.groups import (
+    AnalyzeParams,
     EncoderParams,
     EnsembleParams,
     EvaluateParams,
@@ -17,6 +19,7 @@ from bertrio.params.groups import (
     OptimizerParams,
     PrefinetuneParams,
     RuntimeParams,
+    TrackingParams,
 )
 from bertrio.params.tasks import BATCH_LOSSES, SharingParams, TaskParams
 from bertrio.params.techniques import (
@@ -29,8 +32,10 @@ from bertrio.params.techniques import (
     SurgeryParams,
     WeightingParams,
 )
+from bertrio.tasks import TEXT_COLUMNS
 
 OVERALL = ("overall_normalized", "overall_mean")
+SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
 UNTIL = ("shortest", "longest", "steps")
 RESERVED = (*OVERALL, "last", *UNTIL)  # words with a meaning of their own where a task may be named
 
@@ -54,8 +59,10 @@ class Params(Group):
     bregman: BregmanParams
     r_drop: RDropParams
     penalties: PenaltyParams
+    tracking: TrackingParams
     ensemble: EnsembleParams
     evaluate: EvaluateParams
+    analyze: AnalyzeParams
 
     @property
     def trains(self) -> list[str]:
@@ -102,6 +109,7 @@ class Params(Group):
             *self._schedule_problems(),
             *self._technique_problems(),
             *self._source_problems(),
+            *self._challenge_problems(),
         ]
 
     def _schedule_problems(self) -> list[str | None]:
@@ -197,6 +205,22 @@ class Params(Group):
             ]
         return list(missing)
 
+    def _challenge_problems(self) -> list[str | None]:
+        problems: list[str | None] = []
+        for name, challenge in self.evaluate.challenges.items():
+            place = f"evaluate.challenges.{name}"
+            if name in SPLITS:
+                problems.append(f"{place}: is a word of its own here; call the challenge otherwise")
+            if challenge.task not in self.tasks:
+                problems.append(_not_in(f"{place}.task", challenge.task, self.tasks, ", ".join(self.tasks)))
+                continue
+            allowed = ("id", *TEXT_COLUMNS[self.tasks[challenge.task].kind], "label")
+            problems += [_not_in(f"{place}.columns", name, allowed, ", ".join(allowed)) for name in challenge.columns]
+        return problems
+
 
 def _not_in(param: str, value: str, known: Any, names: str) -> str | None:
-    return None if value in known else f"{param}: found {value!r}, expected one of {names}"
+    if value in known:
+        return None
+    close = difflib.get_close_matches(value, list(known), n=1)
+    return f"{param}: found {value!r}, expected one of {names}" + (f"; did you mean {close[0]}?" if close else "")

@@ -70,6 +70,8 @@ class SmartParams(Group):
     steps: Annotated[Whole, Field(ge=0)]
     projection: Literal["ball", "rescale"]
     guard: Positive
+    every: Annotated[Whole, Field(ge=1)]
+    layers: Annotated[Whole, Field(ge=1)] | None
 
 
 class BregmanParams(Group):

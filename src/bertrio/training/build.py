@@ -20,6 +20,7 @@ from bertrio.runtime import NARROW, Runtime, generator
 from bertrio.training.data import Split, build_losses, build_streams, plan_of
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective, bregman_term, r_drop_term, smart_term
+from bertrio.training.trackers import Tracker
 
 FINE_RADIUS = 1e-3  # of SMART's noise; below it, training is in float32
 
@@ -41,13 +42,16 @@ def fine_enough(params: Params, runtime: Runtime) -> Runtime:
     return replace(runtime, compute=torch.float32)
 
 
-def build_trainer(params: Params, model: MultitaskModel, train: Split) -> tuple[Trainer, MultitaskModel]:
+def build_trainer(
+    params: Params, model: MultitaskModel, train: Split, tracker: Tracker | None = None
+) -> tuple[Trainer, MultitaskModel]:
     """A trainer with every technique that `params` asks for, and the model to score: `model`, or its average.
 
     Args:
         params: as the member sees them.
         model: with heads for all tasks.
         train: rows of the tasks that train, in training order.
+        tracker: gets the curves of training.
     """
     model.train()  # before any copy is made of it: a teacher has the dropout that the model has
     streams = build_streams(train, params)
@@ -83,6 +87,7 @@ def build_trainer(params: Params, model: MultitaskModel, train: Split) -> tuple[
         log_conflicts=params.surgery.log_conflicts,
         penalty=weight_penalty(params, model),
         after_step=follow,
+        tracker=tracker,
     )
     return trainer, scored
 

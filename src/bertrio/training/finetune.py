@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from bertrio.runtime import Runtime
 from bertrio.training.build import build_trainer, fine_enough
 from bertrio.training.data import Split, hold_out, load_split
 from bertrio.training.loop import EpochLog, Trainer, infer
+from bertrio.training.trackers import build_tracker
 
 CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
 
@@ -72,7 +74,14 @@ class Selection:
 
 
 def finetune(
-    params: Params, runtime: Runtime, inputs: Inputs, model_folder: str, predictions: str, history: str, conflicts: str
+    params: Params,
+    runtime: Runtime,
+    inputs: Inputs,
+    model_folder: str,
+    predictions: str,
+    history: str,
+    conflicts: str,
+    steps: str,
 ) -> dict:
     """Trains one member of the ensemble and writes its model, predictions and history.
 
@@ -84,6 +93,7 @@ def finetune(
         predictions: a folder that gets predictions.parquet (dev and test) and summary.json.
         history: a CSV file, one row an epoch.
         conflicts: a CSV file, one row a step and pair of tasks if `surgery.log_conflicts`.
+        steps: a CSV file, the curves of training, one row every `tracking.every` steps.
 
     Returns:
         What the stage's timing file reports besides seconds and memory.
@@ -98,17 +108,19 @@ def finetune(
     runtime = fine_enough(params, runtime)
     model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
     load_heads(model, inputs.prefinetuned)
-    trainer, kept = build_trainer(params, model, {task: train[task] for task in params.trains})
+    tracker = build_tracker(params, steps)
+    trainer, kept = build_trainer(params, model, {task: train[task] for task in params.trains}, tracker)
     say(f"finetune: {trainer.total_steps} steps on {runtime.describe()}")
     selection, lines = Selection(params.finetune.select, params.finetune.select_on), []
-    for log in trainer.run("finetune"):
-        scores = {name: score(kept, rows, name, params) for name, rows in scored.items()}
-        best = selection.offer(kept, log.epoch, scores, tasks)
-        lines.append(history_line(log, scores))
-        say(f"epoch {log.epoch}: {told(log, scores['dev'])}{' (best so far)' if best else ''}")
-        if params.finetune.patience and log.epoch - selection.best_epoch >= params.finetune.patience:
-            say(f"finetune: no better for {params.finetune.patience} epochs, stopped")
-            break
+    with closing(tracker):
+        for log in trainer.run("finetune"):
+            scores = {name: score(kept, rows, name, params) for name, rows in scored.items()}
+            best = selection.offer(kept, log.epoch, scores, tasks)
+            lines.append(history_line(log, scores))
+            say(f"epoch {log.epoch}: {told(log, scores['dev'])}{' (best so far)' if best else ''}")
+            if params.finetune.patience and log.epoch - selection.best_epoch >= params.finetune.patience:
+                say(f"finetune: no better for {params.finetune.patience} epochs, stopped")
+                break
     selection.restore(kept)
     tables = [
         predict(kept, rows, name, params.finetune.eval_batch_size)

@@ -21,7 +21,12 @@ from bertrio.errors import UserError
 from bertrio.model.multitask import MultitaskModel
 from bertrio.params import OptimizerParams
 from bertrio.training.objective import Objective, Parts
-from bertrio.training.optimizer import build_lr_schedule, build_optimizer, clip_gradients
+from bertrio.training.optimizer import RowGradients, build_lr_schedule, build_optimizer, clip_gradients
+from bertrio.training.trackers import Tracker
+
+# Steps between two looks at the losses on a GPU: each makes the host wait, and the GPU run dry. A loss that is not
+# finite is found so many steps late; on the CPU, before the update.
+READ_EVERY = 16
 
 
 @dataclass
@@ -58,6 +63,8 @@ class Trainer:
         log_conflicts: keep the gradients' inner products of every step, in `conflicts`.
         penalty: of the parameters that took part in a step; None for no such penalty.
         after_step: called after each update with its number, from 1.
+        tracker: gets the curves: `lr`, `loss` (of the step's tasks together), `loss_<task>`, each regularizer's
+            `loss_<regularizer>_<task>`, `grad_norm` before clipping, and `rows_per_second` since the epoch began.
     """
 
     objective: Objective
@@ -73,6 +80,7 @@ class Trainer:
     log_conflicts: bool = False
     penalty: Callable[[list[nn.Parameter]], Tensor] | None = None
     after_step: Sequence[Callable[[int], None]] = ()
+    tracker: Tracker | None = None
     conflicts: list[dict[str, Any]] = field(default_factory=list)
     rows_seen: int = 0
     steps_done: int = 0
@@ -89,6 +97,10 @@ class Trainer:
         separate = self.surgery is not None or self.log_conflicts
         live = [parameter for parameter in self.model.encoder.parameters() if parameter.requires_grad]
         self._gradients = TaskGradients(live) if separate else None
+        self._rows = RowGradients()
+        self._norm: Tensor | None = None  # of the gradients of the last step, where they are clipped
+        self._read_every = 1 if self.model.runtime.device.type == "cpu" else READ_EVERY
+        self._unread: list[tuple[int, Batch, str, Tensor]] = []  # numbers that nobody has looked at yet
 
     def run(self, description: str) -> Iterator[EpochLog]:
         """Trains epoch by epoch; the last one is cut short where `max_steps` says so."""
@@ -102,12 +114,12 @@ class Trainer:
             yield log
 
     def _epoch(self, epoch: int, step: int, steps: Sequence[tuple[str, ...]], description: str) -> EpochLog:
-        sums: dict[str, float] = defaultdict(float)
+        sums: dict[str, Tensor | float] = defaultdict(float)
         counts: dict[str, int] = defaultdict(int)
         self.model.train()
         began, seen, lr = time.perf_counter(), self.rows_seen, 0.0
         with progress(description, total=len(steps)) as bar:
-            for tasks in steps:
+            for number, tasks in enumerate(steps, start=1):
                 lr = self.optimizer.param_groups[0]["lr"]
                 step += 1
                 told = self._step(tasks, step)
@@ -115,18 +127,28 @@ class Trainer:
                     sums[name] += value
                     counts[name] += 1
                 rate = (self.rows_seen - seen) / (time.perf_counter() - began)
-                bar.advance(note=f"loss {sum(told[task] for task in tasks):.3f}  {rate:.0f} rows/s")
+                loss = sum(told[task] for task in tasks)
+                if self.tracker is not None:
+                    norm = {} if self._norm is None else {"grad_norm": self._norm}
+                    curves = {f"loss_{name}": value for name, value in told.items()}
+                    self.tracker.log(step, {"lr": lr, "loss": loss, **norm, **curves, "rows_per_second": rate})
+                note = None
+                if number % self._read_every == 0 or number == len(steps):
+                    self._read()
+                    note = f"loss {float(loss):.3f}  {rate:.0f} rows/s"
+                bar.advance(note=note)
         self.seconds += time.perf_counter() - began
-        return EpochLog(epoch, step, lr, {name: sums[name] / counts[name] for name in sums})
+        return EpochLog(epoch, step, lr, {name: float(sums[name]) / counts[name] for name in sums})
 
-    def _step(self, tasks: tuple[str, ...], step: int) -> dict[str, float]:
+    def _step(self, tasks: tuple[str, ...], step: int) -> dict[str, Tensor]:
         """One update from one batch of each of `tasks`, their losses summed unless surgery combines them otherwise.
 
         With `one_pass`, tasks with the same regularizers share a pass of the encoder; surgery needs one for each. Each
         group runs backward before the next one's pass, which adds up to the gradient of the sum and holds the
         activations of one group at a time.
         """
-        told: dict[str, float] = {}
+        told: dict[str, Tensor] = {}
+        self.objective.step = step
         together = self.one_pass and self._gradients is None
         for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
             batches = [next(self.streams[task]).to(self.model.runtime.device) for task in group]
@@ -139,8 +161,9 @@ class Trainer:
             penalty = self.penalty([p for p in self.model.parameters() if p.grad is not None])
             if penalty.requires_grad:  # none of those that it is for may have taken part
                 penalty.backward()
-        clip_gradients(self.model, self.optimizer_params.max_grad_norm)
-        self.optimizer.step()
+        self._norm = clip_gradients(self.model, self.optimizer_params.max_grad_norm)
+        with self._rows.dense(self.model.parameters()):
+            self.optimizer.step()
         self.lr_schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
         for follow in self.after_step:
@@ -148,7 +171,7 @@ class Trainer:
         self.steps_done = step
         return told
 
-    def _backward(self, batches: list[Batch], step: int, told: dict[str, float]) -> None:
+    def _backward(self, batches: list[Batch], step: int, told: dict[str, Tensor]) -> None:
         """Adds the gradients of the objective of `batches`, piece by piece, and what the log tells of it to `told`.
 
         A piece counts by its share of the rows, so that the pieces add up to the mean over the batch.
@@ -161,17 +184,31 @@ class Trainer:
                 for name, value in self._told(piece, part, step).items():
                     told[name] = told.get(name, 0.0) + share * value
                 self.rows_seen += len(piece.rows)
+            if self._read_every == 1:
+                self._read()
             sum(share * part.total for share, part in zip(shares, parts)).backward()
 
-    def _told(self, batch: Batch, parts: Parts, step: int) -> dict[str, float]:
-        """The numbers of a batch for the log, all of them finite."""
-        told = {batch.task: parts.loss.item()}
-        told.update({f"{name}_{batch.task}": value.item() for name, value in parts.penalties.items()})
-        for name, value in told.items():
+    def _told(self, batch: Batch, parts: Parts, step: int) -> dict[str, Tensor]:
+        """The numbers of a batch for the log, which `_read` is to check."""
+        told = {batch.task: parts.loss.detach()}
+        told.update({f"{name}_{batch.task}": value.detach() for name, value in parts.penalties.items()})
+        self._unread += [(step, batch, name, value) for name, value in told.items()]
+        return told
+
+    def _read(self) -> None:
+        """Checks that all numbers told since the last time are finite, at the price of one wait for the device.
+
+        Raises:
+            UserError: naming the first that is not, its step and its rows.
+        """
+        if not self._unread:
+            return
+        values = torch.stack([value.float() for *_, value in self._unread]).tolist()
+        for (step, batch, name, _), value in zip(self._unread, values):
             if not math.isfinite(value):
                 ids = ", ".join(self.streams[batch.task].rows.ids[batch.rows][:5])
                 raise UserError(f"the loss of {name} is {value} at step {step} (rows {ids}, ...); try a lower lr")
-        return told
+        self._unread.clear()
 
     def _combine(self, step: int) -> None:
         """Gives the encoder one gradient out of those of the step's tasks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from bertrio.combining.weighting import Fixed
 from bertrio.data.batches import Batch
 from bertrio.losses import Loss
 from bertrio.model.multitask import Block, MultitaskModel
+from bertrio.model.upper import UpperLayers
 from bertrio.params import Params
 from bertrio.regularizers.bregman import Bregman
 from bertrio.regularizers.divergences import DIVERGENCES
@@ -32,6 +34,7 @@ class Pass:
         embeddings: word embeddings of all texts of the block, [N, T, H].
         clean: what the heads made of them.
         state: of the dropout generator before the pass.
+        upper: the upper layers as the pass went through them, where a regularizer starts from there.
     """
 
     model: MultitaskModel
@@ -39,6 +42,7 @@ class Pass:
     embeddings: Tensor
     clean: list[HeadOutput]
     state: Tensor
+    upper: UpperLayers | None = None
 
     @property
     def outputs(self) -> Tensor:
@@ -67,6 +71,11 @@ class Pass:
         with self.model.runtime.replayed(self.state):
             return flat(self.model.from_embeddings(*embeddings, self.block))
 
+    def from_hidden(self, hidden: Sequence[Tensor]) -> Tensor:
+        """The outputs for other hidden states (one tensor) before the upper layers, under the same dropout masks."""
+        with self.model.runtime.replayed(self.upper.state):
+            return flat(self.model.from_hidden(*hidden, self.block, self.upper))
+
     def by(self, model: MultitaskModel) -> Tensor:
         """The outputs of another model for the block, under the dropout masks of the clean pass."""
         with self.model.runtime.replayed(self.state), torch.no_grad():
@@ -83,11 +92,16 @@ def flat(outputs: Sequence[HeadOutput]) -> Tensor:
 
 
 class Term(NamedTuple):
-    """A regularizer as it stands in the objective: its weight, the tasks it is for, and what computes it."""
+    """A regularizer as it stands in the objective: its weight, the tasks it is for, and what computes it.
+
+    It counts in every `every`-th step, from the first on. `upper` layers of the encoder are written down for it.
+    """
 
     weight: float
     tasks: frozenset[str]
     compute: Callable[[Pass], Tensor]  # [K], one a batch
+    every: int = 1
+    upper: int = 0
 
 
 class Parts(NamedTuple):
@@ -110,12 +124,14 @@ class Objective:
         losses: loss by task.
         weighting: a module `(task, loss) -> loss`.
         terms: regularizers by name.
+        step: which step it is, from 1; set by who trains.
     """
 
     model: MultitaskModel
     losses: Mapping[str, Loss]
     weighting: nn.Module = field(default_factory=lambda: Fixed({}))
     terms: Mapping[str, Term] = field(default_factory=dict)
+    step: int = 1
 
     def __call__(self, *batches: Batch) -> list[Parts]:
         """The parts for each of the batches, which share one pass of the encoder and the same terms.
@@ -123,12 +139,16 @@ class Objective:
         Args:
             batches: on the model's device, of different tasks; several only as `groups` puts them together.
         """
-        state = self.model.runtime.random_state()
+        runtime, names = self.model.runtime, self._terms_of(batches[0].task)
+        count = max((self.terms[name].upper for name in names), default=0)
+        upper = UpperLayers(self.model.encoder, count) if count else None
+        state = runtime.random_state()
         block = Block.of([(batch.task, batch.inputs) for batch in batches])
         embeddings = self.model.embed(block.tokens)
-        outputs = self.model.from_embeddings(embeddings, block)
-        clean = Pass(self.model, block, embeddings, outputs, state)
-        penalties = {name: self.terms[name].compute(clean) for name in self._terms_of(batches[0].task)}
+        with upper.recording(runtime.random_state) if upper else nullcontext():
+            outputs = self.model.from_embeddings(embeddings, block)
+        clean = Pass(self.model, block, embeddings, outputs, state, upper)
+        penalties = {name: self.terms[name].compute(clean) for name in names}
         return [
             self._parts(batch, output, {name: of[place] for name, of in penalties.items()})
             for place, (batch, output) in enumerate(zip(batches, outputs))
@@ -148,7 +168,8 @@ class Objective:
         return list(groups.values())
 
     def _terms_of(self, task: str) -> tuple[str, ...]:
-        return tuple(name for name, term in self.terms.items() if task in term.tasks)
+        due = {name: term for name, term in self.terms.items() if (self.step - 1) % term.every == 0}
+        return tuple(name for name, term in due.items() if task in term.tasks)
 
 
 def smart_term(params: Params) -> Term | None:
@@ -166,11 +187,13 @@ def smart_term(params: Params) -> Term | None:
         guard=options.guard,
         generator=generator(params.runtime.seed, "smart noise"),
     )
-    return Term(
-        options.strength,
-        _tasks(options.tasks, params.trains),
-        lambda of: smart(of.from_embeddings, (of.embeddings,), (of.mask,), of.outputs, of.divergence),
-    )
+
+    def compute(of: Pass) -> Tensor:
+        forward, start = (of.from_embeddings, of.embeddings) if not of.upper else (of.from_hidden, of.upper.hidden)
+        return smart(forward, (start,), (of.mask,), of.outputs, of.divergence)
+
+    tasks = _tasks(options.tasks, params.trains)
+    return Term(options.strength, tasks, compute, options.every, options.layers or 0)
 
 
 def bregman_term(params: Params, bregman: Bregman | None) -> Term | None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -108,7 +109,52 @@ def build_lr_schedule(
     return LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup, params, epoch_ends))
 
 
-def clip_gradients(model: nn.Module, max_norm: float | None) -> None:
-    """Scales all gradients so that their joint 2-norm is at most `max_norm`; None leaves them."""
-    if max_norm is not None:
-        torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], max_norm)
+def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor | None:
+    """Scales all gradients so that their joint 2-norm is at most `max_norm`; None leaves them.
+
+    A sparse gradient is measured and scaled by the rows that it holds.
+
+    Returns:
+        The norm as it was before, on the model's device; None if it was not asked for.
+    """
+    if max_norm is None:
+        return None
+    numbers = []
+    for parameter in model.parameters():
+        if _is_sparse(parameter.grad):
+            parameter.grad = parameter.grad.coalesce()  # a row that stands twice counts as its sum
+            numbers.append(parameter.grad.values())
+        elif parameter.grad is not None:
+            numbers.append(parameter.grad)
+    norm = torch.nn.utils.get_total_norm(numbers)
+    scale = max_norm / (norm + 1e-6)
+    torch._foreach_mul_(numbers, scale.clamp(max=1.0))  # also where it is 1: asking would make a GPU's host wait
+    return norm
+
+
+class RowGradients:
+    """Gives the optimizer dense gradients for sparse ones, in memory that is kept and all zero between the steps.
+
+    AdamW moves and decays every row in every step, touched or not, so it must see the zeros; but nothing else needs
+    to. What it does is exactly what it does with a dense gradient.
+    """
+
+    def __init__(self) -> None:
+        self._dense: dict[nn.Parameter, Tensor] = {}
+
+    @contextmanager
+    def dense(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """A context in which sparse gradients of `parameters` are dense."""
+        rows = {parameter: parameter.grad.coalesce() for parameter in parameters if _is_sparse(parameter.grad)}
+        for parameter, gradient in rows.items():
+            if parameter not in self._dense:
+                self._dense[parameter] = torch.zeros_like(parameter)
+            parameter.grad = self._dense[parameter].index_copy_(0, gradient.indices()[0], gradient.values())
+        yield
+        for parameter, gradient in rows.items():
+            self._dense[parameter].index_fill_(0, gradient.indices()[0], 0.0)
+            parameter.grad = gradient
+
+
+def _is_sparse(gradient: Tensor | None) -> bool:
+    return gradient is not None and gradient.is_sparse

@@ -21,7 +21,7 @@ from bertrio.ensembling import (
     mark_selection,
     record_ensemble,
 )
-from bertrio.errors import UserError, need
+from bertrio.errors import UserError
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions, write_predictions
 from bertrio.files import read_json
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bertrio.model.multitask import MultitaskModel
-    from bertrio.runtime import Runtime
+
 
 State = Mapping[str, "Tensor"]  # what `state_dict` gives
 Worth = Callable[[Sequence[str]], float]  # of a soup of these members; larger is better
@@ -154,13 +154,14 @@ class Kitchen:
     """
 
     def __init__(self, params: Params, members: Mapping[str, Params], models: str, splits: str, tokenizer: str) -> None:
+        from bertrio.model.multitask import load_model
         from bertrio.runtime import set_up
         from bertrio.training.data import load_split
 
         runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
-        self.states = {name: _weights(_load(own, Path(models) / name, runtime)) for name, own in members.items()}
+        self.states = {name: _weights(load_model(own, Path(models) / name, runtime)) for name, own in members.items()}
         first = next(iter(members))
-        self.model = _load(members[first], Path(models) / first, runtime)
+        self.model = load_model(members[first], Path(models) / first, runtime)
         self.about = read_json(Path(models) / first / "bertrio.json")
         self.tasks, self.batch_size = build_tasks(params), params.finetune.eval_batch_size
         self.splits = {name: load_split(members[first], name, splits, tokenizer) for name in ("dev", "test")}
@@ -229,18 +230,6 @@ def _selection_score(folder: str, tasks: Mapping[str, Any]) -> float:
     """`overall_normalized` of a member's own predictions on the selection half of dev."""
     table = mark_selection(read_predictions(f"{folder}/predictions.parquet"))
     return evaluate_predictions(table, tasks)[SELECTION]["overall_normalized"]
-
-
-def _load(params: Params, folder: Path, runtime: Runtime) -> MultitaskModel:
-    """A member's trained model. What LoRA trained stands merged in its encoder, which has no adapters any more."""
-    from bertrio.model.multitask import build_model, load_heads
-
-    need(folder / "heads.safetensors")
-    lora = params.encoder.lora.model_copy(update={"rank": 0})
-    encoder = params.encoder.model_copy(update={"lora": lora})
-    model = build_model(params.model_copy(update={"encoder": encoder}), folder / "encoder", runtime)
-    load_heads(model, folder)
-    return model
 
 
 def _weights(model: MultitaskModel) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
         for split in SPLITS:
             name = getattr(block, split)
             if name is not None:
-                table, rejects = _read(base / name, task, split, block.columns)
+                table, rejects = read_file(base / name, task, split, block.columns, f"data.files.{task.name}", split)
                 data.tables[task.name][split] = table
                 data.rejects += rejects
     return data
@@ -50,16 +50,33 @@ def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str
     return read_local_corpus(params.corpora_path, name, rows)
 
 
-def _read(path: Path, task: Task, split: str, columns: Mapping[str, str]) -> tuple[pd.DataFrame, list[Reject]]:
-    place = f"data.files.{task.name}.{split}: {path}"
-    if path.suffix.lower() not in READERS:
+def read_file(
+    path: Path, task: Task, split: str, columns: Mapping[str, str], param: str, key: str, delimiter: str | None = None
+) -> tuple[pd.DataFrame, list[Reject]]:
+    """The table and the rejects of one file of a task's rows.
+
+    Args:
+        path: of a file with one of the endings of `READERS`, or any delimited text if `delimiter` is given.
+        task: what the rows belong to.
+        split: what they are for, and what ids are made of where there is no column; only `test` may have no labels.
+        columns: as in `build_table`.
+        param: the block of params.yaml that describes the file, for messages; it has a key `columns`.
+        key: in that block, which names the file.
+        delimiter: between fields of a text file; None: as the ending says.
+
+    Raises:
+        UserError: if the file or a column is missing, or the file is of no known kind.
+    """
+    place, kind = f"{param}.{key}: {path}", path.suffix.lower()
+    if delimiter is None and kind not in READERS:
         raise UserError(f"{place}: found a name that ends in {path.suffix!r}, expected one of {', '.join(READERS)}")
     if not path.is_file():
         raise UserError(
             f"{place}: there is no such file; paths are relative to data.path, and that to the root of the repository"
         )
-    hint = f"; say which column is which in data.files.{task.name}.columns"
-    return build_table(READERS[path.suffix.lower()](path), columns, task, split, path.name, place, hint)
+    found = READERS[kind](path) if delimiter is None else read_delimited(path, delimiter)
+    hint = f"; say which column is which in {param}.columns"
+    return build_table(found, columns, task, split, path.name, place, hint)
 
 
 def _json_lines(path: Path) -> Found:

@@ -1,0 +1,192 @@
+import math
+import os
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+import torch
+
+from bertrio.errors import UserError
+from bertrio.model.multitask import build_model
+from bertrio.runtime import set_up
+from bertrio.training import trackers
+from bertrio.training.build import build_trainer
+from bertrio.training.data import load_split
+from bertrio.training.finetune import Inputs, finetune
+from bertrio.training.trackers import Means, Table, build_tracker, need_trackers
+
+
+class Kept:
+    def __init__(self):
+        self.lines, self.closed = [], 0
+
+    def log(self, step, values):
+        self.lines.append((step, dict(values)))
+
+    def close(self):
+        self.closed += 1
+
+
+def logged(every, steps):
+    kept = Kept()
+    tracker = Means([kept], every)
+    for step, values in enumerate(steps, start=1):
+        tracker.log(step, values)
+    tracker.close()
+    assert kept.closed == 1
+    return kept.lines
+
+
+def test_points_are_means_over_the_steps_since_the_last_and_none_is_lost():
+    steps = [{"a": float(step)} for step in range(1, 8)]
+    assert logged(1, steps) == [(step, {"a": float(step)}) for step in range(1, 8)]
+    assert logged(3, steps) == [(3, {"a": 2.0}), (6, {"a": 5.0}), (7, {"a": 7.0})]
+    assert logged(100, steps) == [(7, {"a": 4.0})]
+    assert logged(3, []) == []
+
+
+def test_a_value_counts_over_the_steps_that_had_it():
+    turns = [{"loss_a": 1.0}, {"loss_b": 10.0}, {"loss_a": 3.0}, {"loss_b": 20.0}, {"loss_a": 5.0}, {"loss_a": 7.0}]
+    assert logged(4, turns) == [(4, {"loss_a": 2.0, "loss_b": 15.0}), (6, {"loss_a": 6.0})]
+
+
+def test_tensors_are_read_as_numbers():
+    [(_, values)] = logged(2, [{"norm": torch.tensor(1.0)}, {"norm": torch.tensor(2.0)}])
+    assert values == {"norm": 1.5} and isinstance(values["norm"], float)
+
+
+def test_the_table_has_a_column_for_all_that_ever_came_but_no_speed(tmp_path):
+    table = Table(tmp_path / "deep" / "t.csv")
+    table.log(1, {"lr": 0.1, "loss_a": 1 / 3, "rows_per_second": 7.0})
+    table.log(2, {"lr": 0.2, "loss_b": 2.0, "rows_per_second": 8.0})
+    table.close()
+    assert (tmp_path / "deep/t.csv").read_text() == "step,lr,loss_a,loss_b\n1,0.1,0.333333,\n2,0.2,,2\n"
+
+
+def trained(workspace, name, **overrides):
+    params = workspace.params(**overrides)
+    runtime = set_up(**params.runtime.model_dump())
+    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
+    finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", *plots)
+    return pd.read_csv(f"{name}/steps.csv")
+
+
+def test_fine_tuning_writes_its_curves(workspace):
+    table = trained(workspace, "a", tracking={"every": 1}, smart={"lambda": 1, "radius": 0.01}, data={"path": None})
+    assert table["step"].tolist() == list(range(1, 17))
+    assert list(table)[:4] == ["step", "lr", "loss", "grad_norm"]
+    assert {"loss_sst", "loss_qqp", "loss_sts", "loss_smart_sst"} <= set(table) and table.notna().all().all()
+    history = pd.read_csv("a/h.csv")
+    for task in ("sst", "smart_sts"):
+        epochs = table[f"loss_{task}"].to_numpy().reshape(2, 8).mean(axis=1)
+        assert epochs == pytest.approx(history[f"train_loss_{task}"].to_numpy(), rel=1e-4)
+    assert table["lr"].iloc[-1] == pytest.approx(history["lr"].iloc[-1], rel=1e-5)
+    total = table["loss_sst"] + table["loss_qqp"] + table["loss_sts"]
+    assert table["loss"].to_numpy() == pytest.approx(total.to_numpy(), rel=1e-4)
+
+
+def test_the_norm_is_that_before_clipping(workspace):
+    clipped = trained(workspace, "a", optimizer={"max_grad_norm": 1.0e-3}, tracking={"every": 1})
+    free = trained(workspace, "b", optimizer={"max_grad_norm": 1.0e6}, tracking={"every": 1})
+    assert clipped["grad_norm"][0] == pytest.approx(free["grad_norm"][0], rel=1e-5) and clipped["grad_norm"][0] > 0.01
+    without = trained(workspace, "c", optimizer={"max_grad_norm": None})
+    assert "grad_norm" not in without
+
+
+def test_tracking_changes_no_result_and_none_leaves_a_table_without_rows(workspace):
+    pytest.importorskip("tensorboard")
+    results = ("model/heads.safetensors", "model/encoder/model.safetensors", "out/predictions.parquet", "h.csv")
+    trained(workspace, "a", tracking={"to": []})
+    trained(workspace, "b", tracking={"to": ["table", "tensorboard"], "every": 1})
+    assert (workspace.root / "a/steps.csv").read_text() == "step\n"
+    assert len(pd.read_csv("b/steps.csv")) == 16
+    for file in results:
+        assert (workspace.root / "a" / file).read_bytes() == (workspace.root / "b" / file).read_bytes(), file
+
+
+def test_a_run_that_fails_keeps_the_curves_that_led_there(workspace):
+    with pytest.raises(UserError, match="the loss of"):
+        trained(workspace, "a", finetune={"lr": 1e30}, optimizer={"max_grad_norm": None, "warmup_fraction": 0})
+    assert len(pd.read_csv("a/steps.csv")) >= 1
+
+
+def test_a_step_costs_next_to_nothing(workspace):
+    params = workspace.params(tracking={"every": 10})
+    model = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
+    train = load_split(params, "train", "data/splits", "models/tokenizer")
+    trainer, _ = build_trainer(params, model, train)
+    list(trainer.run("test"))
+    tracker = build_tracker(params, "t.csv")
+    values = {"lr": 0.1, "loss": 1.0, "grad_norm": torch.tensor(1.0), **{f"loss_{i}": 1.0 for i in range(6)}}
+    best = math.inf
+    for _ in range(5):
+        began = time.perf_counter()
+        for step in range(1, 101):
+            tracker.log(step, values)
+        best = min(best, (time.perf_counter() - began) / 100)
+    assert best < 0.02 * trainer.seconds / trainer.steps_done  # of a model of 16 units: of a real one, nothing at all
+
+
+def test_tensorboard_reads_what_was_logged(workspace):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    params = workspace.params(tracking={"to": ["tensorboard"], "every": 2})
+    tracker = build_tracker(params, "plots/steps/base.csv")
+    for step in range(1, 6):
+        tracker.log(step, {"loss_sst": float(step), "rows_per_second": 100.0})
+    tracker.close()
+    [folder] = (workspace.root / "logs/tensorboard").iterdir()
+    assert folder.name.startswith("base-")
+    events = EventAccumulator(str(folder)).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("loss_sst")] == [(2, 1.5), (4, 3.5), (5, 5.0)]
+    assert {event.value for event in events.Scalars("rows_per_second")} == {100.0}
+
+
+def test_dvclive_writes_its_tables_and_nothing_else(workspace):
+    pytest.importorskip("dvclive")
+    for _ in range(2):  # a second run takes the place of the first
+        tracker = build_tracker(workspace.params(tracking={"to": ["dvclive"], "every": 1}), "base.csv")
+        for step in range(1, 4):
+            tracker.log(step, {"loss_sst": step / 2})
+        tracker.close()
+    table = pd.read_csv(workspace.root / "logs/dvclive/base/plots/metrics/loss_sst.tsv", sep="\t")
+    assert table["step"].tolist() == [1, 2, 3] and table["loss_sst"].tolist() == [0.5, 1.0, 1.5]
+    assert not (workspace.root / "dvc.yaml").exists()
+
+
+def test_wandb_keeps_a_run_on_this_machine(workspace, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    tracker = build_tracker(workspace.params(tracking={"to": ["wandb"], "every": 1}), "base.csv")
+    tracker.log(1, {"loss_sst": 0.5})
+    tracker.log(2, {"loss_sst": 0.25})
+    run = wandb.run
+    assert (run.project, run.name) == ("bertrio", "base") and run.config["finetune"]["epochs"] == 2
+    assert run.step == 2 and dict(run.summary)["loss_sst"] == 0.5  # a step is taken in when the next one begins
+    tracker.close()
+    assert list((workspace.root / "logs/wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_what_is_not_installed_says_how_to_get_it(workspace, monkeypatch):
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    need_trackers(["table"])
+    with pytest.raises(UserError, match=r"tracking\.to: wandb is not installed.*pip install 'bertrio\[wandb\]'"):
+        build_tracker(workspace.params(tracking={"to": ["table", "wandb"]}), "t.csv")
+
+
+def test_an_unknown_tracker_is_an_error_that_lists_the_known_ones(workspace):
+    with pytest.raises(UserError, match=r"tracking\.to\.0: .*'tensorboard', 'wandb' or 'dvclive', found 'tensorbord'"):
+        workspace.params(tracking={"to": ["tensorbord"]})
+
+
+def test_the_table_alone_imports_no_torch_and_no_other_package(root):
+    code = (
+        "import sys; from bertrio.training.trackers import Table, need_trackers; need_trackers(['table']); "
+        "sys.exit(bool({'torch', 'tensorboard', 'wandb', 'dvclive', 'pandas'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0

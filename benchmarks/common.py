@@ -285,6 +285,17 @@ def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:
     return {task: split[task] for task in params.trains}
 
 
+def dev_score(task: Any, labels: Any, outputs: Any) -> float:
+    """The first metric of a task from a head's outputs [N, size]."""
+    import numpy as np
+
+    from bertrio.evaluation.metrics import METRICS, Scored
+    from bertrio.evaluation.predictions import prediction_rows
+
+    frame = prediction_rows(task, "dev", [str(row) for row in range(len(labels))], labels, np.asarray(outputs))
+    return METRICS[task.target.metrics[0]](Scored.of(frame))
+
+
 class Clock:
     """Times the steps after the warm-up: called after each with its number, from 1.
 

@@ -2,8 +2,8 @@
 
     python benchmarks/inference.py --peers --data path/to/course-data --encoder path/to/encoder
 
-Both start from texts, so both tokenise on the clock, and both have the same encoder, batch size and precision. The
-peer's bf16 comes in two ways, autocast as ours and a model wholly in bf16.
+Both start from texts, so both tokenise on the clock, and both have the same encoder and batch size. The peer runs as
+its documentation shows, in float32, and with bf16 in two ways, autocast as ours and a model wholly in bf16.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def cases(peers: bool, batch: int) -> list[Case]:
     found = [Case("ours", ("ours.py", "infer", *size), "training.loop.infer on dev pairs, tokenising included")]
     if peers:
         found += [
-            Case(f"CrossEncoder, {how}", ("peers/cross_encoder.py", *size, "--bf16", way), f"predict, bf16 by {how}")
-            for way, how in (("autocast", "autocast"), ("weights", "bf16 weights"))
+            Case(f"CrossEncoder, {how}", ("peers/cross_encoder.py", *size, "--bf16", way), f"predict, {how}")
+            for way, how in (("none", "float32"), ("autocast", "autocast"), ("weights", "bf16 weights"))
         ]
     return found
 

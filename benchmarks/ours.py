@@ -1,4 +1,5 @@
-"""One case of ours: training steps (`train`), or predictions for the dev rows of one task (`infer`).
+"""One case of ours: training steps (`train`), predictions for the dev rows of one task (`infer`), or whole epochs on
+one task and the score on its dev rows (`score`).
 
 It is started by training.py and inference.py, with PYTHONPATH at benchmarks/ and src/, as the peers are.
 """
@@ -33,6 +34,33 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     for _ in trainer.run("benchmark"):
         pass
     return {**clock.measured(), **work_of(model.encoder.transformer.config, rows), "runtime": runtime.describe()}
+
+
+def score(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains on `--task` alone for `--epochs` and scores its dev rows."""
+    from common import dev_score
+
+    from bertrio.model.multitask import build_model
+    from bertrio.training.build import build_trainer
+    from bertrio.training.data import load_split
+    from bertrio.training.loop import infer as outputs_of
+
+    params, runtime = load(args)
+    rows = training_rows(args, params)
+    model = build_model(params, args.work / "models/encoder", runtime)
+    options = params.finetune.model_copy(update={"epochs": args.epochs, "max_steps": None})
+    trainer, scored = build_trainer(params.model_copy(update={"finetune": options}), model, rows)
+    for _ in trainer.run("benchmark"):
+        pass
+    dev = load_split(params, "dev", args.work / "data/splits", args.work / "models/tokenizer")[args.task]
+    outputs = outputs_of(scored, dev, params.finetune.eval_batch_size)
+    return {
+        "seconds": trainer.seconds,
+        "rows": trainer.rows_seen,
+        "score": dev_score(dev.task, dev.label_values, outputs),
+        "peak_memory_mb": peak_memory_mb(),
+        "runtime": runtime.describe(),
+    }
 
 
 def work_of(config: Any, rows: dict[str, Any]) -> dict[str, float]:
@@ -87,13 +115,14 @@ def infer(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-COMMANDS = {"train": train, "infer": infer}
+COMMANDS = {"train": train, "infer": infer, "score": score}
 
 
 def main(argv: Sequence[str]) -> None:
     parser = case_parser(__doc__)
     parser.add_argument("command", choices=list(COMMANDS))
-    parser.add_argument("--task", default="qqp", help="infer: whose dev rows")
+    parser.add_argument("--task", default="qqp", help="infer and score: whose dev rows")
+    parser.add_argument("--epochs", type=int, default=1, help="score: how long it trains")
     args = parser.parse_args(argv)
     write_result(args, COMMANDS[args.command](args))
 

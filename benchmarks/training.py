@@ -37,10 +37,12 @@ from common import (
 
 SURGERIES = ("pcgrad", "mgda", "upgrad", "imtl_g", "aligned_mtl", "cagrad")
 TECHNIQUES = {  # on top of which plain step, and the params that turn them on
-    "smart": ("sst", {"smart": {"lambda": 1, "steps": 1}}),
+    "smart": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3}}),  # a radius that bf16 can tell apart
+    "smart, every 4": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3, "every": 4}}),
+    "smart, upper 3": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3, "layers": 3}}),
     "bregman": ("sst", {"bregman": {"mu": 1}}),
     "r_drop": ("sst", {"r_drop": {"alpha": 1}}),
-    "joint smart": ("joint", {"smart": {"lambda": 1, "steps": 1}}),
+    "joint smart": ("joint", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3}}),
     "uncertainty": ("joint", {"weighting": {"method": "uncertainty"}}),
     **{method: ("joint", {"surgery": {"method": method}}) for method in SURGERIES},
 }
@@ -49,6 +51,7 @@ OVER = {  # which step stands over which in the table of costs
     **{method: ["joint", "joint, one pass"] for method in SURGERIES},
     "joint, one pass": ["joint"],
     "loop: smart-pytorch": ["loop: sst", "smart"],
+    "loop: smart-pytorch, shuffled": ["smart"],
     "loop: TorchJD pcgrad": ["loop: joint", "pcgrad"],
 }
 
@@ -79,6 +82,11 @@ def cases(peers: bool) -> list[Case]:
         found += [
             Case("loop: sst", loop("plain", "sst"), "a plain step written by hand"),
             Case("loop: smart-pytorch", loop("smart", "sst"), "the same with SMARTLoss of smart-pytorch, one step"),
+            Case(
+                "loop: smart-pytorch, shuffled",
+                (*loop("smart", "sst"), "--shuffled"),
+                "the same on batches of rows of any length, as its users have it",
+            ),
             Case("loop: joint", loop("plain", *TASKS), "a joint step written by hand, a pass a task"),
             Case("loop: TorchJD pcgrad", loop("pcgrad", *TASKS), "the same with mtl_backward and PCGrad of TorchJD"),
         ]

@@ -1,6 +1,6 @@
 """A peer: `CrossEncoder.predict` of sentence-transformers on the dev pairs of one task.
 
-bf16 is had in one of two ways: `--bf16 autocast`, as ours, or `--bf16 weights`, the whole model in bf16.
+It runs in float32, as it does by itself, or in bf16: `--bf16 autocast`, as ours, or `--bf16 weights`, the whole model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def predict(args: Any) -> dict[str, Any]:
     )
     frame = read_table(args.work / "data/splits" / args.task / "dev.parquet")
     pairs = list(zip(frame["text_a"], frame["text_b"]))
-    with nullcontext() if whole else runtime.autocast():
+    with runtime.autocast() if args.bf16 == "autocast" else nullcontext():
         model.predict(pairs[: 4 * batch], batch_size=batch, show_progress_bar=False)
         began = time.perf_counter()
         model.predict(pairs, batch_size=batch, show_progress_bar=False)
@@ -53,7 +53,7 @@ def predict(args: Any) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> None:
     parser = case_parser(__doc__)
     parser.add_argument("--task", default="qqp")
-    parser.add_argument("--bf16", choices=["autocast", "weights"], default="autocast")
+    parser.add_argument("--bf16", choices=["none", "autocast", "weights"], default="none")
     args = parser.parse_args(argv)
     write_result(args, predict(args))
 

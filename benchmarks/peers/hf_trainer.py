@@ -1,23 +1,25 @@
 """A peer: `transformers.Trainer` on one task, with dynamic padding and the same precision as ours.
 
-The rows are tokenised before the clock starts, and every batch is full.
+The rows are tokenised before the clock starts, and every batch is full. With `--epochs` it trains for so long with the
+optimizer's settings of params.yaml, and is scored on the dev rows as ours is.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from common import Clock, case_parser, load, write_result
+from common import Clock, case_parser, dev_score, load, write_result
 
 
-def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any) -> list[dict[str, Any]]:
-    """The tokenised training rows, as the collator takes them."""
+def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any, split: str = "train") -> list[dict[str, Any]]:
+    """The tokenised rows, as the collator takes them."""
     from bertrio.data.table import read_table
 
-    frame = read_table(args.work / "data/splits" / task.name / "train.parquet")
+    frame = read_table(args.work / "data/splits" / task.name / f"{split}.parquet")
     columns = [frame[column].tolist() for column in task.text_columns]
     encoded = tokenizer(*columns, truncation=True, max_length=max_length)
     label = int if task.target.discrete else float
@@ -39,6 +41,7 @@ def train(args: Any) -> dict[str, Any]:
 
     from bertrio.model.tokenizer import load_tokenizer
     from bertrio.params import build_tasks
+    from bertrio.stage import peak_memory_mb
 
     params, runtime = load(args)
     tokenizer, task = load_tokenizer(args.work / "models/tokenizer"), build_tasks(params)[args.task]
@@ -48,6 +51,8 @@ def train(args: Any) -> dict[str, Any]:
     )
     done = [0]  # steps
     batch = params.tasks[args.task].batch_size
+    rows = dataset_of(args, task, params.encoder.max_length, tokenizer)
+    planned = args.epochs * -(-len(rows) // batch)
     clock = Clock(args.warmup, args.steps, runtime.device, lambda: done[0] * batch)
 
     class Told(TrainerCallback):
@@ -59,26 +64,42 @@ def train(args: Any) -> dict[str, Any]:
         arguments = TrainingArguments(
             folder,
             per_device_train_batch_size=batch,
-            max_steps=params.finetune.max_steps,
+            max_steps=-1 if args.epochs else params.finetune.max_steps,
+            num_train_epochs=args.epochs or 1,
+            warmup_steps=round(params.optimizer.warmup_fraction * planned),
+            weight_decay=params.optimizer.weight_decay,
             learning_rate=params.finetune.lr,
             bf16=runtime.compute == torch.bfloat16,
             use_cpu=runtime.device.type == "cpu",
-            dataloader_drop_last=True,
+            per_device_eval_batch_size=params.finetune.eval_batch_size,
+            dataloader_drop_last=not args.epochs,
             seed=args.seed,
             save_strategy="no",
             logging_strategy="no",
             report_to="none",
             disable_tqdm=True,
         )
-        rows = dataset_of(args, task, params.encoder.max_length, tokenizer)
-        collator = DataCollatorWithPadding(tokenizer)
-        Trainer(model, arguments, collator, train_dataset=rows, callbacks=[Told()]).train()
-    return {**clock.measured(), "runtime": runtime.describe()}
+        trainer = Trainer(model, arguments, DataCollatorWithPadding(tokenizer), train_dataset=rows, callbacks=[Told()])
+        began = time.perf_counter()
+        trainer.train()
+        if not args.epochs:
+            return {**clock.measured(), "runtime": runtime.describe()}
+        seconds = time.perf_counter() - began
+        dev = dataset_of(args, task, params.encoder.max_length, tokenizer, "dev")
+        found = trainer.predict(dev)
+    return {
+        "seconds": seconds,
+        "rows": args.epochs * len(rows),
+        "score": dev_score(task, found.label_ids, found.predictions),
+        "peak_memory_mb": peak_memory_mb(),
+        "runtime": runtime.describe(),
+    }
 
 
 def main(argv: Sequence[str]) -> None:
     parser = case_parser(__doc__)
     parser.add_argument("--task", required=True)
+    parser.add_argument("--epochs", type=int, default=0, help="train for so long and score; 0: time steps alone")
     args = parser.parse_args(argv)
     write_result(args, train(args))
 

@@ -1,12 +1,13 @@
 """A peer: a loop written by hand around transformers' AutoModel, with the peers' own SMART and PCGrad in it.
 
-It reads the same batches as ours, so that what differs is the step alone. `plain` is what the two are compared with.
+It reads the same batches as ours, so that what differs is the step alone; with `--shuffled` rows come in random order
+and are padded batch by batch, as its users have it. `plain` is what the two are compared with.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -85,6 +86,14 @@ def pcgrad(model: Model, batches: Sequence[Any], autocast: Any) -> None:
 STEPS = {"plain": plain, "smart": smart, "pcgrad": pcgrad}
 
 
+def shuffled(rows: Any, size: int, seed: int) -> Iterator[Any]:
+    """Full batches of rows in random order, pass after pass."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(rows), generator=generator).numpy()
+        yield from (rows.batch(order[at : at + size]) for at in range(0, len(order) - size + 1, size))
+
+
 def train(args: Any) -> dict[str, Any]:
     from transformers import AutoModel
 
@@ -93,6 +102,8 @@ def train(args: Any) -> dict[str, Any]:
     params, runtime = load(args)
     rows = training_rows(args, params)
     streams = build_streams(rows, params)
+    if args.shuffled:
+        streams = {task: shuffled(of, params.tasks[task].batch_size, args.seed) for task, of in rows.items()}
     encoder = AutoModel.from_pretrained(str(args.work / "models/encoder"), dtype=torch.float32)
     model = Model(encoder, {task: of.task.target.size for task, of in rows.items()}).to(runtime.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.finetune.lr, fused=True)
@@ -112,6 +123,7 @@ def train(args: Any) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> None:
     parser = case_parser(__doc__)
     parser.add_argument("--method", choices=list(STEPS), required=True)
+    parser.add_argument("--shuffled", action="store_true", help="batches of rows of any length")
     args = parser.parse_args(argv)
     write_result(args, train(args))
 

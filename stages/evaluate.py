@@ -1,4 +1,4 @@
-"""Scores the ensemble's predictions and writes the course's submission files."""
+"""Measures and draws the ensemble's predictions, and writes the course's submission files."""
 
 import sys
 from pathlib import Path
@@ -17,6 +17,7 @@ def main() -> None:
         build_tasks(params),
         predictions="predictions",
         metrics="metrics",
+        plots="plots",
         submission=params.evaluate.submission,
     )
 

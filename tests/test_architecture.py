@@ -22,6 +22,8 @@ FLOORS = [  # a module may import from lower floors, and from its own room
     },
     {"data", "model", "evaluation", "ensembling"},
     {"training"},
+    {"analysis"},
+    {"experiments"},
     {"cli"},
 ]
 METHOD_ROOMS = {

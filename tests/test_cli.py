@@ -9,12 +9,14 @@ from bertrio.files import write_json
 
 def test_metrics_prints_the_result(tmp_path, capsys):
     chosen = {"rows": "dev", "by": "overall_normalized"}
-    write_json(tmp_path / "e.json", {"dev": {"sst": {"accuracy": 0.5}, "overall_mean": 0.6}, "selected_on": chosen})
+    limits = {"dev": {"sst": {"accuracy": [0.4, 0.625]}, "overall_mean": [0.55, 0.65]}}
+    dev = {"sst": {"accuracy": 0.5}, "overall_mean": 0.6}
+    write_json(tmp_path / "e.json", {"dev": dev, "intervals": limits, "selected_on": chosen})
     assert main(["metrics", "--file", str(tmp_path / "e.json")]) == 0
     told = capsys.readouterr().out
     assert "sst accuracy" in told
-    assert "0.5000" in told
-    assert "0.6000" in told
+    assert "0.500 [0.400, 0.625]" in told
+    assert "0.600 [0.550, 0.650]" in told
 
 
 def test_a_problem_is_one_message_and_exit_code_2(tmp_path, capsys):

@@ -20,7 +20,9 @@ SMALL = {
     "mlm": {"rows": {"imdb": 30, "multinli": 30, "sick": 30}, "block_size": 32, "max_steps": 20},
     "finetune": {"epochs": 2},
 }
-STAGES = ("check", "download", "split", "pretrain_mlm", "prefinetune", "finetune@base", "ensemble", "evaluate")
+STAGES = (
+    "check", "download", "split", "pretrain_mlm", "prefinetune", "finetune@base", "ensemble", "evaluate", "analyze",
+)  # fmt: skip
 
 
 class Project:
@@ -93,7 +95,7 @@ def test_repro_runs_the_chain_and_writes_all_that_is_promised(project):
     for split in ("dev", "test"):
         assert set(evaluation[split]) == {"sst", "qqp", "sts", "overall_mean", "overall_normalized"}
         assert "f1" in evaluation[split]["qqp"]
-        assert set(evaluation[split]["sts"]) == {"pearson", "spearman"}
+        assert set(evaluation[split]["sts"]) == {"pearson", "spearman", "rmse"}
     assert evaluation["selected_on"] == {"rows": "dev", "by": "overall_normalized"}
     assert evaluation["best_epoch"]["base"] in (1, 2)
     timing = project.json("metrics/timing.json")
@@ -104,6 +106,10 @@ def test_repro_runs_the_chain_and_writes_all_that_is_promised(project):
         assert len(lines) == 31
     assert list(pd.read_csv(project.folder / "plots/history/base.csv")["epoch"]) == [1, 2]
     assert (project.folder / "models/members/base/encoder/model.safetensors").exists()
+    assert set(project.json("predictions/analysis/errors.json")) == {"sst", "qqp", "sts"}
+    assert project.json("metrics/slices.json")["qqp"]["all"]["all rows"]["n"] == 40
+    assert "order_swapped" in project.json("metrics/robustness.json")["qqp"]
+    assert (project.folder / "models/README.md").exists()
 
 
 def test_repro_again_only_checks(project):
@@ -126,7 +132,13 @@ def test_the_scripts_alone_give_the_same_bytes_as_dvc(project, tmp_path):
         "metrics/evaluation.json",
         "metrics/data.json",
         "plots/history/base.csv",
+        "plots/steps/base.csv",
         "models/members/base/encoder/model.safetensors",
+        "predictions/analysis/errors.json",
+        "predictions/analysis/suspects.csv",
+        "metrics/slices.json",
+        "metrics/robustness.json",
+        "plots/slices/sts.png",
     )
     by_dvc = project.bytes(*names)
     copy = tmp_path / "copy"
@@ -143,7 +155,7 @@ def test_the_scripts_alone_give_the_same_bytes_as_dvc(project, tmp_path):
 
 def test_an_experiment_runs_only_the_stages_that_read_the_param(project):
     output = project.run("dvc", "exp", "run", "-n", "slower", "-S", "finetune.lr=1e-6")
-    assert stages_run(output) == ["check", "finetune@base", "ensemble", "evaluate"]
+    assert stages_run(output) == ["check", "finetune@base", "ensemble", "evaluate", "analyze"]
     assert "1e-06" in (project.folder / "params.yaml").read_text()
     assert "finetune.lr" in project.run("dvc", "params", "diff")
     assert "dev.overall_normalized" in project.run("dvc", "metrics", "diff")
@@ -161,7 +173,22 @@ def test_an_experiment_in_a_copy_leaves_the_workspace_alone(project):
 
 def test_a_combining_rule_runs_no_training(project):
     output = project.run("dvc", "exp", "run", "-S", "ensemble.combine=mean")
-    assert stages_run(output) == ["check", "ensemble", "evaluate"]
+    assert stages_run(output) == ["check", "ensemble", "evaluate", "analyze"]
+    project.run("git", "checkout", "--", ".")
+
+
+def test_a_changed_challenge_file_runs_the_analysis_and_no_training(project, tmp_path):
+    hard = tmp_path / "hard.csv"
+    hard.write_text("text,label\na good film,3\nnot a good film,1\n")
+    project.write_params({"evaluate": {"challenges": {"hard": {"task": "sst", "path": str(hard)}}}})
+    ran = stages_run(project.run("dvc", "repro"))
+    assert "finetune@base" not in ran and "analyze" in ran
+    assert project.json("metrics/challenges.json")["hard"]["n"] == 2
+    with open(hard, "a") as file:
+        file.write("a film,9\na film,2\n")
+    assert stages_run(project.run("dvc", "repro")) == ["check", "analyze"]
+    found = project.json("metrics/challenges.json")["hard"]
+    assert (found["n"], found["rejected"]) == (3, 1)
     project.run("git", "checkout", "--", ".")
 
 
@@ -175,7 +202,7 @@ def test_optional_stages_and_members(project):
     assert set(project.json("metrics/prefinetune.json")["dev"]) == {"qqp"}
     assert set(project.json("metrics/evaluation.json")["best_epoch"]) == {"base", "second"}
     project.write_params({"mlm": {"enabled": True}, "prefinetune": {"epochs": 1}})
-    assert stages_run(project.run("dvc", "repro")) == ["check", "ensemble", "evaluate"]
+    assert stages_run(project.run("dvc", "repro")) == ["check", "ensemble", "evaluate", "analyze"]
     assert set(project.json("metrics/evaluation.json")["best_epoch"]) == {"base"}
 
 

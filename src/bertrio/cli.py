@@ -8,6 +8,8 @@ import sys
 from bertrio import __version__
 from bertrio.errors import UserError
 
+REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
+
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one command; returns the exit code: 0, or 2 for a message to the user."""
@@ -34,7 +36,30 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("check", help="check params.yaml and the files that it names")
     check.add_argument("--params", default="params.yaml", help="the file to check (default: %(default)s)")
     check.set_defaults(run=_check)
+
+    compare = commands.add_parser("compare", help="tell whether one experiment is better than another, or only lucky")
+    compare.add_argument("first", metavar="REV_A", help=f"what to compare with: {REVISION}")
+    compare.add_argument("second", metavar="REV_B", help="what to judge, named likewise")
+    compare.add_argument("--split", default="dev", help="dev, test or selection (default: %(default)s)")
+    compare.add_argument(
+        "--rows", type=_count, nargs="?", const=10, metavar="N", help="show N rows (10) that they decide differently"
+    )
+    compare.add_argument("--json", metavar="FILE", help="write all figures to FILE as well")
+    compare.set_defaults(run=_compare)
+
+    report = commands.add_parser("report", help="write all that is known of an experiment to one HTML page")
+    one = "an experiment, commit, tag or branch"
+    report.add_argument("revision", metavar="REV", nargs="?", default="workspace", help=f"{one} (default: workspace)")
+    report.add_argument("--baseline", metavar="REV", help="compare it with this one: likewise, or workspace")
+    report.add_argument("--out", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
+    report.set_defaults(run=_report)
     return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of rows")
+    return int(text)
 
 
 def _metrics(args: argparse.Namespace) -> None:
@@ -51,6 +76,24 @@ def _check(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         check_inputs(args.params, folder)
     print(f"{args.params}: all params are valid, and all files that they name are there")
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from bertrio.experiments.compare import compare, open_side
+    from bertrio.experiments.show import show_comparison
+    from bertrio.files import write_json
+
+    result = compare(open_side(args.first), open_side(args.second), args.split, args.rows)
+    show_comparison(result)
+    if args.json:
+        write_json(args.json, result, digits=10)  # p-values can be small
+
+
+def _report(args: argparse.Namespace) -> None:
+    from bertrio.experiments.report import write_report
+
+    write_report(args.revision, args.baseline, args.out)
+    print(f"wrote {args.out}")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 
 from bertrio.errors import UserError
+from bertrio.evaluation.bootstrap import intervals
 from bertrio.evaluation.evaluate import collect_timings, evaluate, show_metrics
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import prediction_rows, write_predictions
-from bertrio.files import write_json
+from bertrio.files import read_json, write_json
 from bertrio.tasks import Binary, Ordered, Score, Task
 
 TASKS = {
@@ -44,19 +45,29 @@ def folder(tmp_path, monkeypatch):
 
 
 def run(submission=True) -> dict:
-    evaluate(MEMBERS, TASKS, "predictions", "metrics", submission)
+    evaluate(MEMBERS, TASKS, "predictions", "metrics", "plots", submission)
     with open("metrics/evaluation.json") as file:
         return json.load(file)
 
 
 def test_metrics_hold_the_scores_the_best_epochs_and_what_they_were_picked_on(folder):
     metrics = run()
-    assert set(metrics) == {"dev", "best_epoch", "selected_on"}  # test has no labels
+    assert set(metrics) == {"dev", "intervals", "best_epoch", "selected_on"}  # test has no labels
     assert metrics["best_epoch"] == {"base": 1, "second": 2} and metrics["selected_on"] == SELECTED_ON
     dev = evaluate_predictions(made_up(), TASKS)["dev"]
     assert metrics["dev"]["overall_mean"] == pytest.approx(dev["overall_mean"], abs=1e-6)
     for name in TASKS:
         assert metrics["dev"][name] == pytest.approx(dev[name], abs=1e-6)
+        assert set(metrics["intervals"]["dev"][name]) == set(dev[name])
+    assert metrics["intervals"]["dev"]["overall_mean"] == pytest.approx(
+        intervals(made_up(), TASKS)["dev"]["overall_mean"], abs=1e-6
+    )
+
+
+def test_calibration_and_plots_are_written_beside_the_metrics(folder):
+    run()
+    assert set(read_json("metrics/calibration.json")) == {"sst", "qqp"}
+    assert list((folder / "plots").rglob("*.csv")) and list((folder / "plots").rglob("*.png"))
 
 
 def test_members_that_chose_on_different_rows_are_all_told(folder):
@@ -70,16 +81,16 @@ def test_rows_that_the_ensemble_was_chosen_on_stand_apart(folder, capsys):
     frame["split"] = frame["split"].where((frame["split"] == "test") | frame["id"].isin(list("0134")), "selection")
     write_predictions(frame, "predictions/ensemble.parquet")
     metrics = run()
-    assert set(metrics) == {"dev", "selection", "best_epoch", "selected_on"}
+    assert set(metrics) == {"dev", "selection", "intervals", "best_epoch", "selected_on"}
+    assert set(metrics["intervals"]) == {"dev", "selection"}
     assert metrics["selected_on"] == {**SELECTED_ON, "ensemble": "selection"}
     measured = evaluate_predictions(frame, TASKS)
     for split in ("dev", "selection"):
         assert metrics[split]["qqp"] == pytest.approx(measured[split]["qqp"], abs=1e-6)
     printed = capsys.readouterr().out
     [line] = [line for line in printed.splitlines() if "qqp accuracy" in line]
-    assert line.index(f"{metrics['dev']['qqp']['accuracy']:.4f}") < line.rindex(
-        f"{metrics['selection']['qqp']['accuracy']:.4f}"
-    )
+    accuracies = [f"{metrics[split]['qqp']['accuracy']:.3f} [" for split in ("dev", "selection")]
+    assert line.index(accuracies[0]) < line.rindex(accuracies[1])
     assert "ensemble chosen on selection" in " ".join(printed.split())
 
 
@@ -97,15 +108,30 @@ def test_submissions_are_written_when_asked_for_and_do_not_stay_when_not(folder)
     assert not list((folder / "predictions/submission").iterdir())
 
 
-def test_the_table_shows_each_metric_on_dev_and_a_dash_for_test(folder, capsys):
-    dev = run()["dev"]
-    printed = capsys.readouterr().out
-    shown = {"qqp f1": dev["qqp"]["f1"], "sts pearson": dev["sts"]["pearson"], "overall_mean": dev["overall_mean"]}
-    for label, value in shown.items():
+def test_the_table_shows_each_metric_and_its_interval_on_dev_and_a_dash_for_test(folder, capsys):
+    metrics = run()
+    dev, limits, printed = metrics["dev"], metrics["intervals"]["dev"], capsys.readouterr().out
+    shown = {
+        "qqp f1": (dev["qqp"]["f1"], limits["qqp"]["f1"]),
+        "sts pearson": (dev["sts"]["pearson"], limits["sts"]["pearson"]),
+        "overall_mean": (dev["overall_mean"], limits["overall_mean"]),
+    }
+    for label, (value, (low, high)) in shown.items():
         [line] = [line for line in printed.splitlines() if label in line]
-        assert f"{value:.4f}" in line and "-" in line.split(f"{value:.4f}")[1]
+        text = f"{value:.3f} [{low:.3f}, {high:.3f}]"
+        assert text in line and "-" in line.split(text)[1]
     show_metrics("metrics/evaluation.json")
     assert capsys.readouterr().out == printed
+
+
+def test_a_file_without_intervals_shows_the_metrics_alone(folder, capsys):
+    metrics = run()
+    del metrics["intervals"]
+    write_json("old.json", metrics)
+    capsys.readouterr()
+    show_metrics("old.json")
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "qqp f1" in line]
+    assert f"{metrics['dev']['qqp']['f1']:.3f}" in line and "[" not in line
 
 
 def test_timings_are_merged_by_stage_without_those_of_dropped_members(folder):

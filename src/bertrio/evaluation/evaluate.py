@@ -1,4 +1,4 @@
-"""The last step of the pipeline: metrics, submission files and the table of the result."""
+"""What the predictions are worth: metrics with intervals, plots, submission files and the table of the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from rich.console import Console
 
 from bertrio.console import show_table
 from bertrio.errors import UserError
+from bertrio.evaluation.bootstrap import intervals
+from bertrio.evaluation.calibration import write_calibration
 from bertrio.evaluation.metrics import evaluate_predictions
+from bertrio.evaluation.pictures import write_plots
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.evaluation.submission import write_submissions
 from bertrio.files import read_json, write_json
@@ -22,20 +25,23 @@ def evaluate(
     tasks: Mapping[str, Task],
     predictions: str | Path,
     metrics: str | Path,
+    plots: str | Path,
     submission: bool,
 ) -> None:
     """Measures the ensemble's predictions, writes what is to be kept and prints the result to standard output.
 
-    Writes `evaluation.json` (what `evaluate_predictions` returns, `best_epoch` by member, and `selected_on`) and
-    `timing.json` (what `collect_timings` returns) into `metrics`, and the course's files into
-    `predictions`/submission. Rows of dev that the ensemble was chosen on are a split of their own, `selection`, in the
-    metrics, while the files hold all of dev.
+    Writes `evaluation.json` (what `evaluate_predictions` returns, `intervals`, `best_epoch` by member, and
+    `selected_on`), `calibration.json` (see `write_calibration`) and `timing.json` (what `collect_timings` returns) into
+    `metrics`, what `write_plots` draws into `plots`, and the course's files into `predictions`/submission. Rows of dev
+    that the ensemble was chosen on are a split of their own, `selection`, in the metrics, while the files hold all of
+    dev.
 
     Args:
         members: names of the ensemble's members.
         tasks: all tasks, by name.
         predictions: a folder that holds ensemble.parquet, and members/<name>/summary.json of every member.
         metrics: a folder that holds timing/<stage>.json.
+        plots: a folder that holds <member>.csv in history, conflicts and steps.
         submission: write the course's files; if not, their folder is there and empty.
 
     Raises:
@@ -43,10 +49,14 @@ def evaluate(
     """
     predictions, metrics = Path(predictions), Path(metrics)
     frame = read_predictions(predictions / "ensemble.parquet")
-    result = evaluate_predictions(frame, tasks) | selection(members, predictions / "members")
+    result = evaluate_predictions(frame, tasks) | {"intervals": intervals(frame, tasks)}
+    result |= selection(members, predictions / "members")
     if "selection" in result:
         result["selected_on"]["ensemble"] = "selection"
     write_json(metrics / "evaluation.json", result)
+    write_calibration(frame, tasks, metrics / "calibration.json")
+    folders = {name: Path(plots) / name for name in ("history", "conflicts", "steps")}
+    write_plots(frame, tasks, plots, folders["history"], folders["conflicts"], members, folders["steps"])
     stages = [path for path in (metrics / "timing").glob("*.json") if not _of_dropped_member(path, members)]
     write_json(metrics / "timing.json", collect_timings(stages))
     (predictions / "submission").mkdir(parents=True, exist_ok=True)
@@ -82,24 +92,38 @@ def collect_timings(paths: Iterable[str | Path]) -> dict[str, dict[str, float]]:
 def show_metrics(path: str | Path) -> None:
     """Prints the metrics file `path` to standard output: a row a metric, a column for dev and one for test.
 
-    Where an ensemble was chosen on half of dev, that half has a column of its own.
+    Where an ensemble was chosen on half of dev, that half has a column of its own. Behind each value stands its 95 %
+    interval, if the file has it.
 
     Raises:
         UserError: if the file is missing or damaged.
     """
     metrics = _read(path)
-    rows: dict[str, dict[str, float]] = {}
+    rows: dict[str, dict[str, str]] = {}
     splits = ["dev", *(["selection"] if "selection" in metrics else []), "test"]
     for split in splits:
-        for name, result in metrics.get(split, {}).items():
-            values = result if isinstance(result, dict) else {"": result}  # the overall scores stand alone
-            for metric, value in values.items():
-                rows.setdefault(f"{name} {metric}".strip(), {})[split] = value
+        limits = _flat(metrics.get("intervals", {}).get(split, {}))
+        for label, value in _flat(metrics.get(split, {})).items():
+            rows.setdefault(label, {})[split] = with_interval(value, limits.get(label))
     chosen = metrics["selected_on"]
     ensemble = f", ensemble chosen on {chosen['ensemble']}" if "ensemble" in chosen else ""
-    title = f"Result (best epochs chosen on {chosen['rows']} by {chosen['by']}{ensemble})"
+    title = f"Result and 95 % intervals (best epochs chosen on {chosen['rows']} by {chosen['by']}{ensemble})"
     lines = [[label, *[values.get(split) for split in splits]] for label, values in rows.items()]
     show_table(title, ["metric", *splits], lines, to=Console())
+
+
+def with_interval(value: float, limits: Sequence[float] | None) -> str:
+    """A value as people read it: `0.862 [0.841, 0.882]`."""
+    return f"{value:.3f}" + (" [{:.3f}, {:.3f}]".format(*limits) if limits else "")
+
+
+def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"task metric": ...}` of one split; the overall scores stand alone."""
+    flat: dict[str, Any] = {}
+    for name, result in results.items():
+        own = {f"{name} {metric}": value for metric, value in result.items()} if isinstance(result, dict) else None
+        flat |= {name: result} if own is None else own
+    return flat
 
 
 def _of_dropped_member(path: Path, members: Sequence[str]) -> bool:

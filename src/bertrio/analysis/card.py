@@ -1,0 +1,459 @@
+"""The model card: what the saved models are, what they were trained on, how good they are, and where they fail.
+
+The layout is that of model cards on the Hugging Face hub (Mitchell et al. 2019, "Model Cards for Model Reporting"):
+YAML front matter with the fields that are known, then Markdown. What is not known is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from bertrio.analysis.slices import slice_metric
+from bertrio.errors import UserError
+from bertrio.evaluation.metrics import LOWER_IS_BETTER
+from bertrio.files import read_json, write_text
+from bertrio.tasks import Task
+
+if TYPE_CHECKING:
+    from bertrio.params import Params
+
+UNKNOWN = "unknown"
+ORIGINS = {  # the course's files, as their handout names them; licences are for whoever publishes to look up
+    "sst": "Stanford Sentiment Treebank (Socher et al. 2013)",
+    "qqp": "Quora Question Pairs",
+    "sts": "STS benchmark (Cer et al. 2017)",
+    "cfimdb": "CFIMDB, film reviews",
+}
+COSTS = ("seconds", "peak_memory_mb")
+WORST = 3  # slices of each task that the limits name
+FEWEST = 30  # rows of a slice that is named there
+
+
+def write_card(
+    params: Params, tasks: Mapping[str, Task], metrics: str | Path = "metrics", path: str | Path = "models/README.md"
+) -> None:
+    """Writes the card of the models of a finished run.
+
+    Args:
+        params: the base params.
+        tasks: all tasks, by name.
+        metrics: a folder with data.json and evaluation.json, and what there is of calibration, slices, robustness,
+            challenges and timing.json.
+        path: the Markdown file.
+
+    Raises:
+        UserError: if data.json or evaluation.json is missing, or a file is damaged.
+    """
+    found = _Found.read(Path(metrics))
+    parts = [
+        _front_matter(params, tasks, found),
+        _summary(params, tasks, found),
+        USE,
+        _data(params, tasks, found),
+        _training(params, found),
+        _results(tasks, found),
+        _slices(tasks, found),
+        _calibration(found),
+        _robustness(found),
+        _challenges(found),
+        _limits(params, tasks, found),
+        _time(found),
+        LOADING,
+    ]
+    write_text(path, "\n\n".join(part for part in parts if part) + "\n")
+
+
+class _Found:
+    """What the stages found, each file as it is; None for those that are not there."""
+
+    def __init__(self, files: Mapping[str, Any]) -> None:
+        self.data, self.evaluation = files["data"], files["evaluation"]
+        self.calibration, self.slices = files["calibration"], files["slices"]
+        self.robustness, self.challenges, self.timing = files["robustness"], files["challenges"], files["timing"]
+
+    @classmethod
+    def read(cls, folder: Path) -> _Found:
+        needed = ("data", "evaluation")
+        others = ("calibration", "slices", "robustness", "challenges", "timing")
+        files = {name: _read(folder / f"{name}.json") for name in needed}
+        for name in others:
+            path = folder / f"{name}.json"
+            files[name] = _read(path) if path.exists() else None
+        return cls(files)
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that were measured."""
+        return [split for split in ("dev", "selection", "test") if split in self.evaluation]
+
+    def interval(self, split: str, task: str, metric: str | None = None) -> Sequence[float] | None:
+        """The interval of a task's metric, or of an overall score."""
+        value = self.evaluation.get("intervals", {}).get(split, {}).get(task)
+        return value.get(metric) if metric and value is not None else value
+
+
+def escaped(text: object) -> str:
+    """A text as Markdown that shows it as it is: on one line, without markup, links, HTML or table cells of its own."""
+    line = " ".join(str(text).split())
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = re.sub(r"([\\`*_{}\[\]!|~$^])", r"\\\1", line)
+    line = re.sub(r"(?i)\b(https?|ftp|mailto):", r"\1&#58;", line)  # bare addresses become links by themselves
+    return re.sub(r"(?i)\bwww\.", "www&#46;", line).replace("@", "&#64;")
+
+
+def _front_matter(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
+    """Only what is known: a field that is absent says as much as one that is wrong, and does less harm."""
+    hub = [found.data["origin"][name]["id"] for name in tasks] if params.data.source == "hub" else []
+    base = _base_model(params)
+    known = {
+        "language": "en" if params.data.source in ("sample", "cs224n") else None,
+        "library_name": "bertrio",
+        "tags": ["bert", "multi-task-learning", *dict.fromkeys(map(_hub_task, tasks.values()))],
+        "base_model": base,
+        "datasets": list(dict.fromkeys(hub)) or None,
+        "metrics": list(dict.fromkeys(task.target.metrics[0] for task in tasks.values())),
+        "model-index": [{"name": "bertrio", "results": _model_index(params, tasks, found)}],
+    }
+    text = yaml.safe_dump({key: value for key, value in known.items() if value}, sort_keys=False, allow_unicode=True)
+    return f"---\n{text}---"
+
+
+def _hub_task(task: Task) -> str:
+    """The hub's word for what a task is."""
+    return "text-classification" if task.target.discrete or task.kind == "single" else "sentence-similarity"
+
+
+def _base_model(params: Params) -> str | None:
+    """The encoder's id on the hub, if it is one: `tiny` is made here, and a local folder has no id."""
+    name = params.encoder.name
+    is_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None and name != "tiny" and not name.startswith(".")
+    return name if is_id and not Path(name).expanduser().is_dir() else None
+
+
+def _model_index(params: Params, tasks: Mapping[str, Task], found: _Found) -> list[dict[str, Any]]:
+    results = []
+    for split in found.splits:
+        for name, task in tasks.items():
+            values = found.evaluation[split].get(name, {})
+            own = found.data["origin"].get(name, {}) if params.data.source == "hub" else {}
+            data = {"name": f"{name} ({params.data.source})", "type": own.get("id", f"{params.data.source}-{name}")}
+            data |= {key: own[field] for key, field in (("config", "config"), ("revision", "commit")) if field in own}
+            listed = [{"type": metric, "value": value, "name": metric} for metric, value in values.items()]
+            if listed:
+                task_type = {"type": _hub_task(task), "name": name}
+                results.append({"task": task_type, "dataset": {**data, "split": split}, "metrics": listed})
+    return results
+
+
+def _summary(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
+    members = params.ensemble.members
+    many = f"{len(members)} members ({', '.join(map(escaped, members))}), combined by {params.ensemble.combine}"
+    rows = [[escaped(name), *_described(params, name)] for name in tasks]
+    return _lines(
+        "# bertrio",
+        f"One encoder, fine-tuned on {_several(map(escaped, tasks))} together. Encoder: {_encoder(params)}. "
+        + (f"An ensemble of {many}." if len(members) > 1 else "One model."),
+        _table(
+            ["task", "text", "answer", "measured by"],
+            [[*row, tasks[name].target.metrics[0]] for row, name in zip(rows, tasks)],
+        ),
+    )
+
+
+def _encoder(params: Params) -> str:
+    encoder, base = params.encoder, _base_model(params)
+    if encoder.name == "tiny":
+        return f"a BERT of {encoder.tiny.layers} layers of width {encoder.tiny.hidden_size}, from random weights"
+    if base is None:
+        return f"{escaped(Path(encoder.name).name)}, from a local folder"
+    revision = f", revision {escaped(encoder.revision)}" if encoder.revision else ""
+    return f"{escaped(base)}{revision}, from the Hugging Face hub"
+
+
+def _described(params: Params, name: str) -> list[str]:
+    task = params.tasks[name]
+    answers = {
+        "binary": "yes (1) or no (0)",
+        "score": f"a score from {task.range[0]:g} to {task.range[1]:g}" if task.range else "",
+        "classes": f"one of {task.classes} classes",
+        "ordered": f"one of {task.classes} ordered classes",
+    }
+    return ["a sentence" if task.kind == "single" else "two sentences", answers[task.target]]
+
+
+def _data(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
+    source, origin = params.data.source, found.data.get("origin") or {}
+    rows = []
+    for name in tasks:
+        counts = [found.data["tasks"].get(name, {}).get(split, {}).get("rows") for split in ("train", "dev", "test")]
+        told, licence = _origin(source, name, origin)
+        rows.append([escaped(name), told, licence, *[UNKNOWN if count is None else f"{count:,}" for count in counts]])
+    corpora = found.data.get("corpora", {})
+    unlabelled = [
+        f"{escaped(name)} ({of.get('rows', UNKNOWN):,} texts, licence {UNKNOWN})" for name, of in corpora.items()
+    ]
+    notes = []
+    if any(licence.startswith(UNKNOWN) for _, _, licence, *_ in rows):
+        notes.append("Licences that are unknown here must be looked up before the model is passed on.")
+    if params.encoder.name != "tiny":
+        notes.append("So must that of the encoder." if notes else f"The licence of the encoder is {UNKNOWN} here.")
+    return _lines(
+        "## Data and licences",
+        " ".join([f"Source: {escaped(source)}.", *notes]),
+        _table(["task", "data", "licence", "train", "dev", "test"], rows),
+        f"Unlabelled text for masked-language-model training: {', '.join(unlabelled)}." if unlabelled else "",
+        _overlaps(tasks, found),
+    )
+
+
+def _origin(source: str, name: str, origin: Mapping[str, Any]) -> tuple[str, str]:
+    """Where a task's rows come from, and their licence."""
+    if source == "sample":
+        return f"sentences made up by bertrio's own grammars, seed {origin.get('seed', UNKNOWN)}", "no text of others"
+    if source == "cs224n":
+        return f"{ORIGINS.get(name, UNKNOWN)}, as handed out by Stanford's CS 224N", UNKNOWN
+    if source == "hub":
+        own = origin.get(name, {})
+        named = [own.get("id", UNKNOWN), *[f"{key} {own[key]}" for key in ("config", "commit") if key in own]]
+        return escaped(", ".join(named)), f"{UNKNOWN}; see the data set's card on the hub"
+    return "files of the user's own", UNKNOWN
+
+
+def _overlaps(tasks: Mapping[str, Task], found: _Found) -> str:
+    shared = [
+        f"{of['rows_sharing_a_sentence_with_train']:,} of {of['rows']:,} rows of {escaped(name)} {split}"
+        for name in tasks
+        for split, of in found.data["tasks"].get(name, {}).items()
+        if of.get("rows_sharing_a_sentence_with_train")
+    ]
+    return f"Rows that share a sentence with train: {'; '.join(shared)}." if shared else ""
+
+
+def _training(params: Params, found: _Found) -> str:
+    finetune = params.finetune
+    length = f"{finetune.max_steps} steps at most" if finetune.max_steps else f"{finetune.epochs} epochs"
+    best = ", ".join(f"{escaped(name)}: {epoch}" for name, epoch in found.evaluation.get("best_epoch", {}).items())
+    chosen = found.evaluation.get("selected_on")
+    on = [
+        "smart" * bool(params.smart.strength),
+        "bregman" * bool(params.bregman.mu),
+        "r_drop" * bool(params.r_drop.alpha),
+    ]
+    surgery = "" if params.surgery.method == "none" else f"surgery {params.surgery.method}"
+    extras = [name for name in (*on, surgery) if name]
+    return _lines(
+        "## Training",
+        f"{length.capitalize()}, learning rate {finetune.lr:g}, schedule {params.schedule.name}, loss weighting "
+        f"{params.weighting.method}, seed {params.runtime.seed}."
+        + (f" With {', '.join(extras)}." if extras else "")
+        + (" Masked-language-model training first." if params.mlm.enabled else "")
+        + (f" Epochs that were kept: {best}." if best else "")
+        + (f" They were chosen on {escaped(chosen['rows'])} by {escaped(chosen['by'])}." if chosen else ""),
+    )
+
+
+def _results(tasks: Mapping[str, Task], found: _Found) -> str:
+    rows = []
+    for name in (*tasks, "overall_mean", "overall_normalized"):
+        values = {split: found.evaluation[split].get(name) for split in found.splits}
+        if name in tasks:
+            names = dict.fromkeys(metric for of in values.values() for metric in of or {})
+            rows += [
+                [escaped(name), _metric(metric)]
+                + [
+                    _measured((of or {}).get(metric), found.interval(split, name, metric))
+                    for split, of in values.items()
+                ]
+                for metric in names
+            ]
+        elif any(value is not None for value in values.values()):
+            cells = [_measured(value, found.interval(split, name)) for split, value in values.items()]
+            rows.append(["all", escaped(name), *cells])
+    return _lines(
+        "## Metrics",
+        "With 95 % bootstrap intervals over rows, which say nothing of another seed.",
+        _table(["task", "metric", *found.splits], rows),
+    )
+
+
+def _slices(tasks: Mapping[str, Task], found: _Found) -> str:
+    if not found.slices:
+        return ""
+    blocks = ["## Slices", "Parts of dev, with 95 % intervals."]
+    for name, families in found.slices.items():
+        metric = slice_metric(tasks[name])
+        rows = [
+            [escaped(family), escaped(part), f"{of['n']:,}", _measured(of.get(metric), _ends(of))]
+            for family, parts in families.items()
+            for part, of in parts.items()
+        ]
+        blocks += [f"### {escaped(name)}", _table(["family", "slice", "rows", metric], rows)]
+    return _lines(*blocks)
+
+
+def _calibration(found: _Found) -> str:
+    if not found.calibration:
+        return ""
+    keys = list(dict.fromkeys(key for of in found.calibration.values() for key in of))
+    rows = [[escaped(name), *[_plain(of.get(key)) for key in keys]] for name, of in found.calibration.items()]
+    return _lines(
+        "## Calibration",
+        "Temperatures were fitted on one half of dev, all figures are of the other; scaled: after dividing by the "
+        "temperature. Lower is better.",
+        _table(["task", *[key.replace("_", " ") for key in keys]], rows),
+    )
+
+
+def _robustness(found: _Found) -> str:
+    if not found.robustness:
+        return ""
+    rows = [
+        [
+            escaped(task),
+            escaped(name.replace("_", " ")),
+            f"{of['n']:,}",
+            _measured(of["flips"], _ends(of)),
+            _plain(of["shift"]),
+        ]
+        for task, named in found.robustness.items()
+        for name, of in named.items()
+    ]
+    return _lines(
+        "## Robustness",
+        "How often a change that should not matter changes the prediction of a dev row that it applies to: its class, "
+        "or its score by more than a tenth of the range. Shift: mean change of the predicted class's probability, or "
+        "of the score.",
+        _table(["task", "change", "rows", "flips", "shift"], rows),
+    )
+
+
+def _challenges(found: _Found) -> str:
+    if not found.challenges:
+        return ""
+    rows = [
+        [
+            escaped(name),
+            escaped(of["task"]),
+            f"{of['n']:,}",
+            _metric(key),
+            _measured(of[key], of.get("intervals", {}).get(key)),
+        ]
+        for name, of in found.challenges.items()
+        for key in of
+        if key not in ("task", "n", "rejected", "intervals")
+    ]
+    return _lines("## Challenge files", _table(["file", "task", "rows", "metric", "value"], rows))
+
+
+def _limits(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
+    chosen = found.evaluation.get("selected_on", {}).get("rows", "")
+    points = []
+    if params.data.source == "sample":
+        points.append("Trained on made-up sentences of a few grammars: of no use for real text.")
+    if "dev" in chosen.split(", "):
+        points.append("Epochs were chosen on dev, so that its figures are a little too good.")
+    unmeasured = [split for split in ("dev", "test") if split not in found.evaluation]
+    if unmeasured:
+        points.append(f"Not measured on {' and '.join(unmeasured)}, which has no labels here.")
+    if len(params.ensemble.members) == 1:
+        points.append("One seed: another gives other figures, by how much was not measured here.")
+    points.append(f"Texts are cut after {params.encoder.max_length} tokens.")
+    points += [_weakest(name, slice_metric(tasks[name]), families) for name, families in (found.slices or {}).items()]
+    points.append("Bias towards groups of people was not measured beyond what stands under Robustness.")
+    return _lines("## Limits", "\n".join(f"- {point}" for point in points if point))
+
+
+def _weakest(name: str, metric: str, families: Mapping[str, Mapping[str, Any]]) -> str:
+    """The slices with the worst figure, of those with enough rows to say so."""
+    lines = [
+        (of[metric], f"{escaped(family)}: {escaped(part)} ({_measured(of[metric], _ends(of))}, {of['n']:,} rows)")
+        for family, parts in families.items()
+        for part, of in parts.items()
+        if of.get(metric) is not None and of["n"] >= FEWEST
+    ]
+    highest = metric in LOWER_IS_BETTER
+    worst = [told for _, told in sorted(lines, reverse=highest)[:WORST]]
+    end = "highest" if highest else "lowest"
+    return f"{escaped(name)} has its {end} {metric} in {'; '.join(worst)}." if worst else ""
+
+
+def _time(found: _Found) -> str:
+    if not found.timing:
+        return ""
+    rows = [
+        [escaped(stage), *[f"{of[key]:,.1f}" if key in of else "-" for key in COSTS]]
+        for stage, of in found.timing.items()
+    ]
+    return _lines("## Time", _table(["stage", "seconds", "peak memory, MB"], rows))
+
+
+USE = """## Use
+
+Meant for research on multi-task fine-tuning, and for the tasks above on texts like those it was trained on. Not meant
+for decisions about people: nothing here was tested for that."""
+
+LOADING = """## How to load
+
+In the folder that holds params.yaml and `models/`:
+
+```python
+import pandas as pd
+from bertrio.analysis.scorer import Scorer
+from bertrio.params import build_tasks, load_params
+
+params = load_params()
+tasks = build_tasks(params)
+scorer = Scorer.load(params, tasks, models="models", tokenizer="models/tokenizer")
+name, task = next(iter(tasks.items()))
+texts = pd.DataFrame({column: ["a good film"] for column in task.text_columns})
+print(scorer.predict(name, texts))
+```
+
+`models/members/NAME/encoder` is a transformers folder by itself, without heads, for `AutoModel.from_pretrained`."""
+
+
+def _lines(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; cells are Markdown already."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _measured(value: float | None, interval: Sequence[float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _ends(of: Mapping[str, Any]) -> tuple[float, float] | None:
+    return None if of.get("low") is None else (of["low"], of["high"])
+
+
+def _plain(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}"
+
+
+def _metric(name: str) -> str:
+    return escaped(name) + (" (lower is better)" if name in LOWER_IS_BETTER else "")
+
+
+def _several(names: Any) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _read(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: can't be read ({error}); run dvc repro, which writes it") from error

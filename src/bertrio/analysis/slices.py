@@ -1,0 +1,209 @@
+"""Parts of dev that are alike in something that models are known to trip over, and how well each is done.
+
+A family asks one question of every row and names its answer, the slice that the row is in. Families are functions
+`(Facts) -> Slices`; a new one is a function and a line in `families`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import pandas as pd
+
+from bertrio.analysis.words import words_of
+from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval
+from bertrio.evaluation.calibration import wilson
+from bertrio.evaluation.metrics import CORRELATIONS, METRICS, Scored
+from bertrio.tasks import Array, Binary, Score, Task
+
+FEWEST = 5  # rows in a slice; of fewer there is nothing to say
+LENGTHS = (10, 20, 40)  # words
+OVERLAPS = (0.25, 0.5)  # Jaccard
+RARE = 5  # occurrences in train below which a word is rare
+RESAMPLES = 2000  # a fifth of those for all rows: there are many slices, and their intervals are wide
+BANDS = 5  # of the labels of a score
+NEGATIONS = (  # beside all that ends in n't
+    "no", "not", "never", "none", "nothing", "nobody", "nowhere", "neither", "nor", "cannot", "without", "hardly",
+    "barely", "scarcely",
+)  # fmt: skip
+
+
+Slices = pd.Categorical  # of N rows, its categories being all slices of the family in the order to show them in
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that families may look at.
+
+    Args:
+        task: what the rows belong to.
+        rows: [N] the texts of dev.
+        labels: [N].
+        train: the training rows.
+        counts: occurrences of each word in train.
+    """
+
+    task: Task
+    rows: pd.DataFrame
+    labels: Array
+    train: pd.DataFrame
+    counts: Mapping[str, int]
+
+    @cached_property
+    def words(self) -> list[list[list[str]]]:
+        """The words of each of a row's texts, by text and row: [1 or 2][N]."""
+        return [[words_of(text) for text in self.rows[column]] for column in self.task.text_columns]
+
+    @cached_property
+    def overlap(self) -> Array:
+        """[N] the share of a pair's words that both texts have (Jaccard), 0 to 1."""
+        return np.array([_jaccard(set(one), set(other)) for one, other in zip(*self.words)])
+
+
+def _jaccard(one: set[str], other: set[str]) -> float:
+    return len(one & other) / len(one | other) if one | other else 1.0
+
+
+def length(facts: Facts) -> Slices:
+    """Words of the row, of a pair's longer text."""
+    longest = np.array([max(map(len, texts)) for texts in zip(*facts.words)])
+    names = [f"up to {LENGTHS[0]} words", *[f"{low + 1} to {high} words" for low, high in pairwise(LENGTHS)]]
+    return _binned(longest, [limit + 1 for limit in LENGTHS], [*names, f"over {LENGTHS[-1]} words"])
+
+
+def negation(facts: Facts) -> Slices:
+    """Whether the text denies something; of a pair, in how many of its texts."""
+    denying = np.sum([[_denies(words) for words in texts] for texts in facts.words], axis=0)
+    alone = ["without negation", "with negation"]
+    names = alone if len(facts.words) == 1 else ["in neither text", "in one text alone", "in both texts"]
+    return pd.Categorical.from_codes(denying, names)
+
+
+def _denies(words: list[str]) -> bool:
+    return any(word in NEGATIONS or word.endswith(("n't", "n\u2019t")) for word in words)
+
+
+def rare_words(facts: Facts) -> Slices:
+    """How often the row's rarest word stands in train."""
+    rarest = [
+        min((facts.counts.get(word, 0) for words in texts for word in words), default=RARE)
+        for texts in zip(*facts.words)
+    ]
+    names = ["a word never seen", f"a word seen 1 to {RARE - 1} times", f"all words seen {RARE} times or more"]
+    return _binned(np.array(rarest), [1, RARE], names)
+
+
+def overlap(facts: Facts) -> Slices:
+    """How many of its words a pair shares."""
+    low, high = OVERLAPS
+    return _binned(facts.overlap, OVERLAPS, [f"below {low}", f"{low} to {high}", f"{high} and over"])
+
+
+def misleading_overlap(facts: Facts) -> Slices:
+    """Pairs whose shared words point the wrong way, and all others; a score above the middle counts as alike."""
+    target = facts.task.target
+    score = isinstance(target, Score)
+    yes, no = ("alike", "not alike") if score else ("a paraphrase", "not a paraphrase")
+    alike = facts.labels > ((target.low + target.high) / 2 if score else 0.5)
+    tricky = np.select(
+        [~alike & (facts.overlap >= OVERLAPS[1]), alike & (facts.overlap < OVERLAPS[0])], [0, 1], default=2
+    )
+    return pd.Categorical.from_codes(tricky, [f"high overlap, but {no}", f"low overlap, but {yes}", "all others"])
+
+
+def label(facts: Facts) -> Slices:
+    """The class, or the part of the range that the score is in."""
+    target = facts.task.target
+    if target.discrete:
+        classes = facts.labels.astype(np.int64)
+        return pd.Categorical.from_codes(classes, [f"label {number}" for number in range(max(2, target.size))])
+    edges = np.linspace(target.low, target.high, BANDS + 1)
+    return _binned(facts.labels, edges[1:-1], [f"label {low:g} to {high:g}" for low, high in pairwise(edges)])
+
+
+def seen_in_train(facts: Facts) -> Slices:
+    """Whether one of the row's texts stands in train, letter for letter but for outer blanks."""
+    columns = facts.task.text_columns
+    known = set().union(*[facts.train[column].str.strip() for column in columns])
+    found = np.any([facts.rows[column].str.strip().isin(known) for column in columns], axis=0)
+    return pd.Categorical.from_codes(found.astype(int), ["no text is in train", "a text is in train"])
+
+
+def _binned(values: Array, limits: Sequence[float], names: list[str]) -> Slices:
+    """The bin of each value; a value at a limit is in the bin above it."""
+    return pd.Categorical.from_codes(np.digitize(values, limits), names)
+
+
+def families(task: Task) -> dict[str, Callable[[Facts], Slices]]:
+    """The families that make sense for a task, in the order to show them in."""
+    pair = {"overlap": overlap} if task.kind == "pair" else {}
+    if pair and isinstance(task.target, (Binary, Score)):  # whether a pair is alike: what shared words seem to tell
+        pair["misleading overlap"] = misleading_overlap
+    common = {"label": label, "length": length, "negation": negation}
+    return {**common, **pair, "rare words": rare_words, "shared with train": seen_in_train}
+
+
+def slice_metric(task: Task) -> str:
+    """The metric that slices are compared by: the first of the task, but no correlation.
+
+    A correlation is low by itself where the labels lie close together, as in most slices that have to do with them
+    (Pearson 1903, restriction of range). The error of scores is not, and stands for them.
+    """
+    first = task.target.metrics[0]
+    return "rmse" if first in CORRELATIONS else first
+
+
+def _beside(task: Task) -> list[str]:
+    """The first metric of the task, where another one stands for it."""
+    first = task.target.metrics[0]
+    return [] if first == slice_metric(task) else [first]
+
+
+def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
+    """The metric of the task (see `slice_metric`) on all rows, and on every slice of `FEWEST` rows or more.
+
+    Families that have one such slice alone are left out.
+
+    Args:
+        facts: of the labelled rows.
+        scored: their predictions.
+
+    Returns:
+        Columns `family`, `slice`, `n` (rows), `value`, `low`, `high` (a 95 % interval), and where another metric stands
+        for the task, its value under its name.
+    """
+    parts = {"all": pd.Categorical(["all rows"] * len(scored.labels))}
+    parts |= {name: family(facts) for name, family in families(facts.task).items()}
+    lines = []
+    for family, slices in parts.items():
+        sizes = slices.value_counts()
+        shown = [name for name in slices.categories if sizes[name] >= FEWEST]
+        for name in shown if len(shown) > 1 or family == "all" else ():  # one slice alone is all rows once more
+            measured = _measured(scored.take(np.asarray(slices == name)), facts.task, f"{family}/{name}")
+            lines.append({"family": family, "slice": name, "n": int(sizes[name]), **measured})
+    columns = ["family", "slice", "n", "value", "low", "high", *_beside(facts.task)]
+    return pd.DataFrame(lines, columns=columns)
+
+
+def _measured(rows: Scored, task: Task, seed: str) -> dict[str, float]:
+    """Value and interval of a slice, the interval seeded by its name alone."""
+    metric = slice_metric(task)
+    value = METRICS[metric](rows)
+    if metric == "accuracy":  # a bootstrap of few rows that are all right would say [1, 1]; Wilson's does not
+        low, high = map(float, wilson(value, len(rows.labels)))
+    else:
+        low, high = interval(bootstrap([rows], metric, generator_for(seed, task.name), RESAMPLES)[0])
+    return {"value": value, "low": low, "high": high, **{name: METRICS[name](rows) for name in _beside(task)}}
+
+
+def as_json(slices: pd.DataFrame, metric: str) -> dict[str, dict[str, dict[str, float]]]:
+    """`{family: {slice: {"n", metric: value, "low", "high"}}}`, and what else was measured."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in slices.to_dict("records"):
+        family, name, value = (row.pop(key) for key in ("family", "slice", "value"))
+        found.setdefault(family, {})[name] = {"n": row.pop("n"), metric: value, **row}
+    return found

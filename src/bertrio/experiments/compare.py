@@ -1,0 +1,365 @@
+"""Whether one side of a comparison is better than the other: differences, intervals, tests, and the rows behind them.
+
+A side is one revision, or several that differ in nothing but their seed. Every figure is for the second side minus the
+first, and naming them the other way round turns its sign and changes nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertrio.errors import UserError
+from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, resamples_of
+from bertrio.evaluation.metrics import METRICS, Scored, overall
+from bertrio.evaluation.significance import ALPHA, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
+from bertrio.experiments.matching import Matched, match
+from bertrio.experiments.revision import Revision
+from bertrio.tasks import Array, Target, Task
+
+OTHERS = 1_000  # resamples at most for metrics that are shown and not tested
+Side = Sequence[Revision]
+Figures = dict[str, Any]
+
+
+def open_side(names: str, root: str | Path = ".") -> list[Revision]:
+    """The revisions of one side: `names` with commas between them.
+
+    Raises:
+        UserError: if a name is empty or unknown, or two of them are the same revision.
+    """
+    revisions = [Revision.open(name.strip(), root) for name in names.split(",") if name.strip()]
+    if not revisions:
+        raise UserError(f"found {names!r}, expected a revision such as workspace or HEAD, or several with commas")
+    commits = [revision.short for revision in revisions]
+    for revision in revisions:
+        if commits.count(revision.short) > 1:
+            raise UserError(f"{names}: {revision.title} is named twice; each seed counts once")
+    return revisions
+
+
+def compare(first: Side, second: Side, split: str = "dev", rows: int | None = None) -> Figures:
+    """Compares two sides on the same rows.
+
+    For each task, the difference of the first metric has a 95 % interval by the paired bootstrap (the mean over seeds
+    of a side that has several) and a p-value: McNemar's test for the accuracy of one revision against another, the
+    paired bootstrap for all else. Where both sides have two or more seeds, Welch's test asks the same of the seeds, and
+    the larger of both p-values counts: a difference is to hold for other rows and for other seeds. Holm's correction
+    allows for the number of tasks. The overall scores are one question each, and are not corrected.
+
+    Args:
+        first: what is compared with, such as a baseline.
+        second: what is to be judged.
+        split: dev, test, or another split with labels.
+        rows: how many of the rows that the sides decide differently to list, fixed and broken each; None for none.
+
+    Returns:
+        What --json writes; docs/evaluation.md describes it.
+
+    Raises:
+        UserError: if the sides have different tasks of one name, or predictions for different rows.
+    """
+    tasks, notes = _shared_tasks(first, second)
+    matched = match(_tables(first, second), list(tasks), split)
+    tests = {name: _Test(matched[name], len(first), split, tasks[name]) for name in matched}
+    result: Figures = {
+        "split": split,
+        "first": _describe(first),
+        "second": _describe(second),
+        "params": _changed_params(first, second),
+        "tasks": {name: _compare_task(test) for name, test in tests.items()},
+    }
+    _correct(result["tasks"])
+    unmeasured = [name for name in tasks if name not in matched]
+    if not unmeasured and not notes:
+        result["overall"] = _compare_overall(tests)
+    notes += [f"task {name} has no labels in split {split}, and overall scores need all tasks" for name in unmeasured]
+    result["notes"] = notes + _notes(first, second, split)
+    for name, figures in (*result["tasks"].items(), *result.get("overall", {}).items()):
+        figures["sentence"] = _sentence(name, figures, label(first), label(second))
+    if rows is not None:
+        result["rows"] = {name: _changed_rows(test, [*first, *second], split, rows) for name, test in tests.items()}
+    return result
+
+
+def label(side: Side) -> str:
+    """What sentences call a side."""
+    return side[0].name if len(side) == 1 else f"{side[0].name} and {len(side) - 1} more"
+
+
+class _Measured(NamedTuple):
+    """A metric of both sides: the value of each run, and resampled values [R], the mean over the side's runs."""
+
+    metric: str
+    values: tuple[list[float], list[float]]
+    samples: tuple[Array, Array]
+
+
+class _Test:
+    """One task on both sides, and its first metric, which is `main`."""
+
+    def __init__(self, matched: Matched, firsts: int, split: str, task: Task) -> None:
+        self.ids, self.scored = matched
+        self.sides = self.scored[:firsts], self.scored[firsts:]
+        self.task, self._split = task, split
+        self.main = self.measure(task.target.metrics[0])
+
+    def measure(self, metric: str, most: int | None = None) -> _Measured:
+        """Measures `metric`, from `most` resamples at most; they do not depend on which side comes first."""
+        count = min(resamples_of(metric), most or resamples_of(metric))
+        samples = bootstrap(self.scored, metric, generator_for(self._split, self.task.name), count)
+        cut = len(self.sides[0])
+        values = tuple([METRICS[metric](run) for run in side] for side in self.sides)
+        return _Measured(metric, values, (samples[:cut].mean(axis=0), samples[cut:].mean(axis=0)))
+
+
+def _compare_task(test: _Test) -> Figures:
+    target = test.task.target
+    fixed, broken = (len(rows) for rows in _fixed_and_broken(test))
+    figures = _figures(test.main)
+    if len(test.scored) == 2 and test.main.metric == "accuracy":
+        name = "McNemar, exact" if fixed + broken < EXACT_BELOW else "McNemar"
+        figures |= {"test": name, "p": mcnemar(fixed, broken)}
+    predictions = [run.predictions for run in test.scored]
+    return {
+        "rows": len(test.ids),
+        **_with_seeds(figures),
+        "alike": all(np.array_equal(predictions[0], other) for other in predictions[1:]),
+        "fixed": fixed,
+        "broken": broken,
+        "others": {name: _figures(test.measure(name, OTHERS), tested=False) for name in target.metrics[1:]},
+    }
+
+
+def _compare_overall(tests: Mapping[str, _Test]) -> dict[str, Figures]:
+    """The overall scores; tasks are measured on different rows, so the resamples of each are its own."""
+    mains = {name: test.main for name, test in tests.items()}
+    values = [
+        overall({name: (own.metric, np.array(own.values[side])) for name, own in mains.items()}) for side in (0, 1)
+    ]
+    samples = [overall({name: (own.metric, own.samples[i]) for name, own in mains.items()}) for i in (0, 1)]
+    result = {}
+    for name in values[0]:
+        own = _Measured(name, tuple(side[name].tolist() for side in values), tuple(side[name] for side in samples))
+        figures = _with_seeds(_figures(own))
+        result[name] = figures | {"better": _better(figures, figures["p"])}
+    return result
+
+
+def _figures(measured: _Measured, tested: bool = True) -> Figures:
+    first, second = (float(np.mean(side)) for side in measured.values)
+    differences = measured.samples[1] - measured.samples[0]
+    return {
+        "metric": measured.metric,
+        "first": first,
+        "second": second,
+        "difference": second - first,
+        "interval": list(interval(differences)),
+        "by_seed": list(measured.values),
+        **({"test": "paired bootstrap", "p": bootstrap_p(differences)} if tested else {}),
+    }
+
+
+def _with_seeds(figures: Figures) -> Figures:
+    """Adds what the seeds say, where both sides have two or more; the larger p-value counts."""
+    first, second = figures["by_seed"]
+    if min(len(first), len(second)) < 2:
+        return figures
+    seeds = welch(first, second)
+    return figures | {
+        "test": f"{figures['test']} over rows, Welch over seeds",
+        "p": max(figures["p"], seeds.p),
+        "p_rows": figures["p"],
+        "p_seeds": seeds.p,
+        "interval_seeds": [seeds.low, seeds.high],
+    }
+
+
+def _correct(tasks: dict[str, Figures]) -> None:
+    """Adds Holm's correction over the tasks, and the verdicts that follow from it."""
+    for figures, corrected in zip(tasks.values(), holm([figures["p"] for figures in tasks.values()])):
+        figures |= {"p_holm": corrected, "better": _better(figures, corrected)}
+
+
+def _better(figures: Figures, p: float) -> str | None:
+    """Which side is better, or None where luck may be all there is."""
+    if p >= ALPHA or not figures["difference"]:
+        return None
+    return "second" if figures["difference"] > 0 else "first"
+
+
+def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
+    """The verdict in words, the same whichever side comes first."""
+    if figures.get("alike"):
+        return f"{name}: both predict all {figures['rows']:,} rows alike."
+    metric = "" if figures["metric"] == name else f" {figures['metric']}"
+    ends = sorted(figures["interval"])
+    tests = f"{figures['test']}, p {_p(figures['p'])}"
+    tests += f", {_p(figures['p_holm'])} after Holm" if "p_holm" in figures else ""
+    if not figures["difference"]:
+        return f"{name}: both have{metric} {figures['first']:.4f} (+-{max(map(abs, ends)):.4f} at 95 %; {tests})."
+    ahead, behind, sign = (second, first, 1) if figures["difference"] > 0 else (first, second, -1)
+    low, high = sorted(sign * end for end in ends)
+    size = f"{abs(figures['difference']):.4f}{metric} (95 % interval {low:.4f} to {high:.4f})"
+    if figures["better"]:
+        return f"{name}: {ahead} is better than {behind} by {size}, more than luck explains ({tests})."
+    return f"{name}: neither is shown to be better; {ahead} is ahead by {size}, which luck alone may give ({tests})."
+
+
+def _p(value: float) -> str:
+    return "below 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _errors(runs: Sequence[Scored], target: Target) -> Array:
+    """How wrong a side is about each row [N], the mean over its runs: wrong or right, or the error of a score."""
+    wrong = [run.predictions != run.labels if target.discrete else np.abs(run.predictions - run.labels) for run in runs]
+    return np.mean(wrong, axis=0)
+
+
+def _fixed_and_broken(test: _Test) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Rows that the second side decides better, and worse, by place; those that changed most come first.
+
+    A class is decided better where more than half of the runs more are right, for single runs where only the second is
+    right. A score is where the error falls by more than a tenth of the task's range. Among equals those come first
+    whose probability of the label moved most.
+    """
+    target = test.task.target
+    margin = 0.5 if target.discrete else (target.high - target.low) / 10
+    first, second = (_errors(side, target) for side in test.sides)
+    gain = first - second
+    swing = np.zeros(len(gain))
+    if test.scored[0].probabilities is not None:
+        right = [np.mean([_of_label(run) for run in side], axis=0) for side in test.sides]
+        swing = right[1] - right[0]
+    order = np.lexsort((-np.abs(swing), -np.abs(gain)))
+    return order[gain[order] > margin], order[gain[order] < -margin]
+
+
+def _of_label(run: Scored) -> Array:
+    return run.probabilities[np.arange(len(run.labels)), run.labels.astype(int)]
+
+
+def _changed_rows(test: _Test, revisions: Side, split: str, count: int) -> Figures:
+    """The rows behind a difference, with their texts."""
+    task = test.task
+    source = "dev" if split == "selection" else split  # rows of dev that an ensemble was chosen on
+    path = f"data/splits/{task.name}/{source}.parquet"
+    holder = next((revision for revision in revisions if revision.exists(path)), revisions[0])
+    texts = holder.rows(task.name, source).set_index("id")
+    places = dict(zip(("fixed", "broken"), _fixed_and_broken(test)))
+    return {
+        name: [
+            {
+                "id": test.ids[place],
+                **{column: texts.loc[test.ids[place], column] for column in task.text_columns},
+                "label": float(test.scored[0].labels[place]),
+                "first": [float(run.predictions[place]) for run in test.sides[0]],
+                "second": [float(run.predictions[place]) for run in test.sides[1]],
+            }
+            for place in chosen[:count]
+        ]
+        for name, chosen in places.items()
+    }
+
+
+def _tables(first: Side, second: Side) -> dict[str, Any]:
+    """All prediction tables by the names that messages use; a revision may stand on both sides."""
+    tables: dict[str, Any] = {}
+    for revision in (*first, *second):
+        name = revision.title
+        while name in tables:
+            name += " again"
+        tables[name] = revision.predictions()
+    return tables
+
+
+def _shared_tasks(first: Side, second: Side) -> tuple[dict[str, Task], list[str]]:
+    """The tasks that all revisions have, and notes about the others."""
+    revisions = [*first, *second]
+    by_revision = [revision.tasks() for revision in revisions]
+    every = dict.fromkeys(name for tasks in by_revision for name in tasks)
+    shared, notes = {}, []
+    for name in every:
+        having = [tasks[name].target for tasks in by_revision if name in tasks]
+        if len(having) < len(revisions):
+            without = [revision.title for revision, tasks in zip(revisions, by_revision) if name not in tasks]
+            notes.append(f"{', '.join(without)} has no task {name}: it is left out, and so are the overall scores")
+        elif any(target != having[0] for target in having):
+            kinds = [f"{target} in {revision.title}" for revision, target in zip(revisions, having)]
+            raise UserError(f"task {name}: {'; '.join(kinds)}; only predictions of the same target can be compared")
+        else:
+            shared[name] = by_revision[0][name]
+    if not shared:
+        raise UserError(f"{', '.join(revision.title for revision in revisions)} have no task in common")
+    return shared, notes
+
+
+def _describe(side: Side) -> Figures:
+    return {
+        "name": label(side),
+        "revisions": [{"name": revision.name, "commit": revision.commit} for revision in side],
+        "selected_on": [_selected_on(revision) for revision in side],
+    }
+
+
+def _selected_on(revision: Revision) -> dict[str, str] | None:
+    path = "metrics/evaluation.json"
+    return revision.json(path).get("selected_on") if revision.exists(path) else None
+
+
+def _changed_params(first: Side, second: Side) -> dict[str, list[list[Any]]]:
+    """Params that differ between the sides: for each the values of the first and of the second."""
+    sides = [[_flat(revision.settings()) for revision in side] for side in (first, second)]
+    names = dict.fromkeys(name for side in sides for settings in side for name in settings)
+    values = {name: [_distinct(settings.get(name) for settings in side) for side in sides] for name in names}
+    return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+
+
+def _distinct(values: Any) -> list[Any]:
+    return sorted({repr(value): value for value in values}.values(), key=repr)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = _number(value)
+    return flat
+
+
+def _number(value: Any) -> Any:
+    """`dvc exp run -S` writes 2e-05, which YAML readers take for text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _notes(first: Side, second: Side, split: str) -> list[str]:
+    """What a reader has to know to read the figures rightly."""
+    notes = []
+    seen = [
+        revision.title
+        for revision in dict.fromkeys((*first, *second))
+        if split in ((_selected_on(revision) or {}).get("rows", "").split(", "))
+    ]
+    if seen:
+        notes.append(
+            f"the epochs of {', '.join(seen)} were chosen on {split}, which flatters them here; "
+            "finetune.select_on: holdout leaves dev unseen"
+        )
+    for side in (first, second):
+        settings = [_flat(revision.settings()) for revision in side]
+        names = dict.fromkeys(name for own in settings for name in own if not name.endswith("seed"))
+        other = [name for name in names if len(_distinct(own.get(name) for own in settings)) > 1]
+        if other:
+            notes.append(f"the revisions of {label(side)} differ in {', '.join(other)}, not in their seed alone")
+    if len(first) + len(second) > 2 and min(len(first), len(second)) < 2:
+        notes.append("seeds are the unit only where both sides have two or more")
+    return notes

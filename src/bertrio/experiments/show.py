@@ -1,0 +1,119 @@
+"""A comparison on the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bertrio.evaluation.metrics import LOWER_IS_BETTER
+
+PARAMS = 12  # changed params that are listed; --json has all
+
+
+def show_comparison(result: dict[str, Any], console: Console | None = None) -> None:
+    """Prints what `compare` returned to standard output: who is compared, the figures, a sentence each, the rows."""
+    console = console or Console(highlight=False)
+    for letter, side in (("A", result["first"]), ("B", result["second"])):
+        names = [f"{one['name']} ({one['commit'][:7]})" if one["commit"] else one["name"] for one in side["revisions"]]
+        _line(console, f"{letter}  {', '.join(names)}")
+    _show_params(result["params"], console)
+    console.print(_main_table(result))
+    others = _others_table(result)
+    if others.row_count:
+        console.print(others)
+    for figures in (*result["tasks"].values(), *result.get("overall", {}).values()):
+        _line(console, figures["sentence"])
+    for note in result["notes"]:
+        _line(console, f"Note: {note}.")
+    for task, rows in result.get("rows", {}).items():
+        console.print(_rows_table(task, result["tasks"][task], rows))
+
+
+def _show_params(params: dict[str, list[list[Any]]], console: Console) -> None:
+    for name, (first, second) in list(params.items())[:PARAMS]:
+        _line(console, f"   {name}: {_values(first)} in A, {_values(second)} in B")
+    if len(params) > PARAMS:
+        _line(console, f"   and {len(params) - PARAMS} more params, which --json lists")
+
+
+def _main_table(result: dict[str, Any]) -> Table:
+    lines = [(f"{name} {figures['metric']}", figures) for name, figures in result["tasks"].items()]
+    lines += list(result.get("overall", {}).items())
+    seeds = any("p_seeds" in figures for _, figures in lines)
+    names = ["A", "B", "B - A", "95 % interval", *(["p rows", "p seeds"] if seeds else ["p"]), "Holm", "better"]
+    table = _table(
+        f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)", "metric", names
+    )
+    for name, figures in lines:
+        ps = [figures.get("p_rows", figures["p"]), figures.get("p_seeds")] if seeds else [figures["p"]]
+        better = {"first": "A", "second": "B", None: "-"}[figures["better"]]
+        table.add_row(Text(name), *_numbers(figures), *[_p(p) for p in (*ps, figures.get("p_holm"))], better)
+    return table
+
+
+def _others_table(result: dict[str, Any]) -> Table:
+    table = _table("Other metrics, without tests", "metric", ["A", "B", "B - A", "95 % interval"])
+    for task, figures in result["tasks"].items():
+        for metric, own in figures["others"].items():
+            less = " (less is better)" if metric in LOWER_IS_BETTER else ""
+            table.add_row(Text(f"{task} {metric}{less}"), *_numbers(own))
+    return table
+
+
+def _rows_table(task: str, figures: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> Table:
+    title = f"{task}: rows that A and B decide differently"
+    table = Table(title=title, title_justify="left", show_lines=True, expand=True)
+    for name, verb in (("fixed", "B is right or nearer"), ("broken", "A is right or nearer")):
+        shown = f", {len(rows[name])} shown" if len(rows[name]) < figures[name] else ""
+        table.add_column(f"{name}: {verb} ({figures[name]:,}{shown})", ratio=1)
+    for place in range(max(len(rows["fixed"]), len(rows["broken"]))):
+        cells = [rows[name][place] if place < len(rows[name]) else None for name in ("fixed", "broken")]
+        table.add_row(*[_row(cell) if cell else "" for cell in cells])
+    return table
+
+
+def _row(row: dict[str, Any]) -> Text:
+    texts = [row[column] for column in ("text", "text_a", "text_b") if column in row]
+    first, second = (" ".join(_value(value) for value in row[side]) for side in ("first", "second"))
+    lines = [*texts, f"label {_value(row['label'])}, A {first}, B {second} (id {row['id']})"]
+    return Text("\n".join(_printable(line) for line in lines))
+
+
+def _value(value: float) -> str:
+    return f"{round(value, 2):g}"
+
+
+def _printable(text: str) -> str:
+    """A text from the data may hold characters that steer a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _table(title: str, first: str, names: list[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first)
+    for name in names:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _numbers(figures: dict[str, Any]) -> list[str]:
+    low, high = figures["interval"]
+    change = f"{figures['difference']:+.4f}"
+    return [f"{figures['first']:.4f}", f"{figures['second']:.4f}", change, f"[{low:+.4f}, {high:+.4f}]"]
+
+
+def _p(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _values(values: list[Any]) -> str:
+    return " or ".join(str(value) for value in values)
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(Text(_printable(text)), soft_wrap=True)

@@ -1,0 +1,27 @@
+"""Looks where the ensemble fails: worst rows, suspect labels, slices, changed texts, challenges; writes the card."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
+
+from bertrio.analysis.analyze import analyze
+from bertrio.params import load_params
+from bertrio.stage import run_stage
+
+
+def main() -> None:
+    analyze(
+        load_params(),
+        splits="data/splits",
+        tokenizer="models/tokenizer",
+        models="models",
+        predictions="predictions",
+        metrics="metrics",
+        plots="plots",
+        card="models/README.md",
+    )
+
+
+if __name__ == "__main__":
+    run_stage("analyze", main, timing=False)

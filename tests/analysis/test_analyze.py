@@ -1,0 +1,102 @@
+"""The whole stage on a small run."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.analysis.analyze import analyze
+from bertrio.data.table import read_table
+from bertrio.errors import UserError
+from bertrio.evaluation.predictions import read_predictions, write_predictions
+from bertrio.files import read_json
+
+WRITTEN = (
+    "predictions/analysis/errors.json",
+    "predictions/analysis/suspects.csv",
+    "metrics/slices.json",
+    "metrics/robustness.json",
+    "metrics/challenges.json",
+    "plots/slices/sst.csv",
+    "plots/slices/sst.png",
+    "plots/slices/sts.csv",
+    "models/README.md",
+)
+
+
+def run_stage(params):
+    analyze(
+        params, splits="data/splits", tokenizer="models/tokenizer", models="models", predictions="predictions",
+        metrics="metrics", plots="plots", card="models/README.md",
+    )  # fmt: skip
+
+
+def test_it_writes_all_that_is_promised_and_the_same_bytes_again(finished):
+    run_stage(finished.params())
+    first = {name: Path(name).read_bytes() for name in WRITTEN}
+    run_stage(finished.params())
+    assert {name: Path(name).read_bytes() for name in WRITTEN} == first
+    table = read_predictions("predictions/ensemble.parquet")
+    errors, slices = read_json("predictions/analysis/errors.json"), read_json("metrics/slices.json")
+    for task in ("sst", "qqp", "sts"):
+        dev = read_table(f"data/splits/{task}/dev.parquet").set_index("id")
+        said = table[(table["task"] == task) & (table["split"] == "dev")].set_index("id")
+        assert len(errors[task]) == 4
+        badness = [row.get("confidence", row.get("error")) for row in errors[task]]
+        assert badness == sorted(badness, reverse=True)
+        for row in errors[task]:
+            assert row["label"] == dev.loc[row["id"], "label"]
+            assert row["prediction"] == pytest.approx(said.loc[row["id"], "prediction"], abs=1e-6)
+            assert row["texts"] == [dev.loc[row["id"], column] for column in dev.columns[:-1]]
+            assert len(row["neighbours"]) == 2
+            assert row["change"]["before"] == pytest.approx(row["prediction"], abs=1e-5)
+            assert row["change"]["changed"] != row["texts"][row["change"]["text"]]
+        assert slices[task]["all"]["all rows"]["n"] == len(dev)
+    suspects = pd.read_csv("predictions/analysis/suspects.csv")
+    assert list(suspects.columns) == ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
+
+
+def test_dev_without_labels_is_said_and_leaves_the_rest(run, capsys):
+    dev = read_table("data/splits/qqp/dev.parquet")
+    run.write("qqp", "dev", dev.assign(label=np.nan))
+    run.train()
+    run_stage(run.combine())
+    told = " ".join(capsys.readouterr().err.split())
+    assert "analyze: dev of qqp has no labelled rows to look for errors in" in told
+    assert read_json("predictions/analysis/errors.json")["qqp"] == []
+    assert set(read_json("metrics/slices.json")) == {"sst", "sts"}
+    assert "qqp" in read_json("metrics/robustness.json"), "a changed text needs no label"
+    assert not Path("plots/slices/qqp.csv").exists()
+
+
+def test_three_rows_and_a_pair_encoded_apart(run):
+    overrides = {"tasks": {"qqp": {"encoding": "bi", "head": "siamese"}, "sts": {"encoding": "bi", "head": "cosine"}}}
+    for task in ("sst", "qqp", "sts"):
+        for split in ("train", "dev"):
+            run.write(task, split, read_table(f"data/splits/{task}/{split}.parquet").head(3))
+    run.params(**overrides)
+    run.train()
+    run_stage(run.combine())
+    assert len(read_json("predictions/analysis/errors.json")["sts"]) == 3
+    assert read_json("metrics/slices.json") == {}, "three rows say nothing"
+
+
+def test_rows_that_an_ensemble_was_chosen_on_are_left_out(run):
+    members = {"base": {}, "second": {}}
+    run.params(ensemble={"members": members, "combine": "greedy"})
+    for name in members:
+        run.train(name)
+    run_stage(run.combine("greedy"))
+    table = read_predictions("predictions/ensemble.parquet")
+    kept = table[(table["task"] == "sst") & (table["split"] == "dev")]["id"]
+    assert 0 < len(kept) < 40
+    assert read_json("metrics/slices.json")["sst"]["all"]["all rows"]["n"] == len(kept)
+    assert {row["id"] for row in read_json("predictions/analysis/errors.json")["sst"]} <= set(kept)
+
+
+def test_predictions_of_other_rows_are_an_error(finished):
+    table = read_predictions("predictions/ensemble.parquet")
+    write_predictions(table.drop(index=0), "predictions/ensemble.parquet")
+    with pytest.raises(UserError, match="for 39 rows of dev of task sst, expected one for each of these 40;"):
+        run_stage(finished.params())

@@ -1,0 +1,121 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.analysis.challenges import write_challenges
+from bertrio.errors import UserError
+from bertrio.evaluation.predictions import read_predictions
+from bertrio.files import read_json
+from bertrio.params import Challenge
+
+
+class Words:
+    """A scorer that says "paraphrase" where two texts have the same words, and 4 for every one text."""
+
+    def __init__(self, tasks):
+        self.tasks = tasks
+
+    def predict(self, task, texts):
+        target = self.tasks[task].target
+        if task == "sst":
+            return target.predict(np.tile(np.eye(5)[4], (len(texts), 1)))
+        same = [sorted(a.split()) == sorted(b.split()) for a, b in zip(texts["text_a"], texts["text_b"])]
+        return target.predict(np.array(same, dtype=float)[:, None] * 4 - 2)
+
+
+PAWS = """id\tsentence1\tsentence2\tlabel
+1\tflights from here to there\tflights from there to here\t0
+2\twhat is it\tis it what\t1
+3\ta b\tb a\t0
+4\ta b\tc d\t0
+5\tno label\tat all\t
+6\tthe label is\tout of range\t7
+7\tone field is missing
+"""
+COLUMNS = {"text_a": "sentence1", "text_b": "sentence2"}
+
+
+@pytest.fixture
+def measure(default_tasks, tmp_path):
+    def run(**challenges):
+        write_challenges(
+            Words(default_tasks),
+            default_tasks,
+            {name: Challenge(**challenge) for name, challenge in challenges.items()},
+            tmp_path / "metrics/challenges.json",
+            tmp_path / "predictions/challenges",
+        )
+        return read_json(tmp_path / "metrics/challenges.json")
+
+    return run
+
+
+@pytest.fixture
+def paws(tmp_path):
+    path = tmp_path / "paws.tsv"
+    path.write_text(PAWS)
+    return {"task": "qqp", "path": str(path), "columns": COLUMNS}
+
+
+def test_a_file_is_measured_with_all_metrics_of_its_task_and_their_intervals(measure, paws, default_tasks):
+    found = measure(paws=paws)["paws"]
+    assert (found["task"], found["n"], found["rejected"]) == ("qqp", 4, 3)
+    metrics = default_tasks["qqp"].target.metrics
+    assert set(found) == {"task", "n", "rejected", "intervals", *metrics} and set(found["intervals"]) == set(metrics)
+    assert found["accuracy"] == 0.5 and found["f1"] == pytest.approx(0.5)
+    low, high = found["intervals"]["accuracy"]
+    assert (low, high) == (0.0, 1.0)  # 4 rows say next to nothing
+
+
+def test_predictions_are_a_table_whose_split_is_the_challenge(measure, paws, tmp_path):
+    measure(paws=paws)
+    table = read_predictions(tmp_path / "predictions/challenges/paws.parquet")
+    assert table["id"].tolist() == ["1", "2", "3", "4"] and set(table["split"]) == {"paws"}
+    assert table["prediction"].tolist() == [1, 1, 1, 0] and table["label"].tolist() == [0, 1, 0, 0]
+    assert np.stack(table["probabilities"]).sum(axis=1) == pytest.approx(np.ones(4))
+
+
+def test_rows_that_can_not_be_used_are_listed_with_reason_and_text(measure, paws, tmp_path, capsys):
+    measure(paws=paws)
+    rejects = pd.read_csv(tmp_path / "predictions/challenges/paws-rejects.csv")
+    assert rejects["row"].tolist() == [6, 7, 8]
+    assert rejects["reason"].tolist() == ["missing label", "label out of range", "wrong number of columns"]
+    assert "one field is missing" in rejects["raw"][2]
+    assert "challenge paws: 4 rows of task qqp; rejected 3 (1 label out of range, 1 missing label" in (
+        capsys.readouterr().err.replace("\n", " ")
+    )
+
+
+def test_several_challenges_do_not_see_each_other(measure, paws, tmp_path):
+    (tmp_path / "films.jsonl").write_text('{"text": "a", "label": 4}\n{"text": "b", "label": 1}\n')
+    films = {"task": "sst", "path": str(tmp_path / "films.jsonl")}
+    both = measure(films=films, paws=paws)
+    assert list(both) == ["films", "paws"] and both["films"]["accuracy"] == 0.5
+    assert measure(paws=paws) == {"paws": both["paws"]}
+    assert not (tmp_path / "predictions/challenges/films.parquet").exists()
+
+
+def test_without_challenges_the_report_is_empty(measure):
+    assert measure() == {}
+
+
+def test_any_delimiter_and_any_ending_will_do(measure, tmp_path):
+    (tmp_path / "pairs.txt").write_text("text_a;text_b;label\na b;b a;5\na;c;1\nd e;d f;2\n")
+    found = measure(own={"task": "sts", "path": str(tmp_path / "pairs.txt"), "delimiter": ";"})["own"]
+    assert found["n"] == 3 and found["pearson"] > 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "change", "message"),
+    [
+        (PAWS, {"columns": {}}, r"challenges\.paws\.path: .*expected 'text_a'.*evaluate\.challenges\.paws\.columns"),
+        (PAWS, {"columns": COLUMNS | {"label": "lable"}}, "expected 'lable'; did you mean 'label'"),
+        (PAWS, {"path": "gone.tsv"}, r"evaluate\.challenges\.paws\.path: there is no file or folder gone\.tsv"),
+        ("sentence1\tsentence2\tlabel\na\tb\t9\n", {}, r"challenges\.paws: .*no row that can be used"),
+        ("sentence1\tsentence2\tlabel\na\tb\t\n", {}, "found no labels"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said(measure, paws, tmp_path, text, change, message):
+    (tmp_path / "paws.tsv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        measure(paws=paws | change)

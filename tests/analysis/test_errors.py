@@ -1,0 +1,110 @@
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.neighbors import NearestNeighbors
+
+from bertrio.analysis.errors import describe_worst, distance, nearest, strongest_changes, worst_rows
+from bertrio.analysis.words import NearWords, words_of
+from bertrio.evaluation.metrics import Scored
+from bertrio.tasks import Binary, Classes, Predicted, Score, Task
+
+SINGLE = Task("mood", "single", "cross", Classes(2))
+PAIR = Task("alike", "pair", "bi", Score(0, 5))
+
+
+class Plain:
+    """A model that anyone can work out: a text with more "good" than "bad" is class 1, and a pair's score is the share
+    of words that it has in common."""
+
+    def predict(self, task, texts):
+        if task == "mood":
+            odds = np.array([words_of(text).count("good") - words_of(text).count("bad") for text in texts["text"]])
+            yes = 1 / (1 + np.exp(-2.0 * odds))
+            return Predicted((yes > 0.5).astype(float), np.stack((1 - yes, yes), 1), None)
+        shares = []
+        for a, b in zip(texts["text_a"], texts["text_b"]):
+            one, other = set(words_of(a)), set(words_of(b))
+            shares.append(5 * len(one & other) / len(one | other) if one | other else 5.0)
+        return Predicted(np.array(shares), None, np.array(shares))
+
+    def embed(self, task, texts):
+        return np.array([[text.count("a"), text.count("b"), 1] for text in texts.filter(like="text").iloc[:, 0]], float)
+
+
+@pytest.fixture
+def near(tokenizer):
+    rng = np.random.default_rng(0)
+    words = ["good", "bad", "film", "question", "why", "this"]
+    return NearWords(dict.fromkeys(words, 1), tokenizer, rng.normal(size=(len(tokenizer), 8)))
+
+
+def test_the_worst_are_confident_and_wrong():
+    probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9], [0.2, 0.8]])
+    scored = Scored(np.array([0.0, 0, 1, 1, 0]), probabilities.argmax(1).astype(float), probabilities)
+    assert worst_rows(scored, SINGLE, 2).tolist() == [1, 4], "the first of equals first"
+    assert worst_rows(scored, SINGLE, 9).tolist() == [1, 4, 2], "rows that are right are none of the worst"
+
+
+def test_the_worst_scores_are_the_furthest():
+    scored = Scored(np.array([0.0, 2, 5, 3]), np.array([1.0, 2, 1, 5]))
+    assert worst_rows(scored, PAIR, 3).tolist() == [2, 3, 0]
+    assert worst_rows(scored, PAIR, 0).tolist() == []
+
+
+def test_neighbours_are_those_that_scikit_learn_finds():
+    rng = np.random.default_rng(0)
+    texts = ["".join(rng.choice(list("abc"), 30)) for _ in range(40)]
+    train = pd.DataFrame({"id": [f"t{i}" for i in range(40)], "text": texts, "label": np.arange(40) % 2})
+    rows = pd.DataFrame({"text": ["aaab", "b", "bbba", "ccc"]})
+    found = nearest(Plain(), SINGLE, rows, train, 3)
+    oracle = NearestNeighbors(n_neighbors=3, metric="cosine").fit(Plain().embed("mood", train[["text"]]))
+    distances, _ = oracle.kneighbors(Plain().embed("mood", rows))
+    np.testing.assert_allclose([[one["similarity"] for one in own] for own in found], 1 - distances)
+    first = found[0][0]
+    assert train.loc[train["id"] == first["id"], "text"].item() == first["texts"][0]
+    assert nearest(Plain(), SINGLE, rows, train.head(0), 3) == [[], [], [], []]
+
+
+def test_the_strongest_change_is_the_word_that_decides(near):
+    rows = pd.DataFrame({"text": ["A Good film", "why this film", "?"]})
+    first, _, none = strongest_changes(Plain(), SINGLE, rows, near, 5)
+    # leaving "Good" out moves the probability of class 1 from 0.88 to 0.5, and "bad" in its place to 0.12
+    assert {key: first[key] for key in ("text", "position", "from", "to", "changed")} == {
+        "text": 0, "position": 1, "from": "Good", "to": "bad", "changed": "A Bad film",
+    }  # fmt: skip
+    assert (first["before"], first["after"]) == (1, 0)
+    assert [first["confidence_before"], first["confidence_after"]] == pytest.approx([1 / (1 + np.exp(-2))] * 2)
+    assert none is None, "no word, no change"
+    left_out = strongest_changes(Plain(), SINGLE, rows, near, 0)[0]
+    assert (left_out["from"], left_out["to"], left_out["changed"]) == ("Good", None, "A film")
+
+
+def test_a_pair_tries_the_words_of_the_other_text(near):
+    rows = pd.DataFrame({"text_a": ["this good film"], "text_b": ["this good question"]})
+    (change,) = strongest_changes(Plain(), PAIR, rows, near, 0)
+    # one word in place of the other makes the two texts the same: from 2/4 to 4/4 of 5
+    assert (change["before"], change["after"]) == (2.5, 5.0)
+    assert {change["from"], change["to"]} == {"film", "question"}
+    assert change["changed"] in ("this good film", "this good question")
+
+
+def test_distance_is_that_of_scores_and_the_total_variation_of_probabilities():
+    one = Predicted(np.zeros(2), np.array([[0.2, 0.8, 0], [1, 0, 0]]), None)
+    other = Predicted(np.zeros(2), np.array([[0.2, 0.3, 0.5], [0, 0.5, 0.5]]), None)
+    np.testing.assert_allclose(distance(one, other), [0.5, 1])
+    np.testing.assert_allclose(distance(Predicted(np.ones(1), None, None), Predicted(np.zeros(1), None, None)), [1])
+
+
+@pytest.mark.parametrize("task", [SINGLE, PAIR, Task("alike", "pair", "cross", Binary())])
+def test_a_description_has_all_that_is_asked_for_and_no_rows_have_none(near, task):
+    frame = pd.DataFrame({"id": ["r"], "label": [1.0], "prediction": [0.0], "badness": [0.9]})
+    for column in task.text_columns:
+        frame[column] = "bad film"
+    if task.target.discrete and task.kind == "pair":
+        return  # Plain has no such answers
+    train = frame.assign(id="t")
+    (told,) = describe_worst(Plain(), task, frame, train, near, 1, 1)
+    assert told["texts"] == ["bad film"] * len(task.text_columns)
+    assert told["confidence" if task.target.discrete else "error"] == 0.9
+    assert told["neighbours"][0]["id"] == "t" and told["neighbours"][0]["similarity"] == pytest.approx(1)
+    assert describe_worst(Plain(), task, frame.head(0), train, near, 1, 1) == []

@@ -1,0 +1,92 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.analysis.scorer import Scorer
+from bertrio.data.table import read_table
+from bertrio.errors import UserError
+from bertrio.evaluation.predictions import read_predictions
+from bertrio.params import build_tasks, load_member, member_params
+
+
+def load(params):
+    return Scorer.load(params, build_tasks(params), "models", "models/tokenizer")
+
+
+def dev(task):
+    return read_table(f"data/splits/{task}/dev.parquet")
+
+
+def of(table, task, column):
+    return table[(table["task"] == task) & (table["split"] == "dev")][column].to_list()
+
+
+def test_it_says_of_the_rows_of_dev_what_the_run_said(finished):
+    scorer, table = load(finished.params()), read_predictions("predictions/ensemble.parquet")
+    for task in ("sst", "qqp", "sts"):
+        found = scorer.predict(task, dev(task))
+        np.testing.assert_array_equal(found.values, of(table, task, "prediction"))
+        if found.probabilities is None:
+            np.testing.assert_array_equal(found.scores, of(table, task, "score"))
+        else:
+            np.testing.assert_array_equal(found.probabilities, np.stack(of(table, task, "probabilities")))
+
+
+def test_the_company_that_a_row_is_in_makes_no_difference(finished):
+    scorer = load(finished.params())
+    rows = dev("qqp")
+    shuffled = rows.sample(frac=1, random_state=0)
+    one, other = scorer.predict("qqp", rows), scorer.predict("qqp", shuffled)
+    np.testing.assert_allclose(one.probabilities[shuffled.index], other.probabilities, atol=1e-5)
+    vectors, others = scorer.embed("qqp", rows), scorer.embed("qqp", shuffled)
+    np.testing.assert_allclose(vectors[shuffled.index], others, atol=1e-5)
+    assert vectors.shape == (len(rows), 16)
+
+
+def test_a_pair_encoded_apart_is_the_mean_of_its_texts(run):
+    overrides = {"tasks": {"sts": {"encoding": "bi", "head": "siamese"}}}
+    params = run.params(**overrides)
+    run.train()
+    scorer, rows = load(params), dev("sts")
+    alone = [scorer.embed("sst", pd.DataFrame({"text": rows[column]})) for column in ("text_a", "text_b")]
+    np.testing.assert_allclose(scorer.embed("sts", rows), (alone[0] + alone[1]) / 2, atol=1e-5)
+
+
+def test_each_task_is_asked_of_the_first_member_that_answers_it(run):
+    members = {"base": {"answers": ["qqp", "sts"]}, "second": {"encoder": {"max_length": 32}}}
+    params = run.params(ensemble={"members": members})
+    for name in members:
+        run.train(name)
+    models = load(params).models
+    assert {task: model.name for task, model in models.items()} == {"sst": "second", "qqp": "base", "sts": "base"}
+    assert models["qqp"].network is models["sts"].network
+    assert (models["sst"].max_length, models["qqp"].max_length) == (32, 128)
+
+
+def test_params_that_were_read_give_a_member_what_the_file_gives_it(run):
+    members = {"base": {"answers": ["sst"]}, "second": {"smart": {"lambda": 2}, "tasks": {"sst": {"dropout": 0.3}}}}
+    params = run.params(ensemble={"members": members})
+    assert [member_params(params, name) for name in members] == [load_member(name) for name in members]
+
+
+def test_a_soup_speaks_for_all_members(run):
+    params = run.params()
+    run.train()
+    run.train(folder="models/ensemble")
+    assert {model.name for model in load(params).models.values()} == {"ensemble"}
+
+
+def test_no_rows_and_rows_without_a_word(finished):
+    scorer = load(finished.params())
+    for task in ("sst", "qqp", "sts"):
+        nothing = scorer.predict(task, dev(task).head(0))
+        assert len(nothing.values) == 0
+        assert scorer.embed(task, dev(task).head(0)).shape == (0, 16)
+    assert nothing.scores is not None
+    assert scorer.predict("qqp", dev("qqp").head(0)).probabilities.shape == (0, 2)
+    assert np.isfinite(scorer.predict("sst", pd.DataFrame({"text": ["", "."]})).values).all()
+
+
+def test_a_missing_model_is_an_error_that_says_what_makes_it(run):
+    with pytest.raises(UserError, match="members/base/heads.safetensors: is missing; an earlier stage makes it"):
+        load(run.params())

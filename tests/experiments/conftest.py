@@ -1,0 +1,80 @@
+"""Small runs on disk: what `compare` and `Revision` read of one, without any training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from bertrio.data.table import write_table
+from bertrio.evaluation.predictions import prediction_rows, write_predictions
+from bertrio.files import write_json
+from bertrio.tasks import Task, build_target
+
+TASKS = {
+    "sst": {"kind": "single", "target": "ordered", "classes": 5},
+    "qqp": {"kind": "pair", "target": "binary", "encoding": "cross"},
+    "sts": {"kind": "pair", "target": "score", "range": [0, 5], "encoding": "cross"},
+}
+
+
+def tables(seed: int = 0, skill: float = 1.0, rows: int = 200, split: str = "dev") -> pd.DataFrame:
+    """A prediction table; labels depend on `rows` alone, predictions on all, the better the larger `skill`."""
+    truth, noise = np.random.default_rng(rows), np.random.default_rng([seed, rows])
+    frames = []
+    for name, block in TASKS.items():
+        limits = tuple(block["range"]) if "range" in block else None
+        target = build_target(block["target"], block.get("classes"), limits)
+        task = Task(name, block["kind"], block.get("encoding", "cross"), target)
+        if name == "sts":
+            labels = truth.uniform(0, 5, rows)
+            outputs = (labels * skill + noise.normal(0, 1.5, rows))[:, None]
+        else:
+            labels = truth.integers(0, block.get("classes", 2), rows)
+            outputs = noise.normal(0, 1, (rows, block.get("classes", 2)))
+            outputs[np.arange(rows), labels] += skill
+            outputs = outputs if name == "sst" else outputs[:, 1:] - outputs[:, :1]
+        frames.append(prediction_rows(task, split, [f"{split}-{i}" for i in range(rows)], labels, outputs))
+    return pd.concat(frames, ignore_index=True)
+
+
+def write_run(folder: Path, frame: pd.DataFrame, tasks: dict | None = None, **params: object) -> None:
+    """Lays out a run in `folder`: params.yaml, predictions, and the texts of dev."""
+    settings = {"runtime": {"seed": 1}, "tasks": TASKS if tasks is None else tasks, **params}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "params.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
+    write_predictions(frame, folder / "predictions/ensemble.parquet")
+    for name, block in TASKS.items():
+        own = frame[(frame["task"] == name) & frame["split"].isin(("dev", "selection"))]
+        columns = ("text",) if block["kind"] == "single" else ("text_a", "text_b")
+        texts = {column: [f"{column} [red]of[/red] {row_id}" for row_id in own["id"]] for column in columns}
+        table = pd.DataFrame({"id": own["id"], **texts, "label": own["label"]})
+        write_table(table, folder / f"data/splits/{name}/dev.parquet")
+    write_json(folder / "metrics/evaluation.json", {"selected_on": {"rows": "dev", "by": "overall_normalized"}})
+
+
+@pytest.fixture
+def run_of(tmp_path) -> Callable[..., Path]:
+    """Makes a run in a folder of its own; see `tables` and `write_run`."""
+
+    def make(name: str, frame: pd.DataFrame | None = None, seed: int = 0, skill: float = 1.0, rows: int = 200, **other):
+        write_run(tmp_path / name, tables(seed, skill, rows) if frame is None else frame, **other)
+        return tmp_path / name
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_tables() -> Callable[..., pd.DataFrame]:
+    """The function `tables`."""
+    return tables
+
+
+@pytest.fixture(scope="session")
+def lay_out() -> Callable[..., None]:
+    """The function `write_run`."""
+    return write_run

@@ -1,0 +1,288 @@
+"""The report in headless Chromium (Debian's package `chromium`); skipped where there is none."""
+
+import base64
+import fcntl
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from bertrio.experiments.page import Bar, Cell, Column, Fold, Section, Table, Tile, write_page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+SECONDS = 20  # without an answer, after which a test fails
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--hide-scrollbars",
+)
+EVIL = "<script>window.ran = 1</script> <img src=x onerror='window.ran = 2'> <!-- </script> \" onclick=\"window.ran = 3"
+
+
+class Browser:
+    """One tab of Chromium, spoken to in the DevTools protocol over a pair of pipes: needs no driver, port or package.
+
+    `told` collects what the page wrote to the console, its exceptions, and what its policy refused.
+    """
+
+    def __init__(self, profile):
+        to_child, self._out = os.pipe()
+        self._in, from_child = os.pipe()
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (to_child, from_child)]  # out of the way of 3 and 4
+
+        def place():  # Chromium reads its orders from 3 and answers on 4
+            os.dup2(ends[0], 3)
+            os.dup2(ends[1], 4)
+
+        command = [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "--remote-debugging-pipe"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen(command, preexec_fn=place, close_fds=False, **quiet)
+        for end in (to_child, from_child, *ends):
+            os.close(end)
+        self._buffer, self._number, self._session, self.told = b"", 0, None, []
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.ask(f"{domain}.enable")
+
+    def ask(self, method, **params):
+        """Gives an order and waits for its answer."""
+        self._number += 1
+        order = {"id": self._number, "method": method, "params": params}
+        order |= {"sessionId": self._session} if self._session else {}
+        os.write(self._out, json.dumps(order).encode() + b"\0")
+        while True:
+            message = self._next()
+            if message.get("id") == self._number:
+                assert "error" not in message, message
+                return message["result"]
+
+    def open(self, path, width=1440, height=900):
+        """Loads a file; returns the seconds until it was loaded, laid out and its scripts had run."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+        self.ask("Page.navigate", url="about:blank")
+        self.told.clear()
+        began = time.perf_counter()
+        self.ask("Page.navigate", url=path.as_uri())
+        while self.run("document.readyState") != "complete" or self.run("location.protocol") != "file:":
+            time.sleep(0.01)
+        self.run("document.body.offsetHeight")  # waits for the layout
+        return time.perf_counter() - began
+
+    def run(self, script):
+        """The value of a JavaScript expression in the page."""
+        answer = self.ask("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def picture(self, path, whole=True):
+        """Writes a PNG of the page."""
+        data = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+        path.write_bytes(base64.b64decode(data))
+
+    def close(self):
+        for end in (self._out, self._in):
+            os.close(end)  # Chromium ends when nobody listens any more
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _next(self):
+        while b"\0" not in self._buffer:
+            assert select.select([self._in], [], [], SECONDS)[0], f"Chromium was silent for {SECONDS} seconds"
+            chunk = os.read(self._in, 1 << 20)
+            assert chunk, "Chromium has ended"
+            self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\0")
+        message = json.loads(line)
+        if message.get("method") in ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"):
+            self.told.append(message["params"])
+        return message
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """A page with 5,000 rows of text, of which the first two would do harm if they were markup."""
+    texts = [
+        EVIL,
+        f"</td></table>{EVIL}",
+        *[f"row {place} of film number {place * 7919 % 4993}" for place in range(4998)],
+    ]
+    rows = [
+        [
+            Cell(text, lines=["second sentence"], fold="Nearest training rows", folded=["one", "two", "three"]),
+            Cell(f"{place * 37 % 1009}", key=place * 37 % 1009) if place else Cell("-"),
+            Cell("a word → another: 0 → 4"),
+            Cell(f"id-{place}"),
+        ]
+        for place, text in enumerate(texts)
+    ]
+    columns = [Column("text", "text"), Column("confidence"), Column("one word changed", "phrase"), Column("id", "word")]
+    metric = [[Cell("accuracy"), Cell("0.862 [0.841, 0.882]", key=0.862, bar=Bar(0.862, 0.841, 0.882))]] * 3
+    wide = Table("Wide", [Column("a long name of a column " + "x" * 30)] * 12, [[Cell("1,000", key=1000)] * 12] * 3)
+    sections = [
+        Section(
+            "metrics",
+            "Metrics",
+            "What they say.",
+            [Table("sst", [Column("m", "word"), Column("dev", "measure")], metric)],
+        ),
+        Section("errors", "Errors", blocks=[Table("Worst rows", columns, rows), wide]),
+        Section(
+            "settings", "Settings", blocks=[Fold("All", [Table("All", [Column("param", "word")], [[Cell("x" * 200)]])])]
+        ),
+    ]
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    tiles = [Tile("sst accuracy", Cell("0.862", bar=Bar(0.862, 0.841, 0.882)), ["bag of words: 0.526"])] * 5
+    write_page(path, "exp-" + "a" * 60, "0123456789" * 4, ["A note."], tiles, sections)
+    return path
+
+
+def shown(browser, column):
+    """The texts of a column of the long table, as far as they are shown."""
+    rows = "Array.from(document.querySelectorAll('.long tbody tr'))"
+    return browser.run(f"{rows}.filter((row) => row.offsetHeight).map((row) => row.cells[{column}].textContent)")
+
+
+def click(browser, text):
+    buttons = "Array.from(document.querySelectorAll('.long button'))"
+    browser.run(f"{buttons}.find((one) => one.textContent === '{text}').click()")
+
+
+def search(browser, text):
+    box = "document.querySelector('.long input')"
+    browser.run(f"{box}.value = '{text}'; {box}.dispatchEvent(new Event('input'))")
+
+
+def test_opens_fast_and_quietly(browser, page):
+    seconds = min(browser.open(page) for _ in range(2))  # the first also starts the browser
+    assert browser.told == []
+    assert seconds < 2
+    assert len(shown(browser, 3)) == 50
+
+
+def test_text_is_inert(browser, page):
+    browser.open(page)
+    click(browser, "Show all")
+    assert EVIL in shown(browser, 0)[0]
+    assert browser.run("window.ran") is None
+    assert browser.run("document.querySelectorAll('script').length") == 1
+    assert browser.told == []
+
+
+def test_the_policy_stops_scripts_and_requests_that_are_not_the_pages_own(browser, page):
+    browser.open(page)
+    browser.run(
+        "{ const script = document.createElement('script'); script.textContent = 'window.ran = 4'; "
+        "document.body.append(script); const image = new Image(); image.src = 'https://example.org/x.png'; "
+        "document.body.append(image); }"
+    )
+    browser.run("new Promise((done) => setTimeout(done, 100))")
+    assert browser.run("window.ran") is None
+    assert len([entry for entry in browser.told if "Content Security Policy" in json.dumps(entry)]) >= 2
+
+
+def test_a_table_sorts_up_and_down_by_value(browser, page):
+    browser.open(page)
+    heading = "document.querySelector('.long th:nth-child(2)').getAttribute('aria-sort')"
+    every = sorted(place * 37 % 1009 for place in range(1, 5000))  # the row without a value comes last both ways
+    click(browser, "confidence")
+    assert [int(value) for value in shown(browser, 1)] == every[:50]
+    assert browser.run(heading) == "ascending"
+    click(browser, "confidence")
+    assert [int(value) for value in shown(browser, 1)] == every[:-51:-1]
+    assert browser.run(heading) == "descending"
+    click(browser, "id")
+    assert shown(browser, 3)[:3] == ["id-0", "id-1", "id-2"]  # as people count, not as letters go
+    assert browser.run(heading) == "none"
+
+
+def test_a_search_finds_rows_on_all_pages(browser, page):
+    browser.open(page)
+    search(browser, "ROW id-4321 film")
+    assert len(shown(browser, 0)) == 1
+    status = "document.querySelector('.long [role=status]').textContent"
+    assert browser.run(status) == "1 of 1 matching of 5,000 rows shown"
+    search(browser, "no such row")
+    assert shown(browser, 0) == []
+    search(browser, "")
+    assert len(shown(browser, 0)) == 50
+    click(browser, "Show 50 more")
+    assert len(shown(browser, 0)) == 100
+
+
+def test_keys_reach_everything_that_a_mouse_does(browser, page):
+    browser.open(page)
+    controls = "Array.from(document.querySelectorAll('button, input, a, summary, .scroll'))"
+    assert browser.run(f"{controls}.every((one) => one.tabIndex === 0)")
+    assert browser.run("document.querySelector('.long input').labels[0].textContent") == "Search"
+    assert browser.run(
+        "Array.from(document.querySelectorAll('.scroll')).every((one) => one.getAttribute('aria-label'))"
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_fits_the_screen(browser, page, width, scheme):
+    browser.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    browser.open(page, width)
+    assert browser.run("document.documentElement.scrollWidth") == width
+    beyond = (
+        "Array.from(document.body.querySelectorAll('*')).filter((one) => !one.closest('.scroll') && "
+        f"!one.matches('.skip') && one.getBoundingClientRect().right > {width}).length"
+    )
+    assert browser.run(beyond) == 0
+    assert contrast(browser) >= 4.5
+
+
+def contrast(browser):
+    """The ratio of WCAG 2.2 between soft text and the page behind it, the least of the page's pairs."""
+
+    def light(colour):
+        parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    tile = browser.run("getComputedStyle(document.querySelector('.tiles > div')).backgroundColor")
+    soft = browser.run("getComputedStyle(document.querySelector('.tiles dt')).color")
+    low, high = sorted((light(tile), light(soft)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_reads_without_scripts(browser, page):
+    browser.ask("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        browser.open(page)
+        assert len(shown(browser, 3)) == 5000
+        assert browser.run("document.querySelectorAll('button, input').length") == 0
+    finally:
+        browser.ask("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_prints_in_dark_ink_without_controls(browser, page):
+    browser.ask("Emulation.setEmulatedMedia", media="print")
+    try:
+        browser.open(page, 800)
+        hidden = "Array.from(document.querySelectorAll('nav, .tools')).every((one) => !one.offsetHeight)"
+        assert browser.run(hidden)
+        assert browser.run("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    finally:
+        browser.ask("Emulation.setEmulatedMedia", media="")

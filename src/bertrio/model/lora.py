@@ -33,7 +33,7 @@ def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, ta
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise UserError("encoder.lora: needs the package peft; install it with: pip install -e '.[lora]'") from error
+        raise UserError("encoder.lora: needs the package peft; install it with: pip install 'bertrio[lora]'") from error
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
     try:
         inject_adapter_in_model(config, transformer)

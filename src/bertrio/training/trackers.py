@@ -173,7 +173,7 @@ def need_trackers(names: Iterable[str]) -> None:
     if missing:
         raise UserError(
             f"tracking.to: {', '.join(missing)} is not installed; install it with: "
-            f"pip install -e '.[{','.join(missing)}]', or take it out of tracking.to"
+            f"pip install 'bertrio[{','.join(missing)}]', or take it out of tracking.to"
         )
 
 

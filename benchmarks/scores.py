@@ -3,7 +3,8 @@
     python benchmarks/scores.py --data path/to/course-data --encoder path/to/encoder --epochs 1 --repeats 3
 
 Both train on all rows from the same encoder, with the same batch size, learning rate, warm-up and decay. A turn is a
-seed. Speed that is bought with a worse model would show here.
+seed; scores are means over the seeds, times medians. Speed that is bought with a worse model would show here. Trainer
+always runs (extra: peers).
 """
 
 from __future__ import annotations

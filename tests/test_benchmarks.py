@@ -24,7 +24,7 @@ def bench(root, monkeypatch):
         return importlib.import_module(name)
 
     yield load
-    for name in ("common", "ours", "training", "inference", "startup", "growth"):
+    for name in ("common", "ours", "training", "inference", "scores", "startup", "growth"):
         sys.modules.pop(name, None)
 
 
@@ -91,6 +91,16 @@ def test_ours_and_the_peer_predict_all_dev_rows(bench, work, tmp_path):
 def test_inference_runs_as_a_whole(root, tmp_path):
     told, text = run_script(root, tmp_path, "inference", *TINY)
     assert told["cases"][0]["runs"][0]["rows"] == 8 and "| ours |" in text
+
+
+def test_scores_trains_ours_and_the_peer_for_whole_epochs_and_scores_both(root, tmp_path):
+    pytest.importorskip("accelerate")
+    told, text = run_script(root, tmp_path, "scores", *TINY, "--tasks", "sts", "--epochs", "2")
+    assert [case["name"] for case in told["cases"]] == ["sts", "Trainer: sts"]
+    for case in told["cases"]:
+        (run,) = case["runs"]
+        assert run["rows"] == 48 and -1 <= run["score"] <= 1 and run["seconds"] > 0
+    assert "| sts |" in text
 
 
 def test_startup_times_whole_processes(root, tmp_path):

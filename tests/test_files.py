@@ -1,8 +1,10 @@
+import csv
 import json
 
+import pandas as pd
 import pytest
 
-from bertrio.files import read_json, whole_file, write_json, write_text
+from bertrio.files import read_json, whole_file, write_csv, write_json, write_text
 
 
 def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path):
@@ -26,6 +28,15 @@ def test_json_is_the_same_bytes_and_reads_back(tmp_path):
     write_json(tmp_path / "2.json", value)
     assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
     assert read_json(tmp_path / "1.json") == {"b": 0.333333, "a": {"x": [1, 2.0, None, True, "é"]}}
+
+
+@pytest.mark.parametrize("text", ["a\rb", "a\r\nb", "a\nb", 'say "a", b', "\r", ""])
+def test_any_text_comes_back_from_a_quoted_table(tmp_path, text):
+    table = pd.DataFrame({"id": ["1", "2"], "value": [0.25, 3.0], "text": [text, "plain"]})
+    write_csv(table, tmp_path / "a.csv", quoted=True)
+    with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
+        assert list(csv.reader(file)) == [["id", "value", "text"], ["1", "0.25", text], ["2", "3", "plain"]]
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "a.csv", keep_default_na=False, dtype={"id": str}), table)
 
 
 def test_json_has_no_nan(tmp_path):

@@ -43,6 +43,13 @@ def test_labels_out_of_range_have_a_reason(target, good, bad):
     assert target.label_problem(float("nan")) == target.label_problem(float("inf")) == "label is not a number"
 
 
+@pytest.mark.parametrize(
+    ("target", "by"), [(Score(0, 5), 0.5), (Score(-1, 1), 0.2), (Classes(3), 0.5), (Binary(), 0.5)]
+)
+def test_a_score_says_something_else_a_tenth_of_its_range_away_and_a_class_one_class_away(target, by):
+    assert target.margin == by
+
+
 def test_targets_are_chosen_by_name():
     assert build_target("classes", 3) == Classes(3)
     assert build_target("ordered", 5).size == 5

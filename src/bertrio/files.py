@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # this module starts fast
+    import pandas as pd
 
 
 @contextmanager
@@ -52,6 +56,20 @@ def write_json(path: str | Path, value: Any, digits: int = 6) -> None:
         ValueError: if a float is not finite (JSON has no word for it).
     """
     write_text(path, json.dumps(_rounded(value, digits), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def write_csv(frame: pd.DataFrame, path: str | Path, quoted: bool = False) -> None:
+    """Writes a table with a header, `\\n` line ends, and six digits of each number.
+
+    Args:
+        frame: the table; its index is left out.
+        path: of the file.
+        quoted: puts quotes around everything. Tables with texts need it: csv by itself leaves a carriage return bare,
+            and readers then see the end of a line.
+    """
+    quoting = csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
+    with whole_file(path) as temporary:
+        frame.to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n", quoting=quoting)
 
 
 def read_json(path: str | Path) -> Any:

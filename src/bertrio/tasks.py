@@ -57,6 +57,8 @@ class Target(ABC):
     metrics: tuple[str, ...]  # names in evaluation/metrics.py, the one that stands for the task first
     discrete: bool  # labels are class indices: members can vote, labels can be counted
     label_dtype: str  # what the losses take: "int64" or "float32"
+    symmetric: bool  # whether the answer for a pair stays the same when its texts change places
+    margin: float = 0.5  # a value that is further than this from another says something else
 
     def outputs_for(self, loss: str) -> int:
         """How many outputs a head needs that is trained by `loss`."""
@@ -91,6 +93,7 @@ class Classes(Target):
     metrics = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
     discrete = True
     label_dtype = "int64"
+    symmetric = False  # as in "the first text follows from the second"
 
     @property
     def size(self) -> int:
@@ -127,6 +130,7 @@ class Binary(Target):
     metrics = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
     discrete = True
     label_dtype = "float32"
+    symmetric = True
 
     def outputs_for(self, loss: str) -> int:
         return 2 if loss == "siamese_softmax" else 1
@@ -155,6 +159,12 @@ class Score(Target):
     metrics = ("pearson", "spearman", "rmse")
     discrete = False
     label_dtype = "float32"
+    symmetric = True
+
+    @property
+    def margin(self) -> float:
+        """A tenth of the range."""
+        return (self.high - self.low) / 10
 
     def label_problem(self, label: float) -> str | None:
         if not math.isfinite(label):
@@ -166,9 +176,9 @@ class Score(Target):
         return Predicted(scores.clip(self.low, self.high), None, scores)
 
     def change(self, before: Predicted, after: Predicted) -> tuple[NDArray[np.bool_], Array]:
-        """As for classes, where a score is another one if it moved by more than a tenth of the range."""
+        """As for classes, where a score is another one if it moved by more than `margin`."""
         moved = np.abs(after.values - before.values)
-        return moved > (self.high - self.low) / 10, moved
+        return moved > self.margin, moved
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,8 @@ def test_it_writes_all_that_is_promised_and_the_same_bytes_again(finished):
         assert slices[task]["all"]["all rows"]["n"] == len(dev)
     suspects = pd.read_csv("predictions/analysis/suspects.csv")
     assert list(suspects.columns) == ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
+    assert Path("predictions/analysis/suspects.csv").read_text().startswith('"task",'), "texts may hold line ends"
+    assert [of["model"] for of in read_json("metrics/robustness.json").values()] == ["base"] * 3
 
 
 def test_dev_without_labels_is_said_and_leaves_the_rest(run, capsys):
@@ -68,6 +70,21 @@ def test_dev_without_labels_is_said_and_leaves_the_rest(run, capsys):
     assert set(read_json("metrics/slices.json")) == {"sst", "sts"}
     assert "qqp" in read_json("metrics/robustness.json"), "a changed text needs no label"
     assert not Path("plots/slices/qqp.csv").exists()
+
+
+def test_dev_as_a_challenge_has_the_figures_of_dev(run):
+    """Of the member that is asked, which are not those of the ensemble."""
+    read_table("data/splits/sst/dev.parquet").to_csv("again.csv", index=False)
+    members = {"base": {}, "second": {}}
+    challenges = {"again": {"task": "sst", "path": "again.csv"}}
+    params = run.params(ensemble={"members": members}, evaluate={"challenges": challenges})
+    tables = {name: run.train(name) for name in members}
+    run.combine("mean")
+    run_stage(params)
+    found = read_json("metrics/challenges.json")["again"]
+    assert found["model"] == "base" and found["dev"] == {metric: found[metric] for metric in found["dev"]}
+    own = tables["base"][(tables["base"]["task"] == "sst") & (tables["base"]["split"] == "dev")]
+    assert found["dev"]["accuracy"] == (own["prediction"] == own["label"]).mean()
 
 
 def test_three_rows_and_a_pair_encoded_apart(run):

@@ -38,13 +38,15 @@ def metrics(tmp_path):
     chosen = {"rows": "dev", "by": "overall_normalized"}
     found = {"dev": {**dev, "overall_mean": 0.891}, "intervals": intervals, "selected_on": chosen}
     write_json(folder / "evaluation.json", {**found, "best_epoch": {"base": 3}})
-    write_json(folder / "slices.json", {"sst": {"negation": {"with": PART, EVIL: PART, "few": PART | {"n": 3}}}})
+    parts = {"with": PART, EVIL: PART, "few": PART | {"n": 3}}
+    whole = {"all rows": PART | {"accuracy": 0.1}}
+    write_json(folder / "slices.json", {"sst": {"all": whole, "negation": parts}})
     write_json(folder / "calibration.json", {"sst": {"rows": 500, "ece": 0.034, "temperature": 1.31}})
     nothing = {"n": 0, "flips": None, "shift": None, "low": None, "high": None}
     flips = {"n": 40, "flips": 0.15, "shift": 0.04, "low": 0.07, "high": 0.29}
-    write_json(folder / "robustness.json", {"sst": {"typos": flips, "swapped_order": nothing}})
-    paws = {"task": "qqp", "n": 677, "accuracy": 0.41, "intervals": {"accuracy": [0.37, 0.45]}}
-    write_json(folder / "challenges.json", {EVIL: paws})
+    write_json(folder / "robustness.json", {"sst": {"model": "base", "typos": flips, "swapped_order": nothing}})
+    paws = {"task": "qqp", "model": "base", "n": 677, "accuracy": 0.41, "intervals": {"accuracy": [0.37, 0.45]}}
+    write_json(folder / "challenges.json", {EVIL: paws | {"dev": {"accuracy": 0.876}}})
     write_json(folder / "timing.json", {"finetune-base": {"seconds": 48.1, "peak_memory_mb": 590.6}})
     return folder
 
@@ -104,7 +106,7 @@ def test_the_card_is_filled_in(default_params, metrics):
         "mae (lower is better)",
         "0.610 [0.450, 0.750]",
         "0.150 [0.070, 0.290]",
-        "0.410 [0.370, 0.450]",
+        "0.410 [0.370, 0.450] | 0.876 |",
         "1.310",
         "48.1",
         "7 of 1,000 rows of sst dev",
@@ -123,6 +125,15 @@ def test_limits_name_the_weakest_slices_that_have_rows_enough(default_params, me
     limits = card_of(default_params, metrics).split("## Limits")[1].split("\n## ")[0]
     assert "negation: with" in limits
     assert "negation: few" not in limits
+    assert "all rows" not in limits
+
+
+def test_figures_of_one_member_are_not_passed_off_as_the_ensembles(root, default_params, metrics):
+    said = "One member was asked for each task, not the ensemble: base for "
+    assert said not in card_of(default_params, metrics)
+    text = card_of(params_with(root, ensemble={"members": {"base": {}, "second": {}}}), metrics)
+    assert f"{said}sst." in text.split("## Robustness")[1].split("\n## ")[0]
+    assert f"{said}qqp." in text.split("## Challenge files")[1].split("\n## ")[0]
 
 
 @pytest.mark.parametrize("name", ["slices", "calibration", "robustness", "challenges", "timing"])

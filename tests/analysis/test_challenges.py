@@ -3,6 +3,7 @@ import pandas as pd
 import pytest
 
 from bertrio.analysis.challenges import write_challenges
+from bertrio.analysis.scorer import Model
 from bertrio.errors import UserError
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.files import read_json
@@ -14,6 +15,7 @@ class Words:
 
     def __init__(self, tasks):
         self.tasks = tasks
+        self.models = {name: Model(f"member-{name}", None, 0, 0) for name in tasks}
 
     def predict(self, task, texts):
         target = self.tasks[task].target
@@ -33,6 +35,13 @@ PAWS = """id\tsentence1\tsentence2\tlabel
 7\tone field is missing
 """
 COLUMNS = {"text_a": "sentence1", "text_b": "sentence2"}
+DEV = {
+    "sst": pd.DataFrame({"id": ["1"], "text": ["a"], "label": [4.0]}).head(0),
+    "qqp": pd.DataFrame(
+        {"id": list("1234"), "text_a": ["a b"] * 4, "text_b": ["b a", "b a", "b a", "c"], "label": [1.0, 1, 0, 0]}
+    ),
+    "sts": pd.DataFrame({"id": list("12"), "text_a": ["a", "b"], "text_b": ["a", "c"], "label": [5.0, 0]}),
+}
 
 
 @pytest.fixture
@@ -42,6 +51,7 @@ def measure(default_tasks, tmp_path):
             Words(default_tasks),
             default_tasks,
             {name: Challenge(**challenge) for name, challenge in challenges.items()},
+            DEV,
             tmp_path / "metrics/challenges.json",
             tmp_path / "predictions/challenges",
         )
@@ -61,10 +71,19 @@ def test_a_file_is_measured_with_all_metrics_of_its_task_and_their_intervals(mea
     found = measure(paws=paws)["paws"]
     assert (found["task"], found["n"], found["rejected"]) == ("qqp", 4, 3)
     metrics = default_tasks["qqp"].target.metrics
-    assert set(found) == {"task", "n", "rejected", "intervals", *metrics} and set(found["intervals"]) == set(metrics)
+    assert set(found) == {"task", "model", "n", "rejected", "intervals", "dev", *metrics}
+    assert set(found["intervals"]) == set(found["dev"]) == set(metrics)
     assert found["accuracy"] == 0.5 and found["f1"] == pytest.approx(0.5)
     low, high = found["intervals"]["accuracy"]
     assert (low, high) == (0.0, 1.0)  # 4 rows say next to nothing
+
+
+def test_beside_it_stands_what_the_same_model_has_on_dev(measure, paws, tmp_path):
+    (tmp_path / "films.jsonl").write_text('{"text": "a", "label": 4}\n')
+    found = measure(paws=paws, films={"task": "sst", "path": str(tmp_path / "films.jsonl")})
+    assert found["paws"]["model"] == "member-qqp"
+    assert found["paws"]["dev"]["accuracy"] == 0.75, "of four pairs it takes one for a paraphrase that is none"
+    assert found["films"]["dev"] == {}, "dev of sst has no labelled rows"
 
 
 def test_predictions_are_a_table_whose_split_is_the_challenge(measure, paws, tmp_path):

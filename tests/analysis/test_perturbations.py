@@ -9,7 +9,6 @@ from scipy.stats import binomtest
 from bertrio.analysis.perturbations import (
     EDITS,
     NAMES,
-    PERTURBATIONS,
     STAND_INS,
     clause_appended,
     contracted,
@@ -19,6 +18,7 @@ from bertrio.analysis.perturbations import (
     lower_case,
     names_swapped,
     order_swapped,
+    perturbations,
     punctuation_added,
     punctuation_removed,
     robustness,
@@ -31,7 +31,7 @@ from bertrio.files import read_json
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model
 from bertrio.runtime import set_up
-from bertrio.tasks import Binary, Classes, Predicted, Score, Task
+from bertrio.tasks import Binary, Classes, Ordered, Predicted, Score, Task
 
 TEXTS = [
     "It 's a lovely film , and Thomas does n't know it .",
@@ -141,8 +141,23 @@ def test_a_pair_gets_the_same_edit_in_both_texts():
     assert each(gender_swapped)(("a", "b")) is None
 
 
-def test_only_pairs_have_an_order():
-    assert "order_swapped" not in PERTURBATIONS["single"]
+@pytest.mark.parametrize(
+    ("kind", "target", "swapped"),
+    [
+        ("single", Binary(), False),
+        ("pair", Binary(), True),
+        ("pair", Score(0, 5), True),
+        ("pair", Classes(3), False),  # "entails" is another answer the other way round
+        ("pair", Ordered(3), False),
+    ],
+)
+def test_texts_change_places_where_the_answer_can_not(kind, target, swapped):
+    found = perturbations(Task("t", kind, "cross", target))
+    assert ("order_swapped" in found) == swapped
+    assert len(found) == len(EDITS) + swapped
+
+
+def test_swapping_the_order_needs_two_texts():
     assert order_swapped(("a", "b")) == ("b", "a")
     assert order_swapped(("a", "a")) is None
 
@@ -229,6 +244,7 @@ def test_a_real_model_that_reads_no_case_is_not_moved_by_it(default_params, defa
     found = read_json(tmp_path / "one.json")
     assert list(found) == ["sst", "qqp", "sts"]
     for of in found.values():
+        assert of["model"] == "m"
         for name in ("lower_case", "upper_case"):
             assert of[name]["n"] >= 2 and of[name]["flips"] == 0.0 and of[name]["shift"] < 1e-5
         assert of["clause_appended"]["shift"] > 1e-4

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.analysis.scorer import Scorer
+from bertrio.analysis.scorer import Scorer, whose
 from bertrio.data.table import read_table
 from bertrio.errors import UserError
 from bertrio.evaluation.predictions import read_predictions
@@ -70,10 +70,25 @@ def test_params_that_were_read_give_a_member_what_the_file_gives_it(run):
 
 
 def test_a_soup_speaks_for_all_members(run):
-    params = run.params()
+    members = {"base": {"finetune": {"eval_batch_size": 3}}, "second": {}}
+    params = run.params(ensemble={"members": members})
     run.train()
-    run.train(folder="models/ensemble")
-    assert {model.name for model in load(params).models.values()} == {"ensemble"}
+    soup = run.train("second", folder="models/ensemble")  # other weights than those of the first member
+    scorer = load(params)
+    for task in ("sst", "qqp", "sts"):
+        assert scorer.models[task].name == "ensemble"
+        assert scorer.models[task].batch_size == params.finetune.eval_batch_size != 3
+        found, table = scorer.predict(task, dev(task)), of(soup, task, "prediction")
+        np.testing.assert_array_equal(found.values, table)
+        if found.probabilities is not None:
+            np.testing.assert_array_equal(found.probabilities, np.stack(of(soup, task, "probabilities")))
+
+
+def test_whose_figures_they_are_is_said_where_the_ensemble_is_more_than_one_model():
+    asked = {"sst": "base", "qqp": "second", "sts": "base"}
+    assert whose(asked, ["base", "second"]).endswith("not the ensemble: base for sst, sts; second for qqp.")
+    assert whose(asked, ["base"]) == whose(dict.fromkeys(asked, "ensemble"), ["base", "second"]) == ""
+    assert whose({}, ["base", "second"]) == ""
 
 
 def test_no_rows_and_rows_without_a_word(finished):

@@ -255,3 +255,7 @@ def test_a_sparse_gradient_beside_a_dense_one_counts_as_what_it_stands_for():
     parameter.grad = torch.arange(8.0).view(4, 2)
     kept.take("b")
     assert kept.gramian().tolist() == [[52.0, 26.0], [26.0, 140.0]]
+    parameter.grad = torch.ones(4, 2)
+    kept.take("a")  # a second batch, dense where the first was sparse
+    kept.put([2.0, 1.0])
+    assert parameter.grad.tolist() == [[2.0, 3.0], [12.0, 17.0], [6.0, 7.0], [8.0, 9.0]]

@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from bertrio.data.download import download
-from bertrio.data.table import read_table
+from bertrio.data.download import download, write_rejects
+from bertrio.data.table import Reject, read_table
 from bertrio.errors import UserError
 
 
@@ -59,6 +59,14 @@ def test_the_same_source_gives_the_same_bytes_and_nothing_old_is_left(source, ru
     (out / "raw/sst/test.parquet").write_text("old")
     run(source())
     assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("raw", ["a\rb", "a\r\nb", 'say "a", b'])
+def test_any_text_comes_back_from_the_rejects(tmp_path, raw):
+    write_rejects(tmp_path / "a.csv", [Reject("sst", "train", "some.csv", 7, "label out of range", raw)])
+    with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
+        _, *rows = csv.reader(file)
+    assert rows == [["sst", "train", "some.csv", "7", "label out of range", raw]]
 
 
 def test_too_many_rejects_stop_the_run_after_they_are_written(source, run, tmp_path):

@@ -100,15 +100,23 @@ def test_intervals_are_those_of_scipy(task, metric):
     assert interval(values) == pytest.approx((low, high), abs=0.12 * (high - low))
 
 
-def coverage(metric: str, worlds: list[Scored], truth: float) -> float:
-    """In what share of the worlds the interval holds the truth.
+def resampled(metric: str, worlds: list[Scored], generator: np.random.Generator) -> np.ndarray:
+    """Values [worlds, 800].
 
     Worlds go in as sides, for they have as many rows; but only fifty share their resamples, and so the luck of those.
     """
-    generator = np.random.default_rng(0)
-    values = [bootstrap(worlds[start : start + 50], metric, generator, 800) for start in range(0, len(worlds), 50)]
-    low, high = np.transpose([interval(own) for own in np.concatenate(values)])
+    starts = range(0, len(worlds), 50)
+    return np.concatenate([bootstrap(worlds[start : start + 50], metric, generator, 800) for start in starts])
+
+
+def held(values: np.ndarray, truth: float) -> float:
+    """In what share of the worlds the interval holds the truth."""
+    low, high = np.transpose([interval(own) for own in values])
     return float(np.mean((low <= truth) & (truth <= high)))
+
+
+def coverage(metric: str, worlds: list[Scored], truth: float) -> float:
+    return held(resampled(metric, worlds, np.random.default_rng(0)), truth)
 
 
 def test_intervals_of_accuracy_cover_the_truth():
@@ -121,6 +129,34 @@ def test_intervals_of_pearson_cover_the_truth():
     labels, noise = np.random.default_rng(1).normal(size=(2, 1000, 200))
     worlds = [Scored(one, 0.8 * one + 0.6 * other) for one, other in zip(labels, noise)]
     assert coverage("pearson", worlds, 0.8) == pytest.approx(0.95, abs=0.02)
+
+
+def test_intervals_of_rmse_cover_the_truth():
+    labels, noise = np.random.default_rng(4).normal(size=(2, 1000, 400))
+    worlds = [Scored(one, one + 0.7 * other) for one, other in zip(labels, noise)]
+    assert coverage("rmse", worlds, 0.7) == pytest.approx(0.95, abs=0.02)
+
+
+def test_intervals_of_macro_f1_cover_the_truth():
+    cells = np.array([[0.35, 0.1, 0.05], [0.06, 0.2, 0.04], [0.02, 0.06, 0.12]])  # chances of label and prediction
+    truth = np.mean(2 * np.diag(cells) / (cells.sum(axis=0) + cells.sum(axis=1)))
+    drawn = np.random.default_rng(5).choice(9, (1000, 400), p=cells.ravel())
+    worlds = [Scored(*(of.astype(float) for of in divmod(own, 3))) for own in drawn]
+    generator = np.random.default_rng(0)
+    values = [bootstrap([world], "macro_f1", generator, 800)[0] for world in worlds]  # labels of their own: no sides
+    assert held(np.array(values), truth) == pytest.approx(0.95, abs=0.02)
+
+
+def test_intervals_of_overall_normalized_cover_the_truth():
+    generator = np.random.default_rng(6)
+    worlds = {}
+    for name, rows, chance in (("sst", 300, 0.5), ("qqp", 400, 0.8)):
+        wrong = generator.random((1000, rows)) >= chance
+        worlds[name] = ("accuracy", [Scored(np.zeros(rows), one.astype(float)) for one in wrong])
+    labels, noise = generator.normal(size=(2, 1000, 200))
+    worlds["sts"] = ("pearson", [Scored(one, 0.8 * one + 0.6 * other) for one, other in zip(labels, noise)])
+    values = overall({name: (metric, resampled(metric, own, generator)) for name, (metric, own) in worlds.items()})
+    assert held(values["overall_normalized"], (0.5 + 0.8 + 0.9) / 3) == pytest.approx(0.95, abs=0.02)
 
 
 def test_intervals_of_roc_auc_cover_the_truth():

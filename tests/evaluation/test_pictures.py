@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 
 from bertrio.evaluation.metrics import Scored
-from bertrio.evaluation.pictures import confusion_picture, learning_picture, slices_picture, write_plots
+from bertrio.evaluation.pictures import _losses, confusion_picture, learning_picture, slices_picture, write_plots
 from bertrio.evaluation.predictions import prediction_rows
 from bertrio.tasks import Binary, Classes, Ordered, Score, Task
 
@@ -162,6 +162,11 @@ def test_a_task_whose_name_ends_like_anothers_gets_its_own_regularizers(tmp_path
     learning_picture({"base": table}, {}, tasks, tmp_path / "a.png")
     titles = [axes.get_title(loc="left") for axes in figures[0].axes if axes.get_visible()]
     assert "my_sts: smart" in titles and not any(title.startswith("sts:") and "smart" in title for title in titles)
+
+
+def test_scores_of_a_task_named_after_a_loss_are_no_losses():
+    table = pd.DataFrame(columns=["step", "train_loss_loss_x", "train_loss_smart_x", "loss_sts", "dev_loss_x_accuracy"])
+    assert list(_losses(table)) == ["step", "loss_x", "smart_x", "sts"]
 
 
 def test_slices_beyond_the_whole_are_marked_and_slices_without_a_value_left_out(tmp_path, monkeypatch):

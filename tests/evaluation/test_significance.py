@@ -117,6 +117,50 @@ def test_welch_finds_a_difference_of_seeds_where_there_is_none_in_one_of_twenty(
     assert 0.03 < np.mean([welch(first, second).p < ALPHA for first, second in seeds]) < 0.07
 
 
+@pytest.mark.parametrize(("seeds", "too_many"), [(3, 0.05), (5, 0.07)])
+def test_rows_and_seeds_find_a_difference_where_there_is_none_in_one_of_twenty(seeds, too_many):
+    """With as much luck in the rows as in the seeds; the larger p of two tests apart is no substitute."""
+    generator, rows = np.random.default_rng(seeds), 200
+    found = []
+    for _ in range(TRIALS):
+        of_rows = generator.normal(0, np.sqrt(rows), rows)  # the difference of both sides on each row, whatever seed
+        first, second = generator.normal(0, np.sqrt(seeds / 2), (2, seeds))
+        second = second + of_rows.mean()
+        over_rows = of_rows.var() / rows  # what the bootstrap comes to
+        apart = 2 * stats.norm.sf(abs(second.mean() - first.mean()) / np.sqrt(over_rows)), welch(first, second).p
+        found.append((welch(first, second, over_rows).p < ALPHA, max(apart) < ALPHA))
+    both, larger = np.mean(found, axis=0)
+    assert 0.03 < both < 0.07
+    assert larger > max(both, too_many)
+
+
+def test_seeds_that_differ_by_chance_from_row_to_row_err_on_the_safe_side():
+    generator, rows, seeds = np.random.default_rng(0), 200, 3
+    found = []
+    for _ in range(TRIALS // 2):
+        first, second = generator.normal(0, np.sqrt(rows * seeds / 2), (2, seeds, rows))
+        second = second + generator.normal(0, np.sqrt(rows), rows)
+        over_rows = (second.mean(axis=0) - first.mean(axis=0)).var() / rows
+        found.append(welch(first.mean(axis=1), second.mean(axis=1), over_rows).p < ALPHA)
+    assert 0.005 < np.mean(found) < 0.05
+
+
+def test_rows_alone_make_a_normal_test_and_bring_no_side_forward():
+    same = [0.8, 0.8], [0.83, 0.83]  # seeds that do not vary leave the rows
+    found = welch(*same, rows=0.02**2)
+    assert found.p == pytest.approx(2 * stats.norm.sf(1.5), rel=1e-4)
+    assert (found.low, found.high) == pytest.approx((0.03 - 1.95996 * 0.02, 0.03 + 1.95996 * 0.02), abs=1e-6)
+    first, second = [0.8, 0.82, 0.81], [0.84, 0.83, 0.87]
+    there, back = welch(first, second, 1e-4), welch(second, first, 1e-4)
+    assert (there.p, there.low, there.high) == (back.p, -back.high, -back.low)
+    assert welch(first, second, 0.01).p > 0.7  # where one row more or less is worth a tenth
+
+
+def test_rounding_is_no_difference():
+    noise = np.random.default_rng(0).normal(0, 1e-16, 1000)
+    assert bootstrap_p(noise + 1e-15) == 1
+
+
 def test_welch_makes_nothing_of_seeds_that_do_not_vary():
     assert welch([0.8, 0.8], [0.9, 0.9]).p == 1
     with pytest.raises(ValueError, match="two or more seeds"):

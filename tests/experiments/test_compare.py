@@ -9,10 +9,12 @@ from scipy import stats
 
 from bertrio.cli import main
 from bertrio.errors import UserError
-from bertrio.evaluation.metrics import evaluate_predictions
+from bertrio.evaluation.bootstrap import bootstrap, generator_for
+from bertrio.evaluation.metrics import Scored, evaluate_predictions
 from bertrio.evaluation.significance import ALPHA
 from bertrio.experiments.compare import compare, open_side
 from bertrio.experiments.revision import Revision
+from bertrio.files import write_json
 
 
 def side(*folders) -> list[Revision]:
@@ -102,16 +104,44 @@ def test_seeds_are_the_unit_as_well(run_of):
         first, second = figures["by_seed"]
         assert (len(first), len(second)) == (3, 4)
         assert figures["p_seeds"] == pytest.approx(stats.ttest_ind(first, second, equal_var=False).pvalue)
-        assert figures["p"] == max(figures["p_rows"], figures["p_seeds"])
         assert figures["difference"] == pytest.approx(np.mean(second) - np.mean(first))
+        low, high = figures["interval"]
+        assert low + high == pytest.approx(2 * figures["difference"])
+        assert (figures["p"] < 0.05) == (not low <= 0 <= high)
+    assert "more than luck explains" in result["overall"]["overall_mean"]["sentence"]
     assert not [note for note in result["notes"] if "differ in" in note]
     assert "a0 and 2 more" in result["tasks"]["sst"]["sentence"]
+
+
+def test_the_luck_of_rows_and_of_seeds_adds_up(run_of):
+    """By hand: the bootstrap's variance of a mean is that of its rows, over their number."""
+    a = side(*[run_of(f"a{seed}", seed=seed) for seed in range(3)])
+    b = side(*[run_of(f"b{seed}", seed=5 + seed, skill=1.2) for seed in range(4)])
+    sst = compare(a, b)["tasks"]["sst"]
+    right = []
+    for one in (a, b):
+        rows = [of.predictions().query("task == 'sst'").sort_values("id") for of in one]
+        right.append(np.mean([own["label"].to_numpy() == own["prediction"].to_numpy() for own in rows], axis=0))
+    parts = [np.var(own, ddof=1) / len(own) for own in sst["by_seed"]]
+    error = np.sqrt(np.var(right[1] - right[0]) / 200 + sum(parts))
+    freedom = error**4 / (parts[0] ** 2 / 2 + parts[1] ** 2 / 3)
+    assert sst["p"] == pytest.approx(2 * stats.t.sf(abs(sst["difference"]) / error, freedom), rel=0.1)
+    reach = stats.t.ppf(0.975, freedom) * error
+    assert sst["interval"] == pytest.approx([sst["difference"] - reach, sst["difference"] + reach], abs=0.03 * reach)
+
+
+def test_one_run_a_side_tells_of_rows_and_not_of_seeds(run_of):
+    result = compare(side(run_of("a", seed=1)), side(run_of("b", seed=2, skill=1.5)))
+    assert "more than these rows explain" in result["tasks"]["sst"]["sentence"]
+    assert "luck" not in result["overall"]["overall_mean"]["sentence"]
+    assert any("one run on a side says nothing of other seeds" in note for note in result["notes"])
 
 
 def test_one_seed_against_several_says_that_seeds_are_not_tested(run_of):
     result = compare(side(run_of("a")), side(run_of("b", seed=1), run_of("c", seed=2, finetune={"lr": 1})))
     assert "p_seeds" not in result["tasks"]["sst"]
-    assert any("two or more seeds" in note or "both sides have two or more" in note for note in result["notes"])
+    assert any("one run on a side says nothing of other seeds" in note for note in result["notes"])
+    assert "more than luck explains" not in " ".join(of["sentence"] for of in result["tasks"].values())
     assert any("b and 1 more differ in finetune.lr" in note for note in result["notes"])
 
 
@@ -176,11 +206,85 @@ def test_rows_that_the_sides_decide_differently(run_of):
 def test_changed_params_are_told_and_numbers_are_numbers(run_of):
     a = run_of("a", finetune={"lr": "2e-05", "epochs": 3})
     b = run_of("b", seed=1, finetune={"lr": 0.00002, "epochs": 4})
-    assert compare(side(a), side(b))["params"] == {"finetune.epochs": [[3], [4]]}
+    assert compare(side(a), side(b))["params"] == {"finetune.epochs": [["3"], ["4"]]}
+
+
+def test_texts_that_look_like_numbers_stay_texts_and_all_can_be_written(run_of, tmp_path):
+    a = run_of("a", encoder={"revision": "12e456", "name": "12e45"}, finetune={"clip": float("inf")})
+    b = run_of("b", seed=1, encoder={"revision": "13e456", "name": "1.2e46"}, finetune={"clip": "inf"}, extra=None)
+    result = compare(side(a), side(b))
+    assert result["params"] == {
+        "encoder.revision": [["12e456"], ["13e456"]],
+        "encoder.name": [["12e45"], ["1.2e46"]],
+        "extra": [["(absent)"], ["null"]],
+    }
+    write_json(tmp_path / "compare.json", result)
 
 
 def test_figures_on_rows_that_epochs_were_chosen_on_are_marked(run_of):
     assert any("chosen on dev" in note for note in compare(side(run_of("a")), side(run_of("b", seed=1)))["notes"])
+
+
+def chosen_on(folder, **selected_on):
+    write_json(folder / "metrics/evaluation.json", {"selected_on": {"by": "overall_normalized", **selected_on}})
+    return folder
+
+
+def test_rows_that_an_ensemble_was_chosen_on_flatter_it(run_of, make_tables):
+    frame = make_tables(1)
+    frame.loc[frame["id"].isin([f"dev-{i}" for i in range(100)]), "split"] = "selection"
+    a = chosen_on(run_of("a", frame), rows="holdout", ensemble="selection")
+    b = chosen_on(run_of("b", frame), rows="dev")
+    told = compare(side(a), side(b), "selection")["notes"]
+    assert [note for note in told if "the ensembles of a were chosen on these rows" in note]
+    assert [note for note in told if "the epochs of b were chosen on dev" in note]
+    assert not [note for note in compare(side(a), side(b), "dev")["notes"] if "ensembles of" in note]
+
+
+def test_ece_is_not_drawn_to_the_side_of_its_bias(run_of):
+    """A calibrated side has larger resampled errors than its own; the percentile interval leans to them."""
+    ece = compare(side(run_of("a", seed=1)), side(run_of("b", seed=2, skill=3)))["tasks"]["qqp"]["others"]["ece"]
+    a, b = (Revision.open("workspace", run_of(name, seed=seed, skill=skill)) for name, seed, skill in
+            (("a", 1, 1), ("b", 2, 3)))  # fmt: skip
+    rows = [of.predictions().query("task == 'qqp'").sort_values("id") for of in (a, b)]
+    first, second = bootstrap([Scored.of(own) for own in rows], "ece", generator_for("dev", "qqp"), 1000)
+    low, high = np.quantile(second - first, [0.025, 0.975])
+    assert ece["interval"] == pytest.approx([2 * ece["difference"] - high, 2 * ece["difference"] - low])
+
+
+def test_texts_come_from_a_revision_that_has_the_rows(run_of):
+    a, b = run_of("a", seed=1), run_of("b", seed=2, skill=2.0)
+    expected = compare(side(a), side(b), rows=3)["rows"]
+    for task in ("sst", "qqp", "sts"):  # a has split anew since it predicted
+        path = a / f"data/splits/{task}/dev.parquet"
+        table = pd.read_parquet(path)
+        table.assign(id="new-" + table["id"]).to_parquet(path)
+    assert compare(side(a), side(b), rows=3)["rows"] == expected
+    for task in ("sst", "qqp", "sts"):
+        (b / f"data/splits/{task}/dev.parquet").unlink()
+    with pytest.raises(UserError, match=r"task qqp: no revision has the texts(.|\n)*a: .* lacks 6 rows(.|\n)*missing"):
+        compare(side(a), side(b), rows=3)
+
+
+def test_a_run_that_counts_twice_is_told(run_of):
+    twice = [run_of("a", seed=1), run_of("again", seed=1), run_of("c", seed=2)]
+    told = compare(side(*twice), side(run_of("d", seed=1), run_of("e", seed=4)))["notes"]
+    assert [note for note in told if "predict all rows alike" in note] == [
+        "a and again predict all rows alike: the same run is counted twice"
+    ]
+
+
+def test_the_order_of_tasks_in_params_does_not_matter(run_of):
+    tasks = yaml.safe_load((run_of("x") / "params.yaml").read_text())["tasks"]
+    a, b = run_of("a", seed=1), run_of("b", seed=2, tasks=dict(reversed(tasks.items())))
+    there, back = compare(side(a), side(b)), compare(side(b), side(a))
+    assert list(there["tasks"]) == list(back["tasks"])
+    for name, figures in there["overall"].items():
+        assert figures["p"] == back["overall"][name]["p"]
+        assert figures["difference"] == -back["overall"][name]["difference"]
+        assert figures["interval"] == pytest.approx(
+            [-end for end in back["overall"][name]["interval"][::-1]], abs=1e-15
+        )
 
 
 def test_40000_rows_take_seconds(run_of, make_tables):

@@ -15,7 +15,7 @@ import yaml
 from bertrio.cli import main
 from bertrio.errors import UserError
 from bertrio.evaluation.predictions import write_predictions
-from bertrio.experiments.cells import leaves, plain, scale
+from bertrio.experiments.cells import is_number, leaves, plain, scale
 from bertrio.experiments.page import Bar, Cell, Column, Section, Table, render_page
 from bertrio.experiments.report import SECTIONS, write_report
 from bertrio.files import write_json, write_text
@@ -107,9 +107,9 @@ def project(tmp_path, root):
     write_json(metrics / "slices.json", {"sst": {"negation": {"with": part, EVIL: part}}})
     nothing = {"n": 0, "flips": None, "shift": None, "low": None, "high": None}
     flips = {"n": 40, "flips": 0.15, "shift": 0.04, "low": 0.07, "high": 0.29}
-    write_json(metrics / "robustness.json", {"sst": {"typos": flips, "swapped_order": nothing}})
-    paws = {"task": "sst", "n": 677, "accuracy": 0.41, "intervals": {"accuracy": [0.37, 0.45]}}
-    write_json(metrics / "challenges.json", {"paws": paws})
+    write_json(metrics / "robustness.json", {"sst": {"model": "base", "typos": flips, "swapped_order": nothing}})
+    paws = {"task": "sst", "model": "base", "n": 677, "accuracy": 0.41, "intervals": {"accuracy": [0.37, 0.45]}}
+    write_json(metrics / "challenges.json", {"paws": paws | {"dev": {"accuracy": 0.876}}})
     write_json(metrics / "timing.json", {"split": {"seconds": 6.7, "peak_memory_mb": 309.9}})
     analysis = tmp_path / "predictions" / "analysis"
     write_json(analysis / "errors.json", {"sst": [worst_row(EVIL), worst_row("fine") | {"change": None}]})
@@ -156,7 +156,7 @@ def test_every_section_says_what_its_file_holds(project):
         "calibration": ["temperature", "0.125"],
         "slices": ["negation", "0.700 [0.600, 0.800]", "13"],
         "robustness": ["typos", "0.150 [0.070, 0.290]", "swapped order"],
-        "challenges": ["paws", "677", "0.410 [0.370, 0.450]"],
+        "challenges": ["paws", "677", "0.410 [0.370, 0.450]", "0.876"],
         "errors": ["preference → taste: 0 (0.98) → 4 (0.61)", "seen before (label 3, similarity 0.87)", "0.999"],
         "suspects": ["doubt", "0.910"],
         "pictures": ["confusion, sst"],
@@ -169,6 +169,18 @@ def test_every_section_says_what_its_file_holds(project):
         for text in texts:
             assert text in page.sections[name], (name, text)
         assert "is not there" not in page.sections[name]
+
+
+def test_figures_of_one_member_are_not_passed_off_as_the_ensembles(project):
+    said = "One member was asked for each task, not the ensemble: base for sst."
+    sections = ("robustness", "challenges", "errors")
+    _, page = page_of(project)
+    assert not [name for name in sections if said in page.sections[name]], "an ensemble of one is that member"
+    settings = yaml.safe_load((project / "params.yaml").read_text())
+    settings["ensemble"]["members"] = {"base": {}, "second": {}}
+    write_text(project / "params.yaml", yaml.safe_dump(settings, sort_keys=False))
+    _, page = page_of(project)
+    assert [name for name in sections if said in page.sections[name]] == list(sections)
 
 
 def test_a_text_with_markup_is_text_wherever_it_stands(project):
@@ -268,12 +280,32 @@ def test_a_baseline_is_compared_with_and_its_rows_are_told(repository):
     write_text(repository / "params.yaml", settings)
     _, page = page_of(repository, baseline="HEAD")
     told = page.sections["comparison"]
-    assert "sst: neither is shown" in told or "sst: workspace is better than HEAD" in told
+    assert "sst: workspace is better than HEAD by 0.1500" in told  # of 6 throws all one way, p is 2 / 2^6
+    assert "one run on a side says nothing of other seeds" in told
     assert "+0.150" in told  # 8 of 40 were wrong, now 2
     assert "sst: fixed (6)" in told
     assert "sst: broken (0)" in told
     assert f"{EVIL} 5" in told
     assert "finetune.lr" in told
+
+
+def test_a_comparison_that_fails_leaves_the_rest_of_the_page(repository):
+    write_predictions(predictions(20).iloc[1:], repository / "predictions/ensemble.parquet")
+    _, page = page_of(repository, baseline="HEAD")
+    assert "No comparison with HEAD" in page.sections["comparison"]
+    assert "1 of 40 rows are in HEAD" in page.sections["comparison"]
+    assert EVIL in page.sections["errors"]
+
+
+def test_rows_can_be_searched_however_few(repository):
+    write_predictions(predictions(20), repository / "predictions/ensemble.parquet")
+    html, _ = page_of(repository, baseline="HEAD")
+    for title, searched in (("sst: fixed (6)", True), ("sst: broken (0)", False), ("Differences", False)):
+        kind = re.findall(r'<div class="(table[ a-z]*)">', html.partition(title)[0])[-1]
+        assert (kind == "table long") == searched, title
+    for name in ("errors", "suspects"):
+        section = html.partition(f'<section id="{name}"')[2].partition("</section>")[0]
+        assert '<div class="table long">' in section and '<div class="table">' not in section
 
 
 def test_settings_that_differ_from_the_last_commit_come_first(repository):
@@ -323,6 +355,14 @@ def test_settings_are_told_alike_however_yaml_read_them():
         "a.d": "{}",
         "a.e": "[true, 2e-05]",
     }
+    assert leaves({"hash": "12e456", "other": "12e45", "inf": "inf", "size": 1e5, "name": "007"}) == {
+        "hash": "12e456",
+        "other": "12e45",
+        "inf": "inf",
+        "size": "100000",
+        "name": "007",
+    }
+    assert not any(map(is_number, ("12e456", "nan", "inf", None, True, float("inf"))))
 
 
 @pytest.mark.parametrize(

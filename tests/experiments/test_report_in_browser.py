@@ -229,6 +229,18 @@ def test_a_search_finds_rows_on_all_pages(browser, page):
     assert len(shown(browser, 0)) == 100
 
 
+def test_a_table_of_texts_is_searched_though_short(browser, tmp_path):
+    columns = [Column("text", "text")]
+    tables = [Table("One", columns, [[Cell("a film")]], search=True), Table("Two", columns, [[Cell("b")]] * 3)]
+    write_page(tmp_path / "short.html", "short", "", [], [], [Section("errors", "Errors", blocks=tables)])
+    browser.open(tmp_path / "short.html")
+    assert browser.run("document.querySelectorAll('input').length") == 1
+    search(browser, "film")
+    assert shown(browser, 0) == ["a film"]
+    search(browser, "play")
+    assert shown(browser, 0) == []
+
+
 def test_keys_reach_everything_that_a_mouse_does(browser, page):
     browser.open(page)
     controls = "Array.from(document.querySelectorAll('button, input, a, summary, .scroll'))"

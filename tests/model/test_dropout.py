@@ -59,3 +59,10 @@ def test_every_plain_dropout_is_replaced_with_its_rate_and_nothing_else_is():
     assert type(module[0]) is BitDropout and module[0].p == 0.2
     assert type(module[1]["a"]) is BitDropout and module[1]["a"].p == 0.3
     assert type(module[1]["b"]) is Own
+
+
+def test_what_replaces_a_dropout_is_in_training_or_not_as_that_was():
+    module = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
+    module[0].eval()
+    draw_bits(module)
+    assert [part.training for part in module] == [False, True]

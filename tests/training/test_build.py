@@ -390,6 +390,8 @@ def test_targets_of_adapters_that_the_encoder_does_not_have_are_an_error(workspa
         ("auto", {"lambda": 1, "radius": 1e-5}, torch.float32),  # noise that bf16 can't tell from none
         ("auto", {"lambda": 0, "radius": 1e-5}, torch.bfloat16),
         ("auto", {"lambda": 1, "radius": 1.0}, torch.bfloat16),
+        ("auto", {"lambda": 1, "radius": 1e-3}, torch.bfloat16),  # on embeddings
+        ("auto", {"lambda": 1, "radius": 1e-3, "layers": 1}, torch.float32),  # on hidden states, which are larger
         ("bf16", {"lambda": 1, "radius": 1e-5}, torch.bfloat16),  # as asked for
     ],
 )

@@ -383,11 +383,17 @@ def test_smart_on_upper_layers_reaches_what_lies_below_through_the_clean_pass_an
     assert model.encoder.transformer.embeddings.LayerNorm.weight.grad.any()
 
 
-def test_smart_every_third_step_counts_in_the_first_the_fourth_and_so_on_and_draws_no_noise_in_between(workspace):
+def test_smart_every_third_step_counts_in_a_tasks_own_steps_and_draws_no_noise_in_between(workspace):
+    """In a round robin of three tasks too, where every third step of all would be those of one task."""
     params, model, streams, losses = setting(workspace, smart={"lambda": 5, "every": 3})
-    objective = Objective(model, losses, terms={"smart": smart_term(params)})
-    told = []
-    for step in range(1, 8):
-        objective.step = step
-        told.append("smart" in objective(next(streams["sst"]))[0].penalties)
-    assert told == [True, False, False, True, False, False, True]
+    term = smart_term(params)
+    computed = []
+    watched = term._replace(compute=lambda of: (computed.append(of.block.layout[0][0]), term.compute(of))[1])
+    objective = Objective(model, losses, terms={"smart": watched})
+    told = {"sst": [], "qqp": [], "sts": []}
+    for _ in range(7):
+        for task in told:
+            objective.begin([task])
+            told[task].append("smart" in objective(next(streams[task]))[0].penalties)
+    assert all(of == [True, False, False, True, False, False, True] for of in told.values())
+    assert computed == ["sst", "qqp", "sts"] * 3

@@ -23,7 +23,7 @@ from bertrio.errors import UserError
 from bertrio.evaluation.metrics import Scored
 from bertrio.evaluation.pictures import slices_picture
 from bertrio.evaluation.predictions import check_tasks, read_predictions
-from bertrio.files import whole_file, write_json
+from bertrio.files import write_csv, write_json
 from bertrio.params import Params, build_tasks
 from bertrio.params.groups import AnalyzeParams
 from bertrio.tasks import Task
@@ -77,12 +77,13 @@ def analyze(
             parts[name] = _analyze_task(scorer, tasks[name], rows, params.analyze)
             bar.advance(note=name)
     write_json(predictions / "analysis" / "errors.json", {name: part["errors"] for name, part in parts.items()})
-    _write_csv(_suspects(tasks, data), predictions / "analysis" / "suspects.csv")
+    write_csv(_suspects(tasks, data), predictions / "analysis" / "suspects.csv", quoted=True)
     _write_slices({name: part["slices"] for name, part in parts.items()}, tasks, metrics, plots)
     dev = {name: _drawn(rows.dev, params.analyze.rows) for name, rows in data.items()}
     write_robustness(scorer, tasks, dev, metrics / "robustness.json")
-    challenges = params.evaluate.challenges
-    write_challenges(scorer, tasks, challenges, metrics / "challenges.json", predictions / "analysis" / "challenges")
+    labelled = {name: rows.table for name, rows in data.items()}
+    beside = predictions / "analysis" / "challenges"
+    write_challenges(scorer, tasks, params.evaluate.challenges, labelled, metrics / "challenges.json", beside)
     write_card(params, tasks, metrics=metrics, path=card)
 
 
@@ -146,10 +147,5 @@ def _write_slices(slices: Mapping[str, pd.DataFrame], tasks: Mapping[str, Task],
     (plots / "slices").mkdir(parents=True, exist_ok=True)
     for name, own in slices.items():
         if len(own):
-            _write_csv(own.round(6), plots / "slices" / f"{name}.csv")
+            write_csv(own.round(6), plots / "slices" / f"{name}.csv")
             slices_picture(own, name, plots / "slices" / f"{name}.png", metric[name])
-
-
-def _write_csv(frame: pd.DataFrame, path: Path) -> None:
-    with whole_file(path) as temporary:
-        frame.to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n")

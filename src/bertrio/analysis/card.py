@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bertrio.analysis.scorer import whose
 from bertrio.analysis.slices import slice_metric
 from bertrio.errors import UserError
-from bertrio.evaluation.metrics import LOWER_IS_BETTER
+from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from bertrio.files import read_json, write_text
 from bertrio.tasks import Task
 
@@ -59,8 +60,8 @@ def write_card(
         _results(tasks, found),
         _slices(tasks, found),
         _calibration(found),
-        _robustness(found),
-        _challenges(found),
+        _robustness(params, found),
+        _challenges(params, found),
         _limits(params, tasks, found),
         _time(found),
         LOADING,
@@ -309,7 +310,7 @@ def _calibration(found: _Found) -> str:
     )
 
 
-def _robustness(found: _Found) -> str:
+def _robustness(params: Params, found: _Found) -> str:
     if not found.robustness:
         return ""
     rows = [
@@ -322,17 +323,20 @@ def _robustness(found: _Found) -> str:
         ]
         for task, named in found.robustness.items()
         for name, of in named.items()
+        if name != "model"
     ]
+    models = {task: named["model"] for task, named in found.robustness.items() if "model" in named}
     return _lines(
         "## Robustness",
         "How often a change that should not matter changes the prediction of a dev row that it applies to: its class, "
         "or its score by more than a tenth of the range. Shift: mean change of the predicted class's probability, or "
         "of the score.",
+        escaped(whose(models, list(params.ensemble.members))),
         _table(["task", "change", "rows", "flips", "shift"], rows),
     )
 
 
-def _challenges(found: _Found) -> str:
+def _challenges(params: Params, found: _Found) -> str:
     if not found.challenges:
         return ""
     rows = [
@@ -342,12 +346,19 @@ def _challenges(found: _Found) -> str:
             f"{of['n']:,}",
             _metric(key),
             _measured(of[key], of.get("intervals", {}).get(key)),
+            _measured(of.get("dev", {}).get(key), None),
         ]
         for name, of in found.challenges.items()
         for key in of
-        if key not in ("task", "n", "rejected", "intervals")
+        if key in METRICS
     ]
-    return _lines("## Challenge files", _table(["file", "task", "rows", "metric", "value"], rows))
+    models = {of["task"]: of["model"] for of in found.challenges.values() if "model" in of}
+    return _lines(
+        "## Challenge files",
+        "Dev: the same model's figure on all of dev.",
+        escaped(whose(models, list(params.ensemble.members))),
+        _table(["file", "task", "rows", "metric", "value", "dev"], rows),
+    )
 
 
 def _limits(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
@@ -369,12 +380,12 @@ def _limits(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
 
 
 def _weakest(name: str, metric: str, families: Mapping[str, Mapping[str, Any]]) -> str:
-    """The slices with the worst figure, of those with enough rows to say so."""
+    """The slices with the worst figure, of those with enough rows to say so; all rows together are no slice."""
     lines = [
         (of[metric], f"{escaped(family)}: {escaped(part)} ({_measured(of[metric], _ends(of))}, {of['n']:,} rows)")
         for family, parts in families.items()
         for part, of in parts.items()
-        if of.get(metric) is not None and of["n"] >= FEWEST
+        if family != "all" and of.get(metric) is not None and of["n"] >= FEWEST
     ]
     highest = metric in LOWER_IS_BETTER
     worst = [told for _, told in sorted(lines, reverse=highest)[:WORST]]

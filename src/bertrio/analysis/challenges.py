@@ -30,6 +30,7 @@ def write_challenges(
     scorer: Scorer,
     tasks: Mapping[str, Task],
     challenges: Mapping[str, Challenge],
+    dev: Mapping[str, pd.DataFrame],
     metrics_path: str | Path,
     predictions_path: str | Path,
 ) -> None:
@@ -39,8 +40,10 @@ def write_challenges(
         scorer: the model.
         tasks: all tasks, by name.
         challenges: the files, by name; paths are relative to the repository.
-        metrics_path: a JSON file that gets `{name: {"task", "n", "rejected", metric: value, "intervals": {metric:
-            [low, high]}}}`: rows measured, rows that could not be, the metrics of the task, and their 95 % intervals.
+        dev: the labelled rows of dev, by task; those of the challenges' tasks are asked of the same model.
+        metrics_path: a JSON file that gets `{name: {"task", "model", "n", "rejected", metric: value, "intervals":
+            {metric: [low, high]}, "dev": {metric: value}}}`: the name of the model, rows measured, rows that could not
+            be, the metrics of the task, their 95 % intervals, and what the same model has on dev (empty without rows).
         predictions_path: a folder, made anew, that gets <name>.parquet, a prediction table whose split is the name of
             the challenge, and <name>-rejects.csv with each row that could not be used and why.
 
@@ -48,6 +51,7 @@ def write_challenges(
         UserError: if a file or column is missing, or none of a file's rows can be used.
     """
     folder, report = Path(predictions_path), {}
+    beside: dict[str, dict[str, float]] = {}
     shutil.rmtree(folder, ignore_errors=True)
     for name, challenge in challenges.items():
         task = tasks[challenge.task]
@@ -56,14 +60,18 @@ def write_challenges(
         say(f"challenge {name}: {len(rows)} rows of task {task.name}; {_rejected(rejects, folder, name)}")
         if rows.empty:
             raise UserError(f"evaluate.challenges.{name}: {challenge.path}: found no row that can be used, see above")
-        table = predicted_rows(task, name, rows["id"], rows["label"].to_numpy(), scorer.predict(task.name, rows))
+        table = _predicted(scorer, task, name, rows)
         write_predictions(table, folder / f"{name}.parquet")
+        if task.name not in beside:
+            beside[task.name] = _metrics(_predicted(scorer, task, "dev", dev[task.name]), "dev", tasks, task)
         report[name] = {
             "task": task.name,
+            "model": scorer.models[task.name].name,
             "n": len(rows),
             "rejected": len(rejects),
-            **evaluate_predictions(table, tasks)[name][task.name],
+            **_metrics(table, name, tasks, task),
             "intervals": intervals(table, tasks)[name][task.name],
+            "dev": beside[task.name],
         }
     write_json(metrics_path, report)
 
@@ -78,6 +86,14 @@ def read_challenge(name: str, challenge: Challenge, task: Task) -> tuple[pd.Data
     if not path.is_file():
         raise missing_path(f"{param}.path", challenge.path)
     return read_file(path, task, name, challenge.columns, param, "path", challenge.delimiter)
+
+
+def _predicted(scorer: Scorer, task: Task, split: str, rows: pd.DataFrame) -> pd.DataFrame:
+    return predicted_rows(task, split, rows["id"], rows["label"].to_numpy(), scorer.predict(task.name, rows))
+
+
+def _metrics(table: pd.DataFrame, split: str, tasks: Mapping[str, Task], task: Task) -> dict[str, float]:
+    return evaluate_predictions(table, tasks).get(split, {}).get(task.name, {})
 
 
 def _rejected(rejects: list[Reject], folder: Path, name: str) -> str:

@@ -120,7 +120,7 @@ def strongest_changes(
             edit["changed"] if edit["text"] == column else text for edit, text in zip(edits, changed[name])
         ]
     before, after = scorer.predict(task.name, rows), scorer.predict(task.name, changed)
-    moved = distance(_take(before, [edit["row"] for edit in edits]), after)
+    moved = distance(before.take([edit["row"] for edit in edits]), after)
     best: dict[int, int] = {}
     for place, edit in enumerate(edits):
         if edit["row"] not in best or moved[place] > moved[best[edit["row"]]]:
@@ -172,7 +172,3 @@ def _told(edit: dict[str, Any], before: Predicted, row: int, after: Predicted, p
         for name, of, at in (("confidence_before", before, row), ("confidence_after", after, place)):
             told[name] = float(of.probabilities[at, int(of.values[at])])
     return told
-
-
-def _take(predicted: Predicted, rows: Sequence[int]) -> Predicted:
-    return Predicted(*[None if part is None else part[list(rows)] for part in predicted])

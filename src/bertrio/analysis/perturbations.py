@@ -3,10 +3,11 @@
 Each perturbation is a small edit that should leave the label as it is: the invariance tests of Ribeiro et al. 2020,
 "Beyond Accuracy: Behavioral Testing of NLP Models with CheckList" (typos, contractions, punctuation, names, swapped
 questions, swapped gender), and the appended clause of Naik et al. 2018, "Stress Test Evaluation for Natural Language
-Inference". All texts of a pair get the same edit, so that what they have in common stays in common.
+Inference". Both texts of a pair are edited by the same rule, so that what they have in common stays in common; but for
+`typo`, of which each text gets one of its own.
 
 A function of one text gives the edited text, or None where there is nothing to edit. It depends on the text alone:
-what it draws, it draws from a generator seeded with the text, so that a row is edited the same way wherever it stands.
+what it draws, it draws from a generator seeded with the text, so that it is edited the same way wherever it stands.
 """
 
 from __future__ import annotations
@@ -180,13 +181,18 @@ EDITS = (
     gender_swapped, names_swapped,
 )  # fmt: skip
 SINGLE = {edit.__name__: each(edit) for edit in EDITS}
-PERTURBATIONS = {"single": SINGLE, "pair": SINGLE | {"order_swapped": order_swapped}}  # by a task's kind of text
+
+
+def perturbations(task: Task) -> dict[str, Callable[[Texts], Texts | None]]:
+    """Those that leave the labels of a task as they are, by name."""
+    turned = task.kind == "pair" and task.target.symmetric
+    return SINGLE | ({"order_swapped": order_swapped} if turned else {})
 
 
 def write_robustness(
     scorer: Scorer, tasks: Mapping[str, Task], rows_by_task: Mapping[str, pd.DataFrame], path: str | Path
 ) -> None:
-    """Writes `{task: {perturbation: figures}}`, the figures being those of `robustness`.
+    """Writes `{task: {"model": the name of the model that was asked, perturbation: figures}}`; see `robustness`.
 
     Args:
         scorer: the model to try.
@@ -194,7 +200,11 @@ def write_robustness(
         rows_by_task: the rows to try it on, with the task's text columns.
         path: of the JSON file.
     """
-    write_json(path, {name: robustness(scorer, tasks[name], rows) for name, rows in rows_by_task.items()})
+    found = {
+        name: {"model": scorer.models[name].name, **robustness(scorer, tasks[name], rows)}
+        for name, rows in rows_by_task.items()
+    }
+    write_json(path, found)
 
 
 def robustness(scorer: Scorer, task: Task, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
@@ -207,7 +217,7 @@ def robustness(scorer: Scorer, task: Task, rows: pd.DataFrame) -> dict[str, dict
     """
     texts = [tuple(row) for row in rows[list(task.text_columns)].itertuples(index=False)]
     asked, places = list(texts), {}
-    for name, perturb in PERTURBATIONS[task.kind].items():
+    for name, perturb in perturbations(task).items():
         edited = [(row, new) for row, text in enumerate(texts) if (new := perturb(text)) is not None]
         places[name] = [row for row, _ in edited], range(len(asked), len(asked) + len(edited))
         asked += [new for _, new in edited]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +15,9 @@ from bertrio.tasks import Array, Predicted, Task
 if TYPE_CHECKING:
     from bertrio.data.batches import Rows
     from bertrio.model.multitask import MultitaskModel
+
+
+ENSEMBLE = "ensemble"  # the name and folder of a soup
 
 
 class Model(NamedTuple):
@@ -68,12 +71,14 @@ class Scorer:
         loaded: dict[str, Model] = {}
         for name in dict.fromkeys(asked.values()):
             own = member_params(params, name)
-            runtime = set_up(**own.runtime.model_dump(), width=own.encoder.width)
-            if not soup:  # as its predictions were made: soups compute as runtime.precision says, members as trained
+            # As its predictions were made: a soup computes as the base params say, a member as it was trained.
+            computes = params if soup else own
+            runtime = set_up(**computes.runtime.model_dump(), width=computes.encoder.width)
+            if not soup:
                 runtime = fine_enough(own, runtime)
-            called, folder = ("ensemble", "ensemble") if soup else (name, f"members/{name}")
+            called, folder = (ENSEMBLE, ENSEMBLE) if soup else (name, f"members/{name}")
             network = load_model(own, Path(models) / folder, runtime)
-            loaded[name] = Model(called, network, own.encoder.max_length, own.finetune.eval_batch_size)
+            loaded[name] = Model(called, network, own.encoder.max_length, computes.finetune.eval_batch_size)
         return cls(tasks, {task: loaded[name] for task, name in asked.items()}, load_tokenizer(tokenizer))
 
     def predict(self, task: str, texts: pd.DataFrame) -> Predicted:
@@ -127,3 +132,18 @@ class Scorer:
         of = self.tasks[task]
         frame = texts[list(of.text_columns)].assign(id="", label=np.nan)
         return Rows(frame, of, self.tokenizer, self.models[task].max_length)
+
+
+def whose(models: Mapping[str, str], members: Sequence[str]) -> str:
+    """A sentence that says which members figures are of, where the ensemble is more than one model; else nothing.
+
+    Args:
+        models: the name of the model that was asked, by task.
+        members: the names of all members.
+    """
+    own = {task: name for task, name in models.items() if name != ENSEMBLE}
+    if not own or len(members) < 2:
+        return ""
+    tasks = {name: [task for task, asked in own.items() if asked == name] for name in dict.fromkeys(own.values())}
+    named = "; ".join(f"{name} for {', '.join(asked)}" for name, asked in tasks.items())
+    return f"One member was asked for each task, not the ensemble: {named}."

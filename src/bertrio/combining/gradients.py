@@ -52,13 +52,18 @@ class TaskGradients:
         A parameter without a gradient for a task counts as zero there. Products are taken in float32 (float64 where
         the gradients are) over up to 2^20 numbers at a time and added up in float64.
         """
+        # The store keeps sparse gradients as they came, so that weights of 1 add them up as plain training does
         sets = [[_coalesced(gradient) for gradient in gradients] for gradients in self._store.values()]
+        pairs = [(i, j) for i in range(len(sets)) for j in range(i + 1)]
+        dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
+        for gradients in zip(*sets):  # parameter by parameter: all pairs while it is in the cache
+            for i, j in pairs:
+                if gradients[i] is not None and gradients[j] is not None:
+                    dots[i, j] += _dots(gradients[i], gradients[j])
         gramian = torch.zeros(len(sets), len(sets), dtype=torch.float64)
-        for i, first in enumerate(sets):
-            for j, second in enumerate(sets[: i + 1]):
-                dots = [dot for a, b in zip(first, second) if a is not None and b is not None for dot in _dots(a, b)]
-                if dots:
-                    gramian[i, j] = gramian[j, i] = torch.stack(dots).cpu().double().sum()
+        for (i, j), of in dots.items():
+            if of:
+                gramian[i, j] = gramian[j, i] = torch.stack(of).cpu().double().sum()
         return gramian
 
     def put(self, weights: Tensor | Sequence[float]) -> None:
@@ -77,18 +82,19 @@ class TaskGradients:
         if any(parameter.grad is not None for parameter in self.parameters):
             raise ValueError("put: expected no gradients since the last take, found some; they belong to no task")
         for weight, gradients in zip(weights, self._store.values()):
-            present = [gradient for gradient in gradients if gradient is not None]
-            if weight != 1 and present:
-                torch._foreach_mul_([_numbers(gradient) for gradient in present], weight)
             pairs = [(p, g) for p, g in zip(self.parameters, gradients) if g is not None]
-            sums = [(p.grad, g) for p, g in pairs if p.grad is not None and not p.grad.is_sparse]
-            for parameter, gradient in pairs:
-                if parameter.grad is None:
-                    parameter.grad = gradient
-                elif parameter.grad.is_sparse:
-                    parameter.grad = parameter.grad + gradient
-            if sums:
-                torch._foreach_add_([total for total, _ in sums], [gradient for _, gradient in sums])
+            first = [(p, g) for p, g in pairs if p.grad is None]
+            sparse = [(p, g) for p, g in pairs if p.grad is not None and p.grad.is_sparse]
+            dense = [(p.grad, g) for p, g in pairs if p.grad is not None and not p.grad.is_sparse]
+            scaled = [_numbers(g) for _, g in [*first, *sparse]]
+            if weight != 1 and scaled:
+                torch._foreach_mul_(scaled, weight)
+            if dense:
+                torch._foreach_add_([total for total, _ in dense], [g for _, g in dense], alpha=weight)
+            for parameter, gradient in first:
+                parameter.grad = gradient
+            for parameter, gradient in sparse:
+                parameter.grad = _sum(parameter.grad, gradient)
         self._store.clear()
 
 
@@ -102,11 +108,16 @@ def _numbers(gradient: Tensor) -> Tensor:
     return gradient._values() if gradient.is_sparse else gradient
 
 
+def _sum(a: Tensor, b: Tensor) -> Tensor:
+    """A sparse `a` + `b`, which torch adds in this order alone if `b` is dense."""
+    return a + b if b.is_sparse else b + a
+
+
 def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
     """a + b, in the memory of `a` unless that is sparse; None is a zero."""
     if a is None or b is None:
         return b if a is None else a
-    return a + b if a.is_sparse else a.add_(b)
+    return _sum(a, b) if a.is_sparse else a.add_(b)
 
 
 def _dots(a: Tensor, b: Tensor) -> Iterator[Tensor]:

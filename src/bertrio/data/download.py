@@ -67,8 +67,8 @@ def _empty(folder: str | Path) -> Path:
 def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
     """Writes rejected rows as CSV, one a row."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(REJECT_COLUMNS)
+    csv.writer(text, lineterminator="\n").writerow(REJECT_COLUMNS)
+    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)  # else a carriage return would stand bare
     writer.writerows([getattr(reject, column) for column in REJECT_COLUMNS] for reject in rejects)
     write_text(path, text.getvalue())
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from bertrio.evaluation.calibration import ece, reliability
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, Scored
-from bertrio.files import whole_file
+from bertrio.files import whole_file, write_csv
 from bertrio.tasks import Array, Task
 
 if TYPE_CHECKING:  # half a second to import, and whoever imports this module may draw nothing
@@ -83,7 +83,7 @@ def write_plots(
     training = _member_tables(histories, members)
     for name, task in tasks.items():
         for what, column in (("loss", f"train_loss_{name}"), ("score", f"dev_{name}_{task.target.metrics[0]}")):
-            _write_csv(_mean_curve(training, column, what), folder / "learning" / what / f"{name}.csv")
+            write_csv(_mean_curve(training, column, what), folder / "learning" / what / f"{name}.csv")
     if training:
         learning_picture(training, _member_tables(steps, members), tasks, folder / "pictures" / "learning.png")
     if measured := _member_tables(conflicts, members):
@@ -93,9 +93,9 @@ def write_plots(
 def _plot_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
     scored = Scored.of(rows)
     table = pd.DataFrame({"gold": scored.labels, "predicted": scored.predictions}).astype(int)
-    _write_csv(table, folder / "confusion" / f"{task.name}.csv")
+    write_csv(table, folder / "confusion" / f"{task.name}.csv")
     confusion_picture(scored, task.name, folder / "pictures" / f"confusion-{task.name}.png")
-    _write_csv(reliability(scored), folder / "reliability" / f"{task.name}.csv")
+    write_csv(reliability(scored), folder / "reliability" / f"{task.name}.csv")
     reliability_picture(scored, task.name, folder / "pictures" / f"reliability-{task.name}.png")
 
 
@@ -104,7 +104,7 @@ def _plot_scores(rows: pd.DataFrame, task: Task, folder: Path) -> None:
     table = pd.DataFrame({"id": rows["id"].to_list(), "gold": scored.labels, "predicted": scored.predictions})
     if len(table) > PLOTTED:
         table = table.iloc[np.sort(np.random.default_rng(0).permutation(len(table))[:PLOTTED])]
-    _write_csv(table, folder / "scores" / f"{task.name}.csv")
+    write_csv(table, folder / "scores" / f"{task.name}.csv")
     limits = (task.target.low, task.target.high)
     scores_picture(scored, rows["id"].to_list(), limits, task.name, folder / "pictures" / f"scores-{task.name}.png")
 
@@ -343,7 +343,7 @@ def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: st
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         under = f"95 % intervals; dashed: all rows, {middle:.3f}; red: wholly worse, blue: wholly better"
-        _title(figure, f"{task}: {metric} by slice", under)
+        _title(figure, f"{task}: {metric} by slice", under, right=0.97)  # the columns reach beyond what it lays out
 
 
 @contextmanager
@@ -364,10 +364,11 @@ def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
             figure.savefig(temporary, format="png", dpi=150, facecolor="white", metadata={"Software": None})
 
 
-def _title(figure: Figure, title: str, under: str) -> None:
-    """A headline at the left edge, and beneath it in grey what one must know to read the picture."""
+def _title(figure: Figure, title: str, under: str, right: float = 1.0) -> None:
+    """A headline at the left edge, and beneath it in grey what one must know to read the picture, whose axes and what
+    belongs to them end at the share `right` of the width."""
     height = figure.get_size_inches()[1]
-    figure.get_layout_engine().set(rect=(0, 0, 1, 1 - 0.62 / height), h_pad=0.06, w_pad=0.08)
+    figure.get_layout_engine().set(rect=(0, 0, right, 1 - 0.62 / height), h_pad=0.06, w_pad=0.08)
     figure.text(0.12 / figure.get_size_inches()[0], 1 - 0.12 / height, title, fontsize=12, fontweight="bold", va="top")
     figure.text(0.12 / figure.get_size_inches()[0], 1 - 0.38 / height, under, fontsize=8.5, color=MUTED, va="top")
 
@@ -401,7 +402,8 @@ def _smooth(values: pd.Series) -> pd.Series:
 
 def _losses(table: pd.DataFrame) -> pd.DataFrame:
     """step and every loss, named by its task or by <regularizer>_<task>."""
-    names = {name: name.removeprefix("train_").removeprefix("loss_") for name in table.columns if "loss_" in name}
+    starts = ("loss_", "train_loss_")
+    names = {name: name.removeprefix("train_").removeprefix("loss_") for name in table if name.startswith(starts)}
     return table[["step", *names]].rename(columns=names)
 
 
@@ -440,8 +442,3 @@ def _member_tables(folder: str | Path, members: Sequence[str] | None) -> dict[st
     found = {path.stem: path for path in sorted(Path(folder).glob("*.csv"))}
     tables = {name: pd.read_csv(found[name]) for name in (found if members is None else members) if name in found}
     return {name: table for name, table in tables.items() if len(table)}
-
-
-def _write_csv(table: pd.DataFrame, path: Path) -> None:
-    with whole_file(path) as temporary:
-        table.to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n")

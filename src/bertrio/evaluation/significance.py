@@ -14,6 +14,8 @@ from bertrio.tasks import Array
 
 ALPHA = 0.05  # a p-value below it counts as a difference
 EXACT_BELOW = 100  # rows that only one side has right; from here on chi-square is off by less than 1 point at 5 %
+KNOWN = 1e6  # degrees of freedom from which on Student's t is the normal distribution to six digits
+DIGITS = 12  # differences that are equal to so many are equal: beyond is rounding
 
 
 class Mean(NamedTuple):
@@ -57,6 +59,7 @@ def bootstrap_p(differences: Array) -> float:
     "An Introduction to the Bootstrap", chapter 15. It is below 5 % where the percentile interval leaves 0 out. One is
     added to both counts, for R resamples can't show a chance below 1 / R.
     """
+    differences = np.round(differences, DIGITS)
     rarer = min(np.sum(differences <= 0), np.sum(differences >= 0))
     return float(min(1.0, 2 * (rarer + 1) / (len(differences) + 1)))
 
@@ -78,20 +81,29 @@ def holm(ps: Sequence[float]) -> list[float]:
     return corrected.tolist()
 
 
-def welch(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Mean:
-    """The difference of the means of two sets of seeds, second minus first: Welch's t-test and its interval; Welch
-    (1947), "The generalization of 'Student's' problem when several different population variances are involved".
+def welch(first: Sequence[float], second: Sequence[float], rows: float = 0.0, level: float = 0.95) -> Mean:
+    r"""The difference of the means of two sets of seeds, second minus first, for other seeds and other rows.
+
+    The variances add: $e^2 = v + s_1^2 / n_1 + s_2^2 / n_2$, v being that of the rows, and the difference over e is
+    taken for Student's t with $e^4 / \sum_k (s_k^2 / n_k)^2 / (n_k - 1)$ degrees of freedom; Satterthwaite (1946), "An
+    approximate distribution of estimates of variance components", with v as known. Without rows it is Welch's t-test
+    (1947), "The generalization of 'Student's' problem when several different population variances are involved". Two
+    tests apart, one of rows and one of seeds, would not do, even if both had to find a difference: each takes for
+    certain what the other doubts.
 
     The seeds of the sides are taken as independent, also where they have the same numbers: equal seeds rarely bring
-    more than a little correlation, and if they do, this errs on the safe side.
+    more than a little correlation, and if they do, this errs on the safe side. So it does where seeds differ by chance
+    from row to row, which is in v as well as in s: were it all that seeds differ by, 2 % and not 5 % would be false.
 
     Args:
-        first, second: a metric for each seed; two or more of each.
+        first, second: a metric for each seed, all measured on the same rows; two or more of each.
+        rows: variance of the difference of the means over other rows, with the seeds as they are, such as that of
+            paired bootstrap differences; 0: these rows are all there are.
         level: of the interval.
 
     Returns:
-        Where neither side varies the test is undefined. p is 1 then: a few equal values do not show that the next
-        will be equal too.
+        Where nothing varies the test is undefined. p is 1 then: a few equal values do not show that the next will be
+        equal too.
 
     Raises:
         ValueError: if a side has fewer than two seeds.
@@ -99,13 +111,14 @@ def welch(first: Sequence[float], second: Sequence[float], level: float = 0.95) 
     if min(len(first), len(second)) < 2:
         raise ValueError(f"expected two or more seeds a side, found {len(first)} and {len(second)}")
     difference = float(np.mean(second) - np.mean(first))
-    squared = [np.var(side, ddof=1) / len(side) for side in (first, second)]
-    error = float(np.sqrt(sum(squared)))
+    squared = [float(np.var(side, ddof=1)) / len(side) for side in (first, second)]
+    error = float(np.sqrt(sum(squared) + rows))
     if error < 1e-12:  # values are near 1: below this is rounding
         return Mean(difference, difference, difference, 1.0)
     from scipy.special import stdtr, stdtrit
 
-    freedom = error**4 / sum(part**2 / (len(side) - 1) for part, side in zip(squared, (first, second)))
+    doubt = sum(part**2 / (len(side) - 1) for part, side in zip(squared, (first, second)))
+    freedom = min(error**4 / doubt, KNOWN) if doubt else KNOWN
     reach = float(stdtrit(freedom, (1 + level) / 2)) * error
     p = 2 * float(stdtr(freedom, -abs(difference) / error))
     return Mean(difference, difference - reach, difference + reach, p)

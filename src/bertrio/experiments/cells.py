@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ from bertrio.experiments.page import Bar, Cell, Column, Table
 from bertrio.tasks import Task
 
 ABSENT = "-"
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # YAML takes it for text without a dot; no hash has a sign
 Interval = Sequence[float] | None
 
 
@@ -70,6 +73,8 @@ def _setting(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict):
         return "{}"
+    if isinstance(value, str) and not SCIENTIFIC.fullmatch(value):
+        return value
     return f"{float(value):.12g}" if is_number(value) else str(value)
 
 
@@ -93,9 +98,8 @@ def spread(interval: Sequence[float]) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a number, or a text that reads as one."""
+    """Whether it is a finite number, or a text that reads as one."""
     try:
-        float(value)
-    except (TypeError, ValueError):
+        return math.isfinite(float(value)) and not isinstance(value, bool)
+    except (OverflowError, TypeError, ValueError):
         return False
-    return not isinstance(value, bool)

@@ -6,21 +6,25 @@ first, and naming them the other way round turns its sign and changes nothing el
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from bertrio.errors import UserError
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, resamples_of
 from bertrio.evaluation.metrics import METRICS, Scored, overall
-from bertrio.evaluation.significance import ALPHA, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
+from bertrio.evaluation.significance import ALPHA, DIGITS, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
+from bertrio.experiments.cells import leaves
 from bertrio.experiments.matching import Matched, match
 from bertrio.experiments.revision import Revision
 from bertrio.tasks import Array, Target, Task
 
+ABSENT = "(absent)"  # what stands for a param that a revision does not have
 OTHERS = 1_000  # resamples at most for metrics that are shown and not tested
 Side = Sequence[Revision]
 Figures = dict[str, Any]
@@ -47,9 +51,9 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
 
     For each task, the difference of the first metric has a 95 % interval by the paired bootstrap (the mean over seeds
     of a side that has several) and a p-value: McNemar's test for the accuracy of one revision against another, the
-    paired bootstrap for all else. Where both sides have two or more seeds, Welch's test asks the same of the seeds, and
-    the larger of both p-values counts: a difference is to hold for other rows and for other seeds. Holm's correction
-    allows for the number of tasks. The overall scores are one question each, and are not corrected.
+    paired bootstrap for all else. Where both sides have two or more seeds, interval and p-value are for other rows and
+    other seeds, by `significance.welch` with the variance of the bootstrap. Holm's correction allows for the number of
+    tasks. The overall scores are one question each, and are not corrected.
 
     Args:
         first: what is compared with, such as a baseline.
@@ -78,7 +82,7 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
     if not unmeasured and not notes:
         result["overall"] = _compare_overall(tests)
     notes += [f"task {name} has no labels in split {split}, and overall scores need all tasks" for name in unmeasured]
-    result["notes"] = notes + _notes(first, second, split)
+    result["notes"] = [*notes, *_notes(first, second, split), *_same_runs(first, second, tests)]
     for name, figures in (*result["tasks"].items(), *result.get("overall", {}).items()):
         figures["sentence"] = _sentence(name, figures, label(first), label(second))
     if rows is not None:
@@ -127,7 +131,7 @@ def _compare_task(test: _Test) -> Figures:
     predictions = [run.predictions for run in test.scored]
     return {
         "rows": len(test.ids),
-        **_with_seeds(figures),
+        **figures,
         "alike": all(np.array_equal(predictions[0], other) for other in predictions[1:]),
         "fixed": fixed,
         "broken": broken,
@@ -145,7 +149,7 @@ def _compare_overall(tests: Mapping[str, _Test]) -> dict[str, Figures]:
     result = {}
     for name in values[0]:
         own = _Measured(name, tuple(side[name].tolist() for side in values), tuple(side[name] for side in samples))
-        figures = _with_seeds(_figures(own))
+        figures = _figures(own)
         result[name] = figures | {"better": _better(figures, figures["p"])}
     return result
 
@@ -153,30 +157,35 @@ def _compare_overall(tests: Mapping[str, _Test]) -> dict[str, Figures]:
 def _figures(measured: _Measured, tested: bool = True) -> Figures:
     first, second = (float(np.mean(side)) for side in measured.values)
     differences = measured.samples[1] - measured.samples[0]
-    return {
+    figures: Figures = {
         "metric": measured.metric,
         "first": first,
         "second": second,
-        "difference": second - first,
-        "interval": list(interval(differences)),
+        "difference": round(second - first, DIGITS),
+        "interval": _interval(measured.metric, second - first, differences),
         "by_seed": list(measured.values),
         **({"test": "paired bootstrap", "p": bootstrap_p(differences)} if tested else {}),
     }
+    return _with_seeds(figures, differences)
 
 
-def _with_seeds(figures: Figures) -> Figures:
-    """Adds what the seeds say, where both sides have two or more; the larger p-value counts."""
+def _interval(metric: str, difference: float, differences: Array) -> list[float]:
+    """The percentile interval; of `ece` the basic one, for its resamples are biased (see `metric_interval`)."""
+    low, high = interval(differences)
+    return [2 * difference - high, 2 * difference - low] if metric == "ece" else [low, high]
+
+
+def _with_seeds(figures: Figures, differences: Array) -> Figures:
+    """Allows for the seeds as well, where both sides have two or more: in the interval, and in p if there is one."""
     first, second = figures["by_seed"]
     if min(len(first), len(second)) < 2:
         return figures
-    seeds = welch(first, second)
-    return figures | {
-        "test": f"{figures['test']} over rows, Welch over seeds",
-        "p": max(figures["p"], seeds.p),
-        "p_rows": figures["p"],
-        "p_seeds": seeds.p,
-        "interval_seeds": [seeds.low, seeds.high],
-    }
+    both = welch(first, second, float(np.var(differences)))
+    figures |= {"interval": [both.low, both.high]}
+    if "p" in figures:
+        apart = {"p_rows": figures["p"], "p_seeds": welch(first, second).p}
+        figures |= {"test": "t-test over rows and seeds", "p": both.p, **apart}
+    return figures
 
 
 def _correct(tasks: dict[str, Figures]) -> None:
@@ -206,7 +215,8 @@ def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
     low, high = sorted(sign * end for end in ends)
     size = f"{abs(figures['difference']):.4f}{metric} (95 % interval {low:.4f} to {high:.4f})"
     if figures["better"]:
-        return f"{name}: {ahead} is better than {behind} by {size}, more than luck explains ({tests})."
+        luck = "luck explains" if "p_seeds" in figures else "these rows explain"
+        return f"{name}: {ahead} is better than {behind} by {size}, more than {luck} ({tests})."
     return f"{name}: neither is shown to be better; {ahead} is ahead by {size}, which luck alone may give ({tests})."
 
 
@@ -228,7 +238,7 @@ def _fixed_and_broken(test: _Test) -> tuple[NDArray[Any], NDArray[Any]]:
     whose probability of the label moved most.
     """
     target = test.task.target
-    margin = 0.5 if target.discrete else (target.high - target.low) / 10
+    margin = target.margin
     first, second = (_errors(side, target) for side in test.sides)
     gain = first - second
     swing = np.zeros(len(gain))
@@ -247,10 +257,9 @@ def _changed_rows(test: _Test, revisions: Side, split: str, count: int) -> Figur
     """The rows behind a difference, with their texts."""
     task = test.task
     source = "dev" if split == "selection" else split  # rows of dev that an ensemble was chosen on
-    path = f"data/splits/{task.name}/{source}.parquet"
-    holder = next((revision for revision in revisions if revision.exists(path)), revisions[0])
-    texts = holder.rows(task.name, source).set_index("id")
-    places = dict(zip(("fixed", "broken"), _fixed_and_broken(test)))
+    places = {name: found[:count] for name, found in zip(("fixed", "broken"), _fixed_and_broken(test))}
+    ids = [test.ids[place] for found in places.values() for place in found]
+    texts = _texts(revisions, task.name, source, ids)
     return {
         name: [
             {
@@ -260,10 +269,32 @@ def _changed_rows(test: _Test, revisions: Side, split: str, count: int) -> Figur
                 "first": [float(run.predictions[place]) for run in test.sides[0]],
                 "second": [float(run.predictions[place]) for run in test.sides[1]],
             }
-            for place in chosen[:count]
+            for place in chosen
         ]
         for name, chosen in places.items()
     }
+
+
+def _texts(revisions: Side, task: str, split: str, ids: Sequence[str]) -> pd.DataFrame:
+    """The rows of `split` by id, from the first revision that has all `ids`: data may be newer than predictions."""
+    if not ids:
+        return pd.DataFrame()
+    problems = []
+    for revision in revisions:
+        try:
+            rows = revision.rows(task, split).set_index("id")
+        except UserError as error:
+            problems.append(str(error))
+            continue
+        absent = [row_id for row_id in ids if row_id not in rows.index]
+        if not absent:
+            return rows
+        problems.append(
+            f"{revision.title}: data/splits/{task}/{split}.parquet lacks {len(absent):,} rows that its predictions "
+            f"have (ids {', '.join(map(str, absent[:3]))}), so it is of another run; run dvc repro"
+        )
+    told = "".join(f"\n  {problem}" for problem in dict.fromkeys(problems))
+    raise UserError(f"task {task}: no revision has the texts of the rows to list (without --rows none are):{told}")
 
 
 def _tables(first: Side, second: Side) -> dict[str, Any]:
@@ -281,7 +312,7 @@ def _shared_tasks(first: Side, second: Side) -> tuple[dict[str, Task], list[str]
     """The tasks that all revisions have, and notes about the others."""
     revisions = [*first, *second]
     by_revision = [revision.tasks() for revision in revisions]
-    every = dict.fromkeys(name for tasks in by_revision for name in tasks)
+    every = sorted({name for tasks in by_revision for name in tasks})  # the same whichever side comes first
     shared, notes = {}, []
     for name in every:
         having = [tasks[name].target for tasks in by_revision if name in tasks]
@@ -311,55 +342,55 @@ def _selected_on(revision: Revision) -> dict[str, str] | None:
     return revision.json(path).get("selected_on") if revision.exists(path) else None
 
 
-def _changed_params(first: Side, second: Side) -> dict[str, list[list[Any]]]:
-    """Params that differ between the sides: for each the values of the first and of the second."""
-    sides = [[_flat(revision.settings()) for revision in side] for side in (first, second)]
+def _changed_params(first: Side, second: Side) -> dict[str, list[list[str]]]:
+    """Params that differ between the sides: for each the values of the first and of the second, as texts."""
+    sides = [[leaves(revision.settings()) for revision in side] for side in (first, second)]
     names = dict.fromkeys(name for side in sides for settings in side for name in settings)
-    values = {name: [_distinct(settings.get(name) for settings in side) for side in sides] for name in names}
+    values = {name: [sorted({own.get(name, ABSENT) for own in side}) for side in sides] for name in names}
     return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
-
-
-def _distinct(values: Any) -> list[Any]:
-    return sorted({repr(value): value for value in values}.values(), key=repr)
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = _number(value)
-    return flat
-
-
-def _number(value: Any) -> Any:
-    """`dvc exp run -S` writes 2e-05, which YAML readers take for text."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _notes(first: Side, second: Side, split: str) -> list[str]:
     """What a reader has to know to read the figures rightly."""
     notes = []
-    seen = [
-        revision.title
-        for revision in dict.fromkeys((*first, *second))
-        if split in ((_selected_on(revision) or {}).get("rows", "").split(", "))
-    ]
+    chosen = {revision.title: _selected_on(revision) or {} for revision in (*first, *second)}
+    rows = "dev" if split == "selection" else split  # which is a part of dev
+    seen = [title for title, of in chosen.items() if rows in of.get("rows", "").split(", ")]
     if seen:
         notes.append(
-            f"the epochs of {', '.join(seen)} were chosen on {split}, which flatters them here; "
+            f"the epochs of {', '.join(seen)} were chosen on {rows}, which flatters them here; "
             "finetune.select_on: holdout leaves dev unseen"
         )
+    seen = [title for title, of in chosen.items() if split == "selection" == of.get("ensemble")]
+    if seen:
+        notes.append(
+            f"the ensembles of {', '.join(seen)} were chosen on these rows, which flatters them here; "
+            "--split dev has the other half"
+        )
     for side in (first, second):
-        settings = [_flat(revision.settings()) for revision in side]
+        settings = [leaves(revision.settings()) for revision in side]
         names = dict.fromkeys(name for own in settings for name in own if not name.endswith("seed"))
-        other = [name for name in names if len(_distinct(own.get(name) for own in settings)) > 1]
+        other = [name for name in names if len({own.get(name) for own in settings}) > 1]
         if other:
             notes.append(f"the revisions of {label(side)} differ in {', '.join(other)}, not in their seed alone")
-    if len(first) + len(second) > 2 and min(len(first), len(second)) < 2:
-        notes.append("seeds are the unit only where both sides have two or more")
+    if min(len(first), len(second)) < 2:
+        notes.append(
+            "one run on a side says nothing of other seeds, which may move a score by more than its interval; "
+            "bertrio compare takes several a side, with commas"
+        )
     return notes
+
+
+def _same_runs(first: Side, second: Side, tests: Mapping[str, _Test]) -> Iterator[str]:
+    """Notes about revisions of one side that predict all rows alike: no other seed, but the same run."""
+    for place, side in enumerate((first, second)):
+        runs = list(zip(side, *[test.sides[place] for test in tests.values()]))
+        for (one, *scored), (other, *others) in combinations(runs, 2):
+            if all(_alike(*pair) for pair in zip(scored, others)):
+                yield f"{one.title} and {other.title} predict all rows alike: the same run is counted twice"
+
+
+def _alike(one: Scored, other: Scored) -> bool:
+    if one.probabilities is not None and not np.array_equal(one.probabilities, other.probabilities):
+        return False
+    return np.array_equal(one.predictions, other.predictions)

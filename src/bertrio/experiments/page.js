@@ -10,10 +10,10 @@ function make(tag, properties = {}, ...children) {
 
 function enhance(box, number) {
   const table = box.querySelector("table");
-  if (!table || table.rows.length < 3) return;
+  const long = box.classList.contains("long");
+  if (!table || (table.rows.length < 3 && !long)) return;
   const body = table.tBodies[0];
   const rows = Array.from(table.tBodies, (part) => Array.from(part.rows)).flat();
-  const long = box.classList.contains("long");
   const page = body.rows.length; // the first part of the table is the first page
   const compare = new Intl.Collator("en", { numeric: true }).compare;
   let order = rows;

@@ -19,7 +19,7 @@ from bertrio.files import write_text
 HERE = Path(__file__).parent
 FIRST = 50  # rows of a long table that are shown at first where the script runs; without it all are
 WIDTH = 200  # of a line that a value is drawn on, in pixels
-LONG = 25  # tables with more rows can be searched
+LONG = 25  # tables with more rows can always be searched
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,12 @@ class Table:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
+    search: bool = False  # however short it is
 
     @property
     def long(self) -> bool:
         """Whether it is searched and paged."""
-        return len(self.rows) > LONG
+        return len(self.rows) > LONG or (self.search and bool(self.rows))
 
 
 @dataclass(frozen=True)

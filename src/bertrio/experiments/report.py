@@ -63,8 +63,8 @@ def write_report(
         root: the folder that holds dvc.yaml.
 
     Raises:
-        UserError: if there is no such revision, it has no params.yaml, a file is damaged, or the baseline has
-            predictions for other rows.
+        UserError: if there is no such revision, it has no params.yaml, or a file is damaged. Where only the comparison
+            fails, as with predictions for other rows, its section says so.
     """
     run = Run(Revision.open(name, root), None if baseline is None else Revision.open(baseline, root), _committed(root))
     notes, tiles = _headline(run)

@@ -11,7 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bertrio.evaluation.metrics import LOWER_IS_BETTER
+from bertrio.analysis.scorer import whose
+from bertrio.errors import UserError
+from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from bertrio.experiments.cells import (
     ABSENT,
     Interval,
@@ -112,7 +114,10 @@ def comparison(run: Run) -> Built:
         return "", [Note("No baseline was named: bertrio report REV --baseline REV compares two.")]
     from bertrio.experiments.compare import compare
 
-    found = compare([run.baseline], [run.revision], rows=DECIDED)
+    try:
+        found = compare([run.baseline], [run.revision], rows=DECIDED)
+    except UserError as error:  # all else on the page stands without it
+        return "", [Note(f"No comparison with {run.baseline.name}: {error}", quiet=False)]
     names = run.baseline.name, run.revision.name
     lines = [*found["tasks"].items(), *found.get("overall", {}).items()]
     blocks: list[Block] = [Note(figures["sentence"], quiet=False) for _, figures in lines]
@@ -176,11 +181,8 @@ def _other_metrics(found: Mapping[str, Any], names: Sequence[str]) -> Table:
     return Table("Other metrics", [Column("metric", "word"), *map(Column, (*names, "difference"))], rows)
 
 
-def _differing(params: Mapping[str, Sequence[Sequence[Any]]], names: Sequence[str]) -> Table:
-    rows = [
-        [Cell(name), *[Cell(" or ".join(leaves(value)[""] for value in side) or "(absent)") for side in sides]]
-        for name, sides in params.items()
-    ]
+def _differing(params: Mapping[str, Sequence[Sequence[str]]], names: Sequence[str]) -> Table:
+    rows = [[Cell(name), *[Cell(" or ".join(side)) for side in sides]] for name, sides in params.items()]
     return Table("Settings", [Column(title, "word") for title in ("param", *names)], rows)
 
 
@@ -202,7 +204,11 @@ def _decided(task: Task, name: str, count: int, rows: Sequence[Mapping[str, Any]
     if not task.target.discrete:
         told = {"fixed": "the error fell by more than a tenth of the range", "broken": "the error rose by as much"}
     return Table(
-        f"{task.name}: {name} ({plain(count)})", columns, shown, f"{told[name]}. {_cut(count, DECIDED)}".strip()
+        f"{task.name}: {name} ({plain(count)})",
+        columns,
+        shown,
+        f"{told[name]}. {_cut(count, DECIDED)}".strip(),
+        search=True,
     )
 
 
@@ -252,6 +258,8 @@ def _slice(of: Mapping[str, Any], metric: str, mark: float | None, least: float,
 def robustness(run: Run) -> Built:
     """How often changes that should not matter change predictions."""
     found = run.json("metrics/robustness.json")
+    models = _models(run)
+    found = {task: {name: of for name, of in named.items() if name != "model"} for task, named in found.items()}
     least, most = scale([0.0, *[of["high"] for named in found.values() for of in named.values() if of.get("high")]])
     columns = [Column("perturbation", "word"), Column("rows"), Column("flips", "measure"), Column("mean shift")]
     blocks: list[Block] = [
@@ -274,9 +282,20 @@ def robustness(run: Run) -> Built:
         "How often a change that should not matter changes the prediction. Flips: of the rows that the change applies "
         "to, the share whose class changes, or whose score moves by more than a tenth of its range, with 95 % "
         "intervals. Mean shift: of the probability of the predicted class, or of the score. Lower is better. "
-        f"{between(least, most)}"
+        f"{between(least, most)} {_whose(run, models)}"
     )
-    return intro, blocks
+    return intro.strip(), blocks
+
+
+def _models(run: Run) -> dict[str, str]:
+    """By task, the model that was asked of changed texts; runs of before that was written down have none."""
+    found = run.json("metrics/robustness.json", {})
+    return {task: named["model"] for task, named in found.items() if "model" in named}
+
+
+def _whose(run: Run, models: Mapping[str, str]) -> str:
+    """See `whose`."""
+    return whose(models, list((run.revision.settings().get("ensemble") or {}).get("members") or ()))
 
 
 def challenges(run: Run) -> Built:
@@ -288,7 +307,7 @@ def challenges(run: Run) -> Built:
         ]
     rows = []
     for name, of in found.items():
-        for metric in (key for key in of if key not in ("task", "n", "rejected", "intervals")):
+        for metric in (key for key in of if key in METRICS):
             ends = of.get("intervals", {}).get(metric)
             bar = None if metric in WITHOUT_LINE or of[metric] is None else Bar(of[metric], *(ends or (None, None)))
             rows.append(
@@ -298,13 +317,19 @@ def challenges(run: Run) -> Built:
                     number(of["n"]),
                     Cell(_metric_name(metric)),
                     measured(of[metric], ends, bar),
+                    measured(of.get("dev", {}).get(metric)),
                 ]
             )
     columns = [
-        Column(title, "number" if title in ("rows", "value") else "word")
-        for title in ("file", "task", "rows", "metric", "value")
+        Column(title, "number" if title in ("rows", "value", "dev") else "word")
+        for title in ("file", "task", "rows", "metric", "value", "dev")
     ]
-    return "Labelled files of your own, measured as dev is. Lines run from 0 to 1.", [Table("By file", columns, rows)]
+    models = {of["task"]: of["model"] for of in found.values() if "model" in of}
+    intro = (
+        "Labelled files of your own, measured as dev is, and the same model's figures for dev. Lines run from 0 to 1. "
+        f"{_whose(run, models)}"
+    )
+    return intro.strip(), [Table("By file", columns, rows)]
 
 
 def errors(run: Run) -> Built:
@@ -314,6 +339,9 @@ def errors(run: Run) -> Built:
         "The rows of dev that the model gets most wrong: confident and wrong, or furthest from the score. With each "
         "come the training rows that lie nearest to it, and the change of one word that moves the prediction most."
     )
+    asked = _whose(run, _models(run))
+    if asked:
+        intro = f"{intro} Predictions are the ensemble's; neighbours and changes of words are not. {asked}"
     return intro, [_worst(run.tasks[task], rows) for task, rows in found.items()]
 
 
@@ -335,7 +363,7 @@ def _worst(task: Task, rows: Sequence[Mapping[str, Any]]) -> Table:
         *map(Column, ("label", "prediction", wrong)),
         Column("one word changed", "phrase"),
     ]
-    return Table(task.name, [*columns, Column("id", "word")], shown, _cut(len(rows)))
+    return Table(task.name, [*columns, Column("id", "word")], shown, _cut(len(rows)), search=True)
 
 
 def _texts(texts: Sequence[str], neighbours: Sequence[str] = ()) -> Cell:
@@ -374,7 +402,7 @@ def _of_text(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     names = sorted(kinds, key=lambda name: kinds[name] != "text")
     columns = [Column(name.replace("_", " "), kinds[name]) for name in names]
     cells = [[_of_csv(row[name], kinds[name]) for name in names] for row in rows[:MOST]]
-    return Table(title, columns, cells, _cut(len(rows)))
+    return Table(title, columns, cells, _cut(len(rows)), search=True)
 
 
 def _kind(name: str, values: Sequence[str]) -> str:

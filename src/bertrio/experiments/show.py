@@ -32,9 +32,9 @@ def show_comparison(result: dict[str, Any], console: Console | None = None) -> N
         console.print(_rows_table(task, result["tasks"][task], rows))
 
 
-def _show_params(params: dict[str, list[list[Any]]], console: Console) -> None:
+def _show_params(params: dict[str, list[list[str]]], console: Console) -> None:
     for name, (first, second) in list(params.items())[:PARAMS]:
-        _line(console, f"   {name}: {_values(first)} in A, {_values(second)} in B")
+        _line(console, f"   {name}: {' or '.join(first)} in A, {' or '.join(second)} in B")
     if len(params) > PARAMS:
         _line(console, f"   and {len(params) - PARAMS} more params, which --json lists")
 
@@ -42,15 +42,13 @@ def _show_params(params: dict[str, list[list[Any]]], console: Console) -> None:
 def _main_table(result: dict[str, Any]) -> Table:
     lines = [(f"{name} {figures['metric']}", figures) for name, figures in result["tasks"].items()]
     lines += list(result.get("overall", {}).items())
-    seeds = any("p_seeds" in figures for _, figures in lines)
-    names = ["A", "B", "B - A", "95 % interval", *(["p rows", "p seeds"] if seeds else ["p"]), "Holm", "better"]
+    names = ["A", "B", "B - A", "95 % interval", "p", "Holm", "better"]
     table = _table(
         f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)", "metric", names
     )
     for name, figures in lines:
-        ps = [figures.get("p_rows", figures["p"]), figures.get("p_seeds")] if seeds else [figures["p"]]
         better = {"first": "A", "second": "B", None: "-"}[figures["better"]]
-        table.add_row(Text(name), *_numbers(figures), *[_p(p) for p in (*ps, figures.get("p_holm"))], better)
+        table.add_row(Text(name), *_numbers(figures), _p(figures["p"]), _p(figures.get("p_holm")), better)
     return table
 
 
@@ -109,10 +107,6 @@ def _p(value: float | None) -> str:
     if value is None:
         return "-"
     return "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _values(values: list[Any]) -> str:
-    return " or ".join(str(value) for value in values)
 
 
 def _line(console: Console, text: str) -> None:

@@ -13,7 +13,7 @@ class BitDropout(nn.Dropout):
 
     On the CPU, torch draws a double for each entry, which takes a sixth of a small encoder's step. Here four entries
     share a draw of 64 bits, 16 each. So p is rounded to a multiple of :math:`2^{-16}` (0.1 to 0.1000061), and what the
-    others are divided by is exact for the rounded p, so that the mean stays. Elsewhere it is `nn.Dropout`.
+    others are divided by is that of the rounded p, so that the mean stays. Elsewhere it is `nn.Dropout`.
 
     Masks come from torch's global generator, as those of `nn.Dropout` do, so a replayed state replays them.
     """
@@ -33,8 +33,11 @@ class BitDropout(nn.Dropout):
 
 
 def draw_bits(module: nn.Module) -> None:
-    """Puts `BitDropout` in the place of every `nn.Dropout` in `module`; dropout within attention is not one."""
+    """Puts `BitDropout` in the place of every `nn.Dropout` in `module`.
+
+    Where attention is one fused call, its dropout is no module and stays as it is.
+    """
     for parent in module.modules():
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:
-                setattr(parent, name, BitDropout(child.p))
+                setattr(parent, name, BitDropout(child.p, child.inplace).train(child.training))

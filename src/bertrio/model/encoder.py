@@ -19,6 +19,8 @@ from bertrio.params import EncoderParams
 
 Tokens = dict[str, Tensor]
 
+MANY_WORDS = 8192  # in a vocabulary whose gradient is worth keeping sparse: a batch has hundreds
+
 # What the architectures call the same two rates. Embeddings, layers and pooler share the first.
 DROPOUT_FIELDS = (
     "hidden_dropout_prob", "dropout", "hidden_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout",
@@ -68,11 +70,11 @@ class Encoder(nn.Module):
 
         On the CPU the gradient of their matrix is sparse: the rows of the batch's tokens, a hundredth of them all. A
         dense one has to be allocated, zeroed, added up and measured, which can be a fifth of a small encoder's step.
-        On a GPU that is nothing, and sorting the rows would make the host wait.
+        On a GPU, and where words are few, that is nothing; and sorting the rows would make a GPU's host wait.
         """
         words = self.transformer.get_input_embeddings()
         if type(words) is nn.Embedding:  # a subclass may do more than look up
-            words.sparse = words.weight.is_cpu
+            words.sparse = words.weight.is_cpu and words.num_embeddings >= MANY_WORDS
         return words(tokens["input_ids"])
 
     def encode(self, embeddings: Tensor, tokens: Tokens) -> Tensor:

@@ -24,11 +24,15 @@ class UpperLayers:
         state: of the dropout generator at that moment.
 
     Raises:
-        UserError: if the encoder has fewer layers.
+        UserError: if the encoder has fewer layers; and while a pass is written down, if the architecture does more with
+            hidden states than to hand them from layer to layer and through a last norm.
     """
 
     def __init__(self, encoder: Encoder, count: int) -> None:
-        self.encoder, self.hidden, self.state = encoder, None, None
+        self.encoder = encoder
+        self.hidden: Tensor | None = None
+        self.state: Tensor | None = None
+        self._last: Tensor | None = None  # what came out of the layer, or last norm, that ran last
         layers = layers_of(encoder.transformer)
         if count > len(layers):
             raise UserError(f"smart.layers: found {count}, but this encoder has {len(layers)} layers")
@@ -40,11 +44,24 @@ class UpperLayers:
         """A context for one pass of the encoder, which is written down; `random_state` gives the generator's."""
 
         def before(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not args or (self._beside and args[0] is not self._last):
+                raise self._unfit()
             if not self._beside:
                 self.hidden, self.state = args[0], random_state()
             self._beside.append((args[1:], kwargs))
 
+        def after(layer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            self._last = _hidden_of(out)
+
+        def at_end(transformer: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+            if out.last_hidden_state is not self._last:
+                raise self._unfit()
+
+        transformer = self.encoder.transformer
+        norms = [norm for norm in [getattr(transformer, "final_norm", None)] if norm is not None]
         hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in self._layers]
+        hooks += [part.register_forward_hook(after) for part in [*self._layers, *norms]]
+        hooks.append(transformer.register_forward_hook(at_end))
         try:
             yield
         finally:
@@ -56,14 +73,22 @@ class UpperLayers:
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         for layer, (args, kwargs) in zip(self._layers, self._beside, strict=True):
-            out = layer(hidden, *args, **kwargs)
-            hidden = out if isinstance(out, torch.Tensor) else out[0]
+            hidden = _hidden_of(layer(hidden, *args, **kwargs))
         transformer = self.encoder.transformer
         if getattr(transformer, "final_norm", None) is not None:
             hidden = transformer.final_norm(hidden)
         pooler = getattr(transformer, "pooler", None)
         pooled = None if pooler is None else pooler(hidden)
         return self.encoder.pooling(BaseModelOutputWithPooling(hidden, pooled), mask)
+
+    def _unfit(self) -> UserError:
+        kind = self.encoder.transformer.config.model_type
+        return UserError(f"smart.layers: {kind} models do more than run their layers in turn; set it to null")
+
+
+def _hidden_of(out: Any) -> Tensor:
+    """The hidden states in what a layer gives."""
+    return out if isinstance(out, torch.Tensor) else out[0]
 
 
 def layers_of(transformer: nn.Module) -> nn.ModuleList:

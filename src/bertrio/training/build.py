@@ -22,17 +22,20 @@ from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective, bregman_term, r_drop_term, smart_term
 from bertrio.training.trackers import Tracker
 
-FINE_RADIUS = 1e-3  # of SMART's noise; below it, training is in float32
+# Radii of SMART's noise below which training is in float32: on word embeddings, and on hidden states
+FINE_RADIUS, FINE_RADIUS_OF_HIDDEN = 1e-3, 2e-2
 
 
 def fine_enough(params: Params, runtime: Runtime) -> Runtime:
     """The runtime, in float32 if `auto` chose bf16 and SMART's noise is below what bf16 can tell apart.
 
     On MiniLM's embeddings (root mean square 0.06) the penalty in bf16 is within 12 % of that in float32 from radius
-    1e-3 on, and several times too large, all rounding, at 1e-5.
+    1e-3 on, and several times too large, all rounding, at 1e-5. Hidden states are some 16 times as large (LayerNorm
+    gives them a root mean square near 1), and so is the radius that bf16 can tell apart there.
     """
     smart = params.smart
-    if not smart.strength or smart.radius >= FINE_RADIUS or runtime.compute == torch.float32:
+    fine = FINE_RADIUS if smart.layers is None else FINE_RADIUS_OF_HIDDEN
+    if not smart.strength or smart.radius >= fine or runtime.compute == torch.float32:
         return runtime
     about = f"smart.radius {smart.radius} is less than bf16 can tell apart"
     if params.runtime.precision != "auto":

@@ -100,7 +100,7 @@ class Trainer:
         self._rows = RowGradients()
         self._norm: Tensor | None = None  # of the gradients of the last step, where they are clipped
         self._read_every = 1 if self.model.runtime.device.type == "cpu" else READ_EVERY
-        self._unread: list[tuple[int, Batch, str, Tensor]] = []  # numbers that nobody has looked at yet
+        self._unread: list[tuple[int, str, np.ndarray, str, Tensor]] = []  # numbers that nobody has looked at yet
 
     def run(self, description: str) -> Iterator[EpochLog]:
         """Trains epoch by epoch; the last one is cut short where `max_steps` says so."""
@@ -118,13 +118,14 @@ class Trainer:
         counts: dict[str, int] = defaultdict(int)
         self.model.train()
         began, seen, lr = time.perf_counter(), self.rows_seen, 0.0
+        exact = self.model.runtime.device.type != "mps"  # which has no float64
         with progress(description, total=len(steps)) as bar:
             for number, tasks in enumerate(steps, start=1):
                 lr = self.optimizer.param_groups[0]["lr"]
                 step += 1
                 told = self._step(tasks, step)
                 for name, value in told.items():
-                    sums[name] += value
+                    sums[name] += value.double() if exact else value
                     counts[name] += 1
                 rate = (self.rows_seen - seen) / (time.perf_counter() - began)
                 loss = sum(told[task] for task in tasks)
@@ -148,7 +149,7 @@ class Trainer:
         activations of one group at a time.
         """
         told: dict[str, Tensor] = {}
-        self.objective.step = step
+        self.objective.begin(tasks)
         together = self.one_pass and self._gradients is None
         for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
             batches = [next(self.streams[task]).to(self.model.runtime.device) for task in group]
@@ -192,7 +193,7 @@ class Trainer:
         """The numbers of a batch for the log, which `_read` is to check."""
         told = {batch.task: parts.loss.detach()}
         told.update({f"{name}_{batch.task}": value.detach() for name, value in parts.penalties.items()})
-        self._unread += [(step, batch, name, value) for name, value in told.items()]
+        self._unread += [(step, batch.task, batch.rows, name, value) for name, value in told.items()]
         return told
 
     def _read(self) -> None:
@@ -204,9 +205,9 @@ class Trainer:
         if not self._unread:
             return
         values = torch.stack([value.float() for *_, value in self._unread]).tolist()
-        for (step, batch, name, _), value in zip(self._unread, values):
+        for (step, task, rows, name, _), value in zip(self._unread, values):
             if not math.isfinite(value):
-                ids = ", ".join(self.streams[batch.task].rows.ids[batch.rows][:5])
+                ids = ", ".join(self.streams[task].rows.ids[rows][:5])
                 raise UserError(f"the loss of {name} is {value} at step {step} (rows {ids}, ...); try a lower lr")
         self._unread.clear()
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from bertrio.console import progress, say
 from bertrio.errors import UserError, need
+from bertrio.model.dropout import draw_bits
 from bertrio.model.encoder import Encoder, check_length, initial_language_model, initial_transformer
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.params import Params
@@ -53,6 +54,7 @@ def pretrain_mlm(
     if params.mlm.enabled:
         check_length(transformer.config, params.mlm.block_size, "mlm.block_size")
         model, own_head = initial_language_model(params.encoder, len(tokenizer))
+        draw_bits(model)
         metrics["head"] = "checkpoint" if own_head else "fresh"
         say(f"mlm: the language-model head is {'that of the checkpoint' if own_head else 'fresh'}")
         Path(folder).parent.mkdir(parents=True, exist_ok=True)

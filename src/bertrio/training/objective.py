@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -94,7 +95,8 @@ def flat(outputs: Sequence[HeadOutput]) -> Tensor:
 class Term(NamedTuple):
     """A regularizer as it stands in the objective: its weight, the tasks it is for, and what computes it.
 
-    It counts in every `every`-th step, from the first on. `upper` layers of the encoder are written down for it.
+    It counts in a task's first step and in each `every`-th after it; steps that the task has no part in do not count, or
+    a round robin would give the penalty to one task alone. `upper` layers of the encoder are written down for it.
     """
 
     weight: float
@@ -124,14 +126,18 @@ class Objective:
         losses: loss by task.
         weighting: a module `(task, loss) -> loss`.
         terms: regularizers by name.
-        step: which step it is, from 1; set by who trains.
     """
 
     model: MultitaskModel
     losses: Mapping[str, Loss]
     weighting: nn.Module = field(default_factory=lambda: Fixed({}))
     terms: Mapping[str, Term] = field(default_factory=dict)
-    step: int = 1
+    turns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def begin(self, tasks: Sequence[str]) -> None:
+        """Tells that a step of these tasks begins."""
+        for task in tasks:
+            self.turns[task] += 1
 
     def __call__(self, *batches: Batch) -> list[Parts]:
         """The parts for each of the batches, which share one pass of the encoder and the same terms.
@@ -168,8 +174,8 @@ class Objective:
         return list(groups.values())
 
     def _terms_of(self, task: str) -> tuple[str, ...]:
-        due = {name: term for name, term in self.terms.items() if (self.step - 1) % term.every == 0}
-        return tuple(name for name, term in due.items() if task in term.tasks)
+        turn = max(0, self.turns[task] - 1)
+        return tuple(name for name, term in self.terms.items() if task in term.tasks and turn % term.every == 0)
 
 
 def smart_term(params: Params) -> Term | None:

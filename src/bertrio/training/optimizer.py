@@ -150,10 +150,12 @@ class RowGradients:
             if parameter not in self._dense:
                 self._dense[parameter] = torch.zeros_like(parameter)
             parameter.grad = self._dense[parameter].index_copy_(0, gradient.indices()[0], gradient.values())
-        yield
-        for parameter, gradient in rows.items():
-            self._dense[parameter].index_fill_(0, gradient.indices()[0], 0.0)
-            parameter.grad = gradient
+        try:
+            yield
+        finally:
+            for parameter, gradient in rows.items():
+                self._dense[parameter].index_fill_(0, gradient.indices()[0], 0.0)
+                parameter.grad = gradient
 
 
 def _is_sparse(gradient: Tensor | None) -> bool:

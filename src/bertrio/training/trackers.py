@@ -39,7 +39,7 @@ class Means:
     """Hands on means: to each of `trackers`, for every `every` steps, the mean of each value over the steps that had
     it, and at the end those of the steps that are left.
 
-    A mean, not every so manieth value: a schedule of one task a step would show the same task each time.
+    A mean, not every k-th value: a schedule of one task a step would show the same task each time.
     Tensors are summed where they are and read once in `every` steps, so that a GPU need not be waited for.
     """
 

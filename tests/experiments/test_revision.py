@@ -91,7 +91,7 @@ def lines_of(repository, *arguments: str) -> str:
 
 def test_a_revision_is_read_by_every_name_it_has(repository):
     commit = lines_of(repository, "git", "rev-parse", "base")
-    experiment = lines_of(repository, "git", "for-each-ref", "refs/exps", "--format=%(objectname)").split()[0]
+    experiment = lines_of(repository, "git", "for-each-ref", "refs/exps/*/*/better", "--format=%(objectname)")
     for name, hash_of in (("base", commit), ("HEAD~1", commit), (commit[:9], commit)):
         revision = Revision.open(name, repository.folder)
         assert revision.commit == hash_of

@@ -95,8 +95,8 @@ def flat(outputs: Sequence[HeadOutput]) -> Tensor:
 class Term(NamedTuple):
     """A regularizer as it stands in the objective: its weight, the tasks it is for, and what computes it.
 
-    It counts in a task's first step and in each `every`-th after it; steps that the task has no part in do not count, or
-    a round robin would give the penalty to one task alone. `upper` layers of the encoder are written down for it.
+    It counts in a task's first step and in each `every`-th after it. Steps that the task has no part in do not count,
+    or a round robin would give the penalty to one task alone. `upper` layers of the encoder are written down for it.
     """
 
     weight: float

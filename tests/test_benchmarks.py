@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-TINY = ["--hidden", "16", "--layers", "1", "--rows", "24", "--batch", "4", "--device", "cpu", "--max-length", "32"]
+TINY = ["--hidden", "16", "--layers", "3", "--rows", "24", "--batch", "4", "--device", "cpu", "--max-length", "32"]
 
 
 @pytest.fixture

@@ -1,19 +1,14 @@
-import math
 import os
 import subprocess
 import sys
-import time
 
 import pandas as pd
 import pytest
 import torch
 
 from bertrio.errors import UserError
-from bertrio.model.multitask import build_model
 from bertrio.runtime import set_up
 from bertrio.training import trackers
-from bertrio.training.build import build_trainer
-from bertrio.training.data import load_split
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.trackers import Means, Table, build_tracker, need_trackers
 
@@ -110,23 +105,6 @@ def test_a_run_that_fails_keeps_the_curves_that_led_there(workspace):
     with pytest.raises(UserError, match="the loss of"):
         trained(workspace, "a", finetune={"lr": 1e30}, optimizer={"max_grad_norm": None, "warmup_fraction": 0})
     assert len(pd.read_csv("a/steps.csv")) >= 1
-
-
-def test_a_step_costs_next_to_nothing(workspace):
-    params = workspace.params(tracking={"every": 10})
-    model = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
-    train = load_split(params, "train", "data/splits", "models/tokenizer")
-    trainer, _ = build_trainer(params, model, train)
-    list(trainer.run("test"))
-    tracker = build_tracker(params, "t.csv")
-    values = {"lr": 0.1, "loss": 1.0, "grad_norm": torch.tensor(1.0), **{f"loss_{i}": 1.0 for i in range(6)}}
-    best = math.inf
-    for _ in range(5):
-        began = time.perf_counter()
-        for step in range(1, 101):
-            tracker.log(step, values)
-        best = min(best, (time.perf_counter() - began) / 100)
-    assert best < 0.02 * trainer.seconds / trainer.steps_done  # of a model of 16 units: of a real one, nothing at all
 
 
 def test_tensorboard_reads_what_was_logged(workspace):

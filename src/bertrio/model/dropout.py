@@ -11,7 +11,7 @@ LEVELS = 1 << 16  # of the rate: masks are drawn from 16 random bits an entry
 class BitDropout(nn.Dropout):
     r"""Dropout (Srivastava et al. 2014): each entry is 0 with probability p, and the others are divided by 1 - p.
 
-    On the CPU, torch draws a double for each entry, which takes a sixth of a small encoder's step. Here four entries
+    On the CPU, torch draws a double for each entry, which takes an eighth of a small encoder's step. Here four entries
     share a draw of 64 bits, 16 each. So p is rounded to a multiple of :math:`2^{-16}` (0.1 to 0.1000061), and what the
     others are divided by is that of the rounded p, so that the mean stays. Elsewhere it is `nn.Dropout`.
 

@@ -293,10 +293,8 @@ def _ece(scored: Scored) -> Weighted:
 
 
 def _brier_rows(scored: Scored) -> Array:
-    """[N, 1]: the term of each row in `calibration.brier`."""
-    classes = scored.probabilities.shape[1]
-    squared = np.square(scored.probabilities - np.eye(classes)[scored.labels.astype(np.int64)]).sum(axis=1)
-    return (squared / 2 if classes == 2 else squared)[:, None]
+    """[N, 1]."""
+    return calibration.brier_terms(scored.probabilities, scored.labels)[:, None]
 
 
 def _squared_errors(scored: Scored) -> Array:

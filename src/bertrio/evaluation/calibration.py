@@ -63,9 +63,14 @@ def brier(probabilities: Array, labels: Array) -> float:
         probabilities: [N, C], rows sum to 1.
         labels: [N], the class.
     """
+    return float(brier_terms(probabilities, labels).mean())
+
+
+def brier_terms(probabilities: Array, labels: Array) -> Array:
+    """What each row adds to the mean that `brier` is: [N]."""
     truth = np.eye(probabilities.shape[1])[labels.astype(np.int64)]
-    total = np.square(probabilities - truth).sum(axis=1).mean()
-    return float(total / 2 if probabilities.shape[1] == 2 else total)
+    total = np.square(probabilities - truth).sum(axis=1)
+    return total / 2 if probabilities.shape[1] == 2 else total
 
 
 def log_loss(probabilities: Array, labels: Array) -> float:

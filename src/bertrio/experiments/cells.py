@@ -97,6 +97,13 @@ def spread(interval: Sequence[float]) -> str:
     return f"{interval[0]:.3f}, {interval[1]:.3f}"
 
 
+def chance(p: float | None) -> str:
+    """A p-value in words."""
+    if p is None:
+        return ABSENT
+    return "below 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def is_number(value: Any) -> bool:
     """Whether it is a finite number, or a text that reads as one."""
     try:

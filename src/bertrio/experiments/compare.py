@@ -19,7 +19,7 @@ from bertrio.errors import UserError
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, resamples_of
 from bertrio.evaluation.metrics import METRICS, Scored, overall
 from bertrio.evaluation.significance import ALPHA, DIGITS, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
-from bertrio.experiments.cells import leaves
+from bertrio.experiments.cells import chance, leaves
 from bertrio.experiments.matching import Matched, match
 from bertrio.experiments.revision import Revision
 from bertrio.tasks import Array, Target, Task
@@ -207,8 +207,8 @@ def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
         return f"{name}: both predict all {figures['rows']:,} rows alike."
     metric = "" if figures["metric"] == name else f" {figures['metric']}"
     ends = sorted(figures["interval"])
-    tests = f"{figures['test']}, p {_p(figures['p'])}"
-    tests += f", {_p(figures['p_holm'])} after Holm" if "p_holm" in figures else ""
+    tests = f"{figures['test']}, p {chance(figures['p'])}"
+    tests += f", {chance(figures['p_holm'])} after Holm" if "p_holm" in figures else ""
     if not figures["difference"]:
         return f"{name}: both have{metric} {figures['first']:.4f} (+-{max(map(abs, ends)):.4f} at 95 %; {tests})."
     ahead, behind, sign = (second, first, 1) if figures["difference"] > 0 else (first, second, -1)
@@ -218,10 +218,6 @@ def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
         luck = "luck explains" if "p_seeds" in figures else "these rows explain"
         return f"{name}: {ahead} is better than {behind} by {size}, more than {luck} ({tests})."
     return f"{name}: neither is shown to be better; {ahead} is ahead by {size}, which luck alone may give ({tests})."
-
-
-def _p(value: float) -> str:
-    return "below 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _errors(runs: Sequence[Scored], target: Target) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 
 from bertrio.errors import UserError
 from bertrio.experiments.cells import short
+from bertrio.experiments.difference import comparison
 from bertrio.experiments.page import Bar, Cell, Section, Tile, write_page
 from bertrio.experiments.revision import WORKSPACE, Revision
 from bertrio.experiments.sections import (
@@ -15,7 +16,6 @@ from bertrio.experiments.sections import (
     calibration,
     challenges,
     changed_settings,
-    comparison,
     data,
     errors,
     interval_of,

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.analysis.scorer import whose
-from bertrio.errors import UserError
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from bertrio.experiments.cells import (
     ABSENT,
@@ -33,7 +32,6 @@ from bertrio.experiments.revision import Revision
 from bertrio.tasks import Task
 
 MOST = 5000  # rows of one table; a browser opens so many in a second
-DECIDED = 1000  # rows of each kind that two revisions decide differently, those that changed most
 WITHOUT_LINE = ("mae", "rmse")  # metrics that have no end at 1
 Built = tuple[str, list[Block]]  # an introduction, and what follows it
 
@@ -75,9 +73,7 @@ def metrics(run: Run) -> Built:
         )
     for task in tasks:
         names = dict.fromkeys(metric for split in splits for metric in found[split].get(task, {}))
-        rows = [
-            [Cell(_metric_name(name)), *[_measured(found, split, task, name) for split in splits]] for name in names
-        ]
+        rows = [[Cell(metric_name(name)), *[_measured(found, split, task, name) for split in splits]] for name in names]
         blocks.append(Table(task, [Column("metric", "word"), *[Column(split, "measure") for split in splits]], rows))
     best = ", ".join(f"{epoch} of {member}" for member, epoch in found.get("best_epoch", {}).items())
     unlabelled = [split for split in ("dev", "test") if split not in found]
@@ -104,118 +100,9 @@ def interval_of(found: Mapping[str, Any], split: str, task: str, metric: str | N
     return value.get(metric) if metric and value is not None else value
 
 
-def _metric_name(name: str) -> str:
+def metric_name(name: str) -> str:
+    """How the page calls a metric."""
     return f"{name} (lower is better)" if name in LOWER_IS_BETTER else name
-
-
-def comparison(run: Run) -> Built:
-    """What `bertrio compare` says of the baseline and this revision, and the rows that they decide differently."""
-    if run.baseline is None:
-        return "", [Note("No baseline was named: bertrio report REV --baseline REV compares two.")]
-    from bertrio.experiments.compare import compare
-
-    try:
-        found = compare([run.baseline], [run.revision], rows=DECIDED)
-    except UserError as error:  # all else on the page stands without it
-        return "", [Note(f"No comparison with {run.baseline.name}: {error}", quiet=False)]
-    names = run.baseline.name, run.revision.name
-    lines = [*found["tasks"].items(), *found.get("overall", {}).items()]
-    blocks: list[Block] = [Note(figures["sentence"], quiet=False) for _, figures in lines]
-    blocks += [Note(f"Note: {note}.") for note in found["notes"]]
-    blocks.append(_differences(found, names))
-    blocks.append(Fold("Other metrics, without tests", [_other_metrics(found, names)]))
-    blocks.append(Fold("Settings that differ", [_differing(found["params"], names)]))
-    for task, rows in found.get("rows", {}).items():
-        blocks += [_decided(run.tasks[task], name, found["tasks"][task][name], rows[name], names) for name in rows]
-    intro = (
-        f"{names[1]} against {names[0]}, on the rows of {found['split']}. The difference is {names[1]} minus "
-        f"{names[0]}, p the chance of one as large or larger if both were equally good, and Holm's p allows for the "
-        "number of tasks."
-    )
-    return intro, blocks
-
-
-def _differences(found: Mapping[str, Any], names: Sequence[str]) -> Table:
-    lines = [(name, figures) for part in ("tasks", "overall") for name, figures in found.get(part, {}).items()]
-    most = max([abs(end) for _, figures in lines for end in figures["interval"]] + [0.001])
-    better = {"first": names[0], "second": names[1], None: "neither"}
-    rows = [
-        [
-            Cell(name if figures["metric"] == name else f"{name} {figures['metric']}"),
-            measured(figures["first"]),
-            measured(figures["second"]),
-            _difference(figures, most),
-            Cell(_p(figures["p"]), key=figures["p"]),
-            Cell(_p(figures.get("p_holm")), key=figures.get("p_holm")),
-            Cell(better[figures["better"]], good={"first": False, "second": True, None: None}[figures["better"]]),
-        ]
-        for name, figures in lines
-    ]
-    columns = [
-        Column("metric", "word"),
-        *map(Column, names),
-        Column("difference", "measure"),
-        Column("p"),
-        Column("Holm's p"),
-    ]
-    return Table(
-        "Differences", [*columns, Column("better", "word")], rows, "The mark on each line is a difference of 0."
-    )
-
-
-def _difference(figures: Mapping[str, Any], most: float) -> Cell:
-    low, high = figures["interval"]
-    bar = Bar(figures["difference"], low, high, mark=0.0, least=-most, most=most)
-    return Cell(f"{figures['difference']:+.3f} [{low:+.3f}, {high:+.3f}]", key=figures["difference"], bar=bar)
-
-
-def _other_metrics(found: Mapping[str, Any], names: Sequence[str]) -> Table:
-    rows = [
-        [
-            Cell(f"{task} {_metric_name(metric)}"), measured(of["first"]), measured(of["second"]),
-            Cell(f"{of['difference']:+.3f} [{of['interval'][0]:+.3f}, {of['interval'][1]:+.3f}]", key=of["difference"]),
-        ]
-        for task, figures in found["tasks"].items()
-        for metric, of in figures["others"].items()
-    ]  # fmt: skip
-    return Table("Other metrics", [Column("metric", "word"), *map(Column, (*names, "difference"))], rows)
-
-
-def _differing(params: Mapping[str, Sequence[Sequence[str]]], names: Sequence[str]) -> Table:
-    rows = [[Cell(name), *[Cell(" or ".join(side)) for side in sides]] for name, sides in params.items()]
-    return Table("Settings", [Column(title, "word") for title in ("param", *names)], rows)
-
-
-def _decided(task: Task, name: str, count: int, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Table:
-    """The rows that were fixed or broken."""
-    columns = [Column("text", "text"), Column("label"), *map(Column, names), Column("id", "word")]
-    shown = [
-        [
-            _texts([row[column] for column in task.text_columns]),
-            *[answer(value, task) for value in (row["label"], row["first"][0], row["second"][0])],
-            Cell(str(row["id"])),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    told = {
-        "fixed": f"{names[1]} is right and {names[0]} is wrong",
-        "broken": f"{names[1]} is wrong and {names[0]} is right",
-    }
-    if not task.target.discrete:
-        told = {"fixed": "the error fell by more than a tenth of the range", "broken": "the error rose by as much"}
-    return Table(
-        f"{task.name}: {name} ({plain(count)})",
-        columns,
-        shown,
-        f"{told[name]}. {_cut(count, DECIDED)}".strip(),
-        search=True,
-    )
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return ABSENT
-    return "below 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def calibration(run: Run) -> Built:
@@ -315,7 +202,7 @@ def challenges(run: Run) -> Built:
                     Cell(name),
                     Cell(of["task"]),
                     number(of["n"]),
-                    Cell(_metric_name(metric)),
+                    Cell(metric_name(metric)),
                     measured(of[metric], ends, bar),
                     measured(of.get("dev", {}).get(metric)),
                 ]
@@ -349,7 +236,7 @@ def _worst(task: Task, rows: Sequence[Mapping[str, Any]]) -> Table:
     wrong = "confidence" if task.target.discrete else "error"
     shown = [
         [
-            _texts(row["texts"], [_neighbour(one, task) for one in row["neighbours"]]),
+            texts_of(row["texts"], [_neighbour(one, task) for one in row["neighbours"]]),
             answer(row["label"], task),
             answer(row["prediction"], task),
             number(row[wrong]),
@@ -363,10 +250,11 @@ def _worst(task: Task, rows: Sequence[Mapping[str, Any]]) -> Table:
         *map(Column, ("label", "prediction", wrong)),
         Column("one word changed", "phrase"),
     ]
-    return Table(task.name, [*columns, Column("id", "word")], shown, _cut(len(rows)), search=True)
+    return Table(task.name, [*columns, Column("id", "word")], shown, cut(len(rows)), search=True)
 
 
-def _texts(texts: Sequence[str], neighbours: Sequence[str] = ()) -> Cell:
+def texts_of(texts: Sequence[str], neighbours: Sequence[str] = ()) -> Cell:
+    """A row's texts, one below the other, and the training rows nearest to it, folded."""
     return Cell(texts[0], lines=texts[1:], fold="Nearest training rows", folded=neighbours)
 
 
@@ -402,7 +290,7 @@ def _of_text(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     names = sorted(kinds, key=lambda name: kinds[name] != "text")
     columns = [Column(name.replace("_", " "), kinds[name]) for name in names]
     cells = [[_of_csv(row[name], kinds[name]) for name in names] for row in rows[:MOST]]
-    return Table(title, columns, cells, _cut(len(rows)), search=True)
+    return Table(title, columns, cells, cut(len(rows)), search=True)
 
 
 def _kind(name: str, values: Sequence[str]) -> str:
@@ -532,5 +420,6 @@ def _read_csv(content: bytes) -> tuple[list[str], list[list[str]]]:
     return lines[0], [(line + [""] * len(lines[0]))[: len(lines[0])] for line in lines[1:]]
 
 
-def _cut(count: int, most: int = MOST) -> str:
+def cut(count: int, most: int = MOST) -> str:
+    """Says that a table does not have all `count` rows, if it does not."""
     return f"The first {plain(most)} of {plain(count)} rows." if count > most else ""

@@ -12,7 +12,7 @@ from torch import Tensor
 from bertrio.console import say
 from bertrio.evaluation.metrics import evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import prediction_rows, write_predictions
-from bertrio.files import whole_file, write_json
+from bertrio.files import write_csv, write_json
 from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
 from bertrio.params import Params, build_tasks
 from bertrio.runtime import Runtime
@@ -147,9 +147,7 @@ def training_cost(trainer: Trainer) -> dict[str, float]:
 
 def write_conflicts(rows: list[dict[str, Any]], path: str) -> None:
     """Writes the gradients' inner products as CSV, a row a step and pair of tasks; without any, the header alone."""
-    with whole_file(path) as temporary:
-        frame = pd.DataFrame(rows, columns=CONFLICT_COLUMNS)
-        frame.to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n")
+    write_csv(pd.DataFrame(rows, columns=CONFLICT_COLUMNS), path)
 
 
 def score(model: MultitaskModel, rows: Split, split: str, params: Params) -> dict[str, Any]:
@@ -175,8 +173,7 @@ def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, 
 
 def write_history(lines: list[dict[str, float]], path: str) -> None:
     """Writes the history as CSV, floats with six significant digits."""
-    with whole_file(path) as temporary:
-        pd.DataFrame(lines).to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n")
+    write_csv(pd.DataFrame(lines), path)
 
 
 def told(log: EpochLog, dev: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from bertrio.errors import UserError
-from bertrio.files import whole_file
+from bertrio.files import write_csv
 from bertrio.params import Params
 from bertrio.params.loading import MEMBER_GROUPS
 
@@ -89,9 +89,7 @@ class Table:
         import pandas as pd
 
         columns = dict.fromkeys(name for row in ({"step": 0}, *self.rows) for name in row)
-        with whole_file(self.path) as temporary:
-            frame = pd.DataFrame(self.rows, columns=list(columns))
-            frame.to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n")
+        write_csv(pd.DataFrame(self.rows, columns=list(columns)), self.path)
 
 
 class TensorBoard:

@@ -70,3 +70,10 @@ def test_raw_files_that_are_missing_are_an_error_that_says_what_to_run(params, t
     monkeypatch.setitem(sys.modules, "bertrio.data.baselines", SimpleNamespace(simple_baselines=None))
     with pytest.raises(UserError, match="is missing; an earlier stage makes it"):
         run(params(), tmp_path / "raw")
+
+
+def test_a_share_of_each_split_may_be_kept_and_no_test_rows(params, raw):
+    keep = {"train": 0.5, "dev": 0.25, "test": 0}
+    _, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data={"split": {"keep": keep}}), raw)
+    for task in ("sst", "qqp", "sts"):
+        assert [facts["tasks"][task][split]["rows"] for split in ("train", "dev", "test")] == [40, 3, 0]

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.data.splits import make_splits, sentence_groups
+from bertrio.data.splits import keep_share, make_splits, sentence_groups
 from bertrio.data.table import SPLITS
 from bertrio.errors import UserError
 
@@ -136,3 +136,28 @@ def test_a_test_fraction_of_zero_gives_an_empty_test(strategy):
 def test_too_few_rows_for_a_split_is_an_error(strategy, rows, fractions):
     with pytest.raises(UserError, match="task sst"):
         make_splits({"train": single(rows)}, strategy, fractions, 0, "sst")
+
+
+def kept(table, share, seed=0, task="sst"):
+    everything = {"train": 1.0, "dev": 1.0, "test": 1.0}
+    return keep_share({"train": table}, {**everything, "train": share}, seed, task)["train"]
+
+
+@pytest.mark.parametrize(("share", "count"), [(1.0, 30), (0.1, 3), (0.11, 4), (1e-6, 1), (0.0, 0)])
+def test_a_share_of_rows_is_rounded_up(share, count):
+    assert len(kept(single(30), share)) == count
+
+
+def test_kept_rows_are_those_of_any_smaller_share_and_more_in_their_order():
+    table = single(200)
+    small, large = (kept(table, share)["id"].tolist() for share in (0.2, 0.5))
+    assert set(small) < set(large)
+    assert large == [name for name in table["id"] if name in set(large)]
+    assert kept(table, 1.0).equals(table)
+
+
+def test_the_seed_and_the_task_decide_which_rows_are_kept():
+    table = single(200)
+    drawn = {tuple(kept(table, 0.3, seed, task)["id"]) for seed in (0, 1) for task in ("sst", "qqp")}
+    assert len(drawn) == 4
+    assert kept(table, 0.3).equals(kept(table, 0.3))

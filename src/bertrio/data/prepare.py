@@ -13,7 +13,7 @@ import pandas as pd
 from bertrio.console import show_table
 from bertrio.data.facts import describe
 from bertrio.data.reading import watched
-from bertrio.data.splits import make_splits
+from bertrio.data.splits import keep_share, make_splits
 from bertrio.data.table import SPLITS, read_table, write_table
 from bertrio.errors import need
 from bertrio.files import read_json, write_json
@@ -73,7 +73,8 @@ def _split(params: DataParams, name: str, folder: Path) -> dict[str, pd.DataFram
     rule = params.split.tasks.get(name, params.split)
     files = {split: folder / f"{split}.parquet" for split in SPLITS}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
-    return make_splits(tables, rule.strategy, rule.fractions, params.split.seed, name)
+    splits = make_splits(tables, rule.strategy, rule.fractions, params.split.seed, name)
+    return keep_share(splits, params.split.keep.model_dump(), params.split.seed, name)
 
 
 def _training_texts(splits: Splits, tasks: dict[str, Task]) -> Iterator[str]:

@@ -28,8 +28,17 @@ class SplitRule(Group):
         return self
 
 
+class KeepParams(Group):
+    """The share of its rows that each split keeps."""
+
+    train: Annotated[Share, Field(gt=0)]
+    dev: Annotated[Share, Field(gt=0)]
+    test: Share
+
+
 class SplitParams(SplitRule):
     seed: Seed
+    keep: KeepParams
     tasks: dict[str, SplitRule]
 
 

@@ -84,12 +84,13 @@ def test_selection_keeps_the_first_of_equals_and_last_the_last(default_tasks):
         selection = Selection(by, "dev")
         for epoch, score in enumerate(scores, start=1):
             torch.nn.init.constant_(model.weight, epoch)
-            selection.offer(model, epoch, {"dev": {"sst": {"accuracy": score}}}, default_tasks)
+            selection.offer(model, epoch, {"dev": {"sst": {"accuracy": score}}}, default_tasks, tables[epoch - 1])
         selection.restore(model)
-        return selection.best_epoch, model.weight.item()
+        return selection.best_epoch, model.weight.item(), tables.index(selection.predictions)
 
-    assert offered("sst", [0.1, 0.3, 0.3, 0.2]) == (2, 2.0)
-    assert offered("last", [0.1, 0.3, 0.3, 0.2]) == (4, 4.0)
+    tables = [object() for _ in range(4)]
+    assert offered("sst", [0.1, 0.3, 0.3, 0.2]) == (2, 2.0, 1)
+    assert offered("last", [0.1, 0.3, 0.3, 0.2]) == (4, 4.0, 3)
 
 
 def test_a_dev_split_without_rows_is_an_error(workspace):

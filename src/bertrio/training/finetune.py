@@ -44,7 +44,7 @@ def predict(model: MultitaskModel, rows: Split, split: str, batch_size: int) -> 
 
 @dataclass
 class Selection:
-    """Keeps the weights of the best epoch, the earlier one among equals; `last` keeps the last.
+    """Keeps the weights of the best epoch and what they predict, the earlier one among equals; `last` keeps the last.
 
     Args:
         by: `overall_normalized`, `overall_mean`, a task (its first metric), or `last`.
@@ -56,13 +56,16 @@ class Selection:
     best_epoch: int = 0
     best_score: float = float("-inf")
     weights: dict[str, Tensor] = field(default_factory=dict)
+    predictions: pd.DataFrame | None = None
 
-    def offer(self, model: MultitaskModel, epoch: int, scores: dict[str, Any], tasks: dict) -> bool:
-        """Takes the epoch if it is the best so far; says whether it was."""
+    def offer(
+        self, model: MultitaskModel, epoch: int, scores: dict[str, Any], tasks: dict, predictions: pd.DataFrame
+    ) -> bool:
+        """Takes the epoch, with its predictions for dev, if it is the best so far; says whether it was."""
         score = float(epoch) if self.by == "last" else selection_score(scores[self.on], self.by, tasks)
         if score <= self.best_score:
             return False
-        self.best_epoch, self.best_score = epoch, score
+        self.best_epoch, self.best_score, self.predictions = epoch, score, predictions
         if self.by != "last":  # the last epoch's weights are in the model anyway
             self.weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
         return True
@@ -114,21 +117,18 @@ def finetune(
     selection, lines = Selection(params.finetune.select, params.finetune.select_on), []
     with closing(tracker):
         for log in trainer.run("finetune"):
-            scores = {name: score(kept, rows, name, params) for name, rows in scored.items()}
-            best = selection.offer(kept, log.epoch, scores, tasks)
+            tables = {name: predict(kept, rows, name, params.finetune.eval_batch_size) for name, rows in scored.items()}
+            scores = {name: evaluate_predictions(table, tasks)[name] for name, table in tables.items()}
+            best = selection.offer(kept, log.epoch, scores, tasks, tables["dev"])
             lines.append(history_line(log, scores))
             say(f"epoch {log.epoch}: {told(log, scores['dev'])}{' (best so far)' if best else ''}")
             if params.finetune.patience and log.epoch - selection.best_epoch >= params.finetune.patience:
                 say(f"finetune: no better for {params.finetune.patience} epochs, stopped")
                 break
     selection.restore(kept)
-    tables = [
-        predict(kept, rows, name, params.finetune.eval_batch_size)
-        for name, rows in (("dev", dev), ("test", test))
-        if rows
-    ]
+    written = [selection.predictions, *([predict(kept, test, "test", params.finetune.eval_batch_size)] if test else [])]
     save_model(kept, model_folder, _about(params))
-    write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
+    write_predictions(pd.concat(written, ignore_index=True), f"{predictions}/predictions.parquet")
     selected = {"rows": selection.on, "by": selection.by}
     write_json(f"{predictions}/summary.json", {"best_epoch": selection.best_epoch, "selected_on": selected})
     write_history(lines, history)

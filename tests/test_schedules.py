@@ -37,6 +37,13 @@ def test_a_joint_epoch_has_all_tasks_in_every_step_and_the_length_that_until_say
     assert plan("joint", until=until, steps=steps) == [[("sst", "qqp", "sts")] * length] * 2
 
 
+def test_without_cycling_a_joint_epoch_gives_every_task_one_pass_and_then_leaves_it_out():
+    three, two, one = ("sst", "qqp", "sts"), ("sst", "qqp"), ("qqp",)
+    assert plan("joint", until="longest", cycle=False) == [[three, three, two, one, one]] * 2
+    assert plan("joint", until="sst", cycle=False) == [[three, three, two]] * 2
+    assert plan("joint", until="steps", steps=6, cycle=False) == plan("joint", until="longest", cycle=False)
+
+
 def test_sequential_trains_each_task_for_its_own_epochs_and_never_again():
     sst, qqp, sts = [("sst",)] * 3, [("qqp",)] * 5, [("sts",)] * 2
     assert plan("sequential", task_epochs={"sst": 1, "sts": 3}) == [sst, qqp, qqp, sts, sts, sts]

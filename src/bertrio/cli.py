@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from bertrio import __version__
+from bertrio.cli_recipes import add_recipe_commands
 from bertrio.errors import UserError
 
 REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
@@ -53,6 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--baseline", metavar="REV", help="compare it with this one: likewise, or workspace")
     report.add_argument("--out", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
     report.set_defaults(run=_report)
+
+    add_recipe_commands(commands)
     return parser
 
 

@@ -18,6 +18,7 @@ no cap (`strategies` 4, three loops)         `per_epoch`
 individual training (`bertpp` 3)             `per_epoch`
 sequential (`smart` 4.2)                     `sequential`
 SST as the epoch (`smart` 4.2)               `joint`, until `sst`
+all of QQP, not cycled (`bertpp` 4.4)        `joint`, until `longest`, and `cycle: false`
 cycled (`bertpp` 4.3.6)                      `joint`, until `longest`
 full data (`losses` 4.2.1)                   `joint`, until `qqp` (the longest), with `proportional_batch_sizes`
 sampled round robin (`beyond` 3.4)           `round_robin`, until `[sst, sts]`
@@ -55,6 +56,7 @@ class Sizes:
         until: what ends an epoch: `shortest` or `longest` (the task of the fewest or most batches has had one pass; all
             of them where several are equal), a task, several tasks (each has had one pass), or `steps`.
         steps: the epoch's length where `until` is `steps`.
+        cycle: whether, in a `joint` epoch, a task that has had a whole pass begins again or sits out the rest.
         temperature: T of `temperature`, 1 or more, infinity allowed.
 
     Raises:
@@ -67,6 +69,7 @@ class Sizes:
     task_epochs: Mapping[str, int] = field(default_factory=dict)
     until: str | tuple[str, ...] = "longest"
     steps: int | None = None
+    cycle: bool = True
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -87,11 +90,16 @@ def joint(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
     """Every step takes one batch of each task: the papers' simultaneous training (`smart` 4.2, `bertpp` 3).
 
     An epoch has as many steps as the tasks that `until` names have batches, the most of them where it names several, or
-    `steps`. Draws nothing from `generator`.
+    `steps`. Without `cycle`, a step holds the tasks that have a batch of their pass left: all at first, the longest
+    alone at last (`bertpp` 4.4, before it cycles), and the epoch ends when there are none. Draws nothing from
+    `generator`.
     """
-    step = tuple(sizes.batches)
     length = _epoch_steps(sizes) if sizes.until == "steps" else max(_awaited(sizes).values())
-    return [[step] * length for _ in range(sizes.epochs)]
+    if sizes.cycle:
+        return [[tuple(sizes.batches)] * length for _ in range(sizes.epochs)]
+    length = min(length, max(sizes.batches.values()))
+    epoch = [tuple(task for task, count in sizes.batches.items() if step < count) for step in range(length)]
+    return [epoch] * sizes.epochs
 
 
 def sequential(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:

@@ -18,6 +18,7 @@ class ScheduleParams(Group):
     first: dict[str, Count]
     until: str | Annotated[list[str], Field(min_length=1)]
     steps: Count | None
+    cycle: bool
     temperature: Annotated[Real, Field(ge=1)]
     cap: Count | Literal["shortest"] | None
     redraw: bool

@@ -79,6 +79,7 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
         task_epochs={task: params.tasks[task].epochs for task in train if params.tasks[task].epochs is not None},
         until=until,
         steps=options.steps,
+        cycle=options.cycle,
         temperature=options.temperature,
     )
     first = [[(task,)] * sizes.batches[task] for task, epochs in options.first.items() for _ in range(epochs)]

@@ -1,0 +1,246 @@
+"""What the repository keeps of a run of a row: one small file, enough to show it and to test it against another."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import csv
+import hashlib
+import io
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from bertrio.errors import UserError
+from bertrio.files import write_json
+from bertrio.tasks import Array
+
+if TYPE_CHECKING:  # they take long to import, and tables need none of them
+    from bertrio.evaluation.metrics import Scored
+    from bertrio.experiments.revision import Revision
+
+FOLDER = "recipes/measured"
+SPLITS = ("dev", "test")
+OVERALL = ("overall_mean", "overall_normalized")
+TRAINING = ("pretrain_mlm", "prefinetune", "finetune-")  # stages, by the beginning of their names
+KINDS = {"right": "accuracy", "influence": "pearson"}  # of contributions, and the metrics that they are of
+
+
+class ByRow(NamedTuple):
+    """What each labelled dev row adds to a task's first metric.
+
+    `rows` is a digest of their ids and labels: two runs can be compared pair by pair where it is the same. `values`
+    [N], in the order of the ids: 1 for right and 0 for wrong, or the influence on a correlation, see `contributions`.
+    """
+
+    rows: str
+    values: Array
+
+
+def _decoded(value: Any) -> ByRow:
+    if isinstance(value, (tuple, list)):
+        return ByRow(*value)
+    if not isinstance(value, Mapping) or value.keys() != {"ids", "kind", "count", "values"}:
+        raise ValueError("expected ids, kind, count and values")
+    if value["kind"] not in KINDS:
+        raise ValueError(f"kind: found {value['kind']!r}, expected {' or '.join(KINDS)}")
+    try:
+        content = base64.b64decode(value["values"], validate=True)
+    except (binascii.Error, TypeError) as error:
+        raise ValueError(f"values: expected base64 ({error})") from None
+    count, right = value["count"], value["kind"] == "right"
+    if not isinstance(count, int) or len(content) != (-(-count // 8) if right else 2 * count):
+        raise ValueError(f"values: found {len(content)} bytes, which are not {count} rows")
+    if right:
+        return ByRow(value["ids"], np.unpackbits(np.frombuffer(content, np.uint8), count=count).astype(np.float64))
+    return ByRow(value["ids"], np.frombuffer(content, "<f2").astype(np.float64))
+
+
+def _encoded(by_row: ByRow) -> dict[str, Any]:
+    right = bool(np.isin(by_row.values, (0.0, 1.0)).all())  # or of constant predictions, whose influence is all 0
+    content = np.packbits(by_row.values.astype(bool)) if right else by_row.values.astype("<f2")
+    return {
+        "ids": by_row.rows,
+        "kind": "right" if right else "influence",
+        "count": len(by_row.values),
+        "values": base64.b64encode(content.tobytes()).decode(),
+    }
+
+
+Metrics = dict[str, float | dict[str, float]]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True))
+class Measured:
+    """One run of a row, as recipes/measured/<name>.json holds it.
+
+    Args:
+        row: full name of the row that was run.
+        budget: paper or quick.
+        seed: runtime.seed.
+        overrides: what else the user set, by dotted param; not where the data lies and how it was computed.
+        source, encoder: data.source and encoder.name; of a local encoder only the folder's name.
+        rows: by task and split.
+        metrics: by split, then each task's first metric, and both overall scores.
+        intervals: their 95 % intervals, likewise.
+        seconds: of all training stages together.
+        peak_memory_mb: the largest of them.
+        precision: of matrix products; auto where it was not recorded which.
+        threads: of the CPU; None where it was not recorded how many.
+        curve: step and overall_normalized on dev, by epoch of the first member.
+        by_row: by task, see `ByRow`.
+        commit: the one that the run was started from, in short.
+        version: of bertrio.
+        name: of the experiment and the file.
+    """
+
+    row: str
+    budget: str
+    seed: int
+    overrides: dict[str, Any]
+    source: str
+    rows: dict[str, dict[str, int]]
+    encoder: str
+    metrics: dict[str, Metrics]
+    intervals: dict[str, dict[str, Interval | dict[str, Interval]]]
+    seconds: Annotated[float, Field(ge=0)]
+    peak_memory_mb: Annotated[float, Field(ge=0)]
+    precision: str
+    threads: int | None
+    curve: list[tuple[int, float]]
+    by_row: dict[str, Annotated[ByRow, BeforeValidator(_decoded)]]
+    commit: str
+    version: str
+    name: str = ""
+
+
+def load_measured(folder: str | Path = FOLDER) -> list[Measured]:
+    """All measured runs of a folder, in the order of their names; none if there is no such folder.
+
+    Raises:
+        UserError: naming a file that is damaged, and what is wrong in it.
+    """
+    return [read_measured(path) for path in sorted(Path(folder).glob("*.json"))]
+
+
+def read_measured(path: str | Path) -> Measured:
+    """One measured run; raises as `load_measured`."""
+    path = Path(path)
+    advice = "git checkout it, or remove it and make it again with bertrio recipes collect"
+    try:
+        return replace(TypeAdapter(Measured).validate_json(path.read_bytes()), name=path.stem)
+    except ValidationError as error:
+        told = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
+        raise UserError(f"{path}: is no measured run ({'; '.join(told[:3])}); {advice}") from None
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror}); {advice}") from error
+
+
+def write_measured(measured: Measured, folder: str | Path = FOLDER) -> Path:
+    """Writes a measured run to `<folder>/<name>.json` and returns the path; the same run makes the same bytes."""
+    path = Path(folder) / f"{measured.name}.json"
+    write_json(path, to_json(measured), digits=10)
+    return path
+
+
+def to_json(measured: Measured) -> dict[str, Any]:
+    """The content of its file, which is called after the name."""
+    fields = asdict(replace(measured, by_row={}))
+    del fields["name"]
+    return fields | {"by_row": {task: _encoded(by_row) for task, by_row in measured.by_row.items()}}
+
+
+def contributions(scored: Scored, metric: str) -> tuple[str, Array] | None:
+    r"""What each row adds to a metric, so that the variance of a difference of two runs is that of paired means.
+
+    For accuracy it is 1 or 0. For Pearson's r it is the influence of the row,
+    $z_x z_y - r (z_x^2 + z_y^2) / 2$ ("The influence curve and its role in robust estimation", Hampel 1974; Devlin,
+    Gnanadesikan and Kettenring 1975), whose mean is 0; z are labels and predictions, standardised. With contributions
+    a and b of two runs on the same N rows, var(a - b) / N is the variance of the difference of their metrics that the
+    paired bootstrap finds.
+
+    Returns:
+        The kind, `right` or `influence`, and values [N] in the order of the rows; None for other metrics.
+    """
+    if metric == KINDS["right"]:
+        return "right", scored.correct
+    if metric == KINDS["influence"]:
+        x, y = (_standardised(values) for values in (scored.labels, scored.predictions))
+        return "influence", x * y - np.mean(x * y) * (x * x + y * y) / 2
+    return None
+
+
+def _standardised(values: Array) -> Array:
+    return (values - values.mean()) / (values.std() if np.ptp(values) else 1.0)
+
+
+def measure(revision: Revision, **facts: Any) -> Measured:
+    """What is kept of a finished run; what it does not have, such as labels of a task, is left out.
+
+    Args:
+        revision: the run.
+        facts: what the revision does not say of itself: name, row, budget, overrides and commit.
+
+    Raises:
+        UserError: if one of its files is missing or damaged.
+    """
+    from bertrio import __version__
+    from bertrio.experiments.dvc_experiments import without_place
+
+    settings = revision.settings()
+    firsts = {name: task.target.metrics[0] for name, task in revision.tasks().items()}
+    evaluation, timing = revision.json("metrics/evaluation.json"), revision.json("metrics/timing.json")
+    training = {stage: of for stage, of in timing.items() if stage.startswith(TRAINING)}
+    last = next((of for stage, of in training.items() if stage.startswith("finetune-")), {})
+    return Measured(
+        seed=settings["runtime"]["seed"],
+        source=settings["data"]["source"],
+        rows={
+            task: {split: of["rows"] for split, of in splits.items()}
+            for task, splits in revision.json("metrics/data.json")["tasks"].items()
+        },
+        encoder=without_place("encoder.name", settings["encoder"]["name"]),
+        metrics={split: _firsts(evaluation.get(split, {}), firsts) for split in SPLITS},
+        intervals={split: _firsts(evaluation.get("intervals", {}).get(split, {}), firsts) for split in SPLITS},
+        seconds=round(sum(of["seconds"] for of in training.values()), 1),
+        peak_memory_mb=max((of["peak_memory_mb"] for of in training.values()), default=0.0),
+        precision=last.get("precision", settings["runtime"]["precision"]),
+        threads=last.get("threads", settings["runtime"]["threads"]),
+        curve=_curve(revision, next(iter(settings["ensemble"]["members"]))),
+        by_row=_by_row(revision, firsts),
+        version=__version__,
+        **facts,
+    )
+
+
+def _firsts(found: Mapping[str, Any], firsts: Mapping[str, str]) -> dict[str, Any]:
+    """Of all metrics of a split, the first of each task and the overall scores."""
+    of_tasks = {task: {metric: found[task][metric]} for task, metric in firsts.items() if task in found}
+    return of_tasks | {name: found[name] for name in OVERALL if name in found}
+
+
+def _curve(revision: Revision, member: str) -> list[tuple[int, float]]:
+    lines = csv.DictReader(io.StringIO(revision.read(f"plots/history/{member}.csv").decode()))
+    pairs = [(line["step"], line.get("dev_overall_normalized")) for line in lines]
+    return [(int(step), float(score)) for step, score in pairs if score]
+
+
+def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
+    from bertrio.evaluation.metrics import Scored
+
+    frame = revision.predictions()
+    frame = frame[(frame["split"] == "dev") & frame["label"].notna()].sort_values("id")
+    found = {}
+    for task, metric in firsts.items():
+        rows = frame[frame["task"] == task]
+        own = contributions(Scored.of(rows), metric) if len(rows) else None
+        if own is not None:
+            lines = "".join(f"{row_id}\t{label:g}\n" for row_id, label in zip(rows["id"], rows["label"]))
+            found[task] = ByRow(hashlib.sha256(lines.encode()).hexdigest(), own[1])
+    return found

@@ -1,0 +1,82 @@
+"""What a row is run with: params.yaml, then the row, the budget, the seed, and last what the user sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bertrio.errors import UserError
+from bertrio.experiments.overrides import Block, layered, members_of, multiplied, put, with_numbers
+from bertrio.params.loading import member_params, read_yaml, validate_params
+
+if TYPE_CHECKING:
+    from bertrio.experiments.recipes import Recipes, Row
+
+SEED_STEP = 1000  # between the seeds of one member in two runs of an ensemble
+
+
+def resolve(
+    recipes: Recipes,
+    row: Row,
+    budget: str = "paper",
+    overrides: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> Block:
+    """The params that a row is run with, as params.yaml would hold them.
+
+    On the base go, in this order: the row's overrides (`ensemble.members` replaced whole, all other blocks merged) and,
+    of a point of a sweep, its settings; the budget, which first multiplies and then sets; the seed; the user's
+    overrides.
+
+    Args:
+        recipes: where the budget is found.
+        row: the row; one quoted from the literature can't be resolved.
+        budget: its name.
+        overrides: what the user sets: dotted params and their values.
+        seed: `runtime.seed` of this run, from 1. A member of an ensemble that has a seed m of its own gets
+            m + 1000 (seed - 1), so that no two runs share a member. None leaves all seeds as they are.
+        base: raw params to start from; None reads params.yaml.
+
+    Raises:
+        UserError: naming the recipe's file and row, the budget or the setting, and every param that is wrong.
+    """
+    if row.literature:
+        raise UserError(f"{row.name}: has no params: the paper quotes it from the literature")
+    chosen = recipes.budget(budget)
+    base = with_numbers(read_yaml("params.yaml") if base is None else base)
+    raw = _with(layered(base, row.overrides), row.settings, f"{recipes.folder}/{row.paper}.yaml: {row.name}")
+    raw = layered(multiplied(raw, chosen.multiply), chosen.overrides)
+    if seed is not None:
+        _set_seed(raw, seed)
+    raw = _with(raw, {}, f"{recipes.folder}/budgets.yaml: {budget}, for {row.name}")
+    return _with(raw, overrides, f"{row.name} with -S {' -S '.join(overrides)}") if overrides else raw
+
+
+def _with(raw: Block, settings: Mapping[str, Any], where: str) -> Block:
+    """Raw params with settings on top, checked; `where` is what errors begin with."""
+    try:
+        for name, value in settings.items():
+            put(raw, name, value)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    _check(raw, where)
+    return raw
+
+
+def _set_seed(raw: Block, seed: int) -> None:
+    put(raw, "runtime.seed", seed)
+    for member in members_of(raw).values():
+        own = (member.get("runtime") or {}).get("seed")
+        if isinstance(own, int):
+            member["runtime"]["seed"] = own + SEED_STEP * (seed - 1)
+
+
+def _check(raw: Block, where: str) -> None:
+    """Checks params and what each member of the ensemble makes of them, as training will."""
+    params = validate_params(raw, where)
+    for name in params.ensemble.members:
+        try:
+            member_params(params, name)
+        except UserError as error:
+            raise UserError(str(error).replace("params.yaml:", f"{where}:")) from None

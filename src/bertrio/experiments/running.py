@@ -1,0 +1,192 @@
+"""Runs rows of the papers' tables as DVC experiments, and keeps what they measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bertrio.console import say
+from bertrio.errors import UserError
+from bertrio.experiments.dvc_experiments import (
+    OF_MACHINE,
+    PARAMS,
+    Experiment,
+    differences,
+    experiments,
+    find_experiments,
+    run_experiment,
+    without_place,
+)
+from bertrio.experiments.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
+from bertrio.experiments.overrides import changes, with_numbers
+from bertrio.experiments.recipes import load_recipes, resolve
+from bertrio.params.loading import read_yaml
+
+__all__ = ["collect", "experiment_name", "experiments", "run_experiment", "run_rows"]
+
+# Params that a measured file has fields for, or that say nothing of the result
+FIELDS = ("data.source", "data.path", "data.corpora_path", "encoder.name", "encoder.revision")
+SEED = "runtime.seed"
+
+
+def run_rows(
+    names: Sequence[str],
+    budget: str = "paper",
+    seeds: int = 1,
+    overrides: Mapping[str, Any] | None = None,
+    queue: bool = False,
+    root: str | Path = ".",
+) -> list[str]:
+    """Makes a DVC experiment of every row and seed, one after the other, and writes down what each measured.
+
+    What has been run already is skipped, so a series that was stopped goes on where it was. A run that fails does not
+    stop the others.
+
+    Args:
+        names: rows, tables, papers and sweeps.
+        budget: its name.
+        seeds: how many runs of each row; they have `runtime.seed` 1, 2, ...
+        overrides: what else is set, by dotted param.
+        queue: only add them to DVC's queue.
+        root: the root of the repository.
+
+    Returns:
+        The names of the experiments.
+
+    Raises:
+        UserError: before anything is run if a name or param is wrong; at the end, naming the runs that failed.
+        KeyboardInterrupt: if it was stopped.
+    """
+    overrides = dict(overrides or {})
+    if SEED in overrides and seeds != 1:
+        raise UserError(f"found both {seeds} seeds and -S {SEED}={overrides[SEED]}, expected one of the two")
+    chosen = [overrides.pop(SEED)] if SEED in overrides else range(1, seeds + 1)
+    recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / PARAMS)
+    runs = {
+        experiment_name(row.run_as, budget, seed, overrides): resolve(recipes, row, budget, overrides, seed, base)
+        for seed in chosen  # all rows once, then all rows again: a series that is stopped has something of each
+        for row in recipes.expand(names)
+    }
+    failed: dict[str, str] = {}
+    for number, (name, settings) in enumerate(runs.items(), start=1):
+        say(f"[{number}/{len(runs)}] {name}")
+        try:
+            run_experiment(name, settings, root, queue)
+            if not queue:
+                collect(root, [name])
+        except UserError as error:
+            say(str(error))
+            failed[name] = str(error)
+        except KeyboardInterrupt:
+            say(f"stopped; {name} and what comes after it are missing: the same command goes on from there")
+            raise
+    if queue:
+        say("next: dvc queue start -j N (N at a time), dvc queue status, and in the end bertrio recipes collect")
+    if failed:
+        told = "".join(f"\n  {error}" for error in failed.values())
+        raise UserError(f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:{told}")
+    return list(runs)
+
+
+def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[str, Any]) -> str:
+    """The experiment of a run: `smart-concat-quick-s1`, with six digits more where params were overridden.
+
+    They stand for the overrides, and are the same on every machine: of a local folder only its last name counts, and
+    device and threads do not.
+    """
+    own = {param: without_place(param, value) for param, value in overrides.items() if param not in (*OF_MACHINE, SEED)}
+    text = json.dumps(own, sort_keys=True)
+    return f"{row_name}-{budget}-s{seed}" + (f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}" if own else "")
+
+
+def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[Path]:
+    """Writes down what experiments measured: a file in recipes/measured for each that is named after a row.
+
+    A file that is there already stays as it is, unless the experiment has other figures by now.
+
+    Args:
+        root: the root of the repository.
+        names: of experiments; None takes all that DVC knows, those of other commits included.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        UserError: if an experiment or a file can't be read.
+    """
+    root = Path(root)
+    collector = _Collector(root)
+    found = find_experiments(root)
+    chosen = found if names is None else {name: found[name] for name in names if name in found}
+    measured = [collector.measure(experiment) for _, experiment in sorted(chosen.items())]
+    return [path for own in measured if own is not None for path in _write(own, root / FOLDER)]
+
+
+def _write(measured: Measured, folder: Path) -> Iterator[Path]:
+    path = folder / f"{measured.name}.json"
+    if not path.exists() or _figures(read_measured(path)) != _figures(measured):
+        yield write_measured(measured, folder)
+        say(f"wrote {path}")
+
+
+def _figures(measured: Measured) -> dict[str, Any]:
+    """What changes with the experiment alone: how a run is described may change with the recipes and with bertrio."""
+    return to_json(replace(measured, overrides={}, version=""))
+
+
+class _Collector:
+    """Reads experiments that are named after rows."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.recipes = load_recipes(root / "recipes")
+        self.base = read_yaml(root / PARAMS)
+        self.baselines: dict[str, dict[str, Any]] = {}  # params.yaml by commit
+        budgets = "|".join(map(re.escape, self.recipes.budgets))
+        self.form = re.compile(rf"(?P<row>.+)-(?P<budget>{budgets})-s\d+(-[0-9a-f]{{6}})?")
+
+    def measure(self, experiment: Experiment) -> Measured | None:
+        """What an experiment measured; None if it is not named after a row."""
+        from bertrio.experiments.revision import Revision
+
+        named = self.form.fullmatch(experiment.name)
+        if named is None:
+            return None
+        try:
+            row = self.recipes.row(named["row"])
+        except UserError:
+            return None
+        revision = Revision.open(experiment.commit, self.root)
+        settings = revision.settings()
+        expected = resolve(self.recipes, row, named["budget"], {}, settings["runtime"]["seed"], self.base)
+        return measure(
+            revision,
+            name=experiment.name,
+            row=row.run_as,
+            budget=named["budget"],
+            overrides=self._overrides(settings, expected, experiment.baseline),
+            commit=experiment.baseline[:7],
+        )
+
+    def _overrides(self, found: Mapping[str, Any], expected: Mapping[str, Any], baseline: str) -> dict[str, Any]:
+        """What the params of an experiment have beside those of its row.
+
+        Where a default of params.yaml is another by now, or new, the experiment still has the row's params: so what
+        neither the row nor the experiment set does not count.
+        """
+        from bertrio.experiments.revision import Revision
+
+        if baseline not in self.baselines:
+            self.baselines[baseline] = Revision.open(baseline, self.root).settings()
+        set_now = changes(with_numbers(self.base), expected)
+        set_then = changes(*map(with_numbers, (self.baselines[baseline], found)))
+        return {
+            param: value
+            for param, (_, value) in differences(expected, found).items()
+            if param not in FIELDS and not param.startswith("runtime.") and (param in set_now or param in set_then)
+        }

@@ -1,0 +1,137 @@
+"""Recipes on the terminal: all of them, one line each, or one of them in full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bertrio.experiments.overrides import ABSENT, changes, value_text, with_numbers
+from bertrio.experiments.recipes import Paper, Recipes, Row
+from bertrio.experiments.resolving import resolve
+from bertrio.params.loading import read_yaml
+
+MAIN = ("sst", "qqp", "sts", "overall")  # the figures that a line has room for
+PIPE_WIDTH = 160  # of lines that go to a file or another program
+
+
+def show_recipes(recipes: Recipes, console: Console | None = None) -> None:
+    """Prints a line for every row and every sweep: its name, table, the paper's title for it, and its figures on dev.
+
+    A row that the paper reports on test alone shows these figures, and says so.
+    """
+    console = console or _stdout()
+    for paper in recipes.papers.values():
+        console.print(_list(paper))
+
+
+def _list(paper: Paper) -> Table:
+    overall = f"overall score: {paper.overall}" if paper.overall else "no overall score"
+    title = Text(f"{paper.title} ({paper.name}; {overall})", style="bold")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("row", "table"):
+        table.add_column(name, no_wrap=True)
+    for name in MAIN:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("title", no_wrap=True, overflow="ellipsis")
+    for row in paper.rows:
+        figures = row.reported or row.reported_test
+        cells = [_figure(figures.get(name)) for name in MAIN]
+        table.add_row(row.name, row.table, *cells, Text("; ".join([row.title, *_remarks(row)])))
+    for sweep in paper.sweeps.values():
+        about = f"sweep: {len(sweep.rows)} runs of {sweep.on}: {sweep.title}"
+        table.add_row(f"{paper.name}-{sweep.name}", "", *[""] * len(MAIN), Text(about))
+    return table
+
+
+def _remarks(row: Row) -> Iterator[str]:
+    if row.reported_test and not row.reported:
+        yield "on test"
+    if row.same_as:
+        yield f"the run of {row.same_as}"
+    if row.literature:
+        yield "from the literature, can't be run"
+
+
+def show_row(
+    recipes: Recipes,
+    name: str,
+    budget: str = "paper",
+    overrides: Mapping[str, Any] | None = None,
+    brief: bool = False,
+) -> None:
+    """Prints the params that a row is run with, and what it is and changes.
+
+    The params go to standard output as YAML, so that `bertrio recipes show ROW > params.yaml` makes a file to run.
+    What the row is and how its params differ from those of params.yaml goes to standard error, after them.
+
+    Args:
+        recipes: all recipes.
+        name: the row's full name.
+        budget: that it is to be run under.
+        overrides: dotted params that the user sets.
+        brief: leaves the params out; the rest goes to standard output.
+
+    Raises:
+        UserError: as `resolve`, and if there is no such row.
+    """
+    row = recipes.row(name)
+    console = _stdout() if brief else Console(stderr=True, highlight=False)
+    if row.literature:
+        _describe(recipes, row, console)
+        return
+    base = with_numbers(read_yaml("params.yaml"))
+    resolved = resolve(recipes, row, budget, overrides, base=base)
+    if not brief:
+        print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="", flush=True)
+    _describe(recipes, row, console)
+    _line(console, f"Budget {budget}: {recipes.budget(budget).title}")
+    console.print(_differences(changes(base, resolved)))
+
+
+def _describe(recipes: Recipes, row: Row, console: Console) -> None:
+    paper = recipes.paper(row.paper)
+    part = paper.tables.get(row.table) or paper.sweeps[row.table]
+    _line(console, f"{row.name}: {row.title}")
+    _line(console, f"{paper.title}, {row.table}: {part.title}")
+    for remark in _remarks(row):
+        _line(console, remark.capitalize())
+    for split, figures in (("dev", row.reported), ("test", row.reported_test)):
+        if figures:
+            _line(console, f"Reported on {split}: {', '.join(f'{key} {value:g}' for key, value in figures.items())}")
+    start = recipes.row(row.run_as).on
+    if start:
+        _line(console, f"Starts from {start}, whose choices may hold here too")
+    own = recipes.row(row.run_as).choices if row.same_as else ()
+    choices = tuple(dict.fromkeys((*paper.choices, *own, *row.choices)))
+    if choices:
+        _line(console, "Left open by the paper, and chosen here:")
+    for choice in choices:
+        _line(console, f"  - {choice}")
+
+
+def _differences(found: Mapping[str, tuple[Any, Any]]) -> Table:
+    table = Table(title="Params that differ from params.yaml", title_justify="left")
+    for name in ("param", "params.yaml", "here"):
+        table.add_column(name, overflow="fold")
+    for name, values in found.items():
+        if values != (ABSENT, None):  # what is not there is null
+            table.add_row(Text(name), *[Text(value_text(value)) for value in values])
+    return table
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _stdout() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(Text(text), soft_wrap=True)

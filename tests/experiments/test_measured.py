@@ -1,0 +1,227 @@
+"""What is kept of a run: that nothing is lost on the way, and that it says as much of luck as the predictions do."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bertrio.errors import UserError
+from bertrio.evaluation.bootstrap import bootstrap
+from bertrio.evaluation.metrics import METRICS, Scored
+from bertrio.experiments.measured import (
+    ByRow,
+    Measured,
+    contributions,
+    load_measured,
+    measure,
+    read_measured,
+    to_json,
+    write_measured,
+)
+from bertrio.experiments.revision import Revision
+from bertrio.files import write_json, write_text
+
+
+def measured(**changes) -> Measured:
+    random = np.random.default_rng(0)
+    kept = Measured(
+        name="toy-a-quick-s1",
+        row="toy-a",
+        budget="quick",
+        seed=1,
+        overrides={"finetune.lr": 3e-05, "schedule.tasks": ["sst"], "smart.layers": None},
+        source="cs224n",
+        rows={"sst": {"train": 854, "dev": 1101}},
+        encoder="all-MiniLM-L6-v2",
+        metrics={"dev": {"sst": {"accuracy": 0.41}, "overall_mean": 0.6}, "test": {}},
+        intervals={"dev": {"sst": {"accuracy": (0.39, 0.43)}, "overall_mean": (0.58, 0.62)}, "test": {}},
+        seconds=61.2,
+        peak_memory_mb=900.0,
+        precision="bf16",
+        threads=2,
+        curve=[(267, 0.55), (534, 0.61)],
+        by_row={
+            "sst": ByRow("digest", random.integers(0, 2, 1101).astype(np.float64)),
+            "sts": ByRow("other", random.normal(0, 1, 863)),
+        },
+        commit="1a2b3c4",
+        version="0.1.0",
+    )
+    return replace(kept, **changes)
+
+
+def runs(metric: str, rows: int, correlation: float, seed: int) -> list[Scored]:
+    """Two runs on the same rows whose errors have some correlation."""
+    random = np.random.default_rng(seed)
+    errors = random.multivariate_normal([0, 0], [[1, correlation], [correlation, 1]], rows).T
+    labels = random.integers(0, 5, rows).astype(np.float64)
+    if metric == "accuracy":
+        return [Scored(labels, np.clip(np.round(labels + own), 0, 4)) for own in errors]
+    return [Scored(labels, labels * skill + own) for own, skill in zip(errors, (0.7, 0.9))]
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "pearson"])
+@pytest.mark.parametrize("correlation", [0.0, 0.6, 0.95])
+@pytest.mark.parametrize("rows", [300, 2000])
+def test_contributions_have_the_variance_of_the_paired_bootstrap(metric, correlation, rows):
+    sides = runs(metric, rows, correlation, seed=rows)
+    first, second = bootstrap(sides, metric, np.random.default_rng(1), 10_000)
+    by_rows = [contributions(side, metric)[1].astype(np.float16).astype(np.float64) for side in sides]
+    assert np.var(by_rows[1] - by_rows[0]) / rows == pytest.approx(np.var(second - first), rel=0.06)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "pearson"])
+def test_contributions_sum_up_to_what_they_are_of(metric):
+    side = runs(metric, 500, 0.5, seed=3)[0]
+    kind, values = contributions(side, metric)
+    assert kind == {"accuracy": "right", "pearson": "influence"}[metric]
+    assert values.mean() == pytest.approx(METRICS[metric](side) if kind == "right" else 0.0, abs=1e-12)
+
+
+def test_influence_is_the_change_of_the_correlation_where_a_row_counts_a_little_more():
+    side = runs("pearson", 400, 0.5, seed=4)[0]
+    _, values = contributions(side, "pearson")
+    row, extra = int(np.argmax(np.abs(values))), 1e-6
+    weights = np.full(400, 1 / 400) * (1 - extra)
+    weights[row] += extra
+    weighted = np.cov(side.labels, side.predictions, aweights=weights, ddof=0)
+    moved = weighted[0, 1] / np.sqrt(weighted[0, 0] * weighted[1, 1]) - METRICS["pearson"](side)
+    assert moved / extra == pytest.approx(values[row], rel=1e-3)
+
+
+def test_constant_predictions_contribute_nothing_and_other_metrics_have_no_contributions():
+    labels = np.arange(10.0)
+    assert not contributions(Scored(labels, np.full(10, 2.5)), "pearson")[1].any()
+    assert contributions(Scored(labels, labels), "rmse") is None
+
+
+def test_what_is_written_is_read_and_the_same_run_makes_the_same_bytes(tmp_path):
+    kept = measured()
+    path = write_measured(kept, tmp_path)
+    assert path == tmp_path / "toy-a-quick-s1.json"
+    [found] = load_measured(tmp_path)
+    assert replace(found, by_row={}) == replace(kept, by_row={})
+    assert np.array_equal(found.by_row["sst"].values, kept.by_row["sst"].values)
+    assert np.allclose(found.by_row["sts"].values, kept.by_row["sts"].values, rtol=1e-3)
+    assert [own.rows for own in found.by_row.values()] == ["digest", "other"]
+    assert write_measured(found, tmp_path / "again").read_bytes() == path.read_bytes()
+    assert path.stat().st_size < 8_000
+
+
+def test_files_are_read_in_the_order_of_their_names(tmp_path):
+    for name in ("toy-b-quick-s1", "toy-a-quick-s2", "toy-a-quick-s1"):
+        write_measured(measured(name=name), tmp_path)
+    assert [found.name for found in load_measured(tmp_path)] == ["toy-a-quick-s1", "toy-a-quick-s2", "toy-b-quick-s1"]
+    assert load_measured(tmp_path / "nowhere") == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda content: content.pop("seed"), "seed"),
+        (lambda content: content.update(sead=1), "sead"),
+        (lambda content: content.update(seconds="long"), "seconds"),
+        (lambda content: content["metrics"]["dev"].update(overall_mean=None), "metrics.dev.overall_mean"),
+        (lambda content: content["by_row"]["sst"].update(values="%%%"), "by_row.sst.*base64"),
+        (lambda content: content["by_row"]["sst"].update(count=5), "by_row.sst.*138 bytes, which are not 5 rows"),
+        (lambda content: content["by_row"]["sst"].update(kind="wrong"), "by_row.sst.*'wrong', expected right or"),
+        (lambda content: content["by_row"]["sst"].pop("ids"), "by_row.sst.*expected ids"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_is_wrong_in_it(damage, told, tmp_path):
+    content = to_json(measured())
+    damage(content)
+    write_json(tmp_path / "toy-a-quick-s1.json", content)
+    with pytest.raises(UserError, match=f"toy-a-quick-s1.json: is no measured run .*{told}.*recipes collect"):
+        load_measured(tmp_path)
+
+
+def test_a_file_cut_off_is_an_error(tmp_path):
+    write_text(tmp_path / "toy-a-quick-s1.json", json.dumps(to_json(measured()))[:500])
+    with pytest.raises(UserError, match="toy-a-quick-s1.json: is no measured run"):
+        read_measured(tmp_path / "toy-a-quick-s1.json")
+    with pytest.raises(UserError, match="none.json: can't be read"):
+        read_measured(tmp_path / "none.json")
+
+
+def finish(folder, tasks=("sst", "qqp", "sts")) -> Revision:
+    """Adds what `measure` reads to a run on disk."""
+    scores = {"sst": {"accuracy": 0.5, "f1": 0.4}, "qqp": {"accuracy": 0.7}, "sts": {"pearson": 0.8, "rmse": 1.0}}
+    dev = {task: scores[task] for task in tasks} | ({"overall_mean": 0.66} if len(tasks) == 3 else {})
+    limits = {task: {metric: [0.1, 0.9] for metric in scores[task]} for task in tasks}
+    write_json(folder / "metrics/evaluation.json", {"dev": dev, "intervals": {"dev": limits}})
+    timing = {
+        "split": {"seconds": 50.0, "peak_memory_mb": 5000.0},
+        "pretrain_mlm": {"seconds": 3.0, "peak_memory_mb": 400.0},
+        "finetune-base": {"seconds": 20.0, "peak_memory_mb": 600.0, "precision": "bf16", "threads": 2},
+        "finetune-other": {"seconds": 30.0, "peak_memory_mb": 500.0, "precision": "bf16", "threads": 2},
+    }
+    write_json(folder / "metrics/timing.json", timing)
+    write_json(folder / "metrics/data.json", {"tasks": {task: {"dev": {"rows": 200}} for task in scores}})
+    column = ",dev_overall_normalized" if len(tasks) == 3 else ""
+    lines = [f"epoch,step{column}", *[f"{i},{10 * i}" + (f",0.{i}" if column else "") for i in (1, 2)]]
+    write_text(folder / "plots/history/base.csv", "\n".join(lines) + "\n")
+    return Revision.open("workspace", folder)
+
+
+def settings(encoder: str = "tiny") -> dict:
+    return {
+        "runtime": {"seed": 3, "precision": "auto", "threads": None},
+        "data": {"source": "sample"},
+        "encoder": {"name": encoder},
+        "ensemble": {"members": {"base": {}, "other": None}},
+    }
+
+
+FACTS = {"name": "toy-a-quick-s3", "row": "toy-a", "budget": "quick", "overrides": {}, "commit": "1a2b3c4"}
+
+
+def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(run_of, make_tables):
+    frame = make_tables()
+    shuffled = frame.sample(frac=1, random_state=0)
+    found = [
+        measure(finish(run_of(name, table, **settings("/models/small"))), **FACTS)
+        for name, table in (("one", frame), ("two", shuffled))
+    ]
+    one = found[0]
+    assert (one.seed, one.source, one.encoder) == (3, "sample", "small")
+    assert one.metrics["dev"] == {
+        "sst": {"accuracy": 0.5}, "qqp": {"accuracy": 0.7}, "sts": {"pearson": 0.8}, "overall_mean": 0.66,
+    }  # fmt: skip
+    assert one.intervals["dev"]["sts"] == {"pearson": (0.1, 0.9)}
+    assert one.metrics["test"] == {}
+    assert (one.seconds, one.peak_memory_mb) == (53.0, 600.0)  # of training, with all members; not of the data
+    assert (one.precision, one.threads) == ("bf16", 2)
+    assert one.curve == [(10, 0.1), (20, 0.2)]
+    assert one.rows["sst"] == {"dev": 200}
+    assert to_json(one) == to_json(found[1])  # the order of the rows does not matter
+    for task, metric in (("sst", "accuracy"), ("sts", "pearson")):
+        rows = frame[frame["task"] == task].sort_values("id")
+        assert np.array_equal(one.by_row[task].values, contributions(Scored.of(rows), metric)[1])
+
+
+def test_other_rows_or_labels_have_another_digest(run_of, make_tables):
+    frame = make_tables()
+    relabelled = frame.copy()
+    relabelled.loc[0, "label"] = (relabelled.loc[0, "label"] + 1) % 5
+    digests = [
+        measure(finish(run_of(name, table, **settings())), **FACTS).by_row["sst"].rows
+        for name, table in (("one", frame), ("two", make_tables(5)), ("fewer", frame[1:]), ("other", relabelled))
+    ]
+    assert digests[0] == digests[1]  # other predictions of the same rows
+    assert len(set(digests)) == 3
+
+
+def test_a_task_without_labels_is_left_out(run_of, make_tables):
+    frame = make_tables()
+    frame.loc[frame["task"] == "qqp", "label"] = np.nan
+    found = measure(finish(run_of("run", frame, **settings()), tasks=("sst", "sts")), **FACTS)
+    assert set(found.metrics["dev"]) == set(found.by_row) == {"sst", "sts"}
+    assert found.curve == []
+
+
+def test_a_run_without_its_files_is_an_error(run_of):
+    folder = run_of("run", **settings())
+    with pytest.raises(UserError, match="timing.json: is missing"):
+        measure(Revision.open("workspace", folder), **FACTS)

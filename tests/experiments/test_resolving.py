@@ -1,0 +1,124 @@
+import pytest
+
+from bertrio.errors import UserError
+from bertrio.experiments.overrides import changes, with_numbers
+from bertrio.experiments.recipes import load_recipes, resolve
+from bertrio.params import read_yaml
+from tests.experiments.test_recipes import rows, write_recipes
+
+
+@pytest.fixture
+def base(root):
+    return with_numbers(read_yaml(root / "params.yaml"))
+
+
+@pytest.fixture
+def resolved(tmp_path, base):
+    """Resolves a row of the made-up paper, whose rows may be changed."""
+
+    def resolved(name, budget="paper", overrides=None, seed=None, changed=None):
+        recipes = load_recipes(write_recipes(tmp_path / "recipes", changed))
+        return resolve(recipes, recipes.row(name), budget, overrides, seed, base)
+
+    return resolved
+
+
+def test_under_the_papers_budget_params_differ_in_what_the_row_says(resolved, base):
+    assert {name: after for name, (_, after) in changes(base, resolved("one-smart")).items()} == {
+        "finetune.lr": 1e-5,
+        "smart.lambda": 1,
+        "schedule.first.qqp": 2,
+    }
+
+
+def test_a_budget_multiplies_and_sets_after_the_row(resolved):
+    params = resolved("one-plain", "quick")
+    assert params["finetune"]["epochs"] == 2
+    assert params["finetune"]["lr"] == 6e-05
+    assert params["schedule"]["first"] == {"qqp": 1}
+    assert params["data"]["split"]["keep"]["train"] == 0.1
+
+
+def test_a_budget_reaches_into_members(resolved):
+    members = resolved("one-five", "quick")["ensemble"]["members"]
+    assert members["b"]["finetune"]["epochs"] == 2
+    assert list(members) == ["a", "b"]  # and not the member of params.yaml
+
+
+def test_the_user_has_the_last_word(resolved):
+    params = resolved("one-plain", "quick", {"finetune.lr": 1e-3, "runtime.seed": 7, "smart": {"steps": 2}}, seed=3)
+    assert params["finetune"]["lr"] == 1e-3
+    assert params["runtime"]["seed"] == 7
+    assert params["smart"]["steps"] == 2
+    assert "eta" in params["smart"]
+
+
+def test_a_point_of_a_sweep_has_its_values_on_the_row_that_it_is_on(resolved):
+    over = {"finetune.lr": [1e-3], "tasks.*.dropout": [0.5]}
+    params = resolved(
+        "one-new-lr-0.001-dropout-0.5", changed={"sweeps": {"new": {"title": "N", "on": "five", "over": over}}}
+    )
+    assert params["finetune"]["lr"] == 1e-3
+    assert {task["dropout"] for task in params["tasks"].values()} == {0.5}
+    assert list(params["ensemble"]["members"]) == ["a", "b"]
+
+
+def test_no_member_is_the_same_in_two_seeds(resolved):
+    def seeds(seed):
+        params = resolved("one-five", seed=seed)
+        return [params["runtime"]["seed"], *[of["runtime"]["seed"] for of in params["ensemble"]["members"].values()]]
+
+    assert seeds(None) == [1, 1, 2]
+    assert seeds(1) == [1, 1, 2]
+    assert seeds(3) == [3, 2001, 2002]
+
+
+def test_resolving_leaves_the_recipes_as_they_were(tmp_path, base):
+    recipes = load_recipes(write_recipes(tmp_path / "recipes"))
+    row = recipes.row("one-five")
+    first = resolve(recipes, row, base=base)
+    resolve(recipes, row, "quick", {"ensemble.members.a.finetune.epochs": 1}, seed=5, base=base)
+    assert resolve(recipes, row, base=base) == first
+
+
+def test_the_base_is_params_yaml_of_this_folder(tmp_path, root, monkeypatch):
+    text = (root / "params.yaml").read_text().replace("source: sample ", "source: hub ")
+    (tmp_path / "params.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    recipes = load_recipes(write_recipes(tmp_path / "recipes"))
+    assert resolve(recipes, recipes.row("one-plain"))["data"]["source"] == "hub"
+
+
+WRONG = {
+    "a param of the row": (
+        {"changed": rows(smart={"set": {"smart": {"lamda": 1}}})},
+        "one.yaml: one-smart: smart.lamda: unknown param; did you mean smart.lambda?",
+    ),
+    "a param of a member": (
+        {"changed": rows(smart={"set": {"ensemble": {"members": {"a": {"finetune": {"epoch": 1}}}}}})},
+        "one.yaml: one-smart: ensemble.members.a.finetune.epoch: unknown param; did you mean finetune.epochs?",
+    ),
+    "a setting": (
+        {"overrides": {"finetune.lrr": 1}},
+        "one-smart with -S finetune.lrr: finetune.lrr: unknown param; did",
+    ),
+    "a value": ({"overrides": {"finetune.lr": "x"}}, "one-smart with -S finetune.lr: finetune.lr: expected"),
+    "a setting through a number": (
+        {"overrides": {"smart.lambda.x": 1}},
+        "one-smart with -S smart.lambda.x: smart.lambda.x: unknown param; smart.lambda is 1",
+    ),
+    "a budget": ({"budget": "quik"}, "quik: no such budget in"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_an_error_names_who_brought_in_what_is_wrong(resolved, case):
+    arguments, message = WRONG[case]
+    with pytest.raises(UserError) as caught:
+        resolved("one-smart", **arguments)
+    assert message in str(caught.value)
+
+
+def test_a_row_from_the_literature_has_no_params(resolved):
+    with pytest.raises(UserError, match="one-quoted: has no params"):
+        resolved("one-quoted")

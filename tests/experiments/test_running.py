@@ -1,0 +1,329 @@
+"""Rows run as real DVC experiments, of a project whose one stage writes at once what training would have written."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bertrio.errors import UserError
+from bertrio.experiments import running
+from bertrio.experiments.dvc_experiments import find_experiments, queued
+from bertrio.experiments.measured import load_measured
+from bertrio.experiments.overrides import with_numbers
+from bertrio.experiments.revision import Revision
+from bertrio.experiments.running import collect, experiment_name, experiments, run_experiment, run_rows
+from bertrio.files import write_json
+from bertrio.params.loading import read_yaml
+
+STAGE = """
+import json, os, shutil, sys, time
+from pathlib import Path
+import yaml
+
+params = yaml.safe_load(open("params.yaml"))
+if params["finetune"]["epochs"] == 99:
+    sys.exit("this run was made to fail")
+if params["finetune"]["epochs"] == 77 and not Path(os.environ["GO_ON"]).exists():
+    Path(os.environ["STARTED"]).write_text(str(os.getpid()))
+    time.sleep(60)
+shutil.copytree("made", ".", dirs_exist_ok=True)
+"""
+OUTS = ["evaluation", "timing", "data"]
+DVC = {
+    "stages": {
+        "train": {
+            "cmd": "python stage.py",
+            "deps": ["stage.py", "made"],
+            "params": ["runtime", "finetune", "smart", "data", "encoder"],
+            "outs": ["predictions"],
+            "metrics": [{f"metrics/{name}.json": {"cache": False}} for name in OUTS],
+            "plots": [{"plots/history/base.csv": {"cache": False}}],
+        }
+    }
+}
+ROWS = {
+    "title": "A toy",
+    "overall": "normalized",
+    "data": {},
+    "base": {"finetune": {"epochs": 10, "lr": 1.0e-5}},
+    "tables": {
+        "table1": {
+            "title": "Two rows",
+            "rows": {
+                "base": {"title": "Base"},
+                "smart": {"title": "SMART", "set": {"smart": {"lambda": 5, "tasks": ["sst"]}}},
+                "failing": {"title": "Failing", "set": {"finetune": {"epochs": 99}}},
+            },
+        },
+    },
+}
+BUDGETS = {
+    "paper": {"title": "as it is", "multiply": {}, "set": {}},
+    "quick": {"title": "quick", "multiply": {"finetune.lr": 6}, "set": {}},
+}
+
+
+class Repository:
+    """A project with recipes, committed."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.folder = folder
+        shutil.copy(root / "params.yaml", folder / "params.yaml")
+        (folder / "stage.py").write_text(STAGE)
+        (folder / "dvc.yaml").write_text(yaml.safe_dump(DVC))
+        (folder / ".gitignore").write_text("/predictions\n")
+        (folder / "recipes").mkdir()
+        for name, content in (("toy", ROWS), ("budgets", BUDGETS)):
+            (folder / f"recipes/{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+        self.git("init", "-q", "-b", "main")
+        for key in ("user.name", "user.email"):
+            self.git("config", key, "t@t")
+        self.dvc("init", "-q")
+        self.dvc("config", "core.analytics", "false")
+
+    def commit(self) -> None:
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", "state")
+
+    def git(self, *arguments: str) -> str:
+        return self._run("git", *arguments)
+
+    def dvc(self, *arguments: str) -> str:
+        return self._run(sys.executable, "-m", "dvc", *arguments)
+
+    def _run(self, *command: str) -> str:
+        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def settings(self, name: str) -> dict:
+        return with_numbers(Revision.open(name, self.folder).settings())
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory, make_tables, lay_out):
+    made = Repository(Path(__file__).parents[2], tmp_path_factory.mktemp("repository"))
+    lay_out(made.folder / "made", make_tables())
+    shutil.rmtree(made.folder / "made/data")
+    (made.folder / "made/params.yaml").unlink()
+    scores = {"sst": {"accuracy": 0.5}, "overall_normalized": 0.6}
+    write_json(made.folder / "made/metrics/evaluation.json", {"dev": scores, "intervals": {}})
+    timing = {"finetune-base": {"seconds": 3.0, "peak_memory_mb": 5.0}}
+    write_json(made.folder / "made/metrics/timing.json", timing)
+    write_json(made.folder / "made/metrics/data.json", {"tasks": {"sst": {"dev": {"rows": 200}}}})
+    (made.folder / "made/plots/history").mkdir(parents=True)
+    (made.folder / "made/plots/history/base.csv").write_text("epoch,step,dev_overall_normalized\n1,10,0.6\n")
+    made.commit()
+    return made
+
+
+@pytest.fixture(scope="module")
+def ran(repository):
+    """The names of two rows that were run."""
+    return run_rows(["toy-base", "toy-smart"], "quick", root=repository.folder)
+
+
+@pytest.fixture
+def no_runs(monkeypatch):
+    """Makes it an error to start DVC."""
+
+    def start(*arguments, **_):
+        raise AssertionError(f"started {arguments}")
+
+    monkeypatch.setattr("bertrio.experiments.dvc_experiments._run", start)
+
+
+def test_rows_become_experiments_of_their_params_and_the_workspace_stays_as_it_is(repository, ran):
+    assert ran == ["toy-base-quick-s1", "toy-smart-quick-s1"]
+    assert set(ran) <= experiments(repository.folder).keys()
+    default = with_numbers(read_yaml(repository.folder / "params.yaml"))
+    found = repository.settings("toy-smart-quick-s1")
+    assert found["finetune"] == default["finetune"] | {"epochs": 10, "lr": 6e-5}
+    assert found["smart"] == default["smart"] | {"lambda": 5, "tasks": ["sst"]}
+    assert found | {"finetune": 0, "smart": 0} == default | {"finetune": 0, "smart": 0}
+    assert repository.git("status", "--porcelain").split() == ["??", "recipes/measured/"]
+    assert not (repository.folder / "predictions").exists()
+
+
+def test_what_was_measured_is_written_down(repository, ran):
+    found = {own.name: own for own in load_measured(repository.folder / "recipes/measured")}
+    assert set(ran) <= found.keys()
+    own = found["toy-smart-quick-s1"]
+    assert (own.row, own.budget, own.seed, own.overrides) == ("toy-smart", "quick", 1, {})
+    assert own.metrics["dev"]["overall_normalized"] == 0.6
+    assert repository.git("rev-parse", "HEAD").startswith(own.commit)
+    assert set(own.by_row) == {"sst", "qqp", "sts"}
+
+
+def test_what_was_run_is_skipped_and_its_file_stays(repository, ran, no_runs, capsys):
+    files = {path: path.read_bytes() for path in (repository.folder / "recipes/measured").iterdir()}
+    assert run_rows(["toy-base", "toy-smart"], "quick", root=repository.folder) == ran
+    assert "toy-smart-quick-s1: already run" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (repository.folder / "recipes/measured").iterdir()} == files
+
+
+def test_a_run_on_other_threads_is_the_same_run(repository, ran, no_runs):
+    assert run_rows(["toy-base"], "quick", overrides={"runtime.threads": 1}, root=repository.folder) == ran[:1]
+
+
+def test_another_run_of_the_same_name_is_an_error_that_says_what_differs(repository, ran, no_runs):
+    settings = repository.settings("toy-base-quick-s1")
+    settings["finetune"]["lr"] = 1e-3
+    with pytest.raises(UserError, match="toy-base-quick-s1: .*other params.*dvc exp remove toy-base-quick-s1") as error:
+        run_experiment("toy-base-quick-s1", settings, repository.folder)
+    assert "finetune.lr: there 6e-05, asked for 0.001" in str(error.value)
+
+
+def test_a_default_that_is_new_does_not_make_another_run(repository, ran, no_runs):
+    path = repository.folder / "params.yaml"
+    kept = path.read_text()
+    settings = repository.settings("toy-base-quick-s1")
+    settings["finetune"]["newer"] = 0
+    with pytest.raises(UserError, match=r"finetune.newer: there \(absent\), asked for 0"):
+        run_experiment("toy-base-quick-s1", settings, repository.folder)
+    path.write_text(kept.replace("\nfinetune:\n", "\nfinetune:\n  newer: 0\n"))
+    run_experiment("toy-base-quick-s1", settings, repository.folder)
+    path.write_text(kept)
+
+
+def test_a_run_that_fails_leaves_nothing_and_does_not_stop_the_others(repository):
+    with pytest.raises(UserError, match=r"1 of 3 runs failed.*\n  toy-failing-quick-s2: dvc exp run ended"):
+        run_rows(["toy-failing", "toy-table1"], "quick", overrides={"runtime.seed": 2}, root=repository.folder)
+    found = experiments(repository.folder)
+    assert {"toy-base-quick-s2", "toy-smart-quick-s2"} <= found.keys()
+    assert "toy-failing-quick-s2" not in found
+    seeds = {own.name: own.seed for own in load_measured(repository.folder / "recipes/measured")}
+    assert seeds["toy-base-quick-s2"] == 2
+
+
+def test_a_run_that_was_stopped_is_over_leaves_nothing_and_is_run_again(repository, tmp_path, monkeypatch):
+    started, go_on = tmp_path / "started", tmp_path / "go_on"
+    monkeypatch.setenv("STARTED", str(started))
+    monkeypatch.setenv("GO_ON", str(go_on))
+    code = (
+        "import sys; from bertrio.experiments.running import run_rows; "
+        "run_rows(['toy-base'], 'paper', overrides={'finetune.epochs': 77}, root=sys.argv[1])"
+    )
+    source = str(Path(running.__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(repository.folder)],
+        env={**os.environ, "PYTHONPATH": source},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: started.exists() and started.read_text())
+    process.send_signal(signal.SIGTERM)
+    told = process.communicate(timeout=60)[1]
+    assert process.returncode != 0
+    assert "stopped; toy-base-paper-s1-" in told
+    assert not Path(f"/proc/{started.read_text()}").exists()
+    name = experiment_name("toy-base", "paper", 1, {"finetune.epochs": 77})
+    assert name not in experiments(repository.folder)
+    assert not list((repository.folder / ".dvc/tmp/exps/standalone").glob("tmp*"))  # DVC's copy of the repository
+    go_on.write_text("")
+    assert run_rows(["toy-base"], "paper", overrides={"finetune.epochs": 77}, root=repository.folder) == [name]
+    assert repository.settings(name)["finetune"]["epochs"] == 77
+
+
+def until(true, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_the_queue_gets_each_run_once(repository, capsys):
+    for told in ("queueing", "already in the queue"):
+        names = run_rows(["toy-base"], "paper", seeds=2, queue=True, root=repository.folder)
+        assert names == ["toy-base-paper-s1", "toy-base-paper-s2"]
+        error = capsys.readouterr().err
+        assert error.count(f": {told}") == 2
+        assert "next: dvc queue start" in error
+        assert queued(repository.folder) == set(names)
+    assert not set(names) & experiments(repository.folder).keys()
+
+
+def test_collect_takes_every_experiment_of_a_row_and_no_other(repository, ran):
+    folder = repository.folder
+    before = {path.name: path.read_bytes() for path in (folder / "recipes/measured").iterdir()}
+    settings = repository.settings("toy-base-quick-s1")
+    settings["data"]["sample"]["seed"] = 7
+    run_experiment("toy-base-quick-s9-abcdef", settings, folder)
+    [ref] = repository.git("for-each-ref", "--format=%(refname)", "refs/exps/*/*/toy-base-quick-s9-abcdef").split()
+    for name in ("mine", "toy-gone-quick-s1", "toy-base-longest-s1"):
+        repository.git("update-ref", ref.replace("toy-base-quick-s9-abcdef", name), ref)
+    commit = repository.git("rev-parse", "--short=7", "HEAD").strip()
+    repository.git("commit", "-q", "--allow-empty", "-m", "later")  # experiments of an earlier commit count as well
+    first = folder / "recipes/measured/toy-base-quick-s1.json"
+    first.unlink()
+    assert collect(folder) == [first, folder / "recipes/measured/toy-base-quick-s9-abcdef.json"]
+    after = {path.name: path.read_bytes() for path in (folder / "recipes/measured").iterdir()}
+    own = json.loads(after.pop("toy-base-quick-s9-abcdef.json"))
+    assert after == before  # made again, byte by byte
+    assert (own["seed"], own["overrides"], own["commit"]) == (1, {"data.sample.seed": 7}, commit)
+    assert collect(folder) == []
+
+
+def test_a_file_is_written_again_only_for_other_figures(repository, ran):
+    path = repository.folder / "recipes/measured/toy-base-quick-s1.json"
+    kept = path.read_bytes()
+    content = json.loads(kept)
+    write_json(path, content | {"version": "0.0.1"})
+    assert collect(repository.folder, ["toy-base-quick-s1"]) == []
+    write_json(path, content | {"seconds": 1.0})
+    assert collect(repository.folder, ["toy-base-quick-s1"]) == [path]
+    assert path.read_bytes() == kept
+
+
+def test_a_row_that_is_another_by_now_is_told_by_its_overrides(repository, ran):
+    recipe, path = (
+        repository.folder / "recipes/toy.yaml",
+        repository.folder / "recipes/measured/toy-smart-quick-s1.json",
+    )
+    kept = recipe.read_text()
+    recipe.write_text(kept.replace("lambda: 5", "lambda: 10"))
+    path.unlink()
+    collect(repository.folder, ["toy-smart-quick-s1"])
+    assert json.loads(path.read_text())["overrides"] == {"smart.lambda": 5}
+    recipe.write_text(kept)
+    path.unlink()
+    collect(repository.folder, ["toy-smart-quick-s1"])
+    assert json.loads(path.read_text())["overrides"] == {}
+
+
+def test_of_two_experiments_of_one_name_the_newer_counts(repository, ran):
+    before = find_experiments(repository.folder)["toy-base-quick-s1"]
+    repository.git("commit", "-q", "--allow-empty", "-m", "later still")
+    repository.dvc("exp", "run", "-q", "--temp", "-n", "toy-base-quick-s1", "-S", "finetune.epochs=3")
+    after = find_experiments(repository.folder)["toy-base-quick-s1"]
+    assert (before.baseline, before.commit) != (after.baseline, after.commit)
+    assert after.baseline == repository.git("rev-parse", "HEAD").strip()
+
+
+def test_names_stand_for_what_is_run_and_not_for_where(tmp_path):
+    assert experiment_name("toy-base", "quick", 1, {}) == "toy-base-quick-s1"
+    here = {"data.path": str(tmp_path / "cs224n"), "data.source": "cs224n", "runtime.threads": 2}
+    there = {"data.source": "cs224n", "data.path": "/elsewhere/cs224n", "runtime.device": "cuda"}
+    name = experiment_name("toy-base", "quick", 1, here)
+    assert name == experiment_name("toy-base", "quick", 1, there)
+    assert len(name) == len("toy-base-quick-s1-123456")
+    others = [here | {"data.source": "files"}, here | {"finetune.lr": 3e-5}, here | {"runtime.precision": "bf16"}, {}]
+    assert len({name, *[experiment_name("toy-base", "quick", 1, other) for other in others]}) == 5
+
+
+def test_wrong_names_params_and_seeds_are_told_before_anything_is_run(repository, no_runs):
+    for error, arguments in {
+        "toy-bsae: no such row": {"names": ["toy-base", "toy-bsae"]},
+        "nearly": {"names": ["toy-base"], "budget": "nearly"},
+        "finetune.lrr: unknown param": {"names": ["toy-base"], "overrides": {"finetune.lrr": 1}},
+        "both 3 seeds and -S runtime.seed=1": {"names": ["toy-base"], "seeds": 3, "overrides": {"runtime.seed": 1}},
+    }.items():
+        with pytest.raises(UserError, match=error):
+            run_rows(root=repository.folder, **arguments)

@@ -1,0 +1,75 @@
+import pytest
+import yaml
+
+from bertrio.errors import UserError
+from bertrio.experiments.recipes import load_recipes, resolve
+from bertrio.experiments.show_recipes import show_recipes, show_row
+from tests.experiments.test_recipes import write_recipes
+
+
+@pytest.fixture
+def recipes(tmp_path, root, monkeypatch):
+    monkeypatch.chdir(root)
+    return load_recipes(write_recipes(tmp_path / "recipes"))
+
+
+def line_of(text, name):
+    """The cells of the one line that begins with `name`."""
+    found = [line.split() for line in text.splitlines() if line.split()[:1] == [name]]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_every_row_and_sweep_has_a_line_with_table_and_figures(recipes, capsys):
+    show_recipes(recipes)
+    told = capsys.readouterr().out
+    assert line_of(told, "one-plain") == ["one-plain", "table2", "0.500", "-", "-", "0.600", "Plain"]
+    for row in recipes.paper("one").rows:
+        assert row.table in line_of(told, row.name)
+    assert "one-smart" in line_of(told, "one-lambda-1")  # whose run it is
+    assert "literature" in " ".join(line_of(told, "one-quoted"))
+    assert "4 runs" in " ".join(line_of(told, "one-grid"))
+
+
+def test_the_params_of_a_row_go_to_standard_output_and_are_what_is_run(recipes, capsys):
+    show_row(recipes, "one-surgery", "quick", {"smart.steps": 2})
+    told = capsys.readouterr()
+    assert yaml.safe_load(told.out) == resolve(recipes, recipes.row("one-surgery"), "quick", {"smart.steps": 2})
+    assert "surgery.method" in told.err
+
+
+def test_in_brief_a_row_is_what_it_is_and_what_it_changes(recipes, capsys):
+    show_row(recipes, "one-surgery", brief=True)
+    told = capsys.readouterr().out
+    assert "eta is not given" in told
+    assert "Starts from one-smart" in told
+    cells = [line.replace("│", " ").split() for line in told.splitlines()]
+    assert ["surgery.method", "none", "pcgrad"] in cells
+    assert not [line for line in cells if "surgery.reduction" in line]
+
+
+def test_figures_of_dev_and_test_are_shown(recipes, capsys):
+    show_row(recipes, "one-plain", brief=True)
+    told = capsys.readouterr().out
+    assert "Reported on dev: sst 0.5, overall 0.6" in told
+    assert "Reported on test: sst 0.4" in told
+
+
+def test_a_row_that_is_the_run_of_another_says_so_and_has_its_choices(recipes, capsys):
+    show_row(recipes, "one-lambda-1", brief=True)
+    told = capsys.readouterr().out
+    assert "The run of one-smart" in told
+    assert "the radius" in told
+
+
+def test_a_point_of_a_sweep_and_a_row_from_the_literature_can_be_shown(recipes, capsys):
+    show_row(recipes, "one-grid-lr-3e-05-weight_decay-0.01", brief=True)
+    show_row(recipes, "one-quoted", brief=True)
+    told = capsys.readouterr().out
+    assert "Learning rate and weight decay" in told
+    assert "can't be run" in told
+
+
+def test_an_unknown_row_is_an_error(recipes):
+    with pytest.raises(UserError, match="no such row"):
+        show_row(recipes, "one-surgry")

@@ -1,0 +1,151 @@
+"""The project's own recipes: every row resolves and trains, and reports what its paper does."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bertrio.data.download import download
+from bertrio.data.prepare import split_data
+from bertrio.experiments.overrides import multiplied, put
+from bertrio.experiments.recipes import Paper, Recipes, Row, load_recipes, resolve
+from bertrio.model.multitask import build_model, load_heads
+from bertrio.params import Params, member_params, read_yaml
+from bertrio.params.loading import validate_params
+from bertrio.runtime import set_up
+from bertrio.training.finetune import Inputs, finetune
+from bertrio.training.mlm import pretrain_mlm
+from bertrio.training.prefinetune import prefinetune
+
+ROOT = Path(__file__).resolve().parent.parent
+RECIPES = load_recipes(ROOT / "recipes")
+FIGURES = ("sst", "qqp", "sts", "overall")
+UPDATES = 2
+SMALL = {
+    "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
+    "data.source": "sample",
+    "data.sample": {"train_rows": 64, "dev_rows": 24, "test_rows": 8},
+    "encoder.name": "tiny",
+    "encoder.tiny": {"vocab_size": 300, "hidden_size": 32, "layers": 1, "heads": 2, "intermediate_size": 32},
+    "mlm.rows": {"imdb": 20, "multinli": 20, "sick": 20},
+    "mlm.block_size": 16,
+    **{f"{stage}.max_steps": UPDATES for stage in ("mlm", "prefinetune", "finetune")},
+}
+
+
+def all_rows(recipes: Recipes) -> list[Row]:
+    """The rows that have a run of their own, sweeps included."""
+    return recipes.expand(
+        [*recipes.papers, *[f"{of.name}-{name}" for of in recipes.papers.values() for name in of.sweeps]]
+    )
+
+
+def to_train(recipes: Recipes) -> list[Row]:
+    """Those of all tables, and the first and last point of every sweep: points differ in numbers alone."""
+    ends = [
+        row
+        for of in recipes.papers.values()
+        for sweep in of.sweeps.values()
+        for row in sweep.rows[:: len(sweep.rows) - 1 or 1]
+    ]
+    return [*recipes.expand(recipes.papers), *ends]
+
+
+def small(row: Row) -> Params:
+    """The row's params at a small size, as its paper trained otherwise."""
+    base = read_yaml(ROOT / "params.yaml")
+    return validate_params(resolve(RECIPES, row, "paper", SMALL, base=base), row.name)
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory) -> Path:
+    """A folder with data, corpora and tokenizer, the same for all rows."""
+    folder = tmp_path_factory.mktemp("recipes")
+    raw = read_yaml(ROOT / "params.yaml")
+    for name, value in (SMALL | {"mlm.enabled": True}).items():
+        put(raw, name, value)
+    params = validate_params(raw, "params.yaml")
+    download(params, folder / "raw", folder / "rejects", folder / "corpora")
+    split_data(params, folder / "raw", folder / "splits", folder / "tokenizer", folder / "data.json")
+    return folder
+
+
+def test_every_row_resolves_under_every_budget():
+    base = read_yaml(ROOT / "params.yaml")
+    rows = all_rows(RECIPES)
+    assert len(rows) > 80
+    for row in rows:
+        full = resolve(RECIPES, row, "paper", base=base)
+        quick = resolve(RECIPES, row, "quick", base=base)
+        assert quick["finetune"]["epochs"] <= full["finetune"]["epochs"], row.name
+        assert quick["data"]["split"]["keep"]["train"] < 1, row.name
+
+
+def test_every_pattern_of_a_budget_names_a_param():
+    params = validate_params(read_yaml(ROOT / "params.yaml"), "params.yaml").model_dump(by_alias=True)
+    params["schedule"]["first"], params["prefinetune"]["epochs"] = {"qqp": 10}, 10
+    params["mlm"]["epochs"] = 10
+    for task in params["tasks"].values():
+        task["epochs"] = 10
+    for budget in RECIPES.budgets.values():
+        for pattern, factor in budget.multiply.items():
+            assert multiplied(params, {pattern: factor}) != params, pattern
+
+
+@pytest.mark.parametrize("row", to_train(RECIPES), ids=lambda row: row.name)
+def test_every_row_makes_two_updates(row, ground, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    params = small(row)
+    runtime = partial(set_up, **params.runtime.model_dump())
+    data = Inputs(str(ground / "splits"), str(ground / "tokenizer"))
+    pretrain_mlm(params, runtime(), str(ground / "corpora"), data.tokenizer, "models/encoder")
+    prefinetune(params, "models/encoder", data.splits, data.tokenizer, "models/prefinetuned")
+    for name in params.ensemble.members:
+        member = member_params(params, name)
+        timing = finetune(
+            member, set_up(**member.runtime.model_dump()), data, f"models/{name}", name,
+            *[f"{name}/{file}.csv" for file in ("history", "conflicts", "steps")],
+        )  # fmt: skip
+        history = pd.read_csv(f"{name}/history.csv").filter(like="train_loss_")
+        assert timing["steps"] == UPDATES
+        assert history.notna().any(axis=None)
+        assert np.isfinite(history.stack()).all()
+        before, after = weights(member, "models/prefinetuned"), weights(member, f"models/{name}")
+        assert all(value.isfinite().all() for value in after.values())
+        moved = {key.partition(".")[0] for key in after if not torch.equal(before[key], after[key])}
+        assert moved >= {"heads"} if member.encoder.frozen else {"encoder"}, moved
+
+
+def weights(params: Params, folder: str) -> dict[str, torch.Tensor]:
+    """The weights of a model in `folder`; heads that are not there are fresh, the same for the same seed."""
+    model = build_model(params, f"{folder}/encoder", set_up(**params.runtime.model_dump()))
+    load_heads(model, folder)
+    return model.state_dict()
+
+
+def reported(papers: dict[str, Paper]) -> Iterator[tuple[tuple[str, str, str], dict[str, float]]]:
+    """What the recipes say was reported: by paper, row and split."""
+    for paper in papers.values():
+        for row in paper.rows:
+            for split, figures in (("dev", row.reported), ("test", row.reported_test)):
+                main = {name: figures[name] for name in FIGURES if name in figures}
+                if main:
+                    yield (paper.name, row.name.removeprefix(f"{paper.name}-"), split), main
+
+
+def test_the_figures_of_the_recipes_are_those_of_a_second_transcription():
+    with open(ROOT / "tests/reported.csv", encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    read = {
+        (line["paper"], line["row"], line["split"]): {name: float(line[name]) for name in FIGURES if line[name]}
+        for line in lines
+    }
+    assert len(read) == len(lines)
+    assert dict(reported(RECIPES.papers)) == read

@@ -1,0 +1,107 @@
+"""Runs that may stand side by side: those of one budget, data source and encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from bertrio.errors import UserError
+
+if TYPE_CHECKING:
+    from bertrio.experiments.measured import Measured
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What runs must share to be compared; where it is None, any will do as long as all runs have the same.
+
+    `overrides` are those that `-S` made beside source, encoder and runtime: none, unless they are asked for.
+    """
+
+    budget: str | None = None
+    source: str | None = None
+    encoder: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, run: Measured) -> Setting:
+        """The setting of one run."""
+        return cls(run.budget, run.source, run.encoder, dict(run.overrides))
+
+    def takes(self, run: Measured) -> bool:
+        """Whether the run is of this setting."""
+        pairs = ((self.budget, run.budget), (self.source, run.source), (self.encoder, run.encoder))
+        return all(own in (None, other) for own, other in pairs) and dict(self.overrides) == dict(run.overrides)
+
+    @property
+    def flags(self) -> str:
+        """The flags of the command line that ask for it."""
+        named = {"budget": self.budget, "source": self.source, "encoder": self.encoder}
+        parts = [f"--{name} {value}" for name, value in named.items() if value is not None]
+        return " ".join(parts + [f"-S {name}={value}" for name, value in sorted(self.overrides.items())])
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of one setting by the row that they are of, a seed each; `left_out` were made with other overrides."""
+
+    setting: Setting
+    by_row: Mapping[str, Sequence[Measured]]
+    left_out: int = 0
+
+    def of(self, row: str) -> Sequence[Measured]:
+        """The runs of a row (its `run_as`), by seed; none if it was not measured."""
+        return self.by_row.get(row, ())
+
+    @property
+    def all(self) -> list[Measured]:
+        """The runs of all rows."""
+        return [run for runs in self.by_row.values() for run in runs]
+
+
+def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting) -> Runs:
+    """The runs of some rows in one setting.
+
+    Args:
+        measured: all that there is.
+        rows: what rows are called that are to be compared (`Row.run_as`).
+        wanted: the setting, as far as it was named.
+
+    Returns:
+        No runs at all, and `wanted`, if none of the rows was measured yet.
+
+    Raises:
+        UserError: if the runs are of several settings, of others than `wanted`, or two of a row have the same seed.
+    """
+    rows = set(rows)
+    there = [run for run in measured if run.row in rows]
+    taken = [run for run in there if wanted.takes(run)]
+    if there and not taken:
+        asked = wanted.flags or "without -S"
+        raise UserError(f"recipes/measured: of these rows there are no runs {asked}, but\n{_listed(there)}")
+    if len({Setting.of(run).flags for run in taken}) > 1:
+        raise UserError(
+            "recipes/measured: runs of these rows are of several settings, which are never mixed; choose one by its "
+            f"flags:\n{_listed(taken)}"
+        )
+    by_row: dict[str, list[Measured]] = {}
+    for run in sorted(taken, key=lambda run: run.seed):
+        runs = by_row.setdefault(run.row, [])
+        if runs and runs[-1].seed == run.seed:
+            raise UserError(
+                f"recipes/measured: two runs of {run.row} have seed {run.seed}, {runs[-1].name} and {run.name}; "
+                "a seed counts once, so remove the file of one of them"
+            )
+        runs.append(run)
+    setting = Setting.of(taken[0]) if taken else wanted
+    others = [run for run in there if not setting.takes(run) and replace(setting, overrides=run.overrides).takes(run)]
+    return Runs(setting, by_row, len(others))
+
+
+def _listed(runs: Iterable[Measured]) -> str:
+    """A line for each setting: its flags, and how many runs of how many rows it has."""
+    rows: dict[str, list[str]] = {}
+    for run in runs:
+        rows.setdefault(Setting.of(run).flags, []).append(run.row)
+    return "\n".join(f"  {flags}: {len(own)} runs of {len(set(own))} rows" for flags, own in sorted(rows.items()))

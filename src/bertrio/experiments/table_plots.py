@@ -1,0 +1,110 @@
+"""Pictures of a paper's tables: reported beside measured, and the learning curves of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from bertrio.evaluation.pictures import LINES, MUTED, _colours, _title, picture
+from bertrio.experiments.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from bertrio.experiments.measured import Measured
+
+REPORTED, MEASURED = "#c3c9d3", LINES[0]
+HEIGHT = 0.38  # of a bar; a row has two
+
+
+def draw_tables(tables: PaperTables, folder: str | Path) -> dict[str, list[Path]]:
+    """Draws, for every table with anything measured, <table>-scores.png and <table>-curves.png.
+
+    Returns:
+        The pictures by table; none for tables without a run.
+    """
+    drawn: dict[str, list[Path]] = {}
+    for part in tables.parts:
+        if part.split != "dev" or not any(line.runs for line in part.lines):
+            continue
+        scores, curves = (Path(folder) / f"{part.table.name}-{what}.png" for what in ("scores", "curves"))
+        scores_picture(part, tables, scores)
+        drawn[part.table.name] = [scores]
+        if any(run.curve for line in part.lines for run in line.runs):
+            curves_picture(part, tables, curves)
+            drawn[part.table.name].append(curves)
+    return drawn
+
+
+def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
+    """Draws a pair of bars for each row, reported above measured, in a panel for each metric."""
+    whole = CONVENTIONS[tables.paper.overall or "normalized"]
+    panels = {**{task: f"{task} {metric}" for task, metric in FIRSTS.items()}, whole: whole.replace("_", " ")}
+    with picture(path, (11, 0.42 * len(part.lines) + 1.7)) as figure:
+        row_of_axes = figure.subplots(1, len(panels), sharey=True)
+        for axes, (metric, name) in zip(row_of_axes, panels.items()):
+            _bars(axes, part.lines, metric)
+            axes.set_title(name)
+        names = [_short_name(line) for line in part.lines]
+        row_of_axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
+        setting = tables.runs.setting
+        under = (
+            f"grey: the paper, bert-base-uncased on its data; blue: budget {setting.budget}, {setting.source}, "
+            f"{setting.encoder}; {_whiskers(part.lines)}"
+        )
+        _title(figure, f"{tables.paper.name} {part.table.name}: reported beside measured", under)
+
+
+def _bars(axes: Axes, lines: Sequence[Line], metric: str) -> None:
+    reported = [{**line.overalls, **line.reported}.get(metric, np.nan) for line in lines]
+    places = np.arange(len(lines))
+    axes.barh(places - HEIGHT / 2, reported, HEIGHT, color=REPORTED)
+    for place, line in zip(places, lines):
+        if score := line.scores.get(metric):
+            axes.barh(place + HEIGHT / 2, score.value, HEIGHT, color=MEASURED)
+            axes.plot(score.ends, [place + HEIGHT / 2] * 2, color="black", linewidth=1.1)
+    axes.axvline(0, color=MUTED, linewidth=0.8)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _whiskers(lines: Sequence[Line]) -> str:
+    """What error bars are."""
+    scores = [score for line in lines for score in line.scores.values()]
+    several, single = (any(bool(getattr(one, kind)) for one in scores) for kind in ("deviation", "interval"))
+    deviation, interval = "standard deviation over seeds", "95 % interval over rows for a single seed"
+    return "lines: " + " or ".join([*([deviation] if several else []), *([interval] if single else [])])
+
+
+def curves_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
+    """Draws dev overall_normalized over training steps, a line a row, the mean over its seeds."""
+    lines = {line.row.run_as: line for line in reversed(part.lines) if any(run.curve for run in line.runs)}
+    lines = dict(reversed(lines.items()))  # of rows that share a run the first is named
+    with picture(path, (7.6, max(3.6, 0.24 * len(lines) + 1.2))) as figure:
+        axes = figure.add_subplot()
+        for line, colour in zip(lines.values(), _colours(len(lines))):
+            curve = mean_curve(line.runs)
+            axes.plot(curve["step"], curve["score"], "o-", color=colour, markersize=3.5, label=_short_name(line))
+        axes.set(xlabel="step", ylabel="dev overall normalized")
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+        setting = tables.runs.setting
+        under = (
+            f"at the end of each epoch, mean over seeds; budget {setting.budget}, {setting.source}, {setting.encoder}"
+        )
+        _title(figure, f"{tables.paper.name} {part.table.name}: learning curves", under)
+
+
+def mean_curve(runs: Sequence[Measured]) -> pd.DataFrame:
+    """[step, score]: the mean over runs, at the steps that all of them have."""
+    points = pd.DataFrame([point for run in runs for point in run.curve], columns=["step", "score"])
+    by_step = points.groupby("step")["score"]
+    everywhere = by_step.size() == sum(bool(run.curve) for run in runs)
+    return by_step.mean()[everywhere].reset_index()
+
+
+def _short_name(line: Line) -> str:
+    return line.row.name.removeprefix(f"{line.row.paper}-")

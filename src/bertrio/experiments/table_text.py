@@ -1,0 +1,298 @@
+"""A paper's tables as text: on the terminal, in Markdown and as CSV."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+
+import pandas as pd
+from rich.console import Console
+from rich.text import Text
+
+from bertrio.experiments.cells import ABSENT
+from bertrio.experiments.measured import OVERALL
+from bertrio.experiments.runs import Runs
+from bertrio.experiments.sheets import Sheet, console_for_sheets, signed
+from bertrio.experiments.tables import CONVENTIONS, FIRSTS, METRICS, Line, PaperTables, Part
+from bertrio.files import write_csv, write_text
+
+FOLDER = "recipes/tables"
+ODD, ALONE = "*", "°"  # marks of cells that a line below the table explains
+
+
+def show_tables(tables: PaperTables, console: Console | None = None) -> None:
+    """Prints the tables to standard output."""
+    console = console or console_for_sheets()
+    console.print(Text(_title(tables)), style="bold")
+    _say([*head(tables)], console)
+    for part in tables.parts:
+        console.print(Text(f"\n{_part_title(part)}"), style="bold")
+        for sheet in sheets(part, tables.paper.overall):
+            sheet.show(console)
+        _say(notes(part, tables.paper.overall), console)
+
+
+def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool = False) -> list[Path]:
+    """Writes the tables as Markdown and CSV and, with `plots`, the pictures that the Markdown then shows.
+
+    The names of the files hold paper, budget, source and encoder, so that those of one setting never replace another's.
+
+    Returns:
+        The files, the Markdown first.
+    """
+    path = Path(folder) / f"{_stem(tables)}.md"
+    drawn: Mapping[str, Sequence[Path]] = {}
+    if plots:
+        from bertrio.experiments.table_plots import draw_tables
+
+        drawn = draw_tables(tables, path.with_suffix(""))
+    write_text(path, markdown(tables, {name: [_relative(one, path) for one in own] for name, own in drawn.items()}))
+    write_csv(frame(tables), path.with_suffix(".csv"))
+    return [path, path.with_suffix(".csv"), *[one for own in drawn.values() for one in own]]
+
+
+def markdown(tables: PaperTables, pictures: Mapping[str, Sequence[str]] | None = None) -> str:
+    """The tables in Markdown, with the pictures of each table below it."""
+    blocks = [f"# {_title(tables)}", *head(tables)]
+    for part in tables.parts:
+        blocks.append(f"## {_part_title(part)}")
+        blocks += [sheet.markdown().rstrip() for sheet in sheets(part, tables.paper.overall)]
+        blocks += notes(part, tables.paper.overall)
+        if pictures and part.split == "dev":
+            blocks += [f"![{part.table.name}]({path})" for path in pictures.get(part.table.name, ())]
+    return "\n\n".join(blocks) + "\n"
+
+
+def head(tables: PaperTables) -> Iterator[str]:
+    """What must be known to read any of the tables, a sentence or two a line."""
+    sizes = _sizes(tables.paper.data)
+    own = f"its own data ({sizes})" if sizes else "its own data"
+    yield f"Reported: by the paper, of bert-base-uncased on {own}, one run a row."
+    runs, setting = tables.runs, tables.runs.setting
+    if not runs.all:
+        asked = f" with {setting.flags}" if setting.flags else ""
+        yield f"Measured: nothing yet{asked}; bertrio recipes run {tables.paper.name} measures all rows."
+        return
+    title = f" ({tables.budget})" if tables.budget else ""
+    changed = ", ".join(f"{name} {value}" for name, value in sorted(setting.overrides.items()))
+    yield (
+        f"Measured: budget {setting.budget}{title}, source {setting.source} ({_sizes(_ranges(runs))}), encoder "
+        f"{setting.encoder}, {_span([len(own) for own in runs.by_row.values()])} seeds a row"
+        + (f", with {changed} in place of what the rows say." if changed else ".")
+    )
+    yield "Compare rows within a column; across columns, budget, data and encoder may differ as well."
+    if runs.left_out:
+        yield f"Left out are runs with other overrides (-S), {runs.left_out} of them; name these with -S to see them."
+
+
+def sheets(part: Part, convention: str | None) -> list[Sheet]:
+    """A part's scores, overall scores, and differences to one row.
+
+    Args:
+        part: the part.
+        convention: how the paper makes its overall score, if it has one.
+    """
+    made = [_scores(part), _overalls(part, convention)]
+    return [*made, _differences(part)] if part.split == "dev" else made
+
+
+def _scores(part: Part) -> Sheet:
+    columns = [f"{task}: {side}" for task in FIRSTS for side in ("paper", "measured")]
+    rows = [
+        [_name(line), str(len(line.runs)) if line.scores else _missing(line)]
+        + [cell for task in FIRSTS for cell in (_figure(line.reported.get(task)), _measured(line, task))]
+        for line in part.lines
+    ]
+    return Sheet(["row", "seeds", *columns], rows, "Accuracy of sst and qqp, Pearson's r of sts")
+
+
+def _overalls(part: Part, convention: str | None) -> Sheet:
+    names = {metric: name for name, metric in CONVENTIONS.items()}
+    columns = [f"{names[metric]}: {side}" for metric in OVERALL for side in ("paper", "measured")]
+    rows = []
+    for line in part.lines:
+        mark = "" if line.follows(convention) else ODD
+        row = [line.row.name, _figure(line.reported.get("overall")) + mark]
+        row += [cell for metric in OVERALL for cell in (_figure(line.overalls.get(metric)), _measured(line, metric))]
+        rows.append(row)
+    return Sheet(["row", "as printed", *columns], rows, "Overall: as the paper prints it, and by both conventions")
+
+
+def _differences(part: Part) -> Sheet:
+    minutes = any("minutes" in line.reported for line in part.lines)
+    others = [line for line in part.lines if line.row.name != part.against and not line.row.literature]
+    metrics = METRICS if others else ()
+    rows = []
+    for line in part.lines:
+        row = [line.row.name, *[_difference(line, metric, line in others) for metric in metrics]]
+        row += [_missing(line)] * 2 if not line.runs else [f"{seconds(line):.0f}", f"{peak_memory(line):,.0f}"]
+        if minutes:
+            row.append(f"{line.reported['minutes']:g}" if "minutes" in line.reported else "")
+        rows.append(row)
+    names = {metric: name for name, metric in CONVENTIONS.items()}
+    header = ["row", *[names.get(metric, metric) for metric in metrics], "seconds", "MB"]
+    minus = f"Measured, minus {part.against}; seconds" if others else "Seconds"
+    return Sheet([*header, *(["paper: minutes"] if minutes else [])], rows, f"{minus} and peak memory of training")
+
+
+def notes(part: Part, convention: str | None) -> list[str]:
+    """What the cells of a part mean, and what is missing."""
+    runnable = [line for line in part.lines if not line.row.literature]
+    told = [f"{sum(bool(line.scores) for line in runnable)} of {len(runnable)} rows measured."]
+    scores = [score for line in part.lines for score in line.scores.values()]
+    if any(score.deviation is not None for score in scores):
+        told.append("± is the standard deviation over the seeds of a row.")
+    if any(score.interval for score in scores):
+        told.append("In brackets after a score: its 95 % interval over rows, for a row with a single seed.")
+    differences = [difference for line in part.lines for difference in line.differences.values()]
+    if differences:
+        told.append("In brackets after a difference: its 95 % interval by the paired test over rows and seeds.")
+    if any(difference.rows_alone for difference in differences):
+        told.append(f"{ALONE}: over rows alone, for a side has a single seed: what seeds change is not in it.")
+    told += [
+        f"{ODD} {line.row.name}: the paper's {line.reported['overall']:.3f} does not follow from its figures, which "
+        f"give {line.overalls['overall_mean']:.4f} raw and {line.overalls['overall_normalized']:.4f} normalized."
+        for line in part.lines
+        if not line.follows(convention)
+    ]
+    return [" ".join(told), *[f"Not compared: {note}." for note in part.notes]]
+
+
+def frame(tables: PaperTables) -> pd.DataFrame:
+    """All figures, a line for each metric of each row; `overall` is the paper's own score."""
+    setting = tables.runs.setting
+    common = {"paper": tables.paper.name, "budget": setting.budget, "source": setting.source}
+    common |= {"encoder": setting.encoder}
+    records = [common | record for part in tables.parts for line in part.lines for record in _records(line, part)]
+    return pd.DataFrame(records)
+
+
+def _records(line: Line, part: Part) -> Iterator[dict[str, object]]:
+    about = {"table": part.table.name, "split": part.split, "row": line.row.name, "run_as": line.row.run_as}
+    about |= {"title": line.row.title, "seeds": len(line.runs)}
+    cost = {
+        "seconds": seconds(line) if line.runs else None,
+        "peak_memory_mb": peak_memory(line) if line.runs else None,
+    }
+    for metric in (*METRICS, "overall"):
+        score, difference = line.scores.get(metric), line.differences.get(metric)
+        interval = (score.interval if score else None) or (None, None)
+        yield {
+            **about,
+            "metric": metric,
+            "reported": {**line.reported, **line.overalls}.get(metric),
+            "measured": score.value if score else None,
+            "deviation": score.deviation if score else None,
+            "low": interval[0],
+            "high": interval[1],
+            "against": part.against if difference else None,
+            "difference": difference.difference if difference else None,
+            "difference_low": difference.low if difference else None,
+            "difference_high": difference.high if difference else None,
+            "p": difference.p if difference else None,
+            **cost,
+        }
+
+
+def seconds(line: Line) -> float:
+    """Of training, the mean over seeds."""
+    return mean(run.seconds for run in line.runs)
+
+
+def peak_memory(line: Line) -> float:
+    """In MB, the most of any seed."""
+    return max(run.peak_memory_mb for run in line.runs)
+
+
+def _title(tables: PaperTables) -> str:
+    return f"{tables.paper.name}: {tables.paper.title}, reported beside measured"
+
+
+def _part_title(part: Part) -> str:
+    return f"{part.table.name}, {part.split}: {part.table.title}"
+
+
+def _stem(tables: PaperTables) -> str:
+    setting = tables.runs.setting
+    parts = [tables.paper.name, setting.budget, setting.source, setting.encoder]
+    parts += [f"{name}-{value}" for name, value in sorted(setting.overrides.items())]
+    return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))
+
+
+def _relative(path: Path, beside: Path) -> str:
+    return path.relative_to(beside.parent).as_posix()
+
+
+def _say(lines: Sequence[str], console: Console) -> None:
+    for line in lines:
+        console.print(Text(line))
+
+
+def _name(line: Line) -> str:
+    return f"{line.row.name} (the run of {line.row.same_as})" if line.row.same_as else line.row.name
+
+
+def _figure(value: float | None) -> str:
+    """A reported figure; blank where the paper gives none."""
+    return "" if value is None else f"{value:.3f}"
+
+
+def _missing(line: Line) -> str:
+    """What stands for a measured figure that there is not: nothing where there can't be one."""
+    return "" if line.row.literature else ABSENT
+
+
+def _measured(line: Line, metric: str) -> str:
+    score = line.scores.get(metric)
+    if score is None:
+        return _missing(line)
+    if score.deviation is not None:
+        return f"{score.value:.3f} ±{score.deviation:.3f}"
+    return (
+        f"{score.value:.3f} [{score.interval[0]:.3f}, {score.interval[1]:.3f}]"
+        if score.interval
+        else f"{score.value:.3f}"
+    )
+
+
+def _difference(line: Line, metric: str, wanted: bool) -> str:
+    """A difference; blank where there can be none, such as of the row that others are compared with."""
+    difference = line.differences.get(metric)
+    if difference is None:
+        return ABSENT if wanted else ""
+    cell = signed(difference.difference, difference.low, difference.high)
+    return cell + (ALONE if difference.rows_alone else "")
+
+
+def _sizes(rows: Mapping[str, Mapping[str, object]]) -> str:
+    """Rows by task, as in sst 8,544 train and 1,101 dev rows; a size that is not known is left out."""
+    told = []
+    for task, sizes in rows.items():
+        known = [f"{_count(sizes[split])} {split}" for split in ("train", "dev") if split in sizes]
+        if known:
+            told.append(f"{task} {' and '.join(known)}")
+    return "; ".join(told) + (" rows" if told else "")
+
+
+def _count(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _ranges(runs: Runs) -> dict[str, dict[str, str]]:
+    """How many rows the runs had, by task and split: one number, or the least and the most."""
+    tasks = dict.fromkeys(task for run in runs.all for task in run.rows)
+    return {
+        task: {
+            split: _span([run.rows[task][split] for run in runs.all if split in run.rows.get(task, {})])
+            for split in ("train", "dev")
+            if any(split in run.rows.get(task, {}) for run in runs.all)
+        }
+        for task in tasks
+    }
+
+
+def _span(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"

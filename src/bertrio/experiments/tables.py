@@ -1,0 +1,190 @@
+"""A paper's result tables: what it reports beside what was measured here, row by row.
+
+What is written out is in `table_text`, what is drawn in `table_plots`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bertrio.errors import UserError
+from bertrio.evaluation.metrics import overall
+from bertrio.experiments.measured import OVERALL
+from bertrio.experiments.paired import Difference, differ, value_of
+from bertrio.experiments.runs import Runs, Setting, runs_of
+
+if TYPE_CHECKING:
+    from bertrio.experiments.measured import Measured
+    from bertrio.experiments.recipes import Paper, Recipes, Row, Table
+
+FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # what the papers report of their tasks
+METRICS = (*FIRSTS, *OVERALL)
+CONVENTIONS = {"raw": "overall_mean", "normalized": "overall_normalized"}
+LAST_DIGIT = 0.0005  # how far a figure of three decimals may be from the one that it was rounded from
+
+
+@dataclass(frozen=True)
+class Score:
+    """A measured metric: the mean over seeds, with their standard deviation, or the 95 % interval of a single one."""
+
+    value: float
+    deviation: float | None
+    interval: tuple[float, float] | None
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """Where error bars end."""
+        if self.deviation is not None:
+            return self.value - self.deviation, self.value + self.deviation
+        return self.interval or (self.value, self.value)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of a table on one split.
+
+    Args:
+        row: the row.
+        reported: the paper's figures; `overall` is its own.
+        runs: the measured runs, by seed.
+        scores: by metric, those that were measured.
+        differences: by metric, this row minus the one that the table compares with; on dev alone.
+    """
+
+    row: Row
+    reported: Mapping[str, float]
+    runs: Sequence[Measured]
+    scores: Mapping[str, Score]
+    differences: Mapping[str, Difference]
+
+    @property
+    def overalls(self) -> dict[str, float]:
+        """Both overall scores of the paper's figures; empty where it does not report all three tasks."""
+        if any(task not in self.reported for task in FIRSTS):
+            return {}
+        firsts = {task: (metric, np.float64(self.reported[task])) for task, metric in FIRSTS.items()}
+        return {name: float(value) for name, value in overall(firsts).items()}
+
+    def follows(self, convention: str | None) -> bool:
+        """Whether the paper's own overall score can be what its figures give, for all that was rounded.
+
+        Args:
+            convention: raw or normalized; None: either will do.
+        """
+        if "overall" not in self.reported or not self.overalls:
+            return True
+        reach = {"overall_mean": 2 * LAST_DIGIT, "overall_normalized": (1 + 2.5 / 3) * LAST_DIGIT}
+        allowed = [CONVENTIONS[convention]] if convention else OVERALL
+        return any(abs(self.reported["overall"] - self.overalls[name]) < reach[name] + 1e-9 for name in allowed)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table on one split; `against` is the row that others are compared with, None where none can be.
+
+    `notes` say what could not be compared.
+    """
+
+    table: Table
+    split: str
+    lines: Sequence[Line]
+    against: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PaperTables:
+    """All tables of a paper, the runs behind them, and what their budget means."""
+
+    paper: Paper
+    runs: Runs
+    budget: str
+    parts: Sequence[Part]
+
+
+def paper_tables(
+    recipes: Recipes,
+    measured: Iterable[Measured],
+    paper: str,
+    wanted: Setting | None = None,
+    against: str | None = None,
+) -> PaperTables:
+    """Puts every row of a paper beside its runs.
+
+    Args:
+        recipes: all papers.
+        measured: all measured files.
+        paper: its short name.
+        wanted: which budget, source, encoder and overrides; None: those that there are, if they are one and the same.
+        against: the row that all are compared with, of this paper or another; None: the first of each table that can be
+            run.
+
+    Raises:
+        UserError: if there is no such paper or row, or the runs are of several settings.
+    """
+    found = recipes.paper(paper)
+    base = _runnable(recipes.row(against)) if against else None
+    rows = {row.run_as for row in found.rows if not row.literature} | ({base.run_as} if base else set())
+    runs = runs_of(measured, rows, wanted or Setting())
+    budget = recipes.budget(runs.setting.budget).title if runs.setting.budget else ""
+    parts = [part for table in found.tables.values() for part in _parts(table, runs, base)]
+    return PaperTables(found, runs, budget, parts)
+
+
+def score_of(runs: Sequence[Measured], metric: str, split: str = "dev") -> Score | None:
+    """A metric of a row's runs; None if it was not measured."""
+    values = [value_of(run, metric, split) for run in runs]
+    if not values or None in values:
+        return None
+    if len(values) > 1:
+        return Score(mean(values), stdev(values), None)
+    interval = runs[0].intervals.get(split, {}).get(metric)
+    if isinstance(interval, Mapping):
+        interval = next(iter(interval.values()), None)
+    return Score(values[0], None, tuple(interval) if interval else None)
+
+
+def _runnable(row: Row) -> Row:
+    if row.literature:
+        raise UserError(f"{row.name}: is quoted from the literature and has no run to compare with; name another row")
+    return row
+
+
+def _parts(table: Table, runs: Runs, base: Row | None) -> Iterator[Part]:
+    """The table on dev, and on test where the paper reports that of any of its rows."""
+    base = base or next((row for row in table.rows if not row.literature), None)
+    lines = [_line(row, row.reported, "dev", runs) for row in table.rows]
+    if base is None:
+        yield Part(table, "dev", lines)
+    else:
+        yield _compared(Part(table, "dev", lines, base.name), runs.of(base.run_as))
+    tested = [_line(row, row.reported_test, "test", runs) for row in table.rows if row.reported_test]
+    if tested:
+        yield Part(table, "test", tested)
+
+
+def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs) -> Line:
+    own = () if row.literature else runs.of(row.run_as)
+    scores = {metric: score_of(own, metric, split) for metric in METRICS}
+    return Line(row, reported, own, {metric: score for metric, score in scores.items() if score}, {})
+
+
+def _compared(part: Part, base: Sequence[Measured]) -> Part:
+    """The same part with differences to the runs of `base`, and what stood in their way."""
+    if not base:
+        return Part(part.table, part.split, part.lines, part.against, (f"{part.against} is not measured yet",))
+    lines, notes = [], []
+    for line in part.lines:
+        differences = {}
+        for metric in line.scores if line.runs and line.runs[0].row != base[0].row else ():
+            try:
+                differences[metric] = differ(base, line.runs, metric)
+            except UserError as error:
+                notes.append(str(error))
+        lines.append(Line(line.row, line.reported, line.runs, line.scores, differences))
+    return Part(part.table, part.split, lines, part.against, tuple(dict.fromkeys(notes)))

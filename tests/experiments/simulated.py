@@ -1,0 +1,114 @@
+"""Measured runs without any training: rows of differing difficulty, seeds that differ, and a skill that is known."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+
+from bertrio.evaluation.metrics import Scored, overall
+from bertrio.experiments.measured import OVERALL, ByRow, Measured, contributions
+from bertrio.experiments.recipes import Budget, Paper, Recipes, Row, Table
+
+FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}
+
+
+def simulate(row: str, seed: int = 1, skill: float = 0.5, rows: int = 300, data: int = 0, seeds_differ=0.1, **fields):
+    """A run of `row`. Labels and difficulties follow from `data` and `rows`, all else from `row` and `seed` too.
+
+    Args:
+        row, seed: as in the file.
+        skill: 0.5 gets 69 % right; a tenth more is about three points.
+        rows: of each task on dev.
+        data: which rows they are.
+        seeds_differ: standard deviation of the skill over seeds.
+        fields: of `Measured`, in place of the usual ones.
+    """
+    own = np.random.default_rng([zlib.crc32(row.encode()), seed, data])
+    metrics, by_row, intervals = {}, {}, {}
+    for place, (task, metric) in enumerate(FIRSTS.items()):
+        truth = np.random.default_rng([data, rows, place])
+        difficulty, able = truth.normal(size=rows), skill + seeds_differ * own.normal()
+        if metric == "accuracy":
+            right = (able + 0.5 * own.normal(size=rows) > difficulty).astype(np.float64)
+            scored = Scored(np.ones(rows), right)
+            value = right.mean()
+        else:
+            labels = truth.normal(size=rows)
+            predictions = 2 * able * labels + difficulty + 0.5 * own.normal(size=rows)
+            scored = Scored(labels, predictions)
+            value = np.corrcoef(labels, predictions)[0, 1]
+        metrics[task] = {metric: float(value)}
+        intervals[task] = {metric: (float(value) - 0.05, float(value) + 0.05)}
+        by_row[task] = ByRow(f"{task} {data} {rows}", contributions(scored, metric)[1])
+    whole = overall({task: next(iter(of.items())) for task, of in metrics.items()})
+    metrics |= {name: float(value) for name, value in whole.items()}
+    intervals |= {name: (metrics[name] - 0.02, metrics[name] + 0.02) for name in whole}
+    last = metrics["overall_normalized"]
+    usual = {
+        "row": row,
+        "budget": "quick",
+        "seed": seed,
+        "overrides": {},
+        "source": "cs224n",
+        "rows": {task: {"train": 854, "dev": rows} for task in FIRSTS},
+        "encoder": "small",
+        "metrics": {"dev": metrics, "test": {}},
+        "intervals": {"dev": intervals, "test": {}},
+        "seconds": 60.0 + seed,
+        "peak_memory_mb": 900.0,
+        "precision": "float32",
+        "threads": 2,
+        "curve": [(100, last - 0.05), (200, last)],
+        "by_row": by_row,
+        "commit": "1a2b3c4",
+        "version": "0.1.0",
+        "name": f"{row}-quick-s{seed}",
+    }
+    return Measured(**usual | fields)
+
+
+def seeds(row: str, count: int = 3, **given) -> list[Measured]:
+    """Several runs of one row."""
+    return [simulate(row, seed, **given) for seed in range(1, count + 1)]
+
+
+def run(row: str, seed: int, sst: float, qqp: float, sts: float, **fields):
+    """A run with these metrics on four dev rows of each task."""
+    metrics = {"sst": {"accuracy": sst}, "qqp": {"accuracy": qqp}, "sts": {"pearson": sts}}
+    metrics |= {"overall_mean": (sst + qqp + sts) / 3, "overall_normalized": (sst + qqp + (sts + 1) / 2) / 3}
+    intervals = {task: {name: (value - 0.05, value + 0.05)} for task in FIRSTS for name, value in metrics[task].items()}
+    intervals |= {name: (metrics[name] - 0.02, metrics[name] + 0.02) for name in OVERALL}
+    better = float(row == "p-better")
+    by_row = {"sst": [1, 0, 1, better], "qqp": [0, 1, 1, better], "sts": [0.1, -0.1, 0.1 * better, -0.1 * better]}
+    by_row = {task: ByRow("same rows", np.array(values)) for task, values in by_row.items()}
+    return simulate(row, seed, rows=4, metrics={"dev": metrics}, intervals={"dev": intervals}, by_row=by_row, **fields)
+
+
+def measured() -> list[Measured]:
+    """Two seeds of the first row that can be run, and one of another."""
+    return [
+        run("p-base", 1, 0.5, 0.5, 0.1),
+        run("p-base", 2, 0.35, 0.5, 0.2),
+        run("p-better", 1, 0.75, 0.75, 0.4),
+    ]
+
+
+def small_recipes() -> Recipes:
+    """One paper with every kind of row."""
+    quoted = {"sst": 0.532, "qqp": 0.893, "sts": 0.876, "overall": 0.788}
+    better = {"sst": 0.55, "qqp": 0.75, "sts": 0.3, "overall": 0.66}
+    rows = (
+        Row("p-quoted", "p", "t", "Literature", quoted, literature=True),
+        Row("p-base", "p", "t", "Baseline", {"sst": 0.5, "qqp": 0.7, "sts": 0.2, "overall": 0.6, "minutes": 15}),
+        Row("p-better", "p", "t", "Better", better, {"sst": 0.54, "overall": 0.6}),
+        Row("p-again", "p", "t", "Again", same_as="p-better"),
+        Row("p-waits", "p", "t", "Not measured yet", {"sst": 0.4}),
+    )
+    other = Table("u", "Other scores", (Row("q-other", "q", "u", "Other"),))
+    data = {"sst": {"train": 8544, "dev": 1101}, "imdb": {"total": 10000}}
+    papers = {
+        "p": Paper("p", "A Paper", "normalized", data, (), {"t": Table("t", "Scores", rows)}, {}),
+        "q": Paper("q", "Another", None, {}, (), {"u": other}, {}),
+    }
+    return Recipes(papers, {"quick": Budget("quick", "a tenth", {}, {}), "paper": Budget("paper", "as is", {}, {})})

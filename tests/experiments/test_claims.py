@@ -1,0 +1,224 @@
+import io
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+from bertrio.errors import UserError
+from bertrio.evaluation.significance import holm
+from bertrio.experiments.claim_text import comparisons_sheet, markdown, show_claims, summary, write_claims
+from bertrio.experiments.claims import (
+    HELD,
+    MISSING,
+    NOISE,
+    REFUTED,
+    Claim,
+    Judged,
+    Judgement,
+    Outcome,
+    Part,
+    judge,
+    judge_claim,
+    load_claims,
+    verdict,
+)
+from bertrio.experiments.paired import Difference
+from bertrio.experiments.recipes import Recipes, load_recipes
+from bertrio.experiments.runs import Runs, Setting
+from tests.experiments.simulated import seeds, simulate
+
+BI, MIXED, CROSS = "beyond-bi-encoding", "beyond-mixed-cosine", "beyond-cross-encoding"
+
+
+@pytest.fixture(scope="module")
+def papers(request) -> Recipes:
+    """The project's own recipes."""
+    return load_recipes(request.config.rootpath / "recipes")
+
+
+def claim(**expect: str) -> Claim:
+    """That `a` is something or other than `b`."""
+    return Claim("c", "p", "table 1", "A claim.", tuple(Part("a", "b", *item) for item in expect.items()), 0.01)
+
+
+def found(difference: float, reach: float = 0.005) -> Difference:
+    return Difference("sst", 0.5, 0.5 + difference, (3, 3), difference - reach, difference + reach, 0.5)
+
+
+def test_all_claims_of_the_papers_name_rows_that_can_be_run(papers, root):
+    claims = load_claims(papers, root / "recipes/claims.yaml")
+    assert {claim.paper for claim in claims} == papers.papers.keys()
+    for one in claims:
+        assert one.name.startswith(f"{one.paper}-")
+        assert all(part.row.startswith(f"{one.paper}-") for part in one.parts)
+
+
+def test_a_reported_figure_that_a_claim_rests_on_speaks_for_it_or_its_note_says_otherwise(papers, root):
+    against = []
+    for one in load_claims(papers, root / "recipes/claims.yaml"):
+        for part in one.parts:
+            row, than = (papers.row(name).reported.get(part.metric) for name in (part.row, part.than))
+            if row is not None and than is not None and part.direction == "better" and row <= than and not one.note:
+                against.append((one.name, part.metric))
+    assert not against
+
+
+def test_an_effect_is_held_and_the_other_way_round_refuted():
+    runs = {"a": seeds("a", skill=1.2), "b": seeds("b", skill=0.2)}
+    every = claim(sst="better", qqp="better", sts="better", overall_normalized="better")
+    assert judge_claim(every, runs).verdict == HELD
+    turned = judge_claim(every, {"a": runs["b"], "b": runs["a"]})
+    assert {part.verdict for part in turned.parts} == {REFUTED}
+    assert judge_claim(claim(sst="no_better"), runs).verdict == REFUTED
+    assert judge_claim(claim(sst="no_worse"), runs).verdict == HELD
+
+
+def test_without_an_effect_a_claim_of_several_metrics_is_rarely_decided():
+    several = claim(sst="better", qqp="better", sts="better")
+    judged = [
+        judge_claim(several, {name: seeds(name, data=data, rows=100) for name in ("a", "b")}) for data in range(200)
+    ]
+    false = np.mean([any(part.verdict in (HELD, REFUTED) for part in one.parts) for one in judged])
+    assert false <= 0.1  # 5 %, and three standard errors
+    assert all(one.verdict in (NOISE, REFUTED) for one in judged)
+
+
+def test_p_is_corrected_for_the_metrics_of_the_claim():
+    runs = {"a": seeds("a", skill=0.7), "b": seeds("b", skill=0.5)}
+    judged = judge_claim(claim(sst="better", qqp="better", sts="no_better"), runs)
+    assert [part.p for part in judged.parts] == holm([part.difference.p for part in judged.parts])
+
+
+@pytest.mark.parametrize(
+    ("direction", "difference", "p", "expected"),
+    [
+        ("better", 0.02, 0.01, HELD),
+        ("better", -0.02, 0.01, REFUTED),
+        ("better", 0.02, 0.06, NOISE),
+        ("no_better", 0.002, 0.01, REFUTED),  # a gain of any size
+        ("no_better", 0.002, 0.3, HELD),  # whatever gain there is, it is below the margin
+        ("no_better", -0.02, 0.01, HELD),
+        ("no_better", 0.008, 0.3, NOISE),
+        ("no_worse", -0.002, 0.01, REFUTED),
+        ("no_worse", -0.002, 0.3, HELD),
+        ("no_worse", 0.02, 0.01, HELD),
+        ("no_worse", -0.008, 0.3, NOISE),
+    ],
+)
+def test_verdicts(direction, difference, p, expected):
+    assert verdict(direction, found(difference), p, margin=0.01) == expected
+
+
+def test_between_holds_in_both_halves(papers, tmp_path):
+    path = write(tmp_path, low=BI, middle=MIXED, high=CROSS, expect={"sts": "between"})
+    skills = {BI: 0.1, MIXED: 0.6, CROSS: 1.2}
+    judged = judge(papers, runs_with(skills), load_claims(papers, path)).claims[0]
+    assert [(part.part.row, part.part.than) for part in judged.parts] == [(MIXED, BI), (CROSS, MIXED)]
+    assert judged.verdict == HELD
+    judged = judge(papers, runs_with(skills | {CROSS: 0.1}), load_claims(papers, path)).claims[0]
+    assert [part.verdict for part in judged.parts] == [HELD, REFUTED]
+    assert judged.verdict == REFUTED
+
+
+def test_a_row_that_was_not_run_is_not_measured_and_the_text_says_how_to(papers, tmp_path):
+    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
+    judgement = judge(papers, seeds(BI), claims)
+    assert judgement.claims[0].verdict == MISSING
+    assert f"Not measured yet: bertrio recipes run {CROSS}" in markdown(judgement)
+
+
+def test_runs_on_other_dev_rows_are_not_tested(papers, tmp_path):
+    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
+    judgement = judge(papers, [*seeds(BI), *seeds(CROSS, data=1)], claims)
+    assert judgement.claims[0].verdict == MISSING
+    assert "Not tested: beyond-cross-encoding and beyond-bi-encoding were measured on other dev rows" in markdown(
+        judgement
+    )
+
+
+def test_budgets_are_not_mixed(papers, tmp_path):
+    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
+    mixed = [*seeds(BI), *seeds(CROSS, budget="paper")]
+    with pytest.raises(UserError, match="several settings"):
+        judge(papers, mixed, claims)
+    assert judge(papers, mixed, claims, Setting(budget="paper")).claims[0].verdict == MISSING
+
+
+def test_rows_that_share_a_run_are_found(papers, tmp_path):
+    row = "beyond-lambda-0.45"  # the run of beyond-sft-smart-dual
+    claims = load_claims(papers, write(tmp_path, row=row, than="beyond-staggered", expect={"sst": "better"}))
+    runs = [*seeds("beyond-sft-smart-dual", skill=1.2), *seeds("beyond-staggered", skill=0.2)]
+    assert judge(papers, runs, claims).claims[0].verdict == HELD
+
+
+def test_the_text_says_what_was_found_and_how_much_of_it_may_be_luck(papers, tmp_path):
+    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better", "sts": "no_better"}))
+    judgement = judge(papers, runs_with({BI: 0.2, CROSS: 1.2}), claims)
+    write_claims(judgement, tmp_path / "claims.md")
+    text = (tmp_path / "claims.md").read_text()
+    assert text == markdown(judgement)
+    assert "| c | A claim. | beyond, table 1 | refuted |" in text
+    assert "beyond-cross-encoding better than beyond-bi-encoding | qqp | +0." in text
+    assert "| refuted, better by 0." in text
+    assert "- c: What else differs." in text
+    assert summary(judgement)[0] == "1 claims: 0 held, 1 refuted, 0 inside the noise, 0 not measured."
+    assert "2 tests of 1 claims were made, at 5 %" in text
+    assert "in 0.05 claims at most" in text
+    console = Console(width=140, record=True, file=io.StringIO())
+    show_claims(judgement, console)
+    shown = console.export_text()
+    assert "c: refuted" in shown
+    assert "no better than" in shown
+
+
+def test_a_single_seed_is_said_so(papers, tmp_path):
+    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
+    text = markdown(judge(papers, [simulate(CROSS), *seeds(BI)], claims))
+    assert "| 1, 3 (rows alone) |" in text
+    assert "1 of the tests are over rows alone" in text
+
+
+def test_a_gain_below_the_margin_where_none_was_claimed_is_called_small():
+    given = claim(sst="no_better")
+    judged = Judged(given, (Outcome(given.parts[0], REFUTED, found(0.004), 0.01),))
+    sheet = comparisons_sheet(Judgement((judged,), Runs(Setting(), {}), {}))
+    assert sheet.rows[0][-1] == "refuted, by a gain of 0.0040 only"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"row": "beyond-cros-encoding"}, "did you mean beyond-cross-encoding"),
+        ({"row": "beyond-literature"}, "c: beyond-literature is quoted from the literature"),
+        (
+            {"row": "beyond-lambda-0", "than": "beyond-staggered"},
+            "c: beyond-lambda-0 and beyond-staggered are the same",
+        ),
+        ({"expect": {"sst": "worse"}}, "c: expect.sst: expected 'better', 'no_better', 'no_worse' or 'between'"),
+        ({"expect": {"sstt": "better"}}, "did you mean sst?"),
+        ({"expect": {"sst": "between"}}, "expected row and than or"),
+        ({"middle": MIXED}, "expected row and than or"),
+        ({"paper": "beyon"}, "beyon: no such paper"),
+        ({"margins": 0.1}, "margins: unknown key; did you mean margin?"),
+        ({"margin": 0}, "margin: expected greater than 0"),
+    ],
+)
+def test_a_claim_that_is_wrong_is_named(papers, tmp_path, wrong, message):
+    path = write(tmp_path, **{"row": CROSS, "than": BI, "expect": {"sst": "better"}} | wrong)
+    with pytest.raises(UserError) as caught:
+        load_claims(papers, path)
+    assert message in str(caught.value)
+
+
+def write(folder, **given):
+    """A file with the claim c."""
+    usual = {"paper": "beyond", "where": "table 1", "claim": "A claim.", "note": "What else differs."}
+    path = folder / "claims.yaml"
+    path.write_text(yaml.safe_dump({"c": usual | given}))
+    return path
+
+
+def runs_with(skills):
+    """Three seeds of each row."""
+    return [run for row, skill in skills.items() for run in seeds(row, skill=skill)]

@@ -1,0 +1,53 @@
+import pytest
+
+from bertrio.errors import UserError
+from bertrio.experiments.runs import Setting, runs_of
+from tests.experiments.simulated import seeds, simulate
+
+A, B = "smart-baseline", "smart-concat"
+
+
+def test_rows_are_found_by_name_and_seeds_are_in_order():
+    runs = runs_of([*reversed(seeds(A)), simulate(B), simulate("losses-e1")], [A, B, "smart-cos-sim"], Setting())
+    assert [run.seed for run in runs.of(A)] == [1, 2, 3]
+    assert len(runs.of(B)) == 1
+    assert not runs.of("smart-cos-sim")
+    assert runs.setting == Setting("quick", "cs224n", "small")
+    assert {run.row for run in runs.all} == {A, B}
+
+
+@pytest.mark.parametrize("other", [{"budget": "paper"}, {"source": "hub"}, {"encoder": "large"}])
+def test_runs_of_two_settings_are_refused_until_one_is_chosen(other):
+    measured = [*seeds(A), simulate(B, **other)]
+    with pytest.raises(UserError, match="several settings") as caught:
+        runs_of(measured, [A, B], Setting())
+    assert "--budget quick --source cs224n --encoder small: 3 runs of 1 rows" in str(caught.value)
+    assert f"--{next(iter(other))} {next(iter(other.values()))}" in str(caught.value)
+    assert runs_of(measured, [A, B], Setting(**other)).by_row.keys() == {B}
+
+
+def test_other_rows_may_have_other_settings():
+    assert runs_of([simulate(A), simulate("losses-e1", budget="paper")], [A], Setting()).setting.budget == "quick"
+
+
+def test_overrides_are_left_out_and_counted_unless_asked_for():
+    changed = {"finetune.lr": 3e-5}
+    measured = [*seeds(A), simulate(A, overrides=changed), simulate(A, budget="paper", overrides=changed)]
+    plain = runs_of(measured, [A], Setting())
+    assert len(plain.of(A)) == 3
+    assert plain.left_out == 1
+    asked = runs_of(measured, [A], Setting(budget="quick", overrides=changed))
+    assert [run.overrides for run in asked.of(A)] == [changed]
+
+
+def test_a_setting_without_runs_is_an_error_that_says_what_there_is():
+    with pytest.raises(UserError, match="no runs --budget paper, but\n  --budget quick"):
+        runs_of(seeds(A), [A], Setting("paper"))
+    with pytest.raises(UserError, match="no runs without -S, but\n.*-S smart.lambda=5: 1 runs"):
+        runs_of([simulate(A, overrides={"smart.lambda": 5})], [A], Setting())
+    assert not runs_of(seeds(A), [B], Setting("paper")).all  # nothing is known of the row at all: it waits to be run
+
+
+def test_a_seed_counts_once():
+    with pytest.raises(UserError, match="two runs of smart-baseline have seed 1, one and two"):
+        runs_of([simulate(A, name="one"), simulate(A, name="two")], [A], Setting())

@@ -1,0 +1,52 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.experiments.recipes import Budget, Paper, Recipes, Row, Table
+from bertrio.experiments.table_plots import draw_tables, mean_curve
+from bertrio.experiments.table_text import write_tables
+from bertrio.experiments.tables import PaperTables, paper_tables
+from tests.experiments.simulated import measured, seeds, simulate, small_recipes
+
+PNG = b"\x89PNG\r\n"
+
+
+@pytest.fixture
+def tables() -> PaperTables:
+    return paper_tables(small_recipes(), measured(), "p")
+
+
+def test_every_table_with_a_run_gets_both_pictures_the_same_bytes_each_time(tables, tmp_path):
+    first, second = (draw_tables(tables, tmp_path / name) for name in ("a", "b"))
+    assert [path.name for path in first["t"]] == ["t-scores.png", "t-curves.png"]
+    for one, other in zip(first["t"], second["t"]):
+        assert one.read_bytes() == other.read_bytes()
+        assert one.read_bytes().startswith(PNG)
+
+
+def test_nothing_is_drawn_of_what_was_not_measured(tmp_path):
+    assert draw_tables(paper_tables(small_recipes(), [], "p"), tmp_path) == {}
+    without = paper_tables(small_recipes(), [simulate("p-base", curve=[])], "p")
+    assert [path.name for path in draw_tables(without, tmp_path)["t"]] == ["t-scores.png"]
+
+
+def test_markdown_shows_the_pictures_beside_it(tables, tmp_path):
+    text, _, *pictures = write_tables(tables, tmp_path, plots=True)
+    assert len(pictures) == 2
+    for path in pictures:
+        assert f"]({path.relative_to(tmp_path).as_posix()})" in text.read_text()
+
+
+def test_a_table_of_many_rows_is_drawn(tmp_path):
+    rows = tuple(Row(f"p-row-{place}", "p", "t", "A row", {"sst": 0.5}) for place in range(20))
+    runs = [run for place, row in enumerate(rows) for run in seeds(row.name, 2, skill=0.1 * place, rows=50)]
+    paper = Paper("p", "A Paper", None, {}, (), {"t": Table("t", "Scores", rows)}, {})
+    found = paper_tables(Recipes({"p": paper}, {"quick": Budget("quick", "a tenth", {}, {})}), runs, "p")
+    assert len(draw_tables(found, tmp_path)["t"]) == 2
+
+
+def test_curves_are_means_at_the_steps_that_all_seeds_have():
+    runs = [simulate("a", 1, curve=[(10, 0.2), (20, 0.4), (30, 0.9)]), simulate("a", 2, curve=[(10, 0.4), (20, 0.5)])]
+    expected = pd.DataFrame({"step": [10, 20], "score": [0.3, 0.45]})
+    pd.testing.assert_frame_equal(mean_curve(runs), expected)
+    assert np.isclose(mean_curve(runs[:1])["score"].max(), 0.9)

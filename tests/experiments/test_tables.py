@@ -1,0 +1,116 @@
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from bertrio.errors import UserError
+from bertrio.experiments.recipes import Recipes, load_recipes
+from bertrio.experiments.runs import Setting
+from bertrio.experiments.table_text import frame, markdown, show_tables, write_tables
+from bertrio.experiments.tables import paper_tables
+from tests.experiments.simulated import measured, run, simulate, small_recipes
+
+
+@pytest.fixture
+def recipes() -> Recipes:
+    """One paper with every kind of row."""
+    return small_recipes()
+
+
+def test_a_table_as_it_is_written(recipes, root):
+    assert markdown(paper_tables(recipes, measured(), "p")) == (root / "tests/experiments/table.md").read_text()
+
+
+def test_nothing_measured_is_all_dashes_and_says_what_to_run(recipes):
+    tables = paper_tables(recipes, [], "p")
+    text = markdown(tables)
+    assert "Measured: nothing yet; bertrio recipes run p measures all rows." in text
+    assert "| p-base | - | 0.500 | - | 0.700 | - | 0.200 | - |" in text
+    assert "0 of 4 rows measured." in text
+    assert "Not compared: p-base is not measured yet." in text
+    assert frame(tables)["measured"].isna().all()
+
+
+def test_rows_are_compared_with_any_row_that_was_run(recipes):
+    other = run("q-other", 1, 0.25, 0.25, 0.0)
+    tables = paper_tables(recipes, [*measured(), other], "p", against="q-other")
+    base = next(line for line in tables.parts[0].lines if line.row.name == "p-base")
+    assert base.differences["qqp"].difference == 0.25
+    assert "minus q-other" in markdown(tables)
+    with pytest.raises(UserError, match="p-quoted: is quoted from the literature"):
+        paper_tables(recipes, measured(), "p", against="p-quoted")
+    with pytest.raises(UserError, match="p-bse"):
+        paper_tables(recipes, measured(), "p", against="p-bse")
+
+
+def test_runs_on_other_dev_rows_are_shown_and_not_compared(recipes):
+    other = simulate("p-better", rows=5)
+    tables = paper_tables(recipes, [measured()[0], other], "p")
+    better = next(line for line in tables.parts[0].lines if line.row.name == "p-better")
+    assert better.scores
+    assert not better.differences
+    assert "Not compared: p-better and p-base were measured on other dev rows of sst." in markdown(tables)
+
+
+@pytest.mark.parametrize("other", [{"budget": "paper"}, {"source": "hub"}, {"encoder": "large"}])
+def test_settings_are_never_mixed(recipes, other):
+    mixed = [*measured(), simulate("p-waits", **other)]
+    with pytest.raises(UserError, match="several settings"):
+        paper_tables(recipes, mixed, "p")
+    chosen = paper_tables(recipes, mixed, "p", Setting(budget="quick", source="cs224n", encoder="small"))
+    assert len(chosen.runs.all) == 3
+
+
+def test_runs_with_overrides_are_left_out_and_mentioned(recipes):
+    tables = paper_tables(recipes, [*measured(), simulate("p-base", overrides={"finetune.lr": 3e-5})], "p")
+    assert "Left out are runs with other overrides (-S), 1 of them" in markdown(tables)
+    asked = paper_tables(
+        recipes, [*measured(), simulate("p-base", overrides={"a": 1})], "p", Setting(overrides={"a": 1})
+    )
+    assert "with a 1 in place of what the rows say" in markdown(asked)
+
+
+def test_test_scores_stand_beside_the_reported_ones_of_test(recipes):
+    tested = run("p-better", 1, 0.75, 0.75, 0.4)
+    tested.metrics["test"] = {"sst": {"accuracy": 0.6}}
+    part = paper_tables(recipes, [tested], "p").parts[1]
+    assert (part.split, [line.row.name for line in part.lines]) == ("test", ["p-better"])
+    assert part.lines[0].scores["sst"].value == 0.6
+    assert part.lines[0].reported["sst"] == 0.54
+
+
+def test_papers_whose_own_overall_score_does_not_follow_are_found(root):
+    papers = load_recipes(root / "recipes").papers.values()
+    found = {
+        line.row.name
+        for paper in papers
+        for part in paper_tables(load_recipes(root / "recipes"), [], paper.name).parts
+        for line in part.lines
+        if not line.follows(paper.overall)
+    }
+    assert found == {"strategies-multitask-smart", "beyond-max-size-cycle", "beyond-sft-smart"}
+
+
+def test_files_are_named_after_the_setting_and_hold_every_figure(recipes, tmp_path):
+    tables = paper_tables(recipes, measured(), "p")
+    text, figures = write_tables(tables, tmp_path)
+    assert text.name == "p-quick-cs224n-small.md"
+    assert text.read_text() == markdown(tables)
+    table = pd.read_csv(figures).set_index(["split", "row", "metric"])
+    better = table.loc[("dev", "p-better", "overall_normalized")]
+    assert better["reported"] == pytest.approx(0.65)
+    assert better["measured"] == pytest.approx(0.7333, abs=1e-4)
+    assert better["against"] == "p-base"
+    assert better["difference_low"] < better["difference"] < better["difference_high"]
+    assert table.loc[("dev", "p-better", "overall"), "reported"] == 0.66
+    assert table.loc[("dev", "p-base", "sst"), "deviation"] == pytest.approx(np.std([0.5, 0.35], ddof=1), rel=1e-5)
+
+
+def test_the_terminal_shows_what_markdown_says(recipes):
+    console = Console(width=180, record=True, file=io.StringIO())
+    show_tables(paper_tables(recipes, measured(), "p"), console)
+    shown = console.export_text()
+    for cell in ("p-again (the run of p-better)", "0.425 ±0.106", "+0.250 [-0.174, +0.674]°", "3 of 4 rows measured"):
+        assert cell in shown

@@ -24,6 +24,7 @@ FLOORS = [  # a module may import from lower floors, and from its own room
     {"training"},
     {"analysis"},
     {"experiments"},
+    {"cli_recipes"},
     {"cli"},
 ]
 METHOD_ROOMS = {
@@ -36,7 +37,17 @@ METHOD_ROOMS = {
     "model.pooling",
 }  # they get plain values, never params
 # they import no torch
-LIGHT = {"cli", "params", "tasks", "data.inputs", "data.table", "evaluation.metrics", "ensembling", "training.soup"}
+LIGHT = {
+    "cli",
+    "cli_recipes",
+    "params",
+    "tasks",
+    "data.inputs",
+    "data.table",
+    "evaluation.metrics",
+    "ensembling",
+    "training.soup",
+}
 
 
 def modules(root: Path) -> dict[str, set[str]]:

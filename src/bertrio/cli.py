@@ -13,13 +13,15 @@ REVISION = "an experiment, commit, tag, branch or workspace; several with commas
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0, or 2 for a message to the user."""
+    """Runs one command; returns the exit code: 0, 2 for a message to the user, or 130 for Ctrl-C."""
     args = _parser().parse_args(argv)
     try:
         return args.run(args) or 0
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -50,7 +50,12 @@ class Runtime:
 
 
 def set_up(
-    seed: int, device: str = "auto", precision: str = "auto", threads: int | None = None, width: int | None = None
+    seed: int,
+    device: str = "auto",
+    precision: str = "auto",
+    threads: int | None = None,
+    deterministic: bool = False,
+    width: int | None = None,
 ) -> Runtime:
     """Seeds the global generators and picks device, precision and threads.
 
@@ -59,6 +64,7 @@ def set_up(
         device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
         precision: `auto` (bf16 where the hardware multiplies it well), `float32` or `bf16`.
         threads: CPU threads of torch; None leaves its own choice, all cores.
+        deterministic: on CUDA, take torch's deterministic algorithms, or fail where there is none.
         width: the encoder's hidden size, if known; `auto` is float32 below `NARROW`, where casts to bf16 cost more
             than they save.
 

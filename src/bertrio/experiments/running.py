@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,24 +72,24 @@ def run_rows(
         for seed in chosen  # all rows once, then all rows again: a series that is stopped has something of each
         for row in recipes.expand(names)
     }
-    failed: dict[str, str] = {}
+    failed: list[str] = []
     for number, (name, settings) in enumerate(runs.items(), start=1):
         say(f"[{number}/{len(runs)}] {name}")
         try:
             run_experiment(name, settings, root, queue)
-            if not queue:
-                collect(root, [name])
+            for path in [] if queue else collect(root, [name]):
+                say(f"wrote {path}")
         except UserError as error:
             say(str(error))
-            failed[name] = str(error)
+            failed.append(str(error))
         except KeyboardInterrupt:
             say(f"stopped; {name} and what comes after it are missing: the same command goes on from there")
             raise
     if queue:
         say("next: dvc queue start -j N (N at a time), dvc queue status, and in the end bertrio recipes collect")
     if failed:
-        told = "".join(f"\n  {error}" for error in failed.values())
-        raise UserError(f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:{told}")
+        told = "\n  ".join([f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:", *failed])
+        raise UserError(told)
     return list(runs)
 
 
@@ -117,21 +117,25 @@ def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[
         The files that were written.
 
     Raises:
-        UserError: if an experiment or a file can't be read.
+        UserError: when all others are written, naming the experiments and files that can't be read.
     """
     root = Path(root)
-    collector = _Collector(root)
-    found = find_experiments(root)
-    chosen = found if names is None else {name: found[name] for name in names if name in found}
-    measured = [collector.measure(experiment) for _, experiment in sorted(chosen.items())]
-    return [path for own in measured if own is not None for path in _write(own, root / FOLDER)]
-
-
-def _write(measured: Measured, folder: Path) -> Iterator[Path]:
-    path = folder / f"{measured.name}.json"
-    if not path.exists() or _figures(read_measured(path)) != _figures(measured):
-        yield write_measured(measured, folder)
-        say(f"wrote {path}")
+    collector, found = _Collector(root), find_experiments(root)
+    written: list[Path] = []
+    problems: list[str] = []
+    chosen = sorted(found.keys() if names is None else found.keys() & set(names))
+    for name in chosen:
+        try:
+            measured = collector.measure(found[name])
+            path = root / FOLDER / f"{name}.json"
+            if measured is None or (path.exists() and _figures(read_measured(path)) == _figures(measured)):
+                continue
+            written.append(write_measured(measured, root / FOLDER))
+        except UserError as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise UserError("\n  ".join([f"{len(problems)} of {len(chosen)} experiments can't be collected:", *problems]))
+    return written
 
 
 def _figures(measured: Measured) -> dict[str, Any]:

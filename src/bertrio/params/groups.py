@@ -16,6 +16,7 @@ class RuntimeParams(Group):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
     precision: Literal["auto", "float32", "bf16"]
     threads: Count | None
+    deterministic: bool
 
 
 class TinyParams(Group):
@@ -145,6 +146,14 @@ class TrackingParams(Group):
     to: list[Literal["table", "tensorboard", "wandb", "dvclive"]]
     every: Count
     folder: Annotated[str, Field(min_length=1)]
+
+
+class CheckpointParams(Group):
+    """When checkpoints of training are written, and where."""
+
+    minutes: Positive | None
+    steps: Count | None
+    folder: str | None
 
 
 class Challenge(Group):

@@ -11,6 +11,7 @@ from bertrio.params.base import Group
 from bertrio.params.data import DataParams
 from bertrio.params.groups import (
     AnalyzeParams,
+    CheckpointParams,
     EncoderParams,
     EnsembleParams,
     EvaluateParams,
@@ -60,6 +61,7 @@ class Params(Group):
     r_drop: RDropParams
     penalties: PenaltyParams
     tracking: TrackingParams
+    checkpoints: CheckpointParams
     ensemble: EnsembleParams
     evaluate: EvaluateParams
     analyze: AnalyzeParams

@@ -15,6 +15,7 @@ from bertrio.evaluation.predictions import check_tasks, read_predictions
 from bertrio.tasks import Task, build_target
 
 if TYPE_CHECKING:  # takes half a second to import, and most commands do without
+    from dvc.fs import GitFileSystem
     from dvc.fs.dvc import DVCFileSystem
 
     from bertrio.params import Params
@@ -62,7 +63,9 @@ class Revision:
 
     def exists(self, path: str) -> bool:
         """Whether this revision has the file or folder `path`; its content may still be missing from the cache."""
-        return (self._root / path).exists() if self._files is None else self._files.exists(path)
+        if self._files is None:
+            return (self._root / path).exists()
+        return self._in_git(path) or self._files.exists(path)
 
     def files(self, folder: str) -> list[str]:
         """The paths of all files below `folder`, sorted; empty if there is no such folder."""
@@ -83,6 +86,8 @@ class Revision:
             raise UserError(self._absent(path))
         if self._files is None:
             return (self._root / path).read_bytes()
+        if self._in_git(path):
+            return self._git.cat_file(self._git.join(self._files.repo.root_dir, path))
         from dvc.exceptions import DvcException
 
         try:
@@ -160,6 +165,14 @@ class Revision:
             UserError: if the table is missing.
         """
         return pd.read_parquet(BytesIO(self.read(f"data/splits/{task}/{split}.parquet")))
+
+    @property
+    def _git(self) -> GitFileSystem:
+        return self._files.repo.fs
+
+    def _in_git(self, path: str) -> bool:
+        """Whether git itself has the file, which is found 100 times as fast as what DVC keeps."""
+        return self._git.isfile(self._git.join(self._files.repo.root_dir, path))
 
     def _absent(self, path: str) -> str:
         if self._files is None:

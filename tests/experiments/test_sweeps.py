@@ -1,0 +1,137 @@
+"""Families of runs as a function of params and figures; then the experiments of a repository."""
+
+from itertools import product
+
+import pandas as pd
+import pytest
+
+from bertrio.errors import UserError
+from bertrio.experiments.overrides import put
+from bertrio.experiments.sweeps import ABSENT, Figure, Run, families, sweep, tabulate
+from bertrio.params.loading import read_yaml
+from tests.experiments.planted import Planted
+
+
+def made(value, seed=1, score=0.5, name="", **others):
+    """A run; `others` are its other params."""
+    figures = {
+        "sst accuracy": Figure(score - 0.1, score - 0.12, score - 0.08),
+        "overall": Figure(score, score - 0.02, score + 0.02),
+    }
+    named = {param.replace("_", "."): str(of) for param, of in others.items()}
+    return Run(name or f"{value}-{seed}-{'-'.join(named.values())}", str(value), str(seed), named, figures)
+
+
+def test_families_share_all_but_the_param_and_are_never_mixed():
+    """Every run with two values beside it is in exactly one family, with none that differs in another param."""
+    runs = [made(*of[:2], lr=of[2], encoder=of[3]) for of in product([5, 0.1, 1], [1, 2], ["1e-5", "2e-5"], ["a", "b"])]
+    alone = made(1, lr="3e-5", encoder="a")
+    found = families("smart.lambda", [*runs, alone])
+    assert sorted(family.title for family in found) == [
+        f"encoder: {encoder}, lr: {lr}" for encoder in "ab" for lr in ("1e-5", "2e-5")
+    ]
+    placed = [run for family in found for of in family.points.values() for run in of]
+    assert len(placed) == len(runs) and alone not in placed
+    for family in found:
+        assert list(family.points) == ["0.1", "1", "5"]
+        assert len({tuple(run.others.items()) for of in family.points.values() for run in of}) == 1
+        for value, of in family.points.items():
+            assert [run.seed for run in of] == ["1", "2"] and {run.value for run in of} == {value}
+
+
+def test_a_single_family_needs_no_title_and_the_largest_comes_first():
+    assert [family.title for family in families("p", [made(1, lr=1, source="x"), made(2, lr=1, source="x")])] == [""]
+    found = families("p", [*[made(n, lr=1) for n in (1, 2)], *[made(n, lr=2) for n in (1, 2, 3)]])
+    assert [family.title for family in found] == ["lr: 2", "lr: 1"]
+
+
+def test_of_runs_with_the_same_params_and_seed_the_last_counts():
+    found = families("p", [made(1, name="old", score=0.1), made(2), made(1, name="new", score=0.9)])
+    assert [run.name for run in found[0].points["1"]] == ["new"]
+
+
+def test_numbers_stand_in_their_order_and_before_words():
+    values = [10, "null", 9, 1e-05, "cls", 100]
+    assert list(families("p", [made(value) for value in values])[0].points) == [
+        "1e-05",
+        "9",
+        "10",
+        "100",
+        "cls",
+        "null",
+    ]
+
+
+def test_figures_are_means_over_seeds_with_the_interval_of_rows():
+    table = tabulate(families("p", [made(1, 1, 0.5), made(1, 2, 0.7), made(2, 1, 0.8)]), "overall")
+    first, second = table.to_dict("records")
+    assert [first[name] for name in ("seeds", "score", "low", "high", "least", "greatest")] == pytest.approx(
+        [2, 0.6, 0.58, 0.62, 0.5, 0.7]
+    )
+    assert second["seeds"] == 1 and second["least"] == second["greatest"] == second["score"]
+
+
+def test_a_task_stands_for_its_first_metric():
+    found = families("p", [made(1), made(2)])
+    assert set(tabulate(found, "sst")["metric"]) == {"sst accuracy"}
+    with pytest.raises(UserError, match="--metric sts: expected all, sst, overall"):
+        tabulate(found, "sts")
+
+
+def test_nothing_to_draw_says_what_to_do():
+    with pytest.raises(UserError, match=r"no experiment has this param; did you mean smart.lambda\?"):
+        families("smart.lamda", [made(ABSENT, smart_lambda=1)])
+    with pytest.raises(UserError, match="there are no finished experiments"):
+        families("smart.lambda", [])
+    with pytest.raises(
+        UserError, match="no two experiments differ in it alone; those that there are have 1, 2"
+    ) as error:
+        families("smart.lambda", [made(1, lr=1), made(2, lr=2)])
+    assert "dvc exp run --queue -S smart.lambda=A,B,C" in str(error.value)
+
+
+@pytest.fixture
+def planted(tmp_path, root):
+    """A project with experiments: SMART by lambda, dropout and seed; and a loss with an option."""
+    project = Planted(tmp_path, root)
+
+    def plant(name, score, **params):
+        settings = read_yaml(project.folder / "params.yaml")
+        for param, value in params.items():
+            put(settings, param.replace("__", "."), value)
+        sst, sts = {"accuracy": score - 0.2, "macro_f1": 0.1}, {"pearson": score + 0.1}
+        project.experiment(name, settings, sst=sst, sts=sts, overall_mean=score, overall_normalized=score + 0.05)
+
+    for strength, dropout, seed in product([0, 0.1, 5.0, "5e+1"], [0.1, 0.3], [1, 2]):
+        place = {"data__path": f"/home/{seed}/course", "runtime__threads": seed, "checkpoints__minutes": seed}
+        score = 0.5 + dropout + 0.001 * float(strength) + 0.01 * seed
+        plant(
+            f"smart-{strength}-{dropout}-{seed}", score, smart__lambda=strength, encoder__dropout=dropout,
+            runtime__seed=seed, **place,
+        )  # fmt: skip
+    for alpha in (None, 1, 2):
+        option = {} if alpha is None else {"tasks__sst__loss_options__alpha": alpha}
+        plant(f"alpha-{alpha}", 0.6, tasks__sst__loss="ordinal_log_loss", **option)
+    plant("alone", 0.4, finetune__lr=1.0)
+    return project
+
+
+def test_a_sweep_of_experiments(planted, capsys):
+    found = sweep("smart.lambda", "all", planted.folder / "out", planted.folder)
+    assert [family.title for family in found] == ["encoder.dropout: 0.1", "encoder.dropout: 0.3"]
+    table = pd.read_csv(planted.folder / "out/smart.lambda.csv")
+    assert list(dict.fromkeys(table["metric"])) == ["overall_normalized", "sst accuracy", "sts pearson"]
+    assert list(dict.fromkeys(table["value"])) == [0, 0.1, 5, 50]
+    row = table[(table["value"] == 50) & (table["metric"] == "sts pearson")].iloc[0]
+    assert row["score"] == pytest.approx(0.5 + 0.1 + 0.05 + 0.015 + 0.1)
+    assert row["experiments"] == "smart-5e+1-0.1-1 smart-5e+1-0.1-2"
+    assert (planted.folder / "out/smart.lambda.png").read_bytes().startswith(b"\x89PNG")
+    told = capsys.readouterr().out
+    assert "smart.lambda, where encoder.dropout: 0.3" in told and "4 more experiments" in told
+
+
+def test_a_param_that_is_not_set_is_a_value_too(planted):
+    (family,) = sweep("tasks.sst.loss_options.alpha", "sst", planted.folder / "out", planted.folder)
+    assert list(family.points) == ["1", "2", ABSENT]
+    (family,) = sweep("tasks.sst.loss_options", "sst", planted.folder / "out", planted.folder)
+    assert list(family.points) == ["alpha: 1", "alpha: 2", "{}"]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from bertrio.errors import UserError
 
 SET = "set a param on top, as in -S finetune.lr=2e-5; * is any one key; can be repeated"
 BUDGET = "paper or quick, see recipes/budgets.yaml (default: %(default)s)"
@@ -97,7 +101,7 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     """What tells runs of one row apart; a table never mixes them."""
     for name in ("budget", "source", "encoder"):
         parser.add_argument(f"--{name}", help="of the measured runs (default: what there is, if it is one)")
-    _add_set(parser, "runs made with exactly these overrides (default: runs with none)")
+    _add_set(parser, "runs made with these overrides and no others (default: runs with none)")
 
 
 def positive(text: str) -> int:
@@ -134,6 +138,15 @@ def _collect(args: argparse.Namespace) -> None:
     print(f"wrote {len(collect())} files to recipes/measured")
 
 
+@contextmanager
+def _writing_to(out: str) -> Iterator[None]:
+    """Makes a message to the user of what the system has against writing there."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"--out {out}: can't be written ({error.strerror or error}); name another place") from error
+
+
 def _setting(args: argparse.Namespace) -> Any:
     from bertrio.experiments.recipes import parse_settings
     from bertrio.experiments.runs import Setting
@@ -149,7 +162,9 @@ def _table(args: argparse.Namespace) -> None:
 
     tables = paper_tables(load_recipes(), load_measured(), args.paper, _setting(args), args.against)
     show_tables(tables)
-    for path in write_tables(tables, args.out, args.plots):
+    with _writing_to(args.out):
+        written = write_tables(tables, args.out, args.plots)
+    for path in written:
         print(f"wrote {path}")
 
 
@@ -163,7 +178,9 @@ def _claims(args: argparse.Namespace) -> None:
     judgement = judge(recipes, load_measured(), load_claims(recipes), _setting(args))
     show_claims(judgement)
     if args.out:
-        write_claims(judgement, args.out)
+        with _writing_to(args.out):
+            write_claims(judgement, args.out)
+        print(f"wrote {args.out}")
 
 
 def _stepwise(args: argparse.Namespace) -> None:

@@ -125,7 +125,15 @@ def test_a_row_that_was_not_run_is_not_measured_and_the_text_says_how_to(papers,
     claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
     judgement = judge(papers, seeds(BI), claims)
     assert judgement.claims[0].verdict == MISSING
-    assert f"Not measured yet: bertrio recipes run {CROSS}" in markdown(judgement)
+    assert f"Not measured yet: bertrio recipes run {CROSS} --budget quick\n" in markdown(judgement)
+
+
+def test_runs_with_other_overrides_are_counted(papers, tmp_path):
+    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
+    other = simulate(CROSS, overrides={"finetune.lr": 3e-5})
+    assert "Left out are runs with other overrides (-S), 1 of them" in markdown(
+        judge(papers, [*seeds(BI), other], claims)
+    )
 
 
 def test_runs_on_other_dev_rows_are_not_tested(papers, tmp_path):

@@ -5,7 +5,13 @@ import os
 import pytest
 
 from bertrio.errors import UserError
-from bertrio.experiments.dvc_experiments import differences, experiments, with_absolute_folders, without_place
+from bertrio.experiments.dvc_experiments import (
+    differences,
+    experiments,
+    overridden,
+    with_absolute_folders,
+    without_place,
+)
 
 
 def test_folders_become_absolute_where_they_exist(tmp_path):
@@ -48,6 +54,20 @@ def test_runs_differ_in_what_they_do_and_not_in_where():
     assert differences(here, there) == {}
     there["finetune"]["lr"] = "3e-05"
     assert differences(here, there) == {"finetune.lr": (2e-05, 3e-05)}
+
+
+def test_overrides_are_what_no_field_of_a_measured_file_has():
+    row = {
+        "data": {"source": "sample", "path": None},
+        "encoder": {"name": "tiny", "revision": None},
+        "runtime": {"seed": 1},
+    }
+    run = {
+        "data": {"source": "hub", "path": "/x"},
+        "encoder": {"name": "a/b", "revision": "86e8312"},
+        "runtime": {"seed": 2},
+    }
+    assert overridden(row, run) == {"encoder.revision": "86e8312"}
 
 
 def test_a_folder_without_dvc_is_an_error(tmp_path):

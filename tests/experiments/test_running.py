@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -325,6 +326,9 @@ def test_wrong_names_params_and_seeds_are_told_before_anything_is_run(repository
         "nearly": {"names": ["toy-base"], "budget": "nearly"},
         "finetune.lrr: unknown param": {"names": ["toy-base"], "overrides": {"finetune.lrr": 1}},
         "both 3 seeds and -S runtime.seed=1": {"names": ["toy-base"], "seeds": 3, "overrides": {"runtime.seed": 1}},
+        "-S runtime.seed=null: expected a whole": {"names": ["toy-base"], "overrides": {"runtime.seed": None}},
+        "-S runtime.seed=one: expected a whole": {"names": ["toy-base"], "overrides": {"runtime.seed": "one"}},
+        "data.path: expected": {"names": ["toy-base"], "overrides": {"data.path": date(2024, 1, 1)}},
     }.items():
         with pytest.raises(UserError, match=error):
             run_rows(root=repository.folder, **arguments)

@@ -1,19 +1,34 @@
+import shlex
+
 import pytest
 
 from bertrio.errors import UserError
-from bertrio.experiments.runs import Setting, runs_of
+from bertrio.experiments import runs
+from bertrio.experiments.overrides import parse_settings
+from bertrio.experiments.recipes import load_recipes
+from bertrio.experiments.runs import Runs, Setting
 from tests.experiments.simulated import seeds, simulate
 
 A, B = "smart-baseline", "smart-concat"
 
 
+@pytest.fixture(autouse=True)
+def in_the_project(root, monkeypatch):
+    monkeypatch.chdir(root)
+
+
+def runs_of(measured, rows, wanted) -> Runs:
+    """Those of the project's own rows."""
+    return runs.runs_of(measured, rows, wanted, load_recipes())
+
+
 def test_rows_are_found_by_name_and_seeds_are_in_order():
-    runs = runs_of([*reversed(seeds(A)), simulate(B), simulate("losses-e1")], [A, B, "smart-cos-sim"], Setting())
-    assert [run.seed for run in runs.of(A)] == [1, 2, 3]
-    assert len(runs.of(B)) == 1
-    assert not runs.of("smart-cos-sim")
-    assert runs.setting == Setting("quick", "cs224n", "small")
-    assert {run.row for run in runs.all} == {A, B}
+    found = runs_of([*reversed(seeds(A)), simulate(B), simulate("losses-e1")], [A, B, "smart-cos-sim"], Setting())
+    assert [run.seed for run in found.of(A)] == [1, 2, 3]
+    assert len(found.of(B)) == 1
+    assert not found.of("smart-cos-sim")
+    assert found.setting == Setting("quick", "cs224n", "small")
+    assert {run.row for run in found.all} == {A, B}
 
 
 @pytest.mark.parametrize("other", [{"budget": "paper"}, {"source": "hub"}, {"encoder": "large"}])
@@ -38,6 +53,33 @@ def test_overrides_are_left_out_and_counted_unless_asked_for():
     assert plain.left_out == 1
     asked = runs_of(measured, [A], Setting(budget="quick", overrides=changed))
     assert [run.overrides for run in asked.of(A)] == [changed]
+
+
+def test_what_is_asked_for_is_what_it_changes_of_each_row():
+    """As `recipes run -S ...` takes it: for every task, with what some rows have anyway, and where the data lies."""
+    given = {"tasks.*.dropout": 0.3, "encoder.pooling": "mean", "data.source": "cs224n"}
+    cosine, pooled = "strategies-multitask-capped", "strategies-cosine-mean"
+    measured = [
+        simulate(cosine, overrides={"tasks.sts.dropout": 0.3, "encoder.pooling": "mean"}),
+        simulate(cosine, 2, overrides={"tasks.sts.dropout": 0.2, "encoder.pooling": "mean"}),
+        simulate(pooled, overrides={"tasks.sts.dropout": 0.3}),
+        simulate(pooled, 2),
+    ]
+    found = runs_of(measured, [cosine, pooled], Setting(overrides=given))
+    assert [(run.row, run.seed) for run in found.all] == [(cosine, 1), (pooled, 1)]
+    assert found.left_out == 2
+    assert found.setting.changed == ["encoder.pooling mean", "tasks.*.dropout 0.3"]
+    with pytest.raises(UserError, match="tasks.sst.dropuot: unknown param"):
+        runs_of(measured, [cosine], Setting(overrides={"tasks.sst.dropuot": 0.3}))
+
+
+def test_flags_can_be_pasted_back():
+    setting = Setting("quick", "cs224n", "a model", {"schedule.tasks": ["sst", "qqp"], "optimizer.max_grad_norm": None})
+    words = shlex.split(setting.flags)
+    assert words[:6] == ["--budget", "quick", "--source", "cs224n", "--encoder", "a model"]
+    assert parse_settings([word for word in words[6:] if word != "-S"]) == setting.overrides
+    assert setting.to_run.startswith("--budget quick -S optimizer.max_grad_norm=null -S ")
+    assert Setting().to_run == ""
 
 
 def test_a_setting_without_runs_is_an_error_that_says_what_there_is():

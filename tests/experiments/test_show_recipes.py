@@ -38,6 +38,14 @@ def test_the_params_of_a_row_go_to_standard_output_and_are_what_is_run(recipes, 
     assert "surgery.method" in told.err
 
 
+def test_a_seed_is_that_of_every_member_as_it_is_run(recipes, capsys):
+    show_row(recipes, "one-five", overrides={"runtime.seed": 3})
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown == resolve(recipes, recipes.row("one-five"), seed=3)
+    with pytest.raises(UserError, match="-S runtime.seed=0: expected a whole number from 1 on"):
+        show_row(recipes, "one-five", overrides={"runtime.seed": 0})
+
+
 def test_in_brief_a_row_is_what_it_is_and_what_it_changes(recipes, capsys):
     show_row(recipes, "one-surgery", brief=True)
     told = capsys.readouterr().out

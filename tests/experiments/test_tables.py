@@ -31,6 +31,8 @@ def test_nothing_measured_is_all_dashes_and_says_what_to_run(recipes):
     assert "0 of 4 rows measured." in text
     assert "Not compared: p-base is not measured yet." in text
     assert frame(tables)["measured"].isna().all()
+    asked = markdown(paper_tables(recipes, [], "p", Setting("quick", "cs224n")))
+    assert "nothing yet with --budget quick --source cs224n; bertrio recipes run p --budget quick measures" in asked
 
 
 def test_rows_are_compared_with_any_row_that_was_run(recipes):
@@ -43,6 +45,12 @@ def test_rows_are_compared_with_any_row_that_was_run(recipes):
         paper_tables(recipes, measured(), "p", against="p-quoted")
     with pytest.raises(UserError, match="p-bse"):
         paper_tables(recipes, measured(), "p", against="p-bse")
+
+
+def test_a_row_whose_run_is_compared_with_has_no_difference_to_itself(recipes):
+    lines = markdown(paper_tables(recipes, measured(), "p", against="p-better")).splitlines()
+    for name in ("p-better", "p-again"):
+        assert any(line.startswith(f"| {name} |  |  |  |  |  | 61 | 900 |") for line in lines)
 
 
 def test_runs_on_other_dev_rows_are_shown_and_not_compared(recipes):
@@ -63,13 +71,14 @@ def test_settings_are_never_mixed(recipes, other):
     assert len(chosen.runs.all) == 3
 
 
-def test_runs_with_overrides_are_left_out_and_mentioned(recipes):
-    tables = paper_tables(recipes, [*measured(), simulate("p-base", overrides={"finetune.lr": 3e-5})], "p")
-    assert "Left out are runs with other overrides (-S), 1 of them" in markdown(tables)
-    asked = paper_tables(
-        recipes, [*measured(), simulate("p-base", overrides={"a": 1})], "p", Setting(overrides={"a": 1})
-    )
-    assert "with a 1 in place of what the rows say" in markdown(asked)
+def test_runs_with_overrides_are_left_out_and_mentioned(recipes, root, monkeypatch):
+    monkeypatch.chdir(root)
+    changed = {"optimizer.max_grad_norm": None}
+    runs = [*measured(), simulate("p-base", overrides=changed)]
+    assert "Left out are runs with other overrides (-S), 1 of them" in markdown(paper_tables(recipes, runs, "p"))
+    asked = paper_tables(recipes, runs, "p", Setting(overrides=changed))
+    assert "1 seed a row, with optimizer.max_grad_norm null in place of what the rows say" in markdown(asked)
+    assert set(frame(asked)["overrides"]) == {"optimizer.max_grad_norm null"}
 
 
 def test_test_scores_stand_beside_the_reported_ones_of_test(recipes):

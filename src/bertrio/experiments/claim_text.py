@@ -50,8 +50,10 @@ def head(judgement: Judgement) -> Iterator[str]:
     setting = judgement.runs.setting
     if judgement.runs.all:
         title = f" ({judgement.budget})" if judgement.budget else ""
-        changed = "".join(f", {name} {value}" for name, value in sorted(setting.overrides.items()))
+        changed = "".join(f", {one}" for one in setting.changed)
         yield f"Budget {setting.budget}{title}, source {setting.source}, encoder {setting.encoder}{changed}; dev rows."
+        if left_out := judgement.runs.left_out:
+            yield f"Left out are runs with other overrides (-S), {left_out} of them; name these with -S to see them."
     yield (
         "A difference is the first row minus the second, means over seeds, with its 95 % interval by the paired test "
         f"over rows and seeds. It counts if p is below {ALPHA:g} after Holm's correction for the tests of its claim. "
@@ -117,7 +119,8 @@ def missing(judgement: Judgement) -> list[str]:
     measured = {run.row for run in judgement.runs.all}
     absent = sorted(judgement.run_as[row] for row in rows if judgement.run_as[row] not in measured)
     others = dict.fromkeys(part.why for part in tested if "not measured yet" not in part.why)
-    lines = [f"Not measured yet: bertrio recipes run {' '.join(dict.fromkeys(absent))}"] if absent else []
+    command = " ".join(["bertrio recipes run", *dict.fromkeys(absent), judgement.runs.setting.to_run]).rstrip()
+    lines = [f"Not measured yet: {command}"] if absent else []
     return lines + [f"Not tested: {why}." for why in others]
 
 

@@ -57,7 +57,7 @@ class Outcome:
         part: the comparison.
         verdict: held, refuted, inside the noise or not measured.
         difference: of `row` from `than`; None if there is none, and `why` says why.
-        p: with Holm's correction for the number of parts of the claim.
+        p: with Holm's correction for the parts of the claim that were tested.
         why: what was missing.
     """
 
@@ -169,7 +169,7 @@ def judge(
     """
     names = {row for claim in claims for part in claim.parts for row in (part.row, part.than)}
     run_as = {name: recipes.row(name).run_as for name in names}
-    runs = runs_of(measured, run_as.values(), wanted or Setting())
+    runs = runs_of(measured, run_as.values(), wanted or Setting(), recipes)
     budget = recipes.budget(runs.setting.budget).title if runs.setting.budget else ""
     by_name = {name: runs.of(run) for name, run in run_as.items()}
     return Judgement(tuple(judge_claim(claim, by_name) for claim in claims), runs, run_as, budget)

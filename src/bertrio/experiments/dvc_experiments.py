@@ -22,6 +22,7 @@ from bertrio.params.loading import read_yaml
 PARAMS = "params.yaml"
 FOLDERS = ("data.path", "data.corpora_path", "encoder.name")  # params that may name a folder of this machine
 OF_MACHINE = ("runtime.device", "runtime.threads")  # params that say where a run is made, and not what it is
+FIELDS = ("data.source", "encoder.name")  # params that a measured file has fields for
 
 
 class Experiment(NamedTuple):
@@ -127,6 +128,17 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
         for param, values in found.items()
         if param not in OF_MACHINE and without_place(param, values[0]) != without_place(param, values[1])
     }
+
+
+def overridden(row: Mapping[str, Any], run: Mapping[str, Any]) -> Block:
+    """What the params of a run have in place of those of its row, as measured files name it."""
+    return {param: value for param, (_, value) in differences(row, run).items() if is_override(param)}
+
+
+def is_override(param: str) -> bool:
+    """Whether a measured file has it among `overrides`: not what has a field of its own, nor where data lies and how it
+    was computed."""
+    return param not in (*FIELDS, *FOLDERS) and not param.startswith("runtime.")
 
 
 def _need_same(done: Experiment, settings: Mapping[str, Any], root: Path) -> None:

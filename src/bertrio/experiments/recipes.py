@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.errors import UserError
-from bertrio.experiments.overrides import ABSENT, Block, changes, layered, parse_settings, value_text
+from bertrio.experiments.overrides import Block, layered, parse_settings, value_text
 from bertrio.experiments.recipe_files import (
     OTHER_FILES,
     BudgetFile,
@@ -25,19 +25,7 @@ from bertrio.experiments.recipe_files import (
 )
 from bertrio.experiments.resolving import resolve
 
-__all__ = [
-    "ABSENT",
-    "Budget",
-    "Paper",
-    "Recipes",
-    "Row",
-    "Sweep",
-    "Table",
-    "changes",
-    "load_recipes",
-    "parse_settings",
-    "resolve",
-]
+__all__ = ["Budget", "Paper", "Recipes", "Row", "Sweep", "Table", "load_recipes", "parse_settings", "resolve"]
 
 FOLDER = "recipes"
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertrio.errors import UserError
-from bertrio.experiments.overrides import Block, layered, members_of, multiplied, put, with_numbers
+from bertrio.experiments.overrides import Block, layered, members_of, multiplied, put, value_text, with_numbers
 from bertrio.params.loading import member_params, read_yaml, validate_params
 
 if TYPE_CHECKING:
     from bertrio.experiments.recipes import Recipes, Row
 
+SEED = "runtime.seed"
 SEED_STEP = 1000  # between the seeds of one member in two runs of an ensemble
 
 
@@ -53,6 +54,21 @@ def resolve(
     return _with(raw, overrides, f"{row.name} with -S {' -S '.join(overrides)}") if overrides else raw
 
 
+def without_seed(overrides: Mapping[str, Any]) -> tuple[int | None, Block]:
+    """The `runtime.seed` among the user's overrides, None if there is none, and the others.
+
+    Raises:
+        UserError: if it is no whole number from 1 on.
+    """
+    others = dict(overrides)
+    if SEED not in others:
+        return None, others
+    seed = others.pop(SEED)
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 1:
+        raise UserError(f"-S {SEED}={value_text(seed)}: expected a whole number from 1 on")
+    return seed, others
+
+
 def _with(raw: Block, settings: Mapping[str, Any], where: str) -> Block:
     """Raw params with settings on top, checked; `where` is what errors begin with."""
     try:
@@ -65,7 +81,7 @@ def _with(raw: Block, settings: Mapping[str, Any], where: str) -> Block:
 
 
 def _set_seed(raw: Block, seed: int) -> None:
-    put(raw, "runtime.seed", seed)
+    put(raw, SEED, seed)
     for member in members_of(raw).values():
         own = (member.get("runtime") or {}).get("seed")
         if isinstance(own, int):

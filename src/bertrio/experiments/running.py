@@ -16,22 +16,19 @@ from bertrio.experiments.dvc_experiments import (
     OF_MACHINE,
     PARAMS,
     Experiment,
-    differences,
     experiments,
     find_experiments,
+    overridden,
     run_experiment,
     without_place,
 )
 from bertrio.experiments.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
 from bertrio.experiments.overrides import changes, with_numbers
 from bertrio.experiments.recipes import load_recipes, resolve
+from bertrio.experiments.resolving import SEED, without_seed
 from bertrio.params.loading import read_yaml
 
 __all__ = ["collect", "experiment_name", "experiments", "run_experiment", "run_rows"]
-
-# Params that a measured file has fields for, or that say nothing of the result
-FIELDS = ("data.source", "data.path", "data.corpora_path", "encoder.name", "encoder.revision")
-SEED = "runtime.seed"
 
 
 def run_rows(
@@ -62,10 +59,10 @@ def run_rows(
         UserError: before anything is run if a name or param is wrong; at the end, naming the runs that failed.
         KeyboardInterrupt: if it was stopped.
     """
-    overrides = dict(overrides or {})
-    if SEED in overrides and seeds != 1:
-        raise UserError(f"found both {seeds} seeds and -S {SEED}={overrides[SEED]}, expected one of the two")
-    chosen = [overrides.pop(SEED)] if SEED in overrides else range(1, seeds + 1)
+    seed, overrides = without_seed(overrides or {})
+    if seed is not None and seeds != 1:
+        raise UserError(f"found both {seeds} seeds and -S {SEED}={seed}, expected one of the two")
+    chosen = range(1, seeds + 1) if seed is None else [seed]
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / PARAMS)
     runs = {
         experiment_name(row.run_as, budget, seed, overrides): resolve(recipes, row, budget, overrides, seed, base)
@@ -100,7 +97,7 @@ def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[st
     device and threads do not.
     """
     own = {param: without_place(param, value) for param, value in overrides.items() if param not in (*OF_MACHINE, SEED)}
-    text = json.dumps(own, sort_keys=True)
+    text = json.dumps(own, sort_keys=True, default=str)  # a date of YAML
     return f"{row_name}-{budget}-s{seed}" + (f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}" if own else "")
 
 
@@ -191,6 +188,6 @@ class _Collector:
         set_then = changes(*map(with_numbers, (self.baselines[baseline], found)))
         return {
             param: value
-            for param, (_, value) in differences(expected, found).items()
-            if param not in FIELDS and not param.startswith("runtime.") and (param in set_now or param in set_then)
+            for param, value in overridden(expected, found).items()
+            if param in set_now or param in set_then
         }

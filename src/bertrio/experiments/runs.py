@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bertrio.errors import UserError
+from bertrio.experiments.dvc_experiments import is_override, overridden
+from bertrio.experiments.overrides import value_text
+from bertrio.experiments.resolving import resolve
+from bertrio.params.loading import read_yaml
 
 if TYPE_CHECKING:
     from bertrio.experiments.measured import Measured
+    from bertrio.experiments.recipes import Recipes
+
+Effect = Callable[[str, str], Mapping[str, Any]]  # row and budget -> what is in place of what the row says
 
 
 @dataclass(frozen=True)
 class Setting:
     """What runs must share to be compared; where it is None, any will do as long as all runs have the same.
 
-    `overrides` are those that `-S` made beside source, encoder and runtime: none, unless they are asked for.
+    `overrides` are those that `-S` made, as it was given: none, unless they are asked for.
     """
 
     budget: str | None = None
@@ -30,16 +39,30 @@ class Setting:
         return cls(run.budget, run.source, run.encoder, dict(run.overrides))
 
     def takes(self, run: Measured) -> bool:
-        """Whether the run is of this setting."""
+        """Whether the run is of this setting, its overrides aside."""
         pairs = ((self.budget, run.budget), (self.source, run.source), (self.encoder, run.encoder))
-        return all(own in (None, other) for own, other in pairs) and dict(self.overrides) == dict(run.overrides)
+        return all(own in (None, other) for own, other in pairs)
 
     @property
     def flags(self) -> str:
         """The flags of the command line that ask for it."""
         named = {"budget": self.budget, "source": self.source, "encoder": self.encoder}
-        parts = [f"--{name} {value}" for name, value in named.items() if value is not None]
-        return " ".join(parts + [f"-S {name}={value}" for name, value in sorted(self.overrides.items())])
+        parts = [f"--{name} {shlex.quote(value)}" for name, value in named.items() if value is not None]
+        return " ".join([*parts, *self._set])
+
+    @property
+    def to_run(self) -> str:
+        """Those of `bertrio recipes run` that make runs of it; data and encoder are the user's to name."""
+        return " ".join([*([f"--budget {self.budget}"] if self.budget else []), *self._set])
+
+    @property
+    def changed(self) -> list[str]:
+        """The overrides in words."""
+        return [f"{name} {value_text(value)}" for name, value in sorted(self.overrides.items())]
+
+    @property
+    def _set(self) -> list[str]:
+        return [f"-S {shlex.quote(f'{name}={value_text(value)}')}" for name, value in sorted(self.overrides.items())]
 
 
 @dataclass(frozen=True)
@@ -60,13 +83,29 @@ class Runs:
         return [run for runs in self.by_row.values() for run in runs]
 
 
-def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting) -> Runs:
+def effect_of(overrides: Mapping[str, Any], recipes: Recipes) -> Effect:
+    """What overrides come to, as measured files name it: `tasks.*.dropout` is a param of every task, and what a row has
+    anyway is none. They are checked as `resolve` does."""
+    base = read_yaml("params.yaml") if overrides else {}
+
+    @cache
+    def effect(row: str, budget: str) -> Mapping[str, Any]:
+        if not overrides:
+            return {}
+        plain, changed = (resolve(recipes, recipes.row(row), budget, own, base=base) for own in ({}, overrides))
+        return overridden(plain, changed)
+
+    return effect
+
+
+def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, recipes: Recipes) -> Runs:
     """The runs of some rows in one setting.
 
     Args:
         measured: all that there is.
         rows: what rows are called that are to be compared (`Row.run_as`).
         wanted: the setting, as far as it was named.
+        recipes: that have these rows.
 
     Returns:
         No runs at all, and `wanted`, if none of the rows was measured yet.
@@ -74,13 +113,14 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting) 
     Raises:
         UserError: if the runs are of several settings, of others than `wanted`, or two of a row have the same seed.
     """
-    rows = set(rows)
+    overrides = {param: value for param, value in wanted.overrides.items() if is_override(param)}
+    rows, effect = set(rows), effect_of(overrides, recipes)
     there = [run for run in measured if run.row in rows]
-    taken = [run for run in there if wanted.takes(run)]
+    taken = [run for run in there if wanted.takes(run) and run.overrides == effect(run.row, run.budget)]
     if there and not taken:
         asked = wanted.flags or "without -S"
         raise UserError(f"recipes/measured: of these rows there are no runs {asked}, but\n{_listed(there)}")
-    if len({Setting.of(run).flags for run in taken}) > 1:
+    if len({(run.budget, run.source, run.encoder) for run in taken}) > 1:
         raise UserError(
             "recipes/measured: runs of these rows are of several settings, which are never mixed; choose one by its "
             f"flags:\n{_listed(taken)}"
@@ -94,9 +134,10 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting) 
                 "a seed counts once, so remove the file of one of them"
             )
         runs.append(run)
-    setting = Setting.of(taken[0]) if taken else wanted
-    others = [run for run in there if not setting.takes(run) and replace(setting, overrides=run.overrides).takes(run)]
-    return Runs(setting, by_row, len(others))
+    if not taken:
+        return Runs(wanted, by_row)
+    setting = replace(Setting.of(taken[0]), overrides=overrides)
+    return Runs(setting, by_row, sum(setting.takes(run) for run in there) - len(taken))
 
 
 def _listed(runs: Iterable[Measured]) -> str:

@@ -12,11 +12,11 @@ from rich.text import Text
 
 from bertrio.experiments.overrides import ABSENT, changes, value_text, with_numbers
 from bertrio.experiments.recipes import Paper, Recipes, Row
-from bertrio.experiments.resolving import resolve
+from bertrio.experiments.resolving import resolve, without_seed
+from bertrio.experiments.sheets import console_for_sheets
 from bertrio.params.loading import read_yaml
 
 MAIN = ("sst", "qqp", "sts", "overall")  # the figures that a line has room for
-PIPE_WIDTH = 160  # of lines that go to a file or another program
 
 
 def show_recipes(recipes: Recipes, console: Console | None = None) -> None:
@@ -24,7 +24,7 @@ def show_recipes(recipes: Recipes, console: Console | None = None) -> None:
 
     A row that the paper reports on test alone shows these figures, and says so.
     """
-    console = console or _stdout()
+    console = console or console_for_sheets()
     for paper in recipes.papers.values():
         console.print(_list(paper))
 
@@ -66,8 +66,9 @@ def show_row(
 ) -> None:
     """Prints the params that a row is run with, and what it is and changes.
 
-    The params go to standard output as YAML, so that `bertrio recipes show ROW > params.yaml` makes a file to run.
-    What the row is and how its params differ from those of params.yaml goes to standard error, after them.
+    The params go to standard output as YAML, to be kept with `bertrio recipes show ROW > row.yaml`; not in params.yaml
+    itself, which the row is made from, and which the shell would empty before it is read. What the row is and how its
+    params differ from those of params.yaml goes to standard error, after them.
 
     Args:
         recipes: all recipes.
@@ -80,12 +81,13 @@ def show_row(
         UserError: as `resolve`, and if there is no such row.
     """
     row = recipes.row(name)
-    console = _stdout() if brief else Console(stderr=True, highlight=False)
+    console = console_for_sheets() if brief else Console(stderr=True, highlight=False)
     if row.literature:
         _describe(recipes, row, console)
         return
     base = with_numbers(read_yaml("params.yaml"))
-    resolved = resolve(recipes, row, budget, overrides, base=base)
+    seed, others = without_seed(overrides or {})
+    resolved = resolve(recipes, row, budget, others, seed, base)
     if not brief:
         print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="", flush=True)
     _describe(recipes, row, console)
@@ -126,11 +128,6 @@ def _differences(found: Mapping[str, tuple[Any, Any]]) -> Table:
 
 def _figure(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
-
-
-def _stdout() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
 
 
 def _line(console: Console, text: str) -> None:

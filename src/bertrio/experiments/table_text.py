@@ -73,13 +73,14 @@ def head(tables: PaperTables) -> Iterator[str]:
     runs, setting = tables.runs, tables.runs.setting
     if not runs.all:
         asked = f" with {setting.flags}" if setting.flags else ""
-        yield f"Measured: nothing yet{asked}; bertrio recipes run {tables.paper.name} measures all rows."
+        command = f"bertrio recipes run {tables.paper.name} {setting.to_run}".rstrip()
+        yield f"Measured: nothing yet{asked}; {command} measures all rows."
         return
     title = f" ({tables.budget})" if tables.budget else ""
-    changed = ", ".join(f"{name} {value}" for name, value in sorted(setting.overrides.items()))
+    changed, seeds = ", ".join(setting.changed), _span([len(own) for own in runs.by_row.values()])
     yield (
         f"Measured: budget {setting.budget}{title}, source {setting.source} ({_sizes(_ranges(runs))}), encoder "
-        f"{setting.encoder}, {_span([len(own) for own in runs.by_row.values()])} seeds a row"
+        f"{setting.encoder}, {seeds} {'seed' if seeds == '1' else 'seeds'} a row"
         + (f", with {changed} in place of what the rows say." if changed else ".")
     )
     yield "Compare rows within a column; across columns, budget, data and encoder may differ as well."
@@ -122,7 +123,8 @@ def _overalls(part: Part, convention: str | None) -> Sheet:
 
 def _differences(part: Part) -> Sheet:
     minutes = any("minutes" in line.reported for line in part.lines)
-    others = [line for line in part.lines if line.row.name != part.against and not line.row.literature]
+    base = part.against.run_as if part.against else None
+    others = [line for line in part.lines if line.row.run_as != base and not line.row.literature]
     metrics = METRICS if others else ()
     rows = []
     for line in part.lines:
@@ -133,7 +135,7 @@ def _differences(part: Part) -> Sheet:
         rows.append(row)
     names = {metric: name for name, metric in CONVENTIONS.items()}
     header = ["row", *[names.get(metric, metric) for metric in metrics], "seconds", "MB"]
-    minus = f"Measured, minus {part.against}; seconds" if others else "Seconds"
+    minus = f"Measured, minus {part.against.name}; seconds" if others else "Seconds"
     return Sheet([*header, *(["paper: minutes"] if minutes else [])], rows, f"{minus} and peak memory of training")
 
 
@@ -164,7 +166,7 @@ def frame(tables: PaperTables) -> pd.DataFrame:
     """All figures, a line for each metric of each row; `overall` is the paper's own score."""
     setting = tables.runs.setting
     common = {"paper": tables.paper.name, "budget": setting.budget, "source": setting.source}
-    common |= {"encoder": setting.encoder}
+    common |= {"encoder": setting.encoder, "overrides": ", ".join(setting.changed)}
     records = [common | record for part in tables.parts for line in part.lines for record in _records(line, part)]
     return pd.DataFrame(records)
 
@@ -187,7 +189,7 @@ def _records(line: Line, part: Part) -> Iterator[dict[str, object]]:
             "deviation": score.deviation if score else None,
             "low": interval[0],
             "high": interval[1],
-            "against": part.against if difference else None,
+            "against": part.against.name if difference else None,
             "difference": difference.difference if difference else None,
             "difference_low": difference.low if difference else None,
             "difference_high": difference.high if difference else None,
@@ -217,7 +219,7 @@ def _part_title(part: Part) -> str:
 def _stem(tables: PaperTables) -> str:
     setting = tables.runs.setting
     parts = [tables.paper.name, setting.budget, setting.source, setting.encoder]
-    parts += [f"{name}-{value}" for name, value in sorted(setting.overrides.items())]
+    parts += setting.changed
     return re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))
 
 

@@ -6,7 +6,7 @@ What is written out is in `table_text`, what is drawn in `table_plots`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
@@ -93,7 +93,7 @@ class Part:
     table: Table
     split: str
     lines: Sequence[Line]
-    against: str | None = None
+    against: Row | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -130,7 +130,7 @@ def paper_tables(
     found = recipes.paper(paper)
     base = _runnable(recipes.row(against)) if against else None
     rows = {row.run_as for row in found.rows if not row.literature} | ({base.run_as} if base else set())
-    runs = runs_of(measured, rows, wanted or Setting())
+    runs = runs_of(measured, rows, wanted or Setting(), recipes)
     budget = recipes.budget(runs.setting.budget).title if runs.setting.budget else ""
     parts = [part for table in found.tables.values() for part in _parts(table, runs, base)]
     return PaperTables(found, runs, budget, parts)
@@ -162,7 +162,7 @@ def _parts(table: Table, runs: Runs, base: Row | None) -> Iterator[Part]:
     if base is None:
         yield Part(table, "dev", lines)
     else:
-        yield _compared(Part(table, "dev", lines, base.name), runs.of(base.run_as))
+        yield _compared(Part(table, "dev", lines, base), runs.of(base.run_as))
     tested = [_line(row, row.reported_test, "test", runs) for row in table.rows if row.reported_test]
     if tested:
         yield Part(table, "test", tested)
@@ -177,7 +177,7 @@ def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs) -> Li
 def _compared(part: Part, base: Sequence[Measured]) -> Part:
     """The same part with differences to the runs of `base`, and what stood in their way."""
     if not base:
-        return Part(part.table, part.split, part.lines, part.against, (f"{part.against} is not measured yet",))
+        return replace(part, notes=(f"{part.against.name} is not measured yet",))
     lines, notes = [], []
     for line in part.lines:
         differences = {}
@@ -186,5 +186,5 @@ def _compared(part: Part, base: Sequence[Measured]) -> Part:
                 differences[metric] = differ(base, line.runs, metric)
             except UserError as error:
                 notes.append(str(error))
-        lines.append(Line(line.row, line.reported, line.runs, line.scores, differences))
-    return Part(part.table, part.split, lines, part.against, tuple(dict.fromkeys(notes)))
+        lines.append(replace(line, differences=differences))
+    return replace(part, lines=lines, notes=tuple(dict.fromkeys(notes)))

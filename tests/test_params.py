@@ -129,7 +129,7 @@ def test_all_mistakes_are_told_at_once(load):
     [
         ("a: [1", "not valid YAML"),
         ("- 1\n- 2\n", "found list, expected groups"),
-        ("", "found NoneType"),
+        ("", "is empty, expected groups"),
         ("runtime: {seed: 1}\nruntime: {seed: 2}\n", "key 'runtime' is given twice"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
         ("runtime: {}\n", "data: is missing"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from bertrio.evaluation.predictions import (
     row_name,
     write_predictions,
 )
-from bertrio.files import write_json
+from bertrio.files import whole_folder, write_json
 from bertrio.tasks import Array, Predicted, Task
 
 SELECTION = "selection"  # the split name of the dev rows that the ensemble was chosen on
@@ -213,8 +212,8 @@ def combine_members(
     """
     members = {name: read_predictions(Path(predictions) / name / "predictions.parquet") for name in names}
     table, weights = combine(members, how, tasks, answers)
-    shutil.rmtree(folder, ignore_errors=True)
-    record_ensemble(folder, how, names, weights)
+    with whole_folder(folder) as new:
+        record_ensemble(new, how, names, weights)
     write_predictions(table, path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,55 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def whole_folder(path: str | Path) -> Iterator[Path]:
+    """Gives a new folder beside `path`; at the end it is synced to disk and takes the place of what is at `path`.
+
+    An error inside the block leaves whatever stood at `path` before. A folder can't be renamed over another one, so
+    there is a moment with none at `path`, but never half of one. The new folder has a name of its own, `.<name>.new`,
+    so that what a killed process has left of it is removed here: one process at a time may write a folder.
+    """
+    path = Path(path)
+    new, old = (path.with_name(f".{path.name}.{which}") for which in ("new", "old"))
+    for left in (new, old):
+        _remove(left)
+    new.mkdir(parents=True)
+    try:
+        yield new
+        for inside in new.rglob("*"):
+            sync(inside)
+        sync(new)
+        if os.path.lexists(path):
+            path.rename(old)
+        new.rename(path)
+    except BaseException:
+        if os.path.lexists(old) and not os.path.lexists(path):
+            old.rename(path)
+        _remove(new)
+        raise
+    sync(path.parent)
+    _remove(old)
+
+
+def _remove(path: Path) -> None:
+    """Removes a file, a link or a folder, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk."""
+    if path.is_dir() and os.name != "posix":
+        return  # Windows opens no folders
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _umask() -> int:

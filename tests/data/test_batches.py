@@ -223,3 +223,17 @@ def test_little_of_a_pass_over_the_sample_is_padding(sample_rows):
 def test_little_of_a_pass_over_the_real_data_is_padding(real_rows):
     for name, rows in real_rows.items():
         assert padding_waste(rows, SIZES[name]) < 0.05, name
+
+
+@pytest.mark.parametrize("options", [{}, {"cap": 50}, {"cap": 50, "redraw": False}])
+def test_a_stream_goes_on_where_another_one_was(rows, options):
+    """At any batch: before the first, within a pass, between two."""
+    stream = BatchStream(rows, 16, generator(1, "x"), **options)
+    for _ in range(3 * len(stream) + 2):
+        other = BatchStream(rows, 16, generator(1, "x"), **options)
+        other.load_state_dict(stream.state_dict())
+        again = BatchStream(rows, 16, generator(1, "x"), **options)
+        again.load_state_dict(other.state_dict())
+        expected = [next(other).rows.tolist() for _ in range(len(stream) + 1)]
+        assert [next(again).rows.tolist() for _ in range(len(stream) + 1)] == expected
+        assert next(stream).rows.tolist() == expected[0]

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import sys
 from types import SimpleNamespace
@@ -77,3 +78,36 @@ def test_a_share_of_each_split_may_be_kept_and_no_test_rows(params, raw):
     _, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data={"split": {"keep": keep}}), raw)
     for task in ("sst", "qqp", "sts"):
         assert [facts["tasks"][task][split]["rows"] for split in ("train", "dev", "test")] == [40, 3, 0]
+
+
+def test_an_encoder_from_the_hub_is_recorded_with_its_commit_and_the_hashes_of_its_files(params, raw, monkeypatch):
+    from transformers import BertTokenizerFast
+
+    folder = raw.parent / "snapshots" / ("c" * 40)
+    BertTokenizerFast(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}).save_pretrained(folder)
+    (folder / "config.json").write_text('{"model_type": "bert"}')
+    asked = []
+    monkeypatch.setattr("bertrio.model.names.fetched", lambda name, revision: asked.append(revision) or folder)
+    _, facts = run(params(encoder={"name": "org/bert", "revision": "v1"}), raw)
+    assert facts["encoder"]["id"] == "org/bert" and facts["encoder"]["commit"] == folder.name
+    assert facts["encoder"]["files"] == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
+    }
+    assert asked == ["v1", folder.name]
+
+
+def test_what_was_downloaded_is_recorded_and_what_was_not_adds_nothing(params, raw):
+    base = params(encoder={"tiny": {"vocab_size": 200}})
+    assert not {"downloads", "encoder"} & set(run(base, raw)[1])
+    write_json(
+        raw / "facts.json", {"source": "hub", "origin": {}, "rejects": {}, "downloads": {"sst": {"a.csv": "12"}}}
+    )
+    assert run(base, raw)[1]["downloads"] == {"sst": {"a.csv": "12"}}
+
+
+def test_an_encoder_that_fails_leaves_what_an_earlier_run_made(params, raw):
+    out, _ = run(params(encoder={"tiny": {"vocab_size": 200}}), raw)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match="there is no config.json"):
+        run(params(encoder={"name": str(raw)}), raw)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before

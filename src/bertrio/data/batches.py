@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,47 @@ def similar_length_batches(lengths: np.ndarray, size: int, generator: torch.Gene
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
+class Passes:
+    """An endless sequence of batches of positions, drawn pass by pass.
+
+    Its state is small, whatever the number of rows: that of the generator before the running pass, which is drawn again
+    from there, and how many batches of it were taken.
+
+    Args:
+        draw: gives the batches of a pass; draws from `generator` alone.
+        generator: nothing else uses it.
+    """
+
+    def __init__(self, draw: Callable[[], list[np.ndarray]], generator: torch.Generator) -> None:
+        self._draw, self._generator = draw, generator
+        self._before, self._taken = generator.get_state(), 0
+        self._waiting: list[np.ndarray] = []  # batches of this pass that are still to come, the next one last
+
+    def __next__(self) -> np.ndarray:
+        if not self._waiting:
+            self._begin()
+        self._taken += 1
+        return self._waiting.pop()
+
+    def __iter__(self) -> Passes:
+        return self
+
+    def _begin(self) -> None:
+        self._before, self._taken = self._generator.get_state(), 0
+        self._waiting = self._draw()[::-1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in which pass it is, for a checkpoint."""
+        return {"before": self._before, "taken": self._taken}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where another one of the same rows was."""
+        self._generator.set_state(state["before"])
+        self._begin()
+        for _ in range(state["taken"]):
+            next(self)
+
+
 class BatchStream:
     """An endless stream of a task's training batches; every pass over the rows has an order of its own.
 
@@ -140,7 +181,7 @@ class BatchStream:
         self.rows, self.size, self._generator = rows, size, generator
         self._count = len(rows) if cap is None else min(cap, len(rows))
         self._drawn = None if redraw else self._draw()
-        self._waiting: list[np.ndarray] = []  # batches of this pass that are still to come, the next one last
+        self._passes = Passes(self._pass, generator)
 
     def __len__(self) -> int:
         """Batches in one pass."""
@@ -152,12 +193,21 @@ class BatchStream:
             return np.arange(self._count)
         return torch.randperm(len(self.rows), generator=self._generator).numpy()[: self._count]
 
+    def _pass(self) -> list[np.ndarray]:
+        """The positions of the rows of each batch of a pass."""
+        drawn = self._draw() if self._drawn is None else self._drawn
+        return [drawn[batch] for batch in similar_length_batches(self.rows.lengths[drawn], self.size, self._generator)]
+
     def __next__(self) -> Batch:
-        if not self._waiting:
-            drawn = self._draw() if self._drawn is None else self._drawn
-            batches = similar_length_batches(self.rows.lengths[drawn], self.size, self._generator)
-            self._waiting = [drawn[batch] for batch in reversed(batches)]
-        return self.rows.batch(self._waiting.pop())
+        return self.rows.batch(next(self._passes))
 
     def __iter__(self) -> BatchStream:
         return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in which pass the stream is, for a checkpoint."""
+        return self._passes.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where another stream of the same rows and arguments was."""
+        self._passes.load_state_dict(state)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -62,9 +62,9 @@ def _texts(found: Found, layout: _Layout) -> Iterator[str]:
             yield from joined([values[column] for column in layout.texts])
 
 
-def joined(texts: Iterable[str | None]) -> Iterator[str]:
-    """The texts of one row as one text, unless there is none."""
-    text = " ".join(text.strip() for text in texts if text and text.strip())
+def joined(texts: Iterable[Any]) -> Iterator[str]:
+    """The texts of one row as one text, unless there is none; what is no text is passed over."""
+    text = " ".join(text.strip() for text in texts if isinstance(text, str) and text.strip())
     if text:
         yield text
 

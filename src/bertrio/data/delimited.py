@@ -16,7 +16,8 @@ from bertrio.data.reading import Found
 from bertrio.data.table import RawRow
 from bertrio.errors import UserError
 
-MOST_LINES = 1000  # of one record; an open quote is a stray one if nothing closes it by then
+MOST_LINES = 1000  # of one record; an open quote is a stray one if nothing closes it by then,
+MOST_LETTERS = 2**24  # nor by then
 csv.field_size_limit(2**31 - 1)  # the default, 128 KiB, is shorter than a long text
 
 
@@ -49,24 +50,41 @@ def read_delimited(path: str | Path, delimiter: str) -> Found:
     """The column names and the records of a file with standard quoting; one record is in memory at a time.
 
     Empty lines are skipped. Problems of a record are `damaged quoting` (a quote that is not closed within
-    `MOST_LINES` lines, text after a closing quote, or, in a TSV, a quoted field that holds both a tab and a line end,
-    which is a stray quote that swallowed the next row), `wrong number of columns` and `not UTF-8`.
+    `MOST_LINES` lines or `MOST_LETTERS` letters, text after a closing quote, or, in a TSV, a quoted field that holds
+    both a tab and a line end, which is a stray quote that swallowed the next row), `wrong number of columns` and
+    `not UTF-8`.
 
     Raises:
-        UserError: if the file is missing, empty, or its header is no UTF-8.
+        UserError: if the file is missing or empty, or its header is no UTF-8.
     """
     path = Path(path)
     try:
         lines = _Lines(path)
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from error
-    header = next(_fields(lines, delimiter), None)
-    if header is None or header[3] is not None:
+    try:
+        header = next(_fields(lines, delimiter), None)
+        problem = _header_problem(header)
+    except OSError as error:
+        problem = f"can't be read ({error.strerror})"
+    if problem:
         lines.close()
-        found = "nothing" if header is None else header[3]
-        raise UserError(f"{path}: found {found} in the first line, expected column names as UTF-8 text")
+        raise UserError(f"{path}: {problem}")
     columns = [name.strip() for name in header[2]]
     return Found(columns, _records(lines, delimiter, columns))
+
+
+def _header_problem(header: tuple[int, str, list[str], str | None] | None) -> str | None:
+    """Why the first record can't be column names."""
+    if header is None:
+        return "found nothing, the file is empty; expected column names as UTF-8 text in its first line"
+    number, raw, _, problem = header
+    if problem:
+        advice = "; save the file as UTF-8" if problem == "not UTF-8" else ""
+        return f"found {problem} in line {number}, expected column names as UTF-8 text{advice}"
+    if "\r" in raw.split("\n")[0].rstrip("\r"):
+        return "found line ends of old Macintosh files (a carriage return alone), expected those of Unix or Windows"
+    return None
 
 
 def _records(lines: _Lines, delimiter: str, columns: list[str]) -> Iterator[RawRow]:
@@ -85,12 +103,21 @@ def _fields(lines: _Lines, delimiter: str) -> Iterator[tuple[int, str, list[str]
         raw = line.rstrip("\r\n")
         if not raw:
             continue
-        if not raw.isascii() and any("\udc80" <= letter <= "\udcff" for letter in raw):
-            yield number, raw.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), [], "not UTF-8"
+        if _is_damaged(raw):
+            yield number, _readable(raw), [], "not UTF-8"
         elif '"' not in raw:
             yield number, raw, raw.split(delimiter), None
         else:
             yield _quoted(number, line, lines, delimiter)
+
+
+def _is_damaged(text: str) -> bool:
+    """Whether there are bytes in it that are no UTF-8."""
+    return not text.isascii() and any("\udc80" <= letter <= "\udcff" for letter in text)
+
+
+def _readable(text: str) -> str:
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _quoted(number: int, line: str, lines: _Lines, delimiter: str) -> tuple[int, str, list[str], str | None]:
@@ -98,8 +125,12 @@ def _quoted(number: int, line: str, lines: _Lines, delimiter: str) -> tuple[int,
 
     def text() -> Iterator[str]:
         yield line
+        left = MOST_LETTERS - len(line)
         for item in islice(lines, MOST_LINES - 1):
             taken.append(item)
+            left -= len(item[1])
+            if left < 0:
+                return
             yield item[1]
 
     try:
@@ -110,4 +141,5 @@ def _quoted(number: int, line: str, lines: _Lines, delimiter: str) -> tuple[int,
     if swallowed:
         lines.hand_back(taken)
         return number, line.rstrip("\r\n"), [], "damaged quoting"
-    return number, "".join([line, *(item[1] for item in taken)]).rstrip("\r\n"), fields, None
+    raw = "".join([line, *(item[1] for item in taken)]).rstrip("\r\n")
+    return (number, _readable(raw), [], "not UTF-8") if _is_damaged(raw) else (number, raw, fields, None)

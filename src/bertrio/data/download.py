@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
-import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from bertrio.data.corpora import write_corpus
 from bertrio.data.sources import SourceData, get_source
 from bertrio.data.table import SPLITS, Reject, is_labelled, write_table
 from bertrio.errors import UserError
-from bertrio.files import write_json, write_text
+from bertrio.files import whole_folder, write_json, write_text
 from bertrio.params import DataParams, MlmRows, Params, build_tasks
 
 REJECT_COLUMNS = ("task", "split", "file", "row", "reason", "raw")
@@ -27,11 +27,12 @@ def download(
     rejects: str | Path = "data/rejects",
     corpora: str | Path = "data/corpora",
 ) -> None:
-    """Writes what `data.source` gives; the three folders are made anew.
+    """Writes what `data.source` gives; the three folders are made anew, each whole or not at all.
 
     Args:
         params: all params; `data`, `tasks`, `mlm.enabled` and `mlm.rows` are read.
-        raw: gets <task>/<split>.parquet, and facts.json with the source, its facts, counts of rejects, and corpora.
+        raw: gets <task>/<split>.parquet, and facts.json with the source, its facts, counts of rejects, corpora, and
+            the SHA-256 of files that were fetched from a network.
         rejects: gets <task>.csv, with no more than the header if there are none.
         corpora: gets <name>.parquet if `mlm.enabled`, and rows.json with how many rows there are of each, so that
             the folder is never empty, of which DVC would warn.
@@ -40,28 +41,26 @@ def download(
         UserError: if the source can't be read, or more than `data.max_reject_fraction` of a file's rows are
             rejected; data/rejects is written by then.
     """
-    raw, rejects, corpora = (_empty(folder) for folder in (raw, rejects, corpora))
     tasks = build_tasks(params)
     data = get_source(params.data.source).load_tasks(params.data, tasks)
+    with whole_folder(rejects) as new:
+        for task in tasks:
+            write_rejects(new / f"{task}.csv", [reject for reject in data.rejects if reject.task == task])
     for task in tasks:
-        write_rejects(rejects / f"{task}.csv", [reject for reject in data.rejects if reject.task == task])
-        say(_summary(task, data, rejects))
-    _check_fractions(data, params.data.max_reject_fraction, rejects)
-    for task in tasks:
-        for split, table in data.tables[task].items():
-            write_table(table, raw / task / f"{split}.parquet")
-    facts: dict[str, Any] = {"source": params.data.source, "origin": data.facts}
-    facts["rejects"] = count_rejects(data.rejects, list(tasks))
-    if params.mlm.enabled:
-        facts["corpora"] = _write_corpora(params.data, params.mlm.rows, corpora)
-    write_json(raw / "facts.json", facts)
-    write_json(corpora / "rows.json", {name: own["rows"] for name, own in facts.get("corpora", {}).items()})
-
-
-def _empty(folder: str | Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    Path(folder).mkdir(parents=True)
-    return Path(folder)
+        say(_summary(task, data, Path(rejects)))
+    _check_fractions(data, params.data.max_reject_fraction, Path(rejects))
+    with whole_folder(raw) as new_raw, whole_folder(corpora) as new_corpora:
+        for task in tasks:
+            for split, table in data.tables[task].items():
+                write_table(table, new_raw / task / f"{split}.parquet")
+        facts: dict[str, Any] = {"source": params.data.source, "origin": data.facts}
+        facts["rejects"] = count_rejects(data.rejects, list(tasks))
+        if data.downloads:
+            facts["downloads"] = data.downloads
+        if params.mlm.enabled:
+            facts["corpora"] = _write_corpora(params.data, params.mlm.rows, new_corpora)
+        write_json(new_raw / "facts.json", facts)
+        write_json(new_corpora / "rows.json", {name: own["rows"] for name, own in facts.get("corpora", {}).items()})
 
 
 def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
@@ -122,10 +121,18 @@ def _write_corpora(params: DataParams, rows: MlmRows, folder: Path) -> dict[str,
     for name, wanted in rows:
         if wanted == 0:
             continue
-        origin = where(params, name) if where else {}
-        texts = source.load_corpus(params, name, wanted)
+        origin, digest = where(params, name) if where else {}, hashlib.sha256()
+        texts = _hashed(source.load_corpus(params, name, wanted), digest)
         found = write_corpus(texts, folder / f"{name}.parquet", f"reading {name}", wanted)
         fewer = f", all there are; mlm.rows.{name} asks for {wanted}" if found < wanted else ""
         say(f"{name}: read {found} texts{fewer}")
-        facts[name] = {"rows": found, **origin}
+        # of a stream no file is ever here whole, so its texts stand for it
+        facts[name] = {"rows": found, **origin, **({"sha256_of_texts": digest.hexdigest()} if where else {})}
     return facts
+
+
+def _hashed(texts: Iterable[str], digest: hashlib._Hash) -> Iterator[str]:
+    """The same texts, while `digest` takes each as UTF-8 with a line end."""
+    for text in texts:
+        digest.update(f"{text}\n".encode())
+        yield text

@@ -7,15 +7,12 @@ stage depends on its own.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from bertrio.errors import UserError, missing_path
 from bertrio.files import write_json
-from bertrio.model.names import local_folder
+from bertrio.model.names import FILES, local_folder, sha256
 from bertrio.params import Params, load_params
-
-ENCODER_FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
 
 
 def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "data/inputs") -> Params:
@@ -61,7 +58,7 @@ def _source_digest(params: Params) -> dict[str, str]:
         for name in named:
             if not (base / name).is_file():
                 raise missing_path("data.files", base / name)
-        return {name: _sha256(base / name) for name in sorted(set(named))}
+        return {name: sha256(base / name) for name in sorted(set(named))}
     return {}
 
 
@@ -81,7 +78,7 @@ def _encoder_digest(params: Params) -> dict[str, str]:
     folder = local_folder(params.encoder.name)
     if folder is None:
         return {}
-    return _digests(folder, sorted(file for pattern in ENCODER_FILES for file in folder.glob(pattern)))
+    return _digests(folder, sorted(file for pattern in FILES for file in folder.glob(pattern)))
 
 
 def _challenges_digest(params: Params) -> dict[str, str]:
@@ -90,7 +87,7 @@ def _challenges_digest(params: Params) -> dict[str, str]:
         path = Path(challenge.path).expanduser()
         if not path.is_file():
             raise missing_path(f"evaluate.challenges.{name}.path", challenge.path)
-        digests[name] = _sha256(path)
+        digests[name] = sha256(path)
     return digests
 
 
@@ -104,12 +101,4 @@ def _folder(param: str, value: str | None) -> Path:
 
 
 def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
-    return {str(file.relative_to(folder)): _sha256(file) for file in files}
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+    return {str(file.relative_to(folder)): sha256(file) for file in files}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -15,8 +14,9 @@ from bertrio.data.facts import describe
 from bertrio.data.reading import watched
 from bertrio.data.splits import keep_share, make_splits
 from bertrio.data.table import SPLITS, read_table, write_table
-from bertrio.errors import need
-from bertrio.files import read_json, write_json
+from bertrio.errors import UserError, need
+from bertrio.files import read_json, whole_folder, write_json
+from bertrio.model.names import origin_of
 from bertrio.params import DataParams, Params, build_tasks
 from bertrio.tasks import Task
 
@@ -36,37 +36,44 @@ def split_data(
     Args:
         params: all params; `data`, `tasks` and `encoder` are read.
         raw: the folder that `download` wrote.
-        splits_dir: gets <task>/<split>.parquet, all three of each task; made anew.
-        tokenizer_dir: gets the encoder's tokenizer, which for `tiny` is trained on the training texts; made anew.
+        splits_dir: gets <task>/<split>.parquet, all three of each task; made anew, whole or not at all.
+        tokenizer_dir: gets the encoder's tokenizer, which for `tiny` is trained on the training texts; so is it.
         metrics_path: gets the facts.
 
     Returns:
         The facts as written: `source`, `origin` and `corpora` (where the data come from), `rejects`, `tasks` (by
-        split: rows, labels, token lengths, rows shared with train) and `simple_baselines`.
+        split: rows, labels, token lengths, rows shared with train) and `simple_baselines`; and, of what came from the
+        hub, `downloads` (SHA-256 of the files, by task) and `encoder` (id, commit, and SHA-256 of its files).
 
     Raises:
         UserError: if raw files are missing or the rows can't be split as asked.
     """
     from bertrio.data.baselines import simple_baselines
-    from bertrio.model.tokenizer import build_tokenizer
+    from bertrio.model.tokenizer import build_tokenizer, pinned
 
     tasks, found = build_tasks(params), _read_facts(Path(raw))
     splits = {name: _split(params.data, name, Path(raw) / name) for name in tasks}
-    for folder in (splits_dir, tokenizer_dir):
-        shutil.rmtree(folder, ignore_errors=True)
-    for name, tables in splits.items():
-        for split, table in tables.items():
-            write_table(table, Path(splits_dir) / name / f"{split}.parquet")
-    tokenizer = build_tokenizer(params.encoder, _training_texts(splits, tasks), tokenizer_dir)
-    facts = {name: describe(splits[name], task, _counter(tokenizer, name)) for name, task in tasks.items()}
-    metrics = {**found, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
+    with whole_folder(tokenizer_dir) as new_tokenizer, whole_folder(splits_dir) as new_splits:
+        tokenizer = build_tokenizer(params.encoder, _training_texts(splits, tasks), new_tokenizer)
+        fetched = origin_of(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
+        facts = {name: describe(splits[name], task, _counter(tokenizer, name)) for name, task in tasks.items()}
+        metrics = {**found, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
+        if fetched:
+            metrics["encoder"] = fetched
+        for name, tables in splits.items():
+            for split, table in tables.items():
+                write_table(table, new_splits / name / f"{split}.parquet")
     write_json(metrics_path, metrics)
     _show(facts)
     return metrics
 
 
 def _read_facts(raw: Path) -> dict[str, Any]:
-    return read_json(need(raw / "facts.json"))
+    path = need(raw / "facts.json")
+    try:
+        return dict(read_json(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: can't be read ({error}); run the stage download again") from error
 
 
 def _split(params: DataParams, name: str, folder: Path) -> dict[str, pd.DataFrame]:

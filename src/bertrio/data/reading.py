@@ -16,6 +16,8 @@ from bertrio.tasks import Task
 
 T = TypeVar("T")
 CHUNK = 1000  # rows between two moves of a progress bar
+DELIMITERS = ("\t", ";", ",", "|")
+MOST_COLUMNS, LONGEST_NAME = 50, 100  # that a message lists, and characters of each
 
 
 class Found(NamedTuple):
@@ -46,7 +48,8 @@ def build_table(
     """
     names = {ours: columns.get(ours, ours) for ours in ("id", *task.text_columns, "label")}
     optional = ({"label"} if split == "test" else set()) | ({"id"} - set(columns))
-    check_columns(place, found.columns, [theirs for ours, theirs in names.items() if ours not in optional], hint)
+    wanted = [theirs for ours, theirs in names.items() if ours not in optional or theirs in found.columns]
+    check_columns(place, found.columns, wanted, hint)
     made_up = names["id"] not in found.columns
     rows = (_renamed(row, names, split, made_up) for row in watched(found.rows, f"reading {file}", found.total))
     return normalise(rows, task, split, names["label"] in found.columns, file)
@@ -69,13 +72,27 @@ def watched(items: Iterable[T], description: str, total: int | None = None) -> I
 
 
 def check_columns(place: str, found: Iterable[str], expected: Iterable[str], hint: str = "") -> None:
-    """Raises a UserError that lists the columns `found` at `place`, if one of those `expected` is missing."""
-    found = list(found)
+    """Raises a UserError that lists the columns `found` at `place`, if one of those `expected` is not there once."""
+    found, expected = list(found), list(expected)
+    twice = [name for name in expected if found.count(name) > 1]
+    if twice:
+        raise UserError(f"{place}: found {found.count(twice[0])} columns {twice[0]!r}, expected one; rename the others")
     missing = [name for name in expected if name not in found]
     if not missing:
         return
     close = difflib.get_close_matches(missing[0], found, n=1, cutoff=0.5)
     guess = f"; did you mean {close[0]!r}?" if close else ""
-    listed = ", ".join(repr(name) for name in found) or "none"
+    between = [other for other in DELIMITERS if len(found) == 1 and other in found[0]]
+    if between:
+        guess = (
+            f"; it looks as if {between[0]!r} stood between the columns: .csv files have ',' there, .tsv files a tab"
+        )
+    listed = ", ".join(_shown(name) for name in found[:MOST_COLUMNS]) or "none"
+    listed += f" and {len(found) - MOST_COLUMNS} more" if len(found) > MOST_COLUMNS else ""
     wanted = ", ".join(repr(name) for name in missing)
     raise UserError(f"{place}: found columns {listed}, expected {wanted}{guess}{hint}")
+
+
+def _shown(name: str) -> str:
+    text = repr(name)
+    return text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}..."

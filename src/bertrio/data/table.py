@@ -90,15 +90,27 @@ def normalise(
 
 def _clean(values: dict[str, Any], task: Task, labelled: bool, ids: set[str]) -> tuple[Any, ...]:
     """The row as a tuple in the order of the layout's columns; its id is added to `ids`."""
-    if values.get("id") is None or not str(values["id"]).strip():
-        raise _Unusable("missing id")
+    name = _name(values.get("id"))
     texts = [_text(values.get(column)) for column in task.text_columns]
     label = _label(values.get("label"), task) if labelled else np.nan
-    name = str(values["id"]).strip()
     if name in ids:
         raise _Unusable("duplicate id")
     ids.add(name)
     return (name, *texts, label)
+
+
+def _name(value: Any) -> str:
+    if value is None or value != value or not str(value).strip():
+        raise _Unusable("missing id")
+    name = str(value).strip()
+    if _is_half(name):
+        raise _Unusable("id is not Unicode")
+    return name
+
+
+def _is_half(text: str) -> bool:
+    """Whether half a surrogate pair stands in it, as JSON escapes can make one."""
+    return not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def _text(value: Any) -> str:
@@ -109,8 +121,8 @@ def _text(value: Any) -> str:
     text = value.strip()
     if not text:
         raise _Unusable("empty text")
-    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise _Unusable("text is not Unicode")  # half a surrogate pair, as JSON escapes can hold
+    if _is_half(text):
+        raise _Unusable("text is not Unicode")
     return text
 
 
@@ -119,7 +131,7 @@ def _label(value: Any, task: Task) -> float:
         raise _Unusable("missing label")
     try:
         label = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise _Unusable("label is not a number") from None
     problem = task.target.label_problem(label)
     if problem:
@@ -164,6 +176,9 @@ def read_table(path: str | Path) -> pd.DataFrame:
     """Reads a table that `write_table` wrote.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is none, or it is damaged.
     """
-    return pq.read_table(need(path)).to_pandas()
+    try:
+        return pq.read_table(need(path)).to_pandas()
+    except (OSError, ValueError, pa.ArrowException) as error:  # damaged names are no UTF-8, a ValueError
+        raise UserError(f"{path}: can't be read as a table ({error}); run the stage that writes it again") from error

@@ -112,13 +112,13 @@ def read_predictions(path: str | Path, content: bytes | None = None) -> pd.DataF
     try:
         with pq.ParquetFile(path if content is None else pa.BufferReader(content)) as file:
             table = file.read()
-    except (OSError, pa.ArrowInvalid) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:  # damaged names are no UTF-8, a ValueError
         message = f"{path}: can't be read as a prediction table ({error}); run the stage that writes it"
         raise UserError(message) from error
     _check_columns(table.column_names, str(path))
     try:
         frame = table.select(SCHEMA.names).cast(SCHEMA).to_pandas()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowException as error:
         raise UserError(f"{path}: a column has the wrong type ({error}); expected {_layout()}") from error
     check_predictions(frame, str(path))
     return frame
@@ -128,9 +128,14 @@ def check_predictions(frame: pd.DataFrame, where: str) -> None:
     """Checks that `frame` is a prediction table; `where` is the file or member that errors name.
 
     Raises:
-        UserError: if columns are missing or unknown, a prediction is not finite, or a row stands twice.
+        UserError: if columns are missing or unknown, a row has no name or no finite prediction, or stands twice.
     """
     _check_columns(list(frame.columns), where)
+    nameless = frame[KEYS].isna().any(axis=1)
+    if nameless.any():
+        raise UserError(
+            f"{where}: {row_name(frame[nameless].iloc[0])} lacks a part of its name; run the stage that writes it"
+        )
     broken = ~np.isfinite(frame["prediction"].to_numpy(np.float64))
     if broken.any():
         name = row_name(frame[broken].iloc[0])

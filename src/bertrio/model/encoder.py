@@ -94,13 +94,23 @@ def load_transformer(folder: str | Path, dropout: float | None = None, attention
     Args:
         folder: as written by `Encoder.save` or `save_pretrained`.
         dropout, attention_dropout: replace the rates of the checkpoint; None keeps them.
+
+    Raises:
+        UserError: if there is no such folder, or it is damaged.
     """
     from transformers import AutoConfig, AutoModel, logging
 
-    logging.disable_progress_bar()  # reading a local file takes a second; downloads have a bar of their own
-    config = AutoConfig.from_pretrained(str(need(folder)))
-    set_dropout(config, dropout, attention_dropout)
-    return AutoModel.from_pretrained(str(folder), config=config, dtype=torch.float32, use_safetensors=True)
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    need(folder)
+    try:
+        config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+        set_dropout(config, dropout, attention_dropout)
+        model, _ = _loaded(AutoModel, str(folder), config=config)
+    except Exception as error:  # damage shows in many ways
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{folder}: can't be loaded ({reason}); run the stage that writes it again") from error
+    return model
 
 
 def initial_transformer(params: EncoderParams, vocab_size: int, auto_class: Any = None) -> Any:
@@ -112,7 +122,8 @@ def initial_transformer(params: EncoderParams, vocab_size: int, auto_class: Any 
         auto_class: `AutoModel` unless another head is wanted.
 
     Raises:
-        UserError: if the weights can't be had, or have fewer embeddings than the tokenizer has tokens.
+        UserError: if the weights can't be had, do not fit the config, or have fewer embeddings than the tokenizer
+            has tokens.
     """
     from transformers import AutoModel
 
@@ -135,27 +146,48 @@ def initial_language_model(params: EncoderParams, vocab_size: int) -> tuple[Any,
 
 def _initial(params: EncoderParams, vocab_size: int, auto_class: Any) -> tuple[Any, set[str]]:
     """The model as `auto_class` makes it, and the names of its tensors that no checkpoint gave."""
-    from transformers import logging
-
-    logging.disable_progress_bar()
     if params.name == "tiny":
         model = auto_class.from_config(tiny_config(params.tiny, vocab_size))
         start_by_matching(model.base_model)
         return model, set(model.state_dict())
-    with source_of(params.name, params.revision) as source:
-        model, found = auto_class.from_pretrained(
-            source,
-            revision=params.revision,
-            dtype=torch.float32,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
+    with source_of(params.name, params.revision, "weights") as source:
+        model, missing = _loaded(auto_class, source)
     rows = model.get_input_embeddings().num_embeddings
     if rows < vocab_size:
         raise UserError(
             f"encoder.name: {params.name} has {rows} token embeddings, but its tokenizer {vocab_size} tokens"
         )
+    return model, missing
+
+
+def _loaded(auto_class: Any, folder: str, **options: Any) -> tuple[Any, set[str]]:
+    """The model of a folder in float32, and the names of its tensors that the folder lacks: of a head or a pooler.
+
+    Raises:
+        ValueError: if the folder has not all of the encoder, in other shapes than its config says, or not as numbers;
+            transformers by itself draws at random what is missing.
+    """
+    model, found = auto_class.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        use_safetensors=True,
+        trust_remote_code=False,
+        ignore_mismatched_sizes=True,  # else it raises, and says only in a log which they are
+        output_loading_info=True,
+        **options,
+    )
+    for name, saved, configured in sorted(found["mismatched_keys"]):
+        raise ValueError(
+            f"config.json does not fit the weights: {name} is {list(saved)} there, {list(configured)} by config.json"
+        )
+    body = model.base_model.state_dict()
+    prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
+    lost = sorted(name for name in body if prefix + name in found["missing_keys"] and "pooler" not in name)
+    if lost:
+        raise ValueError(f"the weights lack {len(lost)} of {len(body)} tensors of the encoder, such as {lost[0]}")
+    broken = next((name for name, value in body.items() if not value.isfinite().all()), None)
+    if broken:
+        raise ValueError(f"the weights are damaged: {broken} holds numbers that are not finite")
     return model, set(found["missing_keys"])
 
 

@@ -7,7 +7,8 @@ reported in one message.
 
 from bertrio.params.data import DataParams, HubCorpus, HubTask
 from bertrio.params.groups import Challenge, EncoderParams, MlmRows, OptimizerParams, TinyParams
-from bertrio.params.loading import build_tasks, load_member, load_params, member_params, merged, read_yaml
+from bertrio.params.loading import build_tasks, load_member, load_params, member_params, merged
+from bertrio.params.reading import read_yaml
 from bertrio.params.root import Params
 from bertrio.params.tasks import TaskParams
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.params.base import Count, Group, NotNegative, Positive, Rate, Seed, Share
+from bertrio.params.base import Count, Group, InputPath, NotNegative, Positive, Rate, Seed, Share
 
 
 class SampleParams(Group):
@@ -45,9 +45,9 @@ class SplitParams(SplitRule):
 class FilesTask(Group):
     """Where a task's rows are, for `data.source: files`; paths are relative to `data.path` unless absolute."""
 
-    train: str
-    dev: str | None = None
-    test: str | None = None
+    train: InputPath
+    dev: InputPath | None = None
+    test: InputPath | None = None
     columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
 
 
@@ -79,8 +79,8 @@ class HubParams(Group):
 
 class DataParams(Group):
     source: Literal["sample", "cs224n", "files", "hub"]
-    path: str | None
-    corpora_path: str | None
+    path: InputPath | None
+    corpora_path: InputPath | None
     max_reject_fraction: Share
     sample: SampleParams
     split: SplitParams

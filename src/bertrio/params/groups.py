@@ -6,7 +6,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.params.base import Count, Group, NotNegative, Positive, Rate, Real, Seed, Share, Whole
+from bertrio.params.base import (
+    Count,
+    FileName,
+    Group,
+    InputPath,
+    NotNegative,
+    OutputFolder,
+    Positive,
+    Rate,
+    Real,
+    Seed,
+    Share,
+    Whole,
+)
 
 Combine = Literal["vote", "mean", "mean_logits", "greedy", "uniform_soup", "greedy_soup"]
 
@@ -46,7 +59,7 @@ class LoraParams(Group):
 
 
 class EncoderParams(Group):
-    name: Annotated[str, Field(min_length=1)]
+    name: InputPath  # or tiny, or an id on the hub
     revision: str | None
     pooling: Literal["cls", "mean", "pooler"]
     dropout: Rate | None
@@ -134,9 +147,7 @@ class FinetuneParams(Group):
 
 
 class EnsembleParams(Group):
-    members: Annotated[
-        dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], dict[str, Any] | None], Field(min_length=1)
-    ]
+    members: Annotated[dict[FileName, dict[str, Any] | None], Field(min_length=1)]
     combine: Combine
 
 
@@ -145,7 +156,7 @@ class TrackingParams(Group):
 
     to: list[Literal["table", "tensorboard", "wandb", "dvclive"]]
     every: Count
-    folder: Annotated[str, Field(min_length=1)]
+    folder: OutputFolder
 
 
 class CheckpointParams(Group):
@@ -153,21 +164,21 @@ class CheckpointParams(Group):
 
     minutes: Positive | None
     steps: Count | None
-    folder: str | None
+    folder: InputPath | None  # anywhere: outside of the repository is where it belongs
 
 
 class Challenge(Group):
     """A labelled file that a task's model is tried on."""
 
     task: str
-    path: Annotated[str, Field(min_length=1)]
+    path: InputPath
     columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
 
 
 class EvaluateParams(Group):
     submission: bool
-    challenges: dict[Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")], Challenge]
+    challenges: dict[FileName, Challenge]
 
 
 class AnalyzeParams(Group):

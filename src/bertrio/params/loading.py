@@ -8,11 +8,11 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import ValidationError
 
 from bertrio.errors import UserError
 from bertrio.params.base import Group
+from bertrio.params.reading import printable, read_yaml
 from bertrio.params.root import Params
 from bertrio.tasks import Task, build_target
 
@@ -21,6 +21,8 @@ MEMBER_GROUPS = (  # what finetune reads
     "bregman", "r_drop", "penalties", "tracking",
 )  # fmt: skip
 FIXED_IN_TASKS = ("kind", "target", "classes", "range")  # decide what a label is
+MOST_PROBLEMS = 30  # that one message lists
+LONGEST_VALUE = 200  # characters of a value that a message shows
 PREPARED = ("encoder.name", "encoder.revision", "encoder.tiny")  # settled before finetune, the same for all members
 
 
@@ -68,12 +70,16 @@ def _member(raw: dict[str, Any], params: Params, name: str, path: str) -> Params
                 "beside them it may have answers, the tasks that it answers"
             )
         if not isinstance(block, dict):
-            raise UserError(f"{path}: {at}.{group}: found {block!r}, expected a block of params such as {{seed: 2}}")
+            raise UserError(
+                f"{path}: {at}.{group}: found {_shown(block)}, expected a block of params such as {{seed: 2}}"
+            )
         for key, value in block.items():
             if group == "tasks" and key not in params.tasks:
                 raise UserError(f"{path}: {at}.tasks.{key}: no such task, expected one of {', '.join(params.tasks)}")
             if group == "tasks" and not isinstance(value, dict):
-                raise UserError(f"{path}: {at}.tasks.{key}: found {value!r}, expected a block such as {{dropout: 0.3}}")
+                raise UserError(
+                    f"{path}: {at}.tasks.{key}: found {_shown(value)}, expected a block such as {{dropout: 0.3}}"
+                )
             inner = [f"{key}.{name}" for name in FIXED_IN_TASKS if group == "tasks" and name in value]
             for name in [key] if f"{group}.{key}" in PREPARED else inner:
                 raise UserError(
@@ -86,7 +92,7 @@ def _check_answers(answers: Any, params: Params, at: str) -> None:
     tasks = list(params.tasks)
     known = isinstance(answers, list) and all(name in tasks for name in answers)
     if not known or not answers or len(set(answers)) < len(answers):
-        raise UserError(f"{at}: found {answers!r}, expected a list of tasks out of {', '.join(tasks)}, each once")
+        raise UserError(f"{at}: found {_shown(answers)}, expected a list of tasks out of {', '.join(tasks)}, each once")
 
 
 def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
@@ -98,38 +104,6 @@ def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-class _Loader(yaml.SafeLoader):
-    """A safe loader for which a key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, str) and key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-            seen.add(key if isinstance(key, str) else id(key))
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Reads a YAML file that holds one mapping.
-
-    Raises:
-        UserError: if it is missing, not UTF-8, not YAML, or not a mapping.
-    """
-    try:
-        raw = yaml.load(Path(path).read_text(encoding="utf-8-sig"), Loader=_Loader)
-    except OSError as error:
-        raise UserError(
-            f"{path}: can't be read ({error.strerror}); run this from the folder that holds params.yaml"
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(raw, dict):
-        raise UserError(f"{path}: found {type(raw).__name__}, expected groups of params such as 'runtime:'")
-    return raw
-
-
 def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
     """Params from what a YAML file holds; `path` and `prefix` are what errors begin with.
 
@@ -139,11 +113,12 @@ def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
     try:
         return Params.model_validate(raw)
     except ValidationError as error:
-        lines = [_message(item, raw, prefix) for item in error.errors(include_url=False)]
-        raise UserError("\n".join(f"{path}: {line}" for line in lines)) from None
+        lines = [printable(f"{path}: {_message(item, prefix)}") for item in error.errors(include_url=False)]
+        more = [f"{path}: and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
+        raise UserError("\n".join(lines[:MOST_PROBLEMS] + more)) from None
 
 
-def _message(item: dict[str, Any], raw: dict[str, Any], prefix: str) -> str:
+def _message(item: dict[str, Any], prefix: str) -> str:
     keys = [str(key) for key in item["loc"] if "[" not in str(key)]  # what pydantic calls the types of a union
     name = ".".join(([prefix] if prefix else []) + keys)
     if item["type"] == "extra_forbidden":
@@ -151,11 +126,21 @@ def _message(item: dict[str, Any], raw: dict[str, Any], prefix: str) -> str:
     text = re.sub(r"^(Value error, |Input )", "", item["msg"])
     if item["type"] == "missing":
         if isinstance(item["loc"][-1], int):
-            return f"{name.rpartition('.')[0]}: expected more values, found {item['input']!r}"
+            return f"{name.rpartition('.')[0]}: expected more values, found {_shown(item['input'])}"
         return f"{name}: is missing, and has no default"
+    if item["type"] in ("dict_type", "model_type"):
+        return f"{name}: expected a block of params, found {_shown(item['input'])}"
+    if item["type"] == "invalid_key":
+        return f"{name}: expected text for a name, found {_shown(item['input'])}; put it in quotes"
     if item["type"] == "value_error":
         return f"{name}: {text}" if name else text
-    return f"{name}: {text.replace('should be', 'expected')}, found {item['input']!r}"
+    text = text.replace("should be", "expected").replace("String should match pattern", "expected text that matches")
+    return f"{name}: {text}, found {_shown(item['input'])}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
 def _nearest(loc: tuple[Any, ...]) -> str:

@@ -46,7 +46,7 @@ class Params(Group):
 
     runtime: RuntimeParams
     data: DataParams
-    tasks: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], TaskParams], Field(min_length=1)]
+    tasks: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,99}$")], TaskParams], Field(min_length=1)]
     sharing: SharingParams
     encoder: EncoderParams
     optimizer: OptimizerParams

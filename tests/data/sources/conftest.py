@@ -1,4 +1,4 @@
-"""A stand-in for the hub: the few endpoints that `datasets` and `huggingface_hub` call to load plain data files."""
+"""A stand-in for the hub: the few endpoints that `datasets` and `huggingface_hub` call to load files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stand_in_hub() -> Any:
 
 @dataclass
 class Repository:
-    """A data set: `files` by commit, and the commit that each branch or ref points to."""
+    """A data set or model: `files` by commit, and the commit that each branch or ref points to."""
 
     files: dict[str, dict[str, bytes]]
     refs: dict[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Repository:
 
 @contextmanager
 def serve(repositories: dict[str, Repository]) -> Iterator[tuple[str, list[str]]]:
-    """Serves data sets by id on the loopback address; gives the URL and a list that fills with the requests."""
+    """Serves repositories by id on the loopback address; gives the URL and a list that fills with the requests."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -77,6 +77,7 @@ def serve(repositories: dict[str, Repository]) -> Iterator[tuple[str, list[str]]
 def _respond(
     repositories: dict[str, Repository], path: str, form: dict[str, list[str]]
 ) -> tuple[int, dict[str, str], bytes]:
+    path = path.replace("/api/models/", "/api/datasets/", 1)  # ids of the two are told apart by no test
     for name, repository in repositories.items():
         if path in (f"/api/datasets/{name}", f"/api/datasets/{name}/revision/main"):
             return _info(name, repository, "main")
@@ -87,8 +88,9 @@ def _respond(
                 commit, _, rest = path.removeprefix(f"/api/datasets/{name}/{action}/").partition("/")
                 if repository.commit(commit):
                     return _json(answer(repository.files[repository.commit(commit)], rest, form))
-        if path.startswith(f"/datasets/{name}/resolve/"):
-            return _file(repository, path.removeprefix(f"/datasets/{name}/resolve/"))
+        for start in (f"/datasets/{name}/resolve/", f"/{name}/resolve/"):
+            if path.startswith(start):
+                return _file(repository, path.removeprefix(start))
     return _missing("RepoNotFound")
 
 

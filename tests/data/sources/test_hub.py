@@ -1,10 +1,12 @@
 """The real client against a stand-in hub on the loopback address, in a process of its own that reads HF_ENDPOINT."""
 
+import hashlib
 import io
 import json
 import os
 import subprocess
 import sys
+from zipfile import ZipFile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,7 +15,7 @@ import pytest
 A, B, C, D, E = (letter * 40 for letter in "abcde")  # commits
 
 CLIENT = """
-import json, sys
+import json, os, sys
 from bertrio.data.sources import hub
 from bertrio.errors import UserError
 from bertrio.params import DataParams
@@ -24,8 +26,10 @@ TASKS = {
     "qqp": Task("qqp", "pair", "cross", build_target("binary")),
     "sts": Task("sts", "pair", "cross", build_target("score", limits=(0, 5))),
 }
+here = os.getcwd()
 for line in sys.stdin:
     order = json.loads(line)
+    os.chdir(order.get("folder", here))
     params = DataParams.model_validate(order["params"])
     try:
         if "task" in order:
@@ -33,6 +37,7 @@ for line in sys.stdin:
             found = data.tables[order["task"]].items()
             tables = {split: json.loads(table.to_json(orient="values")) for split, table in found}
             answer = {"tables": tables, "rejects": [reject.reason for reject in data.rejects], "facts": data.facts}
+            answer["downloads"] = data.downloads
         else:
             texts = list(hub.load_corpus(params, order["corpus"], order["rows"]))
             answer = {"texts": texts, "facts": hub.corpus_facts(params, order["corpus"])}
@@ -45,6 +50,14 @@ for line in sys.stdin:
 def parquet(**columns):
     buffer = io.BytesIO()
     pq.write_table(pa.table(columns), buffer)
+    return buffer.getvalue()
+
+
+def zipped(**files):
+    buffer = io.BytesIO()
+    with ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
     return buffer.getvalue()
 
 
@@ -81,7 +94,9 @@ def repositories(stand_in_hub):
         "default/train/0000.parquet": parquet(sentence_A=["a ", "b", "c"], sentence_B=["x", None, "z"]),
         "default/test/0000.parquet": parquet(sentence_A=["no"], sentence_B=["no"]),
     }
+    archive = {"README.md": card(default="rows.zip"), "rows.zip": zipped(**{"train.jsonl": sst["train.jsonl"]})}
     return {
+        "nobody/archive": make({A: archive}, {"main": A}),
         "SetFit/sst5": make({A: sst, B: newer}, {"main": B, "v1": A}),
         "sentence-transformers/quora-duplicates": make({C: pairs}, {"main": C}),
         "sentence-transformers/stsb": make({D: scores}, {"main": D}),
@@ -132,6 +147,24 @@ def test_the_commit_that_a_revision_stands_for_is_loaded_and_recorded(ask, order
     found = ask(order("sst", revision=revision))
     expected = {"id": "SetFit/sst5", "commit": commit} | ({"revision": revision} if revision else {})
     assert found["facts"] == {"sst": expected} and found["tables"]["dev"][0][1] == text
+
+
+def test_every_file_that_was_fetched_is_hashed(ask, order, repositories):
+    files = repositories["SetFit/sst5"].files[A]
+    expected = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    assert ask(order("sst", revision="v1"))["downloads"] == {"sst": expected}
+
+
+def test_an_archive_is_refused_and_not_unpacked(ask, order):
+    message = ask(order("sst", id="nobody/archive", splits={"train": "train"}))["error"]
+    assert "nobody/archive has its rows in rows.zip" in message and "never unpacked" in message
+
+
+def test_a_local_folder_that_is_called_like_a_data_set_is_not_taken_for_it(ask, order, tmp_path):
+    (tmp_path / "SetFit/sst5").mkdir(parents=True)
+    (tmp_path / "SetFit/sst5/train.jsonl").write_bytes(json_lines({"text": "own", "label": 1}))
+    message = ask({**order("sst"), "folder": str(tmp_path)})["error"]
+    assert f"expected them at hf://datasets/SetFit/sst5@{B}" in message
 
 
 def test_a_config_of_several_is_loaded(ask, order):

@@ -29,11 +29,14 @@ SOURCES = {
 
 @dataclass
 class SourceData:
-    """What a source found: `tables` by task and split, the `rejects`, and JSON-able `facts` by task."""
+    """What a source found: `tables` by task and split, the `rejects`, JSON-able `facts` by task, and what it fetched
+    from a network: by task the SHA-256 of each file.
+    """
 
     tables: dict[str, dict[str, pd.DataFrame]]
     rejects: list[Reject] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    downloads: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def get_source(name: str) -> ModuleType:

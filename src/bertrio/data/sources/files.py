@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,12 +83,18 @@ def read_file(
 def _json_lines(path: Path) -> Found:
     rows: list[RawRow] = []
     columns: dict[str, None] = {}  # a set that keeps its order
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace").strip()
-            if text:
-                rows.append(_json_row(number, text, "�" in text and b"\xef\xbf\xbd" not in line))
-                columns.update(dict.fromkeys(rows[-1].values))
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace").strip()
+                if text:
+                    rows.append(_json_row(number, text, "�" in text and b"\xef\xbf\xbd" not in line))
+                    columns.update(dict.fromkeys(rows[-1].values))
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror})") from error
+    if all(row.problem for row in rows):
+        found = f"{rows[0].problem} in line {rows[0].number}, and so for all lines" if rows else "nothing, it is empty"
+        raise UserError(f"{path}: found {found}; expected a JSON object a line, as UTF-8")
     return Found(list(columns), rows, len(rows))
 
 
@@ -104,14 +111,26 @@ def _json_row(number: int, text: str, damaged: bool) -> RawRow:
 
 
 def _parquet(path: Path) -> Found:
-    try:
+    with _parquet_errors(path):
         file = pq.ParquetFile(path)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path}: can't be read as Parquet ({error})") from error
-    batches = (batch.to_pylist() for batch in file.iter_batches())
-    rows = (values for batch in batches for values in batch)
-    numbered = (RawRow(number, values) for number, values in enumerate(rows, start=1))
-    return Found(file.schema_arrow.names, numbered, file.metadata.num_rows)
+        return Found(file.schema_arrow.names, _parquet_rows(path, file), file.metadata.num_rows)
+
+
+def _parquet_rows(path: Path, file: pq.ParquetFile) -> Iterator[RawRow]:
+    with _parquet_errors(path):
+        rows = (values for batch in file.iter_batches() for values in batch.to_pylist())
+        for number, values in enumerate(rows, start=1):
+            yield RawRow(number, values)
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[None]:
+    """Damage shows when a file is opened, or only when its pages are read; some values have no equal in Python."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{path}: can't be read as Parquet ({reason}); write it again") from error
 
 
 READERS: dict[str, Callable[[Path], Found]] = {

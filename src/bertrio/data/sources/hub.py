@@ -1,12 +1,14 @@
 """Data sets on the Hugging Face hub, through `datasets`: plain data files only, for loading scripts are no longer run.
 
-A revision is resolved to its commit first, and the data are loaded at exactly that commit.
+A revision is resolved to its commit first, and the data are loaded at exactly that commit, whose files are hashed. No
+archive is unpacked: a data set that is one is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,27 +19,32 @@ from bertrio.data.reading import Found, build_table, check_columns
 from bertrio.data.sources import SourceData
 from bertrio.data.table import SPLITS, RawRow, Reject
 from bertrio.errors import UserError
+from bertrio.model.names import sha256
 from bertrio.params import DataParams, HubCorpus, HubTask
 from bertrio.tasks import Task
 
 Entry = HubTask | HubCorpus
+PLAIN = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")  # files that hold rows
+PACKED = (".gz", ".bz2", ".xz", ".zst")  # of one file, which is read as it comes
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     """Loads the data sets of `data.hub.tasks`; facts hold the ids, revisions and resolved commits.
 
     Raises:
-        UserError: if there is no network, or no such data set, revision, config, split or column.
+        UserError: if there is no network, or no such data set, revision, config, split or column, or it is an archive.
     """
     data = SourceData({})
     for task in tasks.values():
-        entry = params.hub.tasks[task.name]
-        data.facts[task.name] = _facts(entry, f"data.hub.tasks.{task.name}")
+        entry, place = params.hub.tasks[task.name], f"data.hub.tasks.{task.name}"
+        data.facts[task.name] = _facts(entry, place)
         data.tables[task.name] = {}
+        builder = _builder(entry, place)
         for split in SPLITS:
             if split in entry.splits:
-                data.tables[task.name][split], rejects = _load(entry, task, split)
+                data.tables[task.name][split], rejects = _load(builder, entry, task, split)
                 data.rejects += rejects
+        data.downloads[task.name] = _digests(builder, entry, place)
     return data
 
 
@@ -47,7 +54,7 @@ def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str
     if name not in params.hub.corpora:
         raise UserError(f"{place}: is missing, expected id, split and columns; or set mlm.rows.{name} to 0")
     entry = params.hub.corpora[name]
-    data = _dataset(entry, entry.split, place, streaming=True)
+    data = _dataset(_builder(entry, place), entry, entry.split, place, streaming=True)
     for index, row in enumerate(_streamed(data if rows is None else data.take(rows), entry, place)):
         if index == 0:
             check_columns(f"{place}: {entry.id}", row, entry.columns)
@@ -66,10 +73,10 @@ def corpus_facts(params: DataParams, name: str) -> dict[str, str]:
     return _facts(params.hub.corpora[name], f"data.hub.corpora.{name}")
 
 
-def _load(entry: HubTask, task: Task, split: str) -> tuple[pd.DataFrame, list[Reject]]:
+def _load(builder: Any, entry: HubTask, task: Task, split: str) -> tuple[pd.DataFrame, list[Reject]]:
     place = f"data.hub.tasks.{task.name}"
     name = entry.splits[split]
-    data = _dataset(entry, name, f"{place}.splits.{split}")
+    data = _dataset(builder, entry, name, f"{place}.splits.{split}")
     label = entry.columns.get("label", "label")
     rows = (RawRow(number, _scaled(row, label, entry.label_scale, task)) for number, row in enumerate(data, start=1))
     found = Found(data.column_names, rows, len(data))
@@ -106,16 +113,66 @@ def _resolve(name: str, revision: str | None) -> str:
     return HfApi().dataset_info(name, revision=revision).sha
 
 
-def _dataset(entry: Entry, split: str, place: str, streaming: bool = False) -> Any:
-    """A split of a data set at its resolved commit: a `Dataset`, or an `IterableDataset` if `streaming`."""
+def _builder(entry: Entry, place: str) -> Any:
+    """What loads a data set at its resolved commit, from plain files of its repository alone."""
     commit = _commit(entry, place)
     import datasets
 
     if not console.is_terminal:
         datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(entry.id, entry.config, split=split, revision=commit, streaming=streaming)
-    except Exception as error:  # unknown config or split, files that are no data, a network that breaks off
+        builder = datasets.load_dataset_builder(entry.id, entry.config, revision=commit)
+        names = _names(builder, entry, commit)
+    except Exception as error:  # unknown config, files that are no data, a network that breaks off
+        raise _failed(entry, place, error) from error
+    for name in names:
+        endings = [ending.lower() for ending in Path(name).suffixes]
+        plain = endings[:-1] if endings[-1:] and endings[-1] in PACKED else endings
+        if not plain or plain[-1] not in PLAIN:
+            raise UserError(
+                f"{place}: {entry.id} has its rows in {name}, expected files that end in {', '.join(PLAIN)}; archives "
+                "are never unpacked. Try its revision refs/convert/parquet, or give the rows as data.source=files"
+            )
+    return builder
+
+
+def _names(builder: Any, entry: Entry, commit: str) -> list[str]:
+    """Names of the data files in the repository.
+
+    Raises:
+        ValueError: if one lies elsewhere: in a local folder that is called like the data set, or at another commit,
+            which `datasets` falls back to when a network breaks off.
+    """
+    start = f"hf://datasets/{entry.id}@{commit}/"
+    files = [str(file) for of_split in (builder.config.data_files or {}).values() for file in of_split]
+    other = next((file for file in files if not file.startswith(start)), None)
+    if other or not files:
+        raise ValueError(f"its files are {other or 'not known'}, expected them at {start}")
+    return sorted({file.removeprefix(start) for file in files})
+
+
+def _digests(builder: Any, entry: Entry, place: str) -> dict[str, str]:
+    """The SHA-256 of each file that was fetched, by its name in the repository."""
+    from huggingface_hub import hf_hub_download
+
+    commit = _commit(entry, place)
+    try:
+        return {
+            name: sha256(Path(hf_hub_download(entry.id, name, repo_type="dataset", revision=commit)))
+            for name in _names(builder, entry, commit)
+        }
+    except Exception as error:  # the files were fetched before, but their cache can have been emptied
+        raise _failed(entry, place, error) from error
+
+
+def _dataset(builder: Any, entry: Entry, split: str, place: str, streaming: bool = False) -> Any:
+    """A split of a data set: a `Dataset`, or an `IterableDataset` if `streaming`."""
+    try:
+        if streaming:
+            return builder.as_streaming_dataset(split=split)
+        builder.download_and_prepare()
+        return builder.as_dataset(split=split)
+    except Exception as error:  # unknown split, files that are no data, a network that breaks off
         raise _failed(entry, place, error) from error
 
 

@@ -1,0 +1,515 @@
+"""Bad input of every kind, through the stage scripts: one clear message, an exit code that is not 0, nothing half made.
+
+What each reader makes of its own kinds of damage is tested beside it; here the script that a user runs is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import pytest
+import yaml
+
+from bertrio.params import merged, read_yaml
+
+GOOD = "id,text,label\n" + "".join(f"r{i},a film number {i},{i % 5}\n" for i in range(40))
+SMALL = {
+    "runtime": {"threads": 1, "device": "cpu"},
+    "data": {"source": "files", "max_reject_fraction": 0.2, "files": {"sst": {"train": "train.csv", "dev": "dev.csv"}}},
+    "encoder": {"tiny": {"vocab_size": 200, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16}},
+    "prefinetune": {"task": "sst"},
+    "sharing": {"tasks": []},
+    "finetune": {"max_steps": 1},
+}
+
+
+class Ended(NamedTuple):
+    code: int
+    told: str
+
+
+class Project:
+    """A folder with params.yaml and one task in files, whose stage scripts are run in this process."""
+
+    def __init__(self, root: Path, folder: Path, capture: pytest.CaptureFixture[str]) -> None:
+        self.root, self.folder, self._capture = root, folder, capture
+        base = read_yaml(root / "params.yaml")
+        self._params = merged(base, SMALL)
+        self._params["tasks"] = {"sst": base["tasks"]["sst"]}
+        self.params({})
+        for name in ("train.csv", "dev.csv"):
+            self.write(name, GOOD)
+
+    def params(self, overrides: dict[str, Any]) -> None:
+        self.write("params.yaml", yaml.safe_dump(merged(self._params, overrides), sort_keys=False))
+
+    def write(self, name: str, content: str | bytes) -> None:
+        (self.folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    def run(self, *stages: str) -> Ended:
+        """Runs stages in order up to one that fails."""
+        self._capture.readouterr()
+        for stage in stages:
+            name, *arguments = stage.split()
+            sys.argv = [name, *arguments]
+            try:
+                runpy.run_path(str(self.root / "stages" / f"{name}.py"), run_name="__main__")
+            except SystemExit as ended:
+                return Ended(int(ended.code or 0), self._capture.readouterr().err)
+        return Ended(0, self._capture.readouterr().err)
+
+    def files(self) -> dict[str, bytes]:
+        """All results of stages, by path."""
+        made = (path for name in ("data", "models", "metrics") for path in (self.folder / name).rglob("*"))
+        found = {str(path.relative_to(self.folder)): path for path in made if path.is_file()}
+        aside = ("data/inputs/", "data/rejects/", "data/tokens/", "metrics/timing/")
+        return {name: path.read_bytes() for name, path in found.items() if not name.startswith(aside)}
+
+
+@pytest.fixture
+def project(root, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return Project(root, tmp_path, capfd)
+
+
+@pytest.fixture
+def refuses(project) -> Callable[..., str]:
+    """Checks that a chain of stages ends with code 2 and a message that has all of `parts`; gives the message."""
+
+    def refuses(*parts: str, stages: tuple[str, ...] = ("check", "download")) -> str:
+        before = project.files()
+        code, told = project.run(*stages)
+        assert code == 2 and "Traceback" not in told
+        assert all(part in told for part in parts), told
+        assert len(told) < 3000
+        after = project.files()
+        assert [name for name in {**before, **after} if before.get(name) != after.get(name)] == []
+        return told
+
+    return refuses
+
+
+def read(split: str = "train") -> pd.DataFrame:
+    return pd.read_parquet(f"data/raw/sst/{split}.parquet")
+
+
+# rows: files that can't be read at all
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("", ("train.csv", "found nothing, the file is empty", "expected column names")),
+        ("\n\n\n", ("train.csv", "the file is empty")),
+        (b"\xef\xbb\xbf\n", ("train.csv", "the file is empty")),
+        (GOOD.replace(",", ";"), ("train.csv", "looks as if ';' stood between the columns", "expected 'text'")),
+        (GOOD.replace(",", "\t"), ("train.csv", "looks as if '\\t' stood between the columns")),
+        (GOOD.encode("utf-16"), ("train.csv", "not UTF-8 in line 1", "save the file as UTF-8")),
+        (GOOD.replace("\n", "\r"), ("train.csv", "line ends of old Macintosh files")),
+        (GOOD.replace("text", "txt"), ("train.csv", "expected 'text'; did you mean 'txt'?", "data.files.sst.columns")),
+        (GOOD.replace("id,text,label", "id,text,text"), ("train.csv", "found 2 columns 'text', expected one")),
+        (GOOD.replace("label", "stars"), ("train.csv", "found columns 'id', 'text', 'stars'", "expected 'label'")),
+        ("x" * 1_000_000 + "\n", ("train.csv", "expected 'text', 'label'")),
+        (GOOD.replace("film", "f\xefilm").encode("latin-1"), ("40 of 40 rows", "40 not UTF-8", "max_reject_fraction")),
+    ],
+)
+def test_a_file_that_holds_no_rows_of_the_task_stops_before_anything_is_written(project, refuses, content, parts):
+    project.write("train.csv", content)
+    refuses(*parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "parts"),
+    [
+        ("train.jsonl", b"", ("train.jsonl", "found nothing, it is empty", "a JSON object a line")),
+        ("train.jsonl", b'[{"text": "a", "label": 1}]\n', ("not a JSON object in line 1, and so for all lines",)),
+        ("train.jsonl", b'{"text": "a", "lab": 1}\n', ("expected 'label'; did you mean 'lab'?",)),
+        ("train.parquet", b"", ("train.parquet", "can't be read as Parquet")),
+        ("train.parquet", b"PAR1" + b"x" * 50 + b"PAR1", ("train.parquet", "can't be read as Parquet")),
+        ("train.xlsx", b"PK", ("train.xlsx", "expected one of .csv, .tsv")),
+        ("train.csv.gz", b"\x1f\x8b", ("train.csv.gz", "expected one of .csv, .tsv")),
+        ("train.zip", b"PK\3\4", ("train.zip", "expected one of .csv, .tsv")),
+        (".", None, ("data.files", "there is no file")),
+        ("gone.csv", None, ("gone.csv", "there is no file")),
+    ],
+)
+def test_files_of_other_kinds_say_what_they_are(project, refuses, name, content, parts):
+    if content is not None:
+        project.write(name, content)
+    project.params({"data": {"files": {"sst": {"train": name}}}})
+    refuses(*parts)
+
+
+def test_a_parquet_file_that_is_cut_off_or_damaged_inside_names_itself(project, refuses):
+    project.params({"data": {"files": {"sst": {"train": "train.parquet"}}}})
+    pd.DataFrame({"text": [f"text {i}" for i in range(5000)], "label": 1}).to_parquet("train.parquet")
+    whole = Path("train.parquet").read_bytes()
+    project.write("train.parquet", whole[:-300])
+    refuses("train.parquet", "can't be read as Parquet")
+    project.write("train.parquet", whole[:200] + b"\xff" * 5000 + whole[5200:])
+    refuses("train.parquet", "can't be read as Parquet", "write it again")
+
+
+def test_a_source_that_fails_leaves_what_an_earlier_run_made(project):
+    assert project.run("check", "download", "split").code == 0
+    before = project.files()
+    project.write("dev.csv", "")
+    assert project.run("check", "download").code == 2
+    assert project.files() == before
+    assert not [path for path in Path("data").iterdir() if path.name.startswith(".")]
+
+
+# rows: files with rows that can't be used
+
+
+def test_rows_that_cannot_be_used_go_to_the_rejects_and_the_others_are_read(project):
+    bad = [
+        (b"n1,a text,nan", "label is not a number"),
+        (b"n2,a text,5.0001", "label out of range"),
+        (b"n3,a text,-1", "label out of range"),
+        (b"n4,a text,", "missing label"),
+        (b"n5,a text,five", "label is not a number"),
+        (b"n6,a text,1e999", "label is not a number"),
+        (b"n7,a text,2.5", "label out of range"),
+        (b"r0,a text,1", "duplicate id"),
+        (b",a text,1", "missing id"),
+        (b"n8, ,1", "empty text"),
+        (b"n9,caf\xe9,1", "not UTF-8"),
+        (b'n10,"caf\n\xe9",1', "not UTF-8"),
+        (b"n11,a,b,1", "wrong number of columns"),
+        (b'n12,"a" b,1', "damaged quoting"),
+    ]
+    good = [b"\xf0\x9f\x98\x80\xf0\x9f\x98\x80", b"nul\0 byte", b"x" * 1_000_000, b"\xe2\x80\x8b", b'"a\r\nb"']
+    lines = [row for row, _ in bad] + [b"g%d,%s,1" % (i, text) for i, text in enumerate(good)]
+    content = b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode() + b"\r\n\r\n".join(lines)
+    project.write("train.csv", content)
+    project.params({"data": {"max_reject_fraction": 0.5}, "encoder": {"max_length": 16}})
+    code, told = project.run("check", "download", "split", "pretrain_mlm", "prefinetune", "finetune --member base")
+    assert code == 0, told
+    rejected = pd.read_csv("data/rejects/sst.csv", keep_default_na=False)
+    assert list(rejected["reason"]) == [reason for _, reason in bad]
+    assert read()["id"].tolist() == [f"r{i}" for i in range(40)] + [f"g{i}" for i in range(len(good))]
+    assert read()["text"].iloc[41] == "nul byte" and len(read()["text"].iloc[42]) == 1_000_000
+    counts = json.loads(Path("metrics/data.json").read_text())["rejects"]["sst"]
+    assert counts["total"] == len(bad) and counts["train"]["not_UTF-8"] == 2
+
+
+def test_json_that_no_table_can_hold_is_rejected_row_by_row(project):
+    lines = [
+        rb'{"id": "\ud800", "text": "a", "label": 1}',
+        rb'{"id": "a", "text": "\ud83d", "label": 1}',
+        b'{"id": "b", "text": "a", "label": 1' + b"0" * 400 + b"}",
+        b'{"id": "c", "text": "a", "label": [1]}',
+        b'{"id": "d", "text": 5, "label": 1}',
+        b'{"id": NaN, "text": "a", "label": 1}',
+        b"[" * 10_000,
+    ]
+    good = [b'{"id": "g%d", "text": "fine", "label": 1}' % i for i in range(9)]
+    project.write("train.jsonl", b"\n".join(lines + good))
+    project.params({"data": {"max_reject_fraction": 0.5, "files": {"sst": {"train": "train.jsonl"}}}})
+    assert project.run("check", "download", "split").code == 0
+    assert pd.read_csv("data/rejects/sst.csv")["reason"].tolist() == [
+        "id is not Unicode", "text is not Unicode", "label is not a number", "label is not a number",
+        "text is not a string", "missing id", "not valid JSON",
+    ]  # fmt: skip
+
+
+def test_too_many_unusable_rows_stop_the_run_and_stand_in_the_rejects(project, refuses):
+    project.write("dev.csv", "id,text,label\na,fine,1\nb,bad,9\n")
+    refuses("sst: dev.csv: 1 of 2 rows can't be used (1 label out of range)", "max_reject_fraction")
+    assert "label out of range" in Path("data/rejects/sst.csv").read_text()
+    assert not Path("data/raw").exists()
+
+
+@pytest.mark.parametrize(
+    ("test", "code", "found"),
+    [
+        ("id,text\na,one\nb,two\n", 0, "2 test (no labels)"),
+        ("id,text,label\na,one,\nb,two,\n", 0, "2 test (no labels)"),
+        ("id,text,label\na,one,-1\nb,two,-1\n", 0, "2 test (no labels)"),
+        ("id,text,label\na,one,1\nb,two,\n", 2, "test.csv: 1 of 2 rows can't be used (1 missing label)"),
+        ("id,text,label\n", 0, "0 test"),
+    ],
+)
+def test_a_test_file_may_be_without_labels_or_empty_but_not_in_part(project, test, code, found):
+    project.write("test.csv", test)
+    project.params({"data": {"files": {"sst": {"test": "test.csv"}}}})
+    ended = project.run("check", "download", "split")
+    assert ended.code == code and found in ended.told
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_train_and_dev_may_not_be_without_labels(project, refuses, split):
+    project.write(f"{split}.csv", "id,text,label\na,one,\nb,two,\n")
+    refuses(f"sst: {split}.csv: found no labels, expected them in {split}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        ({"data": {"files": {"sst": {"dev": None}}}}, ("found no dev rows in the source", "strategy: random")),
+        ({"data": {"files": {"sst": {"dev": "empty.csv"}}}}, ("found no dev rows in the source",)),
+        ({"data": {"files": {"sst": {"train": "empty.csv"}}}}, ("found no train rows in the source",)),
+        (
+            {"data": {"split": {"strategy": "random", "fractions": [1.0, 0.0, 0.0]}}},
+            ("leave none for dev", "give it a larger fraction"),
+        ),
+    ],
+)
+def test_an_empty_split_says_how_to_cut_one(project, refuses, overrides, parts):
+    project.write("empty.csv", "id,text,label\n")
+    project.params(overrides)
+    assert project.run("check", "download").code == 0
+    refuses(*parts, stages=("split",))
+    assert not Path("data/splits").exists() and not Path("models/tokenizer").exists()
+
+
+def test_sentences_of_emoji_alone_can_be_trained_on(project):
+    for name in ("train.csv", "dev.csv"):
+        project.write(name, "text,label\n" + "".join(f"{chr(0x1F600 + i)},{i % 5}\n" for i in range(20)))
+    ended = project.run("check", "download", "split", "pretrain_mlm", "prefinetune", "finetune --member base")
+    assert ended.code == 0, ended.told
+
+
+def test_tables_that_a_stage_reads_may_be_damaged(project, refuses):
+    assert project.run("check", "download", "split").code == 0
+    project.write("data/raw/sst/dev.parquet", b"no parquet")
+    refuses("data/raw/sst/dev.parquet", "can't be read as a table", "run the stage that writes it", stages=("split",))
+    project.write("data/raw/facts.json", b"{")
+    refuses("data/raw/facts.json", "can't be read", "run the stage download", stages=("split",))
+
+
+# encoders
+
+
+@pytest.fixture
+def encoder(project, monkeypatch):
+    """A small BERT in a folder of the project that params name."""
+    import torch
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    torch.manual_seed(0)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "number"]
+    BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}).save_pretrained("bert")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    BertModel(BertConfig(vocab_size=len(words), **sizes)).save_pretrained("bert")
+    project.params({"encoder": {"name": "./bert"}})
+    return Path("bert")
+
+
+def edit(file: Path, **values: Any) -> None:
+    content = {**json.loads(file.read_text()), **values}
+    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+
+
+def change_weights(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save_file(change({name: value.clone() for name, value in load_file(file).items()}), file, metadata={"format": "pt"})
+
+
+def with_nan(weights: dict[str, Any]) -> dict[str, Any]:
+    weights["embeddings.word_embeddings.weight"][0, 0] = float("nan")
+    return weights
+
+
+TRAINED = ("check", "download", "split", "pretrain_mlm")
+DAMAGE = {
+    "no tokenizer": (lambda at: (at / "tokenizer.json").unlink(), ("there is no tokenizer.json or vocab.txt",)),
+    "cut tokenizer": (lambda at: (at / "tokenizer.json").write_text('{"model": '), ("tokenizer.json is damaged",)),
+    "other tokenizer": (lambda at: (at / "tokenizer.json").write_text("{}"), ("can't be loaded",)),
+    "tokenizer config": (lambda at: (at / "tokenizer_config.json").write_text("[]"), ("tokenizer_config.json is dam",)),
+    "no config": (lambda at: (at / "config.json").unlink(), ("there is no config.json",)),
+    "cut config": (lambda at: (at / "config.json").write_text("{"), ("config.json is damaged",)),
+    "binary config": (lambda at: (at / "config.json").write_bytes(b"\xff\xfe\0"), ("config.json is damaged",)),
+    "no model_type": (lambda at: edit(at / "config.json", model_type=None), ("model_type",)),
+    "unknown model_type": (lambda at: edit(at / "config.json", model_type="zzz"), ("zzz",)),
+    "wrong type": (lambda at: edit(at / "config.json", num_hidden_layers="many"), ("num_hidden_layers", "many")),
+    "larger vocabulary": (lambda at: edit(at / "config.json", vocab_size=9), ("is [8, 16] there, [9, 16] by config",)),
+    "smaller vocabulary": (lambda at: edit(at / "config.json", vocab_size=7), ("is [8, 16] there, [7, 16] by config",)),
+    "other width": (lambda at: edit(at / "config.json", hidden_size=32), ("config.json does not fit the weights",)),
+    "cut weights": (lambda at: truncate(at / "model.safetensors", 100), ("model.safetensors is damaged or cut off",)),
+    "cut header": (lambda at: truncate(at / "model.safetensors", None), ("model.safetensors is damaged or cut off",)),
+    "empty weights": (lambda at: (at / "model.safetensors").write_bytes(b""), ("model.safetensors is damaged",)),
+    "no weights": (lambda at: (at / "model.safetensors").unlink(), ("there is no model.safetensors",)),
+    "half the weights": (
+        lambda at: change_weights(at / "model.safetensors", lambda all: dict(list(all.items())[:5])),
+        ("the weights lack", "tensors of the encoder, such as"),
+    ),
+    "nan": (lambda at: change_weights(at / "model.safetensors", with_nan), ("word_embeddings", "not finite")),
+}
+
+
+def truncate(file: Path, by: int | None) -> None:
+    file.write_bytes(file.read_bytes()[: -by if by else 20])
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_an_encoder_folder_that_is_not_whole_says_what_is_wrong(project, encoder, refuses, damage):
+    harm, parts = DAMAGE[damage]
+    harm(encoder)
+    assert project.run("check", "download").code == 0
+    last = "split" if project.run("split").code else "pretrain_mlm"
+    refuses("encoder.name: ./bert can't be loaded", *parts, stages=(last,))
+    assert not Path("models/encoder").exists()
+
+
+def test_a_tokenizer_with_more_tokens_than_the_encoder_has_embeddings_is_refused(project, encoder, refuses):
+    tokenizer = json.loads((encoder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] |= {"extra": 8, "more": 9}
+    (encoder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert project.run("check", "download", "split").code == 0
+    refuses("encoder.name: ./bert has 8 token embeddings, but its tokenizer 10 tokens", stages=("pretrain_mlm",))
+
+
+class Harm:
+    """What a pickle can do: run a command as soon as it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("harmed").absolute(),)
+
+
+def test_weights_that_are_a_pickle_are_never_loaded(project, encoder, refuses):
+    import torch
+
+    torch.save({"embeddings.word_embeddings.weight": Harm()}, encoder / "pytorch_model.bin")
+    (encoder / "model.safetensors").unlink()
+    assert project.run("check", "download", "split").code == 0
+    refuses("its weights are in pytorch_model.bin, a pickle", "never loaded", stages=("pretrain_mlm",))
+    assert not Path("harmed").exists()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_code_that_comes_with_an_encoder_is_never_run(project, encoder, refuses, monkeypatch, known):
+    monkeypatch.setattr("builtins.input", lambda *text: "y")  # who is asked whether to run it says yes
+    (encoder / "own.py").write_text(f"open({str(Path('harmed').absolute())!r}, 'w')\n")
+    code = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoModelForMaskedLM": "own.Model"}
+    edit(encoder / "config.json", auto_map=code, **({} if known else {"model_type": "own"}))
+    own = {} if known else {"tokenizer_class": "OwnTokenizer"}
+    edit(encoder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Slow", "own.Fast"]}, **own)
+    if known:  # transformers has an architecture of that name, and takes its own
+        assert project.run(*TRAINED).code == 0
+    else:
+        assert project.run("check", "download").code == 0
+        refuses("it needs code of its own, and code that comes with an encoder is never run", stages=("split",))
+    assert not Path("harmed").exists()
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_trained_encoder_that_was_damaged_since_names_its_folder(project, refuses, file):
+    assert project.run(*TRAINED, "prefinetune").code == 0
+    for path in Path("models").rglob(file):
+        path.write_bytes(path.read_bytes()[:-10])
+    refuses("models/prefinetuned", "run the stage that writes it again", stages=("finetune --member base",))
+    assert not Path("models/members").exists()
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_tokenizer_that_was_damaged_since_names_its_folder(project, refuses, damage):
+    assert project.run("check", "download", "split").code == 0
+    file = Path("models/tokenizer/tokenizer.json")
+    file.unlink() if damage == "gone" else file.write_text("{")
+    refuses("models/tokenizer", stages=("pretrain_mlm",))
+    assert not Path("models/encoder").exists()
+
+
+# params.yaml
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (lambda text: "", ("is empty, expected groups of params",)),
+        (lambda text: bytes(range(256)) * 9, ("line 2 holds the byte 0x80", "save the file as UTF-8")),
+        (lambda text: text.encode("utf-16"), ("line 1 holds the byte 0xff", "save the file as UTF-8")),
+        (lambda text: text + "\0", ("holds the character 0x00",)),
+        (lambda text: text.replace("  seed: 1", "\tseed: 1", 1), ("'\\t' that cannot start any token", "line 2")),
+        (lambda text: text + "finetune: {}\n", ("key 'finetune' is given twice",)),
+        (lambda text: text.replace("  seed: 1", "  seed: 1\n  seed: 2", 1), ("key 'seed' is given twice", "line 3")),
+        (lambda text: text + "3: x\n", ("expected text for a name, found 3",)),
+        (lambda text: text + "a: !!python/object/apply:os.system ['true']\n", ("python/object/apply:os.system",)),
+        (lambda text: text.replace("seed: 1", "seed: 2020-99-99", 1), ("'2020-99-99', which is no timestamp",)),
+        (lambda text: text.replace("seed: 1", "seed: !!bool x", 1), ("'x', which is no bool",)),
+        (lambda text: text.replace("seed: 1", f"seed: {'9' * 5000}", 1), ("which is no int", "line 2")),
+        (lambda text: text.replace("seed: 1", f"seed: 0x{'f' * 5000}", 1), ("a number that is too large", "line 2")),
+        (lambda text: text.replace("epochs: 3", f"epochs: {10**12}", 1), ("finetune.epochs: expected less than",)),
+        (lambda text: "a: " + "[" * 100_000, ("more than 50 deep",)),
+        (lambda text: "a: &a [*a]\n" + text, ("an alias stands inside of what it stands for",)),
+        (
+            lambda text: (
+                "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+                + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+            ),
+            ("more than 100000 values",),
+        ),
+    ],
+)
+def test_a_params_file_that_is_no_good_yaml_names_the_line(project, refuses, change, parts):
+    content = change(Path("params.yaml").read_text())
+    project.write("params.yaml", content)
+    refuses("params.yaml", *parts)
+    assert not Path("data/inputs").exists()
+
+
+def test_blocks_may_be_written_once_and_merged(project):
+    text = Path("params.yaml").read_text()
+    project.write("params.yaml", text.replace("finetune:\n", "finetune:\n  <<: {epochs: 2, lr: 1.0e-5}\n", 1))
+    assert project.run("check").code == 0
+
+
+@pytest.mark.parametrize("where", ["../logs", "/logs", "~/logs", "logs/../../x", "..", "C:\\logs", "..\\logs"])
+def test_what_is_written_stays_inside_the_repository(project, refuses, where):
+    project.params({"tracking": {"folder": where}})
+    refuses("tracking.folder: expected a folder inside the repository, a relative path without '..', found", where[:3])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "param"),
+    [
+        ({"ensemble": {"members": {"../b": {}}}}, "ensemble.members.../b"),
+        ({"ensemble": {"members": {"/b": {}}}}, "ensemble.members./b"),
+        ({"ensemble": {"members": {"b" * 200: {}}}}, "ensemble.members.bbb"),
+        ({"evaluate": {"challenges": {"../c": {"task": "sst", "path": "train.csv"}}}}, "evaluate.challenges.../c"),
+        ({"tasks": {"../t": {}}}, "tasks.../t"),
+        ({"tasks": {"a/b": {}}}, "tasks.a/b"),
+    ],
+)
+def test_names_that_become_files_can_be_no_paths(project, refuses, overrides, param):
+    project.params(overrides)
+    refuses(param)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        ({"data": {"path": "~nobody-here/x"}}, ("data.path", "~nobody-here/x", "a user who is not known here")),
+        ({"data": {"path": "a\0b"}}, ("data.path: expected a path",)),
+        ({"data": {"path": "x" * 300}}, ("data.path: expected a path",)),
+        ({"encoder": {"name": ""}}, ("encoder.name: expected a path",)),
+        ({"data": {"path": "gone"}}, ("data.files: there is no file or folder gone/train.csv",)),
+    ],
+)
+def test_paths_that_can_be_none_are_told_by_their_param(project, refuses, overrides, parts):
+    project.params(overrides)
+    refuses(*parts)
+
+
+def test_a_message_about_a_large_value_is_short(project, refuses):
+    project.params({"finetune": {"epochs": ["x" * 1000] * 1000}, "schedule": {"tasks": [None] * 1000}})
+    assert "found ['xxx" in refuses("finetune.epochs", "and 971 more")
+
+
+@pytest.mark.parametrize("stage", ["check", "download", "split", "pretrain_mlm", "finetune --member base", "evaluate"])
+def test_every_stage_reads_params_with_the_same_care(project, refuses, stage):
+    project.params({"finetune": {"lrr": 1}})
+    refuses("finetune.lrr: unknown param; did you mean finetune.lr?", stages=(stage,))
+    shutil.rmtree("data", ignore_errors=True)

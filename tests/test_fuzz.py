@@ -1,0 +1,236 @@
+"""Whatever bytes are read, there is a result or a message to the user: no other exception, and no hang."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+pytest.importorskip("hypothesis")
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+
+from bertrio.data.delimited import read_delimited
+from bertrio.data.download import write_rejects
+from bertrio.data.sources.files import READERS, read_file
+from bertrio.data.table import read_table, write_table
+from bertrio.errors import UserError
+from bertrio.evaluation.predictions import SCHEMA, read_predictions
+from bertrio.params import load_params, member_params, read_yaml
+from bertrio.params.loading import validate_params
+from bertrio.tasks import Task, build_target
+
+set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "hypothesis")  # it would make a folder here
+QUICK, LONG = 1, 8  # a few seconds in all, and a minute
+
+
+@pytest.fixture(params=[QUICK, pytest.param(LONG, marks=pytest.mark.slow)], ids=["quick", "long"])
+def fuzz(request) -> Callable[..., None]:
+    """Calls a check with what strategies draw: the same examples every time when quick, other ones when long."""
+
+    def run(check: Callable[..., None], *drawn: st.SearchStrategy, examples: int = 100) -> None:
+        options = settings(
+            max_examples=examples * request.param,
+            deadline=timedelta(seconds=20),
+            database=None,
+            derandomize=request.param == QUICK,
+        )
+        options(given(st.tuples(*drawn))(lambda values: check(*values)))()
+
+    return run
+
+
+TASKS = {
+    "single": Task("sst", "single", "cross", build_target("ordered", 5)),
+    "pair": Task("sts", "pair", "cross", build_target("score", limits=(0, 5))),
+}
+PIECES = [  # that files are made of, and that readers stumble over
+    b"\n", b"\r\n", b"\r", b",", b"\t", b";", b'"', b'""', b'"\n', b"\0", b"\xef\xbb\xbf", b"\xff\xfe", b"\xe9",
+    b"nan", b"-1", b"5.0001", b"1e999", b"inf", b"9" * 400, b"1", b"0", b"{", b"}", b"[", b"]", b":", b"null", b"true",
+    b"\\ud800", b"\\u0000", b"\xf0\x9f\x98\x80", b"\xe2\x80\xa8", b"id", b"text", b"label", b"text_a", b"x" * 5000,
+    b"[" * 3000, b"#", b"&a ", b"*a", b"<<: *a\n", b"!!int ", b"!!python/name:os.system ", b"---\n", b"? ", b"- ",
+]  # fmt: skip
+ROWS = {
+    "single": pd.DataFrame({"id": ["a", "b", "c"], "text": ["one, two", 'say "x"', "three"], "label": [0, 4, 2]}),
+    "pair": pd.DataFrame({"text_a": ["a", "b"], "text_b": ["c\td", "e\nf"], "label": [0.5, None]}),
+}
+
+
+def written(frame: pd.DataFrame, ending: str) -> bytes:
+    if ending == ".parquet":
+        sink = pa.BufferOutputStream()
+        pq.write_table(pa.Table.from_pandas(frame), sink)
+        return sink.getvalue().to_pybytes()
+    if ending in (".jsonl", ".ndjson"):
+        return frame.to_json(orient="records", lines=True).encode()
+    return frame.to_csv(index=False, sep="\t" if ending == ".tsv" else ",").encode()
+
+
+def damaged(content: bytes) -> st.SearchStrategy[bytes]:
+    """`content` after some cuts, insertions and flipped bytes."""
+    place = st.integers(0, len(content))
+    change = st.one_of(
+        st.tuples(st.just("cut"), place, st.integers(1, 40)),
+        st.tuples(st.just("put"), place, st.one_of(st.sampled_from(PIECES), st.binary(max_size=8))),
+        st.tuples(st.just("flip"), place, st.integers(1, 255)),
+        st.tuples(st.just("end"), place, st.none()),
+    )
+    return st.lists(change, max_size=6).map(partial(_changed, content))
+
+
+def _changed(content: bytes, changes: list[tuple[str, int, Any]]) -> bytes:
+    for what, at, value in changes:
+        if what == "cut":
+            content = content[:at] + content[at + value :]
+        elif what == "put":
+            content = content[:at] + value + content[at:]
+        elif what == "flip":
+            content = content[:at] + bytes(byte ^ value for byte in content[at : at + 1]) + content[at + 1 :]
+        else:
+            content = content[:at]
+    return content
+
+
+def anything(content: bytes) -> st.SearchStrategy[bytes]:
+    """Bytes of any kind: a damaged file most of all."""
+    pieces = st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=6)), max_size=30).map(b"".join)
+    return st.one_of(damaged(content), pieces, st.binary(max_size=200))
+
+
+@contextmanager
+def or_a_message() -> Iterator[None]:
+    """Lets a message to the user pass, if it says something that a terminal can print."""
+    try:
+        yield
+    except UserError as error:
+        if not str(error).strip() or len(str(error)) > 20_000 or not str(error).encode("utf-8"):
+            raise
+
+
+@pytest.mark.parametrize("kind", TASKS)
+@pytest.mark.parametrize("ending", sorted(READERS))
+def test_rows_of_any_bytes_are_a_table_and_rejects_or_a_message(tmp_path, fuzz, ending, kind):
+    path, out = tmp_path / f"rows{ending}", tmp_path / "table.parquet"
+
+    def check(content: bytes, split: str) -> None:
+        path.write_bytes(content)
+        with or_a_message():
+            table, rejects = read_file(path, TASKS[kind], split, {}, f"data.files.{kind}", split)
+            texts = [table[column] for column in TASKS[kind].text_columns]
+            assert table["id"].is_unique and all((column.str.strip() == column).all() for column in texts)
+            assert all(column.str.len().gt(0).all() for column in texts)
+            assert split == "test" or table["label"].notna().all()
+            write_table(table, out)
+            pd.testing.assert_frame_equal(read_table(out), table, check_dtype=False)
+            write_rejects(tmp_path / "rejects.csv", rejects)
+
+    fuzz(check, anything(written(ROWS[kind], ending)), st.sampled_from(["train", "test"]), examples=60)
+
+
+def test_delimited_text_that_is_no_damage_comes_back(tmp_path, fuzz):
+    path = tmp_path / "rows.csv"
+    field = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"), max_size=20)
+
+    def check(rows: list[tuple[str, str]]) -> None:
+        pd.DataFrame(rows, columns=["one", "two"]).to_csv(path, index=False, quoting=1, lineterminator="\n")
+        found = read_delimited(path, ",")
+        assert [tuple(row.values.values()) for row in found.rows] == rows
+
+    fuzz(check, st.lists(st.tuples(field, field), max_size=8))
+
+
+def test_params_of_any_bytes_are_params_or_a_message(tmp_path, root, fuzz):
+    path, content = tmp_path / "params.yaml", (root / "params.yaml").read_bytes()
+
+    def check(content: bytes) -> None:
+        path.write_bytes(content)
+        with or_a_message():
+            load_params(path)
+
+    fuzz(check, anything(content), examples=40)
+
+
+def test_yaml_of_any_bytes_is_a_mapping_or_a_message(tmp_path, fuzz):
+    path = tmp_path / "a.yaml"
+
+    def check(content: bytes) -> None:
+        path.write_bytes(content)
+        with or_a_message():
+            assert isinstance(read_yaml(path), dict)
+
+    fuzz(check, anything(b"a: &x {b: [1, 2.5, null], c: 'text'}\nd: *x\n? e\n: !!str 3\n"), examples=300)
+
+
+def blocks(raw: Any) -> list[tuple[Any, ...]]:
+    """The places in nested blocks and lists, as paths of keys."""
+    inside = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
+    return [path for key, value in inside for path in [(key,), *((key, *rest) for rest in blocks(value))]]
+
+
+def test_any_value_at_any_place_of_params_is_taken_or_a_message(root, fuzz):
+    raw = read_yaml(root / "params.yaml")
+    raw["ensemble"]["members"]["other"] = {
+        "runtime": {"seed": 2},
+        "tasks": {"sst": {"dropout": 0.2}},
+        "answers": ["sst"],
+    }
+    leaf = st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.binary(max_size=3), st.dates(),
+        st.sampled_from(["sst", "qqp", "..", "/", "~nobody/x", "a\0b", "2e-05", "inf", "x" * 5000, 2**70, -1, 0, 1]),
+    )  # fmt: skip
+    key = st.one_of(st.text(max_size=6), st.sampled_from(["sst", "tasks", "lambda", "seed"]), st.integers(), st.none())
+    value = st.recursive(
+        leaf,
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(key, inner, max_size=3)),
+        max_leaves=6,
+    )
+
+    def check(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+        changed = copy.deepcopy(raw)
+        for (*outer, last), new in changes:
+            block = changed
+            for key in outer:
+                block = block[key] if key in blocks_of(block) else None
+            if block is not None and last in blocks_of(block):
+                block[last] = new
+        with or_a_message():
+            params = validate_params(changed, "params.yaml")
+            for name in params.ensemble.members:
+                member_params(params, name)
+
+    fuzz(check, st.lists(st.tuples(st.sampled_from(blocks(raw)), value), min_size=1, max_size=3), examples=300)
+
+
+def blocks_of(block: Any) -> set[Any]:
+    return set(block) if isinstance(block, dict) else set(range(len(block))) if isinstance(block, list) else set()
+
+
+def test_predictions_of_any_bytes_are_a_table_or_a_message(tmp_path, fuzz):
+    rows = {
+        "id": ["a", "b"],
+        "task": ["sst", "sts"],
+        "split": ["dev", "dev"],
+        "label": [1.0, None],
+        "prediction": [1.0, 2.5],
+        "probabilities": [[0.5, 0.5], None],
+        "score": [None, 2.5],
+    }
+    path = tmp_path / "predictions.parquet"
+    pq.write_table(pa.table(rows, schema=SCHEMA), path)
+
+    def check(content: bytes) -> None:
+        with or_a_message():
+            assert read_predictions(path, content)["prediction"].notna().all()
+
+    fuzz(check, anything(path.read_bytes()), examples=200)

@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/ready
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup repro test
+.PHONY: setup repro test soak
 
 setup: $(READY)
 
@@ -20,3 +20,8 @@ repro: $(READY)
 
 test: $(READY)
 	$(RUN) python -m pytest
+
+# kills fine-tuning 25 times and compares bytes, and fuzzes for longer; the result goes into docs/reliability.md
+soak: $(READY)
+	$(RUN) python -m tests.soak --kills 25 --seed 0 --into docs/reliability.md
+	$(RUN) python -m pytest -m slow

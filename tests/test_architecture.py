@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 FLOORS = [  # a module may import from lower floors, and from its own room
-    {"errors", "files", "console", "tasks"},
+    {"errors", "files", "console", "tasks", "interruption"},
     {
         "params",
         "losses",

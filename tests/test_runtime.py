@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 
@@ -33,6 +35,38 @@ def test_auto_is_float32_for_an_encoder_too_narrow_to_gain_by_bf16(default_param
     assert default_params.encoder.model_copy(update={"name": "some/encoder"}).width is None
     assert set_up(1, "cpu", "auto", width=64).compute == torch.float32
     assert set_up(1, "cpu", "bf16", width=64).compute == torch.bfloat16
+
+
+@pytest.fixture
+def torch_as_it_was(monkeypatch):
+    """Puts back what `deterministic` sets for the whole process."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "as it was")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_the_cpu_is_deterministic_as_it_is(torch_as_it_was):
+    set_up(1, "cpu", deterministic=True)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cuda_is_deterministic_if_asked(torch_as_it_was, monkeypatch, deterministic):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr("bertrio.runtime._device", torch.device)  # whether or not this machine has one
+    set_up(1, "cuda", "float32", deterministic=deterministic)
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
+    assert torch.backends.cudnn.benchmark != deterministic
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (":4096:8" if deterministic else None)
+
+
+def test_a_workspace_of_cublas_that_the_user_chose_stays(torch_as_it_was, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setattr("bertrio.runtime._device", torch.device)
+    set_up(1, "cuda", "float32", deterministic=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 def draw(count=64):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import zlib
 from collections.abc import Iterator
@@ -64,7 +65,8 @@ def set_up(
         device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
         precision: `auto` (bf16 where the hardware multiplies it well), `float32` or `bf16`.
         threads: CPU threads of torch; None leaves its own choice, all cores.
-        deterministic: on CUDA, take torch's deterministic algorithms, or fail where there is none.
+        deterministic: on CUDA, take torch's deterministic algorithms, or fail where there is none; for the rest of
+            the process. The CPU's are deterministic by themselves.
         width: the encoder's hidden size, if known; `auto` is float32 below `NARROW`, where casts to bf16 cost more
             than they save.
 
@@ -77,6 +79,10 @@ def set_up(
     np.random.seed(seed)
     torch.manual_seed(seed)
     where = _device(device)
+    if deterministic and where.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first product
+        torch.backends.cudnn.benchmark = False  # which picks algorithms by how fast they were this time
+        torch.use_deterministic_algorithms(True)
     if precision == "auto":
         precision = "bf16" if _fast_bf16(where) and (width is None or width >= NARROW) else "float32"
     return Runtime(where, torch.bfloat16 if precision == "bf16" else torch.float32)

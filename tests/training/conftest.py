@@ -75,4 +75,5 @@ class Workspace:
 @pytest.fixture
 def workspace(tmp_path, root, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path / "checkpoints"))
     return Workspace(tmp_path, root / "params.yaml")

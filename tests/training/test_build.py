@@ -341,10 +341,7 @@ def test_a_step_without_any_parameter_to_penalise_is_a_step_without_penalty(work
 
 def test_patience_stops_after_so_many_epochs_without_a_better_score(workspace, monkeypatch):
     scores = iter([0.1, 0.5, 0.4, 0.3, 0.9, 0.9])
-    monkeypatch.setattr(
-        "bertrio.training.finetune.score",
-        lambda *_: {"sst": {"accuracy": (value := next(scores))}, "overall_normalized": value, "overall_mean": value},
-    )
+    monkeypatch.setattr("bertrio.training.course.selection_score", lambda *_: next(scores))
     timing = run(workspace.params(finetune={"epochs": 6, "patience": 2, "select": "sst"}), "a")
     assert len(pd.read_csv("a/h.csv")) == 4
     assert timing["steps"] == 4 * 8

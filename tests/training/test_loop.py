@@ -102,6 +102,26 @@ def test_a_loss_that_is_not_finite_stops_before_the_update_and_names_the_rows(wo
     assert torch.equal(model.heads["sst"].output.weight, before)
 
 
+@pytest.mark.parametrize("clipped", [{}, {"optimizer": {"max_grad_norm": None}}], ids=["clipped", "free"])
+def test_a_gradient_that_is_not_finite_stops_before_the_update_and_names_tasks_and_rows(workspace, clipped):
+    params, model, train = setting(workspace, **clipped)
+    model.heads["qqp"].output.weight.register_hook(lambda gradient: gradient * float("inf"))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    told = r"the norm of the gradients is (nan|inf) at step 1 \(rows sst-0-\d+, .* of sst; qqp-0-.* of qqp; sts-0-"
+    with pytest.raises(UserError, match=told):
+        list(trainer_of(params, model, train).run("test"))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_surgery_names_the_task_whose_gradient_is_not_finite(workspace):
+    params, model, train = setting(workspace, surgery={"method": "pcgrad"})
+    model.heads["sts"].register_full_backward_hook(lambda head, into, out: (into[0] * float("nan"),))
+    with pytest.raises(
+        UserError, match=r"the encoder's gradient of sts is nan at step 1 \(rows sts-0-\d+, .* of sts\)"
+    ):
+        list(trainer_of(params, model, train).run("test"))
+
+
 def test_outputs_come_in_row_order_whatever_the_batch_size(workspace):
     _, model, train = setting(workspace)
     one_by_one = infer(model, train["sts"], 1)
@@ -488,6 +508,17 @@ def test_looking_at_the_losses_every_few_steps_as_on_a_gpu_changes_nothing_but_w
     with pytest.raises(UserError, match=r"the loss of sts is (nan|inf) at step 1 \(rows "):
         list(trainer.run("test"))
     assert trainer.steps_done == 4
+
+
+def test_no_state_is_given_out_before_all_numbers_were_looked_at(workspace):
+    params, model, train = setting(workspace)
+    trainer = trainer_of(params, model, train, max_steps=6)
+    trainer._read_every = 4  # as on a GPU
+    model.heads["sts"].output.weight.register_hook(lambda gradient: gradient * float("nan"))
+    trainer.checkpoint = lambda step: trainer.state_dict()
+    with pytest.raises(UserError, match="the norm of the gradients is nan at step 1"):
+        list(trainer.run("test"))
+    assert trainer.steps_done == 1
 
 
 def test_bf16_and_float32_agree_within_bounds(workspace):

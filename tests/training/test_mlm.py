@@ -220,6 +220,6 @@ def test_max_steps_stops_early_and_two_runs_are_the_same_bytes(workspace, corpor
 
 
 def test_a_diverging_run_stops_and_says_so_and_saves_nothing(workspace, corpora):
-    with pytest.raises(UserError, match=r"loss is (nan|inf); try a lower mlm\.lr"):
+    with pytest.raises(UserError, match=r"is (nan|inf) at step 2 \(rows \d+, .*; try a lower mlm\.lr"):
         pretrained(workspace, "models/out", enabled=True, lr=1e30)
     assert not (workspace.root / "models/out").exists()

@@ -22,7 +22,9 @@ from bertrio.training.optimizer import (
     build_optimizer,
     clip_gradients,
     layers_below_heads,
+    load_optimizer_state,
     lr_factor,
+    optimizer_state,
 )
 
 
@@ -279,3 +281,39 @@ def test_clipping_a_sparse_gradient_equals_clipping_the_dense_one(norm):
         found.append([model[0].weight.grad.to_dense(), model[1].weight.grad])
     for one, other in zip(*found):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
+def test_an_optimizer_goes_on_where_another_one_was(default_params):
+    """One parameter has had no gradient yet: it has no state, and none is made up."""
+    params, runs = options(default_params, warmup_fraction=0.5), []
+    for stop in (None, 3):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(3, 2), nn.Linear(2, 2)])
+
+        def built(model=model):
+            optimizer = build_optimizer(model, params, 0.1)
+            return optimizer, build_lr_schedule(optimizer, params, 8)
+
+        optimizer, schedule = built()
+        for step in range(6):
+            if step == stop:
+                states = optimizer_state(optimizer), schedule.state_dict()
+                optimizer, schedule = built()
+                load_optimizer_state(optimizer, states[0])
+                schedule.load_state_dict(states[1])
+                assert len(optimizer.state) == 2
+            for parameter in model[step // 4].parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+        runs.append([of.detach() for of in model.parameters()] + [torch.tensor(schedule.get_last_lr())])
+    assert all(torch.equal(one, other) for one, other in zip(*runs))
+
+
+@pytest.mark.parametrize("norm", [None, 0.5])
+def test_the_norm_is_told_whether_gradients_are_clipped_or_not(model, norm):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    assert clip_gradients(model, norm).item() == pytest.approx(count**0.5, rel=1e-5)

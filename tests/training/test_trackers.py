@@ -60,6 +60,24 @@ def test_the_table_has_a_column_for_all_that_ever_came_but_no_speed(tmp_path):
     assert (tmp_path / "deep/t.csv").read_text() == "step,lr,loss_a,loss_b\n1,0.1,0.333333,\n2,0.2,,2\n"
 
 
+def test_curves_go_on_where_they_were(tmp_path):
+    """At any step, within a mean as well, whether values are numbers or tensors."""
+    draw = torch.Generator().manual_seed(0)
+    steps = [{"lr": step / 7, f"loss_{step % 2}": torch.rand((), generator=draw) / 3} for step in range(1, 9)]
+    for stop in range(9):
+        whole, parts = (Means([Table(tmp_path / f"{name}.csv")], 3) for name in ("whole", "parts"))
+        for step, values in enumerate(steps, start=1):
+            whole.log(step, values)
+            parts.log(step, values)
+            if step == stop:
+                state = parts.state_dict()
+                parts = Means([Table(tmp_path / "parts.csv")], 3)
+                parts.load_state_dict(state)
+        for tracker in (whole, parts):
+            tracker.close()
+        assert (tmp_path / "whole.csv").read_bytes() == (tmp_path / "parts.csv").read_bytes()
+
+
 def trained(workspace, name, **overrides):
     params = workspace.params(**overrides)
     runtime = set_up(**params.runtime.model_dump())

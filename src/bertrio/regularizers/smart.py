@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,6 +131,14 @@ class Smart:
             raise ValueError(f"Smart: masks must be {shapes[0]}, as the embeddings, got {shapes[1]}")
         noise = self._worst_noise(forward, embeddings, masks, outputs, divergence)
         return divergence(forward(_add(embeddings, noise)), outputs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The generator's state, for a checkpoint."""
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave."""
+        self.generator.set_state(state["generator"])
 
     def _worst_noise(
         self,

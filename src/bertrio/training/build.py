@@ -20,6 +20,7 @@ from bertrio.runtime import NARROW, Runtime, generator
 from bertrio.training.data import Split, build_losses, build_streams, plan_of
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective, bregman_term, r_drop_term, smart_term
+from bertrio.training.stateful import Draws, Stateful
 from bertrio.training.trackers import Tracker
 
 # Radii of SMART's noise below which training is in float32: on word embeddings, and on hidden states
@@ -60,10 +61,12 @@ def build_trainer(
     streams = build_streams(train, params)
     plan = plan_of(train, streams, params)
     follow: list[Callable[[int], None]] = []
+    draws = generator(params.runtime.seed, "surgery")
+    kept: dict[str, Stateful] = {"surgery": Draws(draws)}
     scored, bregman = model, None
     if params.finetune.ema is not None:
         average = MovingAverage(model)
-        scored = average.model
+        scored, kept["average"] = average.model, average
         follow.append(lambda step: average.update(model, params.finetune.ema))
     if params.bregman.mu:
         planned, options = sum(map(len, plan)), params.bregman
@@ -86,20 +89,19 @@ def build_trainer(
         accumulate=params.finetune.accumulate,
         one_pass=model.encoder.size < NARROW if params.finetune.one_pass == "auto" else params.finetune.one_pass,
         weighting_lr=params.weighting.lr,
-        surgery=_surgery(params),
+        surgery=_surgery(params, draws),
         log_conflicts=params.surgery.log_conflicts,
         penalty=weight_penalty(params, model),
         after_step=follow,
+        kept=kept,
         tracker=tracker,
     )
     return trainer, scored
 
 
-def _surgery(params: Params) -> Callable[[Tensor], Tensor] | None:
+def _surgery(params: Params, draws: torch.Generator) -> Callable[[Tensor], Tensor] | None:
     options = params.surgery
-    if options.method == "none":
-        return None
-    return build_surgery(options.method, options.reduction, generator(params.runtime.seed, "surgery"))
+    return None if options.method == "none" else build_surgery(options.method, options.reduction, draws)
 
 
 def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.Parameter]], Tensor] | None:

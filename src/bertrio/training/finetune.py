@@ -1,25 +1,30 @@
-"""Fine-tuning: puts data, model, schedule and losses together, keeps the best epoch, and predicts dev and test."""
+"""Fine-tuning: puts data, model, schedule and losses together, trains, and predicts dev and test."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from torch import Tensor
 
 from bertrio.console import say
-from bertrio.evaluation.metrics import evaluate_predictions, selection_score
-from bertrio.evaluation.predictions import prediction_rows, write_predictions
-from bertrio.files import write_csv, write_json
+from bertrio.evaluation.metrics import evaluate_predictions
+from bertrio.evaluation.predictions import write_predictions
+from bertrio.files import whole_folder, write_csv, write_json
 from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
 from bertrio.params import Params, build_tasks
+from bertrio.params.loading import MEMBER_GROUPS
 from bertrio.runtime import Runtime
 from bertrio.training.build import build_trainer, fine_enough
+from bertrio.training.checkpoints import Checkpoints
+from bertrio.training.course import Course, Selection, predict
 from bertrio.training.data import Split, hold_out, load_split
-from bertrio.training.loop import EpochLog, Trainer, infer
-from bertrio.training.trackers import build_tracker
+from bertrio.training.loop import Trainer
+from bertrio.training.resume import open_checkpoints, resumed
+from bertrio.training.trackers import Tracker, build_tracker
 
 CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
 
@@ -34,48 +39,6 @@ class Inputs:
     prefinetuned: str = "models/prefinetuned"
 
 
-def predict(model: MultitaskModel, rows: Split, split: str, batch_size: int) -> pd.DataFrame:
-    """The prediction table of one split, its tasks one after the other."""
-    tables = [
-        prediction_rows(of.task, split, of.ids, of.label_values, infer(model, of, batch_size)) for of in rows.values()
-    ]
-    return pd.concat(tables, ignore_index=True)
-
-
-@dataclass
-class Selection:
-    """Keeps the weights of the best epoch and what they predict, the earlier one among equals; `last` keeps the last.
-
-    Args:
-        by: `overall_normalized`, `overall_mean`, a task (its first metric), or `last`.
-        on: the split that it is measured on.
-    """
-
-    by: str
-    on: str
-    best_epoch: int = 0
-    best_score: float = float("-inf")
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    predictions: pd.DataFrame | None = None
-
-    def offer(
-        self, model: MultitaskModel, epoch: int, scores: dict[str, Any], tasks: dict, predictions: pd.DataFrame
-    ) -> bool:
-        """Takes the epoch, with its predictions for dev, if it is the best so far; says whether it was."""
-        score = float(epoch) if self.by == "last" else selection_score(scores[self.on], self.by, tasks)
-        if score <= self.best_score:
-            return False
-        self.best_epoch, self.best_score, self.predictions = epoch, score, predictions
-        if self.by != "last":  # the last epoch's weights are in the model anyway
-            self.weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-        return True
-
-    def restore(self, model: MultitaskModel) -> None:
-        """Puts the kept weights back."""
-        if self.weights:
-            model.load_state_dict(self.weights)
-
-
 def finetune(
     params: Params,
     runtime: Runtime,
@@ -88,11 +51,13 @@ def finetune(
 ) -> dict:
     """Trains one member of the ensemble and writes its model, predictions and history.
 
+    A run that was stopped goes on where it was, see `training.resume`, and writes the same bytes.
+
     Args:
         params: as the member sees them (`load_member`).
         runtime: device and precision.
         inputs: the folders to read.
-        model_folder: gets encoder/, heads.safetensors, bertrio.json.
+        model_folder: gets encoder/, heads.safetensors, bertrio.json; its name is the member's.
         predictions: a folder that gets predictions.parquet (dev and test) and summary.json.
         history: a CSV file, one row an epoch.
         conflicts: a CSV file, one row a step and pair of tasks if `surgery.log_conflicts`.
@@ -101,39 +66,51 @@ def finetune(
     Returns:
         What the stage's timing file reports besides seconds and memory.
     """
-    tasks = build_tasks(params)
+    runtime = fine_enough(params, runtime)
+    stage, reads = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
+    with open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime) as checkpoints:
+        train, scored, test = load_rows(params, inputs)
+        model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
+        load_heads(model, inputs.prefinetuned)
+        tracker = build_tracker(params, steps)
+        trainer, kept = build_trainer(params, model, {task: train[task] for task in params.trains}, tracker)
+        say(f"finetune: {trainer.total_steps} steps on {runtime.describe()}")
+        course = Course(params, kept, scored, Selection(params.finetune.select, params.finetune.select_on))
+        with closing(tracker):
+            _train(trainer, course, tracker, checkpoints, runtime)
+        course.selection.restore(kept)
+        tables = [course.selection.predictions]
+        if test:
+            tables.append(predict(kept, test, "test", params.finetune.eval_batch_size))
+        with whole_folder(model_folder) as folder:
+            save_model(kept, folder, _about(params))
+        write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
+        write_json(f"{predictions}/summary.json", course.selection.summary())
+        write_history(course.lines, history)
+        write_conflicts(trainer.conflicts, conflicts)
+        checkpoints.finish()
+    return training_cost(trainer)
+
+
+def _train(trainer: Trainer, course: Course, tracker: Tracker, checkpoints: Checkpoints, runtime: Runtime) -> None:
+    """Trains and scores, from the last checkpoint on, until the plan or patience has come to its end."""
+    with resumed(checkpoints, runtime, {"trainer": trainer, "course": course, "tracker": tracker}) as resume:
+        trainer.checkpoint = resume.after_step
+        epochs = trainer.run("finetune", done=len(course.lines))
+        while not course.over and (log := next(epochs, None)):
+            course.score(log, resume.pause)
+            resume.after_scoring()
+
+
+def load_rows(params: Params, inputs: Inputs) -> tuple[Split, dict[str, Split], Split]:
+    """The rows to train on, those that every epoch is scored on, by split, and those of test."""
     train, dev, test = [load_split(params, name, inputs.splits, inputs.tokenizer) for name in ("train", "dev", "test")]
     scored = {"dev": dev}
     if params.finetune.select_on == "holdout":
         train, scored["holdout"] = hold_out(train, params.finetune.holdout_fraction, params.runtime.seed)
     if params.finetune.train_metrics:
         scored["train"] = train
-    runtime = fine_enough(params, runtime)
-    model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
-    load_heads(model, inputs.prefinetuned)
-    tracker = build_tracker(params, steps)
-    trainer, kept = build_trainer(params, model, {task: train[task] for task in params.trains}, tracker)
-    say(f"finetune: {trainer.total_steps} steps on {runtime.describe()}")
-    selection, lines = Selection(params.finetune.select, params.finetune.select_on), []
-    with closing(tracker):
-        for log in trainer.run("finetune"):
-            tables = {name: predict(kept, rows, name, params.finetune.eval_batch_size) for name, rows in scored.items()}
-            scores = {name: evaluate_predictions(table, tasks)[name] for name, table in tables.items()}
-            best = selection.offer(kept, log.epoch, scores, tasks, tables["dev"])
-            lines.append(history_line(log, scores))
-            say(f"epoch {log.epoch}: {told(log, scores['dev'])}{' (best so far)' if best else ''}")
-            if params.finetune.patience and log.epoch - selection.best_epoch >= params.finetune.patience:
-                say(f"finetune: no better for {params.finetune.patience} epochs, stopped")
-                break
-    selection.restore(kept)
-    written = [selection.predictions, *([predict(kept, test, "test", params.finetune.eval_batch_size)] if test else [])]
-    save_model(kept, model_folder, _about(params))
-    write_predictions(pd.concat(written, ignore_index=True), f"{predictions}/predictions.parquet")
-    selected = {"rows": selection.on, "by": selection.by}
-    write_json(f"{predictions}/summary.json", {"best_epoch": selection.best_epoch, "selected_on": selected})
-    write_history(lines, history)
-    write_conflicts(trainer.conflicts, conflicts)
-    return training_cost(trainer)
+    return train, scored, test
 
 
 def training_cost(trainer: Trainer) -> dict[str, float]:
@@ -150,40 +127,17 @@ def write_conflicts(rows: list[dict[str, Any]], path: str) -> None:
     write_csv(pd.DataFrame(rows, columns=CONFLICT_COLUMNS), path)
 
 
-def score(model: MultitaskModel, rows: Split, split: str, params: Params) -> dict[str, Any]:
-    """The metrics of one split: by task, and the overall scores where all tasks are there."""
-    table = predict(model, rows, split, params.finetune.eval_batch_size)
+def score(
+    model: MultitaskModel, rows: Split, split: str, params: Params, pause: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The metrics of one split: by task, and the overall scores where all tasks are there. `pause` as in `predict`."""
+    table = predict(model, rows, split, params.finetune.eval_batch_size, pause)
     return evaluate_predictions(table, build_tasks(params))[split]
-
-
-def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """A row of the history: epoch, step, lr, `train_loss_<task>`, `<split>_<task>_<metric>`, `<split>_overall_*`."""
-    line: dict[str, float] = {"epoch": log.epoch, "step": log.step, "lr": log.lr}
-    line.update({f"train_loss_{task}": loss for task, loss in log.losses.items()})
-    for split, of in scores.items():
-        for name, value in of.items():
-            values = (
-                {f"{name}_{metric}": score for metric, score in value.items()}
-                if isinstance(value, dict)
-                else {name: value}
-            )
-            line.update({f"{split}_{key}": score for key, score in values.items()})
-    return line
 
 
 def write_history(lines: list[dict[str, float]], path: str) -> None:
     """Writes the history as CSV, floats with six significant digits."""
     write_csv(pd.DataFrame(lines), path)
-
-
-def told(log: EpochLog, dev: dict[str, Any]) -> str:
-    """An epoch in a line: loss and first metric of each task."""
-    parts = [f"{task} loss {loss:.4f}" for task, loss in log.losses.items()]
-    for task, metrics in dev.items():
-        if isinstance(metrics, dict):
-            metric, value = next(iter(metrics.items()))
-            parts.append(f"{task} {metric} {value:.4f}")
-    return ", ".join(parts)
 
 
 def _about(params: Params) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-import tempfile
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,22 +19,41 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertrio.console import progress, say
+from bertrio.data.batches import Passes
 from bertrio.errors import UserError, need
+from bertrio.files import whole_folder
 from bertrio.model.dropout import draw_bits
 from bertrio.model.encoder import Encoder, check_length, initial_language_model, initial_transformer
-from bertrio.model.tokenizer import load_tokenizer
-from bertrio.params import Params
+from bertrio.model.names import fetched, local_folder
+from bertrio.model.tokenizer import load_tokenizer, pinned
+from bertrio.params import EncoderParams, Params
 from bertrio.runtime import Runtime, generator
-from bertrio.training.optimizer import build_lr_schedule, build_optimizer, clip_gradients
+from bertrio.training.checkpoints import Checkpoints
+from bertrio.training.masking import mask_tokens, word_beginnings
+from bertrio.training.optimizer import (
+    build_lr_schedule,
+    build_optimizer,
+    clip_gradients,
+    load_optimizer_state,
+    optimizer_state,
+)
+from bertrio.training.resume import open_checkpoints, resumed
+from bertrio.training.watch import Watch, read_every
 
 Mask = Callable[..., tuple[Tensor, Tensor]]  # `mask_tokens` with all but the blocks and the generator filled in
-WORD_MARKS = {"##": "continues", "Ġ": "begins", "▁": "begins"}  # WordPiece, byte-level BPE, SentencePiece
+READS = {  # the params that pretraining reads
+    **dict.fromkeys(("runtime", "optimizer", "mlm"), True),
+    "encoder": {"name", "revision", "tiny"},
+}
+PROGRESS = ("before", "steps_done", "seconds")
 
 
 def pretrain_mlm(
     params: Params, runtime: Runtime, corpora: str, tokenizer_folder: str, folder: str
 ) -> tuple[dict, dict]:
     """Writes the encoder that the pipeline starts from to `folder`, pretrained on the corpora if `mlm.enabled`.
+
+    A run that was stopped goes on where it was, see `training.resume`, and writes the same bytes.
 
     Args:
         params: all params.
@@ -46,27 +67,51 @@ def pretrain_mlm(
         the checkpoint's own or fresh), and what its timing file reports.
     """
     tokenizer = load_tokenizer(tokenizer_folder)
-    transformer = initial_transformer(params.encoder, len(tokenizer))
+    start = pinned(params.encoder, tokenizer_folder)
+    transformer = initial_transformer(start, len(tokenizer))
     Encoder(transformer, params.encoder.pooling)  # says now, not after hours, if there is no such pooling
     check_length(transformer.config, params.encoder.max_length, "encoder.max_length")
-    metrics: dict[str, Any] = {"enabled": params.mlm.enabled}
-    timing: dict[str, Any] = {}
-    if params.mlm.enabled:
-        check_length(transformer.config, params.mlm.block_size, "mlm.block_size")
-        model, own_head = initial_language_model(params.encoder, len(tokenizer))
+    if not params.mlm.enabled:
+        _save(transformer, folder)
+        return {"enabled": False}, {}
+    check_length(transformer.config, params.mlm.block_size, "mlm.block_size")
+    inputs = [corpora, tokenizer_folder, *_source(params.encoder)]
+    with open_checkpoints("pretrain_mlm", params, READS, inputs, runtime) as checkpoints:
+        model, own_head = initial_language_model(start, len(tokenizer))
         draw_bits(model)
-        metrics["head"] = "checkpoint" if own_head else "fresh"
         say(f"mlm: the language-model head is {'that of the checkpoint' if own_head else 'fresh'}")
-        Path(folder).parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=Path(folder).parent, prefix=".blocks-") as scratch:
-            blocks = token_blocks(corpora, tokenizer, params.mlm.block_size, Path(scratch) / "tokens")
-            learned, timing = _train(model.to(runtime.device), blocks, tokenizer, params, runtime)
-        metrics.update(learned)
+        with _scratch(Path(folder)) as scratch:
+            blocks = token_blocks(corpora, tokenizer, params.mlm.block_size, scratch / "tokens")
+            learned, timing = _train(model.to(runtime.device), blocks, tokenizer, params, runtime, checkpoints)
         # strict=False: masked-language models come without the pooler, which stays as it was
         _, unexpected = transformer.load_state_dict(model.base_model.state_dict(), strict=False)
         assert not unexpected, unexpected
-    transformer.save_pretrained(str(folder))
-    return metrics, timing
+        _save(transformer, folder)
+        checkpoints.finish()
+    return {"enabled": True, "head": "checkpoint" if own_head else "fresh", **learned}, timing
+
+
+def _save(transformer: Any, folder: str) -> None:
+    with whole_folder(folder) as new:
+        transformer.save_pretrained(str(new))
+
+
+def _source(params: EncoderParams) -> list[Path]:
+    """The folder that the encoder comes from, if it comes from one."""
+    return [] if params.name == "tiny" else [local_folder(params.name) or fetched(params.name, params.revision)]
+
+
+@contextmanager
+def _scratch(beside: Path) -> Iterator[Path]:
+    """A folder beside another one for the length of the block. It has one name, so that what a killed process has left
+    in it does not stay."""
+    scratch = beside.with_name(f".{beside.name}.blocks")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, path: Path) -> np.ndarray:
@@ -102,123 +147,139 @@ def _text_batches(corpora: Path, size: int = 1000) -> Iterator[list[str]]:
                 bar.advance(batch.num_rows)
 
 
-def mask_tokens(
-    blocks: Tensor, tokenizer: Any, probability: float, of: torch.Generator, begins: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Masks tokens for prediction: of those picked, 80 % become [MASK], 10 % a random token, 10 % stay.
-
-    Devlin et al. 2019, section 3.1 and appendix A.1. With `begins`, whole words are picked: the draw of a word's first
-    token decides for all of it, while the 80/10/10 stay a matter of each token, as in the authors' own later release
-    (google-research/bert, create_pretraining_data.py, `do_whole_word_mask`). Departs from that release: each word is
-    picked on its own with `probability`, where it shuffles the words and takes them until the share is reached, so the
-    share is the same on average alone; and words are told apart by the tokenizer's marks, see `word_beginnings`.
+@dataclass
+class Pretrainer:
+    """Trains a masked-language model on batches of blocks.
 
     Args:
-        blocks: [B, T] token ids.
-        tokenizer: names the mask and the special tokens, which are never picked.
-        probability: the share of tokens that are picked.
-        of: the generator that everything is drawn from.
-        begins: [V], which tokens begin a word; None picks tokens one by one.
-
-    Returns:
-        The changed ids [B, T], and which were picked [B, T].
+        model: on its device.
+        blocks: [N, T] token ids.
+        batches: the positions of the blocks of each batch.
+        mask: picks and masks.
+        masks_of: the generator that masks are drawn from.
+        total: updates of the run.
+        epoch_ends: the number of updates after which each epoch ends, rising.
+        before: held-out perplexity before the first update; None until it is measured.
     """
-    special = torch.isin(blocks, torch.tensor(tokenizer.all_special_ids))
-    draw = torch.rand(blocks.shape, generator=of)
-    if begins is not None:
-        draw = draw.gather(1, _first_of_word(blocks, special, begins))
-    picked = (draw < probability) & ~special
-    kind = torch.rand(blocks.shape, generator=of)
-    random = torch.randint(len(tokenizer), blocks.shape, generator=of, dtype=blocks.dtype)
-    masked = torch.where(picked & (kind < 0.8), tokenizer.mask_token_id, blocks)
-    return torch.where(picked & (kind >= 0.9), random, masked), picked
+
+    model: nn.Module
+    blocks: np.ndarray
+    batches: Passes
+    mask: Mask
+    masks_of: torch.Generator
+    params: Params
+    runtime: Runtime
+    total: int
+    epoch_ends: list[int]
+    before: float | None = None
+    steps_done: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        lr = self.params.mlm.lr * self.params.encoder.lr_factor
+        self.optimizer = build_optimizer(self.model, self.params.optimizer, lr)
+        self.lr_schedule = build_lr_schedule(self.optimizer, self.params.optimizer, self.total, self.epoch_ends)
+        self._watch = Watch(lambda _, rows: rows, "try a lower mlm.lr")
+        self._read_every = read_every(self.runtime.device)
+
+    def run(self, checkpoint: Callable[[int], None]) -> None:
+        """Takes the updates that are not done; `checkpoint` is called after each with its number.
+
+        Raises:
+            UserError: if a loss or a gradient is not finite, as `training.loop.Trainer`.
+        """
+        self.model.train()
+        with progress("mlm", total=self.total) as bar:
+            bar.advance(self.steps_done)
+            for step in range(self.steps_done + 1, self.total + 1):
+                began = time.perf_counter()
+                loss, note = self._step(step), None
+                if step % self._read_every == 0 or step == self.total:
+                    self._watch.read()
+                    note = f"loss {float(loss):.3f}"
+                self.seconds += time.perf_counter() - began
+                bar.advance(note=note)
+                checkpoint(step)
+
+    def _step(self, step: int) -> Tensor:
+        positions = next(self.batches)
+        gold = _ids(self.blocks, positions)
+        ids, picked = self.mask(gold, of=self.masks_of)
+        loss = _loss(self.model, ids, picked, gold, self.runtime)
+        self._check(step, "the masked-language-model loss", positions, loss)
+        loss.backward()
+        norm = clip_gradients(self.model, self.params.optimizer.max_grad_norm)
+        self._check(step, "the norm of the gradients", positions, norm)
+        self.optimizer.step()
+        self.lr_schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps_done = step
+        return loss.detach()
+
+    def _check(self, step: int, what: str, positions: np.ndarray, value: Tensor) -> None:
+        """Has a number watched, and looked at at once where that makes nobody wait."""
+        self._watch.add(step, what, {"the corpora's blocks": positions}, value)
+        if self._read_every == 1:
+            self._watch.read()
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that decides what is still to come, between two updates; the blocks are made again."""
+        self._watch.read()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
+            "lr_schedule": self.lr_schedule.state_dict(),
+            "batches": self.batches.state_dict(),
+            "masks": self.masks_of.get_state(),
+            "progress": {name: getattr(self, name) for name in PROGRESS},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where one that was built alike was."""
+        self.model.load_state_dict(state["model"])
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.lr_schedule.load_state_dict(state["lr_schedule"])
+        self.batches.load_state_dict(state["batches"])
+        self.masks_of.set_state(state["masks"])
+        for name in PROGRESS:
+            setattr(self, name, state["progress"][name])
 
 
-def _first_of_word(blocks: Tensor, special: Tensor, begins: Tensor) -> Tensor:
-    """For every place [B, T], that of the first token of its word. No word reaches over a special token or a block."""
-    first = begins[blocks] | special
-    first[:, 1:] |= special[:, :-1]
-    first[:, 0] = True
-    return torch.where(first, torch.arange(blocks.shape[1]), 0).cummax(dim=1).values
-
-
-def word_beginnings(tokenizer: Any) -> Tensor:
-    """Which tokens of the vocabulary begin a word: bool [V], by token id.
-
-    WordPiece marks the tokens that continue a word ("##ing"), byte-level BPE ("Ġgood") and SentencePiece
-    ("▁good") those that begin one; of the three, the mark that most tokens have is the tokenizer's. A WordPiece
-    tokenizer has cut punctuation off before, so that it makes words of its own; with the others, which mark blanks,
-    it belongs to the word that it is written to.
-
-    Raises:
-        UserError: if no token has such a mark.
-    """
-    vocabulary = tokenizer.get_vocab()
-    marked = {mark: sum(token.startswith(mark) and token != mark for token in vocabulary) for mark in WORD_MARKS}
-    mark = max(marked, key=marked.get)
-    if not marked[mark]:
-        raise UserError(
-            f"mlm.whole_word: found no token in this encoder's vocabulary that begins with {', '.join(WORD_MARKS)}, "
-            "expected one of them to mark where words begin or continue; set mlm.whole_word to false"
-        )
-    begins = np.ones(max(vocabulary.values()) + 1, dtype=bool)
-    for token, index in vocabulary.items():
-        begins[index] = token.startswith(mark) == (WORD_MARKS[mark] == "begins")
-    return torch.from_numpy(begins)
-
-
-def _train(model: nn.Module, blocks: np.ndarray, tokenizer: Any, params: Params, runtime: Runtime) -> tuple[dict, dict]:
+def _train(
+    model: nn.Module, blocks: np.ndarray, tokenizer: Any, params: Params, runtime: Runtime, checkpoints: Checkpoints
+) -> tuple[dict, dict]:
     options, seed = params.mlm, params.runtime.seed
     order = torch.randperm(len(blocks), generator=generator(seed, "mlm held out")).numpy()
     count = min(max(1, round(options.held_out * len(blocks))), len(blocks) - 1)
     held, train = np.sort(order[:count]), np.sort(order[count:])
     per_epoch = math.ceil(len(train) / options.batch_size)
-    total = min(options.epochs * per_epoch, options.max_steps or options.epochs * per_epoch)
+    ends = [per_epoch * (epoch + 1) for epoch in range(options.epochs)]
+    total = min(ends[-1], options.max_steps or ends[-1])
     begins = word_beginnings(tokenizer) if options.whole_word else None
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=options.mask_probability, begins=begins)
-    before = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime)
-    say(f"mlm: {len(blocks)} blocks, {total} steps on {runtime.describe()}; held-out perplexity {before:.1f} before")
-    began = time.perf_counter()
-    _fit(model, blocks, train, total, mask, params, runtime)
-    seconds = time.perf_counter() - began
-    after = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime)
+    batches = shuffled_batches(train, options.batch_size, generator(seed, "mlm order"))
+    masks_of = generator(seed, "mlm masks")
+    trainer = Pretrainer(model, blocks, batches, mask, masks_of, params, runtime, total, ends)
+    with resumed(checkpoints, runtime, {"trainer": trainer}) as resume:
+        if trainer.before is None:
+            trainer.before = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, resume.pause)
+        said = f"{len(blocks)} blocks, {total} steps on {runtime.describe()}"
+        say(f"mlm: {said}; held-out perplexity {trainer.before:.1f} before")
+        trainer.run(lambda step: resume.after_step(step, in_any_case=step in (*ends, total)))
+        after = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, resume.pause)
     say(f"mlm: held-out perplexity {after:.1f} after")
-    metrics = {"blocks": len(blocks), "steps": total, "perplexity": {"before": before, "after": after}}
-    return metrics, {"rows_per_second": total * options.batch_size / seconds, "steps": total}
+    metrics = {"blocks": len(blocks), "steps": total, "perplexity": {"before": trainer.before, "after": after}}
+    return metrics, {"rows_per_second": total * options.batch_size / trainer.seconds, "steps": total}
 
 
-def _fit(
-    model: nn.Module,
-    blocks: np.ndarray,
-    train: np.ndarray,
-    total: int,
-    mask: Mask,
-    params: Params,
-    runtime: Runtime,
-) -> None:
-    options, seed = params.mlm, params.runtime.seed
-    optimizer = build_optimizer(model, params.optimizer, options.lr * params.encoder.lr_factor)
-    per_epoch = math.ceil(len(train) / options.batch_size)
-    ends = [per_epoch * (epoch + 1) for epoch in range(options.epochs)]
-    lr_schedule = build_lr_schedule(optimizer, params.optimizer, total, ends)
-    order_of, masks_of = generator(seed, "mlm order"), generator(seed, "mlm masks")
-    order = np.empty(0, dtype=np.int64)
-    model.train()
-    with progress("mlm", total=total) as bar:
-        for _ in range(total):
-            if not len(order):
-                order = train[torch.randperm(len(train), generator=order_of).numpy()]
-            rows, order = order[: options.batch_size], order[options.batch_size :]
-            ids, picked = mask(_ids(blocks, rows), of=masks_of)
-            loss = _loss(model, ids, picked, _ids(blocks, rows), runtime)
-            if not math.isfinite(loss.item()):
-                raise UserError(f"the masked-language-model loss is {loss.item()}; try a lower mlm.lr")
-            loss.backward()
-            clip_gradients(model, params.optimizer.max_grad_norm)
-            optimizer.step()
-            lr_schedule.step()
-            optimizer.zero_grad(set_to_none=True)
-            bar.advance(note=f"loss {loss.item():.3f}")
+def shuffled_batches(positions: np.ndarray, size: int, of: torch.Generator) -> Passes:
+    """Endless batches of `size` positions, the last of a pass smaller; every pass in an order of its own."""
+
+    def draw() -> list[np.ndarray]:
+        order = positions[torch.randperm(len(positions), generator=of).numpy()]
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    return Passes(draw, of)
 
 
 def perplexity(
@@ -229,8 +290,11 @@ def perplexity(
     batch_size: int,
     seed: int,
     runtime: Runtime,
+    pause: Callable[[], None] = lambda: None,
 ) -> float:
     """exp of the mean cross entropy over the masked tokens of `rows`, which are masked the same way every time.
+
+    `pause` is called after each batch.
 
     Words masked whole are harder to guess than tokens: numbers with and without `mlm.whole_word` don't compare.
     """
@@ -244,6 +308,7 @@ def perplexity(
             loss_sum += _loss(model, ids, picked, batch, runtime, "sum").item()
             tokens += int(picked.sum())
             bar.advance(len(batch))
+            pause()
     return math.exp(min(loss_sum / max(tokens, 1), 700.0))  # exp overflows above 709
 
 

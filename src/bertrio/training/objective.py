@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from bertrio.regularizers.r_drop import r_drop
 from bertrio.regularizers.smart import Smart
 from bertrio.runtime import generator
 from bertrio.tasks import HeadOutput
+from bertrio.training.stateful import Stateful
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def flat(outputs: Sequence[HeadOutput]) -> Tensor:
 
 
 class Term(NamedTuple):
-    """A regularizer as it stands in the objective: its weight, the tasks it is for, and what computes it.
+    """A regularizer as it stands in the objective: its weight, the tasks it is for, what computes it and what it keeps.
 
     It counts in a task's first step and in each `every`-th after it. Steps that the task has no part in do not count,
     or a round robin would give the penalty to one task alone. `upper` layers of the encoder are written down for it.
@@ -104,6 +105,7 @@ class Term(NamedTuple):
     compute: Callable[[Pass], Tensor]  # [K], one a batch
     every: int = 1
     upper: int = 0
+    kept: Stateful | None = None
 
 
 class Parts(NamedTuple):
@@ -173,6 +175,21 @@ class Objective:
             groups.setdefault(self._terms_of(task), []).append(task)
         return list(groups.values())
 
+    def state_dict(self) -> dict[str, Any]:
+        """All but the model: turns, what the weighting has learned, and what regularizers keep."""
+        return {
+            "turns": dict(self.turns),
+            "weighting": self.weighting.state_dict(),
+            "terms": {name: term.kept.state_dict() for name, term in self.terms.items() if term.kept is not None},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave."""
+        self.turns.update(state["turns"])
+        self.weighting.load_state_dict(state["weighting"])
+        for name, of in state["terms"].items():
+            self.terms[name].kept.load_state_dict(of)
+
     def _terms_of(self, task: str) -> tuple[str, ...]:
         turn = max(0, self.turns[task] - 1)
         return tuple(name for name, term in self.terms.items() if task in term.tasks and turn % term.every == 0)
@@ -199,7 +216,7 @@ def smart_term(params: Params) -> Term | None:
         return smart(forward, (start,), (of.mask,), of.outputs, of.divergence)
 
     tasks = _tasks(options.tasks, params.trains)
-    return Term(options.strength, tasks, compute, options.every, options.layers or 0)
+    return Term(options.strength, tasks, compute, options.every, options.layers or 0, smart)
 
 
 def bregman_term(params: Params, bregman: Bregman | None) -> Term | None:
@@ -210,6 +227,7 @@ def bregman_term(params: Params, bregman: Bregman | None) -> Term | None:
         params.bregman.mu,
         _tasks(params.bregman.tasks, params.trains),
         lambda of: bregman(of.by(bregman.teacher.model), of.outputs, of.divergence),
+        kept=bregman,
     )
 
 

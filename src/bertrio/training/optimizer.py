@@ -7,6 +7,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -109,16 +110,34 @@ def build_lr_schedule(
     return LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup, params, epoch_ends))
 
 
-def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor | None:
+def optimizer_state(optimizer: AdamW) -> dict[str, Any]:
+    """What goes in a checkpoint: the rates of the groups, and what was gathered of each parameter, by its number."""
+    gathered = optimizer.state_dict()["state"]
+    return {
+        "rates": [group["lr"] for group in optimizer.param_groups],
+        "parameters": {str(number): of for number, of in gathered.items()},
+    }
+
+
+def load_optimizer_state(optimizer: AdamW, state: dict[str, Any]) -> None:
+    """Takes over what `optimizer_state` gave of an optimizer that was built alike.
+
+    A parameter that had no gradient yet has no state either.
+    """
+    gathered = {int(number): of for number, of in state["parameters"].items()}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": gathered})
+    for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
+        group["lr"] = rate
+
+
+def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor:
     """Scales all gradients so that their joint 2-norm is at most `max_norm`; None leaves them.
 
     A sparse gradient is measured and scaled by the rows that it holds.
 
     Returns:
-        The norm as it was before, on the model's device; None if it was not asked for.
+        The norm as it was before, on the model's device; not finite if one of the gradients is not.
     """
-    if max_norm is None:
-        return None
     numbers = []
     for parameter in model.parameters():
         if _is_sparse(parameter.grad):
@@ -127,8 +146,9 @@ def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor | None:
         elif parameter.grad is not None:
             numbers.append(parameter.grad)
     norm = torch.nn.utils.get_total_norm(numbers)
-    scale = max_norm / (norm + 1e-6)
-    torch._foreach_mul_(numbers, scale.clamp(max=1.0))  # also where it is 1: asking would make a GPU's host wait
+    if max_norm is not None:
+        scale = max_norm / (norm + 1e-6)
+        torch._foreach_mul_(numbers, scale.clamp(max=1.0))  # also where it is 1: asking would make a GPU's host wait
     return norm
 
 

@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bertrio.console import say
 from bertrio.errors import need
+from bertrio.files import whole_folder
 from bertrio.params import Params
+
+if TYPE_CHECKING:
+    from bertrio.runtime import Runtime
+    from bertrio.training.data import Split
+    from bertrio.training.loop import Trainer
+
+READS = {  # the params that the stage reads
+    **dict.fromkeys(("runtime", "tasks", "sharing", "encoder", "optimizer", "prefinetune"), True),
+    "finetune": {"eval_batch_size"},
+}
+
+
+@dataclass
+class Scores:
+    """What the last epoch scored on dev, and how many epochs there were."""
+
+    epochs: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"epochs": self.epochs, "last": self.last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave."""
+        self.epochs, self.last = state["epochs"], state["last"]
 
 
 def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folder: str) -> tuple[dict, dict]:
     """Trains encoder and head of `prefinetune.task` alone and writes both to `folder`; the last epoch is kept.
 
     With `prefinetune.epochs: 0` the encoder passes through as it is, with no heads.
+
+    A run that was stopped goes on where it was, see `training.resume`, and writes the same bytes.
 
     Args:
         params: all params.
@@ -24,35 +55,53 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     Returns:
         The stage's metrics, and what its timing file reports.
     """
-    options = params.prefinetune
-    shutil.rmtree(folder, ignore_errors=True)
-    if not options.epochs:
-        shutil.copytree(need(encoder), f"{folder}/encoder")
+    if not params.prefinetune.epochs:
+        with whole_folder(folder) as new:
+            shutil.copytree(need(encoder), new / "encoder")
         return {"epochs": 0}, {}
 
-    from bertrio.data.batches import BatchStream  # torch and transformers take seconds to import: only if needed
-    from bertrio.model.multitask import build_model, save_heads
-    from bertrio.runtime import generator, set_up
-    from bertrio.training.data import build_losses, load_split
-    from bertrio.training.finetune import score, told, training_cost
+    from bertrio.model.multitask import save_heads  # torch and transformers take seconds to import: only if needed
+    from bertrio.runtime import set_up
+    from bertrio.training.course import told
+    from bertrio.training.data import load_split
+    from bertrio.training.finetune import score, training_cost
+    from bertrio.training.resume import open_checkpoints, resumed
+
+    name = params.prefinetune.task
+    params = params.model_copy(update={"tasks": {name: params.tasks[name]}})
+    runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
+    inputs = [encoder, Path(splits) / name, tokenizer]
+    with open_checkpoints("prefinetune", params, READS, inputs, runtime) as checkpoints:
+        train, dev = (load_split(params, split, splits, tokenizer) for split in ("train", "dev"))
+        trainer, scores = _trainer(params, encoder, train, runtime), Scores()
+        with resumed(checkpoints, runtime, {"trainer": trainer, "scores": scores}) as resume:
+            trainer.checkpoint = resume.after_step
+            for log in trainer.run("prefinetune", done=scores.epochs):
+                scores.last = score(trainer.model, dev, "dev", params, resume.pause)
+                scores.epochs = log.epoch
+                say(f"prefinetune epoch {log.epoch}: {told(log, scores.last)}")
+                resume.after_scoring()
+        with whole_folder(folder) as new:
+            trainer.model.encoder.save(new / "encoder")
+            save_heads(trainer.model, [name], new)
+        checkpoints.finish()
+    return {"epochs": params.prefinetune.epochs, "dev": {name: scores.last[name]}}, training_cost(trainer)
+
+
+def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Trainer:
+    """The trainer of the one task in `params`."""
+    from bertrio.data.batches import BatchStream
+    from bertrio.model.multitask import build_model
+    from bertrio.runtime import generator
+    from bertrio.training.data import build_losses
     from bertrio.training.loop import Trainer
     from bertrio.training.objective import Objective
 
-    name = options.task
-    params = params.model_copy(update={"tasks": {name: params.tasks[name]}})
-    runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
+    options, name = params.prefinetune, params.prefinetune.task
     model = build_model(params, encoder, runtime)
-    train, dev = (load_split(params, split, splits, tokenizer) for split in ("train", "dev"))
-    seed, size = params.runtime.seed, params.tasks[name].batch_size
-    stream = BatchStream(train[name], size, generator(seed, f"batches {name}"))
+    stream = BatchStream(train[name], params.tasks[name].batch_size, generator(params.runtime.seed, f"batches {name}"))
     plan = [[(name,)] * len(stream)] * options.epochs
     lr = options.lr * params.encoder.lr_factor
-    objective = Objective(model, build_losses(train, params))
-    trainer = Trainer(objective, plan, {name: stream}, params.optimizer, lr, options.max_steps)
-    scores: dict[str, Any] = {}
-    for log in trainer.run("prefinetune"):
-        scores = score(model, dev, "dev", params)
-        say(f"prefinetune epoch {log.epoch}: {told(log, scores)}")
-    model.encoder.save(f"{folder}/encoder")
-    save_heads(model, [name], folder)
-    return {"epochs": options.epochs, "dev": {name: scores[name]}}, training_cost(trainer)
+    return Trainer(
+        Objective(model, build_losses(train, params)), plan, {name: stream}, params.optimizer, lr, options.max_steps
+    )

@@ -5,7 +5,6 @@ Only a soup needs torch, a model and the data; what needs them is imported where
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from bertrio.ensembling import (
 from bertrio.errors import UserError
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions, write_predictions
-from bertrio.files import read_json
+from bertrio.files import read_json, whole_folder
 from bertrio.params import Params, build_tasks
 
 if TYPE_CHECKING:
@@ -71,10 +70,10 @@ def build_ensemble(
     kitchen = Kitchen(params, members, models, splits, tokenizer)
     chosen = SOUPS[how](list(members), kitchen.worth, lambda name: _selection_score(f"{predictions}/{name}", tasks))
     table = kitchen.serve(chosen)
-    shutil.rmtree(folder, ignore_errors=True)
-    kitchen.save(folder)
     weights = {name: 1 / len(chosen) if name in chosen else 0.0 for name in members}
-    record_ensemble(folder, how, list(members), dict.fromkeys(tasks, weights))
+    with whole_folder(folder) as new:
+        kitchen.save(new)
+        record_ensemble(new, how, list(members), dict.fromkeys(tasks, weights))
     write_predictions(mark_selection(table) if how == "greedy_soup" and len(members) > 1 else table, path)
 
 
@@ -189,7 +188,7 @@ class Kitchen:
         self.model.load_state_dict(average({name: self.states[name] for name in chosen}))
 
     def _predict(self, rows: Any, split: str) -> pd.DataFrame:
-        from bertrio.training.finetune import predict
+        from bertrio.training.course import predict
 
         return predict(self.model, rows, split, self.batch_size)
 

@@ -1,7 +1,8 @@
 """Curves of training, step by step: a plain table that DVC plots, and what other tools read.
 
-A tracker has two methods, `log` and `close`. It is handed numbers and gives nothing back, so that training is the same
-with it and without. Packages of other tools are imported only where `tracking.to` names them.
+A tracker is handed numbers (`log`, `close`) and gives nothing back, so that training is the same with it and without.
+What the table needs to go on is in checkpoints; other tools see a run that goes on as a new one. Their packages are
+imported only where `tracking.to` names them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bertrio.errors import UserError
 from bertrio.files import write_csv
@@ -33,6 +34,12 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Writes what is still to be written; nothing is logged afterwards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs of it."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` gave."""
 
 
 class Means:
@@ -60,6 +67,22 @@ class Means:
             self._hand_on()
         for tracker in self.trackers:
             tracker.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "steps": self._steps,
+            "sums": {name: float(total) for name, total in self._sums.items()},  # exact: a float holds what these do
+            "counts": dict(self._counts),
+            "trackers": [tracker.state_dict() for tracker in self.trackers],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.step, self._steps = state["step"], state["steps"]
+        self._sums.update(state["sums"])
+        self._counts.update(state["counts"])
+        for tracker, of in zip(self.trackers, state["trackers"], strict=True):
+            tracker.load_state_dict(of)
 
     def _hand_on(self) -> None:
         means = {name: float(total) / self._counts[name] for name, total in self._sums.items()}
@@ -91,8 +114,24 @@ class Table:
         columns = dict.fromkeys(name for row in ({"step": 0}, *self.rows) for name in row)
         write_csv(pd.DataFrame(self.rows, columns=list(columns)), self.path)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self.rows}
 
-class TensorBoard:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rows = state["rows"]
+
+
+class Tool:
+    """Another tool, which keeps what it is told by itself: nothing of it goes in checkpoints."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Has nothing to take over."""
+
+
+class TensorBoard(Tool):
     """Event files in `folder`/tensorboard/<name>-<time>: a folder a run, so that runs can be laid over each other."""
 
     def __init__(self, folder: Path, name: str, settings: Mapping[str, object]) -> None:
@@ -109,7 +148,7 @@ class TensorBoard:
         self._writer.close()
 
 
-class Wandb:
+class Wandb(Tool):
     """A run of Weights & Biases, project `bertrio` unless WANDB_PROJECT says otherwise, its own files in `folder`.
 
     WANDB_MODE=offline keeps it on this machine.
@@ -134,7 +173,7 @@ class Wandb:
         self._run.finish()
 
 
-class Live:
+class Live(Tool):
     """DVCLive's tables and summary in `folder`/dvclive/<name>, anew for every run. It makes no experiments of its own
     and writes no dvc.yaml: the pipeline has both.
     """

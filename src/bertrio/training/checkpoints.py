@@ -1,0 +1,283 @@
+"""Checkpoints of a training stage: what a run that was stopped goes on from, with the same bytes at the end.
+
+They stand outside the stage's outputs, which DVC removes before a run, in a folder named after everything that decides
+the result. So a run of other params, data, code or libraries has another folder, and takes no checkpoint for its own
+that isn't; and a run in a copy of the repository (`dvc exp run --temp`, `--queue`) has the same. The folder is removed
+when the stage has ended well, or when nobody has touched it for 30 days.
+
+    <folder>/finetune-base-0123456789abcdef/
+        identity.json                 what the 16 digits stand for
+        lock, holder.json             one run at a time
+        000007-step-00000420/         the seventh that was saved; the last two are kept
+            tensors.safetensors, state.json, manifest.json
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import platformdirs
+import torch
+
+import bertrio
+from bertrio.console import say
+from bertrio.errors import need
+from bertrio.files import sync, write_text
+from bertrio.training.folder_lock import FolderLock
+from bertrio.training.state_files import Damaged, State, read_state, write_state
+
+if TYPE_CHECKING:
+    from bertrio.params.groups import CheckpointParams
+    from bertrio.runtime import Runtime
+
+VARIABLE = "BERTRIO_CHECKPOINTS"  # of the environment: the folder, where params name none
+KEPT = 2  # the newest, and the one before it in case the newest is damaged
+DAYS = 30  # after which nobody is expected to go on with a run
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+CHECKPOINT = re.compile(r"(\d+)-step-\d+")  # numbered by saving: a step can be saved twice, before and after scoring
+RUN = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}")
+
+
+class Checkpoints:
+    """The checkpoints of one run of one stage. A context manager: at its end the lock is given back.
+
+    Nothing here ends a training that goes well: what cannot be written is told, and training goes on without.
+    """
+
+    def __init__(self, folder: Path, options: CheckpointParams, lock: FolderLock | None) -> None:
+        self.folder, self._options, self._lock = folder, options, lock
+        self._asked: int | None = None  # the step that was last said to be due, or saved
+        self._saved_at = time.monotonic()
+
+    @classmethod
+    def open(cls, stage: str, identity: Mapping[str, Any], options: CheckpointParams) -> Checkpoints:
+        """Takes the folder of this run, and removes what nobody needs: remains of a save that was cut off, and folders
+        of other runs, of any stage, that were not touched for 30 days.
+
+        Where the folder can't be written, that is said, and training goes on without checkpoints.
+
+        Args:
+            stage: letters, digits, `-` and `_`.
+            identity: all that decides the result; `identity` makes one.
+            options: when and where.
+
+        Raises:
+            UserError: if another process holds the folder; names it.
+        """
+        root = _root(options.folder)
+        text = json.dumps(identity, sort_keys=True, indent=2)
+        folder = root / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        lock = FolderLock(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            sync(root)
+            lock.take(f"checkpoints of {stage}")
+            write_text(folder / "identity.json", text + "\n")
+            _remove_remains(folder)
+        except OSError as error:
+            lock.release()
+            say(
+                f"{stage}: no checkpoints can be written in {folder} ({_reason(error)}). Training goes on without, and "
+                f"starts afresh if it is stopped; checkpoints.folder or {VARIABLE} names another folder"
+            )
+            return cls(folder, options, None)
+        _remove_old(root)
+        return cls(folder, options, lock)
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._close()
+
+    def latest(self) -> State | None:
+        """The newest whole checkpoint, or None if there is none. Damaged ones are told and removed: the one before
+        leads to the same result."""
+        damaged = False
+        for folder in reversed(self._all()):
+            try:
+                return read_state(folder)
+            except Damaged as error:
+                damaged = True
+                say(f"checkpoint {folder} is damaged ({error}): it is removed, and the one before it is looked at")
+                _remove(folder)
+        if damaged:
+            say("no whole checkpoint is left: training starts afresh")
+        return None
+
+    def due(self, step: int) -> bool:
+        """Whether it is time for one: `minutes` after the last one or the start, or at a multiple of `steps`; once for
+        a step.
+
+        Args:
+            step: the number of steps done.
+        """
+        if self._lock is None or step == self._asked:
+            return False
+        minutes, steps = self._options.minutes, self._options.steps
+        late = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+        if late or (steps is not None and step % steps == 0):
+            self._asked = step
+            return True
+        return False
+
+    def save(self, step: int, state: State) -> bool:
+        """Writes a checkpoint and removes those before the last two. It gets its name when all of it is on disk, so
+        that at any moment what has a name is whole.
+
+        Args:
+            step: the number of steps done.
+            state: as in `write_state`.
+
+        Returns:
+            Whether it is there. If the disk is full or can't be written, that is said, and the ones before stay whole.
+
+        Raises:
+            TypeError: if the state holds something that can't be written.
+        """
+        self._asked = step
+        if self._lock is None:
+            return False  # `open` has said why, or all is over
+        there = self._all()
+        number = 1 + (_number(there[-1]) if there else 0)
+        final = self.folder / f"{number:06d}-step-{step:08d}"
+        temporary = self.folder / f".{final.name}.tmp-{os.getpid()}"
+        try:
+            temporary.mkdir()
+            write_state(temporary, state)
+            os.replace(temporary, final)
+            sync(self.folder)
+            for old in self._all()[:-KEPT]:
+                _remove(old)
+        except OSError as error:
+            say(
+                f"the checkpoint of step {step} could not be written to {self.folder} ({_reason(error)}). Training "
+                "goes on; if it is stopped, it starts again from the checkpoint before, or afresh if there is none"
+            )
+            return False
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            self._saved_at = time.monotonic()
+        return True
+
+    def finish(self) -> None:
+        """Removes all of it and gives the lock back: the stage has ended well, and its outputs are on disk."""
+        if self._lock is not None:
+            for folder in self._all():  # oldest first: if this is cut off, what is left is still the newest
+                _remove(folder)
+        self._close()
+
+    def _close(self) -> None:
+        """Gives the lock back, once: from then on the folder may be that of another process."""
+        if self._lock is not None:
+            if not self._all():
+                shutil.rmtree(self.folder, ignore_errors=True)  # the lock's file too, see there
+            self._lock.release()
+            self._lock = None
+
+    def _all(self) -> list[Path]:
+        """Folders of checkpoints, in the order in which they were saved."""
+        try:
+            names = [path for path in self.folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
+        except OSError:
+            return []
+        return sorted(names, key=_number)
+
+
+def identity(stage: str, settings: Mapping[str, Any], inputs: Sequence[str | Path], runtime: Runtime) -> dict[str, Any]:
+    """All that decides the result of a training stage, for `Checkpoints.open`.
+
+    Args:
+        stage: its name, with the member's if it has one.
+        settings: the params that the stage reads, as JSON has them.
+        inputs: files and folders that it reads, named as seen from the repository, so that a copy of it has the same.
+        runtime: where it computes.
+
+    Raises:
+        UserError: if an input is missing.
+    """
+    cuda = runtime.device.type == "cuda"
+    package = Path(bertrio.__file__).parent
+    script = getattr(sys.modules["__main__"], "__file__", None)  # of the stage
+    return {
+        "stage": stage,
+        "settings": dict(settings),
+        "inputs": {str(path): _hashes(need(path)) for path in inputs},
+        "code": {str(path.relative_to(package)): _hash(path) for path in sorted(package.rglob("*.py"))}
+        | ({"script": _hash(Path(script))} if script else {}),
+        "device": torch.cuda.get_device_name(runtime.device) if cuda else runtime.device.type,
+        "compute": str(runtime.compute),
+        "threads": torch.get_num_threads(),
+        # sums come out differently where the CPU adds 8 numbers at a time, and where it adds 16
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "versions": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+    }
+
+
+def _root(folder: str | None) -> Path:
+    chosen = folder or os.environ.get(VARIABLE)
+    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("bertrio") / "checkpoints"
+
+
+def _remove_remains(folder: Path) -> None:
+    """Removes what a save or a removal that was cut off has left; to be called with the lock held."""
+    for path in folder.iterdir():
+        if path.name.startswith("."):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+
+
+def _remove_old(root: Path) -> None:
+    """Removes the folders of runs, of any stage, that were not touched for 30 days and that nobody holds."""
+    for folder in root.iterdir():
+        with suppress(OSError):  # another user's, or another process was faster
+            too_old = time.time() - folder.stat().st_mtime > DAYS * 24 * 3600  # to save is to touch it
+            lock = FolderLock(folder)
+            if too_old and RUN.fullmatch(folder.name) and (folder / "identity.json").is_file() and lock.free():
+                shutil.rmtree(folder)
+                lock.release()
+                say(f"removed the checkpoints in {folder}: nobody has touched them for {DAYS} days")
+
+
+def _remove(folder: Path) -> None:
+    """Removes a checkpoint: first its name, so that none is ever half there under it."""
+    hidden = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    try:
+        os.replace(folder, hidden)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        say(f"could not remove {folder}: {_reason(error)}")
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.partition("-")[0])
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _hashes(path: Path) -> str | dict[str, str]:
+    """SHA-256 of a file, or of every file in a folder."""
+    if path.is_file():
+        return _hash(path)
+    return {file.relative_to(path).as_posix(): _hash(file) for file in sorted(path.rglob("*")) if file.is_file()}

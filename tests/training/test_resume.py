@@ -1,0 +1,330 @@
+"""A run that was stopped anywhere, and started again, gives the bytes of one that never was."""
+
+import importlib
+import random
+import signal
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from bertrio.errors import UserError
+from bertrio.files import read_json
+from bertrio.interruption import Interrupted
+from bertrio.params import merged
+from bertrio.runtime import set_up
+from bertrio.training.course import Course
+from bertrio.training.finetune import Inputs, finetune
+from bertrio.training.mlm import pretrain_mlm
+from bertrio.training.prefinetune import prefinetune
+from bertrio.training.resume import Resume
+
+BI = {"encoding": "bi", "head": "siamese"}
+EVERYTHING = {
+    "smart": {"lambda": 1, "radius": 0.01},
+    "bregman": {"mu": 1, "late_momentum": 0.5},
+    "surgery": {"method": "pcgrad", "log_conflicts": True},
+    "weighting": {"method": "uncertainty"},
+    "finetune": {"ema": 0.9, "accumulate": 2},
+}
+SHORT = {
+    "schedule": {"max_batches": 4},
+    "checkpoints": {"steps": 3},
+}  # epochs of four steps, if not told otherwise
+SETTINGS = {  # each technique in company of others, and each schedule
+    "plain": {},
+    "everything": EVERYTHING,
+    "everything by turns": merged(
+        EVERYTHING,
+        {
+            "schedule": {"name": "round_robin"},
+            "smart": {"every": 2},
+            "surgery": {"method": "none", "log_conflicts": False},
+        },
+    ),
+    "annealed, bregman, accumulate": {
+        "schedule": {"name": "annealed"},
+        "bregman": {"mu": 1},
+        "finetune": {"accumulate": 3},
+        "tracking": {"every": 3},
+    },
+    "temperature, uncertainty, ema": {
+        "schedule": {"name": "temperature", "until": "steps", "steps": 9, "temperature": 2},
+        "weighting": {"method": "uncertainty"},
+        "finetune": {"ema": 0.9, "select": "sst"},
+    },
+    "per epoch, r_drop, last": {
+        "schedule": {"name": "per_epoch", "max_batches": 3},
+        "r_drop": {"alpha": 1},
+        "finetune": {"select": "last"},
+    },
+    "sequential after first, holdout": {
+        "schedule": {"name": "sequential", "first": {"qqp": 1}, "max_batches": 4},
+        "finetune": {"epochs": 1, "select_on": "holdout", "train_metrics": True},
+    },
+    "bf16, dropout, smart on the upper layer": {
+        "runtime": {"precision": "bf16"},
+        "encoder": {"dropout": 0.2, "attention_dropout": 0.2},
+        "smart": {"lambda": 1, "radius": 0.05, "layers": 1, "every": 3},
+    },
+    "one pass each, bf16, r_drop, pcgrad": {
+        "runtime": {"precision": "bf16"},
+        "encoder": {"dropout": 0.2},
+        "finetune": {"one_pass": False},
+        "r_drop": {"alpha": 1, "tasks": ["sts"]},
+        "surgery": {"method": "pcgrad"},
+    },
+    "capped, redrawn": {"schedule": {"cap": 21, "until": "longest"}, "finetune": {"epochs": 3}},
+    "capped once, tasks sit out": {
+        "schedule": {"cap": 30, "redraw": False, "until": "longest", "cycle": False},
+        "tasks": {"sts": {"batch_size": 3}},
+        "surgery": {"log_conflicts": True},
+    },
+    "lora, bi, shared layers": {
+        "encoder": {"lora": {"rank": 2, "dropout": 0.1}},
+        "tasks": {"qqp": BI, "sts": BI},
+        "sharing": {"layer": "both"},
+    },
+    "frozen, cut off, step": {
+        "encoder": {"frozen": True},
+        "finetune": {"max_steps": 13},
+        "optimizer": {"lr_schedule": "step", "step_epochs": 1},
+    },
+    "unclipped, penalised, layer by layer": {
+        "optimizer": {"max_grad_norm": None, "layer_decay": 0.8, "lr_schedule": "cosine"},
+        "penalties": {"l1": 1e-3, "l2": 1e-3},
+        "schedule": {"tasks": ["sts", "sst"]},
+    },
+}
+
+
+class Killed(Exception):
+    """Stands for kill -9: nothing is saved for it."""
+
+
+def files(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def assert_same(one, other):
+    assert files(one).keys() == files(other).keys()
+    assert [name for name, content in files(one).items() if content != files(other)[name]] == []
+
+
+def scramble():
+    """A new process has its global generators anywhere."""
+    torch.rand(7), np.random.rand(7), random.random()
+
+
+def train(params, name):
+    """Fine-tunes and gives the steps; everything goes into the folder `name`."""
+    scramble()
+    runtime = set_up(**params.runtime.model_dump())
+    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
+    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", *plots)["steps"]
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Runs something until a step is done: then a signal comes, for which it saves, or it is killed."""
+
+    def run(body, at, by):
+        after_step = Resume.after_step
+
+        def stopping(resume, step, **how):
+            if step == at and by is Interrupted:
+                resume.interruption.requested = signal.SIGTERM
+            after_step(resume, step, **how)
+            if step == at:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Resume, "after_step", stopping)
+            with pytest.raises(by):
+                body()
+
+    return run
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_fine_tuning_that_was_stopped_anywhere_gives_the_same_bytes(workspace, stopped, name):
+    params = workspace.params(**merged(SHORT, SETTINGS[name]))
+    steps = train(params, "whole")
+    draw = random.Random(zlib.crc32(name.encode()))
+    for at in sorted(draw.sample(range(1, steps + 1), 2)):
+        stopped(lambda: train(params, "parts"), at, draw.choice([Interrupted, Killed]))
+    assert train(params, "parts") == steps
+    assert_same("whole", "parts")
+    assert not list(Path("checkpoints").iterdir()), "nothing is left of a run that has ended well"
+
+
+@pytest.mark.parametrize("at", [1, 4, 5, 8])  # epochs end at 4 and 8
+def test_the_first_step_and_the_ends_of_epochs_are_no_exceptions(workspace, stopped, at):
+    params = workspace.params(**merged(merged(SHORT, EVERYTHING), {"checkpoints": {"steps": 1}}))
+    train(params, "whole")
+    stopped(lambda: train(params, "parts"), at, Killed)
+    train(params, "parts")
+    assert_same("whole", "parts")
+
+
+def test_gradients_of_words_may_be_sparse(workspace, stopped, monkeypatch):
+    monkeypatch.setattr("bertrio.model.encoder.MANY_WORDS", 1)
+    params = workspace.params(**merged(SHORT, {"surgery": {"method": "pcgrad"}, "smart": {"lambda": 1}}))
+    train(params, "whole")
+    stopped(lambda: train(params, "parts"), 6, Interrupted)
+    train(params, "parts")
+    assert_same("whole", "parts")
+
+
+def test_what_happens_on_a_gpu_where_losses_are_read_every_few_steps(workspace, stopped, monkeypatch):
+    monkeypatch.setattr("bertrio.training.loop.read_every", lambda device: 5)
+    params = workspace.params(tracking={"every": 4}, checkpoints={"steps": 3})
+    train(params, "whole")
+    for at, by in ((4, Interrupted), (11, Killed)):
+        stopped(lambda: train(params, "parts"), at, by)
+    train(params, "parts")
+    assert_same("whole", "parts")
+
+
+@pytest.mark.parametrize(
+    ("place", "time"),
+    [
+        ("course.evaluate_predictions", 1),  # scoring, before anything of it is kept
+        ("course.evaluate_predictions", 2),
+        ("course.history_line", 1),  # when half of it is
+        ("finetune.save_model", 1),  # writing, after the last checkpoint
+        ("finetune.write_conflicts", 1),
+    ],
+)
+def test_a_run_killed_while_scoring_or_writing_gives_the_same_bytes(workspace, monkeypatch, place, time):
+    params = workspace.params(**merged(SHORT, {"finetune": {"patience": 1, "epochs": 3, "select": "sst"}}))
+    steps, calls = train(params, "whole"), []
+
+    def killed(*args):
+        calls.append(args)
+        if len(calls) == time:
+            raise Killed
+        return real(*args)
+
+    module, _, name = place.partition(".")
+    real = getattr(importlib.import_module(f"bertrio.training.{module}"), name)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"bertrio.training.{place}", killed)
+        with pytest.raises(Killed):
+            train(params, "parts")
+    assert train(params, "parts") == steps
+    assert_same("whole", "parts")
+
+
+def test_a_signal_that_comes_while_scoring_waits_for_no_more_than_a_batch(workspace, monkeypatch):
+    params = workspace.params(**SHORT)
+    train(params, "whole")
+    scored, score = [], Course.score
+
+    def scoring(course, log, pause):
+        def signalled():
+            scored.append(log.epoch)
+            pause.__self__.interruption.requested = signal.SIGINT
+            pause()
+
+        score(course, log, signalled)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Course, "score", scoring)
+        with pytest.raises(Interrupted, match="stopped at step 4, checkpoint saved; the same command goes on") as stop:
+            train(params, "parts")
+    assert stop.value.code == 130 and scored == [1]
+    train(params, "parts")
+    assert_same("whole", "parts")
+
+
+def test_patience_that_has_come_to_its_end_is_not_forgotten(workspace, monkeypatch):
+    worse = [0.5, 0.4, 0.3, 0.9, 0.9]
+    monkeypatch.setattr("bertrio.training.course.selection_score", lambda *_: worse.pop(0))
+    params = workspace.params(**merged(SHORT, {"finetune": {"epochs": 5, "patience": 2, "select": "sst"}}))
+    with monkeypatch.context() as patch:
+        patch.setattr("bertrio.training.finetune.save_model", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            train(params, "a")
+    assert train(params, "a") == 12
+    assert read_json("a/out/summary.json")["best_epoch"] == 1 and len(worse) == 2
+
+
+def test_another_run_does_not_go_on_from_it(workspace, stopped):
+    others = workspace.params(**merged(SHORT, {"finetune": {"lr": 2e-3}}))
+    train(others, "whole")
+    stopped(lambda: train(workspace.params(**SHORT), "parts"), 5, Interrupted)
+    train(others, "parts")
+    assert_same("whole", "parts")
+    assert len(list(Path("checkpoints").iterdir())) == 1, "which is still there for the one that it is of"
+
+
+@pytest.mark.parametrize("read_every", [1, 4])
+def test_numbers_that_are_not_finite_are_in_no_checkpoint(workspace, monkeypatch, capsys, read_every):
+    monkeypatch.setattr("bertrio.training.loop.read_every", lambda device: read_every)
+    params = workspace.params(
+        optimizer={"max_grad_norm": None, "warmup_fraction": 0}, finetune={"lr": 1e30}, checkpoints={"steps": 1}
+    )
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"is (nan|inf) at step 2 \(rows .*The last checkpoint.* is kept"):
+            train(params, "a")
+    assert "goes on after step 1" in capsys.readouterr().err
+    assert not Path("a/model").exists()
+
+
+# ---- the other stages
+
+
+@pytest.mark.parametrize("task", ["qqp", "sts"])
+def test_prefinetuning_that_was_stopped_gives_the_same_bytes(workspace, stopped, monkeypatch, task):
+    params = workspace.params(prefinetune={"task": task, "epochs": 2, "lr": 1e-3}, encoder={"dropout": 0.1})
+
+    def train(name):
+        scramble()
+        metrics, timing = prefinetune(params, "models/encoder", "data/splits", "models/tokenizer", name)
+        return metrics, timing["steps"]
+
+    told = train("whole")
+    for at, by in ((3, Interrupted), (8, Killed), (10, Killed), (16, Interrupted)):
+        stopped(lambda: train("parts"), at, by)
+        assert not Path("parts").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr("bertrio.model.multitask.save_heads", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            train("parts")
+    assert train("parts") == told
+    assert_same("whole", "parts")
+    assert not list(Path("checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_language_models_whose_training_was_stopped_are_the_same_bytes(workspace, stopped, whole_word):
+    Path("data/corpora").mkdir()
+    pq.write_table(pa.table({"text": workspace.texts}), "data/corpora/imdb.parquet")
+    options = {"enabled": True, "block_size": 16, "batch_size": 8, "epochs": 2, "lr": 0.01, "held_out": 0.1}
+    params = workspace.params(mlm={**options, "whole_word": whole_word}, checkpoints={"steps": 2})
+
+    def train(name):
+        scramble()
+        runtime = set_up(**params.runtime.model_dump())
+        metrics, timing = pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", name)
+        return metrics, timing["steps"]
+
+    told = train("models/whole")
+    steps = told[1]
+    for at, by in ((1, Interrupted), (steps // 2, Interrupted), (steps - 3, Killed), (steps, Interrupted)):
+        stopped(lambda: train("models/parts"), at, by)
+        assert not Path("models/parts").exists()
+    assert train("models/parts") == told
+    assert_same("models/whole", "models/parts")
+    assert not list(Path("checkpoints").iterdir()) and not list(Path("models").glob(".*"))
+
+
+def test_stages_that_train_nothing_keep_no_checkpoints(workspace):
+    prefinetune(workspace.params(), "models/encoder", "data/splits", "models/tokenizer", "out")
+    pretrain_mlm(workspace.params(), set_up(1), "data/corpora", "models/tokenizer", "models/out")
+    assert not Path("checkpoints").exists()

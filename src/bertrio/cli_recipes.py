@@ -41,6 +41,7 @@ def _add_recipes(commands: Any) -> None:
     run.add_argument("--budget", default="paper", help=BUDGET)
     run.add_argument("--seeds", type=positive, default=1, metavar="N", help="runs of each, with seeds 1 to N (1)")
     run.add_argument("--queue", action="store_true", help="only add them to DVC's queue; dvc queue start runs them")
+    run.add_argument("--missing", action="store_true", help="leave out what recipes/measured has already")
     _add_set(run, SET)
     run.set_defaults(run=_run)
 
@@ -129,7 +130,7 @@ def _run(args: argparse.Namespace) -> None:
     from bertrio.experiments.recipes import parse_settings
     from bertrio.experiments.running import run_rows
 
-    run_rows(args.rows, args.budget, args.seeds, parse_settings(args.set), args.queue)
+    run_rows(args.rows, args.budget, args.seeds, parse_settings(args.set), args.queue, args.missing)
 
 
 def _collect(args: argparse.Namespace) -> None:

@@ -46,8 +46,13 @@ class Runtime:
         finally:
             _generator_of(self.device).set_rng_state(kept, *_place(self.device))
 
+    def facts(self) -> dict[str, str | int]:
+        """Device, precision as params name it, and threads of the CPU: what a run's cost is to be read with."""
+        precision = "bf16" if self.compute == torch.bfloat16 else "float32"
+        return {"device": str(self.device), "precision": precision, "threads": torch.get_num_threads()}
+
     def describe(self) -> str:
-        return f"{self.device}, {str(self.compute).removeprefix('torch.')}, {torch.get_num_threads()} threads"
+        return "{device}, {precision}, {threads} threads".format(**self.facts())
 
 
 def set_up(

@@ -170,8 +170,17 @@ def test_what_was_run_is_skipped_and_its_file_stays(repository, ran, no_runs, ca
     assert {path: path.read_bytes() for path in (repository.folder / "recipes/measured").iterdir()} == files
 
 
-def test_a_run_on_other_threads_is_the_same_run(repository, ran, no_runs):
-    assert run_rows(["toy-base"], "quick", overrides={"runtime.threads": 1}, root=repository.folder) == ran[:1]
+@pytest.mark.parametrize("how", [{"runtime.threads": 1}, {"checkpoints.minutes": 1}])
+def test_a_run_on_other_threads_or_saved_more_often_is_the_same_run(repository, ran, no_runs, how):
+    assert run_rows(["toy-base"], "quick", overrides=how, root=repository.folder) == ran[:1]
+
+
+def test_what_is_missing_is_judged_by_the_measured_files_alone(repository, ran, monkeypatch):
+    asked = []
+    monkeypatch.setattr(running, "run_experiment", lambda name, *rest: asked.append(name))
+    monkeypatch.setattr(running, "collect", lambda *rest: [])
+    run_rows(["toy-base", "toy-smart"], "quick", seeds=2, missing=True, root=repository.folder)
+    assert asked == ["toy-base-quick-s2", "toy-smart-quick-s2"]
 
 
 def test_another_run_of_the_same_name_is_an_error_that_says_what_differs(repository, ran, no_runs):

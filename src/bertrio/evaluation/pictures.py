@@ -68,7 +68,7 @@ def write_plots(
         frame: a prediction table.
         tasks: all tasks, by name.
         folder: the folder to write into.
-        histories: holds <member>.csv, see `training.finetune.history_line`.
+        histories: holds <member>.csv, see `training.course.history_line`.
         conflicts: holds <member>.csv, see `training.finetune.write_conflicts`.
         members: whose files to read; None: all. DVC leaves behind the files of members that were dropped.
         steps: holds <member>.csv, see `training.trackers.Table`; where it has no rows, losses are those of epochs.
@@ -146,7 +146,7 @@ def confusion_picture(scored: Scored, task: str, path: str | Path) -> None:
         axes.spines[:].set_visible(False)
         axes.set(xlabel="predicted class", ylabel="gold class")
         under = f"{len(labels):,} dev rows, {scored.correct.mean():.1%} right; each line sums to 1"
-        _title(figure, f"{task}: what classes are taken for", under)
+        titled(figure, f"{task}: what classes are taken for", under)
 
 
 def _numbers(axes: Axes, shares: Array) -> None:
@@ -181,7 +181,7 @@ def reliability_picture(scored: Scored, task: str, path: str | Path) -> None:
         size = f"{fewest:,}" if fewest == most else f"{fewest:,} to {most:,}"
         plural = "s" if len(table) > 1 else ""
         under = f"{len(confidence):,} dev rows in {len(table)} bin{plural} of {size}; calibration error {error:.3f}"
-        _title(figure, f"{task}: is it as sure as it is right?", under)
+        titled(figure, f"{task}: is it as sure as it is right?", under)
 
 
 def scores_picture(
@@ -220,7 +220,7 @@ def scores_picture(
         under = (
             f"{len(gold):,} dev rows; off by {error.mean():.2f} on average; on the dashed line a prediction is right"
         )
-        _title(figure, f"{task}: predicted against gold", under)
+        titled(figure, f"{task}: predicted against gold", under)
 
 
 def learning_picture(
@@ -252,7 +252,7 @@ def learning_picture(
             if columns == 3:
                 found = regularizers[name]
                 row[2].set(title=f"{name}:{_key(found)}", ylabel="regularizer's loss", visible=bool(found))
-            for colour, member in zip(_colours(len(histories)), histories):
+            for colour, member in zip(colours_of(len(histories)), histories):
                 _line(row[0], losses[member], name, colour, "-", member)
                 for split, style in zip(scores, STROKES.values()):
                     _line(row[1], histories[member], f"{split}_{name}_{metric}", colour, style)
@@ -266,7 +266,7 @@ def learning_picture(
             under += "; a colour a member"
             handles, labels = grid[0][0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), fontsize=8)
-        _title(figure, "Learning curves", under)
+        titled(figure, "Learning curves", under)
 
 
 def conflicts_picture(conflicts: Mapping[str, pd.DataFrame], path: str | Path) -> None:
@@ -276,7 +276,7 @@ def conflicts_picture(conflicts: Mapping[str, pd.DataFrame], path: str | Path) -
     """
     shown = list(conflicts.items())[:PANELS]
     pairs = list(dict.fromkeys(pair for _, table in shown for pair in _pairs(table)))
-    colours = _colours(len(pairs))
+    colours = colours_of(len(pairs))
     reach = min(1.05, max(1.1 * float(table["cosine"].abs().max()) for _, table in shown) + 0.01)
     with picture(path, (7.6, max(2.6 if len(shown) > 1 else 3.2, 0.22 * len(pairs)) * len(shown) + 0.9)) as figure:
         panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
@@ -295,7 +295,7 @@ def conflicts_picture(conflicts: Mapping[str, pd.DataFrame], path: str | Path) -
         panels[-1].set_xlabel("step")
         under = "cosine between two tasks' gradients of the encoder; in the red, what helps one hurts the other"
         left_out = f"; first {PANELS} of {len(conflicts)} members" if len(conflicts) > PANELS else ""
-        _title(figure, "Do the tasks agree?", under + left_out)
+        titled(figure, "Do the tasks agree?", under + left_out)
 
 
 def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: str = "score") -> None:
@@ -343,7 +343,7 @@ def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: st
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         under = f"95 % intervals; dashed: all rows, {middle:.3f}; red: wholly worse, blue: wholly better"
-        _title(figure, f"{task}: {metric} by slice", under, right=0.97)  # the columns reach beyond what it lays out
+        titled(figure, f"{task}: {metric} by slice", under, right=0.97)  # the columns reach beyond what it lays out
 
 
 @contextmanager
@@ -364,7 +364,7 @@ def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
             figure.savefig(temporary, format="png", dpi=150, facecolor="white", metadata={"Software": None})
 
 
-def _title(figure: Figure, title: str, under: str, right: float = 1.0) -> None:
+def titled(figure: Figure, title: str, under: str, right: float = 1.0) -> None:
     """A headline at the left edge, and beneath it in grey what one must know to read the picture, whose axes and what
     belongs to them end at the share `right` of the width."""
     height = figure.get_size_inches()[1]
@@ -373,7 +373,7 @@ def _title(figure: Figure, title: str, under: str, right: float = 1.0) -> None:
     figure.text(0.12 / figure.get_size_inches()[0], 1 - 0.38 / height, under, fontsize=8.5, color=MUTED, va="top")
 
 
-def _colours(count: int) -> Sequence[Any]:
+def colours_of(count: int) -> Sequence[Any]:
     """As many colours, told apart with ease while they are few."""
     from matplotlib import colormaps
 

@@ -139,7 +139,11 @@ class DvcBench:
         params = (
             self._overrides if self._base else {name: own for name, (_, own) in changes({}, self.settings(())).items()}
         )
-        kept = {name: without_place(name, value) for name, value in params.items() if name not in (*OF_MACHINE, SEED)}
+        kept = {
+            name: without_place(name, value)
+            for name, value in params.items()
+            if name != SEED and not OF_MACHINE.fullmatch(name)
+        }
         return _digest(json.dumps([self._base, self._budget, kept], sort_keys=True))
 
     def _run(self, names: Names, seed: int) -> Revision:

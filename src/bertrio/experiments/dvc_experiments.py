@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from bertrio.params.loading import read_yaml
 
 PARAMS = "params.yaml"
 FOLDERS = ("data.path", "data.corpora_path", "encoder.name")  # params that may name a folder of this machine
-OF_MACHINE = ("runtime.device", "runtime.threads")  # params that say where a run is made, and not what it is
+OF_MACHINE = re.compile(r"runtime\.(device|threads)|checkpoints\..*")  # params that say how a run is made, not which
 FIELDS = ("data.source", "encoder.name")  # params that a measured file has fields for
 
 
@@ -120,13 +121,14 @@ def without_place(param: str, value: Any) -> Any:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The params in which two runs differ that are not the same run: by dotted name, both values.
 
-    Where folders lie, on which device and on how many threads a run is made does not make it another.
+    Where folders lie, on which device and on how many threads a run is made, and how often it saves, does not make it
+    another.
     """
     found = changes(with_numbers(old), with_numbers(new))
     return {
         param: values
         for param, values in found.items()
-        if param not in OF_MACHINE and without_place(param, values[0]) != without_place(param, values[1])
+        if not OF_MACHINE.fullmatch(param) and without_place(param, values[0]) != without_place(param, values[1])
     }
 
 
@@ -138,7 +140,7 @@ def overridden(row: Mapping[str, Any], run: Mapping[str, Any]) -> Block:
 def is_override(param: str) -> bool:
     """Whether a measured file has it among `overrides`: not what has a field of its own, nor where data lies and how it
     was computed."""
-    return param not in (*FIELDS, *FOLDERS) and not param.startswith("runtime.")
+    return param not in (*FIELDS, *FOLDERS) and not param.startswith(("runtime.", "checkpoints."))
 
 
 def _need_same(done: Experiment, settings: Mapping[str, Any], root: Path) -> None:

@@ -37,6 +37,7 @@ def run_rows(
     seeds: int = 1,
     overrides: Mapping[str, Any] | None = None,
     queue: bool = False,
+    missing: bool = False,
     root: str | Path = ".",
 ) -> list[str]:
     """Makes a DVC experiment of every row and seed, one after the other, and writes down what each measured.
@@ -50,6 +51,7 @@ def run_rows(
         seeds: how many runs of each row; they have `runtime.seed` 1, 2, ...
         overrides: what else is set, by dotted param.
         queue: only add them to DVC's queue.
+        missing: leave out what recipes/measured has already, from whatever machine it came.
         root: the root of the repository.
 
     Returns:
@@ -69,6 +71,8 @@ def run_rows(
         for seed in chosen  # all rows once, then all rows again: a series that is stopped has something of each
         for row in recipes.expand(names)
     }
+    if missing:
+        runs = {name: settings for name, settings in runs.items() if not _measured_file(root, name).exists()}
     failed: list[str] = []
     for number, (name, settings) in enumerate(runs.items(), start=1):
         say(f"[{number}/{len(runs)}] {name}")
@@ -96,9 +100,17 @@ def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[st
     They stand for the overrides, and are the same on every machine: of a local folder only its last name counts, and
     device and threads do not.
     """
-    own = {param: without_place(param, value) for param, value in overrides.items() if param not in (*OF_MACHINE, SEED)}
+    own = {param: without_place(param, value) for param, value in overrides.items() if not _says_how(param)}
     text = json.dumps(own, sort_keys=True, default=str)  # a date of YAML
     return f"{row_name}-{budget}-s{seed}" + (f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}" if own else "")
+
+
+def _measured_file(root: str | Path, name: str) -> Path:
+    return Path(root) / FOLDER / f"{name}.json"
+
+
+def _says_how(param: str) -> bool:
+    return param == SEED or OF_MACHINE.fullmatch(param) is not None
 
 
 def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[Path]:
@@ -124,7 +136,7 @@ def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[
     for name in chosen:
         try:
             measured = collector.measure(found[name])
-            path = root / FOLDER / f"{name}.json"
+            path = _measured_file(root, name)
             if measured is None or (path.exists() and _figures(read_measured(path)) == _figures(measured)):
                 continue
             written.append(write_measured(measured, root / FOLDER))

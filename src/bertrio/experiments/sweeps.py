@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 OVERALL = ("overall_normalized", "overall_mean")
 ABSENT = "(not set)"
 SEED = re.compile(r"(ensemble\.members\.[^.]+\.)?runtime\.seed")  # a run has others for the members of an ensemble too
-NO_SAY = "checkpoints."  # params that have no say in results
 LOG_FROM = 20  # greatest over smallest value from which on the axis is logarithmic
 TICKS = 12  # values that are all written under the axis
 LETTERS = 70  # of values that are no numbers, side by side under the axis
@@ -114,8 +113,7 @@ def _run(name: str, param: str, revision: Revision) -> Run:
         for key, value in settings.items()
         if key not in own
         and not SEED.fullmatch(key)
-        and key not in OF_MACHINE
-        and not key.startswith(NO_SAY)
+        and not OF_MACHINE.fullmatch(key)
         and not (value == "{}" and param.startswith(f"{key}."))  # the block is empty where the param is not set
     }
     seed = settings.get("runtime.seed", "")

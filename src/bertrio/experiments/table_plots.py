@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from bertrio.evaluation.pictures import LINES, MUTED, _colours, _title, picture
+from bertrio.evaluation.pictures import LINES, MUTED, colours_of, picture, titled
 from bertrio.experiments.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
             f"grey: the paper, bert-base-uncased on its data; blue: budget {setting.budget}, {setting.source}, "
             f"{setting.encoder}; {_whiskers(part.lines)}"
         )
-        _title(figure, f"{tables.paper.name} {part.table.name}: reported beside measured", under)
+        titled(figure, f"{tables.paper.name} {part.table.name}: reported beside measured", under)
 
 
 def _bars(axes: Axes, lines: Sequence[Line], metric: str) -> None:
@@ -86,7 +86,7 @@ def curves_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
     lines = dict(reversed(lines.items()))  # of rows that share a run the first is named
     with picture(path, (7.6, max(3.6, 0.24 * len(lines) + 1.2))) as figure:
         axes = figure.add_subplot()
-        for line, colour in zip(lines.values(), _colours(len(lines))):
+        for line, colour in zip(lines.values(), colours_of(len(lines))):
             curve = mean_curve(line.runs)
             axes.plot(curve["step"], curve["score"], "o-", color=colour, markersize=3.5, label=_short_name(line))
         axes.set(xlabel="step", ylabel="dev overall normalized")
@@ -95,7 +95,7 @@ def curves_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
         under = (
             f"at the end of each epoch, mean over seeds; budget {setting.budget}, {setting.source}, {setting.encoder}"
         )
-        _title(figure, f"{tables.paper.name} {part.table.name}: learning curves", under)
+        titled(figure, f"{tables.paper.name} {part.table.name}: learning curves", under)
 
 
 def mean_curve(runs: Sequence[Measured]) -> pd.DataFrame:

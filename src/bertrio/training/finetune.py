@@ -89,7 +89,7 @@ def finetune(
         write_history(course.lines, history)
         write_conflicts(trainer.conflicts, conflicts)
         checkpoints.finish()
-    return training_cost(trainer)
+    return training_cost(trainer, runtime)
 
 
 def _train(trainer: Trainer, course: Course, tracker: Tracker, checkpoints: Checkpoints, runtime: Runtime) -> None:
@@ -113,9 +113,11 @@ def load_rows(params: Params, inputs: Inputs) -> tuple[Split, dict[str, Split], 
     return train, scored, test
 
 
-def training_cost(trainer: Trainer) -> dict[str, float]:
-    """What a stage's timing file says of training itself: rows a second, milliseconds a step, steps."""
+def training_cost(trainer: Trainer, runtime: Runtime) -> dict[str, str | float]:
+    """What a stage's timing file says of training: device, precision and threads, rows a second, milliseconds a step,
+    steps."""
     return {
+        **runtime.facts(),
         "rows_per_second": trainer.rows_seen / trainer.seconds,
         "ms_per_step": 1000 * trainer.seconds / trainer.steps_done,
         "steps": trainer.steps_done,

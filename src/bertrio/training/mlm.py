@@ -269,7 +269,8 @@ def _train(
         after = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, resume.pause)
     say(f"mlm: held-out perplexity {after:.1f} after")
     metrics = {"blocks": len(blocks), "steps": total, "perplexity": {"before": trainer.before, "after": after}}
-    return metrics, {"rows_per_second": total * options.batch_size / trainer.seconds, "steps": total}
+    rows_per_second = total * options.batch_size / trainer.seconds
+    return metrics, {**runtime.facts(), "rows_per_second": rows_per_second, "steps": total}
 
 
 def shuffled_batches(positions: np.ndarray, size: int, of: torch.Generator) -> Passes:

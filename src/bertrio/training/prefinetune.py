@@ -85,7 +85,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
             trainer.model.encoder.save(new / "encoder")
             save_heads(trainer.model, [name], new)
         checkpoints.finish()
-    return {"epochs": params.prefinetune.epochs, "dev": {name: scores.last[name]}}, training_cost(trainer)
+    return {"epochs": params.prefinetune.epochs, "dev": {name: scores.last[name]}}, training_cost(trainer, runtime)
 
 
 def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Trainer:

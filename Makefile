@@ -19,7 +19,7 @@ repro: $(READY)
 	$(RUN) bertrio metrics
 
 test: $(READY)
-	$(RUN) python -m pytest
+	$(RUN) OMP_NUM_THREADS=1 python -m pytest --numprocesses auto --dist loadfile
 
 # kills fine-tuning 25 times and compares bytes, and fuzzes for longer; the result goes into docs/reliability.md
 soak: $(READY)

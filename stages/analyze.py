@@ -14,7 +14,6 @@ def main() -> None:
     analyze(
         load_params(),
         splits="data/splits",
-        tokenizer="models/tokenizer",
         models="models",
         predictions="predictions",
         metrics="metrics",

@@ -1,4 +1,7 @@
-"""Fine-tunes one member of the ensemble on all tasks: python stages/finetune.py --member base"""
+"""Fine-tunes one member of the ensemble on all tasks: python stages/finetune.py --member base
+
+Starts runtime.processes of its kind; accelerate launch and torchrun start it in as many as they are told.
+"""
 
 import argparse
 import sys
@@ -6,6 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
 
+from bertrio.distributed.processes import is_main, share_out
 from bertrio.params import load_member
 from bertrio.runtime import set_up
 from bertrio.stage import run_stage
@@ -14,7 +18,8 @@ from bertrio.training.finetune import Inputs, finetune
 
 def main(member: str) -> dict:
     params = load_member(member)
-    runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
+    processes = share_out(params.runtime.processes, params.runtime.device)
+    runtime = set_up(**params.runtime.model_dump(), among=processes, width=params.encoder.width)
     return finetune(
         params,
         runtime,
@@ -31,4 +36,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--member", required=True, help="a name in ensemble.members of params.yaml")
     name = parser.parse_args().member
-    run_stage(f"finetune-{name}", lambda: main(name))
+    run_stage(f"finetune-{name}", lambda: main(name), timing=is_main())

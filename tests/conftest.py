@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def apart(tmp_path_factory) -> Iterator[None]:
+    """No test touches the checkpoints of whoever runs it, and none waits for a disk: what was written is read back
+    from memory, synced or not. Tests of what is synced, and when, watch os.fsync themselves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path_factory.mktemp("checkpoints")))
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture
@@ -19,7 +30,7 @@ def shared() -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def root() -> Path:
     """The root of the repository."""
     return ROOT
@@ -42,9 +53,19 @@ def default_tasks(default_params):
 
 
 @pytest.fixture(scope="session")
-def tokenizer(default_params, tmp_path_factory):
-    """A small WordPiece tokenizer."""
+def tokenizer_folder(default_params, tmp_path_factory):
+    """The folder of a small WordPiece tokenizer."""
     from bertrio.model.tokenizer import build_tokenizer
 
     texts = ["a good film", "a bad film", "why is this a good question", "the question is bad"] * 5
-    return build_tokenizer(default_params.encoder, texts, tmp_path_factory.mktemp("tokenizer"))
+    folder = tmp_path_factory.mktemp("tokenizer")
+    build_tokenizer(default_params.encoder, texts, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tokenizer_folder):
+    """A small WordPiece tokenizer."""
+    from bertrio.model.tokenizer import load_tokenizer
+
+    return load_tokenizer(tokenizer_folder)

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.files import write_text
-from tests.stopping import EVENTS, Run, StoppedProject, differing, drawn_settings, named
+from tests.stopping import EVENTS, TECHNIQUES, Run, StoppedProject, differing, plan, techniques
 
 MARKS = ("<!-- soak: from here on written by make soak -->", "<!-- soak: up to here -->")
-HEADER = ("", "settings", "killed at", "of", "went on after step", "updates again", "of", "files that differ")
+HEADER = ("", "schedule", "on", "killed at", "the time", "went on after step", "updates again", "files that differ")
+COVERED = ("killed at", "kills", *TECHNIQUES, "schedules")
 
 
 def soak(folder: Path, kills: int, rng: random.Random) -> list[list[Any]]:
@@ -37,25 +38,34 @@ def soak(folder: Path, kills: int, rng: random.Random) -> list[list[Any]]:
         A row for each kill, as in HEADER, with the list of files in the last place.
     """
     project, rows = StoppedProject(folder), []
-    while len(rows) < kills:
-        settings, event = drawn_settings(rng), EVENTS[len(rows) % len(EVENTS)]  # each event as often
+    for settings, event in plan(kills, rng):
         project.write_params(settings)
         project.start_over()
-        whole = ended_well(project.run())
+        whole = ended_well(project.run(fresh=True))
         expected, count = project.outputs(), whole.counts["seconds" if event == "moment" else event]
-        number = rng.uniform(0, count) if event == "moment" else rng.randint(1, count)
-        project.start_over()
-        killed = project.run("kill", event, number)
-        if killed.code != -signal.SIGKILL:  # faster than the run before it, at a moment near its end
-            continue
+        number = killed_at(project, event, count, rng)
         again = ended_well(project.run())
         after = re.search(r"goes on after step (\d+)", again.said)
         files = differing(project.outputs(), expected)
-        point = [f"{event} {round(number, 2):g}", round(count, 2)]
-        updates = [again.counts.get("update", 0), whole.counts["update"]]
-        rows.append([len(rows) + 1, named(settings), *point, after[1] if after else "-", *updates, files])
+        point = [event, f"{round(number, 2):g} of {round(count, 2):g}"]
+        updates = f"{again.counts.get('update', 0)} of {whole.counts['update']}"
+        named = [settings["schedule"]["name"], ", ".join(techniques(settings)) or "-"]
+        rows.append([len(rows) + 1, *named, *point, after[1] if after else "-", updates, files])
         print(*rows[-1], sep=" | ", flush=True)
+    project.close()
     return rows
+
+
+def killed_at(project: StoppedProject, event: str, count: float, rng: random.Random) -> float:
+    """Kills a run from its beginning, and gives the number of the event, or the seconds, at which it was killed."""
+    while True:
+        number = rng.uniform(0, count) if event == "moment" else rng.randint(1, count)
+        project.start_over()
+        killed = project.run("kill", event, number)
+        if killed.code == -signal.SIGKILL:
+            return number
+        if event != "moment":  # which may be faster than the run before it, and be over by then
+            sys.exit(f"finetune was to be killed at {event} {number} and ended with {killed.code}:\n{killed.said}")
 
 
 def ended_well(run: Run) -> Run:
@@ -66,12 +76,29 @@ def ended_well(run: Run) -> Run:
 
 
 def told(rows: Sequence[Sequence[Any]], seed: int, seconds: float) -> str:
-    """The result in Markdown: a line, and a table with a row for each kill."""
+    """The result in Markdown: a line, a table of what came with what, and a table with a row for each kill."""
     bad = sum(bool(row[-1]) for row in rows)
-    line = f"{len(rows)} kills (seed {seed}, {seconds:.0f} s): {bad} with a difference."
+    line = (
+        f"{len(rows)} kills (seed {seed}, {seconds:.0f} s): {bad} with a difference. How many where, and with what on:"
+    )
     cells = [[*row[:-1], ", ".join(row[-1]) or 0] for row in rows]
-    table = [HEADER, ["---"] * len(HEADER), *cells]
-    return "\n".join([line, "", *[f"| {' | '.join(map(str, row))} |" for row in table]])
+    return "\n\n".join([line, markdown(COVERED, covered(rows)), markdown(HEADER, cells)])
+
+
+def covered(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """How many kills there were of each event, and in all, with each technique on and with joint steps."""
+    lines = []
+    for event in (*EVENTS, "all"):
+        of = [row for row in rows if event in (row[3], "all")]
+        on = [sum(name in row[2].split(", ") for row in of) for name in TECHNIQUES]
+        schedules = sorted({row[1] for row in of})
+        lines.append([event, len(of), *on, ", ".join(schedules)])
+    return lines
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [header, ["---"] * len(header), *rows])
 
 
 def put_into(path: Path, text: str) -> None:

@@ -16,10 +16,19 @@ from bertrio.params import merged
 from tests.training.conftest import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]
+STAGE = ROOT / "tests/stopped_stage.py"
 OUTPUTS = ("models/members", "predictions/members", "plots")
 EVENTS = ("pass", "update", "sync", "rename", "renamed", "scored", "output", "moment")
 EVERY = 3  # steps between two checkpoints
-SCHEDULES = ("sequential", "per_epoch", "round_robin", "annealed", "temperature")
+SCHEDULES = ("sequential", "per_epoch", "round_robin", "annealed", "temperature")  # and joint
+TECHNIQUES: dict[str, dict[str, Any]] = {  # that have something to remember from step to step, or cut steps in pieces
+    "smart": {"smart": {"lambda": 1.0, "steps": 1}},
+    "bregman": {"bregman": {"mu": 1.0, "late_momentum": 0.999}},
+    "pcgrad": {"surgery": {"method": "pcgrad", "log_conflicts": True}},
+    "uncertainty": {"weighting": {"method": "uncertainty"}},
+    "ema": {"finetune": {"ema": 0.9}},
+    "accumulate": {"finetune": {"accumulate": 2}},
+}
 
 
 @dataclass
@@ -37,6 +46,7 @@ class StoppedProject:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
+        self._server: subprocess.Popen[str] | None = None
         self._workspace = Workspace(folder, ROOT / "params.yaml")
         for name in ("stages", "src"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -51,22 +61,50 @@ class StoppedProject:
         for name in (*OUTPUTS, "checkpoints", "metrics"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
-    def run(self, action: str = "none", event: str = "none", number: float = 0) -> Run:
-        """Runs finetune, and does `action` to it when `event` comes for the `number`th time (see stopped_stage.py)."""
+    def run(self, action: str = "none", event: str = "none", number: float = 0, fresh: bool = False) -> Run:
+        """Runs finetune, and does `action` to it when `event` comes for the `number`th time (see stopped_stage.py).
+
+        Args:
+            action, event, number: as above.
+            fresh: in a new interpreter, as users have it; else in a process forked from one that has imported the
+                libraries already, which takes seconds less. Sets have another order in the two.
+        """
         counts = self.folder / "counts.json"
         counts.unlink(missing_ok=True)
         told = [str(counts), action, event, str(number), "stages/finetune.py", "--member", "base"]
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("DVC_")}
-        environment |= {"BERTRIO_CHECKPOINTS": str(self.checkpoints), "PYTHONPATH": str(self.folder / "src")}
+        environment = {"BERTRIO_CHECKPOINTS": str(self.checkpoints), "PYTHONPATH": str(self.folder / "src")}
+        code, said = (self._run_fresh if fresh else self._run_forked)(told, environment)
+        return Run(code, said, json.loads(counts.read_text()))
+
+    def _run_fresh(self, told: list[str], environment: dict[str, str]) -> tuple[int, str]:
         done = subprocess.run(
-            [sys.executable, str(ROOT / "tests/stopped_stage.py"), *told],
+            [sys.executable, str(STAGE), *told],
             cwd=self.folder,
-            env=environment,
+            env=_without_dvc() | environment,
             capture_output=True,
             text=True,
             timeout=1800,  # of a machine that does other things too
         )
-        return Run(done.returncode, done.stdout + done.stderr, json.loads(counts.read_text()))
+        return done.returncode, done.stdout + done.stderr
+
+    def _run_forked(self, told: list[str], environment: dict[str, str]) -> tuple[int, str]:
+        if self._server is None:
+            self._server = subprocess.Popen(
+                [sys.executable, str(STAGE), "serve"],
+                env=_without_dvc(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        said = self.folder / "said"
+        order = {"arguments": told, "folder": str(self.folder), "environment": environment, "said": str(said)}
+        print(json.dumps(order), file=self._server.stdin, flush=True)
+        return int(self._server.stdout.readline()), said.read_text()
+
+    def close(self) -> None:
+        """Ends the process that runs are forked from."""
+        if self._server is not None:
+            self._server.communicate()
 
     def outputs(self) -> dict[str, bytes]:
         """All files that finetune has written, by path."""
@@ -84,29 +122,40 @@ def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def drawn_settings(rng: random.Random) -> dict[str, Any]:
-    """A combination of techniques that have something to remember from step to step."""
-    on = lambda: rng.random() < 0.5  # noqa: E731
-    name = "joint" if on() else rng.choice(SCHEDULES)  # the one that surgery goes with
-    settings: dict[str, Any] = {"schedule": {"name": name}, "finetune": {"accumulate": rng.choice((1, 2))}}
-    if on():
-        settings["smart"] = {"lambda": 1.0, "steps": 1}
-    if on():
-        settings["bregman"] = {"mu": 1.0, "late_momentum": 0.999}
-    if name == "joint" and rng.random() < 0.8:
-        settings["surgery"] = {"method": "pcgrad", "log_conflicts": True}
-    if on():
-        settings["weighting"] = {"method": "uncertainty"}
-    if on():
-        settings["finetune"]["ema"] = 0.9
-    return settings
+def plan(kills: int, rng: random.Random) -> list[tuple[dict[str, Any], str]]:
+    """Settings and the event of the kill under them, drawn so that each event comes as often as any other, with each
+    technique on at least once and off at least once, and so that all schedules come (from 25 kills on).
+
+    Args:
+        kills: how many; three for each event, or more, keep that promise.
+        rng: draws the rest.
+    """
+    others = iter(rng.sample(SCHEDULES, len(SCHEDULES)) * kills)
+    drawn: list[tuple[dict[str, Any], str]] = []
+    for index, event in enumerate(EVENTS):
+        runs = len(range(index, kills, len(EVENTS)))
+        on = {name: _some(runs, rng) for name in TECHNIQUES}
+        for run in range(runs):
+            names = [name for name in TECHNIQUES if on[name][run]]
+            # surgery goes with joint steps; joint steps go without it too
+            schedule = "joint" if "pcgrad" in names or rng.random() < 0.2 else next(others)
+            settings: dict[str, Any] = {"schedule": {"name": schedule}}
+            for name in names:
+                settings = merged(settings, TECHNIQUES[name])
+            drawn.append((settings, event))
+    return drawn
 
 
-def named(settings: dict[str, Any]) -> str:
-    """Settings in words: the schedule, and what is on."""
-    words = [settings["schedule"]["name"]]
-    words += [name for name in ("smart", "bregman") if name in settings]
-    words += [settings[name]["method"] for name in ("surgery", "weighting") if name in settings]
-    words += ["ema"] if "ema" in settings["finetune"] else []
-    words += ["accumulate 2"] if settings["finetune"]["accumulate"] == 2 else []
-    return ", ".join(words)
+def _some(runs: int, rng: random.Random) -> list[bool]:
+    """On or off in each run: at least one of either, if there are two."""
+    on = rng.randint(1, runs - 1) if runs > 1 else rng.randint(0, 1)
+    return rng.sample([True] * on + [False] * (runs - on), runs)
+
+
+def techniques(settings: dict[str, Any]) -> list[str]:
+    """Names of the techniques that are on."""
+    return [name for name, on in TECHNIQUES.items() if merged(settings, on) == settings]
+
+
+def _without_dvc() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if not key.startswith("DVC_")}

@@ -24,7 +24,7 @@ def bench(root, monkeypatch):
         return importlib.import_module(name)
 
     yield load
-    for name in ("common", "ours", "training", "inference", "scores", "startup", "growth"):
+    for name in ("common", "ours", "training", "inference", "scores", "startup", "growth", "checkpointing"):
         sys.modules.pop(name, None)
 
 
@@ -81,6 +81,13 @@ def test_each_case_of_training_measures_the_steps_that_it_was_asked_for(bench, w
         assert told["steps"] == 2 and told["rows"] == 2 * 4 * tasks and told["seconds"] > 0, case.name
 
 
+def test_checkpointing_times_steps_with_a_save_and_without(bench, work, tmp_path):
+    options = ["--saves", "2", "--block", "2", "--warmup", "1", "--folder", str(tmp_path / "checkpoints")]
+    told = run_case(bench, work, tmp_path, ["checkpointing.py", "case", *options])
+    assert len(told["saves"]) == 2 and told["seconds"] > 0 and told["ms_per_step"] > 0 and told["megabytes"] > 0
+    assert not list((tmp_path / "checkpoints").iterdir()), "it leaves nothing"
+
+
 def test_ours_and_the_peer_predict_all_dev_rows(bench, work, tmp_path):
     peers = importlib.util.find_spec("sentence_transformers") is not None
     for case in bench("inference").cases(peers, batch=4):
@@ -101,6 +108,13 @@ def test_scores_trains_ours_and_the_peer_for_whole_epochs_and_scores_both(root, 
         (run,) = case["runs"]
         assert run["rows"] == 48 and -1 <= run["score"] <= 1 and run["seconds"] > 0
     assert "| sts |" in text
+
+
+def test_prediction_answers_rows_and_searches(root, tmp_path):
+    sizes = ["--sentences", "50", "--width", "8"]
+    told, text = run_script(root, tmp_path, "prediction", *TINY, *sizes, "--only", "sst, float32", "mine, 50 x 8")
+    assert [case["runs"][0]["rows"] for case in told["cases"]] == [8, 50]
+    assert "| predict | rows/s |" in text and "| search | seconds |" in text
 
 
 def test_startup_times_whole_processes(root, tmp_path):

@@ -8,14 +8,17 @@ import pytest
 
 from bertrio.ensembling import (
     COMBINE,
+    MOST_PICKS,
     RULES,
     combine,
+    combine_answers,
     combine_members,
     in_selection,
     mark_selection,
     mean,
     mean_logits,
     pick_members,
+    picks_of,
     who_answers,
 )
 from bertrio.errors import UserError
@@ -349,3 +352,41 @@ def test_many_rows_and_members_take_seconds():
     start = time.perf_counter()
     combined({str(i): table for i in range(10)}, "vote", TASKS)
     assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("how", RULES)
+def test_answers_are_combined_as_tables_are_with_the_weights_that_a_file_holds(how):
+    members = {name: member(seed) for seed, name in enumerate("abcd")}
+    table, weights = combine(members, how, TASKS, {"d": ["sst"]})
+    for task, shares in weights.items():
+        own = {name: members[name][members[name]["task"] == task] for name in shares}
+        said = [
+            Predicted(
+                rows["prediction"].to_numpy(),
+                np.stack(rows["probabilities"]) if TASKS[task].target.discrete else None,
+                None if TASKS[task].target.discrete else rows["score"].to_numpy(),
+            )
+            for rows in own.values()
+        ]
+        found = combine_answers(said, how, [round(share, 6) for share in shares.values()])
+        expected = table[table["task"] == task]
+        np.testing.assert_array_equal(found.values, expected["prediction"])
+        if found.probabilities is None:
+            np.testing.assert_allclose(found.scores, expected["score"], rtol=1e-12)
+        else:
+            np.testing.assert_allclose(found.probabilities, np.stack(expected["probabilities"]), rtol=1e-12)
+
+
+def test_picks_are_told_again_from_weights_of_six_decimals():
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        picks = generator.integers(0, 4, generator.integers(1, MOST_PICKS + 1))
+        counts = np.bincount(picks, minlength=4)
+        found = np.bincount(picks_of([round(count / len(picks), 6) for count in counts]), minlength=4)
+        assert (found * len(picks) == counts * found.sum()).all()
+
+
+@pytest.mark.parametrize("weights", [[], [0.5], [0.5, 0.6], [1.5, -0.5], [0.618034, 0.381966]])
+def test_weights_that_no_picks_make_are_an_error(weights):
+    with pytest.raises(ValueError, match="weights: found .*, expected shares of at most 25 picks, of sum 1"):
+        picks_of(weights)

@@ -8,9 +8,18 @@ import time
 import pytest
 
 from bertrio.files import whole_file
-from bertrio.interruption import SIGNALS, Interrupted, Interruption, install, parents, stoppable
+from bertrio.interruption import (
+    LOOK_EVERY,
+    SAVE_WITHIN,
+    SIGNALS,
+    Interrupted,
+    Interruption,
+    install,
+    parents,
+    stoppable,
+)
 
-both = pytest.mark.parametrize("number", SIGNALS)
+each = pytest.mark.parametrize("number", SIGNALS)
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +30,7 @@ def handlers():
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-@both
+@each
 def test_the_first_signal_is_noted_and_ends_the_run_between_two_steps(number):
     steps = []
 
@@ -36,10 +45,10 @@ def test_the_first_signal_is_noted_and_ends_the_run_between_two_steps(number):
     with pytest.raises(Interrupted, match="stopped at step 2, checkpoint saved; the same command goes on") as caught:
         train()
     assert steps == [1, 2]
-    assert caught.value.code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert caught.value.code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}[number]
 
 
-@both
+@each
 def test_a_second_signal_stops_at_once(number):
     noted = []
 
@@ -55,7 +64,7 @@ def test_a_second_signal_stops_at_once(number):
     assert noted == [number]
 
 
-@both
+@each
 def test_a_signal_that_nobody_acted_on_is_not_lost(number):
     with pytest.raises(Interrupted), install():
         signal.raise_signal(number)
@@ -120,9 +129,11 @@ def test_only_processes_that_dvc_started_have_parents_above_the_first(monkeypatc
 
 # A run in miniature: trains for 30 seconds in steps of 0.1, and writes down how it ended.
 RUN = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from bertrio.interruption import install, stoppable
+if sys.argv[4] == "own":
+    os.setpgid(0, 0)
 Path(sys.argv[1], "started").touch()
 time.sleep(float(sys.argv[3]))
 try:
@@ -145,11 +156,11 @@ subprocess.run(["/bin/sh", "-c", f"sh -c '{sys.argv[1]}; true'; true"], env={**o
 class Started:
     """A run that something like DVC has started in a shell, in a process group of its own."""
 
-    def __init__(self, folder, looks: bool = True, wait: float = 0.0, by: str = "dvc") -> None:
+    def __init__(self, folder, looks: bool = True, wait: float = 0.0, by: str = "dvc", group: str = "dvc's") -> None:
         folder.mkdir()
         self.folder = folder
         (folder / "run.py").write_text(RUN)
-        command = f"{sys.executable} {folder}/run.py {folder} {'looks' if looks else 'never'} {wait}"
+        command = f"{sys.executable} {folder}/run.py {folder} {'looks' if looks else 'never'} {wait} {group[:3]}"
         environment = {key: value for key, value in os.environ.items() if key != "DVC_STAGE"}
         environment["PYTHONPATH"] = os.pathsep.join(sys.path)
         self.process = subprocess.Popen(
@@ -172,16 +183,20 @@ def test_a_stage_ends_with_dvc_and_other_runs_outlive_their_shell(tmp_path):
         "in good order": Started(tmp_path / "a"),
         "though it never looks": Started(tmp_path / "b", looks=False),
         "though DVC was gone before": Started(tmp_path / "c", wait=2.5),
-        "by hand": Started(tmp_path / "d", by="hand"),
+        "in a group of its own, as timeout and torchrun make it": Started(tmp_path / "d", group="own"),
+        "by hand": Started(tmp_path / "e", by="hand"),
     }
+    assert LOOK_EVERY + SAVE_WITHIN < 5  # seconds that are promised
     try:
         wait_until(lambda: all((run.folder / "started").exists() for run in runs.values()))
         time.sleep(1.5)  # all but the third have begun
+        assert all(run.alive() for run in runs.values())
         for run in runs.values():
             run.process.kill()
-        time.sleep(5)
-        assert {name for name, run in runs.items() if run.alive()} == {"by hand"}
+        wait_until(lambda: sum(run.alive() for run in runs.values()) == 1)
+        assert runs["by hand"].alive()
         assert "stopped at step" in (tmp_path / "a/saved").read_text()
+        assert "stopped at step" in (tmp_path / "d/saved").read_text()
         assert not (tmp_path / "b/saved").exists()
     finally:
         for run in runs.values():

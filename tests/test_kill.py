@@ -1,19 +1,22 @@
 """Runs of finetune that are killed, stopped or out of disk, and run again: the same bytes as if nothing had been.
 
-Each run is a process of its own, as users have it. `make soak` does the same at many more places.
+Each run is a process of its own, as users have it. `make soak` does the same at many more places (soak.py).
 """
 
 import os
+import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.stopping import EVERY, StoppedProject, differing
-from tests.test_pipeline import Project
+from tests.stopping import EVENTS, EVERY, ROOT, SCHEDULES, TECHNIQUES, StoppedProject, differing, plan, techniques
 
 EVERYTHING = {
     "schedule": {"name": "joint"},
@@ -31,10 +34,11 @@ def project(tmp_path_factory):
     """A project, and what finetune makes there when nothing stops it."""
     made = StoppedProject(tmp_path_factory.mktemp("stopped"))
     made.write_params(EVERYTHING)
-    made.undisturbed = made.run()
+    made.undisturbed = made.run(fresh=True)
     assert made.undisturbed.code == 0, made.undisturbed.said
     made.expected = made.outputs()
-    return made
+    yield made
+    made.close()
 
 
 def test_a_run_that_is_stopped_again_and_again_goes_on_and_ends_with_the_same_bytes(project):
@@ -57,7 +61,8 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_and_ends_with_the_same_by
 
 def test_what_is_not_writable_leaves_checkpoints_and_the_outputs_before_whole(project):
     project.write_params(EVERYTHING | {"runtime": {"seed": 5}})
-    full = project.run("full", "update", project.undisturbed.counts["update"])
+    # fresh, as what is said goes through a pipe then; into a file it would end where the disk does
+    full = project.run("full", "update", project.undisturbed.counts["update"], fresh=True)
     assert full.code == 2, full.said
     assert "error in finetune-base" in full.said and "File too large" in full.said and "Traceback" not in full.said
     assert differing(project.outputs(), project.expected) == []
@@ -72,60 +77,81 @@ def test_what_is_not_writable_leaves_checkpoints_and_the_outputs_before_whole(pr
     assert project.whole_checkpoints()
 
 
-class KilledPipeline(Project):
-    """A project whose fine-tuning takes some seconds."""
+def test_the_long_version_kills_at_each_event_with_each_technique_on_and_off_and_under_all_schedules():
+    for seed in range(20):
+        drawn = plan(25, random.Random(seed))
+        assert len(drawn) == 25 and drawn == plan(25, random.Random(seed))
+        for event in EVENTS:
+            on = [set(techniques(settings)) for settings, of in drawn if of == event]
+            assert len(on) >= 3
+            assert all(0 < sum(name in of for of in on) < len(on) for name in TECHNIQUES)
+        assert {settings["schedule"]["name"] for settings, _ in drawn} == {"joint", *SCHEDULES}
 
-    def __init__(self, root: Path, folder: Path) -> None:
-        super().__init__(root, folder)
-        self.checkpoints = folder.with_name("checkpoints")
-        self.write_params({"finetune": {"epochs": 60}, "checkpoints": {"steps": 20, "folder": str(self.checkpoints)}})
 
-    def processes(self) -> list[int]:
-        """The processes that run in its folder."""
-        found = []
-        for link in Path("/proc").glob("[0-9]*/cwd"):
-            try:
-                inside = link.readlink().is_relative_to(self.folder)
-            except OSError:  # it has ended, or is another user's
-                continue
-            if inside:
+def test_each_promise_of_the_page_has_its_test():
+    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", (ROOT / "docs/reliability.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    assert [name for file, name in named if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")] == []
+
+
+def dvc(project: StoppedProject, *command: str, said: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Starts a command of DVC there, in a process group of its own, as a shell does."""
+    beside = Path(sys.executable).parent
+    environment = {"BERTRIO_CHECKPOINTS": str(project.checkpoints), "PATH": f"{beside}:{os.environ['PATH']}"}
+    return subprocess.Popen(
+        [str(beside / "dvc"), *command],
+        cwd=project.folder,
+        env=os.environ | environment,
+        stdout=said,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def done(process: subprocess.Popen[str]) -> str:
+    """What a command said that has to end well."""
+    said, _ = process.communicate()
+    assert process.returncode == 0, said
+    return said
+
+
+def processes(folder: Path) -> list[int]:
+    """The processes that run in a folder."""
+    found = []
+    for link in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if link.readlink().is_relative_to(folder):
                 found.append(int(link.parent.name))
-        return found
-
-    def outputs(self) -> dict[str, bytes]:
-        """What finetune has written."""
-        folders = ("models/members", "predictions/members", "plots/history", "plots/steps", "plots/conflicts")
-        files = [path for name in folders for path in (self.folder / name).rglob("*") if path.is_file()]
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
+    return found
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_killing_dvc_ends_its_training_and_the_next_repro_gives_the_same_bytes(root, tmp_path):
-    (tmp_path / "project").mkdir()
-    project = KilledPipeline(root, tmp_path / "project")
+def test_killing_dvc_ends_its_training_and_the_next_repro_gives_the_same_bytes(project, tmp_path):
+    project.start_over()
+    project.write_params({"finetune": {"epochs": 20}})
+    for name in ("dvc.yaml", ".dvcignore"):
+        shutil.copy(ROOT / name, project.folder)
+    done(dvc(project, "init", "--no-scm"))
+    done(dvc(project, "config", "core.analytics", "false"))
+    done(dvc(project, "repro", "--single-item", "check"))
+    repro = ("repro", "--single-item", "finetune@base")  # what other stages make is there
     with open(tmp_path / "said", "w") as said:
-        dvc = subprocess.Popen(
-            [str(Path(sys.executable).parent / "dvc"), "repro", "finetune@base"],
-            cwd=project.folder,
-            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
-            stdout=said,
-            stderr=said,
-            start_new_session=True,
-        )
-        try:
-            wait_until(lambda: list(project.checkpoints.glob("finetune-base-*/*-step-*")), 300)
-            dvc.kill()
-            time.sleep(5)
-            assert project.processes() == []
-        finally:
-            os.killpg(dvc.pid, signal.SIGKILL) if project.processes() else None
-            dvc.wait()
-    assert "checkpoint saved; the same command goes on from there" in (tmp_path / "said").read_text()
-    output = project.run("dvc", "repro", "finetune@base")
-    assert "goes on after step" in output
+        first = dvc(project, *repro, said=said.fileno())
+    try:
+        wait_until(lambda: project.whole_checkpoints() or first.poll() is not None, 900)
+        assert first.poll() is None, (tmp_path / "said").read_text()
+        first.kill()
+        wait_until(lambda: not processes(project.folder), 15)  # five on a machine that does nothing else
+    finally:
+        os.killpg(first.pid, signal.SIGKILL) if processes(project.folder) else None
+        first.wait()
+    assert "DVC, which started this stage, is gone" in (tmp_path / "said").read_text()
+    assert "goes on after step" in done(dvc(project, *repro))
+    assert not project.whole_checkpoints()
     resumed = project.outputs()
-    assert not list(project.checkpoints.glob("finetune-base-*"))
-    project.run(sys.executable, "stages/finetune.py", "--member", "base")  # in one go
+    project.start_over()
+    assert project.run().code == 0  # in one go
     assert differing(project.outputs(), resumed) == []
 
 

@@ -54,3 +54,44 @@ def test_targets_are_chosen_by_name():
     assert build_target("classes", 3) == Classes(3)
     assert build_target("ordered", 5).size == 5
     assert build_target("binary").size == build_target("score", limits=(0, 1)).size == 1
+
+
+WORDS, DIGITS = Classes(3, ("no", "maybe", "yes")), Ordered(3, ("1", "2", "3"))
+
+
+@pytest.mark.parametrize(
+    ("target", "label", "number"),
+    [
+        (WORDS, "maybe", 1),
+        (WORDS, " yes ", 2),
+        (WORDS, "2", 2),  # as a hub's column of classes has them
+        (WORDS, 0, 0),
+        (DIGITS, "1", 0),
+        (DIGITS, 3, 2),
+        (DIGITS, 2.0, 1),  # a whole number in a column that had gaps
+        (Binary(("bad", "good")), "good", 1),
+        (Classes(3), "2", 2),
+        (Score(0, 5), "2.5", 2.5),
+    ],
+)
+def test_a_label_is_a_name_or_a_number(target, label, number):
+    assert target.number_of(label) == number
+
+
+@pytest.mark.parametrize(
+    ("target", "label"), [(WORDS, "Maybe"), (WORDS, ""), (DIGITS, "0"), (DIGITS, 0), (Classes(3), "a")]
+)
+def test_a_label_that_is_neither_is_an_error(target, label):
+    with pytest.raises(ValueError, match="none of|could not convert"):
+        target.number_of(label)
+
+
+def test_labels_are_shown_by_name_where_they_have_one():
+    assert [WORDS.name_of(value) for value in (0, 2.0)] == ["no", "yes"]
+    assert [Classes(3).name_of(2.0), Score(0, 5).name_of(2.5)] == ["2", "2.5"]
+
+
+def test_names_and_the_choice_of_a_metric_make_no_other_target():
+    assert Classes(3) == WORDS and Binary() == Binary(metric="f1") and Classes(3) != Ordered(3)
+    assert Binary(metric="f1").metrics == ("f1", "accuracy", "roc_auc", "average_precision", "ece", "brier")
+    assert build_target("classes", labels=["a", "b"]).size == 2

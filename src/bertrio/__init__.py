@@ -1,9 +1,19 @@
 """bertrio: one BERT encoder fine-tuned on several sentence tasks, as a declarative pipeline."""
 
 import os
+from typing import Any
 
 __version__ = "0.1.0"
 
 # How long threads spin while they wait for each other. OpenMP's own choice makes a run fifty times slower as soon as
 # another process wants one of its cores. Read once, when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def __getattr__(name: str) -> Any:
+    """`from bertrio import Predictor, Prediction`; only who asks for them waits for torch."""
+    if name in ("Predictor", "Prediction"):
+        from bertrio import predictor
+
+        return getattr(predictor, name)
+    raise AttributeError(f"module 'bertrio' has no attribute {name!r}")

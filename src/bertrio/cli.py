@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from bertrio import __version__
+from bertrio.cli_predict import add_predict_commands
 from bertrio.cli_recipes import add_recipe_commands
 from bertrio.errors import UserError
 
@@ -58,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
 
     add_recipe_commands(commands)
+    add_predict_commands(commands)
     return parser
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +12,46 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-console = Console(stderr=True, highlight=False)
+
+class Stderr:
+    """Standard error that falls silent where nobody can read it any more: a terminal that was closed, a pipe whose end
+    is gone, a log on a full disk. What is told of the work never ends the work."""
+
+    def write(self, text: str) -> int:
+        """Writes, as to a file."""
+        try:
+            return self._file.write(text)
+        except OSError:
+            self._fall_silent()
+            return len(text)
+
+    def flush(self) -> None:
+        """Writes out what is still in memory."""
+        try:
+            self._file.flush()
+        except OSError:
+            self._fall_silent()
+
+    @property
+    def _file(self) -> Any:
+        """sys.stderr of now; while a bar is drawn, rich puts there what leads back to this console."""
+        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
+
+    @property
+    def rich_proxied_file(self) -> Stderr:
+        """Where rich writes to in the end."""
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def _fall_silent(self) -> None:
+        """Sends the rest nowhere: Python writes it out once more at its end, and fails if it can't."""
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self._file.fileno())
+
+
+console = Console(file=Stderr(), highlight=False)  # type: ignore[arg-type]
 
 
 class Bar:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -220,6 +222,38 @@ def combine_members(
 def record_ensemble(folder: str | Path, how: str, members: Sequence[str], weights: Weights) -> None:
     """Writes `folder`/ensemble.json: how the ensemble was made, of which members, and what each weighs in each task."""
     write_json(Path(folder) / "ensemble.json", {"combine": how, "members": list(members), "weights": weights})
+
+
+def combine_answers(said: Sequence[Predicted], how: str, weights: Sequence[float]) -> Predicted:
+    """What several members say of any rows into one, as `combine` did it for the rows of the run.
+
+    Args:
+        said: what each member says of the same rows.
+        how: as for `combine`.
+        weights: what each of them weighs, as `record_ensemble` wrote it; only `greedy` looks at them.
+
+    Raises:
+        ValueError: if `how` is unknown, or no `greedy` picks come to these weights.
+    """
+    if how not in RULES:
+        raise ValueError(f"combine: found {how!r}, expected one of {', '.join(RULES)}")
+    picked = picks_of(weights) if how == "greedy" else list(range(len(said)))
+    parts = [None if of[0] is None else np.stack(of) for of in zip(*said)]
+    return _blend(COMBINE.get(how, mean), Predicted(*parts), picked)
+
+
+def picks_of(weights: Sequence[float]) -> list[int]:
+    """Picks of members, in their order, that give them these weights, which files hold with six decimals.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    shares = [Fraction(weight).limit_denominator(MOST_PICKS) for weight in weights]
+    exact = all(abs(share - weight) < 2e-6 for share, weight in zip(shares, weights))
+    if sum(shares) != 1 or min(shares) < 0 or not exact:
+        raise ValueError(f"weights: found {list(weights)}, expected shares of at most {MOST_PICKS} picks, of sum 1")
+    whole = math.lcm(*[share.denominator for share in shares])
+    return [member for member, share in enumerate(shares) for _ in range(int(share * whole))]
 
 
 def who_answers(

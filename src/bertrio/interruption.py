@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LOOK_EVERY = 1.0  # seconds between two looks at the parents
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal is gone
+LOOK_EVERY = 0.25  # seconds between two looks at the parents
 SAVE_WITHIN = 3.0  # seconds to save a checkpoint and end once DVC is gone
 _asked = threading.Event()  # whether this run was told to stop
 AT_ONCE = "stopped before its end; the same command starts again, from the last checkpoint if there is one"
@@ -32,7 +32,7 @@ class Interrupted(KeyboardInterrupt):
 
     @property
     def code(self) -> int:
-        """The exit code, as shells have it: 130 for Ctrl-C, 143 for SIGTERM."""
+        """The exit code, as shells have it: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
         return 128 + self.by
 
 
@@ -64,7 +64,7 @@ class Interruption:
 
 @contextmanager
 def install() -> Iterator[Interruption]:
-    """For training: the first Ctrl-C or SIGTERM in this block is only noted; a second one acts as outside, at once.
+    """For training: the first of SIGNALS in this block is only noted; a second one acts as outside, at once.
 
     At the end of the block signals act at once again, beginning with one that was noted and that nobody has acted on.
     Ignored signals stay so, such as Ctrl-C under nohup. In a thread that is not the main one, where Python has no
@@ -90,8 +90,8 @@ def install() -> Iterator[Interruption]:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """For a whole stage: SIGTERM raises `Interrupted` in this block, as Ctrl-C raises KeyboardInterrupt, so that what
-    is half-written is cleaned up; and the stage ends when DVC, if that runs it, is gone."""
+    """For a whole stage: each of SIGNALS raises `Interrupted` in this block, as Ctrl-C raises KeyboardInterrupt
+    elsewhere, so that what is half-written is cleaned up; and the stage ends when DVC, if that runs it, is gone."""
 
     def end(number: int, frame: Any) -> None:
         _asked.set()
@@ -106,7 +106,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Any) -> Iterator[dict[int, Any]]:
-    """Sets the handler of both signals, and puts back those that were there, which it gives."""
+    """Sets the handler of all signals, and puts back those that were there, which it gives."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         found = {number: signal.getsignal(number) for number in SIGNALS}
@@ -135,6 +135,18 @@ def parents() -> list[int]:
     return found
 
 
+def _is_dvc(process: int) -> bool:
+    """Whether a process, the last of `parents`, is DVC. If not, DVC died before this process could look, and the shell
+    in between was left to `process`, which takes orphans in.
+
+    DVC's commands are in its own process group, unless something between the two makes another (`timeout`, `torchrun`);
+    then the command line tells.
+    """
+    with suppress(ProcessLookupError):
+        return os.getpgid(process) == os.getpgrp() or b"dvc" in _of_process(process, "cmdline")
+    return False
+
+
 def _of_process(process: int, what: str) -> bytes:
     with suppress(OSError):
         return Path(f"/proc/{process}/{what}").read_bytes()
@@ -144,11 +156,11 @@ def _of_process(process: int, what: str) -> bytes:
 def _end_after(started_by: list[int]) -> None:
     """Waits until one of the parents is gone, and ends this process: in good order if that is quick, else at once.
 
-    A parent that dies leaves its children to another, so the list of them changes. DVC's commands are in its own
-    process group; where the last parent is not, DVC died before this process could look.
+    A parent that dies leaves its children to another, so the list of them changes. Whether the last in the list was
+    DVC to begin with is another question, see `_is_dvc`.
     """
-    with suppress(ProcessLookupError):
-        while parents() == started_by and os.getpgid(started_by[-1]) == os.getpgrp():
+    if _is_dvc(started_by[-1]):
+        while parents() == started_by:
             time.sleep(LOOK_EVERY)
     _tell("DVC, which started this stage, is gone")
     if not _asked.is_set():  # a second signal would stop at once

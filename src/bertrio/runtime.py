@@ -7,23 +7,35 @@ import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from bertrio.distributed.processes import ALONE, Processes
 from bertrio.errors import UserError
+from bertrio.workers import share
 
+ALL_THREADS = torch.get_num_threads()  # before a stage sets its own
 NARROW = 256  # hidden size below which casts to bf16, and a pass more than needed, cost more than they save
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A device and the type that matrix products run in there; everything else stays float32."""
+    """A device and the type that matrix products run in there; everything else stays float32.
+
+    Attributes:
+        device: where this process computes.
+        compute: the type of matrix products.
+        seed: of the run.
+        processes: those that share the run, which stages that know of one process have no use for.
+    """
 
     device: torch.device
     compute: torch.dtype
+    seed: int = 0
+    processes: Processes = ALONE
 
     def autocast(self) -> Any:
         """The context in which the encoder runs: bf16 autocast, or nothing for float32."""
@@ -46,13 +58,22 @@ class Runtime:
         finally:
             _generator_of(self.device).set_rng_state(kept, *_place(self.device))
 
+    def begin_step(self, step: int) -> None:
+        """Where several processes share a run, dropout in update `step` draws from a seed of step and process: it has
+        no state then that differs between them and would have to be in checkpoints. One alone draws on and on."""
+        if not self.processes.alone:
+            torch.manual_seed(_mixed(self.seed, f"dropout {step} {self.processes.rank}"))
+
     def facts(self) -> dict[str, str | int]:
-        """Device, precision as params name it, and threads of the CPU: what a run's cost is to be read with."""
+        """Device, precision as params name it, threads of the CPU, and processes if there are several: what a run's
+        cost is to be read with."""
         precision = "bf16" if self.compute == torch.bfloat16 else "float32"
-        return {"device": str(self.device), "precision": precision, "threads": torch.get_num_threads()}
+        several = {} if self.processes.alone else {"processes": self.processes.count}
+        return {"device": str(self.device), "precision": precision, "threads": torch.get_num_threads(), **several}
 
     def describe(self) -> str:
-        return "{device}, {precision}, {threads} threads".format(**self.facts())
+        several = "" if self.processes.alone else f" in each of {self.processes.count} processes"
+        return "{device}, {precision}, {threads} threads".format(**self.facts()) + several
 
 
 def set_up(
@@ -61,6 +82,8 @@ def set_up(
     precision: str = "auto",
     threads: int | None = None,
     deterministic: bool = False,
+    processes: int = 1,
+    among: Processes = ALONE,
     width: int | None = None,
 ) -> Runtime:
     """Seeds the global generators and picks device, precision and threads.
@@ -69,25 +92,35 @@ def set_up(
         seed: of the global torch, numpy and python generators, which draw initial heads and dropout.
         device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
         precision: `auto` (bf16 where the hardware multiplies it well), `float32` or `bf16`.
-        threads: CPU threads of torch; None leaves its own choice, all cores.
+        threads: CPU threads of torch; None leaves its own choice, all cores, or a share of them (`workers.share`).
         deterministic: on CUDA, take torch's deterministic algorithms, or fail where there is none; for the rest of
             the process. The CPU's are deterministic by themselves.
+        processes: how many share fine-tuning. `share_out` starts them; it has no say here.
+        among: those that share this run, of which this is one.
         width: the encoder's hidden size, if known; `auto` is float32 below `NARROW`, where casts to bf16 cost more
             than they save.
 
     Raises:
         UserError: if the device is not there.
     """
+    if among.alone:
+        device, threads = share(device, threads, ALL_THREADS, torch.cuda.device_count())
     if threads is not None:
         torch.set_num_threads(threads)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    where = _device(device)
+    where = among.device or _device(device)
     if deterministic and where.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first product
         torch.backends.cudnn.benchmark = False  # which picks algorithms by how fast they were this time
         torch.use_deterministic_algorithms(True)
+    return replace(choose(str(where), precision, width), seed=seed, processes=among)
+
+
+def choose(device: str = "auto", precision: str = "auto", width: int | None = None) -> Runtime:
+    """The runtime alone: no seed is set, and nothing else in the process changes. Args and errors as `set_up`."""
+    where = _device(device)
     if precision == "auto":
         precision = "bf16" if _fast_bf16(where) and (width is None or width >= NARROW) else "float32"
     return Runtime(where, torch.bfloat16 if precision == "bf16" else torch.float32)
@@ -124,5 +157,8 @@ def _fast_bf16(device: torch.device) -> bool:
 
 def generator(seed: int, name: str) -> torch.Generator:
     """An own CPU generator for one use, so that what one part draws does not shift what another one gets."""
-    mixed = zlib.crc32(f"{seed} {name}".encode())  # 32 bits: torch's CPU generator looks at no more of its seed
-    return torch.Generator().manual_seed(mixed)
+    return torch.Generator().manual_seed(_mixed(seed, name))
+
+
+def _mixed(seed: int, name: str) -> int:
+    return zlib.crc32(f"{seed} {name}".encode())  # 32 bits: torch's CPU generator looks at no more of its seed

@@ -26,6 +26,8 @@ max-size cycle (`beyond` 3.4)                `round_robin`, until `longest`
 staggered (`beyond` 3.4)                     `first: {qqp: 2}`, then the sampled round robin
 ===========================================  ===========================================================================
 
+Other packages add schedules in the entry-point group `bertrio.schedules`.
+
 Where the papers draw a random batch of a larger set, the stream gives the next one of a shuffled pass: a draw without
 replacement, which leaves no row out for long.
 """
@@ -34,9 +36,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from bertrio.plugins import blamed, check_options, choose, keyword_options
 
 Step = tuple[str, ...]
 Epoch = list[Step]
@@ -180,15 +185,46 @@ SCHEDULES: dict[str, Callable[[Sizes, torch.Generator], list[Epoch]]] = {
 }
 
 
-def build_plan(name: str, sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
+def build_plan(
+    name: str, sizes: Sizes, generator: torch.Generator, options: Mapping[str, Any] | None = None
+) -> list[Epoch]:
     """The plan of the schedule called `name`; the same sizes and the same seed of `generator` give the same plan.
+
+    Args:
+        name: a key of `SCHEDULES`, or of another package's.
+        sizes: what the plan is made from.
+        generator: of those that draw.
+        options: keyword-only arguments, of another package's.
 
     Raises:
         ValueError: if there is no such schedule, or `until` or `steps` of `sizes` say nothing that it can use.
+        UserError: if another package's schedule fails, or gives no plan.
     """
-    if name not in SCHEDULES:
-        raise ValueError(f"schedule: found {name}, expected one of {', '.join(SCHEDULES)}")
-    return SCHEDULES[name](sizes, generator)
+    schedule, plugin = choose("schedules", SCHEDULES, name)
+    with blamed(plugin):
+        check_options(options or {}, keyword_options(schedule))
+        plan = schedule(sizes, generator, **(options or {}))
+        if plugin is not None:
+            _check_plan(plan, sizes)
+    return plan
+
+
+def _check_plan(plan: Any, sizes: Sizes) -> None:
+    """Checks that a plan is a list of epochs of steps, and that each step has known tasks, once each.
+
+    Raises:
+        ValueError: naming the first step that is none.
+    """
+    if not isinstance(plan, list) or not all(isinstance(epoch, list) for epoch in plan):
+        raise ValueError("expected a list of epochs, each a list of steps, a step being a tuple of tasks")
+    for number, epoch in enumerate(plan, start=1):
+        if not epoch:
+            raise ValueError(f"epoch {number} has no step")
+        for step in {id(step): step for step in epoch}.values():  # shared, so that they are few
+            if not isinstance(step, tuple) or not step or len(set(step)) < len(step) or set(step) - set(sizes.batches):
+                raise ValueError(
+                    f"epoch {number} has the step {step!r}, expected a tuple of some of {', '.join(sizes.batches)}"
+                )
 
 
 def annealed_exponent(epoch: int, epochs: int) -> float:

@@ -32,7 +32,7 @@ OF_MEMORY = (
 
 def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool = True) -> None:
     """Runs a stage and ends the process: 0 if all went well, 2 for a message to the user, 130 for Ctrl-C, 143 for
-    SIGTERM. When DVC runs it and dies, the stage ends within seconds.
+    SIGTERM, 129 for a terminal that is gone. When DVC runs it and dies, the stage ends within seconds.
 
     Args:
         name: of the stage, as in its timing file metrics/timing/<name>.json.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,20 +49,62 @@ class Predicted(NamedTuple):
 
 
 class Target(ABC):
-    """What a task predicts."""
+    """What a task predicts.
+
+    `labels` are the names of the classes, in the order of their numbers, and () where they have none. `metric` is the
+    metric that stands for the task where that is not the first of `measures`. Neither makes it another target:
+    predictions are the same kind of numbers.
+    """
 
     size: int  # outputs of a head, unless the loss wants another number
-    losses: tuple[str, ...]  # names of the losses that fit, the usual one first
-    divergence: str  # name in regularizers/divergences.py: how far apart two outputs for the same row are
-    metrics: tuple[str, ...]  # names in evaluation/metrics.py, the one that stands for the task first
-    discrete: bool  # labels are class indices: members can vote, labels can be counted
-    label_dtype: str  # what the losses take: "int64" or "float32"
-    symmetric: bool  # whether the answer for a pair stays the same when its texts change places
+    losses: ClassVar[tuple[str, ...]]  # names of the losses that fit, the usual one first
+    divergence: ClassVar[str]  # name in regularizers/divergences.py: how far apart two outputs for the same row are
+    measures: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the usual one first
+    leading: ClassVar[tuple[str, ...]]  # those that can stand for the task: the higher, the better the model
+    discrete: ClassVar[bool]  # labels are class indices: members can vote, labels can be counted
+    label_dtype: ClassVar[str]  # what the losses take: "int64" or "float32"
+    symmetric: ClassVar[bool]  # whether the answer for a pair stays the same when its texts change places
     margin: float = 0.5  # a value that is further than this from another says something else
+    labels: tuple[str, ...] = ()
+    metric: str | None = None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """All that the task is measured by, the metric that stands for it first."""
+        first = self.metric or self.measures[0]
+        return (first, *[name for name in self.measures if name != first])
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        """What the probabilities of a prediction are of: the classes by name, or by number; () where there are none."""
+        return self.labels
 
     def outputs_for(self, loss: str) -> int:
         """How many outputs a head needs that is trained by `loss`."""
         return self.size
+
+    def number_of(self, label: Any) -> float:
+        """The number of a label as a file has it: a class's name, or a number, or a number as text.
+
+        Where a class is called by a number, names alone count: "1" may be the first of the classes 1, 2 and 3.
+
+        Raises:
+            ValueError: if it is neither.
+        """
+        if self.labels:
+            whole = isinstance(label, float) and label.is_integer()  # a whole number in a column that had gaps
+            name = str(int(label) if whole else label).strip()
+            if name in self.labels:
+                return float(self.labels.index(name))
+            if any(map(_is_number, self.labels)):
+                raise ValueError(f"{label!r} is none of {', '.join(self.labels)}")
+        return float(label)
+
+    def name_of(self, value: float) -> str:
+        """A label or prediction in words: the name of the class if it has one, else the number."""
+        if self.labels and float(value).is_integer() and 0 <= value < len(self.labels):
+            return self.labels[int(value)]
+        return f"{value:g}"
 
     @abstractmethod
     def label_problem(self, label: float) -> str | None:
@@ -82,15 +124,26 @@ class Target(ABC):
         return before.values != after.values, moved
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 @dataclass(frozen=True)
 class Classes(Target):
     """One of `count` classes, numbered from 0."""
 
     count: int
+    labels: tuple[str, ...] = field(default=(), compare=False)
+    metric: str | None = field(default=None, compare=False)
 
     losses = ("cross_entropy", "dual_objective")
     divergence = "categorical"
-    metrics = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
+    measures = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
+    leading = ("accuracy", "macro_f1", "balanced_accuracy")
     discrete = True
     label_dtype = "int64"
     symmetric = False  # as in "the first text follows from the second"
@@ -98,6 +151,10 @@ class Classes(Target):
     @property
     def size(self) -> int:
         return self.count
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        return self.labels or tuple(map(str, range(self.count)))
 
     def label_problem(self, label: float) -> str | None:
         if not math.isfinite(label):
@@ -117,20 +174,29 @@ class Ordered(Classes):
     """One of `count` classes that have an order, such as degrees of sentiment."""
 
     losses = ("cross_entropy", "dual_objective", "ordinal_log_loss")
-    metrics = ("accuracy", "macro_f1", "balanced_accuracy", "off_by_one", "mae", "quadratic_kappa", "ece", "brier")
+    measures = ("accuracy", "macro_f1", "balanced_accuracy", "off_by_one", "mae", "quadratic_kappa", "ece", "brier")
+    leading = ("accuracy", "macro_f1", "balanced_accuracy", "quadratic_kappa")
 
 
 @dataclass(frozen=True)
 class Binary(Target):
     """Yes (1) or no (0), from one logit, or from two (no, yes) for `siamese_softmax`."""
 
+    labels: tuple[str, ...] = field(default=(), compare=False)
+    metric: str | None = field(default=None, compare=False)
+
     size = 1
     losses = ("bce", "siamese_softmax", "cosine_mse", "cosine_embedding", "cosent")
     divergence = "bernoulli"
-    metrics = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
+    measures = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
+    leading = ("accuracy", "f1", "roc_auc", "average_precision")
     discrete = True
     label_dtype = "float32"
     symmetric = True
+
+    @property
+    def outcomes(self) -> tuple[str, ...]:
+        return self.labels or ("no", "yes")
 
     def outputs_for(self, loss: str) -> int:
         return 2 if loss == "siamese_softmax" else 1
@@ -152,11 +218,13 @@ class Score(Target):
 
     low: float
     high: float
+    metric: str | None = field(default=None, compare=False)
 
     size = 1
     losses = ("mse", "pearson", "cosine_mse", "cosine_embedding", "cosent")
     divergence = "squared"
-    metrics = ("pearson", "spearman", "rmse")
+    measures = ("pearson", "spearman", "rmse")
+    leading = ("pearson", "spearman")
     discrete = False
     label_dtype = "float32"
     symmetric = True
@@ -196,10 +264,28 @@ class Task:
         return TEXT_COLUMNS[self.kind]
 
 
-def build_target(name: str, classes: int | None = None, limits: tuple[float, float] | None = None) -> Target:
-    """The target of kind `name`: `classes`, `ordered`, `binary` or `score`."""
-    if name == "binary":
-        return Binary()
+def build_target(
+    name: str,
+    classes: int | None = None,
+    limits: tuple[float, float] | None = None,
+    labels: Sequence[str] | None = None,
+    metric: str | None = None,
+) -> Target:
+    """The target of kind `name`: `classes`, `ordered`, `binary` or `score`.
+
+    Args:
+        name: the kind.
+        classes: how many, of `classes` and `ordered`; None: as many as there are `labels`.
+        limits: lowest and highest, of `score`.
+        labels: names of the classes (binary: no, yes), or None.
+        metric: one of the kind's `leading` ones, which is then the first; None: the usual one.
+    """
     if name == "score":
-        return Score(*limits)
-    return {"classes": Classes, "ordered": Ordered}[name](classes)
+        return Score(*limits, metric=metric)
+    names = tuple(labels or ())
+    if name == "binary":
+        return Binary(names, metric)
+    return TARGETS[name](len(names) if classes is None else classes, names, metric)
+
+
+TARGETS: dict[str, type[Target]] = {"classes": Classes, "ordered": Ordered, "binary": Binary, "score": Score}

@@ -1,87 +1,10 @@
-"""A small finished run on disk: splits, tokenizer, a trained member of random weights, and its predictions."""
+"""A small finished run on disk, see tests/small_run.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pandas as pd
 import pytest
-import torch
-import yaml
 
-from bertrio.data.sources.sample import generate
-from bertrio.data.table import write_table
-from bertrio.ensembling import combine_members
-from bertrio.evaluation.predictions import write_predictions
-from bertrio.files import write_json
-from bertrio.model.encoder import initial_transformer
-from bertrio.model.multitask import build_model, save_model
-from bertrio.model.tokenizer import build_tokenizer
-from bertrio.params import build_tasks, load_member, load_params, merged, read_yaml
-from bertrio.runtime import set_up
-from bertrio.training.data import load_split
-from bertrio.training.finetune import predict
-
-SMALL = {
-    "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
-    "encoder": {
-        "tiny": {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32},
-    },
-    "analyze": {"worst": 4, "neighbours": 2, "words": 2, "rows": 40},
-}
-ROWS = {"train": 60, "dev": 40, "test": 8}
-
-
-class Run:
-    """A run whose folder is the current directory."""
-
-    def __init__(self, folder: Path, params_file: Path) -> None:
-        self.folder, self._params_file = folder, params_file
-        texts = []
-        for task in ("sst", "qqp", "sts"):
-            for split, rows in ROWS.items():
-                frame = generate(task, split, rows, 0, 0.0)
-                self.write(task, split, frame)
-                texts += [text for column in frame.columns[1:-1] for text in frame[column]]
-        params = self.params()
-        tokenizer = build_tokenizer(params.encoder, texts, folder / "models/tokenizer")
-        set_up(1)
-        initial_transformer(params.encoder, len(tokenizer)).save_pretrained(folder / "models/encoder")
-
-    def write(self, task: str, split: str, frame: pd.DataFrame) -> None:
-        write_table(frame, self.folder / f"data/splits/{task}/{split}.parquet")
-
-    def params(self, **overrides):
-        """The default params at a small size, with overrides by group."""
-        path = self.folder / "params.yaml"
-        path.write_text(yaml.safe_dump(merged(merged(read_yaml(self._params_file), SMALL), overrides), sort_keys=False))
-        return load_params(path)
-
-    def train(self, name: str = "base", folder: str | None = None) -> pd.DataFrame:
-        """Saves a model of random weights as member `name`, or to `folder`; its predictions."""
-        params = load_member(name)
-        runtime = set_up(len(name), "cpu", "float32", 1)
-        model = build_model(params, "models/encoder", runtime)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += 0.1 * torch.randn(parameter.shape)
-        save_model(model, folder or f"models/members/{name}", {})
-        splits = {split: load_split(params, split, "data/splits", "models/tokenizer") for split in ("dev", "test")}
-        table = pd.concat([predict(model, rows, split, 64) for split, rows in splits.items()], ignore_index=True)
-        write_predictions(table, f"predictions/members/{name}/predictions.parquet")
-        return table
-
-    def combine(self, how: str = "vote"):
-        """Combines the members, as the stage `ensemble` does, and writes the metrics that the card reads."""
-        params = load_params()
-        answers = {name: params.answers(name) for name in params.ensemble.members}
-        combine_members(
-            list(answers), how, build_tasks(params), answers, "predictions/members", "predictions/ensemble.parquet",
-            "models/ensemble",
-        )  # fmt: skip
-        write_json("metrics/data.json", {"tasks": {}})
-        write_json("metrics/evaluation.json", {"dev": {}})
-        return params
+from tests.small_run import Run
 
 
 @pytest.fixture

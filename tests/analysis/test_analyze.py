@@ -27,7 +27,7 @@ WRITTEN = (
 
 def run_stage(params):
     analyze(
-        params, splits="data/splits", tokenizer="models/tokenizer", models="models", predictions="predictions",
+        params, splits="data/splits", models="models", predictions="predictions",
         metrics="metrics", plots="plots", card="models/README.md",
     )  # fmt: skip
 

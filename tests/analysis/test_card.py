@@ -112,7 +112,7 @@ def test_the_card_is_filled_in(default_params, metrics):
         "7 of 1,000 rows of sst dev",
         "chosen on dev",
         "Not measured on test",
-        "Scorer.load",
+        "Predictor.load",
         "base: 3",
     ):
         assert expected in text, expected

@@ -26,10 +26,11 @@ from bertrio.analysis.perturbations import (
     upper_case,
     write_robustness,
 )
-from bertrio.analysis.scorer import Model, Scorer
+from bertrio.analysis.scorer import Scorer
 from bertrio.files import read_json
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model
+from bertrio.model.trained import TrainedModel
 from bertrio.runtime import set_up
 from bertrio.tasks import Binary, Classes, Ordered, Predicted, Score, Task
 
@@ -235,7 +236,8 @@ def test_a_real_model_that_reads_no_case_is_not_moved_by_it(default_params, defa
     runtime = set_up(1, "cpu", "float32", 1)
     initial_transformer(default_params.encoder, len(tokenizer)).save_pretrained(tmp_path / "encoder")
     network = build_model(default_params, tmp_path / "encoder", runtime)
-    scorer = Scorer(default_tasks, dict.fromkeys(default_tasks, Model("m", network, 32, 4)), tokenizer)
+    model = TrainedModel("m", network, tokenizer, default_tasks, list(default_tasks), max_length=32, batch_size=4)
+    scorer = Scorer(dict.fromkeys(default_tasks, model))
     pairs = pd.DataFrame({"text_a": ["A good film", "Is this BAD"], "text_b": ["a bad question", "why is James bad"]})
     rows = {"sst": SINGLE, "qqp": pairs, "sts": pairs}
     for name in ("one", "two"):

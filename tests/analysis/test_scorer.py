@@ -10,7 +10,7 @@ from bertrio.params import build_tasks, load_member, member_params
 
 
 def load(params):
-    return Scorer.load(params, build_tasks(params), "models", "models/tokenizer")
+    return Scorer.load(params, build_tasks(params), "models")
 
 
 def dev(task):

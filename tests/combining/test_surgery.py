@@ -294,7 +294,7 @@ def test_building_draws_nothing_from_the_generator():
 
 
 def test_wrong_arguments_are_errors_that_list_the_right_ones():
-    with pytest.raises(ValueError, match="unknown method 'pcgard'.*'pcgrad'"):
+    with pytest.raises(ValueError, match="surgery: expected 'pcgrad', .*found 'pcgard'; did you mean pcgrad"):
         build_surgery("pcgard", "sum", generator())
     with pytest.raises(ValueError, match="unknown reduction 'max'"):
         build_surgery("pcgrad", "max", generator())

@@ -52,7 +52,7 @@ def run(submission=True) -> dict:
 
 def test_metrics_hold_the_scores_the_best_epochs_and_what_they_were_picked_on(folder):
     metrics = run()
-    assert set(metrics) == {"dev", "intervals", "best_epoch", "selected_on"}  # test has no labels
+    assert set(metrics) == {"dev", "overall_tasks", "intervals", "best_epoch", "selected_on"}  # test has no labels
     assert metrics["best_epoch"] == {"base": 1, "second": 2} and metrics["selected_on"] == SELECTED_ON
     dev = evaluate_predictions(made_up(), TASKS)["dev"]
     assert metrics["dev"]["overall_mean"] == pytest.approx(dev["overall_mean"], abs=1e-6)
@@ -81,7 +81,7 @@ def test_rows_that_the_ensemble_was_chosen_on_stand_apart(folder, capsys):
     frame["split"] = frame["split"].where((frame["split"] == "test") | frame["id"].isin(list("0134")), "selection")
     write_predictions(frame, "predictions/ensemble.parquet")
     metrics = run()
-    assert set(metrics) == {"dev", "selection", "intervals", "best_epoch", "selected_on"}
+    assert set(metrics) == {"dev", "selection", "overall_tasks", "intervals", "best_epoch", "selected_on"}
     assert set(metrics["intervals"]) == {"dev", "selection"}
     assert metrics["selected_on"] == {**SELECTED_ON, "ensemble": "selection"}
     measured = evaluate_predictions(frame, TASKS)

@@ -118,6 +118,28 @@ def test_every_kind_of_target_names_known_metrics_and_all_are_used():
     assert [kind.metrics[0] for kind in kinds] == ["accuracy", "accuracy", "accuracy", "pearson"]
 
 
+def test_what_may_stand_for_a_task_is_better_the_higher_it_is():
+    for kind in (Classes, Ordered, Binary, Score):
+        assert set(kind.leading) <= set(kind.measures) and not set(kind.leading) & set(LOWER_IS_BETTER)
+        assert kind.leading[0] == kind.measures[0]
+
+
+def test_the_metric_that_is_chosen_stands_for_the_task_and_in_the_overall_scores():
+    labels, outputs = np.array([0.0, 0, 0, 1]), np.array([[1.0], [-1], [-1], [1]])
+    rows = [
+        prediction_rows(Task(name, "single", "cross", target), "dev", list("abcd"), labels, outputs)
+        for name, target in (("usual", Binary()), ("chosen", Binary(metric="f1")))
+    ]
+    tasks = {
+        "usual": Task("usual", "single", "cross", Binary()),
+        "chosen": Task("chosen", "single", "cross", Binary(metric="f1")),
+    }
+    found = evaluate_predictions(pd.concat(rows, ignore_index=True), tasks)["dev"]
+    assert next(iter(found["chosen"])) == "f1" and set(found["chosen"]) == set(found["usual"])
+    assert found["overall_mean"] == pytest.approx((3 / 4 + 2 / 3) / 2)
+    assert selection_score(found, "chosen", tasks) == pytest.approx(2 / 3)
+
+
 @pytest.mark.parametrize("target", [Ordered(5), Binary(), Score(0.0, 5.0)], ids=lambda target: type(target).__name__)
 def test_right_answers_are_better_than_none_by_every_metric(target):
     labels = np.random.default_rng(0).integers(0, 2, 50).astype(float)

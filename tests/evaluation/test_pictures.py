@@ -145,10 +145,12 @@ def texts_of(monkeypatch) -> list:
 def test_confusion_is_shares_of_the_gold_class_and_axes_say_what_they_are(tmp_path, monkeypatch):
     figures = texts_of(monkeypatch)
     probabilities = np.full((4, 3), 1 / 3)
+    task = Task("t", "single", "cross", Classes(3, ("no", "maybe", "a dollar $ or two")))
     confusion_picture(
-        Scored(np.array([0.0, 0, 0, 2]), np.array([0.0, 1, 0, 2]), probabilities), "t", tmp_path / "a.png"
+        Scored(np.array([0.0, 0, 0, 2]), np.array([0.0, 1, 0, 2]), probabilities), task, tmp_path / "a.png"
     )
     [axes] = figures[0].axes
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["no", "maybe", r"a dollar \$ o…"]
     shown = axes.images[0].get_array()
     np.testing.assert_allclose(np.ma.filled(shown, np.nan), [[2 / 3, 1 / 3, 0], [np.nan] * 3, [0, 0, 1]])
     assert {text.get_text() for text in axes.texts} == {"0.67", "0.33", "0.00", "1.00"}

@@ -115,7 +115,7 @@ def test_a_loss_follows_the_device_of_the_output(name, target):
 @pytest.mark.parametrize(
     ("name", "options", "counts", "message"),
     [
-        ("hinge", {}, None, "loss: expected bce or cosent or .*, found hinge"),
+        ("hinge", {}, None, "loss: expected 'cross_entropy', .*, found 'hinge'"),
         ("bce", {"alpha": 1}, None, "loss bce: unknown option alpha: expected class_weights"),
         ("cosine_mse", {"class_weights": "inverse"}, [1, 1], "unknown option class_weights: expected no options"),
         ("cosine_mse", {"low": 0}, None, "unknown option low"),

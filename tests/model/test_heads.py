@@ -361,7 +361,7 @@ def test_every_option_that_is_offered_is_taken(name):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("lineer", {}, "task sts: unknown head 'lineer'; known: linear, mlp, concat"),
+        ("lineer", {}, "task sts: head: expected 'linear', 'mlp', .*found 'lineer'; did you mean linear"),
         ("concat", {"detph": 1}, "unknown option of head concat 'detph'; known: activation, depth, projection, width"),
         ("linear", {"depth": 1}, "unknown option of head linear 'depth'; known: none"),
         ("cosine", {"depth": 1}, "unknown option of head cosine 'depth'; known: activation, projection, scale"),
@@ -383,7 +383,7 @@ def test_a_wrong_option_is_an_error_that_says_so(name, options, message):
 
 
 def test_options_of_an_unknown_head_are_an_error():
-    with pytest.raises(ValueError, match="unknown head 'x'; known: linear"):
+    with pytest.raises(ValueError, match="head: expected 'linear', .*found 'x'"):
         head_options("x")
 
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from bertrio.model.multitask import build_model, load_heads, save_heads, save_model
+from bertrio.model.about import About
+from bertrio.model.multitask import build_model, load_heads, load_model, save_heads, save_model
 from bertrio.runtime import Runtime, set_up
 
 
@@ -45,11 +46,13 @@ def test_bf16_agrees_with_float32_within_one_percent_and_hands_out_float32(defau
     assert (exact - rough).abs().max() < 0.03 * exact.abs().max()
 
 
-def test_a_saved_model_gives_the_same_outputs_again(default_params, encoder_folder, tmp_path):
+def test_a_saved_model_needs_nothing_beside_it_and_gives_the_same_outputs_again(
+    default_params, encoder_folder, tokenizer_folder, tmp_path
+):
     model = build(default_params, encoder_folder, seed=1)
-    save_model(model, tmp_path / "saved", {"tasks": {}})
-    again = build(default_params, tmp_path / "saved" / "encoder", seed=2)
-    load_heads(again, tmp_path / "saved")
+    save_model(model, tmp_path / "saved", About.of(default_params), tokenizer_folder)
+    (tmp_path / "saved").rename(tmp_path / "elsewhere")
+    again = load_model(tmp_path / "elsewhere", Runtime(torch.device("cpu"), torch.float32))
     for task in model.heads:
         assert torch.equal(model(task, (tokens(),)).outputs, again(task, (tokens(),)).outputs)
 

@@ -1,13 +1,15 @@
 """Checkpoints: what is there is whole, whatever happens to the process, the disk or the files."""
 
+import errno
 import json
 import os
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -183,22 +185,33 @@ def dies_before(count):
     sys.addaudithook(lambda event, _: one_more() if event in names else None)
 
 
-def killed(count, root, call):
-    """Calls in a process of its own, forked as this one has torch already, and kills it before that operation.
+def in_a_child(body):
+    """Calls in a process of its own, forked as this one has torch already.
 
     Returns:
-        Whether it came that far.
+        Its status as `os.waitpid` has it: 0 if the call came to its end.
     """
     child = os.fork()
     if child == 0:
         try:
-            run, state = None if call == "open" else opened(root), state_of(3)
-            dies_before(count)
-            {"open": lambda: opened(root), "save": lambda: run.save(3, state), "finish": lambda: run.finish()}[call]()
+            body()
             os._exit(0)
+        except BaseException:
+            traceback.print_exc()
         finally:
             os._exit(1)  # and no second pytest
-    status = os.waitpid(child, 0)[1]
+    return os.waitpid(child, 0)[1]
+
+
+def killed(count, root, call):
+    """Calls in a process of its own, and kills it before that operation; says whether it came that far."""
+
+    def body():
+        run, state = None if call == "open" else opened(root), state_of(3)
+        dies_before(count)
+        {"open": lambda: opened(root), "save": lambda: run.save(3, state), "finish": lambda: run.finish()}[call]()
+
+    status = in_a_child(body)
     assert status == 0 or os.WTERMSIG(status) == signal.SIGKILL
     return status != 0
 
@@ -240,30 +253,48 @@ def test_a_checkpoint_gets_its_name_when_all_of_it_is_on_disk(tmp_path, monkeypa
 
 # Disk
 
-FULL_DISK = """
-import resource, signal, sys
-from tests.training.test_checkpoints import on_disk, opened, state_of, step_of
-run = opened(sys.argv[1])
-assert run.save(1, state_of(1)) and run.save(2, state_of(2))
-resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
-assert not run.save(3, state_of(3))
-assert on_disk(run) == ["000001-step-00000001", "000002-step-00000002"]
-assert step_of(run.latest()) == 2
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-assert run.save(4, state_of(4))
-assert step_of(run.latest()) == 4
-"""
+
+def no_room(size):
+    """From here on no file of this process grows beyond so many bytes; None: there is room again."""
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY if size is None else size, resource.RLIM_INFINITY)
+    )
 
 
-def test_a_full_disk_is_told_keeps_what_is_there_and_passes(tmp_path, root):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    assert "the checkpoint of step 3 could not be written" in ended.stderr and "File too large" in ended.stderr
+def test_a_full_disk_is_told_keeps_what_is_there_and_passes(tmp_path, capfd):
+    def body():
+        run = opened(tmp_path)
+        assert run.save(1, state_of(1)) and run.save(2, state_of(2))
+        no_room(2000)
+        assert not run.save(3, state_of(3))
+        assert on_disk(run) == ["000001-step-00000001", "000002-step-00000002"]
+        assert step_of(run.latest()) == 2
+        sys.stderr.flush()
+        no_room(None)
+        assert run.save(4, state_of(4))
+        assert step_of(run.latest()) == 4
+
+    assert in_a_child(body) == 0
+    told = capfd.readouterr().err
+    assert "the checkpoint of step 3 could not be written" in told and "File too large" in told
     with opened(tmp_path) as run:
         assert step_of(run.latest()) == 4
         assert on_disk(run) == ["000002-step-00000002", "000003-step-00000004"]
+
+
+def test_a_disk_that_is_full_at_the_start_may_have_room_when_the_first_checkpoint_is_due(tmp_path):
+    def body():
+        no_room(0)
+        run = opened(tmp_path)
+        assert not run.save(1, state_of(1))
+        with pytest.raises(UserError, match="another process is at work"):
+            opened(tmp_path)
+        no_room(None)
+        assert run.save(2, state_of(2))
+
+    assert in_a_child(body) == 0
+    with opened(tmp_path) as run:
+        assert step_of(run.latest()) == 2
 
 
 @pytest.fixture
@@ -317,33 +348,103 @@ def test_a_folder_that_has_become_read_only_keeps_what_it_has(folder_of_all, cap
         assert step_of(run.latest()) == 3
 
 
+@contextmanager
+def unreadable(folder):
+    """A disk that can't read this folder's files for a while."""
+    read = Path.read_bytes
+
+    def fails(path):
+        if folder in path.parents:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return read(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fails)
+        yield
+
+
+def test_a_checkpoint_that_cannot_be_read_now_is_told_and_stays(tmp_path, capsys):
+    with opened(tmp_path) as run:
+        run.save(1, state_of(1))
+        run.save(2, state_of(2))
+        newest = run.folder / "000002-step-00000002"
+        with unreadable(newest):
+            assert step_of(run.latest()) == 1
+        assert f"{newest} can't be read (Input/output error)" in capsys.readouterr().err
+        assert step_of(run.latest()) == 2
+
+
+def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(tmp_path, monkeypatch, capsys):
+    def fails(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with opened(tmp_path) as run:
+        run.save(1, state_of(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "iterdir", fails)
+            assert run.latest() is None and not run.save(2, state_of(2))
+            assert capsys.readouterr().err.count("Too many open files") == 2
+            run.finish()
+    with opened(tmp_path) as run:
+        assert step_of(run.latest()) == 1
+
+
+def test_a_folder_that_somebody_removes_under_a_run_is_made_again(tmp_path):
+    with opened(tmp_path / "cache") as run:
+        run.save(1, state_of(1))
+        shutil.rmtree(tmp_path / "cache")
+        assert run.latest() is None and run.save(2, state_of(2))
+        assert step_of(run.latest()) == 2
+        run.finish()
+    assert not list((tmp_path / "cache").iterdir())
+
+
 # Others
 
-HOLDER = """
-import sys
-from tests.training.test_checkpoints import opened
-with opened(sys.argv[1]):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
-
-def test_a_second_start_is_refused_as_long_as_the_first_lives(tmp_path, root):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
-    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
-        assert first.stdout.readline() == b"held\n"
-        with pytest.raises(UserError, match=f"finetune-base: process {first.pid} on .*, begun 20.* is at work") as told:
+def test_a_second_start_is_refused_as_long_as_the_first_lives(tmp_path):
+    told, tell = os.pipe()
+    first = os.fork()
+    if first == 0:
+        try:
+            with opened(tmp_path):
+                os.write(tell, b"held")
+                time.sleep(600)
+        finally:
+            os._exit(1)
+    try:
+        assert os.read(told, 4) == b"held"
+        with pytest.raises(UserError, match=f"finetune-base: process {first} on .*, begun 20.* is at work") as refused:
             opened(tmp_path)
-        assert str(tmp_path) in str(told.value) and os.uname().nodename in str(told.value)
+        assert str(tmp_path) in str(refused.value) and os.uname().nodename in str(refused.value)
         with opened(tmp_path, stage="finetune-second"):
             pass  # has a folder of its own
-        first.kill()
-        first.wait()
-        with opened(tmp_path) as run, pytest.raises(UserError, match=f"process {os.getpid()} "):
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
+        os.close(told)
+        os.close(tell)
+    with opened(tmp_path) as run, pytest.raises(UserError, match=f"process {os.getpid()} "):
+        opened(tmp_path)
+    with opened(tmp_path):
+        assert run.folder.is_dir()
+
+
+def test_a_run_that_starts_while_another_ends_keeps_its_folder_and_its_lock(tmp_path, monkeypatch):
+    first, rmdir, second = opened(tmp_path), Path.rmdir, []
+
+    def starts(folder):
+        if not second:
+            second.append(opened(tmp_path))
+        rmdir(folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rmdir", starts)
+        first.finish()
+    with second[0] as run:
+        assert run.save(1, state_of(1)) and step_of(run.latest()) == 1
+        with pytest.raises(UserError, match=f"process {os.getpid()} .* is at work"):
             opened(tmp_path)
-        with opened(tmp_path):
-            assert run.folder.is_dir()
 
 
 def test_folders_that_nobody_touched_for_long_are_removed(tmp_path, monkeypatch, capsys):
@@ -378,6 +479,9 @@ def test_params_come_before_the_environment_and_that_before_the_cache_folder(tmp
         assert run.folder.parent == tmp_path / "variable"
     with opened(tmp_path / "param") as run:
         assert run.folder.parent == tmp_path / "param"
+    monkeypatch.setenv(checkpoints.VARIABLE, "~nobody-here/x")
+    with pytest.raises(UserError, match=f"{checkpoints.VARIABLE}: expected a folder, found ~nobody-here/x"):
+        Checkpoints.open("mlm", IDENTITY, nowhere)
 
 
 # Identity
@@ -395,6 +499,11 @@ def test_identity_is_the_same_for_the_same_and_changes_with_all_that_decides_the
 
     first = now()
     assert now() == first == now(inputs=("encoder", "data"))
+    shutil.copytree("data", "copy/data")  # as `dvc exp run --temp` makes one of the repository
+    shutil.copy("encoder", "copy/encoder")
+    with monkeypatch.context() as patch:
+        patch.chdir("copy")
+        assert now() == first
     different = {
         first,
         now(stage="prefinetune"),
@@ -408,6 +517,9 @@ def test_identity_is_the_same_for_the_same_and_changes_with_all_that_decides_the
     different.add(now())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     different.add(now())
+    has_amx = torch.cpu._is_amx_tile_supported()
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: not has_amx)
+    different.add(now())
     monkeypatch.setattr(checkpoints, "version", lambda library: f"{library} of tomorrow")
     different.add(now())
     package = tmp_path / "bertrio"
@@ -418,6 +530,6 @@ def test_identity_is_the_same_for_the_same_and_changes_with_all_that_decides_the
     different.add(now())
     (package / "loop.py").write_text("step = 2")
     different.add(now())
-    assert len(different) == 12
+    assert len(different) == 13
     with pytest.raises(UserError, match="nowhere"):
         now(inputs=("nowhere",))

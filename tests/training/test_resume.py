@@ -162,11 +162,11 @@ def test_fine_tuning_that_was_stopped_anywhere_gives_the_same_bytes(workspace, s
     assert not list(Path("checkpoints").iterdir()), "nothing is left of a run that has ended well"
 
 
-@pytest.mark.parametrize("at", [1, 4, 5, 8])  # epochs end at 4 and 8
-def test_the_first_step_and_the_ends_of_epochs_are_no_exceptions(workspace, stopped, at):
+def test_the_first_step_and_the_ends_of_epochs_are_no_exceptions(workspace, stopped):
     params = workspace.params(**merged(merged(SHORT, EVERYTHING), {"checkpoints": {"steps": 1}}))
     train(params, "whole")
-    stopped(lambda: train(params, "parts"), at, Killed)
+    for at in (1, 4, 5, 8):  # epochs end at 4 and 8
+        stopped(lambda: train(params, "parts"), at, Killed)
     train(params, "parts")
     assert_same("whole", "parts")
 
@@ -190,19 +190,31 @@ def test_what_happens_on_a_gpu_where_losses_are_read_every_few_steps(workspace, 
     assert_same("whole", "parts")
 
 
-@pytest.mark.parametrize(
-    ("place", "time"),
-    [
-        ("course.evaluate_predictions", 1),  # scoring, before anything of it is kept
-        ("course.evaluate_predictions", 2),
-        ("course.history_line", 1),  # when half of it is
-        ("finetune.save_model", 1),  # writing, after the last checkpoint
-        ("finetune.write_conflicts", 1),
-    ],
+PLACES = (  # functions, and which call of them it is
+    ("course.evaluate_predictions", 1),  # scoring, before anything of it is kept
+    ("course.evaluate_predictions", 2),
+    ("course.history_line", 1),  # when half of it is
+    ("finetune.save_model", 1),  # writing, after the last checkpoint
+    ("finetune.write_conflicts", 1),
 )
-def test_a_run_killed_while_scoring_or_writing_gives_the_same_bytes(workspace, monkeypatch, place, time):
+
+
+def test_a_run_killed_while_scoring_or_writing_gives_the_same_bytes(workspace, monkeypatch):
     params = workspace.params(**merged(SHORT, {"finetune": {"patience": 1, "epochs": 3, "select": "sst"}}))
-    steps, calls = train(params, "whole"), []
+    steps = train(params, "whole")
+    for place, time in PLACES:
+        with monkeypatch.context() as patch:
+            die_in(patch, place, time)
+            with pytest.raises(Killed):
+                train(params, "parts")
+        assert train(params, "parts") == steps
+        assert_same("whole", "parts")
+
+
+def die_in(patch, place, time):
+    """Kills whoever calls that function of training for the time-th time."""
+    module, _, name = place.partition(".")
+    real, calls = getattr(importlib.import_module(f"bertrio.training.{module}"), name), []
 
     def killed(*args):
         calls.append(args)
@@ -210,14 +222,7 @@ def test_a_run_killed_while_scoring_or_writing_gives_the_same_bytes(workspace, m
             raise Killed
         return real(*args)
 
-    module, _, name = place.partition(".")
-    real = getattr(importlib.import_module(f"bertrio.training.{module}"), name)
-    with monkeypatch.context() as patch:
-        patch.setattr(f"bertrio.training.{place}", killed)
-        with pytest.raises(Killed):
-            train(params, "parts")
-    assert train(params, "parts") == steps
-    assert_same("whole", "parts")
+    patch.setattr(f"bertrio.training.{place}", killed)
 
 
 def test_a_signal_that_comes_while_scoring_waits_for_no_more_than_a_batch(workspace, monkeypatch):
@@ -261,6 +266,21 @@ def test_another_run_does_not_go_on_from_it(workspace, stopped):
     train(others, "parts")
     assert_same("whole", "parts")
     assert len(list(Path("checkpoints").iterdir())) == 1, "which is still there for the one that it is of"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_gpu_with_deterministic_algorithms_gives_the_same_bytes_too(workspace, stopped, precision):
+    on_gpu = {"runtime": {"device": "cuda", "precision": precision, "deterministic": True}, "encoder": {"dropout": 0.1}}
+    params = workspace.params(**merged(merged(SHORT, EVERYTHING), on_gpu))
+    try:
+        train(params, "whole")
+        for at, by in ((2, Interrupted), (7, Killed)):
+            stopped(lambda: train(params, "parts"), at, by)
+        train(params, "parts")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert_same("whole", "parts")
 
 
 @pytest.mark.parametrize("read_every", [1, 4])

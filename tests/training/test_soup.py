@@ -11,6 +11,7 @@ from bertrio.errors import UserError
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions, write_predictions
 from bertrio.files import read_json, write_json
+from bertrio.model.about import About, read_about
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads, save_model
 from bertrio.params import build_tasks, load_member
@@ -45,7 +46,7 @@ def train(params, name, seed):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=of)
-    save_model(model, f"models/members/{name}", {"member": name})
+    save_model(model, f"models/members/{name}", About.of(params), "models/tokenizer")
     tables = [
         predict(model, load_split(params, split, "data/splits", "models/tokenizer"), split, 64)
         for split in ("dev", "test")
@@ -121,7 +122,7 @@ def test_a_uniform_soup_is_one_model_with_the_mean_of_all_weights_and_its_own_pr
     assert read_json("models/ensemble/ensemble.json") == {
         "combine": "uniform_soup", "members": ["base", "second"], "weights": dict.fromkeys(params.tasks, half),
     }  # fmt: skip
-    assert read_json("models/ensemble/bertrio.json") == {"member": "base"}
+    assert read_about("models/ensemble") == read_about("models/members/base") == About.of(params)
     assert load_transformer("models/ensemble/encoder").config.hidden_size == 16
 
 

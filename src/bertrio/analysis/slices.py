@@ -17,7 +17,7 @@ import pandas as pd
 from bertrio.analysis.words import words_of
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval
 from bertrio.evaluation.calibration import wilson
-from bertrio.evaluation.metrics import CORRELATIONS, METRICS, Scored
+from bertrio.evaluation.metrics import METRICS, Scored
 from bertrio.tasks import Array, Binary, Score, Task
 
 FEWEST = 5  # rows in a slice; of fewer there is nothing to say
@@ -120,7 +120,7 @@ def label(facts: Facts) -> Slices:
     target = facts.task.target
     if target.discrete:
         classes = facts.labels.astype(np.int64)
-        return pd.Categorical.from_codes(classes, [f"label {number}" for number in range(max(2, target.size))])
+        return pd.Categorical.from_codes(classes, [f"label {target.name_of(i)}" for i in range(max(2, target.size))])
     edges = np.linspace(target.low, target.high, BANDS + 1)
     return _binned(facts.labels, edges[1:-1], [f"label {low:g} to {high:g}" for low, high in pairwise(edges)])
 
@@ -148,13 +148,12 @@ def families(task: Task) -> dict[str, Callable[[Facts], Slices]]:
 
 
 def slice_metric(task: Task) -> str:
-    """The metric that slices are compared by: the first of the task, but no correlation.
+    """The metric that slices are compared by, whatever stands for the task: accuracy, and of scores the error.
 
     A correlation is low by itself where the labels lie close together, as in most slices that have to do with them
-    (Pearson 1903, restriction of range). The error of scores is not, and stands for them.
+    (Pearson 1903, restriction of range). F1 and the area under the curve say nothing where there is one label alone.
     """
-    first = task.target.metrics[0]
-    return "rmse" if first in CORRELATIONS else first
+    return "accuracy" if task.target.discrete else "rmse"
 
 
 def _beside(task: Task) -> list[str]:

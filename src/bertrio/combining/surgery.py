@@ -4,17 +4,21 @@ All methods here are linear in the task gradients: the update's gradient is sum_
 the Gramian [K, K] of inner products g_i . g_j alone. Their papers speak of weights of two sizes: PCGrad's are those of
 a sum (all 1 where nothing conflicts), the others' are those of a mean (about 1 / K each). Here all of them are on the
 scale of a sum, that is, the others times K, so that a method replaces the plain sum of the losses at the same learning
-rate; `build_surgery` also offers the scale of the mean.
+rate; `build_surgery` also offers the scale of the mean. Other packages add methods in the entry-point group
+`bertrio.surgeries`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bertrio.errors import UserError
+from bertrio.plugins import blamed, check_options, choose, keyword_options
 
 Method = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -221,7 +225,9 @@ SURGERIES: dict[str, Method] = {
 }
 
 
-def build_surgery(method: str, reduction: str, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+def build_surgery(
+    method: str, reduction: str, generator: torch.Generator, options: Mapping[str, Any] | None = None
+) -> Callable[[Tensor], Tensor]:
     """The function from a Gramian [K, K] to the weights [K] of the gradients, both float64 on the CPU.
 
     A task whose gradient is zero conflicts with none: it is left out of the method's problem, which keeps the weights
@@ -229,23 +235,28 @@ def build_surgery(method: str, reduction: str, generator: torch.Generator) -> Ca
     the plain sum or mean.
 
     Args:
-        method: a name in `SURGERIES`.
+        method: a name in `SURGERIES`, or of another package's.
         reduction: `sum` for weights of about 1, to replace the sum of the losses; `mean` for about 1 / K, to replace
             their mean.
         generator: for methods that draw; its state is the caller's to save.
+        options: keyword-only arguments, of another package's.
 
     Raises:
         ValueError: if `method` or `reduction` is unknown.
-        UserError: if a library that `method` needs is missing; when the function is called, if a gradient is not
-            finite.
+        UserError: if a library that `method` needs is missing, or another package's method fails; when the function is
+            called, if a gradient is not finite.
     """
-    if method not in SURGERIES:
-        raise ValueError(f"build_surgery: unknown method {method!r}, expected one of {list(SURGERIES)}")
     if reduction not in ("sum", "mean"):
         raise ValueError(f"build_surgery: unknown reduction {reduction!r}, expected 'sum' or 'mean'")
-    solve = SURGERIES[method]
+    function, plugin = choose("surgeries", SURGERIES, method)
+    with blamed(plugin):
+        check_options(options or {}, keyword_options(function))
+    solve = partial(function, **options) if options else function
     try:  # a rehearsal: what is missing shows here, not in the first step
-        solve(torch.eye(2, dtype=torch.float64), torch.Generator())
+        with blamed(plugin):
+            weights = solve(torch.eye(2, dtype=torch.float64), torch.Generator())
+            if weights.shape != (2,):
+                raise ValueError(f"gave weights of shape {list(weights.shape)} for 2 tasks, expected [2]")
     except ImportError as error:
         raise UserError(
             f"surgery.method: {method} needs a library that is missing ({error}): "

@@ -1,12 +1,19 @@
-"""Weighting of losses: what each task's loss is multiplied by before it runs backward."""
+"""Weighting of losses: what each task's loss is multiplied by before it runs backward.
+
+Other packages add modules in the entry-point group `bertrio.weightings`. They are called with the names of the tasks
+that train and the options, and have `forward(task, loss) -> loss`; their parameters learn at the rate `weighting.lr`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from bertrio.plugins import blamed, choose
 
 
 class Fixed(nn.Module):
@@ -72,3 +79,26 @@ class Uncertainty(nn.Module):
 
 
 WEIGHTINGS = {"fixed": Fixed, "uncertainty": Uncertainty}
+
+
+def build_weighting(
+    method: str, tasks: Iterable[str], weights: Mapping[str, float], options: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """The weighting called `method`.
+
+    Args:
+        method: a key of `WEIGHTINGS`, or of another package's.
+        tasks: the names of all tasks that may train.
+        weights: of `fixed`, by task.
+        options: keyword arguments, of another package's.
+
+    Raises:
+        ValueError: if there is no such weighting, or a weight is out of range.
+        UserError: if another package's fails, or is no module.
+    """
+    part, plugin = choose("weightings", WEIGHTINGS, method)
+    with blamed(plugin):
+        weighting = part(weights if part is Fixed else list(tasks), **(options or {}))
+        if not isinstance(weighting, nn.Module):
+            raise ValueError(f"made {type(weighting).__name__}, expected a torch.nn.Module")
+    return weighting

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,14 +20,39 @@ from bertrio.tasks import Task
 WINDOW = 50
 
 
+class Place(NamedTuple):
+    """Where the rows of a batch stand in the one that it is a part of, where several processes share that out.
+
+    Attributes:
+        rows: positions in the whole batch, [B], on the CPU.
+        count: rows of the whole batch.
+        labels: of the whole batch, [count], or none.
+        weight: the share of these rows in a mean over the whole batch.
+    """
+
+    rows: Tensor
+    count: int
+    labels: Tensor | None
+    weight: float
+
+
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one task: `rows` are positions in its table, `inputs` one token batch a text or cross-encoded pair."""
+    """Rows of one task: `rows` are positions in its table, `inputs` one token batch a text or cross-encoded pair.
+
+    `place` is None unless the batch is a part of another one that several processes share.
+    """
 
     task: str
     rows: np.ndarray
     inputs: tuple[Tokens, ...]
     labels: Tensor | None
+    place: Place | None = None
+
+    @property
+    def weight(self) -> float:
+        """The share of its rows in a mean over the whole batch: 1 unless it is a part of one."""
+        return 1.0 if self.place is None else self.place.weight
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`; a CUDA device fetches it while the host goes on."""
@@ -41,15 +66,25 @@ class Batch:
     def pieces(self, count: int) -> list[Batch]:
         """The batch in `count` pieces of equal size but for one row, or in single rows if it has fewer."""
         parts = np.array_split(np.arange(len(self.rows)), min(count, len(self.rows)))
-        return [
-            Batch(
-                self.task,
-                self.rows[part],
-                tuple({name: value[part] for name, value in tokens.items()} for tokens in self.inputs),
-                None if self.labels is None else self.labels[part],
-            )
-            for part in parts
-        ]
+        return [self._taken(part) for part in parts]
+
+    def part(self, index: int, count: int) -> Batch:
+        """The part of process `index` of `count`, which all have an equal number of rows but for one.
+
+        Where a batch has fewer rows than there are processes, the last ones get its first row once more, with weight 0:
+        so all of them take the same steps and wait for each other in the same places. A part is as wide as the whole.
+        """
+        if count == 1:
+            return self
+        rows = np.array_split(np.arange(len(self.rows)), count)[index]
+        weight = len(rows) / len(self.rows)
+        rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
+        return replace(self._taken(rows), place=Place(torch.from_numpy(rows), len(self.rows), self.labels, weight))
+
+    def _taken(self, rows: np.ndarray) -> Batch:
+        """The rows at these positions of the batch."""
+        inputs = tuple({name: value[rows] for name, value in tokens.items()} for tokens in self.inputs)
+        return Batch(self.task, self.rows[rows], inputs, None if self.labels is None else self.labels[rows])
 
 
 class Rows:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from bertrio.data.reading import Found
 from bertrio.data.table import RawRow
@@ -24,8 +25,8 @@ csv.field_size_limit(2**31 - 1)  # the default, 128 KiB, is shorter than a long 
 class _Lines:
     """Numbered lines of a UTF-8 file, which can be handed back; line ends are `\\n` or `\\r\\n`."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "rb")  # noqa: SIM115 - closed when the records have been read
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._back: deque[tuple[int, str]] = deque()
         self._numbered = enumerate(self._file, start=1)
 
@@ -46,8 +47,10 @@ class _Lines:
         self._file.close()
 
 
-def read_delimited(path: str | Path, delimiter: str) -> Found:
+def read_delimited(path: str | Path, delimiter: str, file: BinaryIO | None = None) -> Found:
     """The column names and the records of a file with standard quoting; one record is in memory at a time.
+
+    Reads `file` if that is given, such as standard input, which messages then call `path`. It is closed at the end.
 
     Empty lines are skipped. Problems of a record are `damaged quoting` (a quote that is not closed within
     `MOST_LINES` lines or `MOST_LETTERS` letters, text after a closing quote, or, in a TSV, a quoted field that holds
@@ -57,9 +60,8 @@ def read_delimited(path: str | Path, delimiter: str) -> Found:
     Raises:
         UserError: if the file is missing or empty, or its header is no UTF-8.
     """
-    path = Path(path)
     try:
-        lines = _Lines(path)
+        lines = _Lines(open(path, "rb") if file is None else file)  # noqa: SIM115 - closed with the records
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from error
     try:

@@ -12,11 +12,12 @@ from typing import Any
 
 from bertrio.console import say
 from bertrio.data.corpora import write_corpus
-from bertrio.data.sources import SourceData, get_source
+from bertrio.data.sources import SourceData, get_source, load_rows
 from bertrio.data.table import SPLITS, Reject, is_labelled, write_table
 from bertrio.errors import UserError
 from bertrio.files import whole_folder, write_json, write_text
 from bertrio.params import DataParams, MlmRows, Params, build_tasks
+from bertrio.tasks import Task
 
 REJECT_COLUMNS = ("task", "split", "file", "row", "reason", "raw")
 
@@ -27,7 +28,7 @@ def download(
     rejects: str | Path = "data/rejects",
     corpora: str | Path = "data/corpora",
 ) -> None:
-    """Writes what `data.source` gives; the three folders are made anew, each whole or not at all.
+    """Writes the rows of all tasks, see `load_rows`; the three folders are made anew, each whole or not at all.
 
     Args:
         params: all params; `data`, `tasks`, `mlm.enabled` and `mlm.rows` are read.
@@ -42,13 +43,13 @@ def download(
             rejected; data/rejects is written by then.
     """
     tasks = build_tasks(params)
-    data = get_source(params.data.source).load_tasks(params.data, tasks)
+    data = load_rows(params, tasks)
     with whole_folder(rejects) as new:
         for task in tasks:
             write_rejects(new / f"{task}.csv", [reject for reject in data.rejects if reject.task == task])
     for task in tasks:
         say(_summary(task, data, Path(rejects)))
-    _check_fractions(data, params.data.max_reject_fraction, Path(rejects))
+    _check_fractions(data, tasks, params.data.max_reject_fraction, Path(rejects))
     with whole_folder(raw) as new_raw, whole_folder(corpora) as new_corpora:
         for task in tasks:
             for split, table in data.tables[task].items():
@@ -98,8 +99,8 @@ def _listed(reasons: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
 
 
-def _check_fractions(data: SourceData, most: float, folder: Path) -> None:
-    problems = []
+def _check_fractions(data: SourceData, tasks: dict[str, Task], most: float, folder: Path) -> None:
+    problems, advice = [], ""
     for task, tables in data.tables.items():
         for split, table in tables.items():
             rejects = [reject for reject in data.rejects if (reject.task, reject.split) == (task, split)]
@@ -109,9 +110,20 @@ def _check_fractions(data: SourceData, most: float, folder: Path) -> None:
                     f"{task}: {rejects[0].file}: {len(rejects)} of {total} rows can't be used "
                     f"({_listed(Counter(reject.reason for reject in rejects))}); they stand in {folder / task}.csv"
                 )
+                advice = advice or _of_labels(tasks[task], {reject.reason for reject in rejects})
     if problems:
-        advice = f"At most {most:.2%} may be rejected: mend the files, or raise data.max_reject_fraction"
-        raise UserError("\n".join([*problems, advice]))
+        most_of_all = f"At most {most:.2%} may be rejected: mend the files, or raise data.max_reject_fraction"
+        raise UserError("\n".join([*problems, advice + most_of_all]))
+
+
+def _of_labels(task: Task, reasons: set[str]) -> str:
+    """What may be wrong where it is labels that can't be used."""
+    place = f"tasks.{task.name}.labels"
+    if "unknown label" in reasons:
+        return f"{place} names the classes {', '.join(task.target.labels)}. "
+    if "label is not a number" in reasons and task.target.discrete:
+        return f"Where labels are words, {place} says which they are, in the order of their numbers. "
+    return ""
 
 
 def _write_corpora(params: DataParams, rows: MlmRows, folder: Path) -> dict[str, dict[str, Any]]:

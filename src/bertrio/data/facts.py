@@ -46,7 +46,7 @@ def describe(splits: Mapping[str, pd.DataFrame], task: Task, count_tokens: Count
 def _labels(labels: NDArray, task: Task) -> dict[str, float]:
     if task.target.discrete:
         values, counts = np.unique(labels.astype(int), return_counts=True)
-        return {str(value): int(count) for value, count in zip(values, counts, strict=True)}
+        return {task.target.name_of(value): int(count) for value, count in zip(values, counts, strict=True)}
     quartiles = np.quantile(labels, (0, 0.25, 0.5, 0.75, 1))
     named = dict(zip(("min", "p25", "p50", "p75", "max"), map(float, quartiles), strict=True))
     return {"mean": float(labels.mean()), "std": float(labels.std()), **named}

@@ -8,20 +8,26 @@ stage depends on its own.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from bertrio.errors import UserError, missing_path
 from bertrio.files import write_json
 from bertrio.model.names import FILES, local_folder, sha256
-from bertrio.params import Params, load_params
+from bertrio.params import Params, TaskParams, load_params, member_params
+from bertrio.params.choices import plugins_of
+from bertrio.params.data import TaskData
 
 
 def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "data/inputs") -> Params:
     """Checks params.yaml, members included, and writes the digests.
 
-    - source.json, corpora.json: the files of `data.path` and `data.corpora_path`, for the sources that read them.
+    - source.json, corpora.json: the files of `data.path` and `data.corpora_path`, for the sources that read them. Of
+      tasks that say themselves where their rows are, source.json has what they say, and their files.
     - encoder.json: the files of a local encoder folder.
     - challenges.json: the files of `evaluate.challenges`, by challenge.
-    - tasks.json: what the data and the metrics need of each task, so that a new loss does not read the data again.
+    - tasks.json: what the data need of each task, so that a new loss does not read them again.
+    - plugins.json: what other packages add that params ask for, by param: its package, version and files. It is tried
+      out first.
 
     Raises:
         UserError: for anything wrong in params.yaml, and for files and folders that are not there.
@@ -32,17 +38,59 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "corpora": _corpora_digest(params),
         "encoder": _encoder_digest(params),
         "challenges": _challenges_digest(params),
-        "tasks": {
-            name: {key: getattr(task, key) for key in ("kind", "target", "classes", "range")}
-            for name, task in params.tasks.items()
-        },
+        "tasks": {name: _of_data(task) for name, task in params.tasks.items()},
+        "plugins": _plugins(params),
     }
     for name, value in written.items():
         write_json(Path(folder) / f"{name}.json", value)
     return params
 
 
-def _source_digest(params: Params) -> dict[str, str]:
+def _of_data(task: TaskParams) -> dict[str, Any]:
+    split = task.data and task.data.split
+    asked = {"labels": task.labels, "split": split and split.model_dump()}
+    return {
+        **{key: getattr(task, key) for key in ("kind", "target", "classes", "range")},
+        **{key: value for key, value in asked.items() if value is not None},
+    }
+
+
+def _plugins(params: Params) -> dict[str, dict[str, str]]:
+    """Of each param that names a part of another package, what decides what that does, members' own included."""
+    views = {
+        "": params,
+        **{f"ensemble.members.{name}.": member_params(params, name) for name in params.ensemble.members},
+    }
+    found = {at: plugins_of(view) for at, view in views.items()}
+    if any(found.values()):
+        from bertrio.model.rehearsal import rehearse  # imports torch, which most runs of this stage do without
+
+        for view in views.values():
+            rehearse(view)
+    return {
+        f"{at}{param}": plugin.facts()
+        for at, plugins in found.items()
+        for param, plugin in plugins.items()
+        if not at or plugin != found[""].get(param)
+    }
+
+
+def _source_digest(params: Params) -> dict[str, Any]:
+    own = {name: _own_digest(name, task.data) for name, task in params.tasks.items() if task.data is not None}
+    digests: dict[str, Any] = _digest_of_source(params) if params.of_source else {}
+    return {**digests, "tasks": own} if own else digests
+
+
+def _own_digest(name: str, data: TaskData) -> dict[str, Any]:
+    """Of a task that says itself where its rows are: what it says of them, and names and SHA-256 of its files."""
+    for split, path in data.files.items():
+        if not Path(path).expanduser().is_file():
+            raise missing_path(f"tasks.{name}.data.{split}", path)
+    files = {split: {Path(path).name: sha256(Path(path).expanduser())} for split, path in data.files.items()}
+    return {"columns": data.columns} | ({"files": files} if data.hub is None else {"hub": data.hub.model_dump()})
+
+
+def _digest_of_source(params: Params) -> dict[str, str]:
     data = params.data
     if data.source == "cs224n":
         folder = _folder("data.path", data.path)
@@ -51,14 +99,14 @@ def _source_digest(params: Params) -> dict[str, str]:
         base = Path(data.path or ".").expanduser()
         named = [
             path
-            for name in params.tasks
+            for name in params.of_source
             for path in data.files[name].model_dump(include={"train", "dev", "test"}).values()
             if path
         ]
         for name in named:
-            if not (base / name).is_file():
+            if not (base / Path(name).expanduser()).is_file():
                 raise missing_path("data.files", base / name)
-        return {name: sha256(base / name) for name in sorted(set(named))}
+        return {name: sha256(base / Path(name).expanduser()) for name in sorted(set(named))}
     return {}
 
 

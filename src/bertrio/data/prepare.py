@@ -17,7 +17,7 @@ from bertrio.data.table import SPLITS, read_table, write_table
 from bertrio.errors import UserError, need
 from bertrio.files import read_json, whole_folder, write_json
 from bertrio.model.names import origin_of
-from bertrio.params import DataParams, Params, build_tasks
+from bertrio.params import Params, build_tasks
 from bertrio.tasks import Task
 
 Splits = dict[str, dict[str, pd.DataFrame]]  # by task and split
@@ -52,7 +52,7 @@ def split_data(
     from bertrio.model.tokenizer import build_tokenizer, pinned
 
     tasks, found = build_tasks(params), _read_facts(Path(raw))
-    splits = {name: _split(params.data, name, Path(raw) / name) for name in tasks}
+    splits = {name: _split(params, name, Path(raw) / name) for name in tasks}
     with whole_folder(tokenizer_dir) as new_tokenizer, whole_folder(splits_dir) as new_splits:
         tokenizer = build_tokenizer(params.encoder, _training_texts(splits, tasks), new_tokenizer)
         fetched = origin_of(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
@@ -76,12 +76,12 @@ def _read_facts(raw: Path) -> dict[str, Any]:
         raise UserError(f"{path}: can't be read ({error}); run the stage download again") from error
 
 
-def _split(params: DataParams, name: str, folder: Path) -> dict[str, pd.DataFrame]:
-    rule = params.split.tasks.get(name, params.split)
+def _split(params: Params, name: str, folder: Path) -> dict[str, pd.DataFrame]:
+    rule, seed = params.split_of(name), params.data.split.seed
     files = {split: folder / f"{split}.parquet" for split in SPLITS}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
-    splits = make_splits(tables, rule.strategy, rule.fractions, params.split.seed, name)
-    return keep_share(splits, params.split.keep.model_dump(), params.split.seed, name)
+    splits = make_splits(tables, rule.strategy, rule.fractions, seed, name)
+    return keep_share(splits, params.data.split.keep.model_dump(), seed, name)
 
 
 def _training_texts(splits: Splits, tasks: dict[str, Task]) -> Iterator[str]:

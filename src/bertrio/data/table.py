@@ -46,8 +46,8 @@ class Reject:
     raw: str
 
 
-class _Unusable(Exception):
-    """A row can't be used; the message is the reason."""
+class Unusable(Exception):
+    """A row can't be used; the message is the reason, a short fixed phrase."""
 
 
 def normalise(
@@ -80,9 +80,9 @@ def normalise(
     for row in rows:
         try:
             if row.problem:
-                raise _Unusable(row.problem)
+                raise Unusable(row.problem)
             clean.append(_clean(row.values, task, labelled, ids))
-        except _Unusable as reason:
+        except Unusable as reason:
             rejects.append(Reject(task.name, split, file, row.number, str(reason), _raw_text(row)))
     lists = list(zip(*clean, strict=True)) or [()] * len(columns)
     return pd.DataFrame({name: _column(name, values) for name, values in zip(columns, lists, strict=True)}), rejects
@@ -91,20 +91,20 @@ def normalise(
 def _clean(values: dict[str, Any], task: Task, labelled: bool, ids: set[str]) -> tuple[Any, ...]:
     """The row as a tuple in the order of the layout's columns; its id is added to `ids`."""
     name = _name(values.get("id"))
-    texts = [_text(values.get(column)) for column in task.text_columns]
+    texts = [clean_text(values.get(column)) for column in task.text_columns]
     label = _label(values.get("label"), task) if labelled else np.nan
     if name in ids:
-        raise _Unusable("duplicate id")
+        raise Unusable("duplicate id")
     ids.add(name)
     return (name, *texts, label)
 
 
 def _name(value: Any) -> str:
     if value is None or value != value or not str(value).strip():
-        raise _Unusable("missing id")
+        raise Unusable("missing id")
     name = str(value).strip()
     if _is_half(name):
-        raise _Unusable("id is not Unicode")
+        raise Unusable("id is not Unicode")
     return name
 
 
@@ -113,37 +113,42 @@ def _is_half(text: str) -> bool:
     return not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-def _text(value: Any) -> str:
+def clean_text(value: Any) -> str:
+    """A text as tables hold it: without outer white space.
+
+    Raises:
+        Unusable: if it is missing, empty, no string, or holds half a character.
+    """
     if value is None or value != value:  # NaN is how pandas writes a missing text
-        raise _Unusable("missing field")
+        raise Unusable("missing field")
     if not isinstance(value, str):
-        raise _Unusable("text is not a string")
+        raise Unusable("text is not a string")
     text = value.strip()
     if not text:
-        raise _Unusable("empty text")
+        raise Unusable("empty text")
     if _is_half(text):
-        raise _Unusable("text is not Unicode")
+        raise Unusable("text is not Unicode")
     return text
 
 
 def _label(value: Any, task: Task) -> float:
     if value is None or value != value or (isinstance(value, str) and not value.strip()):
-        raise _Unusable("missing label")
+        raise Unusable("missing label")
     try:
-        label = float(value)
+        label = task.target.number_of(value)
     except (TypeError, ValueError, OverflowError):
-        raise _Unusable("label is not a number") from None
+        raise Unusable("unknown label" if task.target.labels else "label is not a number") from None
     problem = task.target.label_problem(label)
     if problem:
-        raise _Unusable(problem)
+        raise Unusable(problem)
     return label
 
 
 def _all_hidden(labels: list[Any], task: Task) -> bool:
     """Whether no row has a label: all empty, or all -1 where that is none of the task's labels."""
     texts = {"" if label is None or label != label else str(label).strip() for label in labels}
-    hidden = {""} if task.target.label_problem(-1.0) is None else {"", "-1", "-1.0"}
-    return bool(labels) and texts <= hidden
+    is_label = task.target.label_problem(-1.0) is None or "-1" in task.target.labels
+    return bool(labels) and texts <= ({""} if is_label else {"", "-1", "-1.0"})
 
 
 def _raw_text(row: RawRow) -> str:

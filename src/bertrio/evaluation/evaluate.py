@@ -30,11 +30,11 @@ def evaluate(
 ) -> None:
     """Measures the ensemble's predictions, writes what is to be kept and prints the result to standard output.
 
-    Writes `evaluation.json` (what `evaluate_predictions` returns, `intervals`, `best_epoch` by member, and
-    `selected_on`), `calibration.json` (see `write_calibration`) and `timing.json` (what `collect_timings` returns) into
-    `metrics`, what `write_plots` draws into `plots`, and the course's files into `predictions`/submission. Rows of dev
-    that the ensemble was chosen on are a split of their own, `selection`, in the metrics, while the files hold all of
-    dev.
+    Writes `evaluation.json` (what `evaluate_predictions` returns, `overall_tasks` that the overall scores cover,
+    `intervals`, `best_epoch` by member, and `selected_on`), `calibration.json` (see `write_calibration`) and
+    `timing.json` (what `collect_timings` returns) into `metrics`, what `write_plots` draws into `plots`, and the
+    course's files into `predictions`/submission. Rows of dev that the ensemble was chosen on are a split of their own,
+    `selection`, in the metrics, while the files hold all of dev.
 
     Args:
         members: names of the ensemble's members.
@@ -49,7 +49,7 @@ def evaluate(
     """
     predictions, metrics = Path(predictions), Path(metrics)
     frame = read_predictions(predictions / "ensemble.parquet")
-    result = evaluate_predictions(frame, tasks) | {"intervals": intervals(frame, tasks)}
+    result = evaluate_predictions(frame, tasks) | {"overall_tasks": list(tasks), "intervals": intervals(frame, tasks)}
     result |= selection(members, predictions / "members")
     if "selection" in result:
         result["selected_on"]["ensemble"] = "selection"
@@ -107,7 +107,8 @@ def show_metrics(path: str | Path) -> None:
             rows.setdefault(label, {})[split] = with_interval(value, limits.get(label))
     chosen = metrics["selected_on"]
     ensemble = f", ensemble chosen on {chosen['ensemble']}" if "ensemble" in chosen else ""
-    title = f"Result and 95 % intervals (best epochs chosen on {chosen['rows']} by {chosen['by']}{ensemble})"
+    covers = f"overall: means of {', '.join(metrics['overall_tasks'])}; " if "overall_tasks" in metrics else ""
+    title = f"Result and 95 % intervals ({covers}best epochs chosen on {chosen['rows']} by {chosen['by']}{ensemble})"
     lines = [[label, *[values.get(split) for split in splits]] for label, values in rows.items()]
     show_table(title, ["metric", *splits], lines, to=Console())
 

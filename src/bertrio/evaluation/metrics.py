@@ -238,7 +238,7 @@ METRICS: dict[str, Callable[[Scored], float]] = {
     "spearman": spearman,
     "rmse": rmse,
 }
-CORRELATIONS = ("pearson", "spearman")  # reach down to -1, where the others begin at 0
+CORRELATIONS = ("pearson", "spearman")  # what overall_normalized brings from -1 to 1 to 0 to 1
 LOWER_IS_BETTER = ("mae", "ece", "brier", "rmse")
 
 

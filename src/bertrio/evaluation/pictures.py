@@ -92,9 +92,10 @@ def write_plots(
 
 def _plot_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
     scored = Scored.of(rows)
-    table = pd.DataFrame({"gold": scored.labels, "predicted": scored.predictions}).astype(int)
+    name_of = task.target.name_of
+    table = pd.DataFrame({"gold": map(name_of, scored.labels), "predicted": map(name_of, scored.predictions)})
     write_csv(table, folder / "confusion" / f"{task.name}.csv")
-    confusion_picture(scored, task.name, folder / "pictures" / f"confusion-{task.name}.png")
+    confusion_picture(scored, task, folder / "pictures" / f"confusion-{task.name}.png")
     write_csv(reliability(scored), folder / "reliability" / f"{task.name}.csv")
     reliability_picture(scored, task.name, folder / "pictures" / f"reliability-{task.name}.png")
 
@@ -116,7 +117,7 @@ def _mean_curve(training: Mapping[str, pd.DataFrame], column: str, name: str) ->
     return rows.rename(columns={column: name}).groupby("step", as_index=False).mean()
 
 
-def confusion_picture(scored: Scored, task: str, path: str | Path) -> None:
+def confusion_picture(scored: Scored, task: Task, path: str | Path) -> None:
     """Draws the confusion matrix of a task with classes: the share of each gold class that got each prediction."""
     from matplotlib.colors import PowerNorm
 
@@ -126,15 +127,16 @@ def confusion_picture(scored: Scored, task: str, path: str | Path) -> None:
     of_class = counts.sum(axis=1)
     shares = np.where(of_class[:, None] > 0, counts / np.maximum(of_class, 1)[:, None], np.nan)
     few = count <= NUMBERS_UP_TO
-    side = float(np.clip(0.62 * count, 2.4, 9.0))
+    names = [_short(task.target.name_of(number), 14) for number in range(count)]
+    side = float(np.clip((1.1 if task.target.labels else 0.62) * count, 2.4, 9.0))  # words take more room than numbers
     with picture(path, (side + (1.7 if few else 2.6), side + 1.5)) as figure:
         axes = figure.add_subplot()
         # shares of many classes are small: the root brings them out
         image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(1.0 if few else 0.5, 0, 1))
         if few:
             _numbers(axes, shares)
-            axes.set_xticks(range(count))
-            axes.set_yticks(range(count), [f"{gold}  (n = {n:,})" for gold, n in enumerate(of_class)])
+            axes.set_xticks(range(count), names)
+            axes.set_yticks(range(count), [f"{gold}  (n = {n:,})" for gold, n in zip(names, of_class)])
         else:
             bar = figure.colorbar(image, ax=axes, shrink=0.85, pad=0.03, label="share of the gold class's rows")
             bar.outline.set_visible(False)
@@ -146,7 +148,7 @@ def confusion_picture(scored: Scored, task: str, path: str | Path) -> None:
         axes.spines[:].set_visible(False)
         axes.set(xlabel="predicted class", ylabel="gold class")
         under = f"{len(labels):,} dev rows, {scored.correct.mean():.1%} right; each line sums to 1"
-        titled(figure, f"{task}: what classes are taken for", under)
+        titled(figure, f"{task.name}: what classes are taken for", under)
 
 
 def _numbers(axes: Axes, shares: Array) -> None:

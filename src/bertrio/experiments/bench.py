@@ -105,7 +105,7 @@ class DvcBench:
         """
         self._runs[names] = [self._run(names, seed) for seed in self._seeds]
         scores = [run.json("metrics/evaluation.json")["dev"][METRIC] for run in self._runs[names]]
-        return Outcome(float(np.mean(scores)), float(np.mean([_seconds(run) for run in self._runs[names]])))
+        return Outcome(float(np.mean(scores)), float(np.mean([seconds_of(run) for run in self._runs[names]])))
 
     def gain(self, before: Names, after: Names) -> Gain:
         """The paired test of the overall score on dev: of rows alone for one seed, else of rows and seeds.
@@ -179,7 +179,7 @@ class DvcBench:
             return False
 
 
-def _seconds(run: Revision) -> float:
+def seconds_of(run: Revision) -> float:
     """Of all training stages of a run."""
     from bertrio.experiments.measured import TRAINING
 

@@ -45,10 +45,10 @@ def answer(value: float | None, task: Task) -> Cell:
 
 
 def said(value: float | None, task: Task) -> str:
-    """A label or prediction in words: whole for classes, with two decimals for scores."""
+    """A label or prediction in words: the name or number of a class, a score with two decimals."""
     if value is None:
         return ABSENT
-    return str(int(value)) if task.target.discrete else f"{value:.2f}"
+    return task.target.name_of(value) if task.target.discrete else f"{value:.2f}"
 
 
 def records(title: str, first: str, found: Mapping[str, Mapping[str, float | None]]) -> Table:

@@ -82,6 +82,7 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
     if not unmeasured and not notes:
         result["overall"] = _compare_overall(tests)
     notes += [f"task {name} has no labels in split {split}, and overall scores need all tasks" for name in unmeasured]
+    notes += _other_metrics([*first, *second], tasks)
     result["notes"] = [*notes, *_notes(first, second, split), *_same_runs(first, second, tests)]
     for name, figures in (*result["tasks"].items(), *result.get("overall", {}).items()):
         figures["sentence"] = _sentence(name, figures, label(first), label(second))
@@ -323,6 +324,16 @@ def _shared_tasks(first: Side, second: Side) -> tuple[dict[str, Task], list[str]
     if not shared:
         raise UserError(f"{', '.join(revision.title for revision in revisions)} have no task in common")
     return shared, notes
+
+
+def _other_metrics(revisions: Sequence[Revision], tasks: Mapping[str, Task]) -> list[str]:
+    """Notes about tasks that not all revisions measure by the same metric."""
+    notes = []
+    for name, task in tasks.items():
+        used = list(dict.fromkeys(revision.tasks()[name].target.metrics[0] for revision in revisions))
+        if len(used) > 1:
+            notes.append(f"{name} is measured by {' and by '.join(used)}: compared by {task.target.metrics[0]}")
+    return notes
 
 
 def _describe(side: Side) -> Figures:

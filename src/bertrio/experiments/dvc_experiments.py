@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ PARAMS = "params.yaml"
 FOLDERS = ("data.path", "data.corpora_path", "encoder.name")  # params that may name a folder of this machine
 OF_MACHINE = re.compile(r"runtime\.(device|threads)|checkpoints\..*")  # params that say how a run is made, not which
 FIELDS = ("data.source", "encoder.name")  # params that a measured file has fields for
+LOOK_EVERY = 1.0  # seconds between two calls of who watches a run
 
 
 class Experiment(NamedTuple):
@@ -56,7 +57,14 @@ def find_experiments(root: str | Path = ".") -> dict[str, Experiment]:
     return {experiment.name: experiment for _, experiment in sorted(found)}
 
 
-def run_experiment(name: str, settings: Mapping[str, Any], root: str | Path = ".", queue: bool = False) -> None:
+def run_experiment(
+    name: str,
+    settings: Mapping[str, Any],
+    root: str | Path = ".",
+    queue: bool = False,
+    watch: Callable[[], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
     """Makes a DVC experiment with the given params, unless it is there already.
 
     It is run by `dvc exp run --temp`, in a temporary copy of the repository, so that the workspace stays as it is; the
@@ -69,6 +77,8 @@ def run_experiment(name: str, settings: Mapping[str, Any], root: str | Path = ".
         settings: all params, as params.yaml would hold them.
         root: the folder that holds dvc.yaml.
         queue: only add it to DVC's queue, which `dvc queue start` works off.
+        watch: called every second while it runs; what it raises stops the run as Ctrl-C does, and is raised here.
+        environment: variables that the run has beside those of this process.
 
     Raises:
         UserError: if there is an experiment of that name with other params, DVC can't set these params, or the run
@@ -86,7 +96,7 @@ def run_experiment(name: str, settings: Mapping[str, Any], root: str | Path = ".
     arguments = [sys.executable, "-m", "dvc", "exp", "run", "--name", name, "--queue" if queue else "--temp"]
     for override in checked_overrides(root / PARAMS, settings):
         arguments += ["--set-param", override]
-    code = _run(arguments, root)
+    code = _run(arguments, root, watch, environment or {})
     if code if queue else name not in find_experiments(root):
         raise UserError(f"{name}: dvc exp run ended with exit code {code} and no experiment; its output says why")
 
@@ -161,21 +171,32 @@ def _need_same(done: Experiment, settings: Mapping[str, Any], root: Path) -> Non
         )
 
 
-def _run(command: list[str], root: Path) -> int:
+def _run(command: list[str], root: Path, watch: Callable[[], None] | None, environment: Mapping[str, str]) -> int:
     """Runs a command to its end and returns its exit code; what stops this process stops all that the command started.
 
     The command gets a process group of its own, and Ctrl-C or SIGTERM go to the whole of it as one Ctrl-C: DVC waits
-    for the stage, which ends, and then tidies up its copy. `python` is the one that runs this.
+    for the stage, which ends, and then tidies up its copy. So does what `watch` raises. `python` is the one that runs
+    this.
     """
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    variables = {**os.environ, **environment, "PATH": paths}
     with _interruptible():
-        process = subprocess.Popen(command, cwd=root, env={**os.environ, "PATH": paths}, start_new_session=True)
+        process = subprocess.Popen(command, cwd=root, env=variables, start_new_session=True)
         try:
-            return process.wait()
-        except KeyboardInterrupt:
+            return process.wait() if watch is None else _watched(process, watch)
+        except BaseException:
             os.killpg(process.pid, signal.SIGINT)
             process.wait()
             raise
+
+
+def _watched(process: subprocess.Popen, watch: Callable[[], None]) -> int:
+    """Waits for the end of a process, and calls `watch` meanwhile."""
+    while True:
+        try:
+            return process.wait(timeout=LOOK_EVERY)
+        except subprocess.TimeoutExpired:
+            watch()
 
 
 @contextmanager

@@ -110,6 +110,8 @@ def _tile(found: Mapping[str, Any], split: str, name: str, values: Any, simple: 
     lines = [f"[{short(interval[0])}, {short(interval[1])}]"] if interval else []
     lines += [f"{model}: {short(worth)}" for model, worth in below.items()]
     bar = Bar(value, *(interval or (None, None)), mark=next(iter(below.values()), None))
+    if metric is None and "overall_tasks" in found:
+        lines.append(f"of {', '.join(found['overall_tasks'])}")
     title = f"{name} {metric}" if metric else OVERALL.get(name, name)
     return Tile(title, Cell(short(value), bar=bar), lines)
 

@@ -185,7 +185,8 @@ class Revision:
 
 def _task(name: str, block: dict[str, Any]) -> Task:
     limits = tuple(float(end) for end in block.get("range") or ()) or None
-    target = build_target(block["target"], block.get("classes"), limits)
+    names = [str(name) for name in block.get("labels") or ()]
+    target = build_target(block["target"], block.get("classes"), limits, names, block.get("metric"))
     return Task(name, block["kind"], block.get("encoding") or "cross", target)
 
 

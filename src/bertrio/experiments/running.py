@@ -87,7 +87,10 @@ def run_rows(
             say(f"stopped; {name} and what comes after it are missing: the same command goes on from there")
             raise
     if queue:
-        say("next: dvc queue start -j N (N at a time), dvc queue status, and in the end bertrio recipes collect")
+        say(
+            "next: dvc queue start (N at a time: BERTRIO_WORKERS=N dvc queue start -j N), dvc queue status, and in the "
+            "end bertrio recipes collect"
+        )
     if failed:
         told = "\n  ".join([f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:", *failed])
         raise UserError(told)

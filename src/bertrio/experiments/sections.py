@@ -68,9 +68,9 @@ def metrics(run: Run) -> Built:
     overall = [name for name in ("overall_mean", "overall_normalized") if any(name in found[split] for split in splits)]
     if overall:
         rows = [[Cell(name), *[_measured(found, split, name, None) for split in splits]] for name in overall]
-        blocks.append(
-            Table("Overall", [Column("score", "word"), *[Column(split, "measure") for split in splits]], rows)
-        )
+        columns = [Column("score", "word"), *[Column(split, "measure") for split in splits]]
+        covered = ", ".join(found.get("overall_tasks", tasks))
+        blocks.append(Table("Overall", columns, rows, f"Means of the first metric of {covered}."))
     for task in tasks:
         names = dict.fromkeys(metric for split in splits for metric in found[split].get(task, {}))
         rows = [[Cell(metric_name(name)), *[_measured(found, split, task, name) for split in splits]] for name in names]

@@ -41,7 +41,7 @@ def _show_params(params: dict[str, list[list[str]]], console: Console) -> None:
 
 def _main_table(result: dict[str, Any]) -> Table:
     lines = [(f"{name} {figures['metric']}", figures) for name, figures in result["tasks"].items()]
-    lines += list(result.get("overall", {}).items())
+    lines += [(f"{name} of {', '.join(result['tasks'])}", own) for name, own in result.get("overall", {}).items()]
     names = ["A", "B", "B - A", "95 % interval", "p", "Holm", "better"]
     table = _table(
         f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)", "metric", names

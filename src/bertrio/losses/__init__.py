@@ -1,13 +1,13 @@
 """Losses: `(output, labels [B], *, options) -> scalar`, the mean over rows, in float32. None sees the model.
 
-A loss reads the head's `outputs` [B, size] or its `cosine` [B], of any floating dtype.
+A loss reads the head's `outputs` [B, size] or its `cosine` [B], of any floating dtype. Other packages add theirs in the
+entry-point group `bertrio.losses`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from bertrio.losses.classes import cross_entropy, dual_objective, ordinal_log_lo
 from bertrio.losses.cosine import cosent, cosine_embedding, cosine_mse
 from bertrio.losses.scores import mse, pearson
 from bertrio.losses.weights import inverse_frequency
+from bertrio.plugins import blamed, check_options, choose, keyword_options
 from bertrio.tasks import HeadOutput, Score, Target
 
 __all__ = ["LOSSES", "Loss", "build_loss", "inverse_frequency", "options_of"]
@@ -49,7 +50,11 @@ def options_of(name: str) -> set[str]:
     Raises:
         ValueError: if there is no such loss.
     """
-    options = _arguments(name) - LIMITS
+    return _options(choose("losses", LOSSES, name)[0])
+
+
+def _options(function: Callable[..., Tensor]) -> set[str]:
+    options = keyword_options(function) - LIMITS
     return options - {"weights"} | {"class_weights"} if "weights" in options else options
 
 
@@ -59,36 +64,28 @@ def build_loss(
     """The loss `name` for `target`, ready to be called with a head's output and labels.
 
     Args:
-        name: a key of `LOSSES`.
+        name: a key of `LOSSES`, or of another package's.
         target: what the task predicts; its range goes to the losses that ask for one.
         options: as in `options_of`; those left out have their defaults. `class_weights` is `inverse` or None.
         label_counts: [C], training rows by class (binary: no, yes), for `class_weights`.
 
     Raises:
         ValueError: if the name, an option or its value is unknown or out of range, or the counts are missing.
+        UserError: if another package's loss does not take the options, or fails on a row of the target.
     """
-    known = options_of(name)
-    if unknown := set(options) - known:
-        raise ValueError(
-            f"loss {name}: unknown option {', '.join(sorted(unknown))}: expected {_listed(known) or 'no options'}"
-        )
-    arguments = {key: value for key, value in options.items() if key != "class_weights"}
-    if options.get("class_weights") is not None:
-        arguments["weights"] = _class_weights(options["class_weights"], label_counts)
-    if _arguments(name) >= LIMITS:
-        low, high = (target.low, target.high) if isinstance(target, Score) else (0.0, 1.0)
-        arguments |= {"low": low, "high": high}
-    loss = partial(LOSSES[name], **arguments)
-    _try_out(loss, name, target)
+    function, plugin = choose("losses", LOSSES, name)
+    with blamed(plugin):
+        known = _options(function)
+        check_options(options, known, f"loss {name}: ")
+        arguments = {key: value for key, value in options.items() if key != "class_weights"}
+        if options.get("class_weights") is not None:
+            arguments["weights"] = _class_weights(options["class_weights"], label_counts)
+        if keyword_options(function) >= LIMITS:
+            low, high = (target.low, target.high) if isinstance(target, Score) else (0.0, 1.0)
+            arguments |= {"low": low, "high": high}
+        loss = partial(function, **arguments)
+        _try_out(loss, name, target)
     return loss
-
-
-def _arguments(name: str) -> set[str]:
-    """The keyword arguments of the loss `name`."""
-    if name not in LOSSES:
-        raise ValueError(f"loss: expected {_listed(LOSSES)}, found {name}")
-    parameters = signature(LOSSES[name]).parameters.values()
-    return {parameter.name for parameter in parameters if parameter.kind is Parameter.KEYWORD_ONLY}
 
 
 def _class_weights(method: str, label_counts: Sequence[int] | None) -> Tensor:
@@ -102,7 +99,10 @@ def _class_weights(method: str, label_counts: Sequence[int] | None) -> Tensor:
 def _try_out(loss: Loss, name: str, target: Target) -> None:
     """Calls `loss` on one row of zeros, so that a wrong option is an error now and not in the first step."""
     output = HeadOutput(torch.zeros(1, target.outputs_for(name)), torch.zeros(1))
-    loss(output, torch.zeros(1, dtype=getattr(torch, target.label_dtype)))
+    result = loss(output, torch.zeros(1, dtype=getattr(torch, target.label_dtype)))
+    if not isinstance(result, Tensor) or result.shape != () or result.dtype != torch.float32:
+        found = f"{list(result.shape)}, {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+        raise ValueError(f"loss {name}: gave {found}, expected a scalar in float32")
 
 
 def _listed(names: Mapping[str, Any] | set[str]) -> str:

@@ -13,7 +13,7 @@ from bertrio.errors import UserError, need
 from bertrio.model.dropout import draw_bits
 from bertrio.model.lora import merged_weights
 from bertrio.model.names import source_of
-from bertrio.model.pooling import POOLINGS
+from bertrio.model.pooling import pooling_of
 from bertrio.model.tiny import start_by_matching, tiny_config
 from bertrio.params import EncoderParams
 
@@ -36,7 +36,7 @@ class Encoder(nn.Module):
 
     Args:
         transformer: an encoder of transformers.
-        pooling: `cls`, `mean` or `pooler`.
+        pooling: `cls`, `mean`, `pooler`, or another package's.
         frozen: parameters get no gradient, and dropout stays off: the encoder is a fixed feature extractor.
 
     Raises:
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
             kind = transformer.config.model_type
             raise UserError(f"encoder.pooling: {kind} models have no pooler; use cls or mean")
         draw_bits(transformer)
-        self.transformer, self.pooling, self.frozen = transformer, POOLINGS[pooling], frozen
+        self.transformer, self.pooling, self.frozen = transformer, pooling_of(pooling), frozen
         self._accepts = set(inspect.signature(transformer.forward).parameters)
         if frozen:
             self.requires_grad_(False)

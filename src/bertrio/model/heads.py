@@ -6,7 +6,7 @@ All but `cosine` have one shape:
 
 where the projection, a linear layer and the activation on each vector, is left out unless asked for. Heads differ in
 their features, which are the class's one method. Two tasks can share their projection or their fusion, the layer that
-joins two sentences: `build_heads`.
+joins two sentences: `build_heads`. Other packages add heads in the entry-point group `bertrio.heads`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bertrio.plugins import blamed, choose
 from bertrio.tasks import Binary, HeadOutput, Score, Target
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -361,7 +363,7 @@ SHARES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head to be built: its `name` in HEADS, the task's `target`, how many outputs, its dropout, and options."""
+    """A head to be built: its `name`, the task's `target`, how many outputs, its dropout, and options."""
 
     name: str
     target: Target
@@ -372,7 +374,18 @@ class HeadSpec:
 
 def head_options(name: str) -> set[str]:
     """The options that a user may set for head `name`."""
-    return set(known(HEADS, name, "head").options)
+    return _options(choose("heads", HEADS, name)[0])
+
+
+def vectors_of(name: str) -> int:
+    """How many pooled vectors head `name` takes: 1, or 2 for pairs whose texts are encoded apart."""
+    return int(choose("heads", HEADS, name)[0].vectors)
+
+
+def _options(kind: Callable[..., nn.Module]) -> set[str]:
+    """What the class says, or else all arguments after the four that every head gets."""
+    said = getattr(kind, "options", None)
+    return set(list(signature(kind).parameters)[4:] if said is None else said)
 
 
 def build_heads(
@@ -419,17 +432,20 @@ def build_heads(
     return heads
 
 
-def _build_head(task: str, spec: HeadSpec, hidden_size: int, shared: Sequence[str]) -> Head:
+def _build_head(task: str, spec: HeadSpec, hidden_size: int, shared: Sequence[str]) -> nn.Module:
     """The head of one task, with the layers that it is to share."""
     try:
-        allowed, options = head_options(spec.name), dict(spec.options)
-        for option in options:
-            known(dict.fromkeys(sorted(allowed)), option, f"option of head {spec.name}")
-        if "projection" in shared:
-            options["projection"] = True
-        if "fusion" in shared:
-            options["depth"] = max(options.get("depth") or 0, 1)
-        return HEADS[spec.name](hidden_size, spec.target, spec.size, spec.dropout, **options)
+        kind, plugin = choose("heads", HEADS, spec.name)
+        options = dict(spec.options)
+        with blamed(plugin):
+            allowed = _options(kind)
+            for option in options:
+                known(dict.fromkeys(sorted(allowed)), option, f"option of head {spec.name}")
+            if "projection" in shared:
+                options["projection"] = True
+            if "fusion" in shared:
+                options["depth"] = max(options.get("depth") or 0, 1)
+            return kind(hidden_size, spec.target, spec.size, spec.dropout, **options)
     except ValueError as error:
         raise ValueError(f"task {task}: {error}") from None
 
@@ -441,7 +457,7 @@ def _sharing_tasks(specs: Mapping[str, HeadSpec], parts: Sequence[str], share_ta
     for task in share_tasks:
         name = known(specs, task, "task in share_tasks").name
         for part in parts:
-            if part not in known(HEADS, name, "head").shareable:
+            if part not in getattr(choose("heads", HEADS, name)[0], "shareable", ()):
                 able = ", ".join(name for name, head in HEADS.items() if part in head.shareable)
                 raise ValueError(f"task {task}: head {name} can't share a {part}: {_why_not(name, part)}; can: {able}")
     sharing = [task for task in specs if task in share_tasks]

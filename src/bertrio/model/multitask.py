@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertrio.errors import UserError, need
 from bertrio.files import whole_file, write_json
+from bertrio.model.about import FILE, About, read_about
 from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer, recompute_hidden_states
 from bertrio.model.heads import HeadSpec, build_heads
 from bertrio.model.lora import add_lora
@@ -21,6 +23,8 @@ from bertrio.model.upper import UpperLayers
 from bertrio.params import Params, build_tasks
 from bertrio.runtime import Runtime
 from bertrio.tasks import HeadOutput, Target
+
+HEADS_FILE = "heads.safetensors"
 
 
 @dataclass(frozen=True)
@@ -106,35 +110,47 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
             raise UserError(f"tasks.{name}: a task can't have this name; choose another")
     if options.checkpointing:
         recompute_hidden_states(transformer)
-    encoder = Encoder(transformer, options.pooling, options.frozen)
-    targets = {name: task.target for name, task in build_tasks(params).items()}
-    specs = {name: _head_spec(params, name, target) for name, target in targets.items()}
-    sharing = [name for name in params.sharing.tasks if name in specs]
-    heads = build_heads(specs, encoder.size, params.sharing.layer if len(sharing) > 1 else "none", sharing)
+    encoder, heads, targets = _parts(params, transformer, options.frozen)
     if options.lora.rank:  # after the heads, so that they start alike with and without
-        add_lora(encoder.transformer, **options.lora.model_dump())
+        add_lora(transformer, **options.lora.model_dump())
     return MultitaskModel(encoder, heads, targets, runtime)
 
 
-def load_model(params: Params, folder: str | Path, runtime: Runtime) -> MultitaskModel:
-    """The trained model that `save_model` wrote, from the params that it was trained with.
+def load_model(folder: str | Path, runtime: Runtime) -> MultitaskModel:
+    """The trained model that `save_model` wrote, without dropout. The global generators stay as they are.
 
     What LoRA trained stands merged in its encoder, which has no adapters any more.
 
     Raises:
-        UserError: if there is none.
+        UserError: if there is none, or a part of it is missing or damaged.
     """
     folder = Path(folder)
-    need(folder / "heads.safetensors")
-    lora = params.encoder.lora.model_copy(update={"rank": 0})
-    encoder = params.encoder.model_copy(update={"lora": lora})
-    model = build_model(params.model_copy(update={"encoder": encoder}), folder / "encoder", runtime)
+    heads = need(folder / HEADS_FILE)
+    about = read_about(folder)
+    with torch.random.fork_rng(devices=[]):  # weights that are drawn only to be replaced
+        model = MultitaskModel(*_parts(about, load_transformer(folder / "encoder")), runtime)
     load_heads(model, folder)
-    return model
+    lost = sorted(set(model.heads.state_dict()) - set(_read_heads(heads)))
+    if lost:
+        raise UserError(f"{heads}: lacks {lost[0]}, which {FILE} beside it speaks of; run the finetune stage again")
+    return model.eval()
 
 
-def _head_spec(params: Params, name: str, target: Target) -> HeadSpec:
-    task, sharing = params.tasks[name], params.sharing
+def _parts(
+    about: Params | About, transformer: nn.Module, frozen: bool = False
+) -> tuple[Encoder, dict[str, nn.Module], dict[str, Target]]:
+    """The encoder, and heads and targets by task, of a model as `about` describes it; heads are fresh."""
+    encoder = Encoder(transformer, about.encoder.pooling, frozen)
+    targets = {name: task.target for name, task in build_tasks(about).items()}
+    specs = {name: head_spec(about, name, target) for name, target in targets.items()}
+    sharing = [name for name in about.sharing.tasks if name in specs]
+    heads = build_heads(specs, encoder.size, about.sharing.layer if len(sharing) > 1 else "none", sharing)
+    return encoder, heads, targets
+
+
+def head_spec(about: Params | About, name: str, target: Target) -> HeadSpec:
+    """The head of task `name`, with the layers that it is to share."""
+    task, sharing = about.tasks[name], about.sharing
     options = task.head_options.given()
     if name in sharing.tasks:  # also where the task is trained alone, before it shares
         if sharing.layer in ("projection", "both"):
@@ -144,18 +160,27 @@ def _head_spec(params: Params, name: str, target: Target) -> HeadSpec:
     return HeadSpec(task.head, target, target.outputs_for(task.loss), task.dropout, options)
 
 
-def save_model(model: MultitaskModel, folder: str | Path, about: dict[str, Any]) -> None:
-    """Writes encoder/ (a transformers folder), heads.safetensors and bertrio.json (`about`: what the model is)."""
+def save_model(model: MultitaskModel, folder: str | Path, about: About, tokenizer: str | Path) -> None:
+    """Writes a model folder, which needs nothing beside it: encoder/, heads.safetensors and bertrio.json.
+
+    Args:
+        model: what to save.
+        folder: what to write.
+        about: what the model is, for bertrio.json.
+        tokenizer: the tokenizer's folder. Its files go into encoder/, which then is what transformers expects of one.
+    """
     folder = Path(folder)
     model.encoder.save(folder / "encoder")
+    for file in sorted(need(tokenizer).iterdir()):
+        shutil.copyfile(file, folder / "encoder" / file.name)
     save_heads(model, list(model.heads), folder)
-    write_json(folder / "bertrio.json", about)
+    write_json(folder / FILE, about.as_json())
 
 
 def save_heads(model: MultitaskModel, tasks: list[str], folder: str | Path) -> None:
     """Writes the heads of `tasks` to heads.safetensors."""
     heads = nn.ModuleDict({task: model.heads[task] for task in tasks})
-    with whole_file(Path(folder) / "heads.safetensors") as path:
+    with whole_file(Path(folder) / HEADS_FILE) as path:
         # clones: safetensors refuses tensors that share memory, as shared layers do
         save_file({name: value.detach().cpu().contiguous().clone() for name, value in heads.state_dict().items()}, path)
 
@@ -164,12 +189,12 @@ def load_heads(model: MultitaskModel, folder: str | Path) -> None:
     """Puts the heads in heads.safetensors, if there is such a file, into `model`; its other heads stay as they are.
 
     Raises:
-        UserError: if a head in the file is not of the shape that the model's is.
+        UserError: if the file is damaged, or a head in it is not of the shape that the model's is.
     """
-    path = Path(folder) / "heads.safetensors"
+    path = Path(folder) / HEADS_FILE
     if not path.exists():
         return
-    saved = load_file(path)
+    saved = _read_heads(path)
     for task in dict.fromkeys(name.partition(".")[0] for name in saved):
         found = {name.partition(".")[2]: value for name, value in saved.items() if name.startswith(f"{task}.")}
         own = model.heads[task].state_dict() if task in model.heads else {}
@@ -179,3 +204,14 @@ def load_heads(model: MultitaskModel, folder: str | Path) -> None:
                 f"tasks.{task}.head and head_options, and the same sharing, in prefinetune and in every member"
             )
         model.heads[task].load_state_dict(found)
+
+
+def _read_heads(path: Path) -> dict[str, Tensor]:
+    try:
+        saved = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: can't be loaded ({error}); run the stage that writes it again") from error
+    broken = next((name for name, value in saved.items() if not value.isfinite().all()), None)
+    if broken:
+        raise UserError(f"{path}: is damaged, {broken} holds numbers that are not finite; run the stage again")
+    return saved

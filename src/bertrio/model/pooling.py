@@ -1,10 +1,16 @@
-"""Poolings: `(output of the transformer, attention mask [B, T]) -> one vector a text [B, H]`."""
+"""Poolings: `(output of the transformer, attention mask [B, T]) -> one vector a text [B, H]`.
+
+Other packages add theirs in the entry-point group `bertrio.poolings`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+
+from bertrio.plugins import choose
 
 
 def cls(output: Any, mask: Tensor) -> Tensor:
@@ -23,4 +29,15 @@ def pooler(output: Any, mask: Tensor) -> Tensor:
     return output.pooler_output
 
 
-POOLINGS = {"cls": cls, "mean": mean, "pooler": pooler}
+Pooling = Callable[[Any, Tensor], Tensor]
+POOLINGS: dict[str, Pooling] = {"cls": cls, "mean": mean, "pooler": pooler}
+
+
+def pooling_of(name: str) -> Pooling:
+    """The pooling called `name`.
+
+    Raises:
+        ValueError: if there is none.
+        UserError: if it is another package's, and can't be imported.
+    """
+    return choose("poolings", POOLINGS, name)[0]

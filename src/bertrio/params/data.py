@@ -62,6 +62,50 @@ class HubTask(Group):
     label_scale: Positive = 1.0
 
 
+class TaskData(Group):
+    """Where one task's rows are, said in its own block: files or a data set on the hub, whatever `data.source` is.
+
+    Paths start at the repository. `split` shares out the labelled rows, as `data.split` does for all tasks.
+    """
+
+    train: InputPath | None = None
+    dev: InputPath | None = None
+    test: InputPath | None = None
+    columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
+    hub: HubTask | None = None
+    split: SplitRule | None = None
+
+    @model_validator(mode="after")
+    def _one_place(self) -> TaskData:
+        if (self.train is None) == (self.hub is None):
+            found = "neither" if self.hub is None else "both"
+            raise ValueError(f"expected train (a file, and with it dev and test) or hub (a data set), found {found}")
+        if self.hub is not None and (self.dev or self.test or self.columns):
+            raise ValueError("dev, test and columns go with train; of a data set on the hub say them in hub")
+        return self
+
+    @property
+    def source(self) -> str:
+        """`files` or `hub`."""
+        return "files" if self.hub is None else "hub"
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files by split; none for a data set on the hub."""
+        named = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {split: path for split, path in named.items() if path is not None}
+
+    @property
+    def has_dev(self) -> bool:
+        """Whether there are rows for dev as they come."""
+        return self.dev is not None if self.hub is None else "dev" in self.hub.splits
+
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """The columns of the layout that are said to be called otherwise."""
+        return tuple(self.columns if self.hub is None else self.hub.columns)
+
+
 class HubCorpus(Group):
     """An unlabelled corpus on the hub."""
 

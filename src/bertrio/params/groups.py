@@ -20,7 +20,10 @@ from bertrio.params.base import (
     Share,
     Whole,
 )
+from bertrio.params.choices import choice
 
+POOLINGS = ("cls", "mean", "pooler")  # bertrio's own
+PoolingName = choice("poolings", POOLINGS)
 Combine = Literal["vote", "mean", "mean_logits", "greedy", "uniform_soup", "greedy_soup"]
 
 
@@ -30,6 +33,7 @@ class RuntimeParams(Group):
     precision: Literal["auto", "float32", "bf16"]
     threads: Count | None
     deterministic: bool
+    processes: Count = 1  # of fine-tuning
 
 
 class TinyParams(Group):
@@ -61,7 +65,7 @@ class LoraParams(Group):
 class EncoderParams(Group):
     name: InputPath  # or tiny, or an id on the hub
     revision: str | None
-    pooling: Literal["cls", "mean", "pooler"]
+    pooling: PoolingName
     dropout: Rate | None
     attention_dropout: Rate | None
     frozen: bool

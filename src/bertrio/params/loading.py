@@ -14,13 +14,13 @@ from bertrio.errors import UserError
 from bertrio.params.base import Group
 from bertrio.params.reading import printable, read_yaml
 from bertrio.params.root import Params
-from bertrio.tasks import Task, build_target
+from bertrio.tasks import Task
 
 MEMBER_GROUPS = (  # what finetune reads
     "runtime", "tasks", "sharing", "encoder", "optimizer", "finetune", "schedule", "weighting", "surgery", "smart",
     "bregman", "r_drop", "penalties", "tracking",
 )  # fmt: skip
-FIXED_IN_TASKS = ("kind", "target", "classes", "range")  # decide what a label is
+FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # what is predicted, of what rows
 MOST_PROBLEMS = 30  # that one message lists
 LONGEST_VALUE = 200  # characters of a value that a message shows
 PREPARED = ("encoder.name", "encoder.revision", "encoder.tiny")  # settled before finetune, the same for all members
@@ -162,9 +162,15 @@ def _known_keys(loc: tuple[Any, ...]) -> list[str]:
 def _field_type(kind: Any, key: str) -> Any:
     """The type of field `key` of a group, or of any item of a `dict[str, X]`."""
     if _is_group(kind):
-        return kind.model_fields[key].annotation if key in kind.model_fields else None
+        return _without_none(kind.model_fields[key].annotation) if key in kind.model_fields else None
     items = [item for item in get_args(kind) if _is_group(item)]
     return items[0] if items else None
+
+
+def _without_none(kind: Any) -> Any:
+    """The group of a field that is one or null."""
+    args = get_args(kind)
+    return args[0] if len(args) == 2 and args[1] is type(None) else kind
 
 
 def _is_group(kind: Any) -> bool:
@@ -173,7 +179,4 @@ def _is_group(kind: Any) -> bool:
 
 def build_tasks(params: Params) -> dict[str, Task]:
     """The tasks of params.yaml, in its order."""
-    return {
-        name: Task(name, task.kind, task.encoding or "cross", build_target(task.target, task.classes, task.range))
-        for name, task in params.tasks.items()
-    }
+    return {name: task.task(name) for name, task in params.tasks.items()}

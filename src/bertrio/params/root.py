@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from bertrio.params.base import Group
-from bertrio.params.data import DataParams
+from bertrio.params.data import DataParams, SplitRule
 from bertrio.params.groups import (
     AnalyzeParams,
     CheckpointParams,
@@ -24,7 +24,7 @@ from bertrio.params.groups import (
 )
 from bertrio.params.tasks import BATCH_LOSSES, SharingParams, TaskParams
 from bertrio.params.techniques import (
-    SAMPLED,
+    SCHEDULES,
     BregmanParams,
     PenaltyParams,
     RDropParams,
@@ -38,6 +38,7 @@ from bertrio.tasks import TEXT_COLUMNS
 OVERALL = ("overall_normalized", "overall_mean")
 SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
 UNTIL = ("shortest", "longest", "steps")
+_ONE_TASK_A_STEP = {*SCHEDULES} - {"joint"}  # another package's schedule may take several
 RESERVED = (*OVERALL, "last", *UNTIL)  # words with a meaning of their own where a task may be named
 
 
@@ -75,6 +76,21 @@ class Params(Group):
         """The tasks that ensemble member `member` answers: all, unless it says otherwise."""
         return tuple((self.ensemble.members[member] or {}).get("answers", self.tasks))
 
+    def source_of(self, task: str) -> str:
+        """Where the rows of a task come from: its own block says so, or `data.source`."""
+        own = self.tasks[task].data
+        return self.data.source if own is None else own.source
+
+    def split_of(self, task: str) -> SplitRule:
+        """How the rows of a task are shared out."""
+        own = self.tasks[task].data
+        return (own and own.split) or self.data.split.tasks.get(task, self.data.split)
+
+    @property
+    def of_source(self) -> list[str]:
+        """The tasks whose rows come from `data.source`."""
+        return [name for name, task in self.tasks.items() if task.data is None]
+
     @model_validator(mode="after")
     def _groups_fit(self) -> Params:
         problems = [problem for problem in self._combination_problems() if problem]
@@ -85,7 +101,7 @@ class Params(Group):
     def _combination_problems(self) -> list[str | None]:
         known = ", ".join(self.tasks)
         select = (*self.tasks, *OVERALL, "last")
-        needs_path = self.data.source == "cs224n" and self.data.path is None
+        needs_path = self.data.source == "cs224n" and self.data.path is None and self.of_source
         named = {
             "data.split.tasks": self.data.split.tasks,
             "schedule.tasks": self.trains,
@@ -97,7 +113,7 @@ class Params(Group):
         }
         return [
             *[_not_in(param, name, self.tasks, known) for param, names in named.items() for name in names],
-            _not_in("prefinetune.task", self.prefinetune.task, self.tasks, known),
+            _not_in("prefinetune.task", self.prefinetune.task, self.tasks, known) if self.prefinetune.epochs else None,
             _not_in("finetune.select", self.finetune.select, select, ", ".join(select)),
             *[
                 f"tasks.{name}: is a word of its own here; call the task otherwise"
@@ -118,16 +134,22 @@ class Params(Group):
         trains, until = self.trains, self.schedule.until_names
         listed = isinstance(self.schedule.until, list)
         allowed = trains if listed else [*trains, *UNTIL]
-        counts = self.schedule.name in SAMPLED and len(trains) > 1  # one task alone: an epoch is its own
+        counts = self.schedule.reads_until and len(trains) > 1  # one task alone: an epoch is its own
         own_epochs = [name for name, task in self.tasks.items() if task.epochs is not None]
         return [
-            *[_not_in("schedule.until", name, allowed, ", ".join(allowed)) for name in until if counts],
+            *[
+                f"{problem}; without the task that it names, set schedule.until=shortest, longest or another task"
+                for problem in (
+                    _not_in("schedule.until", name, allowed, ", ".join(allowed)) for name in until if counts
+                )
+                if problem
+            ],
             f"schedule.tasks: found {trains}, expected each task once" if len(set(trains)) < len(trains) else None,
             *[
                 f"tasks.{name}.epochs: only schedule sequential reads it, and schedule.name is {self.schedule.name}; "
                 "use finetune.epochs"
                 for name in own_epochs
-                if self.schedule.name != "sequential"
+                if self.schedule.name in SCHEDULES and self.schedule.name != "sequential"
             ],
             *[
                 f"{param}: task {name} does not train; expected some of {', '.join(trains)}"
@@ -149,7 +171,7 @@ class Params(Group):
                 f"{what}, but it takes a step of several tasks: it needs schedule.name joint and two or more tasks "
                 f"that train, found {self.schedule.name} and {', '.join(trains)}"
                 for what, is_on in apart.items()
-                if is_on and (self.schedule.name != "joint" or len(trains) < 2)
+                if is_on and (self.schedule.name in _ONE_TASK_A_STEP or len(trains) < 2)
             ],
             *[
                 f"{what}, but it acts on the encoder's gradients, and encoder.frozen leaves none"
@@ -195,17 +217,37 @@ class Params(Group):
         return task.head != "cosine" or bool(task.head_options.projection) or shares
 
     def _source_problems(self) -> list[str | None]:
+        problems = [problem for name in self.tasks for problem in self._data_problems(name)]
         if self.data.source not in ("files", "hub"):
-            return []
+            return problems
         described = self.data.files if self.data.source == "files" else self.data.hub.tasks
         place = "data.files" if self.data.source == "files" else "data.hub.tasks"
-        missing = [f"{place}: found no block for task {name}" for name in self.tasks if name not in described]
+        problems += [
+            f"{place}: found no block for task {name}, and tasks.{name}.data says nothing either"
+            for name in self.of_source
+            if name not in described
+        ]
         if self.data.source == "hub" and self.mlm.enabled:
             wanted = [name for name, rows in self.mlm.rows if rows and name not in self.data.hub.corpora]
-            missing += [
+            problems += [
                 f"data.hub.corpora: found no block for {name}, of which mlm.rows asks for rows" for name in wanted
             ]
-        return list(missing)
+        return problems
+
+    def _data_problems(self, name: str) -> list[str | None]:
+        """Of the rows that a task's own block says."""
+        own = self.tasks[name].data
+        if own is None:
+            return []
+        both = own.split is not None and name in self.data.split.tasks
+        dev = f"tasks.{name}.data.dev" if own.hub is None else f"tasks.{name}.data.hub.splits.dev"
+        return [
+            f"data.split.tasks.{name}: found beside tasks.{name}.data.split; keep one of the two" if both else None,
+            f"{dev}: is missing; name it, or say how rows are shared out, such as tasks.{name}.data.split: "
+            "{strategy: random, fractions: [0.8, 0.1, 0.1]}"
+            if self.split_of(name).strategy == "official" and not own.has_dev
+            else None,
+        ]
 
     def _challenge_problems(self) -> list[str | None]:
         problems: list[str | None] = []

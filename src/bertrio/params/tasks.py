@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from bertrio.params.base import Count, Group, Positive, Rate, Real, Whole
-from bertrio.tasks import build_target
+from bertrio.params.choices import Options, PluginOptions, choice
+from bertrio.params.data import TaskData
+from bertrio.tasks import TARGETS, TEXT_COLUMNS, Task, build_target
 
 # What a head is fed, and the options that it and each loss take. The modules themselves import torch, which what
 # only reads params need not wait for; a test holds these tables against them.
@@ -33,15 +35,21 @@ LOSS_OPTIONS = {
 }
 COSINE_LOSSES = ("cosine_mse", "cosine_embedding", "cosent")  # read the raw cosine
 BATCH_LOSSES = ("pearson", "cosent")  # one number for a batch, not a mean over its rows
+HeadName, LossName = choice("heads", HEAD_OPTIONS), choice("losses", LOSS_OPTIONS)
 SCALINGS = {"score": ("relu", "sigmoid", "affine"), "binary": ("relu", "logit")}
 
 
-class Options(Group):
-    """Options of a head or loss: those left out are its own defaults."""
+def _is_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(
+            "expected the name of a class, found a truth value; put words such as no, yes and on in quotes"
+        )
+    return value.strip() if isinstance(value, str) else value
 
-    def given(self) -> dict[str, Any]:
-        """The options that are set, by name."""
-        return self.model_dump(exclude_none=True)
+
+ClassName = Annotated[
+    str, BeforeValidator(_is_text), Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")
+]
 
 
 class HeadOptions(Options):
@@ -69,36 +77,82 @@ class TaskParams(Group):
     kind: Literal["single", "pair"]
     target: Literal["classes", "ordered", "binary", "score"]
     classes: Annotated[Whole, Field(ge=2)] | None = None
+    labels: Annotated[list[ClassName], Field(min_length=2)] | None = None
     range: tuple[Real, Real] | None = None
+    metric: Annotated[str, Field(max_length=100)] | None = None
+    data: TaskData | None = None
     encoding: Literal["cross", "bi"] | None = None
-    head: Literal["linear", "mlp", "concat", "siamese", "siamese_product", "siamese_cosine", "cosine"]
-    head_options: HeadOptions = HeadOptions()
-    loss: Literal[
-        "cross_entropy", "dual_objective", "ordinal_log_loss", "bce", "siamese_softmax", "mse", "pearson",
-        "cosine_mse", "cosine_embedding", "cosent",
-    ]  # fmt: skip
-    loss_options: LossOptions = LossOptions()
+    head: HeadName
+    head_options: SerializeAsAny[HeadOptions] = HeadOptions()
+    loss: LossName
+    loss_options: SerializeAsAny[LossOptions] = LossOptions()
     batch_size: Count
     dropout: Rate
     epochs: Count | None = None
 
+    @field_validator("head_options", "loss_options", mode="wrap")
+    @classmethod
+    def _of_plugins(cls, value: Any, handler: Any, info: ValidationInfo) -> Options:
+        """What a part of another package takes is not known before it is loaded."""
+        part = info.field_name.removesuffix("_options")
+        name, own = info.data.get(part), {"head": HEAD_OPTIONS, "loss": LOSS_OPTIONS}[part]
+        return handler(value) if name is None or name in own else PluginOptions.model_validate(value)
+
+    def task(self, name: str) -> Task:
+        """The task that the block stands for."""
+        target = build_target(self.target, self.classes, self.range, self.labels, self.metric)
+        return Task(name, self.kind, self.encoding or "cross", target)
+
     @model_validator(mode="after")
     def _parts_fit(self) -> TaskParams:
-        if (self.classes is not None) != (self.target in ("classes", "ordered")):
-            raise ValueError("classes (how many) goes with target classes or ordered, and with no other")
+        problem = self._label_problem()
+        if problem:
+            raise ValueError(problem)
         if (self.range is not None) != (self.target == "score"):
             raise ValueError("range ([lowest, highest]) goes with target score, and with no other")
         if self.range is not None and self.range[0] >= self.range[1]:
             raise ValueError(f"range: expected [lowest, highest], found {list(self.range)}")
         if (self.encoding is not None) != (self.kind == "pair"):
             raise ValueError("encoding goes with kind pair (cross or bi), and is left out or null for kind single")
-        problem = self._loss_problem() or self._head_problem() or self._option_problem()
+        problem = self._loss_problem() or self._head_problem() or self._option_problem() or self._data_problem()
         if problem:
             raise ValueError(problem)
         return self
 
+    def _label_problem(self) -> str | None:
+        several = self.target in ("classes", "ordered")
+        if (several and self.classes is None and self.labels is None) or (self.classes is not None and not several):
+            return "classes (how many) goes with target classes or ordered, and with no other; labels say it as well"
+        if self.labels is not None and not (several or self.target == "binary"):
+            return f"labels (names of the classes) goes with target classes, ordered or binary, not with {self.target}"
+        if self.labels is None:
+            return None
+        twice = [name for name in self.labels if self.labels.count(name) > 1]
+        if twice:
+            return f"labels: found {twice[0]!r} {len(twice)} times, expected each name once"
+        wanted = 2 if self.target == "binary" else self.classes
+        if wanted is not None and len(self.labels) != wanted:
+            of = "no and yes, for target binary" if self.target == "binary" else f"one for each of {wanted} classes"
+            return f"labels: found {len(self.labels)} names, expected {wanted}: {of}"
+        return None
+
+    def _data_problem(self) -> str | None:
+        leading = TARGETS[self.target].leading
+        if self.metric is not None and self.metric not in leading:
+            return (
+                f"metric: found {self.metric!r}, expected one of {', '.join(leading)}: those of target {self.target} "
+                "of which more is better"
+            )
+        allowed = ("id", *TEXT_COLUMNS[self.kind], "label")
+        for name in self.data.named_columns if self.data else ():
+            if name not in allowed:
+                return f"data.columns: found {name!r}, expected {', '.join(allowed)} for kind {self.kind}"
+        return None
+
     def _loss_problem(self) -> str | None:
-        fits = build_target(self.target, self.classes, self.range).losses
+        if self.loss not in LOSS_OPTIONS:
+            return None  # another package's: it is tried out when it is loaded
+        fits = TARGETS[self.target].losses
         if self.loss not in fits:
             return f"loss {self.loss} does not fit target {self.target}: expected {' or '.join(fits)}"
         if self.loss in COSINE_LOSSES and self.head != "cosine":
@@ -111,6 +165,8 @@ class TaskParams(Group):
         return None
 
     def _head_problem(self) -> str | None:
+        if self.head not in HEAD_OPTIONS:
+            return None
         fits = TWO_VECTORS if self.encoding == "bi" else ONE_VECTOR
         if self.head not in fits:
             how = f"encoding {self.encoding}" if self.kind == "pair" else "kind single"
@@ -131,7 +187,7 @@ class TaskParams(Group):
             ("head", self.head, self.head_options, HEAD_OPTIONS),
             ("loss", self.loss, self.loss_options, LOSS_OPTIONS),
         ):
-            for option in options.given():
+            for option in options.given() if name in known else ():
                 if option not in known[name]:
                     takes = ", ".join(known[name]) or "none"
                     return f"{what}_options.{option}: {what} {name} has no such option; it takes {takes}"
@@ -153,7 +209,7 @@ class SharingParams(Group):
         unknown = [name for name in self.tasks if name not in tasks]
         if unknown or len(set(self.tasks)) < 2:
             return [f"sharing.tasks: found {self.tasks}, expected two or more of {', '.join(tasks)}"]
-        shared = {name: tasks[name] for name in self.tasks}
+        shared = {name: tasks[name] for name in self.tasks if tasks[name].head in HEAD_OPTIONS}  # others when built
         problems = []
         for name, task in shared.items():
             if self.layer in ("projection", "both") and task.head not in TWO_VECTORS:

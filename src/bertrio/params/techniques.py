@@ -8,12 +8,27 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from bertrio.params.base import Count, Group, NotNegative, Positive, Real, Share, Whole
+from bertrio.params.choices import PluginOptions, choice
 
-SAMPLED = ("joint", "round_robin", "annealed", "temperature")  # schedules that read `until`
+# The names of bertrio's own; a test holds them against the modules, which import torch.
+SCHEDULES = ("joint", "sequential", "per_epoch", "round_robin", "annealed", "temperature")
+SURGERIES = ("none", "pcgrad", "mgda", "upgrad", "imtl_g", "aligned_mtl", "cagrad")
+WEIGHTINGS = ("fixed", "uncertainty")
+ScheduleName, SurgeryName = choice("schedules", SCHEDULES), choice("surgeries", SURGERIES)
+WeightingName = choice("weightings", WEIGHTINGS)
+WITHOUT_UNTIL = ("sequential", "per_epoch")  # schedules that do not read `until`
+
+
+def _options_of_plugins(group: Any, name: str, own: tuple[str, ...]) -> Any:
+    """The group itself, if its `options` are for a part that reads them."""
+    if group.options.given() and name in own:
+        raise ValueError(f"options: {name} takes none; they are for what other packages add")
+    return group
 
 
 class ScheduleParams(Group):
-    name: Literal["joint", "sequential", "per_epoch", "round_robin", "annealed", "temperature"]
+    name: ScheduleName
+    options: PluginOptions = PluginOptions()  # of another package's schedule
     tasks: Annotated[list[str], Field(min_length=1)] | None
     first: dict[str, Count]
     until: str | Annotated[list[str], Field(min_length=1)]
@@ -28,9 +43,14 @@ class ScheduleParams(Group):
 
     @model_validator(mode="after")
     def _steps_are_there(self) -> ScheduleParams:
-        if self.until == "steps" and self.steps is None and self.name in SAMPLED:
+        if self.until == "steps" and self.steps is None and self.reads_until:
             raise ValueError("steps: found null, expected the number of steps in an epoch, for until: steps")
-        return self
+        return _options_of_plugins(self, self.name, SCHEDULES)
+
+    @property
+    def reads_until(self) -> bool:
+        """Whether the schedule reads `until`; another package's may."""
+        return self.name not in WITHOUT_UNTIL
 
     def trains(self, tasks: list[str]) -> list[str]:
         """The tasks that train, in training order."""
@@ -43,15 +63,25 @@ class ScheduleParams(Group):
 
 
 class WeightingParams(Group):
-    method: Literal["fixed", "uncertainty"]
+    method: WeightingName
+    options: PluginOptions = PluginOptions()  # of another package's weighting
     weights: dict[str, NotNegative]
     lr: Positive
 
+    @model_validator(mode="after")
+    def _options_are_read(self) -> WeightingParams:
+        return _options_of_plugins(self, self.method, WEIGHTINGS)
+
 
 class SurgeryParams(Group):
-    method: Literal["none", "pcgrad", "mgda", "upgrad", "imtl_g", "aligned_mtl", "cagrad"]
+    method: SurgeryName
+    options: PluginOptions = PluginOptions()  # of another package's method
     reduction: Literal["sum", "mean"]
     log_conflicts: bool
+
+    @model_validator(mode="after")
+    def _options_are_read(self) -> SurgeryParams:
+        return _options_of_plugins(self, self.method, SURGERIES)
 
 
 def _norm_name(value: Any) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor
 from bertrio.regularizers.divergences import Divergence
 
 Embeddings = tuple[Tensor, ...]  # one [B, T, H] for each text that is encoded on its own
+Places = tuple[tuple[Tensor, int], ...]  # for each of them where its rows stand in a larger batch, of how many rows
 Forward = Callable[[Embeddings], Tensor]
 
 NORMS = {"inf": math.inf, "2": 2.0}
@@ -109,6 +110,7 @@ class Smart:
         masks: tuple[Tensor, ...],
         outputs: Tensor,
         divergence: Divergence,
+        places: Places | None = None,
     ) -> Tensor:
         """The penalty, in float32 and at least 0: a scalar, or one number for each task if `divergence` gives that.
 
@@ -122,6 +124,9 @@ class Smart:
                 its graph, or the gradient is half of what it should be.
             divergence: of the task's target; or, where the rows of several tasks go through together, one number for
                 each. A row's noise follows from its own task's alone, and the penalty is one number for each as well.
+            places: where the rows are a part of a larger batch, with which other processes are busy: for each of the
+                embeddings where its rows stand there, and of how many. Noise is drawn for the larger batch, so that it
+                is the same whoever has which rows. None: these are all.
 
         Raises:
             ValueError: if the masks do not fit the embeddings.
@@ -129,7 +134,8 @@ class Smart:
         shapes = [list(x.shape[:2]) for x in embeddings], [list(mask.shape) for mask in masks]
         if shapes[0] != shapes[1]:
             raise ValueError(f"Smart: masks must be {shapes[0]}, as the embeddings, got {shapes[1]}")
-        noise = self._worst_noise(forward, embeddings, masks, outputs, divergence)
+        start = tuple(map(self._draw, embeddings, masks, places or [None] * len(embeddings)))
+        noise = self._worst_noise(start, forward, embeddings, masks, outputs, divergence)
         return divergence(forward(_add(embeddings, noise)), outputs)
 
     def state_dict(self) -> dict[str, Any]:
@@ -142,18 +148,18 @@ class Smart:
 
     def _worst_noise(
         self,
+        noise: Embeddings,
         forward: Forward,
         embeddings: Embeddings,
         masks: tuple[Tensor, ...],
         outputs: Tensor,
         divergence: Divergence,
     ) -> Embeddings:
-        """Constant noise for each of the embeddings.
+        """Constant noise for each of the embeddings, from that which was drawn.
 
         The gradient is asked for the noise alone: none is worked out for parameters, and their `.grad` stays.
         """
         constants, outputs = tuple(x.detach() for x in embeddings), outputs.detach()
-        noise = tuple(self._draw(x, mask) for x, mask in zip(embeddings, masks))
         if self.projection == "ball" or not self.steps:
             noise = tuple(self._project(delta) for delta in noise)
         for _ in range(self.steps):
@@ -162,9 +168,11 @@ class Smart:
             noise = tuple(self._step(delta.detach(), *of) for delta, *of in zip(noise, gradients, masks))
         return noise
 
-    def _draw(self, embeddings: Tensor, mask: Tensor) -> Tensor:
+    def _draw(self, embeddings: Tensor, mask: Tensor, place: tuple[Tensor, int] | None) -> Tensor:
         """Random noise [B, T, H], 0 at padding; float32, for bf16 can't add 1e-5 to an embedding."""
-        drawn = torch.randn(embeddings.shape, generator=self.generator, dtype=torch.float32)
+        rows, count = place or (None, len(embeddings))
+        drawn = torch.randn((count, *embeddings.shape[1:]), generator=self.generator, dtype=torch.float32)
+        drawn = drawn if rows is None else drawn[rows]
         return (drawn * self.sigma).to(embeddings.device) * mask.unsqueeze(-1)
 
     def _step(self, noise: Tensor, gradient: Tensor, mask: Tensor) -> Tensor:

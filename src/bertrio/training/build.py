@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from bertrio.combining.surgery import build_surgery
-from bertrio.combining.weighting import WEIGHTINGS
+from bertrio.combining.weighting import build_weighting
 from bertrio.console import say
+from bertrio.errors import UserError
 from bertrio.model.multitask import MultitaskModel
 from bertrio.params import Params
+from bertrio.params.tasks import BATCH_LOSSES, LOSS_OPTIONS
 from bertrio.regularizers.bregman import Bregman
 from bertrio.regularizers.moving_average import MovingAverage
 from bertrio.regularizers.norms import l1, l2
@@ -56,7 +58,16 @@ def build_trainer(
         model: with heads for all tasks.
         train: rows of the tasks that train, in training order.
         tracker: gets the curves of training.
+
+    Raises:
+        UserError: if several processes are to share what can't be shared out.
     """
+    if params.smart.strength and params.smart.projection == "rescale" and not model.runtime.processes.alone:
+        raise UserError(
+            f"smart.projection: found rescale, in {model.runtime.processes.count} processes; it moves the noise by a "
+            "gradient that depends on the size of the batch, of which each process has a part. Use projection ball, or "
+            "runtime.processes 1"
+        )
     model.train()  # before any copy is made of it: a teacher has the dropout that the model has
     streams = build_streams(train, params)
     plan = plan_of(train, streams, params)
@@ -74,10 +85,14 @@ def build_trainer(
         bregman = Bregman(model, options.momentum, options.late_momentum, total)
         follow.append(lambda step: bregman.update(model, step))
     terms = {"smart": smart_term(params), "bregman": bregman_term(params, bregman), "r_drop": r_drop_term(params)}
-    weights = params.weighting.weights if params.weighting.method == "fixed" else list(train)
-    weighting = WEIGHTINGS[params.weighting.method](weights).to(model.runtime.device)
+    weighs = params.weighting
+    weighting = build_weighting(weighs.method, train, weighs.weights, weighs.options.given()).to(model.runtime.device)
     objective = Objective(
-        model, build_losses(train, params), weighting, {name: term for name, term in terms.items() if term is not None}
+        model,
+        build_losses(train, params),
+        weighting,
+        {name: term for name, term in terms.items() if term is not None},
+        of_batches=[task for task in train if not _is_mean_over_rows(params.tasks[task].loss)],
     )
     trainer = Trainer(
         objective,
@@ -99,9 +114,16 @@ def build_trainer(
     return trainer, scored
 
 
+def _is_mean_over_rows(loss: str) -> bool:
+    """Whether a loss adds up over parts of a batch; one of another package is taken to need the whole batch."""
+    return loss in LOSS_OPTIONS and loss not in BATCH_LOSSES
+
+
 def _surgery(params: Params, draws: torch.Generator) -> Callable[[Tensor], Tensor] | None:
     options = params.surgery
-    return None if options.method == "none" else build_surgery(options.method, options.reduction, draws)
+    if options.method == "none":
+        return None
+    return build_surgery(options.method, options.reduction, draws, options.options.given())
 
 
 def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.Parameter]], Tensor] | None:

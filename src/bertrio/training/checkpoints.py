@@ -24,7 +24,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ import torch
 
 import bertrio
 from bertrio.console import say
-from bertrio.errors import need
+from bertrio.errors import UserError, need
 from bertrio.files import sync, write_text
 from bertrio.training.folder_lock import FolderLock
 from bertrio.training.state_files import Damaged, State, read_state, write_state
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 VARIABLE = "BERTRIO_CHECKPOINTS"  # of the environment: the folder, where params name none
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
 DAYS = 30  # after which nobody is expected to go on with a run
-LIBRARIES = ("torch", "transformers", "tokenizers", "numpy")
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft")  # that compute
+IDENTITY = "identity.json"
 CHECKPOINT = re.compile(r"(\d+)-step-\d+")  # numbered by saving: a step can be saved twice, before and after scoring
 RUN = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}")
 
@@ -84,16 +85,16 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
             sync(root)
             lock.take(f"checkpoints of {stage}")
-            write_text(folder / "identity.json", text + "\n")
-            _remove_remains(folder)
         except OSError as error:
-            lock.release()
             say(
-                f"{stage}: no checkpoints can be written in {folder} ({_reason(error)}). Training goes on without, and "
-                f"starts afresh if it is stopped; checkpoints.folder or {VARIABLE} names another folder"
+                f"{stage}: no checkpoints can be written in {folder} ({_reason(error)}). Training goes on without; "
+                f"checkpoints.folder or {VARIABLE} names another folder"
             )
             return cls(folder, options, None)
-        _remove_old(root)
+        with suppress(OSError):  # a full disk may have room again when the first checkpoint is due
+            _remove_remains(folder)
+            _remove_old(root)
+            write_text(folder / IDENTITY, text + "\n")
         return cls(folder, options, lock)
 
     def __enter__(self) -> Checkpoints:
@@ -103,18 +104,19 @@ class Checkpoints:
         self._close()
 
     def latest(self) -> State | None:
-        """The newest whole checkpoint, or None if there is none. Damaged ones are told and removed: the one before
-        leads to the same result."""
-        damaged = False
-        for folder in reversed(self._all()):
+        """The newest whole checkpoint, or None if there is none. One that can't be used is told: the one before leads
+        to the same result. A damaged one is removed; one that can't be read now stays, as a later run may read it."""
+        there = self._listed()
+        for folder in reversed(there):
             try:
                 return read_state(folder)
             except Damaged as error:
-                damaged = True
                 say(f"checkpoint {folder} is damaged ({error}): it is removed, and the one before it is looked at")
                 _remove(folder)
-        if damaged:
-            say("no whole checkpoint is left: training starts afresh")
+            except OSError as error:
+                say(f"checkpoint {folder} can't be read ({_reason(error)}): the one before it is looked at")
+        if there:
+            say("no checkpoint is left that can be used: training starts afresh")
         return None
 
     def due(self, step: int) -> bool:
@@ -150,14 +152,13 @@ class Checkpoints:
         self._asked = step
         if self._lock is None:
             return False  # `open` has said why, or all is over
-        there = self._all()
-        number = 1 + (_number(there[-1]) if there else 0)
-        final = self.folder / f"{number:06d}-step-{step:08d}"
-        temporary = self.folder / f".{final.name}.tmp-{os.getpid()}"
+        temporary = self.folder / f".saving-step-{step:08d}-{os.getpid()}"
         try:
-            temporary.mkdir()
+            temporary.mkdir(parents=True)  # all of it may be gone, where somebody cleans up caches
             write_state(temporary, state)
-            os.replace(temporary, final)
+            there = self._all()
+            number = 1 + (_number(there[-1]) if there else 0)
+            os.replace(temporary, self.folder / f"{number:06d}-step-{step:08d}")
             sync(self.folder)
             for old in self._all()[:-KEPT]:
                 _remove(old)
@@ -175,25 +176,40 @@ class Checkpoints:
     def finish(self) -> None:
         """Removes all of it and gives the lock back: the stage has ended well, and its outputs are on disk."""
         if self._lock is not None:
-            for folder in self._all():  # oldest first: if this is cut off, what is left is still the newest
+            for folder in self._listed():  # oldest first: if this is cut off, what is left is still the newest
                 _remove(folder)
         self._close()
 
     def _close(self) -> None:
         """Gives the lock back, once: from then on the folder may be that of another process."""
-        if self._lock is not None:
+        if self._lock is None:
+            return
+        with suppress(OSError):
             if not self._all():
-                shutil.rmtree(self.folder, ignore_errors=True)  # the lock's file too, see there
-            self._lock.release()
-            self._lock = None
+                (self.folder / IDENTITY).unlink(missing_ok=True)
+                self._lock.remove_files()
+        self._lock.release()
+        self._lock = None
+        with suppress(OSError):  # something is in it: a checkpoint, or the lock of a process that starts right now
+            self.folder.rmdir()
 
     def _all(self) -> list[Path]:
-        """Folders of checkpoints, in the order in which they were saved."""
+        """Folders of checkpoints, in the order in which they were saved.
+
+        Raises:
+            OSError: if the folder is there and can't be looked into: that is not the same as an empty one.
+        """
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return sorted((path for path in self.folder.iterdir() if CHECKPOINT.fullmatch(path.name)), key=_number)
+        return []
+
+    def _listed(self) -> list[Path]:
+        """`_all`; none, and it is said, where they can't be listed."""
         try:
-            names = [path for path in self.folder.iterdir() if CHECKPOINT.fullmatch(path.name)]
-        except OSError:
+            return self._all()
+        except OSError as error:
+            say(f"the checkpoints in {self.folder} can't be listed ({_reason(error)})")
             return []
-        return sorted(names, key=_number)
 
 
 def identity(stage: str, settings: Mapping[str, Any], inputs: Sequence[str | Path], runtime: Runtime) -> dict[str, Any]:
@@ -220,22 +236,48 @@ def identity(stage: str, settings: Mapping[str, Any], inputs: Sequence[str | Pat
         "device": torch.cuda.get_device_name(runtime.device) if cuda else runtime.device.type,
         "compute": str(runtime.compute),
         "threads": torch.get_num_threads(),
-        # sums come out differently where the CPU adds 8 numbers at a time, and where it adds 16
-        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES},
+        "machine": _machine(),
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
     }
 
 
 def _root(folder: str | None) -> Path:
+    """The folder of all runs' checkpoints: the param's, the environment's, or one in the user's cache.
+
+    Raises:
+        UserError: if it begins with `~` and a user who is not known here.
+    """
     chosen = folder or os.environ.get(VARIABLE)
-    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("bertrio") / "checkpoints"
+    if not chosen:
+        return platformdirs.user_cache_path("bertrio") / "checkpoints"
+    try:
+        return Path(chosen).expanduser().absolute()
+    except RuntimeError as error:
+        name = "checkpoints.folder" if folder else f"the environment variable {VARIABLE}"
+        raise UserError(f"{name}: expected a folder, found {chosen}: there is no such user") from error
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # an extra
+        return None
+
+
+def _machine() -> str:
+    """What a CPU multiplies and adds with: sums come out differently where 8 numbers are added at a time, and where 16,
+    and products in bf16 where there is a unit for them."""
+    units = {"amx": torch.cpu._is_amx_tile_supported, "bf16": torch.cpu._is_avx512_bf16_supported}
+    there = [name for name, is_there in units.items() if is_there()]
+    return " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *there])
 
 
 def _remove_remains(folder: Path) -> None:
     """Removes what a save or a removal that was cut off has left; to be called with the lock held."""
     for path in folder.iterdir():
         if path.name.startswith("."):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _remove_old(root: Path) -> None:
@@ -244,7 +286,7 @@ def _remove_old(root: Path) -> None:
         with suppress(OSError):  # another user's, or another process was faster
             too_old = time.time() - folder.stat().st_mtime > DAYS * 24 * 3600  # to save is to touch it
             lock = FolderLock(folder)
-            if too_old and RUN.fullmatch(folder.name) and (folder / "identity.json").is_file() and lock.free():
+            if too_old and RUN.fullmatch(folder.name) and (folder / IDENTITY).is_file() and lock.free():
                 shutil.rmtree(folder)
                 lock.release()
                 say(f"removed the checkpoints in {folder}: nobody has touched them for {DAYS} days")

@@ -83,7 +83,8 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
         temperature=options.temperature,
     )
     first = [[(task,)] * sizes.batches[task] for task, epochs in options.first.items() for _ in range(epochs)]
-    return first + build_plan(options.name, sizes, generator(params.runtime.seed, "schedule"))
+    draws = generator(params.runtime.seed, "schedule")
+    return first + build_plan(options.name, sizes, draws, options.options.given())
 
 
 def build_losses(train: Split, params: Params) -> dict[str, Loss]:

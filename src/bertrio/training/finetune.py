@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from bertrio.console import say
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
 from bertrio.files import whole_folder, write_csv, write_json
+from bertrio.model.about import About
 from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
 from bertrio.params import Params, build_tasks
 from bertrio.params.loading import MEMBER_GROUPS
@@ -23,6 +24,7 @@ from bertrio.training.checkpoints import Checkpoints
 from bertrio.training.course import Course, Selection, predict
 from bertrio.training.data import Split, hold_out, load_split
 from bertrio.training.loop import Trainer
+from bertrio.training.progress import report_epoch
 from bertrio.training.resume import open_checkpoints, resumed
 from bertrio.training.trackers import Tracker, build_tracker
 
@@ -51,11 +53,12 @@ def finetune(
 ) -> dict:
     """Trains one member of the ensemble and writes its model, predictions and history.
 
-    A run that was stopped goes on where it was, see `training.resume`, and writes the same bytes.
+    A run that was stopped goes on where it was, see `training.resume`, and writes the same bytes. Where several
+    processes share it, all of them train and score, and the main one writes.
 
     Args:
         params: as the member sees them (`load_member`).
-        runtime: device and precision.
+        runtime: device, precision and processes.
         inputs: the folders to read.
         model_folder: gets encoder/, heads.safetensors, bertrio.json; its name is the member's.
         predictions: a folder that gets predictions.parquet (dev and test) and summary.json.
@@ -68,37 +71,47 @@ def finetune(
     """
     runtime = fine_enough(params, runtime)
     stage, reads = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
-    with open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime) as checkpoints:
+    main, opened = runtime.processes.main, open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime)
+    with runtime.processes.one_speaks(), opened as checkpoints:
         train, scored, test = load_rows(params, inputs)
         model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
         load_heads(model, inputs.prefinetuned)
-        tracker = build_tracker(params, steps)
+        tracker = build_tracker(params, steps) if main else None
         trainer, kept = build_trainer(params, model, {task: train[task] for task in params.trains}, tracker)
         say(f"finetune: {trainer.total_steps} steps on {runtime.describe()}")
         course = Course(params, kept, scored, Selection(params.finetune.select, params.finetune.select_on))
-        with closing(tracker):
+        with closing(tracker) if tracker else nullcontext():
             _train(trainer, course, tracker, checkpoints, runtime)
         course.selection.restore(kept)
         tables = [course.selection.predictions]
         if test:
             tables.append(predict(kept, test, "test", params.finetune.eval_batch_size))
-        with whole_folder(model_folder) as folder:
-            save_model(kept, folder, _about(params))
-        write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
-        write_json(f"{predictions}/summary.json", course.selection.summary())
-        write_history(course.lines, history)
-        write_conflicts(trainer.conflicts, conflicts)
-        checkpoints.finish()
+        if main:
+            with whole_folder(model_folder) as folder:
+                save_model(kept, folder, About.of(params), inputs.tokenizer)
+            write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
+            write_json(f"{predictions}/summary.json", course.selection.summary())
+            write_history(course.lines, history)
+            write_conflicts(trainer.conflicts, conflicts)
+            checkpoints.finish()
     return training_cost(trainer, runtime)
 
 
-def _train(trainer: Trainer, course: Course, tracker: Tracker, checkpoints: Checkpoints, runtime: Runtime) -> None:
+def _train(
+    trainer: Trainer, course: Course, tracker: Tracker | None, checkpoints: Checkpoints, runtime: Runtime
+) -> None:
     """Trains and scores, from the last checkpoint on, until the plan or patience has come to its end."""
-    with resumed(checkpoints, runtime, {"trainer": trainer, "course": course, "tracker": tracker}) as resume:
+    parts = {"trainer": trainer, "course": course} | ({"tracker": tracker} if tracker else {})
+    weights, processes = list(trainer.model.parameters()), runtime.processes
+    with resumed(checkpoints, runtime, parts) as resume:
+        processes.check_equal(weights)
         trainer.checkpoint = resume.after_step
         epochs = trainer.run("finetune", done=len(course.lines))
         while not course.over and (log := next(epochs, None)):
+            processes.check_equal(weights)
             course.score(log, resume.pause)
+            if processes.main:
+                report_epoch(course.lines[-1], last=course.over or log.step == trainer.total_steps)
             resume.after_scoring()
 
 
@@ -140,12 +153,3 @@ def score(
 def write_history(lines: list[dict[str, float]], path: str) -> None:
     """Writes the history as CSV, floats with six significant digits."""
     write_csv(pd.DataFrame(lines), path)
-
-
-def _about(params: Params) -> dict[str, Any]:
-    """What a later reader of the model folder must know to run it: tasks, pooling, lengths."""
-    return {
-        "tasks": {name: task.model_dump(exclude={"batch_size", "epochs"}) for name, task in params.tasks.items()},
-        "sharing": params.sharing.model_dump(),
-        "encoder": {"pooling": params.encoder.pooling, "max_length": params.encoder.max_length},
-    }

@@ -46,7 +46,7 @@ class FolderLock:
 
         Raises:
             UserError: if another process holds it, or this one by another lock; names it.
-            OSError: if the files of the lock cannot be made.
+            OSError: if the file of the lock cannot be made.
         """
         if not self.free():
             raise UserError(
@@ -54,14 +54,18 @@ class FolderLock:
                 "then start this one again, and it goes on from the last checkpoint"
             )
         now = datetime.now().astimezone().isoformat(timespec="seconds")
-        write_json(self._folder / HOLDER, {"pid": os.getpid(), "host": platform.node(), "since": now})
+        with suppress(OSError):  # on a full disk others are told of nobody, which is better than of who was here before
+            (self._folder / HOLDER).unlink(missing_ok=True)
+            write_json(self._folder / HOLDER, {"pid": os.getpid(), "host": platform.node(), "since": now})
+
+    def remove_files(self) -> None:
+        """Removes what the lock, which is held, has in the folder. From then on another process may take a new one."""
+        (self._folder / HOLDER).unlink(missing_ok=True)
+        (self._folder / LOCK).unlink(missing_ok=True)
 
     def release(self) -> None:
-        """Gives the lock back."""
-        if self._lock.is_locked:
-            with suppress(OSError):
-                (self._folder / HOLDER).unlink(missing_ok=True)
-            self._lock.release()
+        """Gives the lock back. The note of who held it stays: it is read only where somebody holds it."""
+        self._lock.release()
 
     def _holder(self) -> str:
         try:

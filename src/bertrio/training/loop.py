@@ -84,7 +84,9 @@ class Trainer:
     """Trains a model by a plan; `run` yields after each epoch, so that the caller scores and keeps what it wants.
 
     A step is: for each of its tasks the objective of one batch, backward; surgery on the encoder's gradients;
-    penalties on weights; clipping; the optimizer; and what follows the weights, such as moving averages.
+    penalties on weights; clipping; the optimizer; and what follows the weights, such as moving averages. Where several
+    processes share the run, each takes its part of every pass, gradients are added up before surgery, and all else is
+    the same in all of them.
 
     Args:
         objective: of a batch; knows the model, which is on its device.
@@ -136,12 +138,15 @@ class Trainer:
         self.model: MultitaskModel = self.objective.model
         ends = list(accumulate(len(epoch) for epoch in self.plan))
         self.total_steps = min(ends[-1], self.max_steps or ends[-1])
-        learned = self.objective.weighting.parameters()
+        learned = list(self.objective.weighting.parameters())
         self.optimizer = build_optimizer(self.model, self.optimizer_params, self.lr, learned, self.weighting_lr)
         self.lr_schedule = build_lr_schedule(self.optimizer, self.optimizer_params, self.total_steps, ends)
         separate = self.surgery is not None or self.log_conflicts
         live = [parameter for parameter in self.model.encoder.parameters() if parameter.requires_grad]
         self._gradients = TaskGradients(live) if separate else None
+        apart = {id(parameter) for parameter in live} if separate else set()
+        self._others = [p for p in [*self.model.parameters(), *learned] if id(p) not in apart]
+        self._processes = self.model.runtime.processes
         self._rows = RowGradients()
         self._norm: Tensor | None = None  # of the gradients of the last step, before clipping
         self._read_every = read_every(self.model.runtime.device)
@@ -223,13 +228,17 @@ class Trainer:
         told: dict[str, Tensor] = {}
         rows: dict[str, np.ndarray] = {}
         self.objective.begin(tasks)
+        self.model.runtime.begin_step(step)
         together = self.one_pass and self._gradients is None
         for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
             batches = [next(self.streams[task]).to(self.model.runtime.device) for task in group]
             rows.update({batch.task: batch.rows for batch in batches})
             self._backward(batches, step, told)
             if self._gradients is not None:
+                self._processes.add_up(self._gradients.parameters)
                 self._gradients.take(*group)
+        self._processes.add_up(self._others)
+        told = self._processes.sums(told)
         if self._gradients is not None:
             self._combine(step, rows)
         if self.penalty is not None:
@@ -251,16 +260,19 @@ class Trainer:
     def _backward(self, batches: list[Batch], step: int, told: dict[str, Tensor]) -> None:
         """Adds the gradients of the objective of `batches`, piece by piece, and what the log tells of it to `told`.
 
-        A piece counts by its share of the rows, so that the pieces add up to the mean over the batch.
+        A piece counts by its share of the rows, so that the pieces add up to the mean over the batch; and so does this
+        process's part of a piece, so that the processes add up to it as well.
         """
+        rank, count = self._processes.rank, self._processes.count
         for pieces in zip_longest(*[batch.pieces(self.accumulate) for batch in batches]):
             present = [(piece, batch) for piece, batch in zip(pieces, batches) if piece is not None]
-            parts = self.objective(*[piece for piece, _ in present])
-            shares = [len(piece.rows) / len(batch.rows) for piece, batch in present]
-            for (piece, _), part, share in zip(present, parts, shares):
-                for name, value in self._told(piece, part, step).items():
+            own = [piece.part(rank, count) for piece, _ in present]
+            parts = self.objective(*own)
+            shares = [of.weight * len(piece.rows) / len(batch.rows) for of, (piece, batch) in zip(own, present)]
+            for of, part, share in zip(own, parts, shares):
+                for name, value in self._told(of, part, step).items():
                     told[name] = told.get(name, 0.0) + share * value
-                self.rows_seen += len(piece.rows)
+            self.rows_seen += sum(len(piece.rows) for piece, _ in present)
             self._read_on_cpu()
             sum(share * part.total for share, part in zip(shares, parts)).backward()
 
@@ -330,17 +342,23 @@ class Trainer:
 def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[], None] = lambda: None) -> np.ndarray:
     """The outputs of the rows' own task for all rows, in their order: float64 [N, size of its head]. No dropout.
 
-    `pause` is called after each batch, and may end it all by an exception.
+    Where several processes share the run, they take batches in turn, and all get all outputs. `pause` is called after
+    each batch, or each round of them, and may end it all by an exception.
     """
+    processes = model.runtime.processes
     found: list[tuple[np.ndarray, np.ndarray]] = []
     model.eval()
     with torch.inference_mode(), progress(f"{rows.task.name}: predicting", total=len(rows)) as bar:
-        for batch in rows.sorted_batches(batch_size):
-            batch = batch.to(model.runtime.device)
-            found.append((batch.rows, model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()))
+        for number, batch in enumerate(rows.sorted_batches(batch_size)):
+            turn = number % processes.count
+            if turn == processes.rank:
+                batch = batch.to(model.runtime.device)
+                found.append((batch.rows, model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()))
             bar.advance(len(batch.rows))
-            pause()
-    outputs = np.empty((len(rows), found[0][1].shape[1]))
+            if turn == processes.count - 1:
+                pause()
+    outputs = np.zeros((len(rows), processes.most(found[0][1].shape[1] if found else 0)))
     for places, values in found:
         outputs[places] = values
+    processes.put_together_on_host(outputs)
     return outputs

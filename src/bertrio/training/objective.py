@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bertrio.combining.weighting import Fixed
-from bertrio.data.batches import Batch
+from bertrio.data.batches import Batch, Place
 from bertrio.losses import Loss
 from bertrio.model.multitask import Block, MultitaskModel
 from bertrio.model.upper import UpperLayers
@@ -36,6 +36,8 @@ class Pass:
         embeddings: word embeddings of all texts of the block, [N, T, H].
         clean: what the heads made of them.
         state: of the dropout generator before the pass.
+        place: where the texts stand in the block that the processes of the run share, [N] on the CPU, and of how many;
+            None if it is all here.
         upper: the upper layers as the pass went through them, where a regularizer starts from there.
     """
 
@@ -44,6 +46,7 @@ class Pass:
     embeddings: Tensor
     clean: list[HeadOutput]
     state: Tensor
+    place: tuple[Tensor, int] | None = None
     upper: UpperLayers | None = None
 
     @property
@@ -93,6 +96,19 @@ def flat(outputs: Sequence[HeadOutput]) -> Tensor:
     return torch.cat([output.outputs.reshape(-1) for output in outputs])
 
 
+def place_of(batches: Sequence[Batch]) -> tuple[Tensor, int] | None:
+    """Where the texts of a block stand in the one that the whole batches would make, [N], and how many that has; None
+    if the batches are whole."""
+    if batches[0].place is None:
+        return None
+    places, count = [], 0
+    for batch in batches:
+        for _ in batch.inputs:
+            places.append(batch.place.rows + count)
+            count += batch.place.count
+    return torch.cat(places), count
+
+
 class Term(NamedTuple):
     """A regularizer as it stands in the objective: its weight, the tasks it is for, what computes it and what it keeps.
 
@@ -128,12 +144,14 @@ class Objective:
         losses: loss by task.
         weighting: a module `(task, loss) -> loss`.
         terms: regularizers by name.
+        of_batches: tasks whose loss is one number for a batch, and not (or not for sure) a mean over its rows.
     """
 
     model: MultitaskModel
     losses: Mapping[str, Loss]
     weighting: nn.Module = field(default_factory=lambda: Fixed({}))
     terms: Mapping[str, Term] = field(default_factory=dict)
+    of_batches: Collection[str] = ()
     turns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def begin(self, tasks: Sequence[str]) -> None:
@@ -145,7 +163,9 @@ class Objective:
         """The parts for each of the batches, which share one pass of the encoder and the same terms.
 
         Args:
-            batches: on the model's device, of different tasks; several only as `groups` puts them together.
+            batches: on the model's device, of different tasks; several only as `groups` puts them together. If they are
+                parts of others, all processes of the run must call with theirs, and what they get, each part times its
+                weight, adds up to what the whole batches give.
         """
         runtime, names = self.model.runtime, self._terms_of(batches[0].task)
         count = max((self.terms[name].upper for name in names), default=0)
@@ -155,7 +175,7 @@ class Objective:
         embeddings = self.model.embed(block.tokens)
         with upper.recording(runtime.random_state) if upper else nullcontext():
             outputs = self.model.from_embeddings(embeddings, block)
-        clean = Pass(self.model, block, embeddings, outputs, state, upper)
+        clean = Pass(self.model, block, embeddings, outputs, state, place_of(batches), upper)
         penalties = {name: self.terms[name].compute(clean) for name in names}
         return [
             self._parts(batch, output, {name: of[place] for name, of in penalties.items()})
@@ -163,10 +183,32 @@ class Objective:
         ]
 
     def _parts(self, batch: Batch, output: HeadOutput, penalties: dict[str, Tensor]) -> Parts:
-        loss = total = self.losses[batch.task](output, batch.labels)
+        if batch.place is not None and batch.task in self.of_batches:
+            output, labels = self._of_whole_batch(output, batch.place), batch.place.labels
+        else:
+            labels = batch.labels
+        loss = total = self.losses[batch.task](output, labels)
         for name, penalty in penalties.items():
             total = total + self.terms[name].weight * penalty
         return Parts(self.weighting(batch.task, total), loss, penalties)
+
+    def _of_whole_batch(self, output: HeadOutput, place: Place) -> HeadOutput:
+        """The outputs of all processes for a batch, with the gradient of this one's own rows.
+
+        The loss of them all is the same in each process, and the processes' parts of it, each times its weight, add up
+        to it; so must their gradients, and the gradient is divided by the weight. Numbers stay as they are.
+        """
+        scale = 1 / place.weight if place.weight else 0.0  # rows of weight 0 are others' rows, and leave no trace
+
+        def whole(own: Tensor | None) -> Tensor | None:
+            if own is None:
+                return None
+            counted = own.detach() if place.weight else torch.zeros_like(own)
+            at = place.rows.to(own.device)
+            values = self.model.runtime.processes.put_together(counted, at, place.count)
+            return values.index_add(0, at, scale * (own - own.detach()))
+
+        return HeadOutput(*map(whole, output))
 
     def groups(self, tasks: Sequence[str]) -> list[list[str]]:
         """The tasks of a step, those with the same regularizers together: one pass does for each group."""
@@ -213,7 +255,7 @@ def smart_term(params: Params) -> Term | None:
 
     def compute(of: Pass) -> Tensor:
         forward, start = (of.from_embeddings, of.embeddings) if not of.upper else (of.from_hidden, of.upper.hidden)
-        return smart(forward, (start,), (of.mask,), of.outputs, of.divergence)
+        return smart(forward, (start,), (of.mask,), of.outputs, of.divergence, of.place and (of.place,))
 
     tasks = _tasks(options.tasks, params.trains)
     return Term(options.strength, tasks, compute, options.every, options.layers or 0, smart)

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from signal import Signals
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bertrio.console import say
+from bertrio.distributed.processes import ALONE, Processes
 from bertrio.interruption import Interruption, install
 from bertrio.params import Params
+from bertrio.params.choices import plugins_of
 from bertrio.runtime import Runtime
 from bertrio.training.checkpoints import Checkpoints, identity
+from bertrio.training.state_files import MANIFEST, REST, TENSORS, State, read_state, write_state
 from bertrio.training.stateful import GlobalGenerators, Stateful
 
 GENERATORS = "generators"  # the name of the global ones among the parts
@@ -25,6 +30,9 @@ def open_checkpoints(
     stage: str, params: Params, reads: Any, inputs: Sequence[str | Path], runtime: Runtime
 ) -> Checkpoints:
     """The checkpoints of a run of `stage`; a context manager, which holds their lock.
+
+    Several processes of a run have one state, which the main one saves; the others get checkpoints that are never due.
+    How many share the run decides no more than roundings: they may be more or fewer when it goes on.
 
     Args:
         stage: its name, with the member's if it has one.
@@ -36,8 +44,17 @@ def open_checkpoints(
     Raises:
         UserError: if another process is at the same run.
     """
+    processes = runtime.processes
+    if not processes.main:
+        return Checkpoints(Path(), params.checkpoints, lock=None)
     settings = params.model_dump(by_alias=True, include=reads)
-    return Checkpoints.open(stage, identity(stage, settings, inputs, runtime), params.checkpoints)
+    settings.get("runtime", {}).pop("processes", None)
+    if plugins := plugins_of(params):
+        settings["plugins"] = {param: plugin.facts() for param, plugin in plugins.items()}
+    decides = identity(stage, settings, inputs, runtime)
+    if params.runtime.threads is None and not processes.alone:
+        decides["threads"] = processes.threads
+    return Checkpoints.open(stage, decides, params.checkpoints)
 
 
 @contextmanager
@@ -50,7 +67,7 @@ def resumed(checkpoints: Checkpoints, runtime: Runtime, parts: Mapping[str, Stat
         runtime: of the generator that dropout draws from.
         parts: all that changes, by name, built as for a fresh run.
     """
-    resume = Resume(checkpoints, {**parts, GENERATORS: GlobalGenerators(runtime)})
+    resume = Resume(checkpoints, {**parts, GENERATORS: GlobalGenerators(runtime)}, runtime.processes)
     resume.restore()
     with install() as resume.interruption:
         yield resume
@@ -62,23 +79,27 @@ class Resume:
     Args:
         checkpoints: of this run.
         parts: all that changes, by name; loaded in this order.
+        processes: that share the run. All of them make the same calls, but only the main one saves.
     """
 
-    def __init__(self, checkpoints: Checkpoints, parts: Mapping[str, Stateful]) -> None:
-        self._checkpoints, self._parts = checkpoints, parts
+    def __init__(self, checkpoints: Checkpoints, parts: Mapping[str, Stateful], processes: Processes = ALONE) -> None:
+        self._checkpoints, self._parts, self._processes = checkpoints, parts, processes
         self.interruption = Interruption()
         self.step = 0
         self._saved: bool | None = None  # whether what the parts hold now was saved; None: nobody has tried
 
     def restore(self) -> None:
         """Loads the last checkpoint, if there is one."""
-        state = self._checkpoints.latest()
+        state = handed_on(self._checkpoints.latest() if self._processes.main else None, self._processes)
         if state is None:
             return
         for name, part in self._parts.items():
             part.load_state_dict(state["parts"][name])
         self.step, self._saved = state["step"], True
         say(f"goes on after step {self.step}, from the checkpoint in {self._checkpoints.folder}")
+        before, now = state["processes"], self._processes.count
+        if before != now:
+            say(f"it is of a run in {_counted(before)}; in {_counted(now)}, numbers are rounded otherwise")
 
     def after_step(self, step: int, in_any_case: bool = False) -> None:
         """To be called after every step; saves if it is time, or `in_any_case`.
@@ -99,14 +120,41 @@ class Resume:
     def pause(self) -> None:
         """To be called now and then while no part changes, such as in scoring.
 
+        A signal that has reached one of the processes stops them all, in the same place.
+
         Raises:
             Interrupted: if a signal came; then it has saved.
         """
-        if self.interruption.requested is not None:
+        requested = self._processes.most(self.interruption.requested or 0)
+        if requested:
             if self._saved is None:
                 self._save()
+            self._processes.most(0)  # nobody ends before it is saved: who starts them stops those that are left
+            self.interruption.requested = Signals(requested)
             self.interruption.stop(self.step, self._saved)
 
     def _save(self) -> None:
-        parts = {name: part.state_dict() for name, part in self._parts.items()}
-        self._saved = self._checkpoints.save(self.step, {"step": self.step, "parts": parts})
+        self._saved = False
+        if self._processes.main:
+            parts = {name: part.state_dict() for name, part in self._parts.items()}
+            state = {"step": self.step, "processes": self._processes.count, "parts": parts}
+            self._saved = self._checkpoints.save(self.step, state)
+
+
+def handed_on(state: State | None, processes: Processes) -> State | None:
+    """The state that the main process has, for all of them; in the form that it has on disk, which nobody pickles."""
+    if processes.alone or not processes.most(state is not None):
+        return state
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        if processes.main:
+            write_state(folder, state)
+        for file in (TENSORS, REST, MANIFEST):
+            content = processes.from_main((folder / file).read_bytes() if processes.main else b"")
+            if not processes.main:
+                (folder / file).write_bytes(content)
+        return state if processes.main else read_state(folder)
+
+
+def _counted(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"

@@ -23,7 +23,7 @@ from bertrio.ensembling import (
 from bertrio.errors import UserError
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions, write_predictions
-from bertrio.files import read_json, whole_folder
+from bertrio.files import whole_folder
 from bertrio.params import Params, build_tasks
 
 if TYPE_CHECKING:
@@ -153,15 +153,18 @@ class Kitchen:
     """
 
     def __init__(self, params: Params, members: Mapping[str, Params], models: str, splits: str, tokenizer: str) -> None:
+        from bertrio.model.about import read_about
         from bertrio.model.multitask import load_model
         from bertrio.runtime import set_up
         from bertrio.training.data import load_split
 
         runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
-        self.states = {name: _weights(load_model(own, Path(models) / name, runtime)) for name, own in members.items()}
+        self.states = {name: _weights(load_model(Path(models) / name, runtime)) for name in members}
         first = next(iter(members))
-        self.model = load_model(members[first], Path(models) / first, runtime)
-        self.about = read_json(Path(models) / first / "bertrio.json")
+        self.model = load_model(Path(models) / first, runtime)
+        abouts = [read_about(Path(models) / name) for name in members]
+        trained = [task for task in abouts[0].tasks if any(task in about.trained for about in abouts)]
+        self.about, self.tokenizer = abouts[0].model_copy(update={"trained": trained}), tokenizer
         self.tasks, self.batch_size = build_tasks(params), params.finetune.eval_batch_size
         self.splits = {name: load_split(members[first], name, splits, tokenizer) for name in ("dev", "test")}
 
@@ -182,7 +185,7 @@ class Kitchen:
         """Writes the model as it is."""
         from bertrio.model.multitask import save_model
 
-        save_model(self.model, folder, self.about)
+        save_model(self.model, folder, self.about, self.tokenizer)
 
     def _fill(self, chosen: Sequence[str]) -> None:
         self.model.load_state_dict(average({name: self.states[name] for name in chosen}))

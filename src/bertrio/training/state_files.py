@@ -73,13 +73,14 @@ def read_state(folder: Path) -> State:
     """Reads what `write_state` wrote.
 
     Raises:
-        Damaged: if a file is missing, cannot be read, or is not byte for byte what was written.
+        Damaged: if a file is missing, or is not byte for byte what was written.
+        OSError: if a file is there and cannot be read: by this user, or from this disk.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         tensors, rest = (_checked(folder / name, **manifest[name]) for name in (TENSORS, REST))
-    except OSError as error:
-        raise Damaged(f"{Path(error.filename or folder).name}: {error.strerror or error}") from error
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        raise Damaged(f"{Path(error.filename).name}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:  # whatever odd JSON brings about
         raise Damaged(f"{MANIFEST} is not the one that was written") from error
     return _put_together(json.loads(rest), safetensors.torch.load(tensors))

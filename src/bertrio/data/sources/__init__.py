@@ -5,19 +5,24 @@
 
 `load_corpus` gives the first `rows` texts (None: all) of the unlabelled corpus `imdb`, `multinli` or `sick`, one at a
 time; a pair of sentences becomes one text. A source may also have `corpus_facts(params, name) -> dict`, which says
-where the corpus was found.
+where the corpus was found. `load_rows` puts them together with the tasks that say themselves where their rows are.
 """
 
 from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from bertrio.data.table import Reject
+from bertrio.tasks import Task
+
+if TYPE_CHECKING:
+    from bertrio.params import Params
 
 SOURCES = {
     "sample": "bertrio.data.sources.sample",
@@ -42,3 +47,23 @@ class SourceData:
 def get_source(name: str) -> ModuleType:
     """The module of source `name`; what it needs is imported only now."""
     return importlib.import_module(SOURCES[name])
+
+
+def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
+    """The rows of all tasks: of those with a block `data` of their own from there, of all others from `data.source`.
+
+    Raises:
+        UserError: if a source can't be read.
+    """
+    of_source = {name: tasks[name] for name in params.of_source}
+    data = get_source(params.data.source).load_tasks(params.data, of_source) if of_source else SourceData({})
+    for name, task in tasks.items():
+        own, place = params.tasks[name].data, f"tasks.{name}.data"
+        if own is None:
+            continue
+        if own.hub is None:
+            get_source("files").read_task(task, own, Path("."), place, data)
+            data.facts[name] = {"files": {split: Path(path).name for split, path in own.files.items()}}
+        else:
+            get_source("hub").read_task(task, own.hub, f"{place}.hub", data)
+    return data

@@ -73,7 +73,7 @@ def _layout(task: Task) -> _Layout:
         )
         raise UserError(
             f"tasks.{task.name}: found a task of kind {task.kind}, but data.source cs224n has {known}; "
-            "rename it, or use data.source files"
+            f"rename it, or say where its rows are in tasks.{task.name}.data"
         )
     return layout
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -15,11 +13,13 @@ import pyarrow.parquet as pq
 
 from bertrio.data.corpora import read_local_corpus
 from bertrio.data.delimited import read_delimited
+from bertrio.data.json_lines import read_json_lines
 from bertrio.data.reading import Found, build_table
 from bertrio.data.sources import SourceData
 from bertrio.data.table import SPLITS, RawRow, Reject
 from bertrio.errors import UserError
 from bertrio.params import DataParams
+from bertrio.params.data import FilesTask, TaskData
 from bertrio.tasks import Task
 
 
@@ -32,18 +32,33 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     Raises:
         UserError: if a file or column is missing, or a file is of no known kind.
     """
-    base = Path(params.path or ".").expanduser()
-    data = SourceData({})
+    base, data = Path(params.path or ".").expanduser(), SourceData({})
     for task in tasks.values():
-        block = params.files[task.name]
-        data.tables[task.name] = {}
-        for split in SPLITS:
-            name = getattr(block, split)
-            if name is not None:
-                table, rejects = read_file(base / name, task, split, block.columns, f"data.files.{task.name}", split)
-                data.tables[task.name][split] = table
-                data.rejects += rejects
+        read_task(task, params.files[task.name], base, f"data.files.{task.name}", data)
     return data
+
+
+def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, data: SourceData) -> None:
+    """Adds the rows of one task to `data`, and those that can't be used.
+
+    Args:
+        task: what the rows belong to.
+        block: names the files, and the columns where they are called otherwise.
+        base: where relative paths start.
+        place: the block's place in params.yaml, for messages.
+        data: what to add to.
+
+    Raises:
+        UserError: as `load_tasks`.
+    """
+    data.tables[task.name] = {}
+    for split in SPLITS:
+        name = getattr(block, split)
+        if name is not None:
+            path = base / Path(name).expanduser()
+            table, rejects = read_file(path, task, split, block.columns, place, split)
+            data.tables[task.name][split] = table
+            data.rejects += rejects
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
@@ -73,7 +88,7 @@ def read_file(
         raise UserError(f"{place}: found a name that ends in {path.suffix!r}, expected one of {', '.join(READERS)}")
     if not path.is_file():
         raise UserError(
-            f"{place}: there is no such file; paths are relative to data.path, and that to the root of the repository"
+            f"{place}: there is no such file; relative paths start at the repository, those in data.files at data.path"
         )
     found = READERS[kind](path) if delimiter is None else read_delimited(path, delimiter)
     hint = f"; say which column is which in {param}.columns"
@@ -81,33 +96,18 @@ def read_file(
 
 
 def _json_lines(path: Path) -> Found:
-    rows: list[RawRow] = []
     columns: dict[str, None] = {}  # a set that keeps its order
     try:
         with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace").strip()
-                if text:
-                    rows.append(_json_row(number, text, "�" in text and b"\xef\xbf\xbd" not in line))
-                    columns.update(dict.fromkeys(rows[-1].values))
+            rows = list(read_json_lines(file))
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from error
+    for row in rows:
+        columns.update(dict.fromkeys(row.values))
     if all(row.problem for row in rows):
         found = f"{rows[0].problem} in line {rows[0].number}, and so for all lines" if rows else "nothing, it is empty"
         raise UserError(f"{path}: found {found}; expected a JSON object a line, as UTF-8")
     return Found(list(columns), rows, len(rows))
-
-
-def _json_row(number: int, text: str, damaged: bool) -> RawRow:
-    if damaged:
-        return RawRow(number, {}, text, "not UTF-8")
-    try:
-        values: Any = json.loads(text)
-    except (ValueError, RecursionError):
-        return RawRow(number, {}, text, "not valid JSON")
-    if not isinstance(values, dict):
-        return RawRow(number, {}, text, "not a JSON object")
-    return RawRow(number, values, text)
 
 
 def _parquet(path: Path) -> Found:

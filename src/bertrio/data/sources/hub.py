@@ -36,16 +36,30 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     """
     data = SourceData({})
     for task in tasks.values():
-        entry, place = params.hub.tasks[task.name], f"data.hub.tasks.{task.name}"
-        data.facts[task.name] = _facts(entry, place)
-        data.tables[task.name] = {}
-        builder = _builder(entry, place)
-        for split in SPLITS:
-            if split in entry.splits:
-                data.tables[task.name][split], rejects = _load(builder, entry, task, split)
-                data.rejects += rejects
-        data.downloads[task.name] = _digests(builder, entry, place)
+        read_task(task, params.hub.tasks[task.name], f"data.hub.tasks.{task.name}", data)
     return data
+
+
+def read_task(task: Task, entry: HubTask, place: str, data: SourceData) -> None:
+    """Adds the rows of one task to `data`, those that can't be used, the facts and the digests of what was fetched.
+
+    Args:
+        task: what the rows belong to.
+        entry: the data set.
+        place: of the entry in params.yaml, for messages.
+        data: what to add to.
+
+    Raises:
+        UserError: as `load_tasks`.
+    """
+    data.facts[task.name] = _facts(entry, place)
+    data.tables[task.name] = {}
+    builder = _builder(entry, place)
+    for split in SPLITS:
+        if split in entry.splits:
+            data.tables[task.name][split], rejects = _load(builder, entry, task, split, place)
+            data.rejects += rejects
+    data.downloads[task.name] = _digests(builder, entry, place)
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
@@ -73,8 +87,7 @@ def corpus_facts(params: DataParams, name: str) -> dict[str, str]:
     return _facts(params.hub.corpora[name], f"data.hub.corpora.{name}")
 
 
-def _load(builder: Any, entry: HubTask, task: Task, split: str) -> tuple[pd.DataFrame, list[Reject]]:
-    place = f"data.hub.tasks.{task.name}"
+def _load(builder: Any, entry: HubTask, task: Task, split: str, place: str) -> tuple[pd.DataFrame, list[Reject]]:
     name = entry.splits[split]
     data = _dataset(builder, entry, name, f"{place}.splits.{split}")
     label = entry.columns.get("label", "label")

@@ -459,8 +459,8 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     unknown = [name for name in tasks if name not in GRAMMARS]
     if unknown:
         raise UserError(
-            f"data.source: sample has no task {', '.join(unknown)}, only {', '.join(GRAMMARS)}; drop it from tasks, or "
-            "choose a source that has it"
+            f"data.source: sample has no task {', '.join(unknown)}, only {', '.join(GRAMMARS)}; say where its rows are "
+            f"in tasks.{unknown[0]}.data, or drop it from tasks"
         )
     return SourceData({name: _splits(params, task) for name, task in tasks.items()}, facts={"seed": params.sample.seed})
 

@@ -1,0 +1,79 @@
+"""One case of prediction.py: rows of dev answered as `bertrio predict` does (`predict`), or the search of `mine`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from common import case_parser, load, write_result
+
+from bertrio.stage import peak_memory_mb
+
+
+def predict(args: argparse.Namespace) -> dict[str, Any]:
+    """Answers the dev rows of `--task`, after a first round with a few of them."""
+    from bertrio.answers import answer_file
+    from bertrio.data.table import read_table
+    from bertrio.predictor import Predictor
+
+    frame = read_table(args.work / "data/splits" / args.task / "dev.parquet")
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(args, Path(folder) / "model")
+        predictor = Predictor.load(Path(folder) / "model", precision=args.precision)
+
+    def answer(rows: Any) -> None:
+        source = io.BytesIO(rows.to_csv(sep="\t", index=False).encode())
+        answer_file(predictor, args.task, "tsv", source, io.BytesIO())
+
+    answer(frame.head(256))
+    began = time.perf_counter()
+    answer(frame)
+    return {"seconds": time.perf_counter() - began, "rows": len(frame), "peak_memory_mb": peak_memory_mb()}
+
+
+def write_model(args: argparse.Namespace, folder: Path) -> None:
+    """A model folder with fresh heads."""
+    from bertrio.model.about import About
+    from bertrio.model.multitask import build_model, save_model
+
+    params, runtime = load(args)
+    model = build_model(params, args.work / "models/encoder", runtime)
+    save_model(model, folder, About.of(params), args.work / "models/tokenizer")
+
+
+def mine(args: argparse.Namespace) -> dict[str, Any]:
+    """The 100 most similar of made-up vectors, about 20 of which lie around each centre."""
+    import numpy as np
+
+    from bertrio.mining import most_similar
+
+    draws = np.random.default_rng(args.seed)
+    centres = draws.normal(size=(max(1, args.sentences // 20), args.width))
+    vectors = centres[draws.integers(0, len(centres), args.sentences)] + 0.7 * draws.normal(
+        size=(args.sentences, args.width)
+    )
+    vectors = vectors.astype(np.float32)
+    began = time.perf_counter()
+    most_similar(vectors, 100)
+    return {"seconds": time.perf_counter() - began, "rows": len(vectors), "peak_memory_mb": peak_memory_mb()}
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = case_parser(__doc__)
+    parser.add_argument("what", choices=["predict", "mine"])
+    parser.add_argument("--task", default="sst")
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--sentences", type=int, default=100_000)
+    parser.add_argument("--width", type=int, default=384)
+    args = parser.parse_args(argv)
+    write_result(args, {"predict": predict, "mine": mine}[args.what](args))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

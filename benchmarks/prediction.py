@@ -1,0 +1,63 @@
+"""`bertrio predict` and `bertrio mine`, without the time that loading a model takes.
+
+    python benchmarks/prediction.py --data path/to/course-data --encoder path/to/encoder --threads 1
+
+Rows of dev, as a TSV file, to the same with answers; tokenising and writing are on the clock. The heads are fresh:
+what they say is of no account here. Mining is the search alone, among vectors that are made up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from statistics import median
+
+from common import TASKS, Case, Runs, add_model_options, chosen, markdown, measure, middle, parser_of, prepared, rates
+from common import report as write_report
+
+PRECISIONS = ("bf16", "float32")
+
+
+def cases(sentences: int, width: int) -> list[Case]:
+    """All cases, in the order in which they run."""
+    asked = [
+        Case(
+            f"{task}, {precision}", ("answered.py", "predict", "--task", task, "--precision", precision), "answer_file"
+        )
+        for task in TASKS
+        for precision in PRECISIONS
+    ]
+    size = ("--sentences", str(sentences), "--width", str(width))
+    return [*asked, Case(f"mine, {sentences:,} x {width}", ("answered.py", "mine", *size), "most_similar")]
+
+
+def tables(runs: Runs) -> list[str]:
+    """Rows a second of predictions, and seconds of the search."""
+    asked = [
+        [name, f"{median(rates(runs, name)):.0f}", f"{middle(runs, name, 'peak_memory_mb'):.0f}"]
+        for name in runs
+        if not name.startswith("mine")
+    ]
+    mined = [
+        [name, f"{middle(runs, name, 'seconds'):.1f}", f"{middle(runs, name, 'peak_memory_mb'):.0f}"]
+        for name in runs
+        if name.startswith("mine")
+    ]
+    return [markdown(["predict", "rows/s", "peak MB"], asked), markdown(["search", "seconds", "peak MB"], mined)]
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = parser_of(__doc__)
+    add_model_options(parser)
+    parser.add_argument("--sentences", type=int, default=100_000, help="that are compared by mine")
+    parser.add_argument("--width", type=int, default=384, help="of their vectors")
+    args = parser.parse_args(argv)
+    args.given = list(argv)
+    picked = chosen(cases(args.sentences, args.width), args.only)
+    with prepared(args) as work:
+        runs = measure(picked, args, ["--work", str(work)])
+    write_report("prediction", args, picked, runs, tables(runs))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

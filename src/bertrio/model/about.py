@@ -1,0 +1,99 @@
+"""bertrio.json: what a model folder says of itself, which is all that it takes to run the model without params.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+
+from bertrio.errors import UserError, need
+from bertrio.files import read_json
+from bertrio.params import Params
+from bertrio.params.base import Count, Group
+from bertrio.params.choices import plugins_of
+from bertrio.params.groups import PoolingName
+from bertrio.params.tasks import SharingParams, TaskParams
+
+FILE = "bertrio.json"
+OF_TRAINING = {"batch_size", "epochs", "data"}  # what is left out of a task's params
+
+
+def _without_training(task: Any) -> Any:
+    """A task's block as `TaskParams` takes it: it wants a batch size, which a finished model has no use for."""
+    return {"batch_size": 1, **task} if isinstance(task, dict) else task
+
+
+class AboutEncoder(Group):
+    """How texts are cut, and how their hidden states become one vector."""
+
+    pooling: PoolingName
+    max_length: Count
+
+
+class About(Group):
+    """What a model is.
+
+    Attributes:
+        format: of bertrio.json; to be raised when what it holds changes its meaning.
+        tasks: kind, target, encoding, head and loss of each task, as in params.yaml.
+        trained: the tasks whose heads have been trained; answers to the others would be random.
+        sharing: the layers that heads have in common.
+        encoder: pooling and length.
+        plugins: what of it is made by parts of other packages, by param: their package and version.
+    """
+
+    format: Literal[1] = 1
+    tasks: dict[str, Annotated[TaskParams, BeforeValidator(_without_training)]]
+    trained: list[str]
+    sharing: SharingParams
+    encoder: AboutEncoder
+    plugins: dict[str, dict[str, str]] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, params: Params) -> About:
+        """What is to be said of a model that was trained with `params`."""
+        first = [params.prefinetune.task] if params.prefinetune.epochs else []
+        return cls(
+            tasks={name: task.model_dump(exclude=OF_TRAINING) for name, task in params.tasks.items()},
+            trained=[name for name in params.tasks if name in (*params.trains, *first)],
+            sharing=params.sharing,
+            encoder=AboutEncoder(pooling=params.encoder.pooling, max_length=params.encoder.max_length),
+            plugins={param: plugin.facts() for param, plugin in plugins_of(params).items()},
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """What `read_about` reads."""
+        return self.model_dump(exclude={"tasks": {"__all__": OF_TRAINING}})
+
+
+def read_about(folder: str | Path) -> About:
+    """What the bertrio.json in `folder` says.
+
+    Raises:
+        UserError: if there is none, it is damaged, or an older version of bertrio wrote it.
+    """
+    path = need(Path(folder) / FILE)
+    try:
+        raw = read_json(path)
+        if not isinstance(raw, dict) or "format" not in raw:
+            raise ValueError("format: found none, expected 1")
+        return About.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        problem = f"{where}: {first['msg']}, found {str(first['input'])[:100]!r}{_packages(raw)}"
+    except (OSError, ValueError, RecursionError) as error:
+        problem = " ".join(str(error).split())[:200]
+    raise UserError(
+        f"{path}: does not describe a model ({problem}); an older version of bertrio wrote it, or it is damaged: "
+        "run the finetune and ensemble stages again"
+    )
+
+
+def _packages(raw: dict[str, Any]) -> str:
+    """The other packages that the model needs, as it says itself; it may be damaged."""
+    plugins = raw.get("plugins")
+    found = [of for of in plugins.values() if isinstance(of, dict)] if isinstance(plugins, dict) else []
+    named = sorted({f"{of.get('distribution')} {of.get('version')}" for of in found})
+    return f"; it has parts of {', '.join(named)}, which must be installed" if named else ""

@@ -1,0 +1,103 @@
+"""Trains settings of the small project in several processes, and tries what processes tell each other.
+
+    python tests/distributed_run.py 2 FOLDER
+
+FOLDER is the small project's root (tests/training/conftest.py) with the settings as settings/<name>.yaml. What comes
+of each goes to weights/<name>-2.safetensors and .json; messages-<rank>.json is written by each process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+
+from bertrio.distributed.processes import ALONE, Processes, share_out
+from bertrio.errors import UserError
+from bertrio.model import encoder
+from bertrio.model.multitask import build_model
+from bertrio.params import load_params
+from bertrio.runtime import set_up
+from bertrio.training.build import build_trainer
+from bertrio.training.data import load_split
+from bertrio.training.loop import infer
+from bertrio.training.resume import handed_on
+
+
+def train(settings: Path, processes: Processes) -> None:
+    """Trains one setting, and writes weights and what was told of them; in FOLDER.
+
+    The small vocabulary counts as a large one, with sparse gradients, where the setting's name says so.
+    """
+    usual, encoder.MANY_WORDS = encoder.MANY_WORDS, 100 if "sparse" in settings.stem else encoder.MANY_WORDS
+    params = load_params(settings)
+    runtime = set_up(**params.runtime.model_dump(), among=processes)
+    model = build_model(params, "models/encoder", runtime)
+    rows = load_split(params, "train", "data/splits", "models/tokenizer")
+    trainer, scored = build_trainer(params, model, {task: rows[task] for task in params.trains})
+    losses = [log.losses for log in trainer.run(settings.stem)]
+    encoder.MANY_WORDS = usual
+    processes.check_equal(scored.parameters())
+    together = {task: infer(scored, of, 7) for task, of in rows.items()}
+    scored.runtime = replace(runtime, processes=ALONE)
+    same = all(np.array_equal(infer(scored, of, 7), together[task]) for task, of in rows.items())
+    if processes.main:
+        parts = {"model": model, "scored": scored, "weighting": trainer.objective.weighting}
+        weights = {f"{part}.{name}": value for part, of in parts.items() for name, value in of.state_dict().items()}
+        into = Path("weights") / f"{settings.stem}-{processes.count}"
+        save_file({name: value.clone() for name, value in weights.items()}, f"{into}.safetensors")
+        told = {"losses": losses, "conflicts": trainer.conflicts, "rows": trainer.rows_seen, "same_outputs": same}
+        Path(f"{into}.json").write_text(json.dumps(told))
+
+
+def messages(processes: Processes) -> dict[str, Any]:
+    """What this process gets to hear, where process r has the number r + 1."""
+    number = processes.rank + 1
+    dense, sparse, idle = (torch.nn.Parameter(torch.zeros(3, 2)) for _ in range(3))
+    dense.grad = torch.full((3, 2), float(number))
+    sparse.grad = torch.sparse_coo_tensor([[processes.rank, 2]], torch.ones(2, 2), (3, 2), check_invariants=False)
+    processes.add_up([dense, sparse, idle])
+    outputs = np.zeros(3)
+    outputs[processes.rank] = number
+    processes.put_together_on_host(outputs)
+    own = torch.tensor([[float(number)]])
+    state = {"step": 7, "parts": {"weights": torch.arange(3.0), "none": None, "numbers": [1.5, -2]}}
+    found = handed_on(state if processes.main else None, processes)
+    try:
+        processes.check_equal([torch.zeros(2), own])
+        unequal = "not noticed"
+    except UserError as error:
+        unequal = str(error)
+    return {
+        "dense": dense.grad.tolist(),
+        "sparse": sparse.grad.to_dense().tolist(),
+        "is_sparse": sparse.grad.is_sparse,
+        "idle": idle.grad,
+        "sums": {name: value.item() for name, value in processes.sums({"a": own[0, 0], "b": own[0, 0] * 10}).items()},
+        "most": [processes.most(number), processes.most(-number)],
+        "rows": processes.put_together(own, torch.tensor([2 * processes.rank]), 4).flatten().tolist(),
+        "outputs": outputs.tolist(),
+        "from_main": processes.from_main(f"from {processes.rank}".encode()).decode(),
+        "state": [found["step"], found["parts"]["weights"].tolist(), found["parts"]["none"], found["parts"]["numbers"]],
+        "no_state": handed_on(None, processes),
+        "unequal": unequal,
+    }
+
+
+def main(count: str, folder: str) -> None:
+    os.chdir(folder)
+    processes = share_out(int(count), "cpu")
+    Path(f"messages-{processes.rank}.json").write_text(json.dumps(messages(processes)))
+    for settings in sorted(Path("settings").glob("*.yaml")):
+        train(settings, processes)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

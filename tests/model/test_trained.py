@@ -1,0 +1,69 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bertrio.errors import UserError
+from bertrio.model.about import About, read_about
+from bertrio.model.encoder import initial_transformer
+from bertrio.model.multitask import build_model, load_model, save_model
+from bertrio.model.trained import TrainedModel
+from bertrio.runtime import Runtime, set_up
+
+TEXTS = pd.DataFrame({"text": ["a good film", "why", "is this a good question or a bad one", "bad", "the film is bad"]})
+PAIRS = pd.DataFrame({"text_a": TEXTS["text"], "text_b": TEXTS["text"][::-1].tolist()})
+
+
+def runtime(compute=torch.float32):
+    return Runtime(torch.device("cpu"), compute)
+
+
+@pytest.fixture(scope="module")
+def folder(default_params, tokenizer, tokenizer_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    set_up(1, "cpu", "float32")
+    initial_transformer(default_params.encoder, len(tokenizer)).save_pretrained(folder / "start")
+    model = build_model(default_params, folder / "start", runtime())
+    save_model(model, folder / "saved", About.of(default_params), tokenizer_folder)
+    return folder / "saved"
+
+
+def test_bf16_says_to_the_bit_what_autocast_says(folder):
+    trained = TrainedModel.load(folder, runtime(torch.bfloat16), batch_size=2)
+    slow = TrainedModel.load(folder, runtime(torch.bfloat16), batch_size=2)
+    slow.network = load_model(folder, runtime(torch.bfloat16))  # casts its weights in every pass
+    assert next(trained.network.encoder.transformer.encoder.parameters()).dtype == torch.bfloat16
+    for task, texts in (("sst", TEXTS), ("qqp", PAIRS)):
+        np.testing.assert_array_equal(
+            trained.predict(task, texts).probabilities, slow.predict(task, texts).probabilities
+        )
+
+
+def test_batches_have_no_say(folder):
+    one, many = (TrainedModel.load(folder, runtime(), size) for size in (1, 64))
+    np.testing.assert_allclose(one.predict("sts", PAIRS).scores, many.predict("sts", PAIRS).scores, atol=1e-5)
+    np.testing.assert_allclose(one.embed("sst", TEXTS), many.embed("sst", TEXTS), atol=1e-5)
+
+
+def test_outputs_that_are_not_finite_are_an_error(folder):
+    trained = TrainedModel.load(folder, runtime(), 64)
+    with torch.no_grad():
+        trained.network.heads["sst"].output.bias[2] = torch.nan
+    with pytest.raises(UserError, match="task sst: the model's outputs are not finite; its training diverged"):
+        trained.predict("sst", TEXTS)
+
+
+def test_a_model_says_of_itself_what_params_said(folder, default_params):
+    found = read_about(folder)
+    assert found == About.of(default_params)
+    assert found.trained == list(default_params.tasks) and found.encoder.max_length == default_params.encoder.max_length
+    saved = (folder / "bertrio.json").read_text()
+    assert "batch_size" not in saved and "epochs" not in saved
+
+
+def test_a_task_that_was_trained_first_and_alone_counts_as_trained(default_params):
+    schedule = default_params.schedule.model_copy(update={"tasks": ["sst"]})
+    prefinetune = default_params.prefinetune.model_copy(update={"task": "qqp", "epochs": 1})
+    params = default_params.model_copy(update={"schedule": schedule})
+    assert About.of(params).trained == ["sst"]
+    assert About.of(params.model_copy(update={"prefinetune": prefinetune})).trained == ["sst", "qqp"]

@@ -1,0 +1,91 @@
+"""Whether dvc.yaml lists, for every stage, the code that its results depend on. Else it keeps old results."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+# Shared by all stages, without a say in results: dvc.yaml lists none of it.
+NO_SAY = {"console", "errors", "files", "interruption", "params", "plugins", "stage", "workers"}
+# What stops training and lets it go on: to the same bytes, which other tests hold.
+NO_SAY_IN_TRAINING = {
+    "training.checkpoints", "training.folder_lock", "training.progress", "training.resume", "training.state_files",
+    "training.stateful", "training.watch",
+}  # fmt: skip
+# Of training, what those stages import and do not run that only predict.
+UNUSED_BY_PREDICTION = {
+    "combining", "distributed", "losses", "regularizers", "schedules", "training.build", "training.data",
+    "training.objective", "training.optimizer", "training.trackers",
+}  # fmt: skip
+ALLOWED = {
+    "download": set(),
+    "split": set(),
+    "pretrain_mlm": NO_SAY_IN_TRAINING | {"data.tokens", "tasks"},  # its batches are of blocks, not of rows
+    "prefinetune": NO_SAY_IN_TRAINING
+    | {"combining", "regularizers", "schedules", "training.build", "training.trackers"},
+    "finetune": NO_SAY_IN_TRAINING,
+    "ensemble": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION,
+    "evaluate": set(),
+    "analyze": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION | {"data.corpora", "data.sources"},
+}
+
+
+@pytest.fixture(scope="module")
+def source() -> Path:
+    return Path(__file__).resolve().parent.parent / "src" / "bertrio"
+
+
+@pytest.fixture(scope="module")
+def modules(source) -> dict[str, Path]:
+    """The file of every module that has code, by its name without `bertrio.`."""
+    found = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
+    return {name: path for name, path in found.items() if len(ast.parse(path.read_text()).body) > 1}
+
+
+@pytest.fixture(scope="module")
+def stages(source) -> dict[str, dict]:
+    found = yaml.safe_load((source.parents[1] / "dvc.yaml").read_text())["stages"]
+    return {name: stage.get("do", stage) for name, stage in found.items()}
+
+
+def imported(path: Path, modules: dict[str, Path]) -> set[str]:
+    """The modules of bertrio that a file imports, wherever in it the import stands, or names in a text."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {node.value.removeprefix("bertrio.")} & modules.keys() if "bertrio." in node.value else set()
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "bertrio":
+            package = node.module.removeprefix("bertrio").lstrip(".")
+            for name in [package, *(f"{package}.{alias.name}".lstrip(".") for alias in node.names)]:
+                found |= {name, f"{name}.__init__"} & modules.keys()
+    return found
+
+
+def reached(script: Path, modules: dict[str, Path]) -> set[str]:
+    """All modules of bertrio that a script imports, itself or through others."""
+    found: set[str] = set()
+    new = imported(script, modules)
+    while new:
+        found |= new
+        new = set().union(*(imported(modules[name], modules) for name in new)) - found
+    return found - {"__init__"}
+
+
+def covered(module: str, names: set[str]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+@pytest.mark.parametrize("stage", ALLOWED)
+def test_a_stage_lists_the_code_that_it_runs_and_no_other(stage, stages, source, modules):
+    deps = stages[stage]["deps"]
+    own = {dep.removeprefix("src/bertrio/").removesuffix(".py").replace("/", ".") for dep in deps if "bertrio/" in dep}
+    imports = reached(source.parents[1] / f"stages/{stage}.py", modules)
+    missing = {name for name in imports if not covered(name, own | NO_SAY | ALLOWED[stage])}
+    assert not missing, f"dvc.yaml: {stage} imports these, and does not list them"
+    unused = {dep for dep in own if not any(covered(name, {dep}) for name in imports)}
+    assert not unused, f"dvc.yaml: {stage} lists these, and does not import them"
+
+
+def test_every_stage_is_looked_at(stages):
+    assert set(ALLOWED) == set(stages) - {"check"}  # which runs every time

@@ -1,0 +1,388 @@
+"""A fourth task by params alone, word for word as docs/own-tasks.md has it, through the real stages."""
+
+import json
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from bertrio.data.inputs import check_inputs
+from bertrio.errors import UserError
+from bertrio.experiments.report import write_report
+from bertrio.params import build_tasks, load_params, merged, read_yaml
+
+SMALL = {
+    "runtime": {"threads": 1, "device": "cpu"},
+    "data": {"sample": {"train_rows": 160, "dev_rows": 40, "test_rows": 30}},
+    "encoder": {"tiny": {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32}},
+    "finetune": {"epochs": 1, "max_steps": 12},
+    "analyze": {"worst": 2, "neighbours": 1, "words": 1, "rows": 20},
+}
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ["entailment", "neutral", "contradiction"]
+
+
+@pytest.fixture(scope="module")
+def document():
+    return (ROOT / "docs/own-tasks.md").read_text(encoding="utf-8")
+
+
+def blocks(document, language):
+    """What stands between the fences of code, of one language."""
+    return [text for found, text in re.findall(r"^```(\w*)\n(.*?)^```$", document, re.S | re.M) if found == language]
+
+
+def commands(document):
+    """The lines that a reader types, by their first words."""
+    return [line for block in blocks(document, "") for line in block.splitlines()]
+
+
+def add_to_tasks(params, block):
+    """The text of params.yaml with a block put at the end of `tasks:`, as a reader's editor would."""
+    return params.replace("\nsharing:", f"\n{block}\nsharing:", 1)
+
+
+def make(folder, root, document):
+    """params.yaml with the document's block, at a small size, and the document's rows."""
+    (folder / "make_nli.py").write_text(blocks(document, "python")[0])
+    subprocess.run([sys.executable, "make_nli.py"], cwd=folder, check=True)
+    text = add_to_tasks((root / "params.yaml").read_text(), blocks(document, "yaml")[0])
+    small = merged(yaml.safe_load(text), SMALL)
+    (folder / "params.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
+
+
+def with_settings(folder, command):
+    """What `dvc exp run` does to params.yaml, by DVC's own parser."""
+    from dvc.utils.hydra import apply_overrides
+
+    settings = re.findall(r"-S (?:'([^']*)'|(\S+))", command)
+    apply_overrides(folder / "params.yaml", [quoted or plain for quoted, plain in settings])
+
+
+def stage(root, name, *args):
+    """Runs a stage script's `main` in the current folder."""
+    return runpy.run_path(str(root / "stages" / f"{name}.py"))["main"](*args)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, document):
+    """A finished run of the four tasks under PCGrad and SMART."""
+    folder = tmp_path_factory.mktemp("nli")
+    make(folder, ROOT, document)
+    [both] = [line for line in commands(document) if "pcgrad" in line and "smart" in line]
+    with_settings(folder, both)
+    with pytest.MonkeyPatch.context() as patch:
+        all_stages(folder, patch)
+    return folder
+
+
+def all_stages(folder, patch):
+    """Runs the pipeline in a folder that holds params.yaml, and writes the report."""
+    patch.chdir(folder)
+    patch.setenv("BERTRIO_CHECKPOINTS", str(folder / "checkpoints"))
+    for name in ("check", "download", "split", "pretrain_mlm", "prefinetune"):
+        stage(ROOT, name)
+    stage(ROOT, "finetune", "base")
+    for name in ("ensemble", "evaluate", "analyze"):
+        stage(ROOT, name)
+    write_report(out="report.html")
+
+
+def read(run, name):
+    return json.loads((run / name).read_text())
+
+
+def test_it_trains_with_the_others(run):
+    params = load_params(run / "params.yaml")
+    assert (params.surgery.method, params.smart.strength) == ("pcgrad", 1)
+    assert params.trains == ["sst", "qqp", "sts", "nli"]
+    steps = pd.read_csv(run / "plots/steps/base.csv")
+    assert {"loss_nli", "loss_smart_nli"} <= set(steps.columns)
+    assert (run / "plots/history/base.csv").read_text().count("train_loss_nli") == 1
+
+
+def test_it_stands_in_the_data_with_the_names_of_its_classes(run):
+    data = read(run, "metrics/data.json")
+    splits = data["tasks"]["nli"]
+    assert [splits[name]["rows"] for name in ("train", "dev", "test")] == [420, 90, 90]
+    assert set(splits["train"]["labels"]) == set(NAMES)
+    assert data["origin"]["nli"] == {"files": {"train": "nli.tsv"}} and data["origin"]["seed"] == 0
+    assert "bag_of_words" in data["simple_baselines"]["nli"]
+    table = pd.read_parquet(run / "data/splits/nli/train.parquet")
+    first = pd.read_csv(run / "nli.tsv", sep="\t").iloc[int(table["id"].iloc[0].rpartition("-")[2]) - 2]
+    assert (first["premise"], NAMES.index(first["gold"])) == (table["text_a"].iloc[0], table["label"].iloc[0])
+
+
+def test_it_stands_in_metrics_calibration_and_predictions(run):
+    found = read(run, "metrics/evaluation.json")
+    assert found["overall_tasks"] == ["sst", "qqp", "sts", "nli"]
+    for split in ("dev", "test"):
+        assert next(iter(found[split]["nli"])) == "macro_f1", "the metric that the block chose goes first"
+        assert set(found[split]["nli"]) == {"macro_f1", "accuracy", "balanced_accuracy", "ece", "brier"}
+        first = [found[split][task][metric] for task, metric in FIRSTS.items()]
+        assert found[split]["overall_mean"] == pytest.approx(sum(first) / 4, abs=1e-5)
+        assert set(found["intervals"][split]["nli"]) == set(found[split]["nli"])
+    assert read(run, "metrics/calibration.json")["nli"]["rows"] == 45
+    rows = pd.read_parquet(run / "predictions/ensemble.parquet").query("task == 'nli'")
+    assert set(rows["split"]) == {"dev", "test"} and set(map(len, rows["probabilities"])) == {3}
+
+
+FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson", "nli": "macro_f1"}
+
+
+def test_it_stands_in_plots_slices_and_robustness(run):
+    for name in ("confusion/nli.csv", "reliability/nli.csv", "learning/score/nli.csv", "slices/nli.csv"):
+        assert len(pd.read_csv(run / "plots" / name)), name
+    assert set(pd.read_csv(run / "plots/confusion/nli.csv")["gold"]) == set(NAMES)
+    for name in ("confusion-nli", "reliability-nli", "learning"):
+        assert (run / f"plots/pictures/{name}.png").stat().st_size > 1000
+    assert (run / "plots/slices/nli.png").exists()
+    slices = read(run, "metrics/slices.json")["nli"]
+    assert set(slices["label"]) == {f"label {name}" for name in NAMES}
+    assert {"accuracy", "macro_f1", "n"} <= set(slices["all"]["all rows"])
+    assert read(run, "metrics/robustness.json")["nli"]["model"] == "base"
+    assert set(read(run, "predictions/analysis/errors.json")) == {"sst", "qqp", "sts", "nli"}
+
+
+def test_it_stands_in_the_report_and_the_model_card(run):
+    page = (run / "report.html").read_text(encoding="utf-8")
+    assert "nli macro_f1" in page and "of sst, qqp, sts, nli" in page and "contradiction" in page
+    card = (run / "models/README.md").read_text(encoding="utf-8")
+    assert "one of 3 classes: entailment, neutral, contradiction" in card
+    assert "| nli | files of the user's own | unknown | 420 | 90 | 90 |" in card
+    assert "sst, qqp and sts trained on made-up sentences" in card
+    assert "| sst, qqp, sts, nli | overall" in card.replace("\\_", "_")
+
+
+def test_the_model_folder_knows_its_classes_and_not_where_its_rows_were(run):
+    about = read(run, "models/members/base/bertrio.json")
+    assert about["tasks"]["nli"]["labels"] == NAMES
+    assert "nli.tsv" not in (run / "models/members/base/bertrio.json").read_text()
+
+
+def test_it_is_compared_with_other_runs_and_answers_like_the_others(run):
+    from bertrio import Predictor
+    from bertrio.experiments.compare import compare
+    from bertrio.experiments.revision import Revision
+
+    found = compare([Revision.open("workspace", run)], [Revision.open("workspace", run)])
+    assert (found["tasks"]["nli"]["metric"], found["tasks"]["nli"]["rows"]) == ("macro_f1", 90)
+    assert set(found["overall"]) == {"overall_mean", "overall_normalized"}
+    predictor = Predictor.load(run / "models")
+    [answer] = predictor.predict("nli", [("a man is running", "a man is tired")])
+    assert answer.label in (0, 1, 2) and len(answer.probabilities) == 3
+    assert predictor.tasks["nli"].target.labels == tuple(NAMES)
+
+
+COMBINATIONS = {
+    "sequential": {"schedule": {"name": "sequential"}, "tasks": {"nli": {"epochs": 2}}, "r_drop": {"alpha": 1}},
+    "per_epoch": {"schedule": {"name": "per_epoch", "first": {"nli": 1}}, "bregman": {"mu": 1}},
+    "round_robin": {"schedule": {"name": "round_robin", "until": ["nli", "sts"]}, "smart": {"tasks": ["nli"]}},
+    "annealed": {"schedule": {"name": "annealed", "until": "nli"}, "penalties": {"l2": 1e-6}},
+    "temperature": {"schedule": {"name": "temperature", "batch_sizes": "proportional"}, "finetune": {"ema": 0.9}},
+    "joint": {
+        "schedule": {"until": "longest", "cap": "shortest"},
+        "weighting": {"method": "uncertainty"},
+        "surgery": {"method": "cagrad", "log_conflicts": True},
+        "finetune": {"select": "nli", "accumulate": 2},
+    },
+    "alone": {"schedule": {"tasks": ["nli"]}, "finetune": {"select": "nli"}},
+    "bi": {
+        "tasks": {name: {"encoding": "bi", "head": "siamese"} for name in ("qqp", "sts", "nli")},
+        "sharing": {"layer": "fusion", "tasks": ["qqp", "sts", "nli"]},
+        "finetune": {"select_on": "holdout"},
+    },
+}
+
+
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_every_schedule_and_technique_takes_it_up(run, tmp_path, monkeypatch, name):
+    from bertrio.runtime import set_up
+    from bertrio.training.finetune import Inputs, finetune
+
+    alone = {"surgery": {"method": "none"}, "schedule": {"max_batches": 2}, "finetune": {"max_steps": None}}
+    raw = merged(merged(read_yaml(run / "params.yaml"), alone), COMBINATIONS[name])
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    monkeypatch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path / "checkpoints"))
+    monkeypatch.chdir(tmp_path)
+    there = Inputs(*[str(run / folder) for folder in ("data/splits", "models/tokenizer", "models/encoder")])
+    there = replace(there, prefinetuned=str(run / "models/prefinetuned"))
+    params = load_params("params.yaml")
+    runtime = set_up(**params.runtime.model_dump())
+    finetune(params, runtime, there, "model", "predictions", "history.csv", "conflicts.csv", "steps.csv")
+    history = pd.read_csv("history.csv")
+    assert history["train_loss_nli"].notna().any() and history["dev_nli_macro_f1"].notna().all()
+    assert "nli" in set(pd.read_parquet("predictions/predictions.parquet")["task"])
+
+
+def test_a_changed_file_runs_download_again_and_an_unchanged_one_does_not(root, document, tmp_path):
+    for name in ("dvc.yaml", ".dvcignore"):
+        shutil.copy(root / name, tmp_path / name)
+    for name in ("stages", "src"):
+        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    make(tmp_path, root, document)
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+    def dvc(*words):
+        done = subprocess.run(
+            ["dvc", *words], cwd=tmp_path, env={**os.environ, "PATH": paths}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return re.findall(r"^Running stage '(.*)'", done.stdout, re.M)
+
+    dvc("init", "-q", "--no-scm")
+    assert dvc("repro", "download") == ["check", "download"]
+    assert dvc("repro", "download") == ["check"]
+    with open(tmp_path / "nli.tsv", "a") as file:
+        file.write("a tall man is silent at school\ta tall man is singing\tcontradiction\n")
+    assert dvc("repro", "download") == ["check", "download"]
+    assert len(pd.read_parquet(tmp_path / "data/raw/nli/train.parquet")) == 601
+
+
+def test_the_other_block_and_all_commands_of_the_document_are_understood(root, document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path, root, document)
+    kept = (tmp_path / "params.yaml").read_text()
+    tried = [line for line in commands(document) if line.startswith("dvc exp run")]
+    assert len(tried) == 6
+    for command in tried:
+        (tmp_path / "params.yaml").write_text(kept)
+        with_settings(tmp_path, command)
+        load_params("params.yaml")
+    text = add_to_tasks((root / "params.yaml").read_text(), blocks(document, "yaml")[1])
+    (tmp_path / "params.yaml").write_text(text)
+    assert load_params("params.yaml").source_of("cola") == "hub"
+
+
+@pytest.fixture
+def project(root, document, tmp_path, monkeypatch):
+    """The document's params and rows, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path, root, document)
+    kept = read_yaml("params.yaml")
+
+    def write(overrides):
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump(merged(kept, overrides), sort_keys=False))
+
+    return write
+
+
+def inputs():
+    check_inputs("params.yaml", "data/inputs")
+    return {name: open(f"data/inputs/{name}.json").read() for name in ("source", "tasks")}
+
+
+def test_a_changed_file_and_a_changed_block_are_noticed_and_a_new_loss_is_not(project):
+    before = inputs()
+    project({"tasks": {"nli": {"loss": "dual_objective", "metric": "accuracy", "batch_size": 8}}})
+    assert inputs() == before
+    project({"tasks": {"nli": {"data": {"split": {"fractions": [0.6, 0.2, 0.2]}}}}})
+    other = inputs()
+    assert (other["source"] == before["source"], other["tasks"] == before["tasks"]) == (True, False)
+    project({"tasks": {"nli": {"labels": ["neutral", "entailment", "contradiction"]}}})
+    assert inputs()["tasks"] != before["tasks"]
+    project({})
+    with open("nli.tsv", "a") as file:
+        file.write("a man is tall\ta man is small\tcontradiction\n")
+    assert inputs()["source"] != before["source"]
+    changed = inputs()
+    shutil.copy("nli.tsv", "nli.csv")  # the ending says what stands between the columns
+    project({"tasks": {"nli": {"data": {"train": "nli.csv"}}}})
+    assert inputs()["source"] != changed["source"]
+
+
+def test_without_own_rows_the_digests_are_what_they_were(root, tmp_path):
+    check_inputs(root / "params.yaml", tmp_path)
+    assert json.loads((tmp_path / "source.json").read_text()) == {}
+    assert set(json.loads((tmp_path / "tasks.json").read_text())["sst"]) == {"kind", "target", "classes", "range"}
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ({"data": None}, None),  # said by the source, when it is asked
+        ({"data": {"train": None}}, r"tasks\.nli\.data: expected train .* or hub .*, found neither"),
+        ({"data": {"hub": {"id": "a", "splits": {}, "columns": {}}}}, r"tasks\.nli\.data: .*found both"),
+        ({"data": {"split": None}}, r"tasks\.nli\.data\.dev: is missing; name it, or .*tasks\.nli\.data\.split"),
+        ({"data": {"trian": "a"}}, r"tasks\.nli\.data\.trian: unknown param; did you mean tasks\.nli\.data\.train\?"),
+        (
+            {"data": {"columns": {"text": "premise"}}},
+            r"data\.columns: found 'text', expected id, text_a, text_b, label",
+        ),
+        ({"labels": ["a", "b", "a"]}, r"tasks\.nli: labels: found 'a' 2 times"),
+        ({"labels": [False, True]}, r"tasks\.nli\.labels\.0: .*found a truth value; .*in quotes"),
+        ({"classes": 4}, r"tasks\.nli: labels: found 3 names, expected 4"),
+        ({"labels": None}, r"tasks\.nli: classes \(how many\) goes with target classes or ordered.*labels say it"),
+        ({"target": "binary", "loss": "bce"}, r"labels: found 3 names, expected 2: no and yes"),
+        (
+            {"target": "score", "range": [0, 1], "loss": "mse"},
+            r"labels \(names of the classes\) goes with .*not with score",
+        ),
+        ({"metric": "f1"}, r"tasks\.nli: metric: found 'f1', expected one of accuracy, macro_f1, balanced_accuracy"),
+        ({"metric": "brier"}, r"metric: found 'brier', expected .*of which more is better"),
+    ],
+)
+def test_a_mistake_in_the_block_is_told_with_its_place(project, block, message):
+    project({"tasks": {"nli": block}})
+    if message is None:
+        load_params("params.yaml")
+    else:
+        with pytest.raises(UserError, match=message):
+            load_params("params.yaml")
+
+
+def test_rules_for_the_split_are_given_once(project):
+    project({"data": {"split": {"tasks": {"nli": {"strategy": "random", "fractions": [0.8, 0.1, 0.1]}}}}})
+    with pytest.raises(UserError, match=r"data\.split\.tasks\.nli: found beside tasks\.nli\.data\.split"):
+        load_params("params.yaml")
+
+
+def test_a_file_that_is_not_there_is_told_before_any_work(project):
+    project({"tasks": {"nli": {"data": {"train": "nil.tsv"}}}})
+    with pytest.raises(UserError, match=r"tasks\.nli\.data\.train: there is no file or folder nil\.tsv"):
+        check_inputs("params.yaml", "data/inputs")
+
+
+def test_members_answer_the_same_tasks_of_the_same_rows(project):
+    project({"ensemble": {"members": {"base": {}, "b": {"tasks": {"nli": {"metric": "accuracy"}}}}}})
+    with pytest.raises(UserError, match=r"members\.b\.tasks\.nli\.metric: can't differ"):
+        load_params("params.yaml")
+
+
+@pytest.mark.parametrize("gone", ["sst", "qqp", "sts"])
+def test_each_of_the_three_can_be_taken_away(root, tmp_path, gone):
+    shutil.copy(root / "params.yaml", tmp_path)
+    with_settings(tmp_path, f"-S '~tasks.{gone}'" + (" -S schedule.until=shortest" if gone == "sst" else ""))
+    assert gone not in build_tasks(load_params(tmp_path / "params.yaml"))
+
+
+def test_a_run_without_one_of_the_three_says_what_it_covers(root, document, tmp_path, monkeypatch):
+    small = merged(read_yaml(root / "params.yaml"), merged(SMALL, {"finetune": {"max_steps": 4}}))
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
+    [command] = [line for line in commands(document) if "~tasks.sst" in line]
+    with_settings(tmp_path, command)
+    all_stages(tmp_path, monkeypatch)
+    found = read(tmp_path, "metrics/evaluation.json")
+    assert found["overall_tasks"] == ["qqp", "sts"] and "overall_mean" in found["dev"]
+    assert sorted(path.name for path in (tmp_path / "predictions/submission").iterdir()) == [
+        "para-dev-output.csv", "para-test-output.csv", "sts-dev-output.csv", "sts-test-output.csv",
+    ]  # fmt: skip
+    assert "of qqp, sts" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "| qqp, sts | overall" in (tmp_path / "models/README.md").read_text().replace("\\_", "_")
+
+
+def test_without_the_task_that_ends_an_epoch_the_message_says_what_to_set(root, tmp_path):
+    shutil.copy(root / "params.yaml", tmp_path)
+    with_settings(tmp_path, "-S '~tasks.sst'")
+    with pytest.raises(
+        UserError, match=r"schedule\.until: found 'sst', expected .*set schedule\.until=shortest, longest"
+    ):
+        load_params(tmp_path / "params.yaml")

@@ -1,0 +1,315 @@
+"""Several processes make the updates that one makes; they are stopped, go on and end as one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from bertrio.data.batches import Batch
+from bertrio.distributed.launching import free_port
+from bertrio.distributed.processes import ALONE, Processes, share_out
+from bertrio.errors import UserError
+from bertrio.model.multitask import build_model
+from bertrio.params import merged
+from bertrio.runtime import set_up
+from bertrio.training.build import build_trainer
+from bertrio.training.data import load_split
+from tests.distributed_run import train
+from tests.training.conftest import Workspace
+
+ROOT = Path(__file__).resolve().parents[2]
+STILL = {
+    "encoder": {"dropout": 0.0, "attention_dropout": 0.0},
+    "tasks": {name: {"dropout": 0.0} for name in ("sst", "qqp", "sts")},
+    "finetune": {"epochs": 10, "max_steps": 50},
+}
+SMART = {"lambda": 1, "radius": 0.1, "eta": 0.1, "sigma": 0.05}
+SETTINGS = {  # each technique, alone or in company
+    "plain": {},
+    "pcgrad, smart, sparse": {"surgery": {"method": "pcgrad", "log_conflicts": True}, "smart": SMART},
+    "uncertainty, accumulate, ema, bregman": {
+        "weighting": {"method": "uncertainty"},
+        "finetune": {"accumulate": 3, "ema": 0.9},
+        "bregman": {"mu": 1, "momentum": 0.9},
+    },
+    "round robin, smart on the upper layer": {"schedule": {"name": "round_robin"}, "smart": {**SMART, "layers": 1}},
+    "losses of whole batches, uncertainty": {
+        "weighting": {"method": "uncertainty"},
+        "tasks": {
+            "qqp": {"encoding": "bi", "head": "cosine", "loss": "cosent", "head_options": {"projection": True}},
+            "sts": {"loss": "pearson"},
+        },
+    },
+    "fewer rows than processes": {
+        "tasks": {
+            "sts": {"batch_size": 1, "loss": "mse"},
+            "qqp": {"batch_size": 1, "encoding": "bi", "head": "siamese"},
+        },
+        "smart": SMART,
+        "penalties": {"l2": 1.0e-4},
+    },
+}
+# Parameters on which no loss depends: attention weights do not see the keys' bias, nor Pearson's correlation a shift.
+# Their gradients are nothing but rounding, which Adam scales up to steps of the size of all others'
+FREE = ("attention.self.key.bias",)
+FREE_UNDER_PEARSON = ("heads.sts.output.bias",)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder where one process, and two, have trained each of the settings."""
+    folder, before = tmp_path_factory.mktemp("trained"), Path.cwd()
+    os.chdir(folder)
+    workspace = Workspace(folder, ROOT / "params.yaml")
+    for name in ("settings", "weights"):
+        (folder / name).mkdir()
+    for name, setting in SETTINGS.items():
+        workspace.params(**merged(STILL, setting))
+        (folder / "params.yaml").rename(folder / "settings" / f"{name}.yaml")
+    two = subprocess.Popen([sys.executable, ROOT / "tests/distributed_run.py", "2", folder], env=environment())
+    for settings in sorted((folder / "settings").glob("*.yaml")):
+        train(settings, ALONE)
+    os.chdir(before)
+    assert two.wait(timeout=240) == 0
+    return folder
+
+
+def environment(**more: str) -> dict[str, str]:
+    """That of a process of one thread which imports the code beside these tests."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_two_processes_have_the_weights_of_one_after_50_steps_within_rounding(trained, name):
+    one, two = (load_file(trained / f"weights/{name}-{count}.safetensors") for count in (1, 2))
+    free = FREE + (FREE_UNDER_PEARSON if "whole batches" in name else ())
+    apart = {weight: (two[weight] - values).abs().max().item() for weight, values in one.items()}
+    assert {weight: by for weight, by in apart.items() if by > 2e-5 and not weight.endswith(free)} == {}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_two_processes_tell_of_training_what_one_tells(trained, name):
+    one, two = (json.loads((trained / f"weights/{name}-{count}.json").read_text()) for count in (1, 2))
+    assert one["rows"] == two["rows"]
+    pd.testing.assert_frame_equal(pd.DataFrame(two["losses"]), pd.DataFrame(one["losses"]), atol=1e-5)
+    pd.testing.assert_frame_equal(pd.DataFrame(two["conflicts"]), pd.DataFrame(one["conflicts"]), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_two_processes_predict_the_bits_that_one_predicts_with_the_same_weights(trained, name):
+    assert json.loads((trained / f"weights/{name}-2.json").read_text())["same_outputs"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_processes_hear_of_each_other(trained, rank):
+    heard = json.loads((trained / f"messages-{rank}.json").read_text())
+    assert "hold different weights" in heard.pop("unequal")
+    assert heard == {
+        "dense": [[3.0, 3.0]] * 3,
+        "sparse": [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]],
+        "is_sparse": True,
+        "idle": None,
+        "sums": {"a": 3.0, "b": 30.0},
+        "most": [2, -1],
+        "rows": [1.0, 0.0, 2.0, 0.0],
+        "outputs": [1.0, 2.0, 0.0],
+        "from_main": "from 0",
+        "state": [7, [0.0, 1.0, 2.0], None, [1.5, -2]],
+        "no_state": None,
+    }
+
+
+@pytest.mark.parametrize(("rows", "count"), [(8, 2), (7, 3), (3, 3), (1, 4), (5, 1)])
+def test_the_parts_of_a_batch_are_its_rows_and_their_weights_add_up_to_1(rows, count):
+    tokens = {name: torch.arange(2 * rows).view(rows, 2) for name in ("input_ids", "attention_mask")}
+    batch = Batch("sst", np.arange(rows) + 10, (tokens,), torch.arange(rows))
+    parts = [batch.part(rank, count) for rank in range(count)]
+    counted = [part for part in parts if part.weight]
+    assert np.array_equal(np.concatenate([part.rows for part in counted]), batch.rows)
+    assert torch.equal(torch.cat([part.inputs[0]["input_ids"] for part in counted]), tokens["input_ids"])
+    assert sum(part.weight for part in parts) == pytest.approx(1)
+    assert all(len(part.rows) for part in parts), "all take the same steps"
+    assert max(len(part.rows) for part in parts) == -(-rows // count)
+
+
+def test_dropout_masks_differ_between_processes_and_steps_and_come_again():
+    def drawn(rank, step):
+        set_up(1, "cpu", among=Processes(rank, 2, torch.device("cpu"))).begin_step(step)
+        return torch.rand(4).tolist()
+
+    draws = [drawn(0, 1), drawn(1, 1), drawn(0, 2), drawn(1, 2)]
+    assert len(set(map(tuple, draws))) == 4
+    assert drawn(1, 2) == draws[3]
+
+
+def test_rescaled_noise_in_several_processes_is_refused(workspace):
+    params = workspace.params(smart={"lambda": 1, "projection": "rescale"})
+    runtime = set_up(1, "cpu", among=Processes(0, 2, torch.device("cpu")))
+    model = build_model(params, "models/encoder", runtime)
+    train_rows = load_split(params, "train", "data/splits", "models/tokenizer")
+    with pytest.raises(UserError, match="rescale, in 2 processes; .* Use projection ball"):
+        build_trainer(params, model, train_rows)
+
+
+@pytest.mark.parametrize("device", ["mps", "cuda:0"])
+def test_one_device_for_several_processes_is_refused(device):
+    with pytest.raises(UserError, match=f"found {device}, one device for 2 processes"):
+        share_out(2, device)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 7, reason="there are enough")
+def test_fewer_gpus_than_processes_are_refused():
+    with pytest.raises(UserError, match=r"8 processes on this machine, but it has \d GPUs, and each process needs one"):
+        share_out(8, "cuda")
+
+
+@pytest.mark.parametrize(("variable", "name"), [("FSDP", "FSDP"), ("DEEPSPEED", "DeepSpeed")])
+def test_a_launcher_that_asks_for_more_than_data_parallelism_is_refused(monkeypatch, variable, name):
+    for key, value in {"RANK": "0", "WORLD_SIZE": "2", f"ACCELERATE_USE_{variable}": "true"}.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(UserError, match=f"asks for {name}, .* Launch with accelerate launch --multi_gpu"):
+        share_out(1, "cpu")
+
+
+class Project:
+    """A copy of the code with small data, where finetune is run in two processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.workspace = folder, Workspace(folder, ROOT / "params.yaml")
+        for name in ("stages", "src"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        self.write_params()
+
+    def write_params(self, processes: int = 2, **more) -> None:
+        """Writes params.yaml: 10 steps in two epochs, with all that has a state."""
+        everything = {
+            "runtime": {"processes": processes},
+            "schedule": {"max_batches": 5},
+            "checkpoints": {"steps": 3},
+            "surgery": {"method": "pcgrad", "log_conflicts": True},
+            "weighting": {"method": "uncertainty"},
+            "smart": SMART,
+            "bregman": {"mu": 1},
+            "finetune": {"ema": 0.9},
+        }
+        self.workspace.params(**merged(everything, more))
+
+    def run(self, action: str = "none", rank: int = 0, number: int = 0, command: list[str] | None = None):
+        """Runs the stage and does something to it: its exit code and what it said."""
+        shutil.rmtree(self.folder / "pids", ignore_errors=True)
+        script = [str(ROOT / "tests/distributed_stage.py"), action, str(rank), str(number)]
+        command = [*(command or [sys.executable]), *script, "stages/finetune.py", "--member", "base"]
+        env = environment(PYTHONPATH=str(self.folder / "src"), BERTRIO_CHECKPOINTS=str(self.folder / "checkpoints"))
+        done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=240)
+        return SimpleNamespace(code=done.returncode, said=done.stderr)
+
+    def processes(self) -> list[int]:
+        """The processes of the last run that are still there."""
+        ids = [int(path.name) for path in (self.folder / "pids").iterdir()]
+        return [number for number in ids if Path(f"/proc/{number}/cmdline").exists() and self._of_run(number)]
+
+    def _of_run(self, number: int) -> bool:
+        return b"distributed_stage" in Path(f"/proc/{number}/cmdline").read_bytes()
+
+    def outputs(self) -> dict[str, bytes]:
+        """What the stage has written."""
+        folders = [self.folder / name for name in ("models/members", "predictions/members", "plots")]
+        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
+
+    def forget(self) -> None:
+        """Removes outputs and checkpoints."""
+        for name in ("models/members", "predictions/members", "plots", "checkpoints"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A project, and what finetune makes there in two processes when nothing stops it."""
+    folder, before = tmp_path_factory.mktemp("stage"), Path.cwd()
+    os.chdir(folder)
+    made = Project(folder)
+    os.chdir(before)
+    made.undisturbed = made.run()
+    assert made.undisturbed.code == 0, made.undisturbed.said
+    made.expected = made.outputs()
+    return made
+
+
+def test_the_stage_starts_its_processes_and_one_of_them_speaks_and_writes(project):
+    said = project.undisturbed.said
+    assert said.count("10 steps on cpu, float32, 1 threads in each of 2 processes") == 1
+    assert said.count("epoch 2:") == 1 and "Traceback" not in said
+    timing = json.loads((project.folder / "metrics/timing/finetune-base.json").read_text())
+    assert timing["processes"] == 2 and timing["steps"] == 10
+    assert "models/members/base/heads.safetensors" in project.expected
+    assert not list((project.folder / "checkpoints").rglob("*step*"))
+
+
+def test_a_process_that_is_killed_ends_all_and_a_stopped_run_goes_on_to_the_same_bytes(project):
+    project.forget()
+    killed = project.run("kill", rank=1, number=5)
+    assert killed.code == 128 + signal.SIGKILL, killed.said
+    assert not project.processes()
+    assert "process 1 was ended by SIGKILL" in killed.said and "Traceback" not in killed.said
+    stopped = project.run("stop", rank=0, number=3)
+    assert stopped.code == 128 + signal.SIGTERM, stopped.said
+    assert "goes on after step 3" in stopped.said
+    assert stopped.said.count("checkpoint saved; the same command goes on") == 1 and "Traceback" not in stopped.said
+    assert "process 1" not in stopped.said
+    done = project.run()
+    assert done.code == 0, done.said
+    assert "goes on after step" in done.said
+    assert project.outputs() == project.expected
+
+
+@pytest.mark.slow
+def test_an_error_in_one_process_ends_all_and_is_told_once(project):
+    project.forget()
+    failed = project.run("fail", rank=1, number=2)
+    assert failed.code == 2, failed.said
+    assert failed.said.count("process 1 has had enough") == 1 and "Traceback" not in failed.said
+    assert not project.processes()
+
+
+@pytest.mark.slow
+def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(project):
+    project.forget()
+    ended = project.run("end", rank=0, number=4)
+    assert ended.code == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    while project.processes() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not project.processes()
+    project.write_params(processes=1)
+    done = project.run()
+    assert done.code == 0, done.said
+    assert "it is of a run in 2 processes; in 1 process, numbers are rounded otherwise" in done.said
+    assert project.outputs().keys() == project.expected.keys()
+
+
+@pytest.mark.slow
+def test_accelerate_and_torchrun_launch_the_stage(project):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    accelerate = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    for launcher in (torchrun, [*accelerate, "--main_process_port", str(free_port())]):
+        project.forget()
+        project.write_params(processes=1)  # the launcher's number counts
+        done = project.run(command=[sys.executable, *launcher])
+        assert done.code == 0, done.said
+        assert done.said.count("in each of 2 processes") == 1
+        assert project.outputs() == project.expected, launcher

@@ -8,6 +8,7 @@ import sys
 from bertrio import __version__
 from bertrio.cli_predict import add_predict_commands
 from bertrio.cli_recipes import add_recipe_commands
+from bertrio.cli_search import add_search_commands
 from bertrio.errors import UserError
 
 REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
 
     add_recipe_commands(commands)
+    add_search_commands(commands)
     add_predict_commands(commands)
     return parser
 

@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from bertrio import __version__
+from bertrio.cli_export import add_export_commands
 from bertrio.cli_predict import add_predict_commands
 from bertrio.cli_recipes import add_recipe_commands
 from bertrio.cli_search import add_search_commands
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add_recipe_commands(commands)
     add_search_commands(commands)
     add_predict_commands(commands)
+    add_export_commands(commands)
     return parser
 
 

@@ -10,6 +10,7 @@ from bertrio.cli_export import add_export_commands
 from bertrio.cli_predict import add_predict_commands
 from bertrio.cli_recipes import add_recipe_commands
 from bertrio.cli_search import add_search_commands
+from bertrio.cli_serve import add_serve_commands
 from bertrio.errors import UserError
 
 REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
@@ -64,6 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     add_search_commands(commands)
     add_predict_commands(commands)
     add_export_commands(commands)
+    add_serve_commands(commands)
     return parser
 
 

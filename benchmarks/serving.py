@@ -1,0 +1,218 @@
+"""How `bertrio serve` holds up: single sentences at a steady rate from clients that wait for nobody.
+
+    python benchmarks/serving.py --data path/to/course-data --encoder path/to/encoder
+
+Arrivals are drawn beforehand, as independent clients come, and each request is sent at its time whether or not the
+ones before it have been answered (an open loop). Its latency counts from that time, so that whatever holds up the
+client or the server is in it. Server and client share the machine's cores; every request has a connection of its own,
+on loopback. The model has fresh heads: answers mean nothing, and take as long as those of a trained one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from common import (
+    ROOT,
+    TASKS,
+    Case,
+    Runs,
+    add_model_options,
+    environment,
+    load,
+    markdown,
+    middle,
+    parser_of,
+    prepared,
+    report,
+)
+
+START_WITHIN, STOP_WITHIN = 120.0, 40.0  # seconds
+ANSWER_WITHIN = 10.0  # seconds; a request that takes longer is an error
+IN_FLIGHT = 1000  # most requests on their way; one that comes beyond is dropped
+COLUMNS = ("p50_ms", "p90_ms", "p99_ms", "max_ms", "errors", "dropped", "rows_per_batch", "peak_memory_mb", "lag_ms")
+
+
+class Outcome(NamedTuple):
+    """What became of a request: the status of its answer (None if none came), and milliseconds since it was due."""
+
+    status: int | None
+    latency: float
+
+
+# ---- the server
+
+
+def write_model(work: Path, folder: Path) -> None:
+    """A model folder with fresh heads out of what `prepared` made."""
+    from argparse import Namespace
+
+    from bertrio.model.about import About
+    from bertrio.model.multitask import build_model, save_model
+
+    params, runtime = load(Namespace(work=work, set={}, seed=1, warmup=1, steps=1))
+    model = build_model(params, work / "models/encoder", runtime)
+    save_model(model, folder, About.of(params), work / "models/tokenizer")
+
+
+@contextmanager
+def served(model: Path, args: Any) -> Iterator[str]:
+    """Runs the server in a process of its own; gives its address once it is ready, and asks it to stop at the end."""
+    command = [sys.executable, "-m", "bertrio.cli", "serve", "--model", str(model), "--port", "0"]
+    command += ["--device", args.device, "--precision", args.precision]
+    server = subprocess.Popen(command, cwd=ROOT, env=environment(args.threads), stderr=subprocess.PIPE, text=True)
+    late = threading.Timer(START_WITHIN, server.kill)
+    late.start()
+    try:
+        said = []
+        for line in server.stderr:
+            said.append(line)
+            found = re.search(r"http://\S+:\d+", line)
+            if found:
+                break
+        else:
+            sys.exit(f"the server did not start: {''.join(said)[-2000:]}")
+        late.cancel()
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # or it would stall once the pipe is full
+        yield found.group()
+    finally:
+        late.cancel()
+        server.terminate()
+        try:
+            server.wait(STOP_WITHIN)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def metric(text: str, name: str) -> float:
+    """A metric of the server."""
+    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE).group(1))
+
+
+# ---- the clients
+
+
+def arrivals(rate: float, seconds: float, seed: int) -> np.ndarray:
+    """When requests are due, in seconds from the start: a Poisson process, given that `rate * seconds` of them come."""
+    return np.sort(np.random.default_rng(seed).uniform(0, seconds, round(rate * seconds)))
+
+
+async def ask(port: int, head: bytes, body: bytes) -> int:
+    """One request over a connection of its own; the status of its answer, of which all has been read."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(head % len(body) + body)
+        answer = await reader.read()
+    finally:
+        writer.close()
+    status = int(answer.split(b" ", 2)[1])
+    if status == 200:
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["predictions"]
+    return status
+
+
+async def bombard(port: int, task: str, texts: Sequence[str], due: np.ndarray) -> tuple[list[Outcome], int, float]:
+    """Sends a request for one row at each of the times `due`.
+
+    Returns:
+        What became of those that were sent; how many were not, as `IN_FLIGHT` were on their way; and by how many
+        milliseconds at most the client itself was late.
+    """
+    head = f"POST /predict/{task} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n".encode()
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    loop, outcomes, running, dropped, lag = asyncio.get_running_loop(), [], set(), 0, 0.0
+    began = loop.time()
+
+    async def one(at: float, text: str) -> None:
+        try:
+            status = await asyncio.wait_for(ask(port, head, json.dumps({"rows": [text]}).encode()), ANSWER_WITHIN)
+        except (OSError, asyncio.TimeoutError, ValueError, IndexError, KeyError, AssertionError):
+            status = None
+        outcomes.append(Outcome(status, 1000 * (loop.time() - at)))
+
+    for number, at in enumerate(due + began):
+        await asyncio.sleep(max(0.0, at - loop.time()))
+        lag = max(lag, loop.time() - at)
+        if len(running) >= IN_FLIGHT:
+            dropped += 1
+            continue
+        request = asyncio.ensure_future(one(at, texts[number % len(texts)]))
+        running.add(request)
+        request.add_done_callback(running.discard)
+    await asyncio.gather(*running)
+    return outcomes, dropped, 1000 * lag
+
+
+def measure_rate(rate: float, model: Path, texts: Sequence[str], args: Any, seed: int) -> dict[str, float]:
+    """One fresh server under requests at `rate` a second."""
+    due = arrivals(rate, args.seconds, seed)
+    with served(model, args) as url:
+        began = time.perf_counter()
+        outcomes, dropped, lag = asyncio.run(bombard(int(url.rpartition(":")[2]), args.task, texts, due))
+        seconds = time.perf_counter() - began
+        with urllib.request.urlopen(f"{url}/metrics", timeout=ANSWER_WITHIN) as response:
+            told = response.read().decode()
+    latencies = [of.latency for of in outcomes]
+    middle_, high, highest = np.quantile(latencies, [0.5, 0.9, 0.99], method="higher")
+    batches = metric(told, f'bertrio_batch_rows_count{{task="{args.task}"}}')
+    return {
+        "seconds": seconds,
+        "rows": len(due),
+        "p50_ms": float(middle_),
+        "p90_ms": float(high),
+        "p99_ms": float(highest),
+        "max_ms": max(latencies),
+        "errors": sum(of.status != 200 for of in outcomes),
+        "dropped": dropped,
+        "rows_per_batch": metric(told, f'bertrio_batch_rows_sum{{task="{args.task}"}}') / batches,
+        "peak_memory_mb": metric(told, "process_resident_memory_bytes") / 2**20,
+        "lag_ms": lag,
+    }
+
+
+def table(runs: Runs) -> str:
+    """Milliseconds from when a request was due to its answer, and what was counted."""
+    digits = {key: int(key == "rows_per_batch") for key in COLUMNS}
+    lines = [[name, *[f"{middle(runs, name, key):.{digits[key]}f}" for key in COLUMNS]] for name in runs]
+    return markdown(["case", *[key.replace("_", " ") for key in COLUMNS]], lines)
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = parser_of(__doc__, repeats=1)
+    add_model_options(parser)
+    parser.add_argument("--rates", type=float, nargs="+", default=[50.0], help="requests a second, each a case")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each case")
+    parser.add_argument("--task", choices=[*TASKS], default="sst", help="a task of single sentences")
+    args = parser.parse_args(argv)
+    args.given = list(argv)
+    measures = f"one sentence each, {args.seconds:g} s"
+    cases = {rate: Case(f"{rate:g} requests/s", ("serving.py",), measures) for rate in args.rates}
+    runs: Runs = {case.name: [] for case in cases.values()}
+    with prepared(args) as work:
+        from bertrio.data.table import read_table
+
+        texts = read_table(work / "data/splits" / args.task / "dev.parquet")["text"].tolist()
+        write_model(work, work / "served")
+        for turn in range(1, args.repeats + 1):
+            for rate, case in cases.items():
+                told = measure_rate(rate, work / "served", texts, args, turn)
+                runs[case.name].append(told)
+                print(f"turn {turn}, {case.name}: p99 {told['p99_ms']:.0f} ms", file=sys.stderr, flush=True)
+    report("serving", args, list(cases.values()), runs, [table(runs)])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

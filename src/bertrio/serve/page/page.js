@@ -1,0 +1,157 @@
+// Asks every task that fits what was typed, and shows what it says. Texts are put in as text, never as markup.
+"use strict";
+
+const at = (id) => document.getElementById(id);
+let tasks = [];
+let asking = null; // what ends the question that is on its way
+
+function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+function say(text, problem = false) {
+  at("status").textContent = text;
+  at("status").className = problem ? "problem" : "soft";
+}
+
+// The JSON at a path; an Error in words for everything else that may come of it.
+async function ask(path, options) {
+  let response;
+  try {
+    response = await fetch(path, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server can't be reached. Is it still running?");
+  }
+  const body = await response.json().catch(() => null);
+  if (response.ok && body) return body;
+  if (response.status === 503) throw new Error("The server is busy. Try again in a moment.");
+  throw new Error(body?.error ? `Not answered: ${body.error}.` : `The server failed (status ${response.status}).`);
+}
+
+function predict(task, rows, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return ask(`predict/${encodeURIComponent(task)}`, { method: "POST", headers, signal, body: JSON.stringify({ rows }) });
+}
+
+// The tasks that can be asked about what was typed, each with its rows.
+function questions(first, second) {
+  const singles = second ? [first, second] : [first];
+  return tasks
+    .map((task) => (task.kind === "pair" ? { task, rows: second ? [[first, second]] : [] } : { task, rows: singles }))
+    .filter((question) => question.rows.length);
+}
+
+const percent = (share) => (share > 0.999 && share < 1 ? ">99.9%" : `${(100 * share).toFixed(1)}%`);
+
+function nameOf(task, label) {
+  if (task.labels) return task.labels[label];
+  if (task.target === "binary") return label ? "yes" : "no";
+  return String(label);
+}
+
+function kindOf(task) {
+  if (task.target === "binary") return task.kind === "pair" ? "yes or no, of both sentences" : "yes or no";
+  if (task.target === "score") return `a score from ${task.low} to ${task.high}${task.kind === "pair" ? ", of both sentences" : ""}`;
+  const named = task.labels ? `one of ${task.count} classes` : `a class from 0 to ${task.count - 1}`;
+  return named + (task.kind === "pair" ? ", of both sentences" : "");
+}
+
+function track(share, best) {
+  const filled = make("span");
+  filled.style.width = `${100 * Math.min(1, Math.max(0, share))}%`;
+  const bar = make("div", { className: best ? "track best" : "track" }, filled);
+  bar.setAttribute("aria-hidden", "true"); // the number stands beside it
+  return bar;
+}
+
+function classBars(task, answer) {
+  const bars = make("dl", { className: "bars" });
+  answer.probabilities.forEach((share, label) => {
+    const best = label === answer.label;
+    bars.append(
+      make("dt", { textContent: nameOf(task, label), className: best ? "best" : "" }),
+      track(share, best),
+      make("dd", { textContent: percent(share), className: best ? "best" : "" }),
+    );
+  });
+  return [make("p", { className: "verdict", textContent: nameOf(task, answer.label) }), bars];
+}
+
+function scoreBar(task, answer) {
+  const ends = make("p", { className: "ends" }, make("span", { textContent: task.low }), make("span", { textContent: task.high }));
+  const share = (answer.label - task.low) / (task.high - task.low);
+  return [make("p", { className: "verdict", textContent: answer.label.toFixed(2) }), track(share, true), ends];
+}
+
+function card(task, answer, text) {
+  const box = make("section", { className: "answer" });
+  box.append(make("h2", { textContent: task.name }), make("p", { className: "soft", textContent: kindOf(task) }));
+  if (text) box.append(make("p", { className: "text", textContent: text, dir: "auto" }));
+  box.append(...(answer.probabilities ? classBars(task, answer) : scoreBar(task, answer)));
+  return box;
+}
+
+// A card for each answer; with the text that it is about where a task answers for both sentences, each alone.
+function cards({ task, rows }, answers) {
+  return answers.map((answer, place) => card(task, answer, rows.length > 1 ? rows[place] : ""));
+}
+
+async function submit() {
+  const first = at("first").value.trim();
+  const second = at("pair").hidden ? "" : at("second").value.trim();
+  const asked = first ? questions(first, second) : [];
+  asking?.abort();
+  asking = null;
+  if (!first) return refuse("first", "Type a sentence.");
+  if (!asked.length) return refuse("second", "All tasks of this model compare two sentences: type a second one.");
+  const mine = (asking = new AbortController());
+  say("Predicting…");
+  at("results").setAttribute("aria-busy", "true");
+  try {
+    const found = await Promise.all(asked.map(({ task, rows }) => predict(task.name, rows, mine.signal)));
+    at("results").replaceChildren(...asked.flatMap((question, place) => cards(question, found[place].predictions)));
+    say(second || !tasks.some((task) => task.kind === "pair") ? "" : "Type a second sentence to compare the two.");
+  } catch (error) {
+    if (mine !== asking) return; // a newer question has taken its place
+    at("results").replaceChildren();
+    say(error.message, true);
+  } finally {
+    if (mine === asking) at("results").removeAttribute("aria-busy");
+  }
+}
+
+function refuse(field, message) {
+  at("results").replaceChildren();
+  say(message, true);
+  at(field).focus();
+}
+
+async function start() {
+  try {
+    tasks = (await ask("tasks")).tasks;
+  } catch (error) {
+    return say(error.message, true);
+  }
+  const pairs = tasks.filter((task) => task.kind === "pair");
+  at("pair").hidden = !pairs.length;
+  at("optional").hidden = pairs.length === tasks.length;
+  at("about").textContent = `It answers ${tasks.length === 1 ? "one task" : `${tasks.length} tasks`}: ${tasks.map((task) => task.name).join(", ")}.`;
+  at("go").disabled = false;
+}
+
+at("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  submit();
+});
+at("form").noValidate = true; // submit says in words what is missing
+for (const field of document.querySelectorAll("textarea")) {
+  field.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    event.preventDefault();
+    at("form").requestSubmit(at("go"));
+  });
+}
+start();

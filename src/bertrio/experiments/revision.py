@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,9 @@ class Revision:
         if self._files is None:
             return (self._root / path).read_bytes()
         if self._in_git(path):
-            return self._git.cat_file(self._git.join(self._files.repo.root_dir, path))
+            # Not self._git.cat_file: pygit2 streams by a thread, and on a busy machine its reader can wait for ever
+            content = ["git", "-C", str(self._root), "cat-file", "blob", f"{self.commit}:./{path}"]
+            return subprocess.run(content, check=True, capture_output=True).stdout
         from dvc.exceptions import DvcException
 
         try:

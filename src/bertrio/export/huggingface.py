@@ -28,9 +28,9 @@ def read_encoder(source: Source, task: None, folder: Path, rows: Sequence[Row]) 
     """The pooled vectors [B, H] of single texts, by the exported encoder."""
     from transformers import AutoModel, AutoTokenizer
 
-    tokens = tokenised(AutoTokenizer.from_pretrained(str(folder)), *columns_of(rows))
-    output = AutoModel.from_pretrained(str(folder)).eval()(**tokens)
-    return POOLINGS[source.about.encoder.pooling](output, tokens["attention_mask"])
+    tokens = tokenised(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
+    model = AutoModel.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True)
+    return POOLINGS[source.about.encoder.pooling](model.eval()(**tokens), tokens["attention_mask"])
 
 
 def write_classifier(source: Source, task: Task, folder: Path) -> None:
@@ -63,8 +63,11 @@ def read_classifier(source: Source, task: Task, folder: Path, rows: Sequence[Row
     """The logits [B, C], or the raw score [B, 1], by the exported classifier."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    tokens = tokenised(AutoTokenizer.from_pretrained(str(folder)), *columns_of(rows))
-    return AutoModelForSequenceClassification.from_pretrained(str(folder)).eval()(**tokens).logits
+    tokens = tokenised(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
+    model = AutoModelForSequenceClassification.from_pretrained(
+        str(folder), trust_remote_code=False, use_safetensors=True
+    )
+    return model.eval()(**tokens).logits
 
 
 def expected_logits(source: Source, task: Task, rows: Sequence[Row]) -> Tensor:

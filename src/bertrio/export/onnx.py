@@ -120,7 +120,7 @@ def read_graph(source: Source, task: Task, folder: Path, rows: Sequence[Row]) ->
     import onnxruntime
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
     session = onnxruntime.InferenceSession(str(folder / GRAPH), providers=["CPUExecutionProvider"])
     columns = columns_of(rows)
     texts = [[column] for column in columns] if task.encoding == "bi" else [columns]

@@ -56,6 +56,13 @@ def test_runs_differ_in_what_they_do_and_not_in_where():
     assert differences(here, there) == {"finetune.lr": (2e-05, 3e-05)}
 
 
+def test_settings_of_a_stage_that_is_off_do_not_make_another_run():
+    off, other = ({"mlm": {"enabled": False, "lr": lr}} for lr in (1e-5, 2e-5))
+    assert differences(off, other) == {}
+    on = {"mlm": {"enabled": True, "lr": 2e-5}}
+    assert differences(off, on) == {"mlm.enabled": (False, True), "mlm.lr": (1e-5, 2e-5)}
+
+
 def test_overrides_are_what_no_field_of_a_measured_file_has():
     row = {
         "data": {"source": "sample", "path": None},

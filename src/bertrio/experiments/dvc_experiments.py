@@ -132,13 +132,16 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     """The params in which two runs differ that are not the same run: by dotted name, both values.
 
     Where folders lie, on which device and on how many threads a run is made, and how often it saves, does not make it
-    another.
+    another; nor does the rest of `mlm` where that is switched off.
     """
     found = changes(with_numbers(old), with_numbers(new))
+    no_mlm = not any(params.get("mlm", {}).get("enabled", False) for params in (old, new))
     return {
         param: values
         for param, values in found.items()
-        if not OF_MACHINE.fullmatch(param) and without_place(param, values[0]) != without_place(param, values[1])
+        if not (no_mlm and param.startswith("mlm."))
+        and not OF_MACHINE.fullmatch(param)
+        and without_place(param, values[0]) != without_place(param, values[1])
     }
 
 

@@ -25,7 +25,7 @@ class Plan:
         seed: of what is drawn. Runs have the seed that params.yaml or `overrides` give them.
         prune: median, hyperband or none.
         metric: what to raise on dev: overall_normalized, overall_mean, or a task (its first metric).
-        params: what params.yaml comes to, if there is no base row.
+        params: those of params.yaml, on which the base row goes.
     """
 
     space: Space
@@ -35,7 +35,7 @@ class Plan:
     seed: int = 1
     prune: Prune = "median"
     metric: str = "overall_normalized"
-    params: Mapping[str, Any] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """It in words that are the same on every machine."""
@@ -47,7 +47,7 @@ class Plan:
             "seed": self.seed,
             "prune": self.prune,
             "metric": self.metric,
-            "params": _without_machine(self.params or {}),
+            "params": _without_machine(self.params),
         }
         return json.loads(json.dumps(plain, default=str))  # YAML knows dates
 

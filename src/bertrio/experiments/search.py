@@ -138,7 +138,7 @@ def search(
     root, space, overrides = Path(root), parse_space(texts), dict(overrides or {})
     _check(space, overrides, study)
     recipes = load_recipes(root / "recipes")
-    plan = Plan(space, base, budget, overrides, seed, prune, metric, None if base else _params(root))
+    plan = Plan(space, base, budget, overrides, seed, prune, metric, _params(root))
     name = study or plan.name
     folder = Path(out) / name
     bench = TrialBench(plan, name, folder, recipes, root)

@@ -110,6 +110,11 @@ def test_and_what_one_member_said_whatever_lies_beside_its_folder(finished, tmp_
     check_equal(load(tmp_path / "alone"), read_predictions("predictions/members/second/predictions.parquet"))
 
 
+def test_a_folder_may_be_named_from_within(finished, monkeypatch):
+    monkeypatch.chdir("models/ensemble")
+    assert set(load(".").members) == set(UNLIKE) == set(load("..").members)
+
+
 def test_answers_come_in_the_order_of_the_rows_and_the_company_makes_no_difference(finished):
     predictor, rows = load(batch_size=3), rows_of("qqp")
     order = np.random.default_rng(0).permutation(len(rows))

@@ -31,7 +31,9 @@ def _add_predict(commands: Any) -> None:
     _add_files(predict, "rows to answer, with a header that names columns text, or text_a and text_b")
     kind = "of what is read and written (default: as the ending of --in says, else tsv)"
     predict.add_argument("--format", choices=FORMATS, help=kind)
-    predict.add_argument("--columns", metavar="NAME=NAME", nargs="+", type=_pair, default=[], help=NAMED)
+    predict.add_argument(
+        "--columns", metavar="NAME=NAME", nargs="+", action="extend", type=_pair, default=[], help=NAMED
+    )
     predict.add_argument("--strict", action="store_true", help="stop at the first row that can't be answered")
     _add_model(predict)
     predict.set_defaults(run=_predict)
@@ -54,7 +56,7 @@ def _add_files(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    folder = "a run's folder, or a model's, such as models/members/base (default: %(default)s)"
+    folder = "a run's models folder, or one model's, such as models/members/base (default: %(default)s)"
     parser.add_argument("--model", metavar="FOLDER", default="models", help=folder)
     parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N (default: %(default)s)")
     parser.add_argument("--precision", default="auto", help="auto, float32 or bf16 (default: %(default)s)")

@@ -117,7 +117,8 @@ class Predictor:
             )
         ensemble = read_ensemble(folder)
         asked = [name for name in ensemble.members if any(shares.get(name) for shares in ensemble.weights.values())]
-        members = {name: loaded(need(folder.parent / "members" / name)) for name in asked}
+        beside = (folder.resolve() if folder.name in ("", "..") else folder).parent / "members"
+        members = {name: loaded(need(beside / name)) for name in asked}
         return cls(members, ensemble.weights, ensemble.combine)
 
     @property

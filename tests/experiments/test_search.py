@@ -310,6 +310,15 @@ def test_a_search_among_experiments(planted, capsys):
     assert len(planted.runs) == 7
 
 
+def test_a_search_does_not_go_on_with_other_params_below_its_row(planted):
+    space, file = ["smart.lambda=0,1"], planted.folder / "params.yaml"
+    options = {"base": "smart-concat", "budget": "quick", "out": planted.folder / "out", "root": planted.folder}
+    search(space, trials=1, study="mine", **options)
+    file.write_text(file.read_text().replace("max_grad_norm: 1.0", "max_grad_norm: 2.0", 1))
+    with pytest.raises(UserError, match="another search.*\n  params.optimizer.max_grad_norm: there 1, asked for 2"):
+        search(space, trials=2, study="mine", **options)
+
+
 def test_what_is_wrong_is_told_before_anything_is_run(planted):
     root, out = planted.folder, planted.folder / "out"
     for message, space, options in [

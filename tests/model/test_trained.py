@@ -51,6 +51,10 @@ def test_outputs_that_are_not_finite_are_an_error(folder):
         trained.network.heads["sst"].output.bias[2] = torch.nan
     with pytest.raises(UserError, match="task sst: the model's outputs are not finite; its training diverged"):
         trained.predict("sst", TEXTS)
+    with torch.no_grad():
+        next(trained.network.encoder.parameters()).fill_(torch.nan)
+    with pytest.raises(UserError, match="task sts: the model's outputs are not finite"):
+        trained.encode("sts", ["a good film"])
 
 
 def test_a_model_says_of_itself_what_params_said(folder, default_params):

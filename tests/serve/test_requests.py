@@ -11,8 +11,9 @@ pytest.importorskip("hypothesis", reason="needs the extra dev")
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from bertrio.serve.requests import Limits, Refused, read_rows
+from bertrio.serve.requests import BODIES, Limits, Refused, read_rows
 from tests.serve.conftest import TASKS
 
 LIMITS = Limits(max_rows=3, max_chars=8)
@@ -53,3 +54,11 @@ def test_what_was_sent_is_shown_in_part_only():
     with pytest.raises(Refused) as caught:
         read_rows(json.dumps({"rows": ["a"], "x" * 10_000: 1}).encode(), TASKS["sst"], LIMITS)
     assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_million_wrong_rows_cost_no_more_than_the_first(kind):
+    """To note each one would hold up every other request for seconds."""
+    with pytest.raises(ValidationError) as caught:
+        BODIES[kind].model_validate_json(json.dumps({"rows": [1] * 1000}))
+    assert caught.value.error_count() == 1

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from bertrio.data.batches import Batch
 from bertrio.distributed.launching import free_port
-from bertrio.distributed.processes import ALONE, Processes, share_out
+from bertrio.distributed.processes import ALONE, Processes, is_main, share_out
 from bertrio.errors import UserError
 from bertrio.model.multitask import build_model
 from bertrio.params import merged
@@ -177,6 +177,22 @@ def test_fewer_gpus_than_processes_are_refused():
         share_out(8, "cuda")
 
 
+def test_the_main_process_has_rank_0_and_a_rank_without_a_launcher_is_none(monkeypatch):
+    for rank, size, main in [(None, None, True), ("0", "2", True), ("1", "2", False), ("1", None, True)]:
+        for key, value in {"RANK": rank, "WORLD_SIZE": size}.items():
+            monkeypatch.setenv(key, value) if value else monkeypatch.delenv(key, raising=False)
+        assert is_main() == main
+
+
+def test_processes_share_the_threads_that_their_stage_has_beside_others(monkeypatch, tmp_path):
+    for key, value in {"BERTRIO_WORKERS": "2", "BERTRIO_WORKERS_FOLDER": str(tmp_path)}.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr("bertrio.distributed.processes.launch", lambda count, threads: f"{count} on {threads}")
+    with pytest.raises(SystemExit, match="2 on 4"):
+        share_out(2, "cpu")
+
+
 @pytest.mark.parametrize(("variable", "name"), [("FSDP", "FSDP"), ("DEEPSPEED", "DeepSpeed")])
 def test_a_launcher_that_asks_for_more_than_data_parallelism_is_refused(monkeypatch, variable, name):
     for key, value in {"RANK": "0", "WORLD_SIZE": "2", f"ACCELERATE_USE_{variable}": "true"}.items():
@@ -313,3 +329,14 @@ def test_accelerate_and_torchrun_launch_the_stage(project):
         assert done.code == 0, done.said
         assert done.said.count("in each of 2 processes") == 1
         assert project.outputs() == project.expected, launcher
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_of_a_launcher_goes_on(project):
+    project.forget()
+    project.write_params(runtime={"processes": 1, "threads": None})
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    project.run("stop", rank=0, number=4, command=[*torchrun, "3"])
+    done = project.run(command=[*torchrun, "2"])
+    assert done.code == 0, done.said
+    assert "goes on after step" in done.said and "it is of a run in 3 processes" in done.said

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from bertrio.console import console
 from bertrio.distributed.launching import THREADS, end_with_launcher, launch
 from bertrio.errors import UserError
+from bertrio.workers import share
 
 BUCKET = 1 << 23  # numbers that are added up in one message: 32 MB of float32
 OTHER_KINDS = {"FSDP": "FSDP", "DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM"}  # by accelerate's variables
@@ -37,7 +38,8 @@ class Processes:
         rank: which one this is, from 0 on; 0 is the main one, which alone writes files and speaks.
         count: how many there are, on all machines.
         device: where this one computes; None if it is alone and may choose.
-        threads: CPU threads of the processes of this machine together; None if it is alone.
+        threads: CPU threads, as what stays the same with more or fewer processes: of all that the stage itself started
+            together, or of each one that another launcher started; None if it is alone.
         host: the group for messages in the CPU's memory; None for the default one.
     """
 
@@ -161,17 +163,23 @@ def share_out(count: int, device: str) -> Processes:
         UserError: if the device is not for several processes, or their launcher asks for more than data parallelism.
         SystemExit: when the processes that it started have ended.
     """
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+    if _started_by_launcher():
         return _join(device)
     if count == 1:
         return ALONE
     _check_device(device, count)
-    raise SystemExit(launch(count, torch.get_num_threads()))
+    every = torch.get_num_threads()
+    _, threads = share(device, None, every, torch.cuda.device_count())
+    raise SystemExit(launch(count, threads or every))
 
 
 def is_main() -> bool:
     """Whether this process is the main one of its run, as far as the environment says; it need not have joined yet."""
-    return int(os.environ.get("RANK", 0)) == 0
+    return not _started_by_launcher() or os.environ["RANK"] == "0"
+
+
+def _started_by_launcher() -> bool:
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def _join(device: str) -> Processes:
@@ -187,7 +195,7 @@ def _join(device: str) -> Processes:
         return ALONE
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     _check_device(device, here)
-    return _met(_on_cuda(device), int(os.environ.get(THREADS, here * torch.get_num_threads())))
+    return _met(_on_cuda(device), int(os.environ.get(THREADS, torch.get_num_threads())))
 
 
 def _met(on_cuda: bool, threads: int) -> Processes:

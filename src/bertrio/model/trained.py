@@ -81,8 +81,7 @@ class TrainedModel:
         outputs = np.empty((len(texts), found[0][1].shape[1] if found else target.size))
         for rows, values in found:
             outputs[rows] = values
-        if not np.isfinite(outputs).all():
-            raise UserError(f"task {task}: the model's outputs are not finite; its training diverged, train it again")
+        _check_finite(task, outputs)
         return target.predict(outputs)
 
     @torch.inference_mode()
@@ -99,6 +98,9 @@ class TrainedModel:
         """What the head of a pair task that encodes apart compares: the vector of each text, float32 [N, H].
 
         The pooled vector, or where the head has a projection, what that makes of it.
+
+        Raises:
+            UserError: if a number is not finite.
         """
         alone = Task(task, "single", "cross", self.tasks[task].target)  # each text makes a sequence of its own
         project = getattr(self.network.heads[task], "project", list)  # another package's head may have none
@@ -106,6 +108,7 @@ class TrainedModel:
         for batch in self._batches(task, pd.DataFrame({"text": texts}, dtype=object), alone):
             (pooled,) = project([self._pooled(batch.inputs[0])])
             vectors[batch.rows] = pooled.cpu().numpy()
+        _check_finite(task, vectors)
         return vectors
 
     def word_vectors(self) -> Array:
@@ -125,6 +128,11 @@ class TrainedModel:
             rows = Rows(texts[list(of.text_columns)].assign(id="", label=np.nan), of, self.tokenizer, self.max_length)
         for batch in rows.sorted_batches(self.batch_size):
             yield batch.to(self.network.runtime.device)
+
+
+def _check_finite(task: str, found: Array) -> None:
+    if not np.isfinite(found).all():
+        raise UserError(f"task {task}: the model's outputs are not finite; its training diverged, train it again")
 
 
 def _cast_products(transformer: torch.nn.Module, dtype: torch.dtype) -> None:

@@ -67,7 +67,7 @@ class SingleRows(BaseModel):
     model_config = ConfigDict(
         extra="forbid", strict=True, json_schema_extra={"examples": [{"rows": ["A warm and funny film."]}]}
     )
-    rows: list[str] = Field(description="one text a row", min_length=1)
+    rows: list[str] = Field(description="one text a row", min_length=1, fail_fast=True)
 
 
 Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
@@ -81,7 +81,7 @@ class PairRows(BaseModel):
         strict=True,
         json_schema_extra={"examples": [{"rows": [["How do I learn to cook?", "What is the best way to cook?"]]}]},
     )
-    rows: list[Pair] = Field(description="a list of two texts a row", min_length=1)
+    rows: list[Pair] = Field(description="a list of two texts a row", min_length=1, fail_fast=True)
 
 
 BODIES: dict[str, type[BaseModel]] = {"single": SingleRows, "pair": PairRows}

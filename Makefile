@@ -19,7 +19,7 @@ repro: $(READY)
 	$(RUN) bertrio metrics
 
 test: $(READY)
-	$(RUN) OMP_NUM_THREADS=1 python -m pytest --numprocesses auto --dist loadfile
+	$(RUN) OMP_NUM_THREADS=1 python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # kills fine-tuning 25 times and compares bytes, and fuzzes for longer; the result goes into docs/reliability.md
 soak: $(READY)

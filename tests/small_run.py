@@ -71,6 +71,15 @@ class Run:
         write_predictions(table, f"predictions/members/{name}/predictions.parquet")
         return table
 
+    def two_members(self, how: str = "mean", **overrides) -> Path:
+        """Trains and combines `base` and `second`, with overrides by group; the folder models."""
+        for name in self.params(
+            **merged({"ensemble": {"members": {"base": {}, "second": {}}}}, overrides)
+        ).ensemble.members:
+            self.train(name)
+        self.combine(how)
+        return self.folder / "models"
+
     def combine(self, how: str = "vote"):
         """Combines the members, as the stage `ensemble` does, and writes the metrics that the card reads."""
         base = load_params()

@@ -26,8 +26,8 @@ FLOORS = [  # a module may import from lower floors, and from its own room
     {"training", "predictor", "export"},
     {"analysis", "serve", "answers"},
     {"experiments", "mining"},
-    {"cli_recipes"},
-    {"cli_export", "cli_predict", "cli_search", "cli_serve"},
+    {"cli_options"},
+    {"cli_export", "cli_predict", "cli_recipes", "cli_search", "cli_serve"},
     {"cli"},
 ]
 METHOD_ROOMS = {
@@ -43,6 +43,7 @@ METHOD_ROOMS = {
 LIGHT = {
     "cli",
     "cli_export",
+    "cli_options",
     "cli_predict",
     "cli_recipes",
     "cli_search",

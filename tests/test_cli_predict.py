@@ -32,13 +32,10 @@ def made(tmp_path_factory, root):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run = Run(folder, root / "params.yaml")
-        run.params(
-            ensemble={"members": {"base": {}, "second": {"answers": ["sst", "qqp"]}}},
+        run.two_members(
+            ensemble={"members": {"second": {"answers": ["sst", "qqp"]}}},
             tasks={"sts": {"encoding": "bi", "head": "cosine"}},
         )
-        for name in ("base", "second"):
-            run.train(name)
-        run.combine("mean")
     return run
 
 

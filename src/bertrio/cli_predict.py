@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bertrio.cli_recipes import positive
+from bertrio.cli_options import add_model, positive
 from bertrio.errors import UserError
 
 FORMATS = ("tsv", "csv", "jsonl")
@@ -56,10 +56,7 @@ def _add_files(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    folder = "a run's models folder, or one model's, such as models/members/base (default: %(default)s)"
-    parser.add_argument("--model", metavar="FOLDER", default="models", help=folder)
-    parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--precision", default="auto", help="auto, float32 or bf16 (default: %(default)s)")
+    add_model(parser)
     size = "rows that go through the model at once (default: %(default)s)"
     parser.add_argument("--batch-size", type=positive, default=64, metavar="N", help=size)
 

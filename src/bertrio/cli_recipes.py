@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from bertrio.cli_options import BUDGET, add_set, positive
 from bertrio.errors import UserError
-
-SET = "set a param on top, as in -S finetune.lr=2e-5; * is any one key; can be repeated"
-BUDGET = "paper or quick, see recipes/budgets.yaml (default: %(default)s)"
 
 
 def add_recipe_commands(commands: Any) -> None:
@@ -30,7 +28,7 @@ def _add_recipes(commands: Any) -> None:
     show = actions.add_parser("show", help="print a row's params, and how they differ from params.yaml")
     show.add_argument("row", metavar="ROW", help="such as smart-concat; bertrio recipes lists them")
     show.add_argument("--budget", default="paper", help=BUDGET)
-    _add_set(show, SET)
+    add_set(show)
     show.add_argument(
         "--brief", action="store_true", help="leave the params out, and print the rest on standard output"
     )
@@ -42,7 +40,7 @@ def _add_recipes(commands: Any) -> None:
     run.add_argument("--seeds", type=positive, default=1, metavar="N", help="runs of each, with seeds 1 to N (1)")
     run.add_argument("--queue", action="store_true", help="only add them to DVC's queue; dvc queue start runs them")
     run.add_argument("--missing", action="store_true", help="leave out what recipes/measured has already")
-    _add_set(run, SET)
+    add_set(run)
     run.set_defaults(run=_run)
 
     collect = actions.add_parser("collect", help="keep what finished experiments measured, such as those of the queue")
@@ -76,7 +74,7 @@ def _add_stepwise(commands: Any) -> None:
     stepwise.add_argument("--beam", type=positive, default=1, metavar="N", help="go on from the N best sets (1)")
     stepwise.add_argument("--budget", default="paper", help=BUDGET)
     stepwise.add_argument("--seeds", type=positive, default=1, metavar="N", help="runs of each set (1)")
-    _add_set(stepwise, SET)
+    add_set(stepwise)
     unproven = "keep what scores higher even where the test says that it may be luck"
     stepwise.add_argument("--unproven", action="store_true", help=unproven)
     folder = "folder for the ladder: Markdown, CSV and a picture (default: %(default)s)"
@@ -94,22 +92,11 @@ def _add_sweep(commands: Any) -> None:
     sweep.set_defaults(run=_sweep)
 
 
-def _add_set(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument("-S", dest="set", metavar="KEY=VALUE", action="append", default=[], help=text)
-
-
 def _add_setting(parser: argparse.ArgumentParser) -> None:
     """What tells runs of one row apart; a table never mixes them."""
     for name in ("budget", "source", "encoder"):
         parser.add_argument(f"--{name}", help="of the measured runs (default: what there is, if it is one)")
-    _add_set(parser, "runs made with these overrides and no others (default: runs with none)")
-
-
-def positive(text: str) -> int:
-    """A whole number from 1 on."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1 on")
-    return int(text)
+    add_set(parser, "runs made with these overrides and no others (default: runs with none)")
 
 
 def _list(args: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bertrio.cli_recipes import BUDGET, SET, positive
+from bertrio.cli_options import BUDGET, add_set, positive
 
 SPACE = "a param and what it may be: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
 PRUNE = "which runs to give up while they train: median, hyperband or none (default: %(default)s)"
@@ -20,7 +20,7 @@ def add_search_commands(commands: Any) -> None:
     )
     search.add_argument("--base", metavar="ROW", help="the row to start from (default: params.yaml as it is)")
     search.add_argument("--budget", default="paper", help=BUDGET)
-    search.add_argument("-S", dest="set", metavar="KEY=VALUE", action="append", default=[], help=SET)
+    add_set(search)
     search.add_argument("--seed", type=int, default=1, metavar="N", help="of what is drawn (default: %(default)s)")
     search.add_argument("--prune", choices=("median", "hyperband", "none"), default="median", help=PRUNE)
     metric = "of dev: overall_normalized, overall_mean or a task (default: %(default)s)"

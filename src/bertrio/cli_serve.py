@@ -6,8 +6,8 @@ import argparse
 import math
 from typing import Any
 
-from bertrio.cli_recipes import positive
-from bertrio.errors import UserError
+from bertrio.cli_options import add_model, positive
+from bertrio.errors import UserError, missing_package
 
 EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -15,13 +15,10 @@ EXTRA = ("fastapi", "uvicorn", "prometheus_client")
 def add_serve_commands(commands: Any) -> None:
     """Adds the command to the parser's `commands`."""
     serve = commands.add_parser("serve", help="answer requests for predictions, and show a page to try a model on")
-    model = "a run's models folder, a member's folder, or models/ensemble (default: %(default)s)"
-    serve.add_argument("--model", metavar="FOLDER", default="models", help=model)
+    add_model(serve)
     host = "address to listen on (default: %(default)s, this machine alone; 0.0.0.0 is everyone)"
     serve.add_argument("--host", default="127.0.0.1", help=host)
     serve.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: %(default)s)")
-    serve.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps (default: %(default)s)")
-    serve.add_argument("--precision", default="auto", help="auto, float32 or bf16 (default: %(default)s)")
     for name, default, text in (
         ("--max-batch", 64, "rows that are predicted together"),
         ("--max-rows", 256, "rows of one request"),
@@ -63,6 +60,6 @@ def _serve(args: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        raise UserError(f"serve needs {error.name}: pip install 'bertrio[serve]'") from error
+        raise missing_package("serve", [error.name], "serve") from error
     limits = Limits(args.max_batch, args.max_wait_ms / 1000, args.max_rows, args.max_chars, args.max_bytes, args.queue)
     serve(args.model, args.host, args.port, args.device, args.precision, limits)

@@ -1,5 +1,6 @@
 """The one exception that users are meant to see, and what is often said with it."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -17,6 +18,12 @@ def missing_path(param: str, value: object) -> UserError:
         f"{param}: there is no file or folder {value} (seen from {Path.cwd()}). Relative paths start at the "
         "repository; experiments with --queue or --temp run in a copy of it and need an absolute path"
     )
+
+
+def missing_package(what: str, packages: Iterable[str], extra: str) -> UserError:
+    """The error for a command or param that takes packages which an extra of bertrio installs."""
+    named = ", ".join(packages)
+    return UserError(f"{what}: needs the package {named}; install it with: pip install 'bertrio[{extra}]'")
 
 
 def need(path: str | Path) -> Path:

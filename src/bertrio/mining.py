@@ -79,7 +79,7 @@ def read_sentences(source: Iterable[bytes], name: str) -> dict[str, int]:
         except UnicodeDecodeError:
             say(f"{name}: line {number}: not UTF-8; left out")
         except Unusable:
-            pass  # empty
+            continue
         else:
             twice += text in lines
             lines.setdefault(text, number)

@@ -67,7 +67,9 @@ def test_numbers_out_of_range_are_refused(args, capsys):
 def test_without_the_extra_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "bertrio.serve.server", raising=False)
-    with pytest.raises(UserError, match=r"serve needs uvicorn: pip install 'bertrio\[serve\]'"):
+    with pytest.raises(
+        UserError, match=r"serve: needs the package uvicorn; install it with: pip install 'bertrio\[serve\]'"
+    ):
         serve()
 
 
@@ -77,12 +79,7 @@ def model(tmp_path_factory, root):
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run = Run(folder, root / "params.yaml")
-        run.params(ensemble={"members": {"base": {}, "second": {}}})
-        for name in ("base", "second"):
-            run.train(name)
-        run.combine("mean")
-    return folder / "models"
+        return Run(folder, root / "params.yaml").two_members()
 
 
 def test_a_server_answers_as_the_predictor_does_and_ends_in_good_order(model, root):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertrio.errors import UserError
+from bertrio.experiments.dvc_experiments import of_any_machine, short_digest
 from bertrio.experiments.extensions import BASE, FILE, Extension
 from bertrio.experiments.ladder import Gain, Names
 from bertrio.experiments.overrides import changes, layered
@@ -126,7 +126,7 @@ class DvcBench:
         """The name of the experiment of one run."""
         called = "+".join(names) or BASE
         if len(self._prefix) + len(called) > LONGEST:
-            called = f"{len(names)}-extensions-{_digest(called)}"
+            called = f"{len(names)}-extensions-{short_digest(called)}"
         return f"{self._prefix}-{called}-s{seed}"
 
     def _digest(self) -> str:
@@ -134,17 +134,11 @@ class DvcBench:
 
         A row has its name for it: experiments of a row whose params changed since are found out by `run_experiment`.
         """
-        from bertrio.experiments.dvc_experiments import OF_MACHINE, without_place
-
         params = (
             self._overrides if self._base else {name: own for name, (_, own) in changes({}, self.settings(())).items()}
         )
-        kept = {
-            name: without_place(name, value)
-            for name, value in params.items()
-            if name != SEED and not OF_MACHINE.fullmatch(name)
-        }
-        return _digest(json.dumps([self._base, self._budget, kept], sort_keys=True))
+        kept = {name: value for name, value in of_any_machine(params).items() if name != SEED}
+        return short_digest(json.dumps([self._base, self._budget, kept], sort_keys=True))
 
     def _run(self, names: Names, seed: int) -> Revision:
         from bertrio.experiments.running import experiments, run_experiment
@@ -185,7 +179,3 @@ def seconds_of(run: Revision) -> float:
 
     timing = run.json("metrics/timing.json")
     return sum(own["seconds"] for stage, own in timing.items() if stage.startswith(TRAINING))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:6]

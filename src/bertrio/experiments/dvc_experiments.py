@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 import re
 import signal
@@ -126,6 +127,16 @@ def without_place(param: str, value: Any) -> Any:
         return value
     folder = Path(value).expanduser()
     return Path(os.path.abspath(folder)).name if folder.is_absolute() or folder.is_dir() else value
+
+
+def of_any_machine(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted params as they are on any machine, without those that say how a run is made."""
+    return {param: without_place(param, value) for param, value in params.items() if not OF_MACHINE.fullmatch(param)}
+
+
+def short_digest(text: str) -> str:
+    """Six digits that stand for a text in the name of an experiment."""
+    return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

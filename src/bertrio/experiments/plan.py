@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertrio.experiments.dvc_experiments import OF_MACHINE, without_place
+from bertrio.experiments.dvc_experiments import of_any_machine, short_digest
 from bertrio.experiments.proposer import Prune
 from bertrio.experiments.space import Space
 
@@ -43,11 +42,11 @@ class Plan:
             "space": {param: str(of) for param, of in self.space.items()},
             "base": self.base,
             "budget": self.budget,
-            "overrides": _without_machine(self.overrides),
+            "overrides": of_any_machine(self.overrides),
             "seed": self.seed,
             "prune": self.prune,
             "metric": self.metric,
-            "params": _without_machine(self.params),
+            "params": of_any_machine(self.params),
         }
         return json.loads(json.dumps(plain, default=str))  # YAML knows dates
 
@@ -55,8 +54,4 @@ class Plan:
     def name(self) -> str:
         """What its search is called, if the user does not say: six digits stand for the plan."""
         text = json.dumps(self.as_json(), sort_keys=True)
-        return f"search-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
-
-
-def _without_machine(params: Mapping[str, Any]) -> dict[str, Any]:
-    return {param: without_place(param, own) for param, own in params.items() if not OF_MACHINE.fullmatch(param)}
+        return f"search-{short_digest(text)}"

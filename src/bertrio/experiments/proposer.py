@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertrio.errors import UserError
+from bertrio.errors import missing_package
 from bertrio.experiments.space import Choice, Point, Range, Space
 
 if TYPE_CHECKING:
@@ -101,6 +101,6 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
-        raise UserError("search: needs the package optuna; install it with: pip install 'bertrio[search]'") from error
+        raise missing_package("search", ["optuna"], "search") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +12,14 @@ from typing import Any
 from bertrio.console import say
 from bertrio.errors import UserError
 from bertrio.experiments.dvc_experiments import (
-    OF_MACHINE,
     PARAMS,
     Experiment,
     experiments,
     find_experiments,
+    of_any_machine,
     overridden,
     run_experiment,
-    without_place,
+    short_digest,
 )
 from bertrio.experiments.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
 from bertrio.experiments.overrides import changes, with_numbers
@@ -103,17 +102,13 @@ def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[st
     They stand for the overrides, and are the same on every machine: of a local folder only its last name counts, and
     device and threads do not.
     """
-    own = {param: without_place(param, value) for param, value in overrides.items() if not _says_how(param)}
+    own = {param: value for param, value in of_any_machine(overrides).items() if param != SEED}
     text = json.dumps(own, sort_keys=True, default=str)  # a date of YAML
-    return f"{row_name}-{budget}-s{seed}" + (f"-{hashlib.sha256(text.encode()).hexdigest()[:6]}" if own else "")
+    return f"{row_name}-{budget}-s{seed}" + (f"-{short_digest(text)}" if own else "")
 
 
 def _measured_file(root: str | Path, name: str) -> Path:
     return Path(root) / FOLDER / f"{name}.json"
-
-
-def _says_how(param: str) -> bool:
-    return param == SEED or OF_MACHINE.fullmatch(param) is not None
 
 
 def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[Path]:

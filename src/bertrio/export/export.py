@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertrio.errors import UserError
+from bertrio.errors import UserError, missing_package
 from bertrio.export import huggingface, onnx, sentence_transformer
 from bertrio.export.huggingface import class_names
 from bertrio.export.source import Row, Source
@@ -31,15 +31,13 @@ class Format:
         read: `(source, task, folder, rows)` loads it with its own library, and gives what that says of the rows.
         expected: `(source, task, rows)` gives the same by the model itself.
         of_task: whether it holds one task, or the encoder alone.
-        needs: packages that it takes.
-        extra: of this project, which installs them.
+        extra: of bertrio, which installs the packages that it takes; a key of EXTRAS, or nothing.
     """
 
     write: Callable[[Source, Any, Path], None]
     read: Callable[[Source, Any, Path, list[Row]], Tensor]
     expected: Callable[[Source, Any, list[Row]], Tensor]
     of_task: bool = True
-    needs: tuple[str, ...] = ()
     extra: str = ""
 
 
@@ -52,7 +50,7 @@ class Exported:
     rows: int
 
 
-ONNX_NEEDS = ("onnx", "onnxruntime", "onnxscript")
+EXTRAS = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "sentence-transformers": ("sentence_transformers",)}
 FORMATS: dict[str, Format] = {
     "encoder": Format(
         huggingface.write_encoder,
@@ -65,17 +63,15 @@ FORMATS: dict[str, Format] = {
         sentence_transformer.write_cross_encoder,
         sentence_transformer.read_cross_encoder,
         sentence_transformer.expected_scores,
-        needs=("sentence_transformers",),
         extra="sentence-transformers",
     ),
     "sentence-transformer": Format(
         sentence_transformer.write_sentence_transformer,
         sentence_transformer.read_sentence_transformer,
         sentence_transformer.expected_vectors,
-        needs=("sentence_transformers",),
         extra="sentence-transformers",
     ),
-    "onnx": Format(onnx.write_graph, onnx.read_graph, onnx.expected_answers, needs=ONNX_NEEDS, extra="onnx"),
+    "onnx": Format(onnx.write_graph, onnx.read_graph, onnx.expected_answers, extra="onnx"),
 }
 
 
@@ -132,9 +128,9 @@ def _check_arguments(kind: Format, format: str, task: str | None, int8: bool) ->
         raise UserError(f"--int8: goes with --format onnx, found {format}")
     if task and not kind.of_task:
         raise UserError(f"--task: found {task}, but --format {format} holds the encoder alone; leave it out")
-    missing = [name for name in kind.needs if find_spec(name) is None]
+    missing = [name for name in EXTRAS.get(kind.extra, ()) if find_spec(name) is None]
     if missing:
-        raise UserError(f"--format {format}: needs {', '.join(missing)}: pip install 'bertrio[{kind.extra}]'")
+        raise missing_package(f"--format {format}", missing, kind.extra)
 
 
 def _check_place(model: Path, to: Path) -> None:

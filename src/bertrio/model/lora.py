@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bertrio.errors import UserError
+from bertrio.errors import UserError, missing_package
 
 
 def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, targets: list[str] | None) -> None:
@@ -33,7 +33,7 @@ def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, ta
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise UserError("encoder.lora: needs the package peft; install it with: pip install 'bertrio[lora]'") from error
+        raise missing_package("encoder.lora", ["peft"], "lora") from error
     config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
     try:
         inject_adapter_in_model(config, transformer)

@@ -47,6 +47,16 @@ def test_a_changed_file_changes_the_digest_and_the_place_of_the_folder_does_not(
     assert source(tmp_path / "moved") != before
 
 
+def test_a_file_with_more_rows_is_looked_at_where_the_source_is(check, course):
+    (course / "more.csv").write_text("x\n")
+    more = {"qqp": {"train": "more.csv"}}
+    before = check(data={"path": str(course), "more": more})["source"]
+    (course / "more.csv").write_text("y\n")
+    assert set(before) == {"more"} and check(data={"path": str(course), "more": more})["source"] != before
+    with pytest.raises(UserError, match=r"data\.more\.qqp\.train: there is no file or folder .*gone\.csv"):
+        check(data={"path": str(course), "more": {"qqp": {"train": "gone.csv"}}})
+
+
 def test_corpora_are_looked_at_only_for_mlm(check, course):
     data = {"source": "cs224n", "path": str(course), "corpora_path": str(course)}
     assert check(data=data)["corpora"] == {}

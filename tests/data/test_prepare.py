@@ -111,3 +111,18 @@ def test_an_encoder_that_fails_leaves_what_an_earlier_run_made(params, raw):
     with pytest.raises(UserError, match="there is no config.json"):
         run(params(encoder={"name": str(raw)}), raw)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+
+def test_more_rows_join_train_before_a_share_of_it_is_kept_and_what_is_left_out_is_told(params, raw):
+    more = pd.DataFrame(
+        {"id": ["more-1", "more-2"], "text_a": ["new", "same"], "text_b": ["pair", "same"], "label": 0.0}
+    )
+    dev = read_table(raw / "qqp/dev.parquet")
+    write_table(pd.concat([more, dev.iloc[:3].assign(id=["x", "y", "z"])]), raw / "qqp/more.parquet")
+    data = {"more": {"qqp": {"train": "more.tsv"}}, "split": {"keep": {"train": 0.5}}}
+    out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw)
+    assert facts["more_left_out"] == {"qqp": {"also in dev": 3}}
+    assert facts["tasks"]["qqp"]["train"]["rows"] == 41 and facts["tasks"]["sts"]["train"]["rows"] == 40
+    left_out = pd.read_csv(out / "splits/qqp/left_out.csv")
+    assert left_out["id"].tolist() == ["x", "y", "z"] and set(left_out["reason"]) == {"also in dev"}
+    assert not (out / "splits/sts/left_out.csv").exists()

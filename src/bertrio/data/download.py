@@ -13,7 +13,7 @@ from typing import Any
 from bertrio.console import say
 from bertrio.data.corpora import write_corpus
 from bertrio.data.sources import SourceData, get_source, load_rows
-from bertrio.data.table import SPLITS, Reject, is_labelled, write_table
+from bertrio.data.table import MORE, SPLITS, Reject, is_labelled, write_table
 from bertrio.errors import UserError
 from bertrio.files import whole_folder, write_json, write_text
 from bertrio.params import DataParams, MlmRows, Params, build_tasks
@@ -79,7 +79,7 @@ def count_rejects(rejects: Sequence[Reject], tasks: Sequence[str]) -> dict[str, 
     for task in tasks:
         own = [reject for reject in rejects if reject.task == task]
         counted[task] = {"total": len(own)}
-        for split in SPLITS:
+        for split in (*SPLITS, MORE):
             reasons = Counter(reject.reason.replace(" ", "_") for reject in own if reject.split == split)
             if reasons:
                 counted[task][split] = dict(sorted(reasons.items()))

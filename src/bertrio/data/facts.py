@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bertrio.data.overlap import overlap_of
 from bertrio.data.table import SPLITS, is_labelled
 from bertrio.tasks import Task
 
@@ -60,18 +61,14 @@ def _lengths(table: pd.DataFrame, task: Task, count_tokens: CountTokens) -> dict
 
 def _shared_with_train(splits: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> dict[str, dict[str, int]]:
     """Counts by split; sentences are compared stripped and case-sensitively."""
-    texts = pd.concat([splits[split][column] for column in columns for split in splits], ignore_index=True)
-    codes, sentences = pd.factorize(texts.str.strip())
-    codes = codes.reshape(len(columns), -1).T  # [N, 1 or 2], rows of all splits
-    pairs = codes.min(axis=1) * np.int64(len(sentences)) + codes.max(axis=1)
-    splits_of = np.repeat(list(splits), [len(table) for table in splits.values()])
-    in_train = splits_of == "train"
-    sentence = np.isin(codes, codes[in_train]).any(axis=1)
-    pair = np.isin(pairs, pairs[in_train])
+    found = overlap_of(splits, columns)
+    in_train = found.table == "train"
+    sentence = np.isin(found.sentences, found.sentences[in_train]).any(axis=1)
+    pair = np.isin(found.rows, found.rows[in_train])
     return {
         split: {
-            **({"pairs_shared_with_train": int(pair[splits_of == split].sum())} if len(columns) == 2 else {}),
-            "rows_sharing_a_sentence_with_train": int(sentence[splits_of == split].sum()),
+            **({"pairs_shared_with_train": int(pair[found.table == split].sum())} if len(columns) == 2 else {}),
+            "rows_sharing_a_sentence_with_train": int(sentence[found.table == split].sum()),
         }
         for split in splits
     }

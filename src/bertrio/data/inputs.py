@@ -15,14 +15,15 @@ from bertrio.files import write_json
 from bertrio.model.names import FILES, local_folder, sha256
 from bertrio.params import Params, TaskParams, load_params, member_params
 from bertrio.params.choices import plugins_of
-from bertrio.params.data import TaskData
+from bertrio.params.data import DataParams, TaskData
 
 
 def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "data/inputs") -> Params:
     """Checks params.yaml, members included, and writes the digests.
 
     - source.json, corpora.json: the files of `data.path` and `data.corpora_path`, for the sources that read them. Of
-      tasks that say themselves where their rows are, source.json has what they say, and their files.
+      tasks that say themselves where their rows are, source.json has what they say, and their files; and those of
+      `data.more`.
     - encoder.json: the files of a local encoder folder.
     - challenges.json: the files of `evaluate.challenges`, by challenge.
     - tasks.json: what the data need of each task, so that a new loss does not read them again.
@@ -77,8 +78,17 @@ def _plugins(params: Params) -> dict[str, dict[str, str]]:
 
 def _source_digest(params: Params) -> dict[str, Any]:
     own = {name: _own_digest(name, task.data) for name, task in params.tasks.items() if task.data is not None}
+    more = {name: _more_digest(name, params.data) for name in params.data.more}
     digests: dict[str, Any] = _digest_of_source(params) if params.of_source else {}
-    return {**digests, "tasks": own} if own else digests
+    return digests | ({"tasks": own} if own else {}) | ({"more": more} if more else {})
+
+
+def _more_digest(name: str, data: DataParams) -> str:
+    """SHA-256 of the file with more rows of a task."""
+    path = data.base / Path(data.more[name].train).expanduser()
+    if not path.is_file():
+        raise missing_path(f"data.more.{name}.train", str(path))
+    return sha256(path)
 
 
 def _own_digest(name: str, data: TaskData) -> dict[str, Any]:
@@ -96,7 +106,6 @@ def _digest_of_source(params: Params) -> dict[str, str]:
         folder = _folder("data.path", data.path)
         return _digests(folder, sorted(folder.glob("*.csv")))
     if data.source == "files":
-        base = Path(data.path or ".").expanduser()
         named = [
             path
             for name in params.of_source
@@ -104,9 +113,9 @@ def _digest_of_source(params: Params) -> dict[str, str]:
             if path
         ]
         for name in named:
-            if not (base / Path(name).expanduser()).is_file():
-                raise missing_path("data.files", base / name)
-        return {name: sha256(base / Path(name).expanduser()) for name in sorted(set(named))}
+            if not (data.base / Path(name).expanduser()).is_file():
+                raise missing_path("data.files", data.base / name)
+        return {name: sha256(data.base / Path(name).expanduser()) for name in sorted(set(named))}
     return {}
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from bertrio.console import show_table
+from bertrio.console import say, show_table
 from bertrio.data.facts import describe
+from bertrio.data.overlap import join_train
 from bertrio.data.reading import watched
 from bertrio.data.splits import keep_share, make_splits
-from bertrio.data.table import SPLITS, read_table, write_table
+from bertrio.data.table import MORE, SPLITS, read_table, write_table
 from bertrio.errors import UserError, need
 from bertrio.files import read_json, whole_folder, write_json
 from bertrio.model.names import origin_of
@@ -22,6 +23,7 @@ from bertrio.tasks import Task
 
 Splits = dict[str, dict[str, pd.DataFrame]]  # by task and split
 BATCH = 1000  # rows that are tokenised together
+LEFT_OUT = "left_out.csv"  # rows of data.more that stand in the splits already
 
 
 def split_data(
@@ -36,14 +38,16 @@ def split_data(
     Args:
         params: all params; `data`, `tasks` and `encoder` are read.
         raw: the folder that `download` wrote.
-        splits_dir: gets <task>/<split>.parquet, all three of each task; made anew, whole or not at all.
+        splits_dir: gets <task>/<split>.parquet, all three of each task; made anew, whole or not at all. Rows of
+            `data.more` are in train, but for those that stand in a split already: these are in left_out.csv.
         tokenizer_dir: gets the encoder's tokenizer, which for `tiny` is trained on the training texts; so is it.
         metrics_path: gets the facts.
 
     Returns:
         The facts as written: `source`, `origin` and `corpora` (where the data come from), `rejects`, `tasks` (by
-        split: rows, labels, token lengths, rows shared with train) and `simple_baselines`; and, of what came from the
-        hub, `downloads` (SHA-256 of the files, by task) and `encoder` (id, commit, and SHA-256 of its files).
+        split: rows, labels, token lengths, rows shared with train) and `simple_baselines`; by task how many rows of
+        `data.more` were left out, and why (`more_left_out`); and, of what came from the hub, `downloads` (SHA-256 of
+        the files, by task) and `encoder` (id, commit, and SHA-256 of its files).
 
     Raises:
         UserError: if raw files are missing or the rows can't be split as asked.
@@ -52,17 +56,24 @@ def split_data(
     from bertrio.model.tokenizer import build_tokenizer, pinned
 
     tasks, found = build_tasks(params), _read_facts(Path(raw))
-    splits = {name: _split(params, name, Path(raw) / name) for name in tasks}
+    splits, left_out = {}, {}
+    for name, task in tasks.items():
+        splits[name], left_out[name] = _split(params, task, Path(raw) / name)
     with whole_folder(tokenizer_dir) as new_tokenizer, whole_folder(splits_dir) as new_splits:
         tokenizer = build_tokenizer(params.encoder, _training_texts(splits, tasks), new_tokenizer)
         fetched = origin_of(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
         facts = {name: describe(splits[name], task, _counter(tokenizer, name)) for name, task in tasks.items()}
         metrics = {**found, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
+        counts = {name: _reasons(rows) for name, rows in left_out.items() if rows is not None}
+        if counts:
+            metrics["more_left_out"] = counts
         if fetched:
             metrics["encoder"] = fetched
         for name, tables in splits.items():
             for split, table in tables.items():
                 write_table(table, new_splits / name / f"{split}.parquet")
+            if left_out[name] is not None:
+                left_out[name].to_csv(new_splits / name / LEFT_OUT, index=False, lineterminator="\n")
     write_json(metrics_path, metrics)
     _show(facts)
     return metrics
@@ -76,12 +87,22 @@ def _read_facts(raw: Path) -> dict[str, Any]:
         raise UserError(f"{path}: can't be read ({error}); run the stage download again") from error
 
 
-def _split(params: Params, name: str, folder: Path) -> dict[str, pd.DataFrame]:
-    rule, seed = params.split_of(name), params.data.split.seed
-    files = {split: folder / f"{split}.parquet" for split in SPLITS}
+def _split(params: Params, task: Task, folder: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame | None]:
+    """The splits of a task, and of its rows of `data.more` those that are left out; None if it has no such rows."""
+    rule, seed = params.split_of(task.name), params.data.split.seed
+    files = {split: folder / f"{split}.parquet" for split in (*SPLITS, MORE)}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
-    splits = make_splits(tables, rule.strategy, rule.fractions, seed, name)
-    return keep_share(splits, params.data.split.keep.model_dump(), seed, name)
+    more, left_out = tables.pop(MORE, None), None
+    splits = make_splits(tables, rule.strategy, rule.fractions, seed, task.name)
+    if more is not None:
+        splits, left_out = join_train(splits, more, task.text_columns, rule.strategy == "grouped")
+        told = "".join(f", {count} {reason}" for reason, count in _reasons(left_out).items())
+        say(f"{task.name}: {len(more) - len(left_out)} of {len(more)} rows of data.more join train{told}")
+    return keep_share(splits, params.data.split.keep.model_dump(), seed, task.name), left_out
+
+
+def _reasons(left_out: pd.DataFrame) -> dict[str, int]:
+    return {str(reason): int(count) for reason, count in left_out["reason"].value_counts().sort_index().items()}
 
 
 def _training_texts(splits: Splits, tasks: dict[str, Task]) -> Iterator[str]:

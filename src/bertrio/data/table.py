@@ -23,6 +23,7 @@ from bertrio.files import whole_file
 from bertrio.tasks import Task
 
 SPLITS = ("train", "dev", "test")
+MORE = "more"  # rows of data.more, which join train when it is split
 
 
 class RawRow(NamedTuple):
@@ -58,7 +59,7 @@ def normalise(
     Args:
         rows: what a source found, with values under `id`, the task's text columns and `label`.
         task: what the rows belong to.
-        split: train, dev or test.
+        split: train, dev, test or more.
         labelled: whether the file has labels at all.
         file: name of the file, for messages.
 

@@ -353,8 +353,10 @@ def data(run: Run) -> Built:
         labels = {split: of["labels"] for split, of in splits.items() if "labels" in of}
         blocks.append(Fold(f"Labels of {task}", [_labels(task, labels)]))
     rejects = {task: of for task, of in found.get("rejects", {}).items() if of.get("total")}
-    if rejects:
+    left_out = {task: of for task, of in found.get("more_left_out", {}).items() if of}
+    if rejects or left_out:
         rows = [[Cell(task), number(of["total"]), Cell(_reasons(of))] for task, of in rejects.items()]
+        rows += [[Cell(task), number(sum(of.values())), Cell(_left_out(of))] for task, of in left_out.items()]
         columns = [Column("task", "word"), Column("rows"), Column("why", "text")]
         blocks.append(Table("Rows that could not be used", columns, rows))
     simple = found.get("simple_baselines", {})
@@ -389,6 +391,10 @@ def _share(count: int, total: int) -> Cell:
 
 def _reasons(of: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}: {count}" for name, count in leaves(dict(of)).items() if name != "total")
+
+
+def _left_out(of: Mapping[str, int]) -> str:
+    return "of data.more: " + ", ".join(f"{reason}: {count}" for reason, count in of.items())
 
 
 def training(run: Run) -> Built:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -48,6 +49,13 @@ class FilesTask(Group):
     train: InputPath
     dev: InputPath | None = None
     test: InputPath | None = None
+    columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
+
+
+class MoreRows(Group):
+    """A file with more rows to train a task on; its path starts at `data.path`, or the repository if that is null."""
+
+    train: InputPath
     columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
 
 
@@ -129,4 +137,10 @@ class DataParams(Group):
     sample: SampleParams
     split: SplitParams
     files: dict[str, FilesTask]
+    more: dict[str, MoreRows]
     hub: HubParams
+
+    @property
+    def base(self) -> Path:
+        """Where relative paths of `files` and `more` start."""
+        return Path(self.path or ".").expanduser()

@@ -104,6 +104,7 @@ class Params(Group):
         needs_path = self.data.source == "cs224n" and self.data.path is None and self.of_source
         named = {
             "data.split.tasks": self.data.split.tasks,
+            "data.more": self.data.more,
             "schedule.tasks": self.trains,
             "weighting.weights": self.weighting.weights,
             "schedule.first": self.schedule.first,

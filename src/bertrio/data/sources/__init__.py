@@ -52,6 +52,8 @@ def get_source(name: str) -> ModuleType:
 def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
     """The rows of all tasks: of those with a block `data` of their own from there, of all others from `data.source`.
 
+    Those of `data.more` stand beside them, as a table called `more`.
+
     Raises:
         UserError: if a source can't be read.
     """
@@ -66,4 +68,6 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
             data.facts[name] = {"files": {split: Path(path).name for split, path in own.files.items()}}
         else:
             get_source("hub").read_task(task, own.hub, f"{place}.hub", data)
+    for name, block in params.data.more.items():
+        get_source("files").read_more(tasks[name], block, params.data.base, data)
     return data

@@ -16,10 +16,10 @@ from bertrio.data.delimited import read_delimited
 from bertrio.data.json_lines import read_json_lines
 from bertrio.data.reading import Found, build_table
 from bertrio.data.sources import SourceData
-from bertrio.data.table import SPLITS, RawRow, Reject
+from bertrio.data.table import MORE, SPLITS, RawRow, Reject
 from bertrio.errors import UserError
 from bertrio.params import DataParams
-from bertrio.params.data import FilesTask, TaskData
+from bertrio.params.data import FilesTask, MoreRows, TaskData
 from bertrio.tasks import Task
 
 
@@ -32,9 +32,9 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     Raises:
         UserError: if a file or column is missing, or a file is of no known kind.
     """
-    base, data = Path(params.path or ".").expanduser(), SourceData({})
+    data = SourceData({})
     for task in tasks.values():
-        read_task(task, params.files[task.name], base, f"data.files.{task.name}", data)
+        read_task(task, params.files[task.name], params.base, f"data.files.{task.name}", data)
     return data
 
 
@@ -59,6 +59,18 @@ def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, d
             table, rejects = read_file(path, task, split, block.columns, place, split)
             data.tables[task.name][split] = table
             data.rejects += rejects
+
+
+def read_more(task: Task, block: MoreRows, base: Path, data: SourceData) -> None:
+    """Adds the rows of `data.more` for one task to `data`, as a table called `more`, and those that can't be used.
+
+    Raises:
+        UserError: as `load_tasks`.
+    """
+    path = base / Path(block.train).expanduser()
+    table, rejects = read_file(path, task, MORE, block.columns, f"data.more.{task.name}", "train")
+    data.tables[task.name][MORE] = table
+    data.rejects += rejects
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
@@ -88,7 +100,8 @@ def read_file(
         raise UserError(f"{place}: found a name that ends in {path.suffix!r}, expected one of {', '.join(READERS)}")
     if not path.is_file():
         raise UserError(
-            f"{place}: there is no such file; relative paths start at the repository, those in data.files at data.path"
+            f"{place}: there is no such file; relative paths start at the repository, those in data.files and "
+            "data.more at data.path"
         )
     found = READERS[kind](path) if delimiter is None else read_delimited(path, delimiter)
     hint = f"; say which column is which in {param}.columns"

@@ -1,0 +1,69 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.data.overlap import join_train, overlap_of
+
+PAIR = ("text_a", "text_b")
+
+
+def pairs(prefix, *texts):
+    rows = [(f"{prefix}-{number}", *pair, 1.0) for number, pair in enumerate(texts, start=1)]
+    return pd.DataFrame(rows, columns=["id", *PAIR, "label"])
+
+
+@pytest.fixture
+def splits():
+    return {
+        "train": pairs("train", ("a", "b"), ("c", "d")),
+        "dev": pairs("dev", ("e", "f"), ("a", "b")),
+        "test": pairs("test", ("g", "h")).assign(label=np.nan),
+    }
+
+
+def test_equal_pairs_have_equal_numbers_in_either_order_and_no_others():
+    found = overlap_of({"x": pairs("x", ("a", "b"), ("b", "a "), ("a", "a")), "y": pairs("y", ("a", "b"))}, PAIR)
+    assert found.table.tolist() == ["x", "x", "x", "y"]
+    assert found.rows[0] == found.rows[1] == found.rows[3] != found.rows[2]
+    assert found.sentences.shape == (4, 2) and found.sentences[1].tolist() == found.sentences[0].tolist()[::-1]
+
+
+def test_more_rows_stand_behind_those_of_train_and_dev_and_test_stay_as_they_are(splits):
+    joined, left_out = join_train(splits, pairs("more", ("i", "j"), ("k", "l")), PAIR, grouped=True)
+    assert joined["train"]["text_a"].tolist() == ["a", "c", "i", "k"] and left_out.empty
+    assert joined["train"]["id"].is_unique
+    assert joined["dev"] is splits["dev"] and joined["test"] is splits["test"]
+
+
+def test_rows_that_stand_in_a_split_or_come_twice_are_left_out_with_the_gravest_reason(splits):
+    more = pairs("more", ("f", "e"), ("h", "g"), ("d", "c"), ("i", "j"), ("j", "i"), ("b", "a"), ("e", "i"))
+    joined, left_out = join_train(splits, more, PAIR, grouped=False)
+    assert joined["train"]["id"].tolist() == ["train-1", "train-2", "more-4", "more-7"]
+    assert dict(zip(left_out["id"], left_out["reason"], strict=True)) == {
+        "more-1": "also in dev",
+        "more-2": "also in test",
+        "more-3": "also in train",
+        "more-5": "given twice",
+        "more-6": "also in dev",
+    }
+
+
+def test_where_splits_are_grouped_one_sentence_of_dev_or_test_is_enough_and_of_train_it_is_not(splits):
+    more = pairs("more", ("e", "i"), ("h", "j"), ("c", "i"))
+    joined, left_out = join_train(splits, more, PAIR, grouped=True)
+    assert joined["train"]["id"].tolist() == ["train-1", "train-2", "more-3"]
+    assert left_out["reason"].tolist() == ["shares a sentence with dev", "shares a sentence with test"]
+
+
+def test_ids_that_the_splits_use_as_well_are_changed(splits):
+    joined, _ = join_train(splits, pairs("dev", ("i", "j"), ("k", "l")), PAIR, grouped=False)
+    assert joined["train"]["id"].tolist()[2:] == ["more-dev-1", "more-dev-2"]
+
+
+def test_single_sentences_are_compared_alone():
+    def single(prefix, *texts):
+        return pd.DataFrame({"id": [f"{prefix}-{text}" for text in texts], "text": texts, "label": 0.0})
+
+    splits = {"train": single("train", "a"), "dev": single("dev", "b"), "test": single("test")}
+    joined, left_out = join_train(splits, single("more", "b", "c"), ("text",), grouped=False)
+    assert joined["train"]["text"].tolist() == ["a", "c"] and left_out["reason"].tolist() == ["also in dev"]

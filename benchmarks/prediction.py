@@ -28,7 +28,10 @@ def cases(sentences: int, width: int) -> list[Case]:
         for precision in PRECISIONS
     ]
     size = ("--sentences", str(sentences), "--width", str(width))
-    return [*asked, Case(f"mine, {sentences:,} x {width}", ("answered.py", "mine", *size), "most_similar")]
+    search = ("answered.py", "mine", *size)
+    exact = Case(f"mine, {sentences:,} x {width}", search, "most_similar")
+    near = Case(f"mine approximately, {sentences:,} x {width}", (*search, "--approximate"), "most_similar, approximate")
+    return [*asked, exact, near]
 
 
 def tables(runs: Runs) -> list[str]:
@@ -39,11 +42,17 @@ def tables(runs: Runs) -> list[str]:
         if not name.startswith("mine")
     ]
     mined = [
-        [name, f"{middle(runs, name, 'seconds'):.1f}", f"{middle(runs, name, 'peak_memory_mb'):.0f}"]
+        [
+            name,
+            *(f"{middle(runs, name, key):.1f}" for key in ("seconds", "cpu_seconds")),
+            f"{middle(runs, name, 'peak_memory_mb'):.0f}",
+            f"{middle(runs, name, 'found'):.1%}",
+        ]
         for name in runs
         if name.startswith("mine")
     ]
-    return [markdown(["predict", "rows/s", "peak MB"], asked), markdown(["search", "seconds", "peak MB"], mined)]
+    header = ["search", "seconds", "CPU seconds", "peak MB", "pairs found"]
+    return [markdown(["predict", "rows/s", "peak MB"], asked), markdown(header, mined)]
 
 
 def main(argv: Sequence[str]) -> None:

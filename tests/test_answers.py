@@ -142,6 +142,20 @@ def test_and_so_are_objects(capsys):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_json_has_not_neither_go_in_nor_out(number, capsys):
+    lines = [f'{{"text": "ab", "n": {number}}}', f'{{"text": "ab", "n": [{{"deep": {number}}}]}}', '{"text": "ab"}']
+
+    def never(constant):
+        pytest.fail(f"{constant} is not JSON")
+
+    found, count = answered("\n".join(lines), kind="jsonl")
+    assert [json.loads(line, parse_constant=never)["text"] for line in found.splitlines()] == ["ab"]
+    assert count == Count(1, 2)
+    reason = "a number is NaN, infinite or too large; JSON has null; left out"
+    assert capsys.readouterr().err.splitlines() == [f"standard input: line {line}: {reason}" for line in (1, 2)]
+
+
 def test_strict_stops_at_the_first(capsys):
     with pytest.raises(
         UserError, match="standard input: line 3: text: empty text; without --strict such rows are left"

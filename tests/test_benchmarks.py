@@ -111,9 +111,10 @@ def test_scores_trains_ours_and_the_peer_for_whole_epochs_and_scores_both(root, 
 
 
 def test_prediction_answers_rows_and_searches(root, tmp_path):
-    sizes = ["--sentences", "50", "--width", "8"]
-    told, text = run_script(root, tmp_path, "prediction", *TINY, *sizes, "--only", "sst, float32", "mine, 50 x 8")
-    assert [case["runs"][0]["rows"] for case in told["cases"]] == [8, 50]
+    pytest.importorskip("faiss")
+    sizes, searches = ["--sentences", "50", "--width", "8"], ["mine, 50 x 8", "mine approximately, 50 x 8"]
+    told, text = run_script(root, tmp_path, "prediction", *TINY, *sizes, "--only", "sst, float32", *searches)
+    assert [case["runs"][0]["rows"] for case in told["cases"]] == [8, 50, 50]
     assert "| predict | rows/s |" in text and "| search | seconds |" in text
 
 

@@ -156,6 +156,7 @@ def test_a_reader_that_goes_away_is_no_error(run, root, tmp_path):
 
 
 def test_pairs_are_mined_by_the_task_that_is_encoded_apart(run, tmp_path, monkeypatch, capsysbinary):
+    pytest.importorskip("faiss", reason="needs the extra mining")
     given(monkeypatch, "a good film\nnothing like it\na good film .\na good film\n")
     assert bertrio("mine", "--top", 2, *PLAIN) == 0
     header, *rows = [line.split("\t") for line in capsysbinary.readouterr().out.decode().splitlines()]
@@ -164,8 +165,19 @@ def test_pairs_are_mined_by_the_task_that_is_encoded_apart(run, tmp_path, monkey
     (tmp_path / "some.txt").write_text("one\ntwo\n")
     assert bertrio("mine", tmp_path / "some.txt", "--task", "sts", "--out", tmp_path / "out.tsv", *PLAIN) == 0
     assert len((tmp_path / "out.tsv").read_text().splitlines()) == 2
+    found = (tmp_path / "out.tsv").read_text()
+    assert bertrio("mine", tmp_path / "some.txt", "--approximate", "--out", tmp_path / "out.tsv", *PLAIN) == 0
+    assert (tmp_path / "out.tsv").read_text() == found
     with pytest.raises(UserError, match="task qqp: it reads both texts together.*train with tasks.qqp.encoding: bi"):
         bertrio("mine", tmp_path / "some.txt", "--task", "qqp", *PLAIN)
+
+
+def test_mining_names_the_extra_that_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.delitem(sys.modules, "bertrio.mining", raising=False)
+    given(monkeypatch, "one\ntwo\n")
+    with pytest.raises(UserError, match=r"mine: needs the package faiss-cpu; install .*'bertrio\[mining\]'"):
+        bertrio("mine")
 
 
 def test_arguments_that_can_not_be_are_errors_of_the_parser(capsys):
@@ -174,6 +186,7 @@ def test_arguments_that_can_not_be_are_errors_of_the_parser(capsys):
         (["predict", "--task", "sst", "--columns", "text"], "found 'text', expected ours=theirs"),
         (["predict", "--task", "sst", "--batch-size", "0"], "expected a whole number from 1 on"),
         (["mine", "--top", "x"], "expected a whole number from 1 on"),
+        (["mine", "--top", "1000001"], "expected 1,000,000 at most"),
     ):
         with pytest.raises(SystemExit) as stopped:
             bertrio(*argv)

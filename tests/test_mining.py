@@ -3,6 +3,8 @@ import io
 import numpy as np
 import pytest
 
+pytest.importorskip("faiss", reason="needs the extra mining")
+
 from bertrio import mining
 from bertrio.errors import UserError
 from bertrio.mining import mine_file, most_similar, read_sentences
@@ -15,10 +17,15 @@ def by_hand(vectors, top):
     return [(a, b, -negative) for negative, a, b in sorted(pairs)[:top]]
 
 
+def in_blocks_of(monkeypatch, block, pairs):
+    monkeypatch.setattr(mining, "BLOCK", block)
+    monkeypatch.setattr(mining, "PAIRS", pairs)
+
+
 @pytest.mark.parametrize("top", [1, 7, 300, 10_000])
 @pytest.mark.parametrize("rows", [2, 3, 16, 50])
 def test_all_pairs_are_looked_at_each_once(monkeypatch, rows, top):
-    monkeypatch.setattr(mining, "TILE", 16)
+    in_blocks_of(monkeypatch, 4, 64)  # and 16 to a shard
     vectors = np.random.default_rng(rows).normal(size=(rows, 8)).astype(np.float32)
     found = most_similar(vectors, top)
     expected = by_hand(vectors, top)
@@ -26,13 +33,47 @@ def test_all_pairs_are_looked_at_each_once(monkeypatch, rows, top):
     assert np.allclose([pair.cosine for pair in found], [pair[2] for pair in expected], atol=2e-6)
 
 
-def test_of_equally_similar_pairs_the_first_are_found_first_whatever_the_tiles(monkeypatch):
+def test_of_equally_similar_pairs_the_first_are_found_first_whatever_the_blocks(monkeypatch):
     vectors = np.eye(4, dtype=np.float32)[np.arange(40) % 4]  # every fourth is the same
     expected = [(a, b) for a in range(40) for b in range(a + 4, 40, 4)][:25]
-    for tile in (1, 3, 16, 64):
-        monkeypatch.setattr(mining, "TILE", tile)
+    for block, pairs in ((1, 1), (3, 9), (3, 50), (16, 512), (64, 2**22)):
+        in_blocks_of(monkeypatch, block, pairs)
         found = most_similar(vectors, 25)
         assert [pair[:2] for pair in found] == expected and {pair.cosine for pair in found} == {1.0}
+
+
+def test_what_is_found_at_a_time_is_bounded_even_if_all_are_alike(monkeypatch):
+    in_blocks_of(monkeypatch, 16, 16 * 64)
+    sizes, offer = [], mining.Best.offer
+    monkeypatch.setattr(mining.Best, "offer", lambda best, *found: sizes.append(len(found[0])) or offer(best, *found))
+    found = most_similar(np.ones((400, 8), dtype=np.float32), 500)
+    assert [pair[:2] for pair in found] == [(0, b) for b in range(1, 400)] + [(1, b) for b in range(2, 103)]
+    assert max(sizes) == 16 * 64
+    sizes.clear()
+    most_similar(np.ones((400, 8), dtype=np.float32), 500, approximate=True)
+    assert max(sizes) <= 16 * 64
+
+
+def clustered(rows, width=16, seed=0):
+    draws = np.random.default_rng(seed)
+    centres = draws.normal(size=(rows // 20, width))
+    return (centres[draws.integers(0, len(centres), rows)] + 0.3 * draws.normal(size=(rows, width))).astype(np.float32)
+
+
+def test_an_approximate_search_finds_most_in_the_same_order_and_the_same_each_time():
+    vectors = clustered(2000)
+    exact, found = most_similar(vectors, 500), most_similar(vectors, 500, approximate=True)
+    there = set(exact)
+    assert len(found) == 500 and len(there.intersection(found)) >= 450
+    assert [pair for pair in found if pair in there] == [pair for pair in exact if pair in set(found)]
+    assert most_similar(vectors, 500, approximate=True) == found
+
+
+@pytest.mark.parametrize("rows", [2, 3, 50])
+def test_in_a_small_file_an_approximate_search_misses_nothing(rows, capfd):
+    vectors = np.random.default_rng(rows).normal(size=(rows, 8)).astype(np.float32)
+    assert most_similar(vectors, 100, approximate=True) == most_similar(vectors, 100)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_length_of_a_vector_has_no_say_and_zero_is_like_nothing():
@@ -54,8 +95,6 @@ def test_a_sentence_counts_once_and_what_is_no_text_is_told_of(capsys):
 
 class Letters:
     """A predictor whose vectors count letters."""
-
-    device = "cpu"
 
     def encode(self, texts, task=None):
         return np.array([[text.count(letter) for letter in "abc"] for text in texts], dtype=np.float32).reshape(-1, 3)

@@ -69,7 +69,7 @@ class JsonLines:
     """An object a line."""
 
     def read(self, file: BinaryIO, name: str) -> Found:
-        return Found([], read_json_lines(file))
+        return Found([], map(_as_json_has_it, read_json_lines(file)))
 
     def header(self, columns: Iterable[str]) -> str:
         return ""
@@ -79,6 +79,16 @@ class JsonLines:
         if any("\ud800" <= letter <= "\udfff" for letter in text):  # half a character, which only an escape can hold
             text = json.dumps(values)
         return text + "\n"
+
+
+def _as_json_has_it(row: RawRow) -> RawRow:
+    """The row, which is a bad one if it has a number that could not go out again: Python reads NaN and Infinity, which
+    no JSON has, and takes 1e999 for the latter."""
+    try:
+        json.dumps(row.values, allow_nan=False)
+    except ValueError:
+        return RawRow(row.number, {}, row.raw, "a number is NaN, infinite or too large; JSON has null")
+    return row
 
 
 FORMATS: dict[str, Format] = {"tsv": Delimited("\t"), "csv": Delimited(","), "jsonl": JsonLines()}

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bertrio.cli_options import add_model, positive
-from bertrio.errors import UserError
+from bertrio.errors import UserError, missing_package
 
 FORMATS = ("tsv", "csv", "jsonl")
 NAMED = "ours=theirs, as in text_a=sentence1: what the file calls text, or text_a and text_b"
+MOST_PAIRS = 1_000_000  # that mine holds in memory, some 300 bytes each
 NOBODY_READS = 141  # the exit code of programs that write to a pipe whose end is gone, as shells have it
 
 
@@ -43,7 +44,10 @@ def _add_mine(commands: Any) -> None:
     mine = commands.add_parser("mine", help="find the most similar pairs of sentences in a file")
     mine.add_argument("file", metavar="FILE", nargs="?", help="a sentence a line (default: standard input)")
     mine.add_argument("--task", help="the pair task to compare by; it must be encoded apart (encoding: bi)")
-    mine.add_argument("--top", type=positive, default=100, metavar="N", help="pairs to find (default: %(default)s)")
+    top = f"pairs to find, {MOST_PAIRS:,} at most (default: %(default)s)"
+    mine.add_argument("--top", type=_pairs, default=100, metavar="N", help=top)
+    near = "compare each sentence with those near it alone: faster beyond 100,000 sentences, and may miss some pairs"
+    mine.add_argument("--approximate", action="store_true", help=near)
     mine.add_argument("--out", metavar="FILE", help="where the pairs go, as TSV (default: standard output)")
     _add_model(mine)
     mine.set_defaults(run=_mine)
@@ -59,6 +63,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     size = "rows that go through the model at once (default: %(default)s)"
     parser.add_argument("--batch-size", type=positive, default=64, metavar="N", help=size)
+
+
+def _pairs(text: str) -> int:
+    count = positive(text)
+    if count > MOST_PAIRS:
+        raise argparse.ArgumentTypeError(f"found {text}, expected {MOST_PAIRS:,} at most")
+    return count
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -85,9 +96,13 @@ def _predict(args: argparse.Namespace) -> int:
 
 def _mine(args: argparse.Namespace) -> int:
     def work(source: BinaryIO, name: str, target: BinaryIO) -> None:
-        from bertrio.mining import mine_file
-
-        mine_file(_load(args), args.task, args.top, source, target, name)
+        try:
+            from bertrio.mining import mine_file
+        except ModuleNotFoundError as error:
+            if error.name != "faiss":
+                raise
+            raise missing_package("mine", ["faiss-cpu"], "mining") from error
+        mine_file(_load(args), args.task, args.top, source, target, name, args.approximate)
 
     return _between(args.file, args.out, work)
 

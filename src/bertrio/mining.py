@@ -1,18 +1,19 @@
 """The most similar pairs of sentences in a file, by the vectors of a task that encodes its texts apart.
 
-The search is exact: all cosines are looked at, a strip of rows at a time. For 100,000 sentences that takes less time
-than encoding them, so that an index, which finds most pairs but not all, would save nothing; see docs/prediction.md.
+The search is that of faiss (Johnson et al. 2017, https://arxiv.org/abs/1702.08734). Sentences come in blocks, and each
+block asks for all that is like it among the sentences before it and in itself, so that each pair is looked at once. How
+alike they have to be rises with the pairs found so far, so that few more than those asked for are ever held. What is
+exact and what is approximate costs how much: see docs/prediction.md.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
+import faiss
 import numpy as np
-import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from bertrio.answers import FORMATS
 from bertrio.console import progress, say
@@ -21,8 +22,10 @@ from bertrio.errors import UserError
 from bertrio.predictor import Predictor
 
 CHUNK = 4096  # sentences between two moves of the progress bar, sorted by length together
-TILE = 2048  # rows that are compared with as many others together: 16 MiB of cosines
+BLOCK = 1024  # rows compared together; faiss takes ten times as long for each of some 300 or fewer
+PAIRS = 2**22  # compared together: some 400 MB if all of them are alike
 LEAST = -2.0  # less than any cosine
+PROBES = 16  # of the lists of an approximate search, how many each row is compared with
 DIGITS = 6  # decimals by which cosines are told apart
 COLUMNS = ("cosine", "line_a", "line_b", "text_a", "text_b")
 
@@ -36,7 +39,13 @@ class Pair(NamedTuple):
 
 
 def mine_file(
-    predictor: Predictor, task: str | None, top: int, source: BinaryIO, target: BinaryIO, name: str = "standard input"
+    predictor: Predictor,
+    task: str | None,
+    top: int,
+    source: BinaryIO,
+    target: BinaryIO,
+    name: str = "standard input",
+    approximate: bool = False,
 ) -> None:
     """Writes the `top` most similar pairs of the sentences in `source` to `target`, as TSV.
 
@@ -51,6 +60,7 @@ def mine_file(
         source: a sentence a line, in UTF-8.
         target: what to write.
         name: what messages call the source.
+        approximate: see `most_similar`.
 
     Raises:
         UserError: if there is no such task, or there are fewer than two sentences.
@@ -60,7 +70,7 @@ def mine_file(
     if len(lines) < 2:
         raise UserError(f"{name}: found {len(lines)} sentences, expected two or more, each in a line of its own")
     texts = list(lines)
-    pairs = most_similar(_encoded(predictor, task, texts), top, predictor.device)
+    pairs = most_similar(_encoded(predictor, task, texts), top, approximate)
     form = FORMATS["tsv"]
     target.write(form.header(COLUMNS).encode())
     for pair in pairs:
@@ -97,31 +107,40 @@ def _encoded(predictor: Predictor, task: str | None, texts: list[str]) -> np.nda
     return np.concatenate(vectors)
 
 
-def most_similar(vectors: np.ndarray, top: int, device: Any = "cpu") -> list[Pair]:
+def most_similar(vectors: np.ndarray, top: int, approximate: bool = False) -> list[Pair]:
     """The `top` pairs of rows with the largest cosines, or all if there are fewer.
 
-    Cosines are compared in float32, and told and sorted by six decimals; of equal ones the pair whose first row comes
-    first is first, then the one whose second row does.
+    Cosines are compared, told and sorted by six decimals; of equal ones the pair whose first row comes first is first,
+    then the one whose second row does.
 
     Args:
         vectors: float32 [N, H].
         top: pairs to find, 1 or more.
-        device: where to multiply.
+        approximate: whether rows are compared with those in lists near theirs alone, see `_lists`. Some pairs are not
+            found then; the others are the same, in the same order.
     """
-    unit = F.normalize(torch.from_numpy(vectors).to(device), eps=1e-8)
-    starts = range(0, len(unit), TILE)
-    best = Best(top)
-    with progress("comparing", total=len(starts) * (len(starts) + 1) // 2) as bar:
-        for first in starts:
-            for second in starts[first // TILE :]:
-                cosines = unit[first : first + TILE] @ unit[second : second + TILE].T
-                if first == second:  # rows with themselves: each pair once
-                    cosines.masked_fill_(torch.ones_like(cosines, dtype=torch.bool).tril(), -torch.inf)
-                best.offer(cosines, first, second)
-                bar.advance()
-    exact = _cosines(vectors, best.pairs)
-    pairs = [Pair(*pair, value) for pair, value in zip(best.pairs.tolist(), exact)]
-    return sorted(pairs, key=lambda pair: (-pair.cosine, pair.first, pair.second))
+    # Products of many rows at once are fast, and their lists of what was found long; so the rows before are held in
+    # shards. In lists near a row there is little to multiply.
+    block = max(1, PAIRS // len(vectors)) if approximate else BLOCK
+    shard = len(vectors) if approximate else max(BLOCK, PAIRS // BLOCK // BLOCK * BLOCK)
+    best, shards = Best(top, len(vectors)), []
+    with progress("comparing", total=len(vectors)) as bar:
+        for start in range(0, len(vectors), block):
+            rows = _unit(vectors[start : start + block])
+            if start % shard == 0:
+                shards.append(_lists(vectors) if approximate else faiss.IndexFlatIP(vectors.shape[1]))
+            shards[-1].add(rows)
+            for place, index in enumerate(shards):
+                limits, cosines, found = index.range_search(rows, best.least)
+                asked = np.repeat(np.arange(start, start + len(rows)), np.diff(limits.astype(np.int64)))
+                best.offer(cosines, found + place * shard, asked)
+            bar.advance(len(rows))
+    pairs = best.pairs()
+    exact = _cosines(vectors, pairs)
+    return sorted(
+        (Pair(*pair, value) for pair, value in zip(pairs.tolist(), exact)),
+        key=lambda pair: (-pair.cosine, pair.first, pair.second),
+    )
 
 
 class Best:
@@ -129,38 +148,77 @@ class Best:
 
     Args:
         top: how many to keep.
+        rows: N, how many rows there are to make pairs of.
 
     Attributes:
-        pairs: their rows, int64 [K, 2]; from the largest cosine on, and of equal ones by row.
-        cosines: float32 [K].
+        least: what the cosine of a pair has to be larger than to be of use.
     """
 
-    def __init__(self, top: int) -> None:
-        self.top = top
-        self.pairs, self.cosines = np.empty((0, 2), dtype=np.int64), np.empty(0, dtype=np.float32)
+    def __init__(self, top: int, rows: int) -> None:
+        self.least = LEAST
+        self._top, self._rows = top, rows
+        self._cosines, self._places = [np.empty(0, np.float32)], [np.empty(0, np.int64)]
+        self._new = 0
 
-    def offer(self, cosines: Tensor, first: int, second: int) -> None:
-        """Takes from a tile of cosines [R, S], whose rows and columns count from `first` and `second`, what is good."""
-        least = float(self.cosines[-1]) if len(self.cosines) == self.top else LEAST
-        if cosines.amax() < least:  # most tiles have none; looking for the places takes five times as long
-            return
-        flat = cosines.flatten()
-        places = (flat >= least).nonzero().squeeze(1)
-        if len(places) > self.top:
-            last = flat[places].topk(self.top).values[-1]
-            better, equal = (flat > last).nonzero().squeeze(1), (flat == last).nonzero().squeeze(1)
-            places = torch.cat((better, equal[: self.top - len(better)]))
-        found = torch.stack((places // cosines.shape[1] + first, places % cosines.shape[1] + second), 1)
-        self._merge(found.cpu().numpy(), flat[places].cpu().numpy())
+    def offer(self, cosines: np.ndarray, first: np.ndarray, second: np.ndarray) -> None:
+        """Takes from pairs, their cosines and rows [M], what is good.
 
-    def _merge(self, pairs: np.ndarray, cosines: np.ndarray) -> None:
-        pairs, cosines = np.concatenate((self.pairs, pairs)), np.concatenate((self.cosines, cosines))
-        order = np.lexsort((pairs[:, 1], pairs[:, 0], -cosines))[: self.top]
-        self.pairs, self.cosines = pairs[order], cosines[order]
+        Only those whose first row is the earlier one count: a block finds each pair of its own from both sides, and
+        each row itself.
+        """
+        once = first < second
+        self._cosines.append(cosines[once].round(DIGITS))
+        self._places.append(first[once] * self._rows + second[once])
+        self._new += len(self._cosines[-1])
+        if self._new > max(self._top, PAIRS // 4):  # to sort out a few each time would take longer than the search
+            self._sort_out()
+
+    def pairs(self) -> np.ndarray:
+        """Their rows, the earlier one first, int64 [K, 2]; in no order."""
+        self._sort_out()
+        return np.stack(np.divmod(self._places[0], self._rows), axis=1)
+
+    def _sort_out(self) -> None:
+        cosines, places = np.concatenate(self._cosines), np.concatenate(self._places)
+        if len(cosines) > self._top:
+            last = np.partition(cosines, -self._top)[-self._top]
+            better, equal = np.flatnonzero(cosines > last), np.flatnonzero(cosines == last)
+            missing = self._top - len(better)
+            first = np.argpartition(places[equal], missing - 1)[:missing]  # of equal ones those of the first rows
+            kept = np.concatenate((better, equal[first]))
+            cosines, places = cosines[kept], places[kept]
+            self.least = float(last) - 10**-DIGITS  # which takes in all that are rounded to the last one
+        self._cosines, self._places, self._new = [cosines], [places], 0
+
+
+def _lists(vectors: np.ndarray) -> faiss.Index:
+    """An inverted file (IVF) without rows.
+
+    Each row goes into the list whose centre is the most similar to it, and is compared with those in the `PROBES` lists
+    that are next to it. There are 4 sqrt(N) lists, where as much time goes into centres as into rows, or fewer, so that
+    they hold 32 rows each. Centres are found by k-means, from a seed of faiss's own: a file always has the same.
+    """
+    count = max(1, min(4 * math.isqrt(len(vectors)), len(vectors) // 32))
+    index = faiss.index_factory(vectors.shape[1], f"IVF{count},Flat", faiss.METRIC_INNER_PRODUCT)
+    index.nprobe = min(PROBES, count)
+    index.cp.min_points_per_centroid = 1  # else faiss warns of small files
+    index.cp.max_points_per_centroid = 64
+    index.train(_unit(vectors))
+    return index
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    """The rows with length 1; those of length 0 stay as they are."""
+    rows = np.array(rows, dtype=np.float32, order="C")
+    faiss.normalize_L2(rows)
+    return rows
 
 
 def _cosines(vectors: np.ndarray, pairs: np.ndarray) -> list[float]:
     """The cosine of each pair, in float64, to six decimals."""
-    one, other = (vectors[pairs[:, side]].astype(np.float64) for side in (0, 1))
-    norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
-    return np.round((one * other).sum(1) / np.maximum(norms, 1e-16), DIGITS).tolist()
+    found: list[float] = []
+    for start in range(0, len(pairs), CHUNK):
+        one, other = (vectors[pairs[start : start + CHUNK, side]].astype(np.float64) for side in (0, 1))
+        norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+        found += np.round((one * other).sum(1) / np.maximum(norms, 1e-16), DIGITS).tolist()
+    return found

@@ -111,6 +111,8 @@ def test_what_is_not_there_is_named_with_what_is(client):
     assert refused(client.predict("x" * 5000, ["a"]), 404, "task", "xxx...")
     status, _, body = client.get("/nothing")
     assert refused((status, body), 404, "request", "GET /nothing", "/openapi.json")
+    assert refused(post(client, b'{"rows": ["a"]}', "sst/"), 404, "request", "POST /predict/sst/", "/openapi.json")
+    assert client.get("/tasks/")[0] == 404
     status, headers, body = client.get("/predict/sst")
     assert refused((status, body), 405, "request", "GET", "method POST") and headers["allow"] == "POST"
 

@@ -60,6 +60,7 @@ def build_app(predictor: Predictor, limits: Limits) -> FastAPI:
         lifespan=lifespan,
         docs_url=None,  # its scripts come from elsewhere, which the policy refuses
         redoc_url=None,
+        redirect_slashes=False,  # /predict/sst/ is a path that there is not, and the answer says so
     )
     app.add_middleware(Edge, metrics=metrics)
     app.add_exception_handler(Refused, _refuse)

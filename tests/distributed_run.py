@@ -18,43 +18,68 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from bertrio.distributed.processes import ALONE, Processes, share_out
+from bertrio.distributed.sharding import weights_of
 from bertrio.errors import UserError
 from bertrio.model import encoder
-from bertrio.model.multitask import build_model
+from bertrio.model.multitask import MultitaskModel, build_model
 from bertrio.params import load_params
 from bertrio.runtime import set_up
 from bertrio.training.build import build_trainer
-from bertrio.training.data import load_split
-from bertrio.training.loop import infer
+from bertrio.training.data import Split, load_split
+from bertrio.training.loop import Trainer, infer
 from bertrio.training.resume import handed_on
 
 
-def train(settings: Path, processes: Processes) -> None:
+class Norms:
+    """A tracker that writes down the norms of the gradients, before clipping."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def log(self, step: int, values: dict[str, Any]) -> None:
+        """Takes the curves' values of one step."""
+        self.found.append(float(values["grad_norm"]))
+
+
+def built(settings: Path, processes: Processes) -> tuple[Trainer, MultitaskModel, Split]:
+    """The trainer of one setting, the model that it scores, and the rows; in FOLDER."""
+    params = load_params(settings)
+    runtime = set_up(**params.runtime.model_dump(), among=processes)
+    model = build_model(params, "models/encoder", runtime)
+    rows = load_split(params, "train", "data/splits", "models/tokenizer")
+    return *build_trainer(params, model, {task: rows[task] for task in params.trains}, Norms()), rows
+
+
+def weights(trainer: Trainer, scored: MultitaskModel) -> dict[str, Tensor]:
+    """All that was trained, by name."""
+    parts = {"model": trainer.model, "scored": scored, "weighting": trainer.objective.weighting}
+    return {f"{part}.{name}": value.clone() for part, of in parts.items() for name, value in of.state_dict().items()}
+
+
+def train(settings: Path, processes: Processes) -> Trainer:
     """Trains one setting, and writes weights and what was told of them; in FOLDER.
 
     The small vocabulary counts as a large one, with sparse gradients, where the setting's name says so.
     """
     usual, encoder.MANY_WORDS = encoder.MANY_WORDS, 100 if "sparse" in settings.stem else encoder.MANY_WORDS
-    params = load_params(settings)
-    runtime = set_up(**params.runtime.model_dump(), among=processes)
-    model = build_model(params, "models/encoder", runtime)
-    rows = load_split(params, "train", "data/splits", "models/tokenizer")
-    trainer, scored = build_trainer(params, model, {task: rows[task] for task in params.trains})
+    trainer, scored, rows = built(settings, processes)
     losses = [log.losses for log in trainer.run(settings.stem)]
     encoder.MANY_WORDS = usual
-    processes.check_equal(scored.parameters())
+    weights_of(scored).check_equal()
     together = {task: infer(scored, of, 7) for task, of in rows.items()}
-    scored.runtime = replace(runtime, processes=ALONE)
+    scored.runtime = replace(scored.runtime, processes=ALONE)
     same = all(np.array_equal(infer(scored, of, 7), together[task]) for task, of in rows.items())
+    found = weights(trainer, scored)
     if processes.main:
-        parts = {"model": model, "scored": scored, "weighting": trainer.objective.weighting}
-        weights = {f"{part}.{name}": value for part, of in parts.items() for name, value in of.state_dict().items()}
         into = Path("weights") / f"{settings.stem}-{processes.count}"
-        save_file({name: value.clone() for name, value in weights.items()}, f"{into}.safetensors")
+        save_file(found, f"{into}.safetensors")
         told = {"losses": losses, "conflicts": trainer.conflicts, "rows": trainer.rows_seen, "same_outputs": same}
+        told["norms"] = trainer.tracker.found
         Path(f"{into}.json").write_text(json.dumps(told))
+    return trainer
 
 
 def messages(processes: Processes) -> dict[str, Any]:

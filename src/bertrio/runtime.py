@@ -69,10 +69,14 @@ class Runtime:
         cost is to be read with."""
         precision = "bf16" if self.compute == torch.bfloat16 else "float32"
         several = {} if self.processes.alone else {"processes": self.processes.count}
+        if self.processes.sharding is not None:
+            several["weights"] = "split"
         return {"device": str(self.device), "precision": precision, "threads": torch.get_num_threads(), **several}
 
     def describe(self) -> str:
         several = "" if self.processes.alone else f" in each of {self.processes.count} processes"
+        if self.processes.sharding is not None:
+            several += ", which split the weights"
         return "{device}, {precision}, {threads} threads".format(**self.facts()) + several
 
 

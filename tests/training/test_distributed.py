@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from copy import deepcopy
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,6 +107,7 @@ def test_two_processes_have_the_weights_of_one_after_50_steps_within_rounding(tr
 def test_two_processes_tell_of_training_what_one_tells(trained, name):
     one, two = (json.loads((trained / f"weights/{name}-{count}.json").read_text()) for count in (1, 2))
     assert one["rows"] == two["rows"]
+    assert two["norms"] == pytest.approx(one["norms"], rel=1e-4)
     pd.testing.assert_frame_equal(pd.DataFrame(two["losses"]), pd.DataFrame(one["losses"]), atol=1e-5)
     pd.testing.assert_frame_equal(pd.DataFrame(two["conflicts"]), pd.DataFrame(one["conflicts"]), atol=1e-4)
 
@@ -156,6 +159,11 @@ def test_dropout_masks_differ_between_processes_and_steps_and_come_again():
     assert drawn(1, 2) == draws[3]
 
 
+def test_a_copy_of_a_model_has_the_same_processes():
+    several = Processes(0, 2, torch.device("cpu"), host=Lock())  # which, as torch's groups, can't be copied
+    assert deepcopy(several) is several
+
+
 def test_rescaled_noise_in_several_processes_is_refused(workspace):
     params = workspace.params(smart={"lambda": 1, "projection": "rescale"})
     runtime = set_up(1, "cpu", among=Processes(0, 2, torch.device("cpu")))
@@ -193,7 +201,7 @@ def test_processes_share_the_threads_that_their_stage_has_beside_others(monkeypa
         share_out(2, "cpu")
 
 
-@pytest.mark.parametrize(("variable", "name"), [("FSDP", "FSDP"), ("DEEPSPEED", "DeepSpeed")])
+@pytest.mark.parametrize(("variable", "name"), [("MEGATRON_LM", "Megatron-LM"), ("DEEPSPEED", "DeepSpeed")])
 def test_a_launcher_that_asks_for_more_than_data_parallelism_is_refused(monkeypatch, variable, name):
     for key, value in {"RANK": "0", "WORLD_SIZE": "2", f"ACCELERATE_USE_{variable}": "true"}.items():
         monkeypatch.setenv(key, value)

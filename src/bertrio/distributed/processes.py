@@ -23,11 +23,16 @@ from torch import Tensor, nn
 
 from bertrio.console import console
 from bertrio.distributed.launching import THREADS, end_with_launcher, launch
+from bertrio.distributed.sharding import VERSION_2, Sharding, asked_for
 from bertrio.errors import UserError
 from bertrio.workers import share
 
 BUCKET = 1 << 23  # numbers that are added up in one message: 32 MB of float32
-OTHER_KINDS = {"FSDP": "FSDP", "DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM"}  # by accelerate's variables
+OTHER_KINDS = {  # by accelerate's variables
+    "DEEPSPEED": "DeepSpeed",
+    "MEGATRON_LM": "Megatron-LM",
+    "PARALLELISM_CONFIG": "a parallelism config",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Processes:
         threads: CPU threads, as what stays the same with more or fewer processes: of all that the stage itself started
             together, or of each one that another launcher started; None if it is alone.
         host: the group for messages in the CPU's memory; None for the default one.
+        sharding: how weights are split among them; None if each holds all.
     """
 
     rank: int = 0
@@ -48,6 +54,11 @@ class Processes:
     device: torch.device | None = None
     threads: int | None = None
     host: Any = None
+    sharding: Sharding | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
+        """Itself: a copy of a model has the same processes, and torch can't copy their group."""
+        return self
 
     @property
     def alone(self) -> bool:
@@ -187,18 +198,19 @@ def _join(device: str) -> Processes:
     for variable, name in OTHER_KINDS.items():
         if os.environ.get(f"ACCELERATE_USE_{variable}", "false").lower() == "true":
             raise UserError(
-                f"accelerate's config asks for {name}, which splits the model itself; fine-tuning splits batches "
-                "alone. Launch with accelerate launch --multi_gpu, or set runtime.processes"
+                f"accelerate's config asks for {name}, which splits the model in its own ways. Launch with accelerate "
+                f"launch --multi_gpu, or, where weights are to be split, {VERSION_2}"
             )
+    sharding = asked_for()
     end_with_launcher()
     if int(os.environ["WORLD_SIZE"]) == 1:
         return ALONE
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     _check_device(device, here)
-    return _met(_on_cuda(device), int(os.environ.get(THREADS, torch.get_num_threads())))
+    return _met(_on_cuda(device), int(os.environ.get(THREADS, torch.get_num_threads())), sharding)
 
 
-def _met(on_cuda: bool, threads: int) -> Processes:
+def _met(on_cuda: bool, threads: int, sharding: Sharding | None) -> Processes:
     """Waits until all processes are there."""
     from accelerate import PartialState  # a slow import
 
@@ -213,7 +225,7 @@ def _met(on_cuda: bool, threads: int) -> Processes:
         ) from error
     atexit.register(_leave)
     device = state.device if on_cuda else torch.device("cpu")
-    return Processes(state.process_index, state.num_processes, device, threads, host)
+    return Processes(state.process_index, state.num_processes, device, threads, host, sharding)
 
 
 def _on_cuda(device: str) -> bool:

@@ -59,7 +59,9 @@ class UpperLayers:
 
         transformer = self.encoder.transformer
         norms = [norm for norm in [getattr(transformer, "final_norm", None)] if norm is not None]
-        hooks = [layer.register_forward_pre_hook(before, with_kwargs=True) for layer in self._layers]
+        # Before any other hook, which may put another tensor in place of what the layer was called with
+        first = {"with_kwargs": True, "prepend": True}
+        hooks = [layer.register_forward_pre_hook(before, **first) for layer in self._layers]
         hooks += [part.register_forward_hook(after) for part in [*self._layers, *norms]]
         hooks.append(transformer.register_forward_hook(at_end))
         try:

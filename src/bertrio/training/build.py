@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from bertrio.combining.surgery import build_surgery
 from bertrio.combining.weighting import build_weighting
 from bertrio.console import say
+from bertrio.distributed.sharding import split, weights_of
 from bertrio.errors import UserError
+from bertrio.model.encoder import recompute_hidden_states
 from bertrio.model.multitask import MultitaskModel
+from bertrio.model.upper import layers_of
 from bertrio.params import Params
 from bertrio.params.tasks import BATCH_LOSSES, LOSS_OPTIONS
 from bertrio.regularizers.bregman import Bregman
@@ -60,7 +63,7 @@ def build_trainer(
         tracker: gets the curves of training.
 
     Raises:
-        UserError: if several processes are to share what can't be shared out.
+        UserError: if several processes are to share what can't be shared out, or to split a model that can't be split.
     """
     if params.smart.strength and params.smart.projection == "rescale" and not model.runtime.processes.alone:
         raise UserError(
@@ -74,16 +77,19 @@ def build_trainer(
     follow: list[Callable[[int], None]] = []
     draws = generator(params.runtime.seed, "surgery")
     kept: dict[str, Stateful] = {"surgery": Draws(draws)}
-    scored, bregman = model, None
+    scored, bregman, copies = model, None, []
     if params.finetune.ema is not None:
         average = MovingAverage(model)
+        copies.append(average)
         scored, kept["average"] = average.model, average
-        follow.append(lambda step: average.update(model, params.finetune.ema))
+        follow.append(lambda step: average.update(trainer.weights.own, params.finetune.ema))
     if params.bregman.mu:
         planned, options = sum(map(len, plan)), params.bregman
         total = min(planned, params.finetune.max_steps or planned)
         bregman = Bregman(model, options.momentum, options.late_momentum, total)
-        follow.append(lambda step: bregman.update(model, step))
+        copies.append(bregman.teacher)
+        follow.append(lambda step: bregman.update(trainer.weights.own, step))
+    _split(model, copies)
     terms = {"smart": smart_term(params), "bregman": bregman_term(params, bregman), "r_drop": r_drop_term(params)}
     weighs = params.weighting
     weighting = build_weighting(weighs.method, train, weighs.weights, weighs.options.given()).to(model.runtime.device)
@@ -106,12 +112,44 @@ def build_trainer(
         weighting_lr=params.weighting.lr,
         surgery=_surgery(params, draws),
         log_conflicts=params.surgery.log_conflicts,
-        penalty=weight_penalty(params, model),
+        penalty=weight_penalty(params, weights_of(model).own),
         after_step=follow,
         kept=kept,
         tracker=tracker,
     )
     return trainer, scored
+
+
+def _split(model: MultitaskModel, copies: Sequence[MovingAverage]) -> None:
+    """Leaves this process its part of the weights of the model and of copies of it, where the launcher asks for that.
+
+    Word embeddings, which are called before all else, and each layer are parts that are put together by themselves.
+    """
+    if (sharding := model.runtime.processes.sharding) is None:
+        return
+    if sharding.recompute:
+        recompute_hidden_states(model.encoder.transformer)
+    for whole in [model, *[of.model for of in copies]]:
+        transformer = whole.encoder.transformer
+        split(whole, [transformer.get_input_embeddings(), *([] if sharding.layers else layers_to_split(transformer))])
+    for of in copies:
+        of.own = weights_of(of.model).own
+
+
+def layers_to_split(transformer: nn.Module) -> nn.ModuleList:
+    """The layers whose weights are put together one layer at a time, where processes split them.
+
+    Raises:
+        UserError: if the architecture does not keep them in one list; says what to name instead.
+    """
+    try:
+        return layers_of(transformer)
+    except UserError as error:
+        raise UserError(
+            f"{transformer.config.model_type} models do not keep their layers in one list, by which FSDP could split "
+            "them; name their class: accelerate launch --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+            "--fsdp_transformer_layer_cls_to_wrap"
+        ) from error
 
 
 def _is_mean_over_rows(loss: str) -> bool:

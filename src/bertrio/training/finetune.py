@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from bertrio.console import say
+from bertrio.distributed.sharding import weights_of
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
 from bertrio.files import whole_folder, write_csv, write_json
@@ -86,6 +87,7 @@ def finetune(
         tables = [course.selection.predictions]
         if test:
             tables.append(predict(kept, test, "test", params.finetune.eval_batch_size))
+        kept = weights_of(kept).as_whole()  # in all processes: each has a part to give where they are split
         if main:
             with whole_folder(model_folder) as folder:
                 save_model(kept, folder, About.of(params), inputs.tokenizer)
@@ -102,13 +104,13 @@ def _train(
 ) -> None:
     """Trains and scores, from the last checkpoint on, until the plan or patience has come to its end."""
     parts = {"trainer": trainer, "course": course} | ({"tracker": tracker} if tracker else {})
-    weights, processes = list(trainer.model.parameters()), runtime.processes
+    weights, processes = trainer.weights, runtime.processes
     with resumed(checkpoints, runtime, parts) as resume:
-        processes.check_equal(weights)
+        weights.check_equal()
         trainer.checkpoint = resume.after_step
         epochs = trainer.run("finetune", done=len(course.lines))
         while not course.over and (log := next(epochs, None)):
-            processes.check_equal(weights)
+            weights.check_equal()
             course.score(log, resume.pause)
             if processes.main:
                 report_epoch(course.lines[-1], last=course.over or log.step == trainer.total_steps)

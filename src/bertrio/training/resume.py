@@ -97,9 +97,9 @@ class Resume:
             part.load_state_dict(state["parts"][name])
         self.step, self._saved = state["step"], True
         say(f"goes on after step {self.step}, from the checkpoint in {self._checkpoints.folder}")
-        before, now = state["processes"], self._processes.count
+        before, now = state["run"], self._run()
         if before != now:
-            say(f"it is of a run in {_counted(before)}; in {_counted(now)}, numbers are rounded otherwise")
+            say(f"it is of a run in {_counted(**before)}; in {_counted(**now)}, numbers are rounded otherwise")
 
     def after_step(self, step: int, in_any_case: bool = False) -> None:
         """To be called after every step; saves if it is time, or `in_any_case`.
@@ -108,7 +108,7 @@ class Resume:
             Interrupted: if a signal came; then it has saved.
         """
         self.step, self._saved = step, None
-        if in_any_case or self._checkpoints.due(step):
+        if in_any_case or self._due(step):
             self._save()
         self.pause()
 
@@ -135,10 +135,19 @@ class Resume:
 
     def _save(self) -> None:
         self._saved = False
-        if self._processes.main:
+        if self._processes.main or self._processes.sharding:  # who keeps a part of the weights has to give it
             parts = {name: part.state_dict() for name, part in self._parts.items()}
-            state = {"step": self.step, "processes": self._processes.count, "parts": parts}
-            self._saved = self._checkpoints.save(self.step, state)
+            state = {"step": self.step, "run": self._run(), "parts": parts}
+            self._saved = self._processes.main and self._checkpoints.save(self.step, state)
+
+    def _run(self) -> dict[str, Any]:
+        """What numbers are rounded by."""
+        return {"processes": self._processes.count, "split": self._processes.sharding is not None}
+
+    def _due(self, step: int) -> bool:
+        """Whether it is time to save, as far as this process has to know: the main one looks at the clock."""
+        due = self._checkpoints.due(step)
+        return bool(self._processes.most(int(due))) if self._processes.sharding else due
 
 
 def handed_on(state: State | None, processes: Processes) -> State | None:
@@ -156,5 +165,5 @@ def handed_on(state: State | None, processes: Processes) -> State | None:
         return state if processes.main else read_state(folder)
 
 
-def _counted(processes: int) -> str:
-    return "1 process" if processes == 1 else f"{processes} processes"
+def _counted(processes: int, split: bool) -> str:
+    return ("1 process" if processes == 1 else f"{processes} processes") + (" that split the weights" if split else "")

@@ -16,14 +16,15 @@ NO_SAY_IN_TRAINING = {
 # Of training, what those stages import and do not run that only predict.
 UNUSED_BY_PREDICTION = {
     "combining", "distributed", "losses", "regularizers", "schedules", "training.build", "training.data",
-    "training.objective", "training.optimizer", "training.trackers",
+    "training.objective", "training.optimizer", "training.teacher", "training.trackers", "predictor",
 }  # fmt: skip
 ALLOWED = {
     "download": set(),
     "split": set(),
     "pretrain_mlm": NO_SAY_IN_TRAINING | {"data.tokens", "tasks"},  # its batches are of blocks, not of rows
     "prefinetune": NO_SAY_IN_TRAINING
-    | {"combining", "regularizers", "schedules", "training.build", "training.trackers"},
+    | {"combining", "regularizers", "schedules", "training.build", "training.trackers"}
+    | {"ensembling", "predictor", "training.teacher"},
     "finetune": NO_SAY_IN_TRAINING,
     "ensemble": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),

@@ -418,6 +418,9 @@ def test_a_param_of_two_types_is_named_as_it_stands_in_the_file(load, param, val
         ({"smart": {"tasks": ["x"]}}, r"smart\.tasks: found 'x', expected one of sst"),
         ({"bregman": {"tasks": ["x"]}}, r"bregman\.tasks: found 'x', expected one of sst"),
         ({"r_drop": {"tasks": ["x"]}}, r"r_drop\.tasks: found 'x', expected one of sst"),
+        ({"distill": {"tasks": ["x"]}}, r"distill\.tasks: found 'x', expected one of sst"),
+        ({"distill": {"weight": 1}}, r"distill\.teacher: found null, expected the folder models of a finished run"),
+        ({"data": {"more": {"qpp": {"train": "a.tsv"}}}}, r"data\.more: found 'qpp', .*did you mean qqp\?"),
         ({"tasks": {"longest": TASK}}, r"tasks\.longest: is a word of its own here; call the task otherwise"),
         # schedules
         (
@@ -569,6 +572,7 @@ def test_members_may_override_the_groups_of_techniques_and_say_what_they_answer(
         ("smart", {"lambda": "5"}),
         ("bregman", {"mu": 1}),
         ("r_drop", {"alpha": 1}),
+        ("distill", {"weight": 1, "teacher": "models"}),
         ("penalties", {"l2": 1}),
         ("tracking", {"every": 3}),
     ],

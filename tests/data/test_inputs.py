@@ -57,6 +57,25 @@ def test_a_file_with_more_rows_is_looked_at_where_the_source_is(check, course):
         check(data={"path": str(course), "more": {"qqp": {"train": "gone.csv"}}})
 
 
+def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path):
+    for name in ("members/base/heads.safetensors", "ensemble/ensemble.json", "splits.txt"):
+        (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models" / name).write_text("x")
+    of = {"teacher": str(tmp_path / "models")}
+
+    def teachers(**overrides):
+        check(**overrides)
+        return read_json(tmp_path / "inputs/teacher.json")
+
+    assert teachers(distill=of) == {"": {}}
+    found = teachers(distill={**of, "weight": 1})
+    assert set(found[""]) == {"members/base/heads.safetensors", "ensemble/ensemble.json"}
+    own = teachers(ensemble={"members": {"student": {"distill": {**of, "weight": 1}}}})
+    assert own == {"": {}, "ensemble.members.student.": found[""]}
+    with pytest.raises(UserError, match=r"distill\.teacher: there is no file or folder .*gone"):
+        check(distill={"weight": 1, "teacher": str(tmp_path / "gone")})
+
+
 def test_corpora_are_looked_at_only_for_mlm(check, course):
     data = {"source": "cs224n", "path": str(course), "corpora_path": str(course)}
     assert check(data=data)["corpora"] == {}

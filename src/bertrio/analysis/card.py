@@ -247,6 +247,7 @@ def _training(params: Params, found: _Found) -> str:
         "smart" * bool(params.smart.strength),
         "bregman" * bool(params.bregman.mu),
         "r_drop" * bool(params.r_drop.alpha),
+        "distillation" * bool(params.distill.weight),
     ]
     surgery = "" if params.surgery.method == "none" else f"surgery {params.surgery.method}"
     extras = [name for name in (*on, surgery) if name]

@@ -27,6 +27,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
     - encoder.json: the files of a local encoder folder.
     - challenges.json: the files of `evaluate.challenges`, by challenge.
     - tasks.json: what the data need of each task, so that a new loss does not read them again.
+    - teacher.json: the files of `distill.teacher`, by member where members have their own.
     - plugins.json: what other packages add that params ask for, by param: its package, version and files. It is tried
       out first.
 
@@ -41,6 +42,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "challenges": _challenges_digest(params),
         "tasks": {name: _of_data(task) for name, task in params.tasks.items()},
         "plugins": _plugins(params),
+        "teacher": _teachers_digest(params),
     }
     for name, value in written.items():
         write_json(Path(folder) / f"{name}.json", value)
@@ -58,10 +60,7 @@ def _of_data(task: TaskParams) -> dict[str, Any]:
 
 def _plugins(params: Params) -> dict[str, dict[str, str]]:
     """Of each param that names a part of another package, what decides what that does, members' own included."""
-    views = {
-        "": params,
-        **{f"ensemble.members.{name}.": member_params(params, name) for name in params.ensemble.members},
-    }
+    views = _views(params)
     found = {at: plugins_of(view) for at, view in views.items()}
     if any(found.values()):
         from bertrio.model.rehearsal import rehearse  # imports torch, which most runs of this stage do without
@@ -74,6 +73,12 @@ def _plugins(params: Params) -> dict[str, dict[str, str]]:
         for param, plugin in plugins.items()
         if not at or plugin != found[""].get(param)
     }
+
+
+def _views(params: Params) -> dict[str, Params]:
+    """The params as all see them, and as each member does, by where that stands in params.yaml."""
+    members = {f"ensemble.members.{name}.": member_params(params, name) for name in params.ensemble.members}
+    return {"": params, **members}
 
 
 def _source_digest(params: Params) -> dict[str, Any]:
@@ -146,6 +151,19 @@ def _challenges_digest(params: Params) -> dict[str, str]:
             raise missing_path(f"evaluate.challenges.{name}.path", challenge.path)
         digests[name] = sha256(path)
     return digests
+
+
+def _teachers_digest(params: Params) -> dict[str, dict[str, str]]:
+    views = _views(params)
+    return {at: _teacher_digest(at, view) for at, view in views.items() if not at or view.distill != params.distill}
+
+
+def _teacher_digest(at: str, params: Params) -> dict[str, str]:
+    if not params.distill.weight:
+        return {}
+    folder = _folder(f"{at}distill.teacher", params.distill.teacher)
+    parts = [folder / part for part in ("ensemble", "members") if (folder / part).is_dir()] or [folder]
+    return _digests(folder, sorted(file for part in parts for file in part.rglob("*") if file.is_file()))
 
 
 def _folder(param: str, value: str | None) -> Path:

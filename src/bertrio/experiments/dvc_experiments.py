@@ -22,7 +22,8 @@ from bertrio.experiments.set_params import checked_overrides, listed
 from bertrio.params.loading import read_yaml
 
 PARAMS = "params.yaml"
-FOLDERS = ("data.path", "data.corpora_path", "encoder.name")  # params that may name a folder of this machine
+# Params that may name a folder of this machine
+FOLDERS = ("data.path", "data.corpora_path", "encoder.name", "distill.teacher")
 OF_MACHINE = re.compile(r"runtime\.(device|threads)|checkpoints\..*")  # params that say how a run is made, not which
 FIELDS = ("data.source", "encoder.name")  # params that a measured file has fields for
 LOOK_EVERY = 1.0  # seconds between two calls of who watches a run
@@ -70,8 +71,8 @@ def run_experiment(
 
     It is run by `dvc exp run --temp`, in a temporary copy of the repository, so that the workspace stays as it is; the
     copy has what git tracks, changes that are not committed included. There a relative path to a folder beside the
-    repository would lead nowhere, so `data.path`, `data.corpora_path` and `encoder.name` are made absolute where they
-    name a folder. A run that was stopped leaves no experiment, and is simply run again.
+    repository would lead nowhere, so params that name a folder (`FOLDERS`) are made absolute. A run that was stopped
+    leaves no experiment, and is simply run again.
 
     Args:
         name: of the experiment, such as smart-concat-quick-s1.
@@ -110,8 +111,8 @@ def queued(root: str | Path = ".") -> set[str]:
 
 
 def with_absolute_folders(settings: Mapping[str, Any], root: str | Path) -> Block:
-    """A copy of raw params in which `data.path`, `data.corpora_path` and `encoder.name` are absolute, where they name
-    a folder as seen from `root`; the name of an encoder that is none is an id, and stays as it is."""
+    """A copy of raw params in which those of `FOLDERS` are absolute, where they name a folder as seen from `root`; the
+    name of an encoder that is none is an id, and stays as it is."""
     result = copy.deepcopy(dict(settings))
     for param in FOLDERS:
         group, _, key = param.partition(".")

@@ -18,7 +18,7 @@ from bertrio.tasks import Task
 
 MEMBER_GROUPS = (  # what finetune reads
     "runtime", "tasks", "sharing", "encoder", "optimizer", "finetune", "schedule", "weighting", "surgery", "smart",
-    "bregman", "r_drop", "penalties", "tracking",
+    "bregman", "r_drop", "distill", "penalties", "tracking",
 )  # fmt: skip
 FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # what is predicted, of what rows
 MOST_PROBLEMS = 30  # that one message lists

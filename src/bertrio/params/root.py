@@ -26,6 +26,7 @@ from bertrio.params.tasks import BATCH_LOSSES, SharingParams, TaskParams
 from bertrio.params.techniques import (
     SCHEDULES,
     BregmanParams,
+    DistillParams,
     PenaltyParams,
     RDropParams,
     ScheduleParams,
@@ -60,6 +61,7 @@ class Params(Group):
     smart: SmartParams
     bregman: BregmanParams
     r_drop: RDropParams
+    distill: DistillParams
     penalties: PenaltyParams
     tracking: TrackingParams
     checkpoints: CheckpointParams
@@ -111,6 +113,7 @@ class Params(Group):
             "smart.tasks": self.smart.tasks or (),
             "bregman.tasks": self.bregman.tasks or (),
             "r_drop.tasks": self.r_drop.tasks or (),
+            "distill.tasks": self.distill.tasks or (),
         }
         return [
             *[_not_in(param, name, self.tasks, known) for param, names in named.items() for name in names],
@@ -162,7 +165,12 @@ class Params(Group):
 
     def _technique_problems(self) -> list[str | None]:
         trains, surgery = self.trains, self.surgery
-        on = {"smart": self.smart.strength, "bregman": self.bregman.mu, "r_drop": self.r_drop.alpha}
+        on = {
+            "smart": self.smart.strength,
+            "bregman": self.bregman.mu,
+            "r_drop": self.r_drop.alpha,
+            "distill": self.distill.weight,
+        }
         apart = {
             f"surgery.method: found {surgery.method}": surgery.method != "none",
             "surgery.log_conflicts: found true": surgery.log_conflicts,
@@ -196,6 +204,9 @@ class Params(Group):
                 for name in trains
                 if self.finetune.accumulate > 1 and name in self.tasks and self.tasks[name].loss in BATCH_LOSSES
             ],
+            "distill.teacher: found null, expected the folder models of a finished run, or of one of its members"
+            if self.distill.weight and self.distill.teacher is None
+            else None,
             "weighting.weights: only weighting.method fixed reads it; leave it {} with uncertainty"
             if self.weighting.weights and self.weighting.method != "fixed"
             else None,

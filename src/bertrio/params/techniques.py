@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bertrio.params.base import Count, Group, NotNegative, Positive, Real, Share, Whole
+from bertrio.params.base import Count, Group, InputPath, NotNegative, Positive, Real, Share, Whole
 from bertrio.params.choices import PluginOptions, choice
 
 # The names of bertrio's own; a test holds them against the modules, which import torch.
@@ -114,6 +114,12 @@ class BregmanParams(Group):
 
 class RDropParams(Group):
     alpha: NotNegative
+    tasks: list[str] | None
+
+
+class DistillParams(Group):
+    weight: NotNegative
+    teacher: InputPath | None
     tasks: list[str] | None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,7 @@ from bertrio.regularizers.norms import l1, l2
 from bertrio.runtime import NARROW, Runtime, generator
 from bertrio.training.data import Split, build_losses, build_streams, plan_of
 from bertrio.training.loop import Trainer
-from bertrio.training.objective import Objective, bregman_term, r_drop_term, smart_term
+from bertrio.training.objective import Objective, bregman_term, distill_term, r_drop_term, smart_term
 from bertrio.training.stateful import Draws, Stateful
 from bertrio.training.trackers import Tracker
 
@@ -52,7 +52,11 @@ def fine_enough(params: Params, runtime: Runtime) -> Runtime:
 
 
 def build_trainer(
-    params: Params, model: MultitaskModel, train: Split, tracker: Tracker | None = None
+    params: Params,
+    model: MultitaskModel,
+    train: Split,
+    tracker: Tracker | None = None,
+    taught: Mapping[str, Tensor] | None = None,
 ) -> tuple[Trainer, MultitaskModel]:
     """A trainer with every technique that `params` asks for, and the model to score: `model`, or its average.
 
@@ -61,6 +65,7 @@ def build_trainer(
         model: with heads for all tasks.
         train: rows of the tasks that train, in training order.
         tracker: gets the curves of training.
+        taught: what `distill.teacher` says of these rows, see `training.teacher.taught`.
 
     Raises:
         UserError: if several processes are to share what can't be shared out, or to split a model that can't be split.
@@ -90,7 +95,12 @@ def build_trainer(
         copies.append(bregman.teacher)
         follow.append(lambda step: bregman.update(trainer.weights.own, step))
     _split(model, copies)
-    terms = {"smart": smart_term(params), "bregman": bregman_term(params, bregman), "r_drop": r_drop_term(params)}
+    terms = {
+        "smart": smart_term(params),
+        "bregman": bregman_term(params, bregman),
+        "r_drop": r_drop_term(params),
+        "distill": distill_term(params, taught or {}),
+    }
     weighs = params.weighting
     weighting = build_weighting(weighs.method, train, weighs.weights, weighs.options.given()).to(model.runtime.device)
     objective = Objective(

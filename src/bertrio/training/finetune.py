@@ -27,6 +27,7 @@ from bertrio.training.data import Split, hold_out, load_split
 from bertrio.training.loop import Trainer
 from bertrio.training.progress import report_epoch
 from bertrio.training.resume import open_checkpoints, resumed
+from bertrio.training.teacher import taught
 from bertrio.training.trackers import Tracker, build_tracker
 
 CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
@@ -72,13 +73,15 @@ def finetune(
     """
     runtime = fine_enough(params, runtime)
     stage, reads = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
+    reads += [params.distill.teacher] if params.distill.weight else []
     main, opened = runtime.processes.main, open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime)
     with runtime.processes.one_speaks(), opened as checkpoints:
         train, scored, test = load_rows(params, inputs)
         model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
         load_heads(model, inputs.prefinetuned)
         tracker = build_tracker(params, steps) if main else None
-        trainer, kept = build_trainer(params, model, {task: train[task] for task in params.trains}, tracker)
+        rows = {task: train[task] for task in params.trains}
+        trainer, kept = build_trainer(params, model, rows, tracker, taught(params, rows, inputs.splits, runtime))
         say(f"finetune: {trainer.total_steps} steps on {runtime.describe()}")
         course = Course(params, kept, scored, Selection(params.finetune.select, params.finetune.select_on))
         with closing(tracker) if tracker else nullcontext():

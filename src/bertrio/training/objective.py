@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +19,7 @@ from bertrio.model.multitask import Block, MultitaskModel
 from bertrio.model.upper import UpperLayers
 from bertrio.params import Params
 from bertrio.regularizers.bregman import Bregman
+from bertrio.regularizers.distillation import DISTILLATIONS
 from bertrio.regularizers.divergences import DIVERGENCES
 from bertrio.regularizers.r_drop import r_drop
 from bertrio.regularizers.smart import Smart
@@ -36,6 +38,7 @@ class Pass:
         embeddings: word embeddings of all texts of the block, [N, T, H].
         clean: what the heads made of them.
         state: of the dropout generator before the pass.
+        rows: positions of the rows of each batch in its task's table.
         place: where the texts stand in the block that the processes of the run share, [N] on the CPU, and of how many;
             None if it is all here.
         upper: the upper layers as the pass went through them, where a regularizer starts from there.
@@ -46,6 +49,7 @@ class Pass:
     embeddings: Tensor
     clean: list[HeadOutput]
     state: Tensor
+    rows: list[np.ndarray]
     place: tuple[Tensor, int] | None = None
     upper: UpperLayers | None = None
 
@@ -70,6 +74,18 @@ class Pass:
                 for target, shape, (one, other) in zip(targets, shapes, parts)
             ]
         )
+
+    def distance_from(self, taught: Mapping[str, Tensor]) -> Tensor:
+        """How far each batch's outputs are from what is taught of its rows, by its target's distillation: [K].
+
+        Args:
+            taught: by task, of all rows of its table.
+        """
+        parts = []
+        for (task, _), rows, output in zip(self.block.layout, self.rows, self.clean):
+            distillation = DISTILLATIONS[self.model.targets[task].divergence]
+            parts.append(distillation(output.outputs, taught[task][rows].to(output.outputs.device)))
+        return torch.stack(parts)
 
     def from_embeddings(self, embeddings: Sequence[Tensor]) -> Tensor:
         """The outputs for other embeddings (one tensor), under the dropout masks of the clean pass."""
@@ -175,7 +191,8 @@ class Objective:
         embeddings = self.model.embed(block.tokens)
         with upper.recording(runtime.random_state) if upper else nullcontext():
             outputs = self.model.from_embeddings(embeddings, block)
-        clean = Pass(self.model, block, embeddings, outputs, state, place_of(batches), upper)
+        rows = [batch.rows for batch in batches]
+        clean = Pass(self.model, block, embeddings, outputs, state, rows, place_of(batches), upper)
         penalties = {name: self.terms[name].compute(clean) for name in names}
         return [
             self._parts(batch, output, {name: of[place] for name, of in penalties.items()})
@@ -282,6 +299,14 @@ def r_drop_term(params: Params) -> Term | None:
         _tasks(params.r_drop.tasks, params.trains),
         lambda of: r_drop(of.outputs, of.again(), of.divergence),
     )
+
+
+def distill_term(params: Params, taught: Mapping[str, Tensor]) -> Term | None:
+    """The distance from a teacher that `distill` asks for, see `training.teacher.taught`; None if it is off."""
+    if not params.distill.weight:
+        return None
+    tasks = _tasks(params.distill.tasks, params.trains)
+    return Term(params.distill.weight, tasks, lambda of: of.distance_from(taught))
 
 
 def _tasks(chosen: Sequence[str] | None, trains: Sequence[str]) -> frozenset[str]:

@@ -1,0 +1,79 @@
+"""Learning from a trained model: what it says of the training rows, and that a student comes to say the same."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from bertrio.data.table import read_table
+from bertrio.errors import UserError
+from bertrio.evaluation.predictions import read_predictions
+from bertrio.predictor import Predictor
+from bertrio.runtime import set_up
+from bertrio.training.data import hold_out, load_split
+from bertrio.training.finetune import Inputs, finetune
+from bertrio.training.teacher import taught
+
+TASKS = ("sst", "qqp", "sts")
+
+
+def run(params, name):
+    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
+    runtime = set_up(**params.runtime.model_dump())
+    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", *plots)
+
+
+@pytest.fixture
+def teacher(workspace):
+    run(workspace.params(finetune={"epochs": 2, "lr": 0.02}), "teacher")
+    return "teacher/model"
+
+
+def asked(params):
+    rows = load_split(params, "train", "data/splits", "models/tokenizer")
+    return rows, taught(params, {task: rows[task] for task in params.trains}, "data/splits", set_up(1, device="cpu"))
+
+
+def test_what_is_taught_is_what_the_predictor_says_of_each_row(workspace, teacher):
+    _, said = asked(workspace.params(distill={"weight": 1, "teacher": teacher}))
+    predictor = Predictor.load(teacher, device="cpu")
+    assert {task: tuple(of.shape) for task, of in said.items()} == {"sst": (60, 5), "qqp": (60, 2), "sts": (60, 1)}
+    for task in TASKS:
+        frame = read_table(f"data/splits/{task}/train.parquet")
+        texts = frame[[name for name in frame if name.startswith("text")]].itertuples(index=False)
+        for own, found in zip(said[task], predictor.predict(task, [row if len(row) > 1 else row[0] for row in texts])):
+            expected = [found.score] if found.probabilities is None else found.probabilities
+            np.testing.assert_allclose(own, expected, rtol=1e-6)
+
+
+def test_rows_that_are_held_out_leave_the_others_with_what_is_said_of_them(workspace, teacher):
+    params = workspace.params(distill={"weight": 1, "teacher": teacher, "tasks": ["sst"]})
+    rows, said = asked(params)
+    kept, _ = hold_out(rows, 0.5, 1)
+    fewer = taught(params, kept, "data/splits", set_up(1, device="cpu"))
+    assert set(fewer) == {"sst"}
+    places = pd.Index(rows["sst"].ids).get_indexer(kept["sst"].ids)
+    torch.testing.assert_close(fewer["sst"], said["sst"][places])
+
+
+def test_a_student_that_learns_from_it_comes_nearer_to_what_it_says(workspace, teacher):
+    def distance(name, **overrides):
+        options = {"runtime": {"seed": 7}, "finetune": {"epochs": 3, "lr": 0.005, "select": "last"}}
+        run(workspace.params(**options, **overrides), name)
+        tables = [read_predictions(f"{of}/out/predictions.parquet").query("task == 'sst'") for of in (name, "teacher")]
+        own, other = (np.stack(table["probabilities"]) for table in tables)
+        return np.abs(own - other).mean()
+
+    assert distance("taught", distill={"weight": 20, "teacher": teacher}) < 0.8 * distance("alone")
+
+
+def test_without_a_weight_nobody_is_asked(workspace):
+    assert asked(workspace.params(distill={"weight": 0, "teacher": "nowhere"}))[1] == {}
+
+
+def test_a_teacher_of_other_tasks_is_refused_with_their_names(workspace, teacher):
+    params = workspace.params(distill={"weight": 1, "teacher": teacher}, tasks={"sst": {"classes": 6}})
+    with pytest.raises(
+        UserError, match=r"distill\.teacher: task sst: the teacher knows it as single, .*count=5.*count=6"
+    ):
+        asked(params)

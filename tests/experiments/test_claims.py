@@ -1,4 +1,5 @@
 import io
+import re
 
 import numpy as np
 import pytest
@@ -178,6 +179,31 @@ def test_the_text_says_what_was_found_and_how_much_of_it_may_be_luck(papers, tmp
     shown = console.export_text()
     assert "c: refuted" in shown
     assert "no better than" in shown
+
+
+@pytest.mark.parametrize("width", [80, 180])
+def test_names_are_whole_on_any_terminal(papers, root, width):
+    claims = load_claims(papers, root / "recipes/claims.yaml")
+    skills = {row: 0.5 for one in claims for part in one.parts for row in (part.row, part.than)}
+    judgement = judge(papers, runs_with({papers.row(row).run_as: skill for row, skill in skills.items()}), claims)
+    console = Console(width=width, record=True, file=io.StringIO())
+    show_claims(judgement, console)
+    told = console.export_text()
+    lines, words = told.splitlines(), set(told.split())
+    for judged in judgement.claims:
+        assert f"{judged.claim.name}: {judged.verdict}" in lines
+    assert skills.keys() <= words
+    assert max(map(len, lines)) <= width
+    tests = re.findall(r", p (below )?[01]\.\d{3}, seeds 3, 3:", " ".join(told.split()))
+    assert len(tests) == sum(len(one.parts) for one in claims)
+
+
+def test_the_command_that_measures_what_is_missing_is_one_line(papers, root):
+    console = Console(width=80, record=True, file=io.StringIO())
+    show_claims(judge(papers, [], load_claims(papers, root / "recipes/claims.yaml")), console)
+    commands = [line for line in console.export_text().splitlines() if line.startswith("Not measured yet: ")]
+    assert len(commands) == 1
+    assert len(commands[0]) > 80
 
 
 def test_a_single_seed_is_said_so(papers, tmp_path):

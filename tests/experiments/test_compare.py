@@ -1,4 +1,5 @@
 import json
+import re
 import time
 
 import numpy as np
@@ -128,6 +129,43 @@ def test_the_luck_of_rows_and_of_seeds_adds_up(run_of):
     assert sst["p"] == pytest.approx(2 * stats.t.sf(abs(sst["difference"]) / error, freedom), rel=0.1)
     reach = stats.t.ppf(0.975, freedom) * error
     assert sst["interval"] == pytest.approx([sst["difference"] - reach, sst["difference"] + reach], abs=0.03 * reach)
+
+
+def test_intervals_are_within_what_is_possible(run_of):
+    """Two seeds that differ by much leave one degree of freedom, and Student's t reaches far beyond."""
+    a = side(run_of("a1", seed=1, skill=-3), run_of("a2", seed=2, skill=3))
+    result = compare(a, side(run_of("b1", seed=3), run_of("b2", seed=4)))
+    sst, sts = result["tasks"]["sst"], result["tasks"]["sts"]
+    assert sst["interval"] == [-1, 1]
+    assert sts["interval"] == [-2, 2]
+    assert result["overall"]["overall_mean"]["interval"] == pytest.approx([-4 / 3, 4 / 3])
+    assert result["overall"]["overall_normalized"]["interval"] == pytest.approx([-1, 1])
+    assert sst["others"]["macro_f1"]["interval"] == [-1, 1]
+    assert sst["others"]["quadratic_kappa"]["interval"] == [-2, 2]
+    low, high = sts["others"]["rmse"]["interval"]  # has no bounds
+    assert low + high == pytest.approx(2 * sts["others"]["rmse"]["difference"])
+    assert high - low > 8
+
+
+def test_several_are_and_one_is(run_of):
+    a, f = side(run_of("a", seed=1)), side(run_of("f", seed=6, skill=3.2))
+    several = side(run_of("b", seed=4, skill=3), run_of("c", seed=5, skill=3))
+    verbs = set()
+    for result in (compare(a, several), compare(several, f)):
+        for figures in (*result["tasks"].values(), *result["overall"].values()):
+            found = re.search(r"\w( and 1 more)? (is|are) (ahead|better)", figures["sentence"])
+            assert (found[2] == "are") == (found[1] is not None)
+            verbs.add(found[2])
+    assert verbs == {"is", "are"}
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), [(2, 2, True), (2, 3, True), (3, 3, False), (1, 2, False)])
+def test_two_seeds_a_side_are_told_to_be_few(run_of, first, second, expected):
+    a = side(*[run_of(f"a{seed}", seed=seed) for seed in range(first)])
+    b = side(*[run_of(f"b{seed}", seed=9 + seed) for seed in range(second)])
+    notes = compare(a, b)["notes"]
+    assert any("two seeds on a side leave one degree of freedom" in note for note in notes) == expected
+    assert any("three or more are better" in note for note in notes) == expected
 
 
 def test_one_run_a_side_tells_of_rows_and_not_of_seeds(run_of):

@@ -59,6 +59,17 @@ def test_with_one_seed_a_side_it_is_the_normal_test_of_paired_rows():
     assert found.high - found.difference == pytest.approx(stats.norm.ppf(0.975) * error)
 
 
+def test_an_interval_is_within_what_is_possible():
+    """Two seeds that differ by much leave one degree of freedom, and Student's t reaches far beyond."""
+    a = [simulate("a", 1, skill=-1, seeds_differ=0), simulate("a", 2, skill=1.5, seeds_differ=0)]
+    b = seeds("b", 2)
+    for metric, most in {"sst": 1, "sts": 2, "overall_mean": 4 / 3, "overall_normalized": 1}.items():
+        values = [[value_of(run, metric) for run in side] for side in (a, b)]
+        assert welch(*values, rows=row_variance(a, b, metric)).high > most
+        found = differ(a, b, metric)
+        assert (found.low, found.high) == pytest.approx((-most, most))
+
+
 def test_the_same_answers_are_no_difference():
     found = differ([simulate("a")], [simulate("a")], "sst")
     assert (found.difference, found.low, found.high, found.p) == (0, 0, 0, 1)

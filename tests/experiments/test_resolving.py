@@ -119,6 +119,16 @@ def test_an_error_names_who_brought_in_what_is_wrong(resolved, case):
     assert message in str(caught.value)
 
 
+def test_a_task_that_params_yaml_does_not_have_is_not_blamed_on_the_row(tmp_path, base):
+    changed = rows(plain={"set": {"tasks": {"sts": {"dropout": 0.2}}}})
+    recipes = load_recipes(write_recipes(tmp_path / "recipes", changed))
+    del base["tasks"]["sts"]
+    with pytest.raises(UserError) as caught:
+        resolve(recipes, recipes.row("one-plain"), base=base)
+    assert "one.yaml: one-plain: params.yaml has no task sts, which this changes" in str(caught.value)
+    assert "kind" not in str(caught.value)
+
+
 def test_a_row_from_the_literature_has_no_params(resolved):
     with pytest.raises(UserError, match="one-quoted: has no params"):
         resolved("one-quoted")

@@ -261,6 +261,18 @@ def test_the_queue_gets_each_run_once(repository, capsys):
     assert not set(names) & experiments(repository.folder).keys()
 
 
+def test_of_what_dvc_says_of_its_queue_only_errors_are_shown(repository, capfd):
+    settings = with_numbers(read_yaml(repository.folder / "params.yaml"))
+    settings["runtime"]["seed"] = 50
+    run_experiment("quiet", settings, repository.folder, queue=True)
+    told = capfd.readouterr()
+    assert "verrides" not in told.out + told.err
+    assert "quiet" in queued(repository.folder)
+    with pytest.raises(UserError, match="its output says why"):
+        run_experiment("no..name", settings, repository.folder, queue=True)
+    assert "ERROR" in capfd.readouterr().err
+
+
 def test_collect_takes_every_experiment_of_a_row_and_no_other(repository, ran):
     folder = repository.folder
     before = {path.name: path.read_bytes() for path in (folder / "recipes/measured").iterdir()}

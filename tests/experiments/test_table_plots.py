@@ -26,6 +26,8 @@ def test_every_table_with_a_run_gets_both_pictures_the_same_bytes_each_time(tabl
 
 def test_nothing_is_drawn_of_what_was_not_measured(tmp_path):
     assert draw_tables(paper_tables(small_recipes(), [], "p"), tmp_path) == {}
+    elsewhere = [simulate("p-base", metrics={"dev": {"other": {"accuracy": 0.5}}})]
+    assert draw_tables(paper_tables(small_recipes(), elsewhere, "p"), tmp_path) == {}
     without = paper_tables(small_recipes(), [simulate("p-base", curve=[])], "p")
     assert [path.name for path in draw_tables(without, tmp_path)["t"]] == ["t-scores.png"]
 

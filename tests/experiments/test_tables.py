@@ -35,6 +35,35 @@ def test_nothing_measured_is_all_dashes_and_says_what_to_run(recipes):
     assert "nothing yet with --budget quick --source cs224n; bertrio recipes run p --budget quick measures" in asked
 
 
+def shown(tables, width):
+    console = Console(width=width, record=True, file=io.StringIO())
+    show_tables(tables, console)
+    return console.export_text()
+
+
+def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(recipes):
+    told = shown(paper_tables(recipes, [], "p", Setting("quick")), 80).splitlines()
+    assert (
+        told.count("Nothing of this table is measured yet: bertrio recipes run p-t --budget quick") == 2
+    )  # dev and test
+    assert not [line for line in told if line.startswith("│")]
+    told = shown(paper_tables(recipes, measured(), "p"), 80)
+    assert "Nothing of this table is measured: the runs had no labels of test." in told
+    assert "3 of 4 rows measured" in told
+
+
+@pytest.mark.parametrize("paper", ["smart", "strategies", "beyond"])
+def test_names_of_rows_are_whole_on_a_narrow_terminal(root, paper):
+    recipes = load_recipes(root / "recipes")
+    rows = recipes.paper(paper).rows
+    runs = [simulate(row.name, seed) for row in rows if row.run_as == row.name for seed in (1, 2)]
+    told = shown(paper_tables(recipes, runs, paper), 80)
+    names = {line.split("│")[1].split()[0] for line in told.splitlines() if line.startswith("│ ") and line[2] != " "}
+    assert {row.name for row in rows} <= names <= {row.name for row in rows} | {"(the"}
+    assert "…" not in told
+    assert max(len(line) for line in told.splitlines() if line[:1] == "│") <= 80
+
+
 def test_rows_are_compared_with_any_row_that_was_run(recipes):
     other = run("q-other", 1, 0.25, 0.25, 0.0)
     tables = paper_tables(recipes, [*measured(), other], "p", against="q-other")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from bertrio.evaluation.significance import ALPHA
@@ -27,8 +28,11 @@ def show_claims(judgement: Judgement, console: Console | None = None) -> None:
     console.print(Text(TITLE), style="bold")
     for line in head(judgement):
         console.print(Text(line))
-    _narrow(comparisons_sheet(judgement)).show(console)
-    for line in (*missing(judgement), *summary(judgement)):
+    for judged in judgement.claims:
+        _show_claim(judged, console)
+    for line in missing(judgement):
+        console.print(Text(line), soft_wrap=True)  # a command is one line
+    for line in summary(judgement):
         console.print(Text(line))
 
 
@@ -77,8 +81,7 @@ def comparisons_sheet(judgement: Judgement) -> Sheet:
     for judged in judgement.claims:
         said = ""
         for place, tested in enumerate(judged.parts):
-            part = tested.part
-            compared = f"{part.row} {WORDS[part.direction]} {part.than}"
+            part, compared = tested.part, _compared(tested)
             name = f"{judged.claim.name}: {judged.verdict}" if place == 0 else ""
             rows.append([name, compared if compared != said else "", SHORT.get(part.metric, part.metric)])
             rows[-1] += _cells(tested, judged)
@@ -87,10 +90,26 @@ def comparisons_sheet(judgement: Judgement) -> Sheet:
     return Sheet(header, rows, words=3)
 
 
-def _narrow(sheet: Sheet) -> Sheet:
-    """The same with claim and rows in one column, one below the other."""
-    header, *rows = [["\n".join(cell for cell in row[:2] if cell), *row[2:]] for row in (sheet.header, *sheet.rows)]
-    return Sheet(header, rows, sheet.title, sheet.words - 1)
+def _show_claim(judged: Judged, console: Console) -> None:
+    """Prints a claim, its comparisons, and a line for each test, which fit a terminal of any width."""
+    console.print(Text(f"{judged.claim.name}: {judged.verdict}"), style="bold")
+    said = ""
+    for tested in judged.parts:
+        compared = _compared(tested)
+        if compared != said:
+            console.print(Padding(Text(compared), (0, 0, 0, 2), expand=False))
+        said = compared
+        figures = ""
+        if tested.difference:
+            found, p, seeds, _ = _cells(tested, judged)
+            figures = f"{found}, p {p}, seeds {seeds}: "
+        verdict = _verdict(tested, judged.claim.margin) if tested.difference else MISSING
+        line = f"{SHORT.get(tested.part.metric, tested.part.metric)}: {figures}{verdict}"
+        console.print(Padding(Text(line), (0, 0, 0, 4), expand=False))
+
+
+def _compared(tested: Outcome) -> str:
+    return f"{tested.part.row} {WORDS[tested.part.direction]} {tested.part.than}"
 
 
 def _cells(tested: Outcome, judged: Judged) -> list[str]:

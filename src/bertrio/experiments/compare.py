@@ -19,6 +19,7 @@ from bertrio.errors import UserError
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, resamples_of
 from bertrio.evaluation.metrics import METRICS, Scored, overall
 from bertrio.evaluation.significance import ALPHA, DIGITS, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
+from bertrio.experiments.bounds import widest, widest_overall, within
 from bertrio.experiments.cells import chance, leaves
 from bertrio.experiments.matching import Matched, match
 from bertrio.experiments.revision import Revision
@@ -52,8 +53,10 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
     For each task, the difference of the first metric has a 95 % interval by the paired bootstrap (the mean over seeds
     of a side that has several) and a p-value: McNemar's test for the accuracy of one revision against another, the
     paired bootstrap for all else. Where both sides have two or more seeds, interval and p-value are for other rows and
-    other seeds, by `significance.welch` with the variance of the bootstrap. Holm's correction allows for the number of
-    tasks. The overall scores are one question each, and are not corrected.
+    other seeds, by `significance.welch` with the variance of the bootstrap. Intervals are cut to what is possible
+    (`bounds`): with one or two degrees of freedom Student's t reaches beyond, and differences of accuracies are within
+    1, of correlations within 2. Holm's correction allows for the number of tasks. The overall scores are one question
+    each, and are not corrected.
 
     Args:
         first: what is compared with, such as a baseline.
@@ -147,15 +150,17 @@ def _compare_overall(tests: Mapping[str, _Test]) -> dict[str, Figures]:
         overall({name: (own.metric, np.array(own.values[side])) for name, own in mains.items()}) for side in (0, 1)
     ]
     samples = [overall({name: (own.metric, own.samples[i]) for name, own in mains.items()}) for i in (0, 1)]
+    most = widest_overall({name: own.metric for name, own in mains.items()})
     result = {}
     for name in values[0]:
         own = _Measured(name, tuple(side[name].tolist() for side in values), tuple(side[name] for side in samples))
-        figures = _figures(own)
+        figures = _figures(own, most=most[name])
         result[name] = figures | {"better": _better(figures, figures["p"])}
     return result
 
 
-def _figures(measured: _Measured, tested: bool = True) -> Figures:
+def _figures(measured: _Measured, tested: bool = True, most: float | None = None) -> Figures:
+    """The figures of one metric; `most`: how far two values of it can be apart, None: as `widest` says."""
     first, second = (float(np.mean(side)) for side in measured.values)
     differences = measured.samples[1] - measured.samples[0]
     figures: Figures = {
@@ -167,7 +172,9 @@ def _figures(measured: _Measured, tested: bool = True) -> Figures:
         "by_seed": list(measured.values),
         **({"test": "paired bootstrap", "p": bootstrap_p(differences)} if tested else {}),
     }
-    return _with_seeds(figures, differences)
+    figures = _with_seeds(figures, differences)
+    low, high = within(figures["interval"], widest(measured.metric) if most is None else most)
+    return figures | {"interval": [low, high]}
 
 
 def _interval(metric: str, difference: float, differences: Array) -> list[float]:
@@ -215,10 +222,13 @@ def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
     ahead, behind, sign = (second, first, 1) if figures["difference"] > 0 else (first, second, -1)
     low, high = sorted(sign * end for end in ends)
     size = f"{abs(figures['difference']):.4f}{metric} (95 % interval {low:.4f} to {high:.4f})"
+    verb = "are" if len(figures["by_seed"][sign > 0]) > 1 else "is"  # several revisions are ahead
     if figures["better"]:
         luck = "luck explains" if "p_seeds" in figures else "these rows explain"
-        return f"{name}: {ahead} is better than {behind} by {size}, more than {luck} ({tests})."
-    return f"{name}: neither is shown to be better; {ahead} is ahead by {size}, which luck alone may give ({tests})."
+        return f"{name}: {ahead} {verb} better than {behind} by {size}, more than {luck} ({tests})."
+    return (
+        f"{name}: neither is shown to be better; {ahead} {verb} ahead by {size}, which luck alone may give ({tests})."
+    )
 
 
 def _errors(runs: Sequence[Scored], target: Target) -> Array:
@@ -315,7 +325,8 @@ def _shared_tasks(first: Side, second: Side) -> tuple[dict[str, Task], list[str]
         having = [tasks[name].target for tasks in by_revision if name in tasks]
         if len(having) < len(revisions):
             without = [revision.title for revision, tasks in zip(revisions, by_revision) if name not in tasks]
-            notes.append(f"{', '.join(without)} has no task {name}: it is left out, and so are the overall scores")
+            has = "has" if len(without) == 1 else "have"
+            notes.append(f"{', '.join(without)} {has} no task {name}: it is left out, and so are the overall scores")
         elif any(target != having[0] for target in having):
             kinds = [f"{target} in {revision.title}" for revision, target in zip(revisions, having)]
             raise UserError(f"task {name}: {'; '.join(kinds)}; only predictions of the same target can be compared")
@@ -384,6 +395,11 @@ def _notes(first: Side, second: Side, split: str) -> list[str]:
         notes.append(
             "one run on a side says nothing of other seeds, which may move a score by more than its interval; "
             "bertrio compare takes several a side, with commas"
+        )
+    elif min(len(first), len(second)) == 2:
+        notes.append(
+            "two seeds on a side leave one degree of freedom for what seeds change, so that only large differences "
+            "show; three or more are better"
         )
     return notes
 

@@ -98,7 +98,7 @@ def run_experiment(
     arguments = [sys.executable, "-m", "dvc", "exp", "run", "--name", name, "--queue" if queue else "--temp"]
     for override in checked_overrides(root / PARAMS, settings):
         arguments += ["--set-param", override]
-    code = _run(arguments, root, watch, environment or {})
+    code = _run(arguments, root, watch, environment or {}, silent=queue)
     if code if queue else name not in find_experiments(root):
         raise UserError(f"{name}: dvc exp run ended with exit code {code} and no experiment; its output says why")
 
@@ -186,17 +186,25 @@ def _need_same(done: Experiment, settings: Mapping[str, Any], root: Path) -> Non
         )
 
 
-def _run(command: list[str], root: Path, watch: Callable[[], None] | None, environment: Mapping[str, str]) -> int:
+def _run(
+    command: list[str],
+    root: Path,
+    watch: Callable[[], None] | None,
+    environment: Mapping[str, str],
+    silent: bool = False,
+) -> int:
     """Runs a command to its end and returns its exit code; what stops this process stops all that the command started.
 
     The command gets a process group of its own, and Ctrl-C or SIGTERM go to the whole of it as one Ctrl-C: DVC waits
     for the stage, which ends, and then tidies up its copy. So does what `watch` raises. `python` is the one that runs
-    this.
+    this. `silent` lets through what goes to standard error alone: to its queue DVC would tell all params of each run,
+    and its own --quiet keeps errors back as well.
     """
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     variables = {**os.environ, **environment, "PATH": paths}
     with _interruptible():
-        process = subprocess.Popen(command, cwd=root, env=variables, start_new_session=True)
+        told = subprocess.DEVNULL if silent else None
+        process = subprocess.Popen(command, cwd=root, env=variables, stdout=told, start_new_session=True)
         try:
             return process.wait() if watch is None else _watched(process, watch)
         except BaseException:

@@ -14,6 +14,7 @@ import numpy as np
 from bertrio.errors import UserError
 from bertrio.evaluation.metrics import CORRELATIONS
 from bertrio.evaluation.significance import DIGITS, Mean, welch
+from bertrio.experiments.bounds import widest, widest_overall, within
 from bertrio.experiments.measured import OVERALL
 from bertrio.tasks import Array
 
@@ -61,7 +62,8 @@ def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -
 
     The difference of the means has the variance of the rows, from what each row adds to the metric (paired: rows that
     both sides find hard cancel out), plus that of the seeds, by `significance.welch`. With fewer than two seeds on a
-    side it is that of the rows alone.
+    side it is that of the rows alone. The interval is cut to what is possible (`bounds`): with one or two degrees of
+    freedom Student's t reaches beyond, and differences of accuracies are within 1, of correlations within 2.
 
     Args:
         first: what is compared with: runs of one row, a seed each.
@@ -75,7 +77,8 @@ def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -
     variance = row_variance(first, second, metric)
     seeds = (len(first), len(second))
     mean = welch(*sides, rows=variance) if min(seeds) > 1 else _of_rows_alone(*sides, variance)
-    return Difference(metric, *(float(np.mean(side)) for side in sides), seeds, mean.low, mean.high, mean.p)
+    low, high = within((mean.low, mean.high), _widest(first[0], metric))
+    return Difference(metric, *(float(np.mean(side)) for side in sides), seeds, low, high, mean.p)
 
 
 def row_variance(first: Sequence[Measured], second: Sequence[Measured], metric: str) -> float:
@@ -108,9 +111,20 @@ def _weights(run: Measured, metric: str) -> dict[str, float]:
     """How much each task's first metric counts in `metric`; a normalized correlation r is (r + 1) / 2."""
     if metric not in OVERALL:
         return {metric: 1.0}
-    firsts = {task: next(iter(own)) for task, own in run.metrics["dev"].items() if isinstance(own, Mapping)}
+    firsts = _firsts(run)
     halved = CORRELATIONS if metric == "overall_normalized" else ()
     return {task: (0.5 if first in halved else 1.0) / len(firsts) for task, first in firsts.items()}
+
+
+def _firsts(run: Measured) -> dict[str, str]:
+    """The name of each task's first metric."""
+    return {task: next(iter(own)) for task, own in run.metrics["dev"].items() if isinstance(own, Mapping)}
+
+
+def _widest(run: Measured, metric: str) -> float:
+    """How far two values of `metric` can be apart."""
+    firsts = _firsts(run)
+    return widest_overall(firsts)[metric] if metric in OVERALL else widest(firsts[metric])
 
 
 def _by_row(side: Sequence[Measured], other: Sequence[Measured], task: str) -> Array:

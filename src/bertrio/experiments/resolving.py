@@ -46,7 +46,9 @@ def resolve(
         raise UserError(f"{row.name}: has no params: the paper quotes it from the literature")
     chosen = recipes.budget(budget)
     base = with_numbers(read_yaml("params.yaml") if base is None else base)
-    raw = _with(layered(base, row.overrides), row.settings, f"{recipes.folder}/{row.paper}.yaml: {row.name}")
+    where = f"{recipes.folder}/{row.paper}.yaml: {row.name}"
+    _check_tasks(base, row, where)
+    raw = _with(layered(base, row.overrides), row.settings, where)
     raw = layered(multiplied(raw, chosen.multiply), chosen.overrides)
     if seed is not None:
         _set_seed(raw, seed)
@@ -86,6 +88,17 @@ def _set_seed(raw: Block, seed: int) -> None:
         own = (member.get("runtime") or {}).get("seed")
         if isinstance(own, int):
             member["runtime"]["seed"] = own + SEED_STEP * (seed - 1)
+
+
+def _check_tasks(base: Block, row: Row, where: str) -> None:
+    """Raises a UserError if the row changes tasks that are not there. One with a `kind` it brings in itself."""
+    changed = dict(row.overrides.get("tasks") or {})
+    changed |= {name.split(".")[1]: {} for name in row.settings if name.startswith("tasks.")}
+    known = {"*", *(base.get("tasks") or {})}
+    absent = [name for name, block in changed.items() if name not in known and "kind" not in (block or {})]
+    if absent:
+        tasks = f"task {absent[0]}" if len(absent) == 1 else f"tasks {', '.join(absent)}"
+        raise UserError(f"{where}: params.yaml has no {tasks}, which this changes; put it back, or leave this out")
 
 
 def _check(raw: Block, where: str) -> None:

@@ -96,10 +96,10 @@ class Revision:
         try:
             return self._files.cat_file(path)
         except (OSError, DvcException) as error:
+            known = isinstance(error, FileNotFoundError)  # its text would only repeat the path
+            reason = "" if known else f" ({getattr(error, 'strerror', None) or error})"
             raise UserError(
-                f"{self.title}: the content of {path} is not in DVC's cache ({error}). If a remote has it, get it with "
-                f"dvc pull after git checkout {self.short}, or with dvc exp pull for an experiment; if not, make it "
-                f"again with dvc exp apply {self.name} (for a commit: git checkout) and dvc repro"
+                f"{self.title}: the content of {path} is not in DVC's cache{reason}; {self._made_again_by}"
             ) from error
 
     def json(self, path: str) -> Any:
@@ -176,6 +176,21 @@ class Revision:
     def _in_git(self, path: str) -> bool:
         """Whether git itself has the file, which is found 100 times as fast as what DVC keeps."""
         return self._git.isfile(self._git.join(self._files.repo.root_dir, path))
+
+    @property
+    def _made_again_by(self) -> str:
+        """What brings files into the cache that it does not have."""
+        from dvc.repo.experiments.utils import exp_refs
+
+        scm = self._files.repo.scm
+        if self.commit == scm.get_rev():
+            return (
+                "the committed result was made on another machine: run dvc repro and commit dvc.lock, or dvc pull if a "
+                "remote has it"
+            )
+        if any(scm.get_ref(str(ref)) == self.commit for ref in exp_refs(scm)):
+            return f"run dvc exp apply {self.name} && dvc repro, or dvc pull in place of dvc repro if a remote has it"
+        return f"run git checkout {self.short}, then dvc pull if a remote has it, or else dvc repro and commit dvc.lock"
 
     def _absent(self, path: str) -> str:
         if self._files is None:

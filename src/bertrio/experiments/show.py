@@ -9,21 +9,25 @@ from rich.table import Table
 from rich.text import Text
 
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
+from bertrio.experiments.sheets import Sheet, console_for_sheets
 
+FIGURES = ("A", "B", "B - A", "95 % interval")
 PARAMS = 12  # changed params that are listed; --json has all
 
 
 def show_comparison(result: dict[str, Any], console: Console | None = None) -> None:
     """Prints what `compare` returned to standard output: who is compared, the figures, a sentence each, the rows."""
-    console = console or Console(highlight=False)
+    console = console or console_for_sheets()
     for letter, side in (("A", result["first"]), ("B", result["second"])):
         names = [f"{one['name']} ({one['commit'][:7]})" if one["commit"] else one["name"] for one in side["revisions"]]
         _line(console, f"{letter}  {', '.join(names)}")
     _show_params(result["params"], console)
-    console.print(_main_table(result))
-    others = _others_table(result)
-    if others.row_count:
-        console.print(others)
+    _main_sheet(result).show(console)
+    if "overall" in result:
+        _line(console, f"Overall scores are of {', '.join(result['tasks'])}.")
+    others = _others_sheet(result)
+    if others.rows:
+        others.show(console)
     for figures in (*result["tasks"].values(), *result.get("overall", {}).values()):
         _line(console, figures["sentence"])
     for note in result["notes"]:
@@ -39,26 +43,23 @@ def _show_params(params: dict[str, list[list[str]]], console: Console) -> None:
         _line(console, f"   and {len(params) - PARAMS} more params, which --json lists")
 
 
-def _main_table(result: dict[str, Any]) -> Table:
+def _main_sheet(result: dict[str, Any]) -> Sheet:
     lines = [(f"{name} {figures['metric']}", figures) for name, figures in result["tasks"].items()]
-    lines += [(f"{name} of {', '.join(result['tasks'])}", own) for name, own in result.get("overall", {}).items()]
-    names = ["A", "B", "B - A", "95 % interval", "p", "Holm", "better"]
-    table = _table(
-        f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)", "metric", names
-    )
-    for name, figures in lines:
+    rows = []
+    for name, figures in (*lines, *result.get("overall", {}).items()):
         better = {"first": "A", "second": "B", None: "-"}[figures["better"]]
-        table.add_row(Text(name), *_numbers(figures), _p(figures["p"]), _p(figures.get("p_holm")), better)
-    return table
+        rows.append([name, *_numbers(figures), _p(figures["p"]), _p(figures.get("p_holm")), better])
+    title = f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)"
+    return Sheet(["metric", *FIGURES, "p", "Holm", "better"], rows, title, groups=[len(FIGURES), 3])
 
 
-def _others_table(result: dict[str, Any]) -> Table:
-    table = _table("Other metrics, without tests", "metric", ["A", "B", "B - A", "95 % interval"])
-    for task, figures in result["tasks"].items():
-        for metric, own in figures["others"].items():
-            less = " (less is better)" if metric in LOWER_IS_BETTER else ""
-            table.add_row(Text(f"{task} {metric}{less}"), *_numbers(own))
-    return table
+def _others_sheet(result: dict[str, Any]) -> Sheet:
+    rows = [
+        [f"{task} {metric}{' (less is better)' if metric in LOWER_IS_BETTER else ''}", *_numbers(own)]
+        for task, figures in result["tasks"].items()
+        for metric, own in figures["others"].items()
+    ]
+    return Sheet(["metric", *FIGURES], rows, "Other metrics, without tests")
 
 
 def _rows_table(task: str, figures: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> Table:
@@ -87,14 +88,6 @@ def _value(value: float) -> str:
 def _printable(text: str) -> str:
     """A text from the data may hold characters that steer a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-def _table(title: str, first: str, names: list[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column(first)
-    for name in names:
-        table.add_column(name, justify="right")
-    return table
 
 
 def _numbers(figures: dict[str, Any]) -> list[str]:

@@ -6,46 +6,68 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
-from rich.console import Console
+from rich.console import Console, Group
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from bertrio.experiments.overrides import ABSENT, changes, value_text, with_numbers
-from bertrio.experiments.recipes import Paper, Recipes, Row
+from bertrio.experiments.recipes import Paper, Recipes, Row, Sweep
 from bertrio.experiments.resolving import resolve, without_seed
 from bertrio.experiments.sheets import console_for_sheets
 from bertrio.params.loading import read_yaml
 
 MAIN = ("sst", "qqp", "sts", "overall")  # the figures that a line has room for
+TITLE = 40  # characters that a column of titles has at least: it may hold names
 
 
 def show_recipes(recipes: Recipes, console: Console | None = None) -> None:
     """Prints a line for every row and every sweep: its name, table, the paper's title for it, and its figures on dev.
 
-    A row that the paper reports on test alone shows these figures, and says so.
+    A row that the paper reports on test alone shows these figures, and says so. Names and figures are whole on any
+    terminal; where it is too narrow for a column of titles, they stand below the names.
     """
     console = console or console_for_sheets()
     for paper in recipes.papers.values():
-        console.print(_list(paper))
+        console.print(_list(paper, console.width), crop=False)
 
 
-def _list(paper: Paper) -> Table:
+def _list(paper: Paper, width: int) -> Table:
     overall = f"overall score: {paper.overall}" if paper.overall else "no overall score"
     title = Text(f"{paper.title} ({paper.name}; {overall})", style="bold")
+    lines = [*map(_line_of, paper.rows), *[_line_of_sweep(paper, sweep) for sweep in paper.sweeps.values()]]
+    columns = list(zip(("row", "table", *MAIN), *[line[:-1] for line in lines]))
+    narrowest = [max(map(len, column)) for column in columns]
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in ("row", "table"):
-        table.add_column(name, no_wrap=True)
+    if wide := sum(narrowest) + 2 * len(narrowest) + TITLE <= width:
+        table.add_column("row", no_wrap=True)
+        table.add_column("table", no_wrap=True)
+    else:
+        others = sum(narrowest[2:]) + 2 * len(MAIN)
+        table.width = max(narrowest[0] + others, width)  # a terminal that is narrower breaks the lines
+        table.add_column("row", width=table.width - others)
     for name in MAIN:
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("title", no_wrap=True, overflow="ellipsis")
-    for row in paper.rows:
-        figures = row.reported or row.reported_test
-        cells = [_figure(figures.get(name)) for name in MAIN]
-        table.add_row(row.name, row.table, *cells, Text("; ".join([row.title, *_remarks(row)])))
-    for sweep in paper.sweeps.values():
-        about = f"sweep: {len(sweep.rows)} runs of {sweep.on}: {sweep.title}"
-        table.add_row(f"{paper.name}-{sweep.name}", "", *[""] * len(MAIN), Text(about))
+    if wide:
+        table.add_column("title")
+    for name, part, *figures, about in lines:
+        if wide:
+            table.add_row(name, part, *figures, Text(about))
+        else:
+            below = Padding(Text(f"{part}: {about}" if part else about, overflow="fold"), (0, 0, 0, 2))
+            table.add_row(Group(Text(name), below), *figures)
     return table
+
+
+def _line_of(row: Row) -> list[str]:
+    """The cells of a row."""
+    figures = row.reported or row.reported_test
+    return [row.name, row.table, *[_figure(figures.get(name)) for name in MAIN], "; ".join([row.title, *_remarks(row)])]
+
+
+def _line_of_sweep(paper: Paper, sweep: Sweep) -> list[str]:
+    about = f"sweep: {len(sweep.rows)} runs of {sweep.on}: {sweep.title}"
+    return [f"{paper.name}-{sweep.name}", "", *[""] * len(MAIN), about]
 
 
 def _remarks(row: Row) -> Iterator[str]:

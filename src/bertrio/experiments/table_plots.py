@@ -29,7 +29,7 @@ def draw_tables(tables: PaperTables, folder: str | Path) -> dict[str, list[Path]
     """
     drawn: dict[str, list[Path]] = {}
     for part in tables.parts:
-        if part.split != "dev" or not any(line.runs for line in part.lines):
+        if part.split != "dev" or not any(line.scores for line in part.lines):
             continue
         scores, curves = (Path(folder) / f"{part.table.name}-{what}.png" for what in ("scores", "curves"))
         scores_picture(part, tables, scores)

@@ -23,15 +23,29 @@ ODD, ALONE = "*", "°"  # marks of cells that a line below the table explains
 
 
 def show_tables(tables: PaperTables, console: Console | None = None) -> None:
-    """Prints the tables to standard output."""
+    """Prints the tables to standard output; of those without any measured row, only what would measure them."""
     console = console or console_for_sheets()
     console.print(Text(_title(tables)), style="bold")
     _say([*head(tables)], console)
     for part in tables.parts:
         console.print(Text(f"\n{_part_title(part)}"), style="bold")
+        if nothing := _nothing_measured(part, tables):
+            console.print(Text(nothing), soft_wrap=True)  # its command is one line
+            continue
         for sheet in sheets(part, tables.paper.overall):
             sheet.show(console)
         _say(notes(part, tables.paper.overall), console)
+
+
+def _nothing_measured(part: Part, tables: PaperTables) -> str:
+    """What to say of a table that has rows to measure, and none that was measured; nothing of any other."""
+    runnable = [line for line in part.lines if not line.row.literature]
+    if not runnable or any(line.scores for line in runnable):
+        return ""
+    if any(line.runs for line in runnable):
+        return f"Nothing of this table is measured: the runs had no labels of {part.split}."
+    command = f"bertrio recipes run {tables.paper.name}-{part.table.name} {tables.runs.setting.to_run}".rstrip()
+    return f"Nothing of this table is measured yet: {command}"
 
 
 def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool = False) -> list[Path]:
@@ -106,7 +120,8 @@ def _scores(part: Part) -> Sheet:
         + [cell for task in FIRSTS for cell in (_figure(line.reported.get(task)), _measured(line, task))]
         for line in part.lines
     ]
-    return Sheet(["row", "seeds", *columns], rows, "Accuracy of sst and qqp, Pearson's r of sts")
+    groups = [1, *[2] * len(FIRSTS)]
+    return Sheet(["row", "seeds", *columns], rows, "Accuracy of sst and qqp, Pearson's r of sts", groups=groups)
 
 
 def _overalls(part: Part, convention: str | None) -> Sheet:
@@ -118,7 +133,8 @@ def _overalls(part: Part, convention: str | None) -> Sheet:
         row = [line.row.name, _figure(line.reported.get("overall")) + mark]
         row += [cell for metric in OVERALL for cell in (_figure(line.overalls.get(metric)), _measured(line, metric))]
         rows.append(row)
-    return Sheet(["row", "as printed", *columns], rows, "Overall: as the paper prints it, and by both conventions")
+    title = "Overall: as the paper prints it, and by both conventions"
+    return Sheet(["row", "as printed", *columns], rows, title, groups=[1, *[2] * len(OVERALL)])
 
 
 def _differences(part: Part) -> Sheet:
@@ -134,9 +150,11 @@ def _differences(part: Part) -> Sheet:
             row.append(f"{line.reported['minutes']:g}" if "minutes" in line.reported else "")
         rows.append(row)
     names = {metric: name for name, metric in CONVENTIONS.items()}
-    header = ["row", *[names.get(metric, metric) for metric in metrics], "seconds", "MB"]
+    cost = ["seconds", "MB", *(["paper: minutes"] if minutes else [])]
+    header = ["row", *[names.get(metric, metric) for metric in metrics], *cost]
     minus = f"Measured, minus {part.against.name}; seconds" if others else "Seconds"
-    return Sheet([*header, *(["paper: minutes"] if minutes else [])], rows, f"{minus} and peak memory of training")
+    groups = [*[1] * len(metrics), len(cost)]
+    return Sheet(header, rows, f"{minus} and peak memory of training", groups=groups)
 
 
 def notes(part: Part, convention: str | None) -> list[str]:

@@ -112,6 +112,13 @@ def test_repro_runs_the_chain_and_writes_all_that_is_promised(project):
     assert (project.folder / "models/README.md").exists()
 
 
+def test_a_finished_run_makes_a_report_with_all_of_its_sections(project):
+    project.run("bertrio", "report")
+    page = (project.folder / "report.html").read_text()
+    assert "is not there" not in page.replace("metrics/challenges.json is not there", "")
+    assert "float32" in page.split("By stage", 1)[1]
+
+
 def test_repro_again_only_checks(project):
     assert stages_run(project.run("dvc", "repro")) == ["check"]
 

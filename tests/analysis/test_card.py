@@ -47,7 +47,6 @@ def metrics(tmp_path):
     write_json(folder / "robustness.json", {"sst": {"model": "base", "typos": flips, "swapped_order": nothing}})
     paws = {"task": "qqp", "model": "base", "n": 677, "accuracy": 0.41, "intervals": {"accuracy": [0.37, 0.45]}}
     write_json(folder / "challenges.json", {EVIL: paws | {"dev": {"accuracy": 0.876}}})
-    write_json(folder / "timing.json", {"finetune-base": {"seconds": 48.1, "peak_memory_mb": 590.6}})
     return folder
 
 
@@ -118,7 +117,7 @@ def test_the_card_is_filled_in(default_params, metrics):
         assert expected in text, expected
     titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert titles[:4] == ["Use", "Data and licences", "Training", "Metrics"]
-    assert {"Slices", "Calibration", "Robustness", "Challenge files", "Limits", "Time", "How to load"} <= set(titles)
+    assert {"Slices", "Calibration", "Robustness", "Challenge files", "Limits", "How to load"} <= set(titles)
 
 
 def test_limits_name_the_weakest_slices_that_have_rows_enough(default_params, metrics):
@@ -136,10 +135,10 @@ def test_figures_of_one_member_are_not_passed_off_as_the_ensembles(root, default
     assert f"{said}qqp." in text.split("## Challenge files")[1].split("\n## ")[0]
 
 
-@pytest.mark.parametrize("name", ["slices", "calibration", "robustness", "challenges", "timing"])
+@pytest.mark.parametrize("name", ["slices", "calibration", "robustness", "challenges"])
 def test_what_was_not_measured_has_no_section(default_params, metrics, name):
     (metrics / f"{name}.json").unlink()
-    title = {"challenges": "Challenge files", "timing": "Time"}.get(name, name.capitalize())
+    title = {"challenges": "Challenge files"}.get(name, name.capitalize())
     assert f"\n## {title}\n" not in card_of(default_params, metrics)
 
 

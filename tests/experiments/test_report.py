@@ -110,7 +110,7 @@ def project(tmp_path, root):
     write_json(metrics / "robustness.json", {"sst": {"model": "base", "typos": flips, "swapped_order": nothing}})
     paws = {"task": "sst", "model": "base", "n": 677, "accuracy": 0.41, "intervals": {"accuracy": [0.37, 0.45]}}
     write_json(metrics / "challenges.json", {"paws": paws | {"dev": {"accuracy": 0.876}}})
-    write_json(metrics / "timing.json", {"split": {"seconds": 6.7, "peak_memory_mb": 309.9}})
+    write_json(metrics / "timing.json", {"split": {"seconds": 6.7, "peak_memory_mb": 309.9, "device": EVIL}})
     analysis = tmp_path / "predictions" / "analysis"
     write_json(analysis / "errors.json", {"sst": [worst_row(EVIL), worst_row("fine") | {"change": None}]})
     write_text(

@@ -30,7 +30,6 @@ ORIGINS = {  # the course's files, as their handout names them; licences are for
     "sts": "STS benchmark (Cer et al. 2017)",
     "cfimdb": "CFIMDB, film reviews",
 }
-COSTS = ("seconds", "peak_memory_mb")
 WORST = 3  # slices of each task that the limits name
 FEWEST = 30  # rows of a slice that is named there
 
@@ -43,8 +42,8 @@ def write_card(
     Args:
         params: the base params.
         tasks: all tasks, by name.
-        metrics: a folder with data.json and evaluation.json, and what there is of calibration, slices, robustness,
-            challenges and timing.json.
+        metrics: a folder with data.json and evaluation.json, and what there is of calibration, slices, robustness
+            and challenges.json. What the run cost is no part of the card, so that the same run has the same one.
         path: the Markdown file.
 
     Raises:
@@ -63,7 +62,6 @@ def write_card(
         _robustness(params, found),
         _challenges(params, found),
         _limits(params, tasks, found),
-        _time(found),
         LOADING,
     ]
     write_text(path, "\n\n".join(part for part in parts if part) + "\n")
@@ -75,12 +73,12 @@ class _Found:
     def __init__(self, files: Mapping[str, Any]) -> None:
         self.data, self.evaluation = files["data"], files["evaluation"]
         self.calibration, self.slices = files["calibration"], files["slices"]
-        self.robustness, self.challenges, self.timing = files["robustness"], files["challenges"], files["timing"]
+        self.robustness, self.challenges = files["robustness"], files["challenges"]
 
     @classmethod
     def read(cls, folder: Path) -> _Found:
         needed = ("data", "evaluation")
-        others = ("calibration", "slices", "robustness", "challenges", "timing")
+        others = ("calibration", "slices", "robustness", "challenges")
         files = {name: _read(folder / f"{name}.json") for name in needed}
         for name in others:
             path = folder / f"{name}.json"
@@ -397,16 +395,6 @@ def _weakest(name: str, metric: str, families: Mapping[str, Mapping[str, Any]]) 
     worst = [told for _, told in sorted(lines, reverse=highest)[:WORST]]
     end = "highest" if highest else "lowest"
     return f"{escaped(name)} has its {end} {metric} in {'; '.join(worst)}." if worst else ""
-
-
-def _time(found: _Found) -> str:
-    if not found.timing:
-        return ""
-    rows = [
-        [escaped(stage), *[f"{of[key]:,.1f}" if key in of else "-" for key in COSTS]]
-        for stage, of in found.timing.items()
-    ]
-    return _lines("## Time", _table(["stage", "seconds", "peak memory, MB"], rows))
 
 
 USE = """## Use

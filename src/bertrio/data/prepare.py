@@ -133,4 +133,4 @@ def _show(facts: dict[str, dict[str, dict[str, Any]]]) -> None:
         for split, own in by_split.items()
     ]  # fmt: skip
     header = ["split", "rows", "median tokens", "most tokens", "pairs also in train", "share a sentence"]
-    show_table("rows", header, rows)
+    show_table("rows by split", header, rows)

@@ -51,11 +51,16 @@ def said(value: float | None, task: Task) -> str:
     return task.target.name_of(value) if task.target.discrete else f"{value:.2f}"
 
 
-def records(title: str, first: str, found: Mapping[str, Mapping[str, float | None]]) -> Table:
-    """A table of dicts of numbers: a row each, a column a key."""
+def records(title: str, first: str, found: Mapping[str, Mapping[str, float | str | None]]) -> Table:
+    """A table of dicts of numbers and words: a row each, a column a key."""
     keys = list(dict.fromkeys(key for of in found.values() for key in of))
     columns = [Column(first, "word"), *[Column(key.replace("_", " ")) for key in keys]]
-    return Table(title, columns, [[Cell(name), *[number(of.get(key)) for key in keys]] for name, of in found.items()])
+    rows = [[Cell(name), *[_told(of.get(key)) for key in keys]] for name, of in found.items()]
+    return Table(title, columns, rows)
+
+
+def _told(value: float | str | None) -> Cell:
+    return Cell(value) if isinstance(value, str) else number(value)
 
 
 def leaves(value: Any, name: str = "") -> dict[str, str]:

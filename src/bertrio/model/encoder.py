@@ -84,6 +84,9 @@ class Encoder(nn.Module):
 
     def save(self, folder: str | Path) -> None:
         """Writes config.json and model.safetensors, which `AutoModel.from_pretrained` loads; adapters are merged in."""
+        from transformers import logging
+
+        logging.disable_progress_bar()  # writing takes less time than reading about it
         with merged_weights(self.transformer) as weights:
             self.transformer.save_pretrained(str(folder), state_dict=weights)
 

@@ -147,7 +147,10 @@ def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, 
 
 def told(log: EpochLog, dev: dict[str, Any]) -> str:
     """An epoch in a line: loss and first metric of each task."""
-    parts = [f"{task} loss {loss:.4f}" for task, loss in log.losses.items()]
+    parts = [  # a penalty of 1e-7 is not 0
+        f"{task} loss {loss:.1e}" if 0 < abs(loss) < 1e-3 else f"{task} loss {loss:.4f}"
+        for task, loss in log.losses.items()
+    ]
     for task, metrics in dev.items():
         if isinstance(metrics, dict):
             metric, value = next(iter(metrics.items()))

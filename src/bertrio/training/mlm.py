@@ -92,6 +92,9 @@ def pretrain_mlm(
 
 
 def _save(transformer: Any, folder: str) -> None:
+    from transformers import logging
+
+    logging.disable_progress_bar()
     with whole_folder(folder) as new:
         transformer.save_pretrained(str(new))
 

@@ -107,7 +107,6 @@ def test_the_card_is_filled_in(default_params, metrics):
         "0.150 [0.070, 0.290]",
         "0.410 [0.370, 0.450] | 0.876 |",
         "1.310",
-        "48.1",
         "7 of 1,000 rows of sst dev",
         "chosen on dev",
         "Not measured on test",
@@ -133,6 +132,13 @@ def test_figures_of_one_member_are_not_passed_off_as_the_ensembles(root, default
     text = card_of(params_with(root, ensemble={"members": {"base": {}, "second": {}}}), metrics)
     assert f"{said}sst." in text.split("## Robustness")[1].split("\n## ")[0]
     assert f"{said}qqp." in text.split("## Challenge files")[1].split("\n## ")[0]
+
+
+def test_more_rows_of_the_users_own_are_named_and_no_licence_is_made_up_for_them(default_params, metrics):
+    found = read_json(metrics / "data.json")
+    write_json(metrics / "data.json", found | {"more": {"sst": "reviews.tsv"}})
+    (row,) = [line for line in card_of(default_params, metrics).splitlines() if "reviews.tsv" in line]
+    assert "a file of the user's own | unknown" in row
 
 
 @pytest.mark.parametrize("name", ["slices", "calibration", "robustness", "challenges"])

@@ -57,7 +57,7 @@ def test_a_file_with_more_rows_is_looked_at_where_the_source_is(check, course):
         check(data={"path": str(course), "more": {"qqp": {"train": "gone.csv"}}})
 
 
-def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path):
+def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, monkeypatch):
     for name in ("members/base/heads.safetensors", "ensemble/ensemble.json", "splits.txt"):
         (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "models" / name).write_text("x")
@@ -72,6 +72,10 @@ def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path):
     assert set(found[""]) == {"members/base/heads.safetensors", "ensemble/ensemble.json"}
     own = teachers(ensemble={"members": {"student": {"distill": {**of, "weight": 1}}}})
     assert own == {"": {}, "ensemble.members.student.": found[""]}
+    monkeypatch.chdir(tmp_path)
+    for own in ("models", "models/members/base"):
+        with pytest.raises(UserError, match=r"distill\.teacher: found models.*, which every run writes anew; copy it"):
+            check(distill={"weight": 1, "teacher": own})
     with pytest.raises(UserError, match=r"distill\.teacher: there is no file or folder .*gone"):
         check(distill={"weight": 1, "teacher": str(tmp_path / "gone")})
 

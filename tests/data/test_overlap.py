@@ -48,6 +48,11 @@ def test_rows_that_stand_in_a_split_or_come_twice_are_left_out_with_the_gravest_
     }
 
 
+def test_case_and_white_space_make_no_new_row(splits):
+    _, left_out = join_train(splits, pairs("more", ("E", " f"), ("e e", "x"), ("E  E", "X ")), PAIR, grouped=False)
+    assert left_out["reason"].tolist() == ["also in dev", "given twice"]
+
+
 def test_where_splits_are_grouped_one_sentence_of_dev_or_test_is_enough_and_of_train_it_is_not(splits):
     more = pairs("more", ("e", "i"), ("h", "j"), ("c", "i"))
     joined, left_out = join_train(splits, more, PAIR, grouped=True)
@@ -58,6 +63,9 @@ def test_where_splits_are_grouped_one_sentence_of_dev_or_test_is_enough_and_of_t
 def test_ids_that_the_splits_use_as_well_are_changed(splits):
     joined, _ = join_train(splits, pairs("dev", ("i", "j"), ("k", "l")), PAIR, grouped=False)
     assert joined["train"]["id"].tolist()[2:] == ["more-dev-1", "more-dev-2"]
+    taken = {**splits, "test": splits["test"].assign(id="more-dev-1")}
+    joined, _ = join_train(taken, pairs("dev", ("i", "j")), PAIR, grouped=False)
+    assert joined["train"]["id"].tolist()[2:] == ["more-more-dev-1"]
 
 
 def test_single_sentences_are_compared_alone():

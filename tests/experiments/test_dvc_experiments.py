@@ -8,6 +8,7 @@ from bertrio.errors import UserError
 from bertrio.experiments.dvc_experiments import (
     differences,
     experiments,
+    is_override,
     overridden,
     with_absolute_folders,
     without_place,
@@ -27,6 +28,22 @@ def test_folders_become_absolute_where_they_exist(tmp_path):
     assert settings["data"]["path"] == "../models"
     for name in ("tiny", "bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2"):
         assert with_absolute_folders({"encoder": {"name": name}}, tmp_path)["encoder"]["name"] == name
+
+
+def test_teachers_and_files_with_more_rows_become_absolute_and_another_teacher_is_another_run(tmp_path):
+    (tmp_path / "t").mkdir()
+    (tmp_path / "m.tsv").write_text("")
+    settings = {
+        "data": {"path": None, "more": {"qqp": {"train": "m.tsv"}}},
+        "distill": {"teacher": "t"},
+        "ensemble": {"members": {"a": {"distill": {"teacher": "t"}}, "b": {}, "c": None}},
+    }
+    found = with_absolute_folders(settings, tmp_path)
+    assert found["data"]["more"]["qqp"]["train"] == str(tmp_path / "m.tsv")
+    assert found["distill"]["teacher"] == str(tmp_path / "t")
+    assert found["ensemble"]["members"]["a"]["distill"]["teacher"] == str(tmp_path / "t")
+    one, other = ({"distill": {"teacher": f"/runs/{name}/models"}} for name in "ab")
+    assert set(differences(one, other)) == {"distill.teacher"} and is_override("distill.teacher")
 
 
 def test_of_a_local_folder_only_the_last_name_counts(tmp_path, monkeypatch):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from bertrio.errors import UserError
@@ -127,6 +129,11 @@ def test_a_task_that_params_yaml_does_not_have_is_not_blamed_on_the_row(tmp_path
         resolve(recipes, recipes.row("one-plain"), base=base)
     assert "one.yaml: one-plain: params.yaml has no task sts, which this changes" in str(caught.value)
     assert "kind" not in str(caught.value)
+    own = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
+    own["data"] = {"train": "a.csv", "dev": "b.csv"}
+    recipes = load_recipes(write_recipes(tmp_path / "more", rows(plain={"set": {"tasks": {"polar": own}}})))
+    row = replace(recipes.row("one-plain"), settings={"tasks.polar.dropout": 0.3})
+    assert resolve(recipes, row, base=base)["tasks"]["polar"]["dropout"] == 0.3
 
 
 def test_a_row_from_the_literature_has_no_params(resolved):

@@ -31,12 +31,17 @@ def teacher(workspace):
 
 def asked(params):
     rows = load_split(params, "train", "data/splits", "models/tokenizer")
-    return rows, taught(params, {task: rows[task] for task in params.trains}, "data/splits", set_up(1, device="cpu"))
+    return rows, taught(
+        params,
+        {task: rows[task] for task in params.trains},
+        "data/splits",
+        set_up(1, device="cpu", precision="float32"),
+    )
 
 
 def test_what_is_taught_is_what_the_predictor_says_of_each_row(workspace, teacher):
     _, said = asked(workspace.params(distill={"weight": 1, "teacher": teacher}))
-    predictor = Predictor.load(teacher, device="cpu")
+    predictor = Predictor.load(teacher, device="cpu", precision="float32")
     assert {task: tuple(of.shape) for task, of in said.items()} == {"sst": (60, 5), "qqp": (60, 2), "sts": (60, 1)}
     for task in TASKS:
         frame = read_table(f"data/splits/{task}/train.parquet")
@@ -50,7 +55,7 @@ def test_rows_that_are_held_out_leave_the_others_with_what_is_said_of_them(works
     params = workspace.params(distill={"weight": 1, "teacher": teacher, "tasks": ["sst"]})
     rows, said = asked(params)
     kept, _ = hold_out(rows, 0.5, 1)
-    fewer = taught(params, kept, "data/splits", set_up(1, device="cpu"))
+    fewer = taught(params, kept, "data/splits", set_up(1, device="cpu", precision="float32"))
     assert set(fewer) == {"sst"}
     places = pd.Index(rows["sst"].ids).get_indexer(kept["sst"].ids)
     torch.testing.assert_close(fewer["sst"], said["sst"][places])

@@ -194,6 +194,8 @@ def _data(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
     for name, source in zip(tasks, sources):
         counts = [found.data["tasks"].get(name, {}).get(split, {}).get("rows") for split in ("train", "dev", "test")]
         told, licence = _origin(source, name, origin)
+        if more := found.data.get("more", {}).get(name):
+            told, licence = f"{told}; for train also {escaped(more)}, a file of the user's own", UNKNOWN
         rows.append([escaped(name), told, licence, *[UNKNOWN if count is None else f"{count:,}" for count in counts]])
     corpora = found.data.get("corpora", {})
     unlabelled = [

@@ -32,8 +32,8 @@ def download(
 
     Args:
         params: all params; `data`, `tasks`, `mlm.enabled` and `mlm.rows` are read.
-        raw: gets <task>/<split>.parquet, and facts.json with the source, its facts, counts of rejects, corpora, and
-            the SHA-256 of files that were fetched from a network.
+        raw: gets <task>/<split>.parquet, and facts.json with the source, its facts, counts of rejects, files with more
+            rows, corpora, and the SHA-256 of files that were fetched from a network.
         rejects: gets <task>.csv, with no more than the header if there are none.
         corpora: gets <name>.parquet if `mlm.enabled`, and rows.json with how many rows there are of each, so that
             the folder is never empty, of which DVC would warn.
@@ -56,6 +56,8 @@ def download(
                 write_table(table, new_raw / task / f"{split}.parquet")
         facts: dict[str, Any] = {"source": params.data.source, "origin": data.facts}
         facts["rejects"] = count_rejects(data.rejects, list(tasks))
+        if params.data.more:
+            facts["more"] = {name: Path(block.train).name for name, block in params.data.more.items()}
         if data.downloads:
             facts["downloads"] = data.downloads
         if params.mlm.enabled:

@@ -161,7 +161,12 @@ def _teachers_digest(params: Params) -> dict[str, dict[str, str]]:
 def _teacher_digest(at: str, params: Params) -> dict[str, str]:
     if not params.distill.weight:
         return {}
-    folder = _folder(f"{at}distill.teacher", params.distill.teacher)
+    param = f"{at}distill.teacher"
+    folder, own = _folder(param, params.distill.teacher), Path("models").resolve()
+    if own in (folder.resolve(), *folder.resolve().parents):
+        raise UserError(
+            f"{param}: found {params.distill.teacher}, which every run writes anew; copy it out of the repository first"
+        )
     parts = [folder / part for part in ("ensemble", "members") if (folder / part).is_dir()] or [folder]
     return _digests(folder, sorted(file for part in parts for file in part.rglob("*") if file.is_file()))
 

@@ -15,15 +15,21 @@ from bertrio.data.table import SPLITS
 class Overlap(NamedTuple):
     """Numbers for the texts of N rows; equal texts, and equal pairs, have equal numbers."""
 
-    sentences: NDArray  # [N, 1 or 2], texts compared stripped and case-sensitively
+    sentences: NDArray  # [N, 1 or 2]
     rows: NDArray  # [N], of all texts of a row, in either order
     table: NDArray  # [N], names of the tables that the rows are from
 
 
-def overlap_of(tables: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> Overlap:
-    """Numbers the texts of all rows of `tables`, in their order; `columns` are those of the texts, one or two."""
-    texts = pd.concat([table[column] for column in columns for table in tables.values()], ignore_index=True)
-    codes, sentences = pd.factorize(texts.str.strip())
+def overlap_of(tables: Mapping[str, pd.DataFrame], columns: Sequence[str], loosely: bool = False) -> Overlap:
+    """Numbers the texts of all rows of some tables.
+
+    Args:
+        tables: by name, in the order of the numbers.
+        columns: those of the texts, one or two.
+        loosely: whether letters of either case, and any white space, are the same.
+    """
+    texts = pd.concat([table[column] for column in columns for table in tables.values()], ignore_index=True).str.strip()
+    codes, sentences = pd.factorize(texts.str.split().str.join(" ").str.casefold() if loosely else texts)
     codes = codes.reshape(len(columns), -1).T
     rows = codes.min(axis=1) * np.int64(len(sentences)) + codes.max(axis=1)
     return Overlap(codes, rows, np.repeat(list(tables), [len(table) for table in tables.values()]))
@@ -34,9 +40,12 @@ def join_train(
 ) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
     """Puts more rows behind those of train, but none that stands in a split already: dev and test stay unseen.
 
+    Texts that differ in case or white space alone are the same here, as they are to most tokenizers.
+
     Args:
         splits: tables of train, dev and test.
-        more: rows in the same layout. Where they use an id of the splits, all of their ids become `more-<id>`.
+        more: rows in the same layout. Where they use an id of the splits, all of their ids become `more-<id>`, until
+            they do not.
         columns: those of the texts.
         grouped: whether a single sentence that stands in dev or test is enough to leave a row out.
 
@@ -45,7 +54,7 @@ def join_train(
         `also in train`, `shares a sentence with dev`, `given twice` and the like; the gravest counts.
     """
     tables = {**{split: splits[split] for split in SPLITS}, "more": more}
-    found = overlap_of(tables, columns)
+    found = overlap_of(tables, columns, loosely=True)
     own = found.table == "more"
     reason = np.full(len(more), "", dtype=object)
     reason[pd.Series(found.rows[own]).duplicated().to_numpy()] = "given twice"
@@ -55,7 +64,8 @@ def join_train(
             shared = np.isin(found.sentences[own], found.sentences[there]).any(axis=1)
             reason[shared] = f"shares a sentence with {split}"
         reason[np.isin(found.rows[own], found.rows[there])] = f"also in {split}"
-    if more["id"].isin(pd.concat([table["id"] for table in splits.values()])).any():
+    taken = pd.concat([table["id"] for table in splits.values()])
+    while more["id"].isin(taken).any():
         more = more.assign(id="more-" + more["id"])
     kept = more[reason == ""]
     train = pd.concat([splits["train"], kept], ignore_index=True)

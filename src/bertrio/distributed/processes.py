@@ -128,8 +128,8 @@ class Processes:
             dist.broadcast(message, 0, group=self.host)
         return message.numpy().tobytes()
 
-    def check_equal(self, tensors: Iterable[Tensor]) -> None:
-        """Checks that all processes hold the same bits.
+    def check_equal(self, tensors: Iterable[Tensor], what: str = "weights") -> None:
+        """Checks that all processes hold the same bits; `what` they are is for the message.
 
         Raises:
             UserError: in all of them, if not.
@@ -141,7 +141,7 @@ class Processes:
             check = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), check)
         if (self.most(check), self.most(-check)) != (check, -check):
             raise UserError(
-                "the processes of this run hold different weights. All machines need the same code, params.yaml, data/ "
+                f"the processes of this run hold different {what}. All machines need the same code, params.yaml, data/ "
                 "and models/ (dvc pull brings them), and CPUs or GPUs of one kind"
             )
 

@@ -23,7 +23,7 @@ from bertrio.params.loading import read_yaml
 
 PARAMS = "params.yaml"
 # Params that may name a folder of this machine
-FOLDERS = ("data.path", "data.corpora_path", "encoder.name", "distill.teacher")
+FOLDERS = ("data.path", "data.corpora_path", "encoder.name")
 OF_MACHINE = re.compile(r"runtime\.(device|threads)|checkpoints\..*")  # params that say how a run is made, not which
 FIELDS = ("data.source", "encoder.name")  # params that a measured file has fields for
 LOOK_EVERY = 1.0  # seconds between two calls of who watches a run
@@ -71,7 +71,7 @@ def run_experiment(
 
     It is run by `dvc exp run --temp`, in a temporary copy of the repository, so that the workspace stays as it is; the
     copy has what git tracks, changes that are not committed included. There a relative path to a folder beside the
-    repository would lead nowhere, so params that name a folder (`FOLDERS`) are made absolute. A run that was stopped
+    repository would lead nowhere, so such paths are made absolute. A run that was stopped
     leaves no experiment, and is simply run again.
 
     Args:
@@ -111,15 +111,27 @@ def queued(root: str | Path = ".") -> set[str]:
 
 
 def with_absolute_folders(settings: Mapping[str, Any], root: str | Path) -> Block:
-    """A copy of raw params in which those of `FOLDERS` are absolute, where they name a folder as seen from `root`; the
-    name of an encoder that is none is an id, and stays as it is."""
+    """A copy of raw params in which what lies outside is named by an absolute path, where it is there as seen from
+    `root`: `FOLDERS`, teachers, files of `data.more`. The name of an encoder that is no folder is an id, and stays."""
     result = copy.deepcopy(dict(settings))
+    for block, key in _named_outside(result):
+        value = block.get(key)
+        if isinstance(value, str) and value != "tiny" and (Path(root) / Path(value).expanduser()).exists():
+            block[key] = os.path.abspath(Path(root) / Path(value).expanduser())
+    return result
+
+
+def _named_outside(settings: Block) -> Iterator[tuple[Block, str]]:
+    """The blocks of raw params and their keys that may name what lies outside of the repository."""
+    data, members = settings.get("data", {}), settings.get("ensemble", {}).get("members", {})
     for param in FOLDERS:
         group, _, key = param.partition(".")
-        value = result.get(group, {}).get(key)
-        if isinstance(value, str) and value != "tiny" and (Path(root) / Path(value).expanduser()).is_dir():
-            result[group][key] = os.path.abspath(Path(root) / Path(value).expanduser())
-    return result
+        yield settings.get(group, {}), key
+    for view in (settings, *members.values()):
+        yield (view or {}).get("distill", {}), "teacher"
+    if data.get("path") is None:  # else their paths start there
+        for block in (data.get("more") or {}).values():
+            yield block, "train"
 
 
 def without_place(param: str, value: Any) -> Any:

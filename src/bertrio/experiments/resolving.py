@@ -93,7 +93,11 @@ def _set_seed(raw: Block, seed: int) -> None:
 def _check_tasks(base: Block, row: Row, where: str) -> None:
     """Raises a UserError if the row changes tasks that are not there. One with a `kind` it brings in itself."""
     changed = dict(row.overrides.get("tasks") or {})
-    changed |= {name.split(".")[1]: {} for name in row.settings if name.startswith("tasks.")}
+    for name, value in row.settings.items():
+        if name.startswith("tasks."):
+            task, _, rest = name.removeprefix("tasks.").partition(".")
+            block = {rest: value} if rest else value
+            changed[task] = {**(changed.get(task) or {}), **(block if isinstance(block, dict) else {})}
     known = {"*", *(base.get("tasks") or {})}
     absent = [name for name, block in changed.items() if name not in known and "kind" not in (block or {})]
     if absent:

@@ -73,7 +73,7 @@ def finetune(
     """
     runtime = fine_enough(params, runtime)
     stage, reads = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
-    reads += [params.distill.teacher] if params.distill.weight else []
+    reads += [str(Path(params.distill.teacher).expanduser())] if params.distill.weight else []
     main, opened = runtime.processes.main, open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime)
     with runtime.processes.one_speaks(), opened as checkpoints:
         train, scored, test = load_rows(params, inputs)

@@ -27,7 +27,7 @@ def taught(params: Params, train: Split, splits: str | Path, runtime: Runtime) -
         params: as the member sees them.
         train: rows of the tasks that train.
         splits: the folder that they were read from, for their texts.
-        runtime: whose device the teacher takes as well.
+        runtime: whose device and precision the teacher takes as well.
 
     Returns:
         By task, in the order of the rows: probabilities [N, C] of classes (binary: no, yes), or scores [N, 1], float32
@@ -39,7 +39,12 @@ def taught(params: Params, train: Split, splits: str | Path, runtime: Runtime) -
     options = params.distill
     if not options.weight:
         return {}
-    teacher = Predictor.load(Path(options.teacher).expanduser(), device=str(runtime.device))
+    teacher = Predictor.load(
+        Path(options.teacher).expanduser(),
+        str(runtime.device),
+        "float32" if runtime.compute == torch.float32 else "bf16",
+        params.finetune.eval_batch_size,
+    )
     said = {}
     for name in options.tasks or train:
         rows = train[name]
@@ -47,6 +52,8 @@ def taught(params: Params, train: Split, splits: str | Path, runtime: Runtime) -
         say(f"{name}: the teacher answers {len(rows)} rows of train")
         texts = read_table(Path(splits) / name / "train.parquet").set_index("id").loc[rows.ids].reset_index()
         said[name] = _as_tensor(teacher.answer(name, texts))
+    # Each process has asked the teacher that its own machine has
+    runtime.processes.check_equal(said.values(), "answers of distill.teacher")
     return said
 
 

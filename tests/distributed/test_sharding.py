@@ -23,8 +23,7 @@ from bertrio.params import merged
 from bertrio.training.build import layers_to_split
 from tests.distributed_run import train
 from tests.sharded_run import CARRIED, carry_on, write_half
-from tests.training.conftest import Workspace
-from tests.training.test_distributed import FREE, ROOT, SETTINGS, STILL, Project, environment
+from tests.training.test_distributed import FREE, ROOT, SETTINGS, Project, environment, write_settings
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 CHOSEN = ("plain", "pcgrad, smart, sparse", CARRIED, "round robin, smart on the upper layer")
@@ -36,12 +35,7 @@ def trained(tmp_path_factory):
     """The folder where one process, and two that split the weights, have trained each of the settings."""
     folder, before = tmp_path_factory.mktemp("trained"), Path.cwd()
     os.chdir(folder)
-    workspace = Workspace(folder, ROOT / "params.yaml")
-    for name in ("settings", "weights"):
-        (folder / name).mkdir()
-    for name in CHOSEN:
-        workspace.params(**merged(merged(STILL, SETTINGS[name]), SHORT))
-        (folder / "params.yaml").rename(folder / "settings" / f"{name}.yaml")
+    write_settings(folder, {name: merged(SETTINGS[name], SHORT) for name in CHOSEN})
     write_half(ALONE)
     two = subprocess.Popen([sys.executable, ROOT / "tests/sharded_run.py", folder], env=environment(**FSDP))
     for settings in sorted((folder / "settings").glob("*.yaml")):

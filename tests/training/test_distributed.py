@@ -75,18 +75,23 @@ def trained(tmp_path_factory):
     """The folder where one process, and two, have trained each of the settings."""
     folder, before = tmp_path_factory.mktemp("trained"), Path.cwd()
     os.chdir(folder)
-    workspace = Workspace(folder, ROOT / "params.yaml")
-    for name in ("settings", "weights"):
-        (folder / name).mkdir()
-    for name, setting in SETTINGS.items():
-        workspace.params(**merged(STILL, setting))
-        (folder / "params.yaml").rename(folder / "settings" / f"{name}.yaml")
+    write_settings(folder, SETTINGS)
     two = subprocess.Popen([sys.executable, ROOT / "tests/distributed_run.py", "2", folder], env=environment())
     for settings in sorted((folder / "settings").glob("*.yaml")):
         train(settings, ALONE)
     os.chdir(before)
     assert two.wait(timeout=240) == 0
     return folder
+
+
+def write_settings(folder: Path, settings: dict[str, dict]) -> None:
+    """A small project in `folder`, where we are, with a params file of each setting, and a place for weights."""
+    workspace = Workspace(folder, ROOT / "params.yaml")
+    for name in ("settings", "weights"):
+        (folder / name).mkdir()
+    for name, setting in settings.items():
+        workspace.params(**merged(STILL, setting))
+        (folder / "params.yaml").rename(folder / "settings" / f"{name}.yaml")
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -43,6 +43,16 @@ class Runtime:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute)
 
+    def casting_once(self) -> Any:
+        """A context in which weights do not change, and each is cast once for all passes.
+
+        Autocast keeps the weights that it cast until its outermost context ends. This one casts nothing by itself.
+        Where processes split the weights, casts that are kept would be whole weights.
+        """
+        if self.compute == torch.float32 or self.processes.sharding is not None:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute, enabled=False)
+
     def random_state(self) -> torch.Tensor:
         """The state of the generator that dropout on this device draws from."""
         return _generator_of(self.device).get_rng_state(*_place(self.device))

@@ -1,13 +1,15 @@
+from contextlib import nullcontext
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertrio.errors import UserError
 from bertrio.model.multitask import build_model
 from bertrio.params import merged
-from bertrio.runtime import set_up
+from bertrio.runtime import Runtime, set_up
 from bertrio.training.build import build_trainer
 from bertrio.training.data import build_losses, load_split
 from bertrio.training.loop import infer
@@ -539,3 +541,37 @@ def test_bf16_and_float32_agree_within_bounds(workspace):
         assert other == pytest.approx(one, rel=0.02)
     for task, one in outputs[0].items():
         assert np.abs(outputs[1][task] - one).max() < 0.05 * max(1.0, np.ptp(one)), task
+
+
+@pytest.mark.parametrize("technique", [{}, {"r_drop": {"alpha": 1}}, {"encoder": {"checkpointing": True}}])
+def test_a_step_casts_each_weight_once_and_nothing_else_changes(workspace, monkeypatch, technique):
+    """Passes that go backward one by one give the same bytes; gradients of those that go together are added in bf16."""
+    weights, losses, casts = [], [], []
+    for kept in (True, False):
+        if not kept:
+            monkeypatch.setattr(Runtime, "casting_once", lambda self: nullcontext())
+        params, model, train = setting(workspace, **technique, runtime={"precision": "bf16"})
+        trainer = trainer_of(params, model, train, lr=1e-3, max_steps=3, one_pass=False)
+        with Casts(model.encoder.transformer.encoder.layer[0].intermediate.dense.weight.shape) as counted:
+            losses += [log.losses for log in trainer.run("test")]
+        casts.append(counted.count)
+        weights.append([of.clone() for of in model.parameters()])
+    assert casts[0] == 3 * params.encoder.tiny.layers and casts[1] >= 3 * casts[0]  # three steps of three passes
+    if "r_drop" in technique:
+        assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    else:
+        assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+class Casts(TorchDispatchMode):
+    """Counts casts from float32 to bf16 of tensors of one shape."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.count = shape, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and args[0].shape == self.shape:
+            self.count += args[0].dtype == torch.float32 and result.dtype == torch.bfloat16
+        return result

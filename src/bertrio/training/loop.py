@@ -234,13 +234,14 @@ class Trainer:
         self.objective.begin(tasks)
         self.model.runtime.begin_step(step)
         together = self.one_pass and self._gradients is None
-        for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
-            batches = [next(self.streams[task]).to(self.model.runtime.device) for task in group]
-            rows.update({batch.task: batch.rows for batch in batches})
-            self._backward(batches, step, told)
-            if self._gradients is not None:
-                self.weights.add_up(self._gradients.parameters)
-                self._gradients.take(*group)
+        with self.model.runtime.casting_once():
+            for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
+                batches = [next(self.streams[task]).to(self.model.runtime.device) for task in group]
+                rows.update({batch.task: batch.rows for batch in batches})
+                self._backward(batches, step, told)
+                if self._gradients is not None:
+                    self.weights.add_up(self._gradients.parameters)
+                    self._gradients.take(*group)
         self.weights.add_up(self._others)
         told = self._processes.sums(told)
         if self._gradients is not None:

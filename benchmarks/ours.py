@@ -1,12 +1,15 @@
-"""One case of ours: training steps (`train`), predictions for the dev rows of one task (`infer`), or whole epochs on
-one task and the score on its dev rows (`score`).
+"""One case of ours: training steps (`train`), predictions for the dev rows of one task (`infer`), whole epochs on one
+task and the score on its dev rows (`score`), or a run from the first stage that trains on, scored every epoch
+(`curve`).
 
-It is started by training.py and inference.py, with PYTHONPATH at benchmarks/ and src/, as the peers are.
+It is started by training.py, inference.py, scores.py and minutes.py, with PYTHONPATH at benchmarks/ and src/, as the
+peers are.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -58,6 +61,45 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
         "seconds": trainer.seconds,
         "rows": trainer.rows_seen,
         "score": dev_score(dev.task, dev.label_values, outputs),
+        "peak_memory_mb": peak_memory_mb(),
+        "runtime": runtime.describe(),
+    }
+
+
+def curve(args: argparse.Namespace) -> dict[str, Any]:
+    """Trains as the stages do, from MLM on, the first member alone; its dev overall_normalized after every epoch, and
+    the seconds of training until then."""
+    from bertrio.model.multitask import build_model, load_heads
+    from bertrio.params.loading import load_params, member_params
+    from bertrio.runtime import set_up
+    from bertrio.training.build import build_trainer, fine_enough
+    from bertrio.training.data import load_split
+    from bertrio.training.finetune import score as scores_of
+    from bertrio.training.mlm import pretrain_mlm
+    from bertrio.training.prefinetune import prefinetune
+
+    os.chdir(args.work)
+    os.environ["BERTRIO_CHECKPOINTS"] = str(args.work / "checkpoints")  # nobody else's, so that nothing goes on
+    params = load_params()
+    params = member_params(params, next(iter(params.ensemble.members)))
+    params = params.model_copy(update={"runtime": params.runtime.model_copy(update={"seed": args.seed})})
+    runtime = fine_enough(params, set_up(**params.runtime.model_dump(), width=params.encoder.width))
+    train, dev = [load_split(params, split, "data/splits", "models/tokenizer") for split in ("train", "dev")]
+    began = time.perf_counter()
+    pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", "models/encoder")
+    prefinetune(params, "models/encoder", "data/splits", "models/tokenizer", "models/prefinetuned")
+    before = time.perf_counter() - began
+    set_up(**params.runtime.model_dump(), width=params.encoder.width)
+    model = build_model(params, "models/prefinetuned/encoder", runtime)
+    load_heads(model, "models/prefinetuned")
+    trainer, scored = build_trainer(params, model, {task: train[task] for task in params.trains})
+    points = []
+    for _ in trainer.run("benchmark"):
+        points.append((before + trainer.seconds, scores_of(scored, dev, "dev", params)["overall_normalized"]))
+    return {
+        "seconds": before + trainer.seconds,
+        "rows": trainer.rows_seen,
+        "points": points,
         "peak_memory_mb": peak_memory_mb(),
         "runtime": runtime.describe(),
     }
@@ -115,7 +157,7 @@ def infer(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-COMMANDS = {"train": train, "infer": infer, "score": score}
+COMMANDS = {"train": train, "infer": infer, "score": score, "curve": curve}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -110,6 +110,20 @@ def test_scores_trains_ours_and_the_peer_for_whole_epochs_and_scores_both(root, 
     assert "| sts |" in text
 
 
+def test_minutes_follows_a_recipe_and_the_peer_epoch_by_epoch(root, tmp_path):
+    pytest.importorskip("accelerate")
+    small = ["data.sample.train_rows=48", "data.sample.dev_rows=24", "data.sample.test_rows=8", "finetune.epochs=2"]
+    settings = [of for setting in small for of in ("-S", setting)]
+    told, text = run_script(root, tmp_path, "minutes", "--epochs", "2", *settings)
+    ours, *peers = [case["runs"][0] for case in told["cases"]]
+    assert [len(run["points"]) for run in (ours, *peers)] == [2, 2, 2, 2]
+    assert all(
+        0 < first[0] < second[0] <= run["seconds"] for run in (ours, *peers) for first, second in [run["points"]]
+    )
+    assert "| plain-joint |" in text and "| Trainer |" in text
+    assert (tmp_path / "minutes.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_prediction_answers_rows_and_searches(root, tmp_path):
     pytest.importorskip("faiss")
     sizes, searches = ["--sentences", "50", "--width", "8"], ["mine, 50 x 8", "mine approximately, 50 x 8"]

@@ -1,7 +1,7 @@
 """A peer: `transformers.Trainer` on one task, with dynamic padding and the same precision as ours.
 
 The rows are tokenised before the clock starts, and every batch is full. With `--epochs` it trains for so long with the
-optimizer's settings of params.yaml, and is scored on the dev rows as ours is.
+optimizer's settings of params.yaml, and is scored on the dev rows as ours is; with `--curve` after every epoch.
 """
 
 from __future__ import annotations
@@ -54,11 +54,23 @@ def train(args: Any) -> dict[str, Any]:
     rows = dataset_of(args, task, params.encoder.max_length, tokenizer)
     planned = args.epochs * -(-len(rows) // batch)
     clock = Clock(args.warmup, args.steps, runtime.device, lambda: done[0] * batch)
+    dev = dataset_of(args, task, params.encoder.max_length, tokenizer, "dev") if args.epochs else []
+    points, scoring = [], [0.0]  # seconds of training and score after each epoch; seconds that scoring took
 
     class Told(TrainerCallback):
         def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
             done[0] = state.global_step
             clock(state.global_step)
+
+        def on_epoch_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+            if args.curve:
+                stopped = time.perf_counter()
+                points.append((stopped - began - scoring[0], score()))
+                scoring[0] += time.perf_counter() - stopped
+
+    def score() -> float:
+        found = trainer.predict(dev)
+        return dev_score(task, found.label_ids, found.predictions)
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
@@ -89,13 +101,13 @@ def train(args: Any) -> dict[str, Any]:
         trainer.train()
         if not args.epochs:
             return {**clock.measured(), "runtime": runtime.describe()}
-        seconds = time.perf_counter() - began
-        dev = dataset_of(args, task, params.encoder.max_length, tokenizer, "dev")
-        found = trainer.predict(dev)
+        seconds = time.perf_counter() - began - scoring[0]
+        last = points[-1][1] if points else score()
     return {
         "seconds": seconds,
         "rows": args.epochs * len(rows),
-        "score": dev_score(task, found.label_ids, found.predictions),
+        "score": last,
+        "points": points,
         "peak_memory_mb": peak_memory_mb(),
         "runtime": runtime.describe(),
     }
@@ -105,6 +117,7 @@ def main(argv: Sequence[str]) -> None:
     parser = case_parser(__doc__)
     parser.add_argument("--task", required=True)
     parser.add_argument("--epochs", type=int, default=0, help="train for so long and score; 0: time steps alone")
+    parser.add_argument("--curve", action="store_true", help="score after every epoch")
     args = parser.parse_args(argv)
     write_result(args, train(args))
 

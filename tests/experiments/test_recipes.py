@@ -95,6 +95,15 @@ def test_a_row_knows_where_it_stands_and_what_was_reported(tmp_path):
     assert recipes.paper("one").data == {"sst": {"train": 8544, "dev": 1101}}
 
 
+def test_rows_of_our_own_are_called_by_their_names_alone(tmp_path):
+    recipes = load(tmp_path, {"own": True})
+    assert names(recipes.expand(["one-table3"])) == ["smart", "lambda-0.5"]
+    assert (recipes.row("lambda-1").run_as, recipes.row("smart").on) == ("smart", "plain")
+    assert recipes.paper("one").sweeps["grid"].on == "smart"
+    with pytest.raises(UserError, match="one-smart: no such row"):
+        recipes.row("one-smart")
+
+
 def test_a_number_is_one_however_yaml_1_1_would_read_it(tmp_path):
     folder = tmp_path / "recipes"
     write_recipes(folder)

@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -39,6 +40,15 @@ def shown(tables, width):
     console = Console(width=width, record=True, file=io.StringIO())
     show_tables(tables, console)
     return console.export_text()
+
+
+def test_rows_of_our_own_have_no_columns_for_a_paper(recipes):
+    papers = {name: replace(paper, own=True) for name, paper in recipes.papers.items()}
+    own = replace(recipes, papers=papers)
+    text = markdown(paper_tables(own, measured(), "p"))
+    assert text.startswith("# p: A Paper\n\nMeasured: budget quick")
+    assert "reported" not in text.lower() and ": paper" not in text and "as printed" not in text
+    assert "| p-better | 1 | 0.750 [" in text
 
 
 def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(recipes):

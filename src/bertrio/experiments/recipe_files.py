@@ -62,9 +62,10 @@ class SweepFile(Group):
 
 
 class PaperFile(Group):
-    """One paper; its tables and sweeps are checked one by one."""
+    """One paper, or with `own` rows of the project's own; its tables and sweeps are checked one by one."""
 
     title: Text
+    own: bool = False
     overall: Literal["raw", "normalized"] | None
     data: Annotated[dict[str, dict[str, Annotated[Whole, Field(ge=0)]]], Field(default_factory=dict)]
     choices: Texts

@@ -35,7 +35,7 @@ class Row:
     """One row of a result table, or one point of a sweep.
 
     Args:
-        name: with the paper, such as smart-concat; the one form used everywhere.
+        name: with the paper, such as smart-concat; the one form used everywhere. Rows of our own have no paper in it.
         paper, table: where it stands; of a point of a sweep, `table` is the sweep's name.
         title: as the paper calls it.
         reported, reported_test: the paper's figures on dev and test; empty where it gives none.
@@ -88,7 +88,10 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper: `overall` is how it makes its overall score (raw, normalized or None), `data` its rows by split."""
+    """One paper: `overall` is how it makes its overall score (raw, normalized or None), `data` its rows by split.
+
+    With `own` it is none, but a set of rows of the project's own.
+    """
 
     name: str
     title: str
@@ -97,6 +100,7 @@ class Paper:
     choices: tuple[str, ...]
     tables: Mapping[str, Table]
     sweeps: Mapping[str, Sweep]
+    own: bool = False
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -234,7 +238,12 @@ class _PaperReader:
         }
         sweeps = {name: self._sweep(name, raw) for name, raw in self.given.sweeps.items()}
         given = self.given
-        return Paper(self.name, given.title, given.overall, given.data, tuple(given.choices), tables, sweeps)
+        choices = tuple(given.choices)
+        return Paper(self.name, given.title, given.overall, given.data, choices, tables, sweeps, given.own)
+
+    def _full(self, row: str) -> str:
+        """The name that a row of this file has everywhere else."""
+        return row if self.given.own else f"{self.name}-{row}"
 
     def _row(self, name: str, table: str) -> Row:
         given = self.rows[name]
@@ -245,9 +254,9 @@ class _PaperReader:
                 raise UserError(
                     f"{self.path}: {name}: same_as: {given.same_as} has no run of its own to be the same as"
                 )
-            same_as = f"{self.name}-{given.same_as}"
+            same_as = self._full(given.same_as)
         return Row(
-            f"{self.name}-{name}",
+            self._full(name),
             self.name,
             table,
             given.title or name,
@@ -257,7 +266,7 @@ class _PaperReader:
             choices=tuple(given.choices),
             literature=given.literature,
             same_as=same_as,
-            on=f"{self.name}-{given.on}" if given.on else None,
+            on=self._full(given.on) if given.on else None,
         )
 
     def _overrides(self, name: str, above: tuple[str, ...] = ()) -> Block:
@@ -286,7 +295,7 @@ class _PaperReader:
         points = [dict(zip(given.over, values)) for values in product(*given.over.values())]
         rows = tuple(self._point(name, given, point) for point in points)
         over = {param: tuple(values) for param, values in given.over.items()}
-        return Sweep(name, given.title, f"{self.name}-{given.on}", over, rows)
+        return Sweep(name, given.title, self._full(given.on), over, rows)
 
     def _point(self, sweep: str, given: SweepFile, point: Mapping[str, Any]) -> Row:
         """One combination of values, called after them: losses-grid-lr-3e-05-weight_decay-0.01."""
@@ -302,7 +311,7 @@ class _PaperReader:
             overrides=self._overrides(given.on),
             choices=tuple(given.choices),
             settings=point,
-            on=f"{self.name}-{given.on}",
+            on=self._full(given.on),
         )
 
 

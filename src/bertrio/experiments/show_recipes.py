@@ -133,7 +133,7 @@ def _describe(recipes: Recipes, row: Row, console: Console) -> None:
     own = recipes.row(row.run_as).choices if row.same_as else ()
     choices = tuple(dict.fromkeys((*paper.choices, *own, *row.choices)))
     if choices:
-        _line(console, "Left open by the paper, and chosen here:")
+        _line(console, "Chosen:" if paper.own else "Left open by the paper, and chosen here:")
     for choice in choices:
         _line(console, f"  - {choice}")
 

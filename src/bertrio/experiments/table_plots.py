@@ -41,7 +41,7 @@ def draw_tables(tables: PaperTables, folder: str | Path) -> dict[str, list[Path]
 
 
 def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
-    """Draws a pair of bars for each row, reported above measured, in a panel for each metric."""
+    """Draws two bars for each row, reported above measured, in a panel for each metric; one if the row is ours."""
     whole = CONVENTIONS[tables.paper.overall or "normalized"]
     panels = {**{task: f"{task} {metric}" for task, metric in FIRSTS.items()}, whole: whole.replace("_", " ")}
     with picture(path, (11, 0.42 * len(part.lines) + 1.7)) as figure:
@@ -52,11 +52,10 @@ def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
         names = [_short_name(line) for line in part.lines]
         row_of_axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
         setting = tables.runs.setting
-        under = (
-            f"grey: the paper, bert-base-uncased on its data; blue: budget {setting.budget}, {setting.source}, "
-            f"{setting.encoder}; {_whiskers(part.lines)}"
-        )
-        titled(figure, f"{tables.paper.name} {part.table.name}: reported beside measured", under)
+        peer = "" if tables.paper.own else "grey: the paper, bert-base-uncased on its data; blue: "
+        under = f"{peer}budget {setting.budget}, {setting.source}, {setting.encoder}; {_whiskers(part.lines)}"
+        what = "dev scores" if tables.paper.own else "reported beside measured"
+        titled(figure, f"{tables.paper.name} {part.table.name}: {what}", under)
 
 
 def _bars(axes: Axes, lines: Sequence[Line], metric: str) -> None:

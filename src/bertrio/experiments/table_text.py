@@ -32,7 +32,7 @@ def show_tables(tables: PaperTables, console: Console | None = None) -> None:
         if nothing := _nothing_measured(part, tables):
             console.print(Text(nothing), soft_wrap=True)  # its command is one line
             continue
-        for sheet in sheets(part, tables.paper.overall):
+        for sheet in sheets(part, tables.paper.overall, tables.paper.own):
             sheet.show(console)
         _say(notes(part, tables.paper.overall), console)
 
@@ -72,7 +72,7 @@ def markdown(tables: PaperTables, pictures: Mapping[str, Sequence[str]] | None =
     blocks = [f"# {_title(tables)}", *head(tables)]
     for part in tables.parts:
         blocks.append(f"## {_part_title(part)}")
-        blocks += [sheet.markdown().rstrip() for sheet in sheets(part, tables.paper.overall)]
+        blocks += [sheet.markdown().rstrip() for sheet in sheets(part, tables.paper.overall, tables.paper.own)]
         blocks += notes(part, tables.paper.overall)
         if pictures and part.split == "dev":
             blocks += [f"![{part.table.name}]({path})" for path in pictures.get(part.table.name, ())]
@@ -81,9 +81,10 @@ def markdown(tables: PaperTables, pictures: Mapping[str, Sequence[str]] | None =
 
 def head(tables: PaperTables) -> Iterator[str]:
     """What must be known to read any of the tables, a sentence or two a line."""
-    sizes = _sizes(tables.paper.data)
-    own = f"its own data ({sizes})" if sizes else "its own data"
-    yield f"Reported: by the paper, of bert-base-uncased on {own}, one run a row."
+    if not tables.paper.own:
+        sizes = _sizes(tables.paper.data)
+        own = f"its own data ({sizes})" if sizes else "its own data"
+        yield f"Reported: by the paper, of bert-base-uncased on {own}, one run a row."
     runs, setting = tables.runs, tables.runs.setting
     if not runs.all:
         asked = f" with {setting.flags}" if setting.flags else ""
@@ -102,15 +103,26 @@ def head(tables: PaperTables) -> Iterator[str]:
         yield f"Left out are runs with other overrides (-S), {runs.left_out} of them; name these with -S to see them."
 
 
-def sheets(part: Part, convention: str | None) -> list[Sheet]:
+def sheets(part: Part, convention: str | None, own: bool = False) -> list[Sheet]:
     """A part's scores, overall scores, and differences to one row.
 
     Args:
         part: the part.
         convention: how the paper makes its overall score, if it has one.
+        own: the rows are our own, and no paper reports them.
     """
-    made = [_scores(part), _overalls(part, convention)]
+    made = [_measured_scores(part)] if own else [_scores(part), _overalls(part, convention)]
     return [*made, _differences(part)] if part.split == "dev" else made
+
+
+def _measured_scores(part: Part) -> Sheet:
+    rows = [
+        [_name(line), str(len(line.runs)) if line.scores else _missing(line)]
+        + [_measured(line, metric) for metric in METRICS]
+        for line in part.lines
+    ]
+    title = "Accuracy of sst and qqp, Pearson's r of sts, and both overall scores"
+    return Sheet(["row", "seeds", *METRICS], rows, title, groups=[1, *[1] * len(METRICS)])
 
 
 def _scores(part: Part) -> Sheet:
@@ -227,7 +239,7 @@ def peak_memory(line: Line) -> float:
 
 
 def _title(tables: PaperTables) -> str:
-    return f"{tables.paper.name}: {tables.paper.title}, reported beside measured"
+    return f"{tables.paper.name}: {tables.paper.title}" + ("" if tables.paper.own else ", reported beside measured")
 
 
 def _part_title(part: Part) -> str:

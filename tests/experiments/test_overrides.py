@@ -71,6 +71,16 @@ def test_settings_are_numbers_words_lists_and_blocks():
     }
 
 
+def test_settings_may_be_spelled_as_for_dvc():
+    given = ["+data.more.qqp={train:../more.tsv,columns:{text_a:question1,label:y}}", "+a.b={c: 1, d:2, e: [{f:x}]}"]
+    assert parse_settings(given) == {
+        "data.more.qqp": {"train": "../more.tsv", "columns": {"text_a": "question1", "label": "y"}},
+        "a.b": {"c": 1, "d": 2, "e": [{"f": "x"}]},
+    }
+    with pytest.raises(UserError, match=r"a\.b is given twice"):
+        parse_settings(["a.b=1", "+a.b=2"])
+
+
 def test_a_hash_of_a_commit_stays_a_text():
     assert parse_settings(["encoder.revision=86e8312"]) == {"encoder.revision": "86e8312"}
 

@@ -102,22 +102,39 @@ def _put(block: Any, keys: Sequence[str], value: Any, name: str) -> None:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Settings of the command line, `finetune.lr=2e-05`, by dotted param; the values are YAML.
 
+    What `dvc exp run -S` is given may be given here too: a `+` before a param that is not in params.yaml, and blocks
+    without a space behind the colon, `{train:more.tsv}`.
+
     Raises:
         UserError: if a text is no such setting, or names a param a second time.
     """
     settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        name = name.strip()
+        name = name.strip().removeprefix("+")
         if not equals or not all(name.split(".")):
             raise UserError(f"-S {text}: expected a dotted param and a value, such as -S finetune.lr=2e-5")
         if name in settings:
             raise UserError(f"-S {text}: {name} is given twice")
         try:
-            settings[name] = with_numbers(yaml.safe_load(value))
+            settings[name] = with_numbers(_split_at_colons(yaml.safe_load(value)))
         except yaml.YAMLError as error:
             raise UserError(f"-S {text}: the value is not valid YAML: {' '.join(str(error).split())}") from error
     return settings
+
+
+def _split_at_colons(value: Any) -> Any:
+    """The value with `{a:b}`, which YAML takes for a key without a value, as the pair that it is to DVC."""
+    if isinstance(value, list):
+        return [_split_at_colons(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    pairs = {}
+    for key, item in value.items():
+        name, colon, rest = str(key).partition(":")
+        split = item is None and colon
+        pairs[name if split else key] = yaml.safe_load(rest) if split else _split_at_colons(item)
+    return pairs
 
 
 def changes(base: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

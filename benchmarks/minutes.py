@@ -4,34 +4,38 @@
         -S data.path=path/to/course-data -S encoder.name=path/to/encoder
 
 Each row trains as `bertrio recipes run` has it, with all that comes before fine-tuning on the clock, but one member
-alone; it is scored on dev after every epoch, off the clock. Trainer trains a model for each task on the data set's own
-rows, and its score after n epochs is that of the three models. Besides the table a picture is drawn, minutes.png.
+alone; it is scored on dev after every epoch, off the clock. A turn is a seed. Trainer trains a model for each task, by
+params.yaml as it is (batch size, rate, warm-up and decay), the budget and -S, on the data set's own rows, without
+data.more; its score after n epochs is that of the three models. Besides the table a picture is drawn, minutes.png.
 Trainer runs unless `--only` leaves it out (extra: peers).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 from common import ROOT, TASKS, Case, Runs, chosen, markdown, measure, parser_of, report
+
+from bertrio.files import write_text
 
 TRAINER = "Trainer"
 METRICS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}
 Points = list[tuple[float, float]]  # minutes and dev overall_normalized
 
 
-def cases(rows: Sequence[str], epochs: int, budget: str, work: Mapping[str, Path]) -> list[Case]:
+def cases(work: Mapping[str, Path], epochs: int, budget: str) -> list[Case]:
     """The rows, then Trainer on each task, in the order in which they run."""
     found = [
-        Case(row, ("ours.py", "curve", "--work", str(work[row])), f"the recipe {row}, budget {budget}") for row in rows
+        Case(row, ("ours.py", "curve", "--work", str(place)), f"the recipe {row}, budget {budget}")
+        for row, place in work.items()
+        if row != TRAINER
     ]
     for task in TASKS:
         peer = ("peers/hf_trainer.py", "--task", task, "--epochs", str(epochs), "--curve", "--work", str(work[TRAINER]))
@@ -40,40 +44,44 @@ def cases(rows: Sequence[str], epochs: int, budget: str, work: Mapping[str, Path
 
 
 @contextmanager
-def places(args: argparse.Namespace, base: Mapping[str, Any]) -> Iterator[dict[str, Path]]:
-    """For each row a folder with its params.yaml, and one for Trainer with what `common.prepared` makes."""
+def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
+    """For each row a folder with its data and its params for each turn, and one for Trainer, with an encoder."""
     import yaml
     from common import write_encoder
 
-    from bertrio.data.download import download
-    from bertrio.data.prepare import split_data
     from bertrio.experiments.overrides import parse_settings
-    from bertrio.experiments.recipes import load_recipes, resolve
+    from bertrio.experiments.recipes import Row, load_recipes, resolve
     from bertrio.model.tokenizer import load_tokenizer
-    from bertrio.params.loading import validate_params
+    from bertrio.params import read_yaml
 
-    recipes, settings = load_recipes(ROOT / "recipes"), parse_settings(args.S)
-    settings = {name: _absolute(value) for name, value in settings.items()} | {"runtime.threads": args.threads}
-    own_rows = {name: value for name, value in settings.items() if not name.startswith("data.more")}
-    made = {}
+    recipes, base = load_recipes(ROOT / "recipes"), read_yaml(ROOT / "params.yaml")
+    settings = parse_settings(args.S) | {"runtime.threads": args.threads}
     with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as folder:
-        for name in [*args.rows, TRAINER]:
-            row = recipes.row(args.rows[0] if name == TRAINER else name)
-            raw = resolve(recipes, row, args.budget, own_rows if name == TRAINER else settings, base=base)
-            made[name] = work = Path(folder) / name
-            work.mkdir()
-            (work / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-            params = validate_params(raw, name)
-            download(params, work / "data/raw", work / "data/rejects", work / "data/corpora")
-            split_data(params, work / "data/raw", work / "data/splits", work / "models/tokenizer", work / "data.json")
+        made = {name: Path(folder) / name for name in [*dict.fromkeys(args.rows), TRAINER]}
+        for name, work in made.items():
+            row = Row(TRAINER, "", "", "params.yaml as it is") if name == TRAINER else recipes.row(name)
+            for turn in range(1, args.repeats + 1):
+                raw = resolve(recipes, row, args.budget, settings, turn, base)
+                if name == TRAINER:
+                    raw["data"]["more"] = {}
+                write_text(work / f"params-{turn}.yaml", yaml.safe_dump(raw, sort_keys=False))
+            params = prepare(work)
             if name == TRAINER:
+                write_text(work / "params.yaml", (work / "params-1.yaml").read_text())
                 write_encoder(params, len(load_tokenizer(work / "models/tokenizer")), work / "models/encoder")
         yield made
 
 
-def _absolute(value: Any) -> Any:
-    """A folder that is there as seen from anywhere; anything else as it is."""
-    return str(Path(value).resolve()) if isinstance(value, str) and os.sep in value and Path(value).exists() else value
+def prepare(work: Path) -> Any:
+    """Runs the stages that come before training; the params that they had."""
+    from bertrio.data.download import download
+    from bertrio.data.prepare import split_data
+    from bertrio.params import load_params
+
+    params = load_params(work / "params-1.yaml")
+    download(params, work / "data/raw", work / "data/rejects", work / "data/corpora")
+    split_data(params, work / "data/raw", work / "data/splits", work / "models/tokenizer", work / "data.json")
+    return params
 
 
 def curves(runs: Runs) -> dict[str, list[Points]]:
@@ -97,23 +105,20 @@ def _together(curves_of_tasks: Sequence[Sequence[Sequence[float]]]) -> Points:
 
 
 def table(found: Mapping[str, list[Points]]) -> str:
-    """For each curve its end and its best, and when it first reached Trainer's end, means and medians over turns."""
-    goal = mean(turn[-1][1] for turn in found[TRAINER]) if TRAINER in found else None
+    """For each curve its end, its best, and when it first was where Trainer ended that turn: medians of turns."""
     lines = []
     for name, turns in found.items():
-        ends, bests = [turn[-1] for turn in turns], [max(score for _, score in turn) for turn in turns]
-        line = [
-            name,
-            f"{median(minutes for minutes, _ in ends):.1f}",
-            f"{mean(s for _, s in ends):.4f}",
-            f"{mean(bests):.4f}",
-        ]
-        if goal is not None:
-            reached = [next((minutes for minutes, score in turn if score >= goal), None) for turn in turns]
-            line.append("-" if None in reached else f"{median(reached):.1f}")
-        lines.append(line)
+        minutes, ends = zip(*[turn[-1] for turn in turns])
+        best = median(max(score for _, score in turn) for turn in turns)
+        lines.append([name, f"{median(minutes):.1f}", f"{median(ends):.4f}", f"{best:.4f}"])
+        if TRAINER in found:
+            goals = [turn[-1][1] for turn in found[TRAINER]]
+            reached = [next((at for at, score in of if score >= goal), None) for of, goal in zip(turns, goals)]
+            there = [at for at in reached if at is not None]
+            rest = f" ({len(there)} of {len(turns)} turns)" if len(there) < len(turns) else ""
+            lines[-1].append(f"{median(there):.1f}{rest}" if there else "never")
     header = ["", "minutes", "dev overall_normalized at the end", "at its best"]
-    return markdown(header if goal is None else [*header, f"minutes to {goal:.4f}, Trainer's end"], lines)
+    return markdown([*header, "minutes to Trainer's end"] if TRAINER in found else header, lines)
 
 
 def draw(found: Mapping[str, list[Points]], path: Path, under: str) -> None:
@@ -141,13 +146,12 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("-S", action="append", default=[], metavar="KEY=VALUE", help="a param, as in recipes run")
     args = parser.parse_args(argv)
     args.given = list(argv)
-    from bertrio.params import read_yaml
-
-    with places(args, read_yaml(ROOT / "params.yaml")) as work:
-        picked = chosen(cases(args.rows, args.epochs, args.budget, work), args.only)
-        found = curves(runs := measure(picked, args))
-    told = [f"{name.split('.')[-1]} {Path(str(value)).name}" for name, _, value in (of.partition("=") for of in args.S)]
-    draw(found, args.out / "minutes.png", ", ".join([f"budget {args.budget}", f"{args.threads} threads", *told])[:120])
+    with places(args) as work:
+        picked = chosen(cases(work, args.epochs, args.budget), args.only)
+        runs = measure(picked, args)
+    if not (found := curves(runs)):
+        sys.exit(f"--only: expected a row, or {TRAINER} on all of {', '.join(TASKS)}: there is no curve to draw")
+    draw(found, args.out / "minutes.png", f"budget {args.budget}, {args.threads} threads")
     report("minutes", args, picked, runs, [table(found)])
 
 

@@ -67,37 +67,45 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def curve(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains as the stages do, from MLM on, the first member alone; its dev overall_normalized after every epoch, and
-    the seconds of training until then."""
+    """Trains as the stages do, from MLM on, the first member alone, by the params of the folder for `--seed`; its dev
+    overall_normalized after every epoch, and the seconds until then.
+
+    On the clock is all that the stages before fine-tuning do, and of fine-tuning the steps. Every epoch runs, whatever
+    `finetune.patience` says.
+    """
     from bertrio.model.multitask import build_model, load_heads
-    from bertrio.params.loading import load_params, member_params
+    from bertrio.params import load_member, load_params
     from bertrio.runtime import set_up
     from bertrio.training.build import build_trainer, fine_enough
-    from bertrio.training.data import load_split
+    from bertrio.training.finetune import Inputs, load_rows
     from bertrio.training.finetune import score as scores_of
     from bertrio.training.mlm import pretrain_mlm
     from bertrio.training.prefinetune import prefinetune
+    from bertrio.training.teacher import taught
 
-    os.chdir(args.work)
-    os.environ["BERTRIO_CHECKPOINTS"] = str(args.work / "checkpoints")  # nobody else's, so that nothing goes on
-    params = load_params()
-    params = member_params(params, next(iter(params.ensemble.members)))
-    params = params.model_copy(update={"runtime": params.runtime.model_copy(update={"seed": args.seed})})
-    runtime = fine_enough(params, set_up(**params.runtime.model_dump(), width=params.encoder.width))
-    train, dev = [load_split(params, split, "data/splits", "models/tokenizer") for split in ("train", "dev")]
+    os.environ["BERTRIO_CHECKPOINTS"] = str(args.work / f"checkpoints-{args.seed}")  # no run goes on from another's
+    given = args.work / f"params-{args.seed}.yaml"
+    params = load_params(given)
+    corpora, encoder, before = (str(args.work / of) for of in ("data/corpora", "models/encoder", "models/prefinetuned"))
+    splits, tokenizer = str(args.work / "data/splits"), str(args.work / "models/tokenizer")
     began = time.perf_counter()
-    pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", "models/encoder")
-    prefinetune(params, "models/encoder", "data/splits", "models/tokenizer", "models/prefinetuned")
-    before = time.perf_counter() - began
-    set_up(**params.runtime.model_dump(), width=params.encoder.width)
-    model = build_model(params, "models/prefinetuned/encoder", runtime)
-    load_heads(model, "models/prefinetuned")
-    trainer, scored = build_trainer(params, model, {task: train[task] for task in params.trains})
+    runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
+    pretrain_mlm(params, runtime, corpora, tokenizer, encoder)
+    prefinetune(params, encoder, splits, tokenizer, before)
+    seconds = time.perf_counter() - began
+
+    member = load_member(next(iter(params.ensemble.members)), given)
+    runtime = fine_enough(member, set_up(**member.runtime.model_dump(), width=member.encoder.width))
+    train, scored, _ = load_rows(member, Inputs(splits, tokenizer, before))
+    model = build_model(member, f"{before}/encoder", runtime)
+    load_heads(model, before)
+    rows = {task: train[task] for task in member.trains}
+    trainer, kept = build_trainer(member, model, rows, None, taught(member, rows, splits, runtime))
     points = []
     for _ in trainer.run("benchmark"):
-        points.append((before + trainer.seconds, scores_of(scored, dev, "dev", params)["overall_normalized"]))
+        points.append((seconds + trainer.seconds, scores_of(kept, scored["dev"], "dev", member)["overall_normalized"]))
     return {
-        "seconds": before + trainer.seconds,
+        "seconds": seconds + trainer.seconds,
         "rows": trainer.rows_seen,
         "points": points,
         "peak_memory_mb": peak_memory_mb(),

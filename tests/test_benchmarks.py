@@ -24,7 +24,7 @@ def bench(root, monkeypatch):
         return importlib.import_module(name)
 
     yield load
-    for name in ("common", "ours", "training", "inference", "scores", "startup", "growth", "checkpointing"):
+    for name in ("common", "ours", "training", "inference", "scores", "startup", "growth", "checkpointing", "minutes"):
         sys.modules.pop(name, None)
 
 
@@ -122,6 +122,14 @@ def test_minutes_follows_a_recipe_and_the_peer_epoch_by_epoch(root, tmp_path):
     )
     assert "| plain-joint |" in text and "| Trainer |" in text
     assert (tmp_path / "minutes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_minutes_tells_when_each_turn_was_where_trainer_ended_in_it(bench):
+    turns = {"ours": [[(1, 0.5), (2, 0.8)], [(1, 0.6), (3, 0.7)]], "Trainer": [[(4, 0.7)], [(6, 0.9)]]}
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in bench("minutes").table(turns).splitlines()]
+    assert lines[2] == ["ours", "2.5", "0.7500", "0.7500", "2.0 (1 of 2 turns)"]
+    assert lines[3] == ["Trainer", "5.0", "0.8000", "0.8000", "5.0"]
+    assert "Trainer" not in bench("minutes").table({"ours": turns["ours"]})
 
 
 def test_prediction_answers_rows_and_searches(root, tmp_path):

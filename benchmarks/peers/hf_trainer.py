@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from common import Clock, case_parser, dev_score, load, write_result
+from common import Clock, case_parser, dev_score, load, wait_for, write_result
 
 
 def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any, split: str = "train") -> list[dict[str, Any]]:
@@ -64,6 +64,7 @@ def train(args: Any) -> dict[str, Any]:
 
         def on_epoch_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
             if args.curve:
+                wait_for(runtime.device)
                 stopped = time.perf_counter()
                 points.append((stopped - began - scoring[0], score()))
                 scoring[0] += time.perf_counter() - stopped

@@ -44,10 +44,10 @@ class Runtime:
         return torch.autocast(self.device.type, dtype=self.compute)
 
     def casting_once(self) -> Any:
-        """A context in which weights do not change, and each is cast once for all passes.
+        """A context in which weights do not change, and each that trains is cast once for all passes.
 
-        Autocast keeps the weights that it cast until its outermost context ends. This one casts nothing by itself.
-        Where processes split the weights, casts that are kept would be whole weights.
+        Autocast keeps what it cast of these until its outermost context ends; this one casts nothing by itself. Where
+        processes split the weights, casts that are kept would be whole weights, and nothing is kept.
         """
         if self.compute == torch.float32 or self.processes.sharding is not None:
             return nullcontext()

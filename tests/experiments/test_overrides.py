@@ -71,21 +71,38 @@ def test_settings_are_numbers_words_lists_and_blocks():
     }
 
 
-def test_settings_may_be_spelled_as_for_dvc():
-    given = ["+data.more.qqp={train:../more.tsv,columns:{text_a:question1,label:y}}", "+a.b={c: 1, d:2, e: [{f:x}]}"]
-    assert parse_settings(given) == {
-        "data.more.qqp": {"train": "../more.tsv", "columns": {"text_a": "question1", "label": "y"}},
-        "a.b": {"c": 1, "d": 2, "e": [{"f": "x"}]},
-    }
+def test_a_param_that_is_new_may_have_a_plus_as_for_dvc():
+    assert parse_settings(["+data.more.qqp={train: more.tsv}"]) == {"data.more.qqp": {"train": "more.tsv"}}
     with pytest.raises(UserError, match=r"a\.b is given twice"):
         parse_settings(["a.b=1", "+a.b=2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (
+            "{train:../x.tsv,columns:{text_a:q1,label:y}}",
+            {"train": "../x.tsv", "columns": {"text_a": "q1", "label": "y"}},
+        ),
+        ("{c: 1, d:2, e: [{f:x}], g:[a, 'b:c']}", {"c": 1, "d": 2, "e": [{"f": "x"}], "g": ["a", "b:c"]}),
+        ("{1:2, labels:{1:2,0:1}}", {1: 2, "labels": {1: 2, 0: 1}}),
+        ("{b:'x: y', c:'x, y', delimiter:','}", {"b": "x: y", "c": "x, y", "delimiter": ","}),
+        ("{'b:c': null, d:null, e}", {"b:c": None, "d": None, "e": None}),
+        ("{url:https://x.y/z, at:12:30x}", {"url": "https://x.y/z", "at": "12:30x"}),
+        ("https://x.y/z", "https://x.y/z"),
+        ("[a:b, {c:d}]", ["a:b", {"c": "d"}]),
+        ("{what:it's, who:they}", {"what": "it's", "who": "they"}),
+    ],
+)
+def test_blocks_may_be_without_spaces_as_for_dvc(text, value):
+    assert parse_settings([f"a={text}"]) == {"a": value}
 
 
 def test_a_hash_of_a_commit_stays_a_text():
     assert parse_settings(["encoder.revision=86e8312"]) == {"encoder.revision": "86e8312"}
 
 
-@pytest.mark.parametrize("text", ["finetune.lr", "=3", "finetune..lr=3", ".lr=3", "a=[1"])
+@pytest.mark.parametrize("text", ["finetune.lr", "=3", "finetune..lr=3", ".lr=3", "a=[1", "++a=1", "~a=1"])
 def test_what_is_no_setting_is_an_error_that_shows_it(text):
     with pytest.raises(UserError, match="^-S ") as caught:
         parse_settings([text])

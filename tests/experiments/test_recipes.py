@@ -95,13 +95,50 @@ def test_a_row_knows_where_it_stands_and_what_was_reported(tmp_path):
     assert recipes.paper("one").data == {"sst": {"train": 8544, "dev": 1101}}
 
 
+OWN = """
+title: Ours
+own: true
+overall: normalized
+tables:
+  t:
+    title: T
+    rows:
+      plain: {}
+      more: {on: plain, set: {smart: {lambda: 1}}}
+      again: {same_as: more}
+sweeps:
+  grid: {title: Rates, on: more, over: {finetune.lr: [1e-5, 3.0e-5]}}
+"""
+
+
+def load_own(folder, text=OWN):
+    written = write_recipes(folder / "recipes")
+    (written / "ours.yaml").write_text(text)
+    return load_recipes(written)
+
+
 def test_rows_of_our_own_are_called_by_their_names_alone(tmp_path):
-    recipes = load(tmp_path, {"own": True})
-    assert names(recipes.expand(["one-table3"])) == ["smart", "lambda-0.5"]
-    assert (recipes.row("lambda-1").run_as, recipes.row("smart").on) == ("smart", "plain")
-    assert recipes.paper("one").sweeps["grid"].on == "smart"
-    with pytest.raises(UserError, match="one-smart: no such row"):
-        recipes.row("one-smart")
+    recipes = load_own(tmp_path)
+    assert names(recipes.expand(["ours"])) == names(recipes.expand(["ours-t"])) == ["plain", "more"]
+    assert (recipes.row("again").run_as, recipes.row("more").on) == ("more", "plain")
+    assert recipes.row("one-smart").overrides["smart"] == recipes.row("more").overrides["smart"]
+    sweep = recipes.paper("ours").sweeps["grid"]
+    assert (sweep.on, names(sweep.rows)) == ("more", ["grid-lr-1e-05", "grid-lr-3e-05"])
+    with pytest.raises(UserError, match="ours-more: no such row"):
+        recipes.row("ours-more")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("plain: {}", "plain: {reported: {sst: 0.5}}", "plain: reported: is of a paper, and with own: true there is"),
+        ("own: true", "own: true\ndata: {sst: {train: 1}}", "data: is of a paper"),
+        ("plain: {}", "one: {}\n      plain: {}", "one is the name of two papers, rows, tables or sweeps"),
+    ],
+)
+def test_rows_of_our_own_report_nothing_and_have_names_of_their_own(tmp_path, old, new, reason):
+    with pytest.raises(UserError, match=reason):
+        load_own(tmp_path, OWN.replace(old, new))
 
 
 def test_a_number_is_one_however_yaml_1_1_would_read_it(tmp_path):

@@ -545,22 +545,22 @@ def test_bf16_and_float32_agree_within_bounds(workspace):
 
 @pytest.mark.parametrize("technique", [{}, {"r_drop": {"alpha": 1}}, {"encoder": {"checkpointing": True}}])
 def test_a_step_casts_each_weight_once_and_nothing_else_changes(workspace, monkeypatch, technique):
-    """Passes that go backward one by one give the same bytes; gradients of those that go together are added in bf16."""
-    weights, losses, casts = [], [], []
+    """But not where passes go backward together: their gradients would be added in bf16, and the smaller one lost."""
+    weights, casts = [], []
     for kept in (True, False):
         if not kept:
             monkeypatch.setattr(Runtime, "casting_once", lambda self: nullcontext())
         params, model, train = setting(workspace, **technique, runtime={"precision": "bf16"})
         trainer = trainer_of(params, model, train, lr=1e-3, max_steps=3, one_pass=False)
         with Casts(model.encoder.transformer.encoder.layer[0].intermediate.dense.weight.shape) as counted:
-            losses += [log.losses for log in trainer.run("test")]
+            list(trainer.run("test"))
         casts.append(counted.count)
         weights.append([of.clone() for of in model.parameters()])
-    assert casts[0] == 3 * params.encoder.tiny.layers and casts[1] >= 3 * casts[0]  # three steps of three passes
     if "r_drop" in technique:
-        assert losses[0] == pytest.approx(losses[1], rel=0.02)
+        assert casts[0] == casts[1]
     else:
-        assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+        assert casts[0] == 3 * params.encoder.tiny.layers and casts[1] >= 3 * casts[0]  # three steps of three passes
+    assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
 
 
 class Casts(TorchDispatchMode):

@@ -102,8 +102,8 @@ def _put(block: Any, keys: Sequence[str], value: Any, name: str) -> None:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Settings of the command line, `finetune.lr=2e-05`, by dotted param; the values are YAML.
 
-    What `dvc exp run -S` is given may be given here too: a `+` before a param that is not in params.yaml, and blocks
-    without a space behind the colon, `{train:more.tsv}`.
+    Two things may be spelled as `dvc exp run -S` wants them: a param that is not in params.yaml yet with `+` before it,
+    and a block without spaces behind its colons, `{train:more.tsv}`.
 
     Raises:
         UserError: if a text is no such setting, or names a param a second time.
@@ -112,29 +112,42 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.strip().removeprefix("+")
-        if not equals or not all(name.split(".")):
+        if not equals or not all(name.split(".")) or name[0] in "+~":
             raise UserError(f"-S {text}: expected a dotted param and a value, such as -S finetune.lr=2e-5")
         if name in settings:
             raise UserError(f"-S {text}: {name} is given twice")
         try:
-            settings[name] = with_numbers(_split_at_colons(yaml.safe_load(value)))
+            settings[name] = with_numbers(yaml.safe_load(_spaced(value)))
         except yaml.YAMLError as error:
             raise UserError(f"-S {text}: the value is not valid YAML: {' '.join(str(error).split())}") from error
     return settings
 
 
-def _split_at_colons(value: Any) -> Any:
-    """The value with `{a:b}`, which YAML takes for a key without a value, as the pair that it is to DVC."""
-    if isinstance(value, list):
-        return [_split_at_colons(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    pairs = {}
-    for key, item in value.items():
-        name, colon, rest = str(key).partition(":")
-        split = item is None and colon
-        pairs[name if split else key] = yaml.safe_load(rest) if split else _split_at_colons(item)
-    return pairs
+def _spaced(text: str) -> str:
+    """A value with a space behind the colon of each key in braces, without which YAML sees no pair in `{a:b}`.
+
+    A key is what stands between a brace or comma and the next colon; colons behind that, in quotes and in lists belong
+    to values.
+    """
+    made, open_blocks, quote, key = [], [], "", False
+    for place, character in enumerate(text):
+        made.append(character)
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"" and text[:place].rstrip()[-1:] in ("", "{", "[", ",", ":"):
+            quote = character
+        elif character in "{[":
+            open_blocks.append(character)
+            key = character == "{"
+        elif character in "}]" and open_blocks:
+            open_blocks.pop()
+            key = False
+        elif character == ",":
+            key = open_blocks[-1:] == ["{"]
+        elif character == ":" and key:
+            made.append(" ")
+            key = False
+    return "".join(made)
 
 
 def changes(base: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

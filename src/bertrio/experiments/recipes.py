@@ -199,7 +199,9 @@ def load_recipes(folder: str | Path = FOLDER) -> Recipes:
     names = [name for name, _ in recipes._groups()]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"{folder}: {name} is the name of two rows, tables or sweeps; rename one, or see same_as")
+            raise UserError(
+                f"{folder}: {name} is the name of two papers, rows, tables or sweeps; rename one, or see same_as"
+            )
     return recipes
 
 
@@ -229,6 +231,8 @@ class _PaperReader:
                 if name in self.rows:
                     raise UserError(f"{path}: {name}: is in two tables; give one another name, and same_as: {name}")
                 self.rows[name] = checked(RowFile, raw, f"{path}: {name}")
+        if self.given.own:
+            self._check_own()
 
     def read(self) -> Paper:
         """The paper with all of its rows."""
@@ -240,6 +244,17 @@ class _PaperReader:
         given = self.given
         choices = tuple(given.choices)
         return Paper(self.name, given.title, given.overall, given.data, choices, tables, sweeps, given.own)
+
+    def _check_own(self) -> None:
+        kept = [*(["data"] if self.given.data else [])]
+        kept += [
+            f"{name}: {key}"
+            for name, row in self.rows.items()
+            for key in ("reported", "reported_test", "literature")
+            if getattr(row, key)
+        ]
+        if kept:
+            raise UserError(f"{self.path}: {kept[0]}: is of a paper, and with own: true there is none; take it out")
 
     def _full(self, row: str) -> str:
         """The name that a row of this file has everywhere else."""
@@ -304,7 +319,7 @@ class _PaperReader:
         name = "-".join(re.sub(r"[^a-z0-9._-]+", "-", f"{key}-{text}".lower()) for key, text in words)
         check_names([name], f"{self.path}: sweeps.{sweep}")
         return Row(
-            f"{self.name}-{sweep}-{name}",
+            self._full(f"{sweep}-{name}"),
             self.name,
             sweep,
             ", ".join(f"{param} {text}" for param, text in texts.items()),

@@ -47,7 +47,7 @@ def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
     with picture(path, (11, 0.42 * len(part.lines) + 1.7)) as figure:
         row_of_axes = figure.subplots(1, len(panels), sharey=True)
         for axes, (metric, name) in zip(row_of_axes, panels.items()):
-            _bars(axes, part.lines, metric)
+            _bars(axes, part.lines, metric, tables.paper.own)
             axes.set_title(name)
         names = [_short_name(line) for line in part.lines]
         row_of_axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
@@ -58,14 +58,14 @@ def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
         titled(figure, f"{tables.paper.name} {part.table.name}: {what}", under)
 
 
-def _bars(axes: Axes, lines: Sequence[Line], metric: str) -> None:
+def _bars(axes: Axes, lines: Sequence[Line], metric: str, own: bool) -> None:
     reported = [{**line.overalls, **line.reported}.get(metric, np.nan) for line in lines]
     places = np.arange(len(lines))
     axes.barh(places - HEIGHT / 2, reported, HEIGHT, color=REPORTED)
-    for place, line in zip(places, lines):
+    for place, line in zip(places if own else places + HEIGHT / 2, lines):
         if score := line.scores.get(metric):
-            axes.barh(place + HEIGHT / 2, score.value, HEIGHT, color=MEASURED)
-            axes.plot(score.ends, [place + HEIGHT / 2] * 2, color="black", linewidth=1.1)
+            axes.barh(place, score.value, HEIGHT, color=MEASURED)
+            axes.plot(score.ends, [place] * 2, color="black", linewidth=1.1)
     axes.axvline(0, color=MUTED, linewidth=0.8)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

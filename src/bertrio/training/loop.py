@@ -6,6 +6,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, zip_longest
 from typing import Any
@@ -234,7 +235,8 @@ class Trainer:
         self.objective.begin(tasks)
         self.model.runtime.begin_step(step)
         together = self.one_pass and self._gradients is None
-        with self.model.runtime.casting_once():
+        # Passes that go backward together, as those of regularizers, would add up their gradients in bf16
+        with nullcontext() if self.objective.terms else self.model.runtime.casting_once():
             for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
                 batches = [next(self.streams[task]).to(self.model.runtime.device) for task in group]
                 rows.update({batch.task: batch.rows for batch in batches})

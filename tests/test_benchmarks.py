@@ -114,14 +114,21 @@ def test_minutes_follows_a_recipe_and_the_peer_epoch_by_epoch(root, tmp_path):
     pytest.importorskip("accelerate")
     small = ["data.sample.train_rows=48", "data.sample.dev_rows=24", "data.sample.test_rows=8", "finetune.epochs=2"]
     settings = [of for setting in small for of in ("-S", setting)]
-    told, text = run_script(root, tmp_path, "minutes", "--epochs", "2", *settings)
-    ours, *peers = [case["runs"][0] for case in told["cases"]]
-    assert [len(run["points"]) for run in (ours, *peers)] == [2, 2, 2, 2]
-    assert all(
-        0 < first[0] < second[0] <= run["seconds"] for run in (ours, *peers) for first, second in [run["points"]]
-    )
-    assert "| plain-joint |" in text and "| Trainer |" in text
+    only = ("--only", "plain-joint", "Trainer: sts")
+    told, text = run_script(root, tmp_path, "minutes", "--epochs", "2", *only, *settings)
+    for case in told["cases"]:
+        (run,) = case["runs"]
+        first, second = run["points"]
+        assert 0 < first[0] < second[0] <= run["seconds"], case["name"]
+    assert "| plain-joint |" in text
     assert (tmp_path / "minutes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_minutes_adds_up_the_three_models_of_the_peer(bench):
+    points = {"sst": [(60, 0.4)], "qqp": [(120, 0.8)], "sts": [(60, 0.6)]}
+    runs = {f"Trainer: {task}": [{"points": of}] for task, of in points.items()}
+    (turn,) = bench("minutes").curves(runs)["Trainer"]
+    assert turn == [(4, pytest.approx((0.4 + 0.8 + 0.8) / 3))]
 
 
 def test_minutes_tells_when_each_turn_was_where_trainer_ended_in_it(bench):

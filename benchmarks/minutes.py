@@ -26,7 +26,6 @@ from common import ROOT, TASKS, Case, Runs, chosen, markdown, measure, parser_of
 from bertrio.files import write_text
 
 TRAINER = "Trainer"
-METRICS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}
 Points = list[tuple[float, float]]  # minutes and dev overall_normalized
 
 
@@ -96,10 +95,11 @@ def curves(runs: Runs) -> dict[str, list[Points]]:
 def _together(curves_of_tasks: Sequence[Sequence[Sequence[float]]]) -> Points:
     """Seconds and overall_normalized of single-task models after as many epochs each."""
     from bertrio.evaluation.metrics import overall
+    from bertrio.experiments.tables import FIRSTS
 
     points = []
     for of in zip(*curves_of_tasks):
-        scores = {task: (metric, score) for (task, metric), (_, score) in zip(METRICS.items(), of)}
+        scores = {task: (metric, score) for (task, metric), (_, score) in zip(FIRSTS.items(), of)}
         points.append((sum(seconds for seconds, _ in of), float(overall(scores)["overall_normalized"])))
     return points
 
@@ -122,7 +122,7 @@ def table(found: Mapping[str, list[Points]]) -> str:
 
 
 def draw(found: Mapping[str, list[Points]], path: Path, under: str) -> None:
-    """A line a curve, a thin one for each turn."""
+    """A colour a curve, a line for each turn."""
     from bertrio.evaluation.pictures import colours_of, picture, titled
 
     with picture(path, (8, 4.6)) as figure:

@@ -21,7 +21,7 @@ def add_recipe_commands(commands: Any) -> None:
 
 
 def _add_recipes(commands: Any) -> None:
-    recipes = commands.add_parser("recipes", help="list, show and run the rows of the papers' result tables")
+    recipes = commands.add_parser("recipes", help="list, show and run rows of result tables, the papers' and our own")
     recipes.set_defaults(run=_list)
     actions = recipes.add_subparsers(metavar="ACTION", title="without one, all rows and sweeps are listed")
 

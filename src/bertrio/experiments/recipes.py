@@ -1,4 +1,4 @@
-"""The rows of the papers' result tables as overrides on params.yaml, and the budgets that they can be run under."""
+"""Rows, the papers' and our own, as overrides on params.yaml, and the budgets that they can be run under."""
 
 from __future__ import annotations
 

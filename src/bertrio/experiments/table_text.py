@@ -122,7 +122,7 @@ def _measured_scores(part: Part) -> Sheet:
         for line in part.lines
     ]
     title = "Accuracy of sst and qqp, Pearson's r of sts, and both overall scores"
-    return Sheet(["row", "seeds", *METRICS], rows, title, groups=[1, *[1] * len(METRICS)])
+    return Sheet(["row", "seeds", *METRICS], rows, title, groups=[1] * (1 + len(METRICS)))
 
 
 def _scores(part: Part) -> Sheet:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from dvc.dependency.param import ParamsDependency
+from dvc.repo import Repo
 
 from bertrio.data.inputs import check_inputs
 from bertrio.errors import UserError
@@ -360,8 +362,12 @@ def test_members_answer_the_same_tasks_of_the_same_rows(project):
 @pytest.mark.parametrize("gone", ["sst", "qqp", "sts"])
 def test_each_of_the_three_can_be_taken_away(root, tmp_path, gone):
     shutil.copy(root / "params.yaml", tmp_path)
+    shutil.copy(root / "dvc.yaml", tmp_path)
     with_settings(tmp_path, f"-S '~tasks.{gone}'" + (" -S schedule.until=shortest" if gone == "sst" else ""))
     assert gone not in build_tasks(load_params(tmp_path / "params.yaml"))
+    for stage in Repo.init(str(tmp_path), no_scm=True).index.stages:
+        for param in (dep for dep in stage.deps if isinstance(dep, ParamsDependency)):
+            param.get_hash()  # an error where DVC would find a param missing after the stage has run
 
 
 def test_a_run_without_one_of_the_three_says_what_it_covers(root, document, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from bertrio.errors import UserError
 from bertrio.params import TaskParams, build_tasks, load_member, load_params, merged, read_yaml
 from bertrio.params.groups import POOLINGS as POOLING_NAMES
 from bertrio.params.loading import MEMBER_GROUPS
-from bertrio.params.root import Params
+from bertrio.params.root import OF_TORCH, Params
 from bertrio.params.tasks import HEAD_OPTIONS, LOSS_OPTIONS, ONE_VECTOR, SCALINGS, TWO_VECTORS, HeadOptions, LossOptions
 from bertrio.params.techniques import SCHEDULES as SCHEDULE_NAMES
 from bertrio.params.techniques import SURGERIES as SURGERY_NAMES
@@ -115,6 +115,7 @@ def test_the_text_that_dvc_itself_writes_for_a_small_number_is_understood(tmp_pa
         ({"ensemble": {"members": {"b": {"tasks": {"sst": {"kind": "pair"}}}}}}, r"b\.tasks\.sst\.kind: can't differ"),
         ({"data": {"split": {"fractions": [0.7, 0.3]}}}, r"data\.split\.fractions: expected more values, found"),
         ({"tasks": {"last": TASK}}, r"tasks\.last: is a word of its own here"),
+        ({"tasks": {"values": TASK}}, r"tasks\.values: is a word of its own here"),
     ],
 )
 def test_a_mistake_is_an_error_that_names_the_param_and_what_was_expected(load, overrides, message):
@@ -722,3 +723,10 @@ def test_a_challenge_is_checked_before_any_work(load, challenge, message):
 def test_a_challenge_has_no_name_of_a_split(load, name):
     with pytest.raises(UserError, match=rf"evaluate\.challenges\.{name}: is a word of its own here"):
         load({"evaluate": {"challenges": {name: {"task": "sst", "path": "a"}}}})
+
+
+def test_words_of_torch_are_known_without_it():
+    from torch import nn
+
+    names = {name for kind in (nn.ModuleDict, nn.ParameterDict) for name in dir(kind)}
+    assert {name for name in names if re.fullmatch("[a-z][a-z0-9]*", name)} == OF_TORCH

@@ -15,7 +15,7 @@ def check(tmp_path, root):
         path = tmp_path / "params.yaml"
         path.write_text(yaml.safe_dump(merged(read_yaml(root / "params.yaml"), overrides), sort_keys=False))
         check_inputs(path, tmp_path / "inputs")
-        names = ("source", "corpora", "encoder", "tasks", "challenges")
+        names = ("source", "corpora", "encoder", "tasks", "prefinetune", "challenges")
         return {name: read_json(tmp_path / "inputs" / f"{name}.json") for name in names}
 
     return run
@@ -34,6 +34,14 @@ def test_the_default_looks_at_nothing_outside(check):
     digests = check()
     assert (digests["source"], digests["corpora"], digests["encoder"], digests["challenges"]) == ({}, {}, {}, {})
     assert digests["tasks"]["sts"] == {"kind": "pair", "target": "score", "classes": None, "range": [0.0, 5.0]}
+
+
+def test_the_task_of_prefinetuning_counts_while_that_is_on(check):
+    assert check()["prefinetune"] == {}
+    on = check(prefinetune={"epochs": 1})["prefinetune"]
+    assert on["kind"] == "pair" and on["loss"] == "bce"
+    assert check(prefinetune={"epochs": 1}, tasks={"qqp": {"dropout": 0.3}})["prefinetune"] != on
+    assert check(prefinetune={"epochs": 1}, tasks={"sst": {"dropout": 0.3}})["prefinetune"] == on
 
 
 def test_a_changed_file_changes_the_digest_and_the_place_of_the_folder_does_not(check, course, tmp_path):

@@ -151,8 +151,8 @@ def test_shorter_sets_cycle_and_longer_ones_carry_on_across_epochs(workspace):
 
 
 def test_a_task_can_not_have_a_name_of_torchs_own(workspace):
-    params = workspace.params(tasks={"values": workspace.params().tasks["sts"].model_dump()})
-    with pytest.raises(UserError, match=r"tasks\.values: a task can't have this name"):
+    params = workspace.params(tasks={"state_dict": workspace.params().tasks["sts"].model_dump()})
+    with pytest.raises(UserError, match=r"tasks\.state_dict: a task can't have this name"):
         build_model(params, "models/encoder", set_up(1, "cpu", "float32"))
 
 

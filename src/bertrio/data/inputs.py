@@ -27,6 +27,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
     - encoder.json: the files of a local encoder folder.
     - challenges.json: the files of `evaluate.challenges`, by challenge.
     - tasks.json: what the data need of each task, so that a new loss does not read them again.
+    - prefinetune.json: the task that `prefinetune` trains; nothing while that is off, as the task may not be there.
     - teacher.json: the files of `distill.teacher`, by member where members have their own.
     - plugins.json: what other packages add that params ask for, by param: its package, version and files. It is tried
       out first.
@@ -41,6 +42,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "encoder": _encoder_digest(params),
         "challenges": _challenges_digest(params),
         "tasks": {name: _of_data(task) for name, task in params.tasks.items()},
+        "prefinetune": _prefinetuned(params),
         "plugins": _plugins(params),
         "teacher": _teachers_digest(params),
     }
@@ -56,6 +58,11 @@ def _of_data(task: TaskParams) -> dict[str, Any]:
         **{key: getattr(task, key) for key in ("kind", "target", "classes", "range")},
         **{key: value for key, value in asked.items() if value is not None},
     }
+
+
+def _prefinetuned(params: Params) -> dict[str, Any]:
+    options = params.prefinetune
+    return params.tasks[options.task].model_dump(mode="json") if options.epochs else {}
 
 
 def _plugins(params: Params) -> dict[str, dict[str, str]]:

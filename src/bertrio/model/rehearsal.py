@@ -62,9 +62,10 @@ def _head(params: Params, param: str, plugin: Plugin) -> None:
         how = f"encoding {task.encoding}" if task.kind == "pair" else "kind single"
         raise UserError(f"{plugin}: takes {takes} vectors a row, and {how} gives {needed}")
     _try_head(task, spec, plugin)
-    specs = {other: head_spec(params, other, params.tasks[other].task(other).target) for other in params.sharing.tasks}
-    if name in specs:
-        build_heads(specs, WIDTH, params.sharing.layer, params.sharing.tasks)
+    sharing = params.sharing
+    if sharing.layer != "none" and name in sharing.tasks:  # else its tasks need not be there
+        specs = {other: head_spec(params, other, params.tasks[other].task(other).target) for other in sharing.tasks}
+        build_heads(specs, WIDTH, sharing.layer, sharing.tasks)
 
 
 def _try_head(task: Task, spec: HeadSpec, plugin: Plugin) -> None:

@@ -40,6 +40,42 @@ OVERALL = ("overall_normalized", "overall_mean")
 SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
 UNTIL = ("shortest", "longest", "steps")
 _ONE_TASK_A_STEP = {*SCHEDULES} - {"joint"}  # another package's schedule may take several
+# Words that torch's modules have a meaning for, as a model's folder of heads has an entry for each task
+OF_TORCH = frozenset(
+    [
+        "apply",
+        "bfloat16",
+        "buffers",
+        "children",
+        "clear",
+        "compile",
+        "copy",
+        "cpu",
+        "cuda",
+        "double",
+        "eval",
+        "float",
+        "forward",
+        "fromkeys",
+        "get",
+        "half",
+        "ipu",
+        "items",
+        "keys",
+        "modules",
+        "mtia",
+        "parameters",
+        "pop",
+        "popitem",
+        "setdefault",
+        "to",
+        "train",
+        "type",
+        "update",
+        "values",
+        "xpu",
+    ]
+)
 RESERVED = (*OVERALL, "last", *UNTIL)  # words with a meaning of their own where a task may be named
 
 
@@ -121,8 +157,8 @@ class Params(Group):
             _not_in("finetune.select", self.finetune.select, select, ", ".join(select)),
             *[
                 f"tasks.{name}: is a word of its own here; call the task otherwise"
-                for name in RESERVED
-                if name in self.tasks
+                for name in self.tasks
+                if name in RESERVED or name in OF_TORCH
             ],
             "data.path: found null, expected the folder of the course's files for data.source cs224n"
             if needs_path

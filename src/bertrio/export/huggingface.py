@@ -13,7 +13,7 @@ from bertrio.errors import UserError
 from bertrio.export.sequence_classifier import build_classifier
 from bertrio.export.source import Row, Source, columns_of, tokenised
 from bertrio.model.heads import Linear
-from bertrio.model.pooling import POOLINGS
+from bertrio.model.pooling import POOLINGS, pooling_of
 from bertrio.tasks import Target, Task
 
 
@@ -30,7 +30,7 @@ def read_encoder(source: Source, task: None, folder: Path, rows: Sequence[Row]) 
 
     tokens = tokenised(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
     model = AutoModel.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True)
-    return POOLINGS[source.about.encoder.pooling](model.eval()(**tokens), tokens["attention_mask"])
+    return pooling_of(source.about.encoder.pooling)(model.eval()(**tokens), tokens["attention_mask"])
 
 
 def write_classifier(source: Source, task: Task, folder: Path) -> None:
@@ -50,6 +50,11 @@ def write_classifier(source: Source, task: Task, folder: Path) -> None:
         raise UserError(f"task {task.name}: only a head linear can be a classifier of transformers; {others}")
     weight, bias = as_logits(task.target, head.output.weight.detach(), head.output.bias.detach())
     encoder, pooling = source.model.encoder, source.about.encoder.pooling
+    if pooling not in POOLINGS:
+        raise UserError(
+            f"encoder.pooling: {pooling} is of another package, and a classifier of transformers can't have it; "
+            "--format onnx may do"
+        )
     try:
         model = build_classifier(encoder.transformer, pooling, weight, bias, classes_of(task.target))
     except ValueError as error:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from bertrio.errors import UserError
 from bertrio.export.source import Row, Source
-from bertrio.model.heads import ACTIVATIONS, Mlp
+from bertrio.model.heads import ACTIVATIONS, Head, Linear, Mlp
+from bertrio.model.pooling import POOLINGS
 from bertrio.tasks import Task
 
 # What ACTIVATIONS are as modules. Their names are written down, and must be of torch to be trusted when they are read
@@ -39,7 +40,7 @@ def write_sentence_transformer(source: Source, task: Task, folder: Path) -> None
             "--format classifier or onnx has its answers"
         )
     head, modules = source.model.heads[task.name], _pooled(source)
-    if head.projection is not None:
+    if isinstance(head, Head) and head.projection is not None:  # another package's head may be no Head
         modules.append(_dense(head.projection, _module_of(head.activation)))
     SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="cosine").save(
         str(folder), create_model_card=False
@@ -74,10 +75,15 @@ def write_cross_encoder(source: Source, task: Task, folder: Path) -> None:
         raise UserError(
             f"task {task.name}: reads single sentences, and a cross-encoder pairs; --format classifier or onnx may do"
         )
-    if not isinstance(head, Mlp):  # of which Linear is the case without hidden layers
+    if task.encoding == "bi":
         raise UserError(
             f"task {task.name}: encodes the texts of a pair apart, and a cross-encoder reads them together; "
             "--format sentence-transformer has its vectors, and --format onnx its answers"
+        )
+    if type(head) not in (Linear, Mlp):
+        raise UserError(
+            f"task {task.name}: only a head linear or mlp can be of sentence-transformers' modules, and its head is "
+            "another package's; --format onnx may do"
         )
     hidden = [_dense(layer, _module_of(head.activation)) for layer in head.hidden]
     modules = [*_pooled(source), *hidden, _dense(head.output, nn.Identity(), to="scores")]
@@ -109,6 +115,11 @@ def _pooled(source: Source) -> list[Any]:
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     encoder, pooling = source.model.encoder, source.about.encoder.pooling
+    if pooling not in POOLINGS:
+        raise UserError(
+            f"encoder.pooling: {pooling} is of another package, and sentence-transformers can't have it; "
+            "--format onnx may do"
+        )
     with tempfile.TemporaryDirectory() as folder:  # the module only loads from one
         encoder.save(folder)
         source.save_tokenizer(folder)

@@ -102,7 +102,8 @@ class Source:
     @torch.inference_mode()
     def vectors(self, task: Task, texts: Sequence[str]) -> Tensor:
         """What the head of a task that encodes texts apart compares: [B, H], behind its projection if it has one."""
-        (vectors,) = self.model.heads[task.name].project([self.pooled(texts)])
+        project = getattr(self.model.heads[task.name], "project", list)  # another package's head may have none
+        (vectors,) = project([self.pooled(texts)])
         return vectors
 
     def probes(self, task: Task | None) -> list[Row]:

@@ -1,6 +1,7 @@
 """What makes a run another; experiments that are really run are in test_running.py."""
 
 import os
+import subprocess
 
 import pytest
 
@@ -10,7 +11,7 @@ from bertrio.experiments.dvc_experiments import (
     experiments,
     is_override,
     overridden,
-    with_absolute_folders,
+    with_absolute_paths,
     without_place,
 )
 
@@ -22,12 +23,12 @@ def test_folders_become_absolute_where_they_exist(tmp_path):
         "data": {"path": "../models", "corpora_path": None, "source": "models"},
         "encoder": {"name": "../models/encoder"},
     }
-    found = with_absolute_folders(settings, tmp_path / "repository")
+    found = with_absolute_paths(settings, tmp_path / "repository")
     assert found["data"] == {"path": str(tmp_path / "models"), "corpora_path": None, "source": "models"}
     assert found["encoder"]["name"] == str(tmp_path / "models/encoder")
     assert settings["data"]["path"] == "../models"
     for name in ("tiny", "bert-base-uncased", "sentence-transformers/all-MiniLM-L6-v2"):
-        assert with_absolute_folders({"encoder": {"name": name}}, tmp_path)["encoder"]["name"] == name
+        assert with_absolute_paths({"encoder": {"name": name}}, tmp_path)["encoder"]["name"] == name
 
 
 def test_teachers_and_files_with_more_rows_become_absolute_and_another_teacher_is_another_run(tmp_path):
@@ -38,12 +39,45 @@ def test_teachers_and_files_with_more_rows_become_absolute_and_another_teacher_i
         "distill": {"teacher": "t"},
         "ensemble": {"members": {"a": {"distill": {"teacher": "t"}}, "b": {}, "c": None}},
     }
-    found = with_absolute_folders(settings, tmp_path)
+    found = with_absolute_paths(settings, tmp_path)
     assert found["data"]["more"]["qqp"]["train"] == str(tmp_path / "m.tsv")
     assert found["distill"]["teacher"] == str(tmp_path / "t")
     assert found["ensemble"]["members"]["a"]["distill"]["teacher"] == str(tmp_path / "t")
     one, other = ({"distill": {"teacher": f"/runs/{name}/models"}} for name in "ab")
     assert set(differences(one, other)) == {"distill.teacher"} and is_override("distill.teacher")
+
+
+def test_files_become_absolute_unless_git_has_them_or_they_start_at_data_path(tmp_path):
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    for name in ("own.tsv", "tracked.tsv", "hard.csv"):
+        (tmp_path / name).write_text("")
+    subprocess.run(["git", "add", "tracked.tsv"], cwd=tmp_path, check=True)
+    files = {"nli": {"train": "own.tsv", "dev": None}}
+    settings = {
+        "data": {"path": None, "files": files, "more": {"qqp": {"train": "tracked.tsv"}}},
+        "tasks": {"nli": {"data": {"train": "own.tsv", "dev": "tracked.tsv", "test": "gone.tsv"}, "head": "own.tsv"}},
+        "evaluate": {"challenges": {"hard": {"path": "hard.csv"}}},
+    }
+    found = with_absolute_paths(settings, tmp_path)
+    there = str(tmp_path / "own.tsv")
+    assert found["data"]["files"] == {"nli": {"train": there, "dev": None}}
+    assert found["data"]["more"] == {"qqp": {"train": "tracked.tsv"}}
+    assert found["tasks"]["nli"] == {
+        "data": {"train": there, "dev": "tracked.tsv", "test": "gone.tsv"},
+        "head": "own.tsv",
+    }
+    assert found["evaluate"]["challenges"]["hard"]["path"] == str(tmp_path / "hard.csv")
+    settings["data"]["path"] = "somewhere"
+    assert with_absolute_paths(settings, tmp_path)["data"]["files"] == files
+
+
+def test_of_a_file_of_data_only_the_last_name_is_kept():
+    run = {"data": {"more": {"qqp": {"train": "/here/more.tsv", "columns": {"label": "/x"}}}}}
+    assert overridden({"data": {"more": {}}}, run) == {
+        "data.more.qqp.train": "more.tsv",
+        "data.more.qqp.columns.label": "/x",
+    }
+    assert without_place("data.more", {"qqp": {"train": "/here/more.tsv"}}) == {"qqp": {"train": "more.tsv"}}
 
 
 def test_of_a_local_folder_only_the_last_name_counts(tmp_path, monkeypatch):

@@ -22,8 +22,13 @@ from bertrio.experiments.set_params import checked_overrides, listed
 from bertrio.params.loading import read_yaml
 
 PARAMS = "params.yaml"
-# Params that may name a folder of this machine
+# Params that may name a folder of this machine, or a file
 FOLDERS = ("data.path", "data.corpora_path", "encoder.name")
+FILES = re.compile(
+    r"data\.files\.[^.]+\.(train|dev|test)|data\.more\.[^.]+\.train|tasks\.[^.]+\.data\.(train|dev|test)"
+    r"|evaluate\.challenges\.[^.]+\.path"
+)
+TEACHER = re.compile(r"(ensemble\.members\.[^.]+\.)?distill\.teacher")
 OF_MACHINE = re.compile(r"runtime\.(device|threads)|checkpoints\..*")  # params that say how a run is made, not which
 FIELDS = ("data.source", "encoder.name")  # params that a measured file has fields for
 LOOK_EVERY = 1.0  # seconds between two calls of who watches a run
@@ -88,7 +93,7 @@ def run_experiment(
         KeyboardInterrupt: if it was stopped by Ctrl-C or SIGTERM; all processes of the run have ended then.
     """
     root = Path(root)
-    settings = with_absolute_folders(settings, root)
+    settings = with_absolute_paths(settings, root)
     done = find_experiments(root).get(name)
     if done is not None:
         _need_same(done, settings, root)
@@ -110,36 +115,51 @@ def queued(root: str | Path = ".") -> set[str]:
         return {entry.name for entries in (queue.iter_queued(), queue.iter_active()) for entry in entries}
 
 
-def with_absolute_folders(settings: Mapping[str, Any], root: str | Path) -> Block:
-    """A copy of raw params in which what lies outside is named by an absolute path, where it is there as seen from
-    `root`: `FOLDERS`, teachers, files of `data.more`. The name of an encoder that is no folder is an id, and stays."""
+def with_absolute_paths(settings: Mapping[str, Any], root: str | Path) -> Block:
+    """A copy of raw params in which folders and files that git does not track are named by absolute paths, where they
+    are there as seen from `root`. The name of an encoder that is no folder is an id, and stays."""
     result = copy.deepcopy(dict(settings))
-    for block, key in _named_outside(result):
-        value = block.get(key)
-        if isinstance(value, str) and value != "tiny" and (Path(root) / Path(value).expanduser()).exists():
-            block[key] = os.path.abspath(Path(root) / Path(value).expanduser())
+    for block, key in _named_outside(result, result.get("data", {}).get("path") is not None):
+        value = block[key]
+        if isinstance(value, str) and value != "tiny":
+            path = Path(root) / Path(value).expanduser()
+            if path.exists() and not _tracked(path, root):
+                block[key] = os.path.abspath(path)
     return result
 
 
-def _named_outside(settings: Block) -> Iterator[tuple[Block, str]]:
-    """The blocks of raw params and their keys that may name what lies outside of the repository."""
-    data, members = settings.get("data", {}), settings.get("ensemble", {}).get("members", {})
-    for param in FOLDERS:
-        group, _, key = param.partition(".")
-        yield settings.get(group, {}), key
-    for view in (settings, *members.values()):
-        yield (view or {}).get("distill", {}), "teacher"
-    if data.get("path") is None:  # else their paths start there
-        for block in (data.get("more") or {}).values():
-            yield block, "train"
+def _named_outside(block: Block, beside_data: bool, at: str = "") -> Iterator[tuple[Block, str]]:
+    """The blocks of raw params and their keys that may name what a copy of the repository lacks.
+
+    Args:
+        block: the params at the dotted name `at`.
+        beside_data: whether the files that `data` names start at `data.path`, and so stay as they are.
+    """
+    for key, value in block.items():
+        param = f"{at}{key}"
+        if isinstance(value, dict):
+            yield from _named_outside(value, beside_data, f"{param}.")
+        elif beside_data and param.startswith(("data.files.", "data.more.")):
+            continue
+        elif param in FOLDERS or TEACHER.fullmatch(param) or FILES.fullmatch(param):
+            yield block, key
+
+
+def _tracked(path: Path, root: str | Path) -> bool:
+    """Whether git has the file, or anything in the folder, so that a copy of the repository has it too."""
+    command = ["git", "ls-files", "--error-unmatch", "--", os.path.abspath(path)]
+    return subprocess.run(command, cwd=root, capture_output=True).returncode == 0
 
 
 def without_place(param: str, value: Any) -> Any:
-    """A param's value as it is on any machine: of a local folder only its last name."""
-    if param not in FOLDERS or not isinstance(value, str):
+    """A param's value as it is on any machine: of a local folder, and of a file of data, only its last name."""
+    if isinstance(value, Mapping):
+        return {key: without_place(f"{param}.{key}", own) for key, own in value.items()}
+    if not isinstance(value, str) or not (param in FOLDERS or FILES.fullmatch(param)):
         return value
-    folder = Path(value).expanduser()
-    return Path(os.path.abspath(folder)).name if folder.is_absolute() or folder.is_dir() else value
+    path = Path(value).expanduser()
+    there = path.is_dir() if param in FOLDERS else path.is_file()
+    return Path(os.path.abspath(path)).name if path.is_absolute() or there else value
 
 
 def of_any_machine(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,7 +191,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 def overridden(row: Mapping[str, Any], run: Mapping[str, Any]) -> Block:
     """What the params of a run have in place of those of its row, as measured files name it."""
-    return {param: value for param, (_, value) in differences(row, run).items() if is_override(param)}
+    found = {param: value for param, (_, value) in differences(row, run).items() if is_override(param)}
+    return {param: without_place(param, value) for param, value in found.items()}
 
 
 def is_override(param: str) -> bool:

@@ -51,6 +51,33 @@ def test_rows_of_our_own_have_no_columns_for_a_paper(recipes):
     assert "| p-better | 1 | 0.750 [" in text
 
 
+def with_nli(run):
+    """The same run with a task of one's own, on the rows of sst."""
+    metrics = {split: of | {"nli": {"macro_f1": 0.71}} if split == "dev" else of for split, of in run.metrics.items()}
+    return replace(run, metrics=metrics, by_row=run.by_row | {"nli": run.by_row["sst"]})
+
+
+def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes, tmp_path):
+    own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
+    runs = [with_nli(run) for run in measured()]
+    tables = paper_tables(own, runs, "p")
+    header, line = (
+        next(row for row in markdown(tables).splitlines() if row.startswith(at)) for at in ("| row", "| p-b")
+    )
+    at = [cell.strip() for cell in header.split("|")].index("nli macro_f1")
+    assert line.split("|")[at].strip().startswith("0.71")
+    assert {"sst", "qqp", "sts", "nli"} <= set(frame(tables)["metric"])
+    assert write_tables(tables, tmp_path, plots=True)[-1].exists()
+
+
+def test_overall_scores_over_other_tasks_are_not_compared(recipes):
+    own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
+    runs = [with_nli(run) if run.row == "p-better" else run for run in measured()]
+    text = markdown(paper_tables(own, runs, "p"))
+    assert "Rows have other tasks; their overall scores are over the tasks that they have." in text
+    assert "overall_mean: that of p-base is over sst, qqp, sts and that of p-better is over sst, qqp, sts, nli" in text
+
+
 def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(recipes):
     told = shown(paper_tables(recipes, [], "p", Setting("quick")), 80).splitlines()
     assert (

@@ -71,8 +71,12 @@ def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -
         metric: a task, whose first metric is meant, or an overall score.
 
     Raises:
-        UserError: if a side has no run, or did not measure the metric, or the sides have other dev rows.
+        UserError: if a side has no run, or did not measure the metric, or the sides have other dev rows or, for an
+            overall score, other tasks.
     """
+    if metric in OVERALL and first and second and (of := [firsts_of(side[0]) for side in (first, second)])[0] != of[1]:
+        told = [f"that of {side[0].row} is over {', '.join(tasks)}" for side, tasks in zip((first, second), of)]
+        raise UserError(f"{metric}: {' and '.join(told)}")
     sides = [_values(first, metric), _values(second, metric)]
     variance = row_variance(first, second, metric)
     seeds = (len(first), len(second))
@@ -111,19 +115,19 @@ def _weights(run: Measured, metric: str) -> dict[str, float]:
     """How much each task's first metric counts in `metric`; a normalized correlation r is (r + 1) / 2."""
     if metric not in OVERALL:
         return {metric: 1.0}
-    firsts = _firsts(run)
+    firsts = firsts_of(run)
     halved = CORRELATIONS if metric == "overall_normalized" else ()
     return {task: (0.5 if first in halved else 1.0) / len(firsts) for task, first in firsts.items()}
 
 
-def _firsts(run: Measured) -> dict[str, str]:
+def firsts_of(run: Measured) -> dict[str, str]:
     """The name of each task's first metric."""
     return {task: next(iter(own)) for task, own in run.metrics["dev"].items() if isinstance(own, Mapping)}
 
 
 def _widest(run: Measured, metric: str) -> float:
     """How far two values of `metric` can be apart."""
-    firsts = _firsts(run)
+    firsts = firsts_of(run)
     return widest_overall(firsts)[metric] if metric in OVERALL else widest(firsts[metric])
 
 

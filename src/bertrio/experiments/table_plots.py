@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.evaluation.pictures import LINES, MUTED, colours_of, picture, titled
-from bertrio.experiments.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
+from bertrio.experiments.tables import CONVENTIONS, Line, PaperTables, Part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,8 +43,8 @@ def draw_tables(tables: PaperTables, folder: str | Path) -> dict[str, list[Path]
 def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
     """Draws two bars for each row, reported above measured, in a panel for each metric; one if the row is ours."""
     whole = CONVENTIONS[tables.paper.overall or "normalized"]
-    panels = {**{task: f"{task} {metric}" for task, metric in FIRSTS.items()}, whole: whole.replace("_", " ")}
-    with picture(path, (11, 0.42 * len(part.lines) + 1.7)) as figure:
+    panels = {**{task: f"{task} {metric}" for task, metric in part.firsts.items()}, whole: whole.replace("_", " ")}
+    with picture(path, (2.75 * len(panels), 0.42 * len(part.lines) + 1.7)) as figure:
         row_of_axes = figure.subplots(1, len(panels), sharey=True)
         for axes, (metric, name) in zip(row_of_axes, panels.items()):
             _bars(axes, part.lines, metric, tables.paper.own)

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from bertrio.experiments.cells import ABSENT
 from bertrio.experiments.measured import OVERALL
+from bertrio.experiments.paired import firsts_of
 from bertrio.experiments.runs import Runs
 from bertrio.experiments.sheets import Sheet, console_for_sheets, signed
-from bertrio.experiments.tables import CONVENTIONS, FIRSTS, METRICS, Line, PaperTables, Part
+from bertrio.experiments.tables import CONVENTIONS, Line, PaperTables, Part
 from bertrio.files import write_csv, write_text
 
 FOLDER = "recipes/tables"
@@ -118,21 +119,21 @@ def sheets(part: Part, convention: str | None, own: bool = False) -> list[Sheet]
 def _measured_scores(part: Part) -> Sheet:
     rows = [
         [_name(line), str(len(line.runs)) if line.scores else _missing(line)]
-        + [_measured(line, metric) for metric in METRICS]
+        + [_measured(line, metric) for metric in part.metrics]
         for line in part.lines
     ]
-    title = "Accuracy of sst and qqp, Pearson's r of sts, and both overall scores"
-    return Sheet(["row", "seeds", *METRICS], rows, title, groups=[1] * (1 + len(METRICS)))
+    header = ["row", "seeds", *[f"{task} {metric}" for task, metric in part.firsts.items()], *OVERALL]
+    return Sheet(header, rows, "The first metric of each task, and both overall scores", groups=[1] * (len(header) - 1))
 
 
 def _scores(part: Part) -> Sheet:
-    columns = [f"{task}: {side}" for task in FIRSTS for side in ("paper", "measured")]
+    columns = [f"{task}: {side}" for task in part.firsts for side in ("paper", "measured")]
     rows = [
         [_name(line), str(len(line.runs)) if line.scores else _missing(line)]
-        + [cell for task in FIRSTS for cell in (_figure(line.reported.get(task)), _measured(line, task))]
+        + [cell for task in part.firsts for cell in (_figure(line.reported.get(task)), _measured(line, task))]
         for line in part.lines
     ]
-    groups = [1, *[2] * len(FIRSTS)]
+    groups = [1, *[2] * len(part.firsts)]
     return Sheet(["row", "seeds", *columns], rows, "Accuracy of sst and qqp, Pearson's r of sts", groups=groups)
 
 
@@ -153,7 +154,7 @@ def _differences(part: Part) -> Sheet:
     minutes = any("minutes" in line.reported for line in part.lines)
     base = part.against.run_as if part.against else None
     others = [line for line in part.lines if line.row.run_as != base and not line.row.literature]
-    metrics = METRICS if others else ()
+    metrics = part.metrics if others else ()
     rows = []
     for line in part.lines:
         row = [line.row.name, *[_difference(line, metric, line in others) for metric in metrics]]
@@ -183,6 +184,8 @@ def notes(part: Part, convention: str | None) -> list[str]:
         told.append("In brackets after a difference: its 95 % interval by the paired test over rows and seeds.")
     if any(difference.rows_alone for difference in differences):
         told.append(f"{ALONE}: over rows alone, for a side has a single seed: what seeds change is not in it.")
+    if len({tuple(firsts_of(run)) for line in part.lines for run in line.runs}) > 1:
+        told.append("Rows have other tasks; their overall scores are over the tasks that they have.")
     told += [
         f"{ODD} {line.row.name}: the paper's {line.reported['overall']:.3f} does not follow from its figures, which "
         f"give {line.overalls['overall_mean']:.4f} raw and {line.overalls['overall_normalized']:.4f} normalized."
@@ -208,7 +211,7 @@ def _records(line: Line, part: Part) -> Iterator[dict[str, object]]:
         "seconds": seconds(line) if line.runs else None,
         "peak_memory_mb": peak_memory(line) if line.runs else None,
     }
-    for metric in (*METRICS, "overall"):
+    for metric in (*part.metrics, "overall"):
         score, difference = line.scores.get(metric), line.differences.get(metric)
         interval = (score.interval if score else None) or (None, None)
         yield {

@@ -15,7 +15,7 @@ import numpy as np
 from bertrio.errors import UserError
 from bertrio.evaluation.metrics import overall
 from bertrio.experiments.measured import OVERALL
-from bertrio.experiments.paired import Difference, differ, value_of
+from bertrio.experiments.paired import Difference, differ, firsts_of, value_of
 from bertrio.experiments.runs import Runs, Setting, runs_of
 
 if TYPE_CHECKING:
@@ -85,16 +85,28 @@ class Line:
 
 @dataclass(frozen=True)
 class Part:
-    """One table on one split; `against` is the row that others are compared with, None where none can be.
+    """One table on one split.
 
-    `notes` say what could not be compared.
+    Args:
+        table: the table.
+        split: dev or test.
+        lines: its rows.
+        firsts: the first metric of each task that the table has columns for.
+        against: the row that others are compared with; None where none can be.
+        notes: what could not be compared.
     """
 
     table: Table
     split: str
     lines: Sequence[Line]
+    firsts: Mapping[str, str]
     against: Row | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The tasks, each of which stands for its first metric, and the overall scores."""
+        return (*self.firsts, *OVERALL)
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,8 @@ def paper_tables(
     rows = {row.run_as for row in found.rows if not row.literature} | ({base.run_as} if base else set())
     runs = runs_of(measured, rows, wanted or Setting(), recipes)
     budget = recipes.budget(runs.setting.budget).title if runs.setting.budget else ""
-    parts = [part for table in found.tables.values() for part in _parts(table, runs, base)]
+    firsts = _firsts_of(runs) if found.own and runs.all else FIRSTS
+    parts = [part for table in found.tables.values() for part in _parts(table, runs, base, firsts)]
     return PaperTables(found, runs, budget, parts)
 
 
@@ -155,22 +168,27 @@ def _runnable(row: Row) -> Row:
     return row
 
 
-def _parts(table: Table, runs: Runs, base: Row | None) -> Iterator[Part]:
+def _firsts_of(runs: Runs) -> dict[str, str]:
+    """The first metric of every task that any of the runs has: rows of our own may have tasks of one's own."""
+    return {task: metric for run in runs.all for task, metric in firsts_of(run).items()}
+
+
+def _parts(table: Table, runs: Runs, base: Row | None, firsts: Mapping[str, str]) -> Iterator[Part]:
     """The table on dev, and on test where the paper reports that of any of its rows."""
     base = base or next((row for row in table.rows if not row.literature), None)
-    lines = [_line(row, row.reported, "dev", runs) for row in table.rows]
+    lines = [_line(row, row.reported, "dev", runs, firsts) for row in table.rows]
     if base is None:
-        yield Part(table, "dev", lines)
+        yield Part(table, "dev", lines, firsts)
     else:
-        yield _compared(Part(table, "dev", lines, base), runs.of(base.run_as))
-    tested = [_line(row, row.reported_test, "test", runs) for row in table.rows if row.reported_test]
+        yield _compared(Part(table, "dev", lines, firsts, base), runs.of(base.run_as))
+    tested = [_line(row, row.reported_test, "test", runs, firsts) for row in table.rows if row.reported_test]
     if tested:
-        yield Part(table, "test", tested)
+        yield Part(table, "test", tested, firsts)
 
 
-def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs) -> Line:
+def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs, firsts: Mapping[str, str]) -> Line:
     own = () if row.literature else runs.of(row.run_as)
-    scores = {metric: score_of(own, metric, split) for metric in METRICS}
+    scores = {metric: score_of(own, metric, split) for metric in (*firsts, *OVERALL)}
     return Line(row, reported, own, {metric: score for metric, score in scores.items() if score}, {})
 
 

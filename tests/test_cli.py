@@ -36,3 +36,31 @@ def test_help_needs_nothing_heavy(arguments):
     code = f"import sys; from bertrio.cli import main\ntry: main({arguments})\nexcept SystemExit: pass\n"
     code += "sys.exit(bool({'torch', 'pandas', 'pydantic', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "--out", "folder"],
+        ["report", "--out", "file/page.html"],
+        ["stepwise", "--candidates", "ema", "--out", "file"],
+        ["search", "finetune.lr=1e-5,1e-4", "--out", "file/inside"],
+    ],
+    ids=lambda of: " ".join(of),
+)
+def test_a_place_that_can_not_be_written_to_is_named(root, tmp_path, monkeypatch, capsys, arguments):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    (tmp_path / "params.yaml").write_text((root / "params.yaml").read_text())
+    assert main(arguments) == 2
+    told = capsys.readouterr().err
+    assert f"{arguments[-1]}: can't be written (" in told and "name another place" in told
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_there_is_no_report_of_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report"]) == 2
+    assert "has no params.yaml; run this from the folder that holds dvc.yaml" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()

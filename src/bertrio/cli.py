@@ -11,7 +11,7 @@ from bertrio.cli_predict import add_predict_commands
 from bertrio.cli_recipes import add_recipe_commands
 from bertrio.cli_search import add_search_commands
 from bertrio.cli_serve import add_serve_commands
-from bertrio.errors import UserError
+from bertrio.errors import UserError, writing_to
 
 REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
 
@@ -99,7 +99,8 @@ def _compare(args: argparse.Namespace) -> None:
     result = compare(open_side(args.first), open_side(args.second), args.split, args.rows)
     show_comparison(result)
     if args.json:
-        write_json(args.json, result, digits=10)  # p-values can be small
+        with writing_to(f"--json {args.json}"):
+            write_json(args.json, result, digits=10)  # p-values can be small
 
 
 def _report(args: argparse.Namespace) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from bertrio.cli_options import BUDGET, add_set, positive
-from bertrio.errors import UserError
+from bertrio.errors import writing_to
 
 
 def add_recipe_commands(commands: Any) -> None:
@@ -126,15 +125,6 @@ def _collect(args: argparse.Namespace) -> None:
     print(f"wrote {len(collect())} files to recipes/measured")
 
 
-@contextmanager
-def _writing_to(out: str) -> Iterator[None]:
-    """Makes a message to the user of what the system has against writing there."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"--out {out}: can't be written ({error.strerror or error}); name another place") from error
-
-
 def _setting(args: argparse.Namespace) -> Any:
     from bertrio.experiments.recipes import parse_settings
     from bertrio.experiments.runs import Setting
@@ -150,7 +140,7 @@ def _table(args: argparse.Namespace) -> None:
 
     tables = paper_tables(load_recipes(), load_measured(), args.paper, _setting(args), args.against)
     show_tables(tables)
-    with _writing_to(args.out):
+    with writing_to(f"--out {args.out}"):
         written = write_tables(tables, args.out, args.plots)
     for path in written:
         print(f"wrote {path}")
@@ -166,7 +156,7 @@ def _claims(args: argparse.Namespace) -> None:
     judgement = judge(recipes, load_measured(), load_claims(recipes), _setting(args))
     show_claims(judgement)
     if args.out:
-        with _writing_to(args.out):
+        with writing_to(f"--out {args.out}"):
             write_claims(judgement, args.out)
         print(f"wrote {args.out}")
 
@@ -176,10 +166,13 @@ def _stepwise(args: argparse.Namespace) -> None:
     from bertrio.experiments.stepwise import stepwise
 
     overrides = parse_settings(args.set)
+    with writing_to(f"--out {args.out}"):  # now, not after hours
+        Path(args.out).mkdir(parents=True, exist_ok=True)
     stepwise(args.candidates, args.base, args.beam, args.budget, args.seeds, overrides, args.unproven, args.out)
 
 
 def _sweep(args: argparse.Namespace) -> None:
     from bertrio.experiments.sweeps import sweep
 
-    sweep(args.param, args.metric, args.out)
+    with writing_to(f"--out {args.out}"):
+        sweep(args.param, args.metric, args.out)

@@ -1,6 +1,7 @@
 """The one exception that users are meant to see, and what is often said with it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -24,6 +25,22 @@ def missing_package(what: str, packages: Iterable[str], extra: str) -> UserError
     """The error for a command or param that takes packages which an extra of bertrio installs."""
     named = ", ".join(packages)
     return UserError(f"{what}: needs the package {named}; install it with: pip install 'bertrio[{extra}]'")
+
+
+@contextmanager
+def writing_to(out: str | Path) -> Iterator[None]:
+    """Makes a message to the user of what the system has against writing to the place that the user named.
+
+    Args:
+        out: as the message names it, such as `--out FOLDER`.
+
+    Raises:
+        UserError: for any OSError in the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{out}: can't be written ({error.strerror or error}); name another place") from error
 
 
 def need(path: str | Path) -> Path:

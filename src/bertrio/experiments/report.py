@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bertrio.errors import UserError
+from bertrio.errors import UserError, writing_to
 from bertrio.experiments.cells import short
 from bertrio.experiments.difference import comparison
 from bertrio.experiments.page import Bar, Cell, Section, Tile, write_page
@@ -63,13 +63,16 @@ def write_report(
         root: the folder that holds dvc.yaml.
 
     Raises:
-        UserError: if there is no such revision, it has no params.yaml, or a file is damaged. Where only the comparison
-            fails, as with predictions for other rows, its section says so.
+        UserError: if there is no such revision, it has no params.yaml, a file is damaged, or `out` can't be written.
+            Where only the comparison fails, as with predictions for other rows, its section says so.
     """
     run = Run(Revision.open(name, root), None if baseline is None else Revision.open(baseline, root), _committed(root))
+    if not run.revision.exists("params.yaml"):
+        raise UserError(f"{run.revision.title}: has no params.yaml; run this from the folder that holds dvc.yaml")
     notes, tiles = _headline(run)
     sections = [_section(run, *parts) for parts in SECTIONS]
-    write_page(out, run.revision.name, run.revision.commit or "", notes, tiles, sections)
+    with writing_to(out):
+        write_page(out, run.revision.name, run.revision.commit or "", notes, tiles, sections)
 
 
 def _committed(root: str | Path) -> Mapping[str, Any] | None:

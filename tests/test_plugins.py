@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -347,6 +348,14 @@ def test_what_is_wrong_with_a_part_is_told_before_any_work(mine, project, overri
         check_inputs("params.yaml", "data/inputs")
 
 
+def test_a_head_of_another_package_needs_no_task_that_is_gone(mine, project):
+    project({"tasks": {"sst": {"head": "scaled"}}})
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    del params["tasks"]["sts"]  # sharing.tasks still names it
+    Path("params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    check_inputs("params.yaml", "data/inputs")
+
+
 def test_a_part_that_can_not_be_imported_names_its_package(project, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", "broken", module="import not_there\n", points=BROKEN)))
     project({"tasks": {"sst": {"loss": "focal"}}})
@@ -361,7 +370,7 @@ BROKEN = {"losses": {"focal": "broken_parts:focal"}}
 def test_the_package_in_the_document_works_as_it_stands(project, tmp_path, monkeypatch):
     tomllib = pytest.importorskip("tomllib")  # of Python 3.11
     document = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
-    found = dict(re.findall(r"^```(\w+)\n(.*?)^```$", document, re.S | re.M))
+    found = dict(reversed(re.findall(r"^```(\w+)\n(.*?)^```$", document, re.S | re.M)))  # the first of each language
     about = tomllib.loads(found["toml"])["project"]
     points = {group.removeprefix("bertrio."): own for group, own in about["entry-points"].items()}
     folder = install(tmp_path / "site", "my", about["version"], points, found["python"])
@@ -377,6 +386,20 @@ def test_the_package_in_the_document_works_as_it_stands(project, tmp_path, monke
     labels = torch.tensor([0, 1, 2, 3, 4, 0])
     torch.testing.assert_close(part(output, labels, gamma=0), F.cross_entropy(output.outputs, labels))
     assert part(output, labels) < part(output, labels, gamma=0)
+
+
+def test_one_file_and_one_line_do_in_bertrio_itself(project, tmp_path):
+    document = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    [line] = re.findall(r'^focal = "(bertrio\..*)"$', document, re.M)
+    package = re.search(r"^```python\n(.*?)^```$", document, re.S | re.M)[1]
+    source = shutil.copytree(ROOT / "src/bertrio", tmp_path / "src/bertrio")
+    (source.parent / line.partition(":")[0].replace(".", "/")).with_suffix(".py").write_text(package)
+    install(source.parent, "bertrio", points={"losses": {"focal": line}}, module="")
+    project({"tasks": {"sst": {"loss": "focal", "loss_options": {"gamma": 1}}}})
+    code = f"import sys; sys.path.insert(0, {str(source.parent)!r})\n"
+    code += "from bertrio.cli import main; sys.exit(main(['check']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_group_has_its_own_table(mine):

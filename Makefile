@@ -1,4 +1,4 @@
-# make repro: set up and run the whole pipeline. make test: set up and run all tests.
+# make repro: set up and run the whole pipeline. make test: set up and run the tests, all but those of many minutes.
 
 PYTHON ?= python3
 BIN := .venv/bin

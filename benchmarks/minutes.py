@@ -64,6 +64,8 @@ def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
                 if name == TRAINER:
                     raw["data"]["more"] = {}
                 write_text(work / f"params-{turn}.yaml", yaml.safe_dump(raw, sort_keys=False))
+            if args.only and not any(case.split(":")[0] == name for case in args.only):
+                continue  # nothing of it will run
             params = prepare(work)
             if name == TRAINER:
                 write_text(work / "params.yaml", (work / "params-1.yaml").read_text())

@@ -315,7 +315,6 @@ def test_an_error_in_one_process_ends_all_and_is_told_once(project):
     assert not project.processes()
 
 
-@pytest.mark.slow
 def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(project):
     project.forget()
     ended = project.run("end", rank=0, number=4)
@@ -331,17 +330,19 @@ def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(pr
     assert project.outputs().keys() == project.expected.keys()
 
 
-@pytest.mark.slow
-def test_accelerate_and_torchrun_launch_the_stage(project):
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    accelerate = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    for launcher in (torchrun, [*accelerate, "--main_process_port", str(free_port())]):
-        project.forget()
-        project.write_params(processes=1)  # the launcher's number counts
-        done = project.run(command=[sys.executable, *launcher])
-        assert done.code == 0, done.said
-        assert done.said.count("in each of 2 processes") == 1
-        assert project.outputs() == project.expected, launcher
+TORCHRUN = ("torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
+
+
+@pytest.mark.parametrize("launcher", [ACCELERATE, pytest.param(TORCHRUN, marks=pytest.mark.slow)], ids=lambda of: of[0])
+def test_a_launcher_starts_the_stage(project, launcher):
+    port = ["--main_process_port", str(free_port())] if launcher is ACCELERATE else []
+    project.forget()
+    project.write_params(processes=1)  # the launcher's number counts
+    done = project.run(command=[sys.executable, "-m", *launcher, *port])
+    assert done.code == 0, done.said
+    assert done.said.count("in each of 2 processes") == 1
+    assert project.outputs() == project.expected
 
 
 @pytest.mark.slow

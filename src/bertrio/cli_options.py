@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+from pathlib import Path
+
+from bertrio.errors import writing_to
 
 BUDGET = "paper or quick, see recipes/budgets.yaml (default: %(default)s)"
 SET = "set a param on top, as in -S finetune.lr=2e-5; * is any one key; can be repeated"
@@ -18,6 +22,18 @@ def positive(text: str) -> int:
 def add_set(parser: argparse.ArgumentParser, text: str = SET) -> None:
     """Adds `-S KEY=VALUE`, to be given any number of times; `parse_settings` reads `args.set`."""
     parser.add_argument("-S", dest="set", metavar="KEY=VALUE", action="append", default=[], help=text)
+
+
+def need_folder(out: str) -> None:
+    """Makes the folder that `--out` names.
+
+    Raises:
+        UserError: if it is none, or nothing can be written there.
+    """
+    with writing_to(f"--out {out}"):
+        Path(out).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from bertrio.cli_options import BUDGET, add_set, positive
+from bertrio.cli_options import BUDGET, add_set, need_folder, positive
 from bertrio.errors import writing_to
 
 
@@ -166,13 +165,11 @@ def _stepwise(args: argparse.Namespace) -> None:
     from bertrio.experiments.stepwise import stepwise
 
     overrides = parse_settings(args.set)
-    with writing_to(f"--out {args.out}"):  # now, not after hours
-        Path(args.out).mkdir(parents=True, exist_ok=True)
+    need_folder(args.out)  # now, not after hours
     stepwise(args.candidates, args.base, args.beam, args.budget, args.seeds, overrides, args.unproven, args.out)
 
 
 def _sweep(args: argparse.Namespace) -> None:
     from bertrio.experiments.sweeps import sweep
 
-    with writing_to(f"--out {args.out}"):
-        sweep(args.param, args.metric, args.out)
+    sweep(args.param, args.metric, args.out)

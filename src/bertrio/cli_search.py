@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from bertrio.cli_options import BUDGET, add_set, positive
-from bertrio.errors import writing_to
+from bertrio.cli_options import BUDGET, add_set, need_folder, positive
 
 SPACE = "a param and what it may be: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
 PRUNE = "which runs to give up while they train: median, hyperband or none (default: %(default)s)"
@@ -37,8 +35,7 @@ def _search(args: argparse.Namespace) -> None:
     from bertrio.experiments.recipes import parse_settings
     from bertrio.experiments.search import search
 
-    with writing_to(f"--out {args.out}"):  # now, not after hours
-        Path(args.out).mkdir(parents=True, exist_ok=True)
+    need_folder(args.out)  # now, not after hours
     search(
         args.space,
         args.trials,

@@ -77,10 +77,17 @@ class Plugin:
         return own | {"sha256": digest.hexdigest()}
 
     def _files(self) -> list[Path]:
-        """The Python files of the package that it lies in, sorted; none if there is no such package."""
-        spec = find_spec(self.value.partition(":")[0].partition(".")[0])  # the first part alone: imports nothing
+        """The Python files of the package that it lies in, sorted; none if there is no such package.
+
+        Of bertrio's own package the module alone: the stages list what else of it they depend on.
+        """
+        module, *inner = self.value.partition(":")[0].split(".")
+        spec = find_spec(module)  # the first part alone: imports nothing
         if spec is None:
             return []
+        if module == "bertrio":
+            path = Path(spec.origin).parent.joinpath(*inner)
+            return [found for found in (path.with_suffix(".py"), path / "__init__.py") if found.is_file()]
         if spec.submodule_search_locations is None:
             return [Path(spec.origin)] if spec.origin and Path(spec.origin).is_file() else []
         return sorted(path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*.py"))

@@ -71,13 +71,23 @@ def test_files_become_absolute_unless_git_has_them_or_they_start_at_data_path(tm
     assert with_absolute_paths(settings, tmp_path)["data"]["files"] == files
 
 
-def test_of_a_file_of_data_only_the_last_name_is_kept():
-    run = {"data": {"more": {"qqp": {"train": "/here/more.tsv", "columns": {"label": "/x"}}}}}
-    assert overridden({"data": {"more": {}}}, run) == {
-        "data.more.qqp.train": "more.tsv",
-        "data.more.qqp.columns.label": "/x",
-    }
-    assert without_place("data.more", {"qqp": {"train": "/here/more.tsv"}}) == {"qqp": {"train": "more.tsv"}}
+def test_of_folders_and_links_git_may_have_a_part_alone(tmp_path):
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    (tmp_path / "repository/course").mkdir(parents=True)
+    (tmp_path / "repository/course/README.md").write_text("")
+    (tmp_path / "outside.tsv").write_text("")
+    (tmp_path / "repository/link.tsv").symlink_to("../outside.tsv")
+    subprocess.run(["git", "add", "repository"], cwd=tmp_path, check=True)
+    settings = {"data": {"path": "course"}, "tasks": {"nli": {"data": {"train": "link.tsv"}}}}
+    found = with_absolute_paths(settings, tmp_path / "repository")
+    assert found["data"]["path"] == str(tmp_path / "repository/course")
+    assert found["tasks"]["nli"]["data"]["train"] == str(tmp_path / "repository/link.tsv")
+
+
+def test_another_file_of_the_same_name_makes_another_run_and_measured_files_have_names_alone():
+    one, other = ({"data": {"more": {"qqp": {"train": f"/{place}/more.tsv"}}}} for place in ("here", "there"))
+    assert set(differences(one, other)) == {"data.more.qqp.train"}
+    assert overridden({"data": {"more": {}}}, one) == {"data.more.qqp.train": "more.tsv"}
 
 
 def test_of_a_local_folder_only_the_last_name_counts(tmp_path, monkeypatch):

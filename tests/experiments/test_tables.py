@@ -74,8 +74,30 @@ def test_overall_scores_over_other_tasks_are_not_compared(recipes):
     own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
     runs = [with_nli(run) if run.row == "p-better" else run for run in measured()]
     text = markdown(paper_tables(own, runs, "p"))
-    assert "Rows have other tasks; their overall scores are over the tasks that they have." in text
-    assert "overall_mean: that of p-base is over sst, qqp, sts and that of p-better is over sst, qqp, sts, nli" in text
+    assert "Not all runs have the same tasks; overall scores are over those that a run has." in text
+    usual = "sst accuracy, qqp accuracy, sts pearson"
+    assert f"overall_mean: of p-base it is {usual} and of p-better it is {usual}, nli macro_f1" in text
+
+
+def test_seeds_with_other_tasks_have_no_overall_score_together(recipes):
+    own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
+    runs = [replace(with_nli(run), seed=9) if run.row == "p-better" else run for run in measured()]
+    runs += [run for run in measured() if run.row == "p-better"]
+    [part, *_] = paper_tables(own, runs, "p").parts
+    [line] = [line for line in part.lines if line.row.name == "p-better"]
+    assert len(line.runs) > 1 and "sst" in line.scores and not {"overall_mean", "overall_normalized"} & set(line.scores)
+    assert "overall_mean" not in line.differences
+
+
+def test_another_first_metric_of_a_task_is_told_and_not_compared(recipes):
+    def by_rank(run):
+        dev = run.metrics["dev"] | {"sts": {"spearman": 0.5}}
+        return replace(run, metrics=run.metrics | {"dev": dev})
+
+    own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
+    text = markdown(paper_tables(own, [by_rank(run) if run.row == "p-better" else run for run in measured()], "p"))
+    assert "sts pearson or spearman" in text or "sts spearman or pearson" in text
+    assert "sts: of p-base it is sts pearson and of p-better it is sts spearman" in text
 
 
 def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(recipes):

@@ -150,12 +150,6 @@ def test_shorter_sets_cycle_and_longer_ones_carry_on_across_epochs(workspace):
     assert all(sorted(seen["sts"][start : start + 10]) == list(range(10)) for start in range(0, 80, 10))
 
 
-def test_a_task_can_not_have_a_name_of_torchs_own(workspace):
-    params = workspace.params(tasks={"state_dict": workspace.params().tasks["sts"].model_dump()})
-    with pytest.raises(UserError, match=r"tasks\.state_dict: a task can't have this name"):
-        build_model(params, "models/encoder", set_up(1, "cpu", "float32"))
-
-
 TASKS = ("sst", "qqp", "sts")
 UNCLIPPED = {"optimizer": {"max_grad_norm": None}}
 

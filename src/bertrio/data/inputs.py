@@ -7,6 +7,7 @@ stage depends on its own.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ def _of_data(task: TaskParams) -> dict[str, Any]:
 
 def _prefinetuned(params: Params) -> dict[str, Any]:
     options = params.prefinetune
-    return params.tasks[options.task].model_dump(mode="json") if options.epochs else {}
+    if not options.epochs:
+        return {}
+    exact = repr(params.tasks[options.task].model_dump())  # JSON has no infinity, and here rounds
+    return {options.task: hashlib.sha256(exact.encode()).hexdigest()}
 
 
 def _plugins(params: Params) -> dict[str, dict[str, str]]:

@@ -146,20 +146,19 @@ def _named_outside(block: Block, beside_data: bool, at: str = "") -> Iterator[tu
 
 
 def _tracked(path: Path, root: str | Path) -> bool:
-    """Whether git has the file, or anything in the folder, so that a copy of the repository has it too."""
-    command = ["git", "ls-files", "--error-unmatch", "--", os.path.abspath(path)]
-    return subprocess.run(command, cwd=root, capture_output=True).returncode == 0
+    """Whether git has the file, so that a copy of the repository has it too. Of a folder it may have a part alone, and
+    of a link not what it leads to."""
+    command = ["git", "--literal-pathspecs", "ls-files", "--error-unmatch", "--", os.path.abspath(path)]
+    plain = path.is_file() and not path.is_symlink()
+    return plain and subprocess.run(command, cwd=root, capture_output=True).returncode == 0
 
 
 def without_place(param: str, value: Any) -> Any:
-    """A param's value as it is on any machine: of a local folder, and of a file of data, only its last name."""
-    if isinstance(value, Mapping):
-        return {key: without_place(f"{param}.{key}", own) for key, own in value.items()}
-    if not isinstance(value, str) or not (param in FOLDERS or FILES.fullmatch(param)):
+    """A param's value as it is on any machine: of a local folder only its last name."""
+    if param not in FOLDERS or not isinstance(value, str):
         return value
-    path = Path(value).expanduser()
-    there = path.is_dir() if param in FOLDERS else path.is_file()
-    return Path(os.path.abspath(path)).name if path.is_absolute() or there else value
+    folder = Path(value).expanduser()
+    return Path(os.path.abspath(folder)).name if folder.is_absolute() or folder.is_dir() else value
 
 
 def of_any_machine(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,9 +189,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 
 def overridden(row: Mapping[str, Any], run: Mapping[str, Any]) -> Block:
-    """What the params of a run have in place of those of its row, as measured files name it."""
+    """What the params of a run have in place of those of its row, as measured files name it: a file by its name alone,
+    as it lies elsewhere on another machine."""
     found = {param: value for param, (_, value) in differences(row, run).items() if is_override(param)}
-    return {param: without_place(param, value) for param, value in found.items()}
+    files = {param for param, value in found.items() if FILES.fullmatch(param) and isinstance(value, str)}
+    return {param: Path(value).name if param in files else value for param, value in found.items()}
 
 
 def is_override(param: str) -> bool:

@@ -71,12 +71,10 @@ def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -
         metric: a task, whose first metric is meant, or an overall score.
 
     Raises:
-        UserError: if a side has no run, or did not measure the metric, or the sides have other dev rows or, for an
-            overall score, other tasks.
+        UserError: if a side has no run, or did not measure the metric, or any two runs have other dev rows, another
+            first metric of the task or, for an overall score, of any task.
     """
-    if metric in OVERALL and first and second and (of := [firsts_of(side[0]) for side in (first, second)])[0] != of[1]:
-        told = [f"that of {side[0].row} is over {', '.join(tasks)}" for side, tasks in zip((first, second), of)]
-        raise UserError(f"{metric}: {' and '.join(told)}")
+    _need_same_metrics([*first, *second], metric)
     sides = [_values(first, metric), _values(second, metric)]
     variance = row_variance(first, second, metric)
     seeds = (len(first), len(second))
@@ -100,6 +98,17 @@ def row_variance(first: Sequence[Measured], second: Sequence[Measured], metric: 
         for task, weight in _weights(first[0], metric).items()
         for difference in [_by_row(second, first, task) - _by_row(first, second, task)]
     )
+
+
+def _need_same_metrics(runs: Sequence[Measured], metric: str) -> None:
+    """Raises a UserError unless `metric` is the same figure in all runs."""
+    figures: dict[frozenset[tuple[str, str]], str] = {}
+    for run in runs:
+        of = {task: first for task, first in firsts_of(run).items() if metric in OVERALL or task == metric}
+        told = ", ".join(f"{task} {first}" for task, first in of.items())
+        figures.setdefault(frozenset(of.items()), f"of {run.row} it is {told}")
+    if len(figures) > 1 and all(figures):  # a run that lacks it is told of below
+        raise UserError(f"{metric}: {' and '.join(figures.values())}")
 
 
 def _values(side: Sequence[Measured], metric: str) -> list[float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bertrio.errors import UserError
+from bertrio.errors import UserError, writing_to
 from bertrio.experiments.cells import is_number, leaves
 from bertrio.experiments.recipe_files import nearest
 from bertrio.files import write_csv
@@ -80,14 +80,15 @@ def sweep(
         The families, those with most values first.
 
     Raises:
-        UserError: if no experiments differ in the param alone, or none has the metric.
+        UserError: if no experiments differ in the param alone, none has the metric, or `out` can't be written to.
     """
     runs = list(read_runs(param, root))
     found = families(param, runs)
     table = tabulate(found, metric)
     _show(table, param, len(runs) - sum(len(of) for family in found for of in family.points.values()))
-    write_csv(table, Path(out) / f"{param}.csv")
-    _draw(found, list(dict.fromkeys(table["metric"])), param, Path(out) / f"{param}.png")
+    with writing_to(out):
+        write_csv(table, Path(out) / f"{param}.csv")
+        _draw(found, list(dict.fromkeys(table["metric"])), param, Path(out) / f"{param}.png")
     return found
 
 

@@ -184,8 +184,8 @@ def notes(part: Part, convention: str | None) -> list[str]:
         told.append("In brackets after a difference: its 95 % interval by the paired test over rows and seeds.")
     if any(difference.rows_alone for difference in differences):
         told.append(f"{ALONE}: over rows alone, for a side has a single seed: what seeds change is not in it.")
-    if len({tuple(firsts_of(run)) for line in part.lines for run in line.runs}) > 1:
-        told.append("Rows have other tasks; their overall scores are over the tasks that they have.")
+    if len({frozenset(firsts_of(run)) for line in part.lines for run in line.runs}) > 1:
+        told.append("Not all runs have the same tasks; overall scores are over those that a run has.")
     told += [
         f"{ODD} {line.row.name}: the paper's {line.reported['overall']:.3f} does not follow from its figures, which "
         f"give {line.overalls['overall_mean']:.4f} raw and {line.overalls['overall_normalized']:.4f} normalized."

@@ -150,7 +150,9 @@ def paper_tables(
 
 
 def score_of(runs: Sequence[Measured], metric: str, split: str = "dev") -> Score | None:
-    """A metric of a row's runs; None if it was not measured."""
+    """A metric of a row's runs; None if it was not measured, or is not the same figure in all of them."""
+    if len({frozenset(firsts_of(run).items()) for run in runs if metric in OVERALL}) > 1:
+        return None
     values = [value_of(run, metric, split) for run in runs]
     if not values or None in values:
         return None
@@ -169,8 +171,13 @@ def _runnable(row: Row) -> Row:
 
 
 def _firsts_of(runs: Runs) -> dict[str, str]:
-    """The first metric of every task that any of the runs has: rows of our own may have tasks of one's own."""
-    return {task: metric for run in runs.all for task, metric in firsts_of(run).items()}
+    """The first metric of every task that any of the runs has: rows of our own may have tasks of one's own. All of
+    them where runs have different ones."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs.all:
+        for task, metric in firsts_of(run).items():
+            found.setdefault(task, {})[metric] = None
+    return {task: " or ".join(metrics) for task, metrics in found.items()}
 
 
 def _parts(table: Table, runs: Runs, base: Row | None, firsts: Mapping[str, str]) -> Iterator[Part]:

@@ -52,7 +52,7 @@ def write_classifier(source: Source, task: Task, folder: Path) -> None:
     encoder, pooling = source.model.encoder, source.about.encoder.pooling
     if pooling not in POOLINGS:
         raise UserError(
-            f"encoder.pooling: {pooling} is of another package, and a classifier of transformers can't have it; "
+            f"encoder.pooling: found {pooling}, and a classifier of transformers can only have {', '.join(POOLINGS)}; "
             "--format onnx may do"
         )
     try:

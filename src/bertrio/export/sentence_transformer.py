@@ -82,8 +82,8 @@ def write_cross_encoder(source: Source, task: Task, folder: Path) -> None:
         )
     if type(head) not in (Linear, Mlp):
         raise UserError(
-            f"task {task.name}: only a head linear or mlp can be of sentence-transformers' modules, and its head is "
-            "another package's; --format onnx may do"
+            f"task {task.name}: only a head linear or mlp can be made of sentence-transformers' modules; "
+            "--format onnx may do"
         )
     hidden = [_dense(layer, _module_of(head.activation)) for layer in head.hidden]
     modules = [*_pooled(source), *hidden, _dense(head.output, nn.Identity(), to="scores")]
@@ -117,7 +117,7 @@ def _pooled(source: Source) -> list[Any]:
     encoder, pooling = source.model.encoder, source.about.encoder.pooling
     if pooling not in POOLINGS:
         raise UserError(
-            f"encoder.pooling: {pooling} is of another package, and sentence-transformers can't have it; "
+            f"encoder.pooling: found {pooling}, and sentence-transformers can only have {', '.join(POOLINGS)}; "
             "--format onnx may do"
         )
     with tempfile.TemporaryDirectory() as folder:  # the module only loads from one

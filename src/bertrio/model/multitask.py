@@ -105,9 +105,6 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
     options = params.encoder
     transformer = load_transformer(encoder_folder, options.dropout, options.attention_dropout)
     check_length(transformer.config, options.max_length, "encoder.max_length")
-    for name in params.tasks:
-        if hasattr(nn.ModuleDict, name) or hasattr(nn.ParameterDict, name):  # torch keeps such names for itself
-            raise UserError(f"tasks.{name}: a task can't have this name; choose another")
     if options.checkpointing:
         recompute_hidden_states(transformer)
     encoder, heads, targets = _parts(params, transformer, options.frozen)

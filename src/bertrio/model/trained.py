@@ -14,6 +14,7 @@ import torch
 from bertrio.data.batches import Batch, Rows
 from bertrio.errors import UserError
 from bertrio.model.about import read_about
+from bertrio.model.heads import Head
 from bertrio.model.multitask import MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.params import build_tasks
@@ -103,7 +104,8 @@ class TrainedModel:
             UserError: if a number is not finite.
         """
         alone = Task(task, "single", "cross", self.tasks[task].target)  # each text makes a sequence of its own
-        project = getattr(self.network.heads[task], "project", list)  # another package's head may have none
+        head = self.network.heads[task]
+        project = head.project if isinstance(head, Head) else list  # another package's may be no Head
         vectors = np.empty((len(texts), self.network.encoder.size), dtype=np.float32)
         for batch in self._batches(task, pd.DataFrame({"text": texts}, dtype=object), alone):
             (pooled,) = project([self._pooled(batch.inputs[0])])

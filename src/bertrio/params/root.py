@@ -42,39 +42,16 @@ UNTIL = ("shortest", "longest", "steps")
 _ONE_TASK_A_STEP = {*SCHEDULES} - {"joint"}  # another package's schedule may take several
 # Words that torch's modules have a meaning for, as a model's folder of heads has an entry for each task
 OF_TORCH = frozenset(
-    [
-        "apply",
-        "bfloat16",
-        "buffers",
-        "children",
-        "clear",
-        "compile",
-        "copy",
-        "cpu",
-        "cuda",
-        "double",
-        "eval",
-        "float",
-        "forward",
-        "fromkeys",
-        "get",
-        "half",
-        "ipu",
-        "items",
-        "keys",
-        "modules",
-        "mtia",
-        "parameters",
-        "pop",
-        "popitem",
-        "setdefault",
-        "to",
-        "train",
-        "type",
-        "update",
-        "values",
-        "xpu",
-    ]
+    """
+    add_module apply bfloat16 buffers call_super_init children clear compile copy cpu cuda double dump_patches eval
+    extra_repr float forward fromkeys get get_buffer get_extra_state get_parameter get_submodule half ipu items keys
+    load_state_dict modules mtia named_buffers named_children named_modules named_parameters parameters pop popitem
+    register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
+    register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
+    register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
+    register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule setdefault share_memory state_dict to
+    to_empty train training type update values xpu zero_grad
+    """.split()  # noqa: SIM905 - as a list it takes a screen
 )
 RESERVED = (*OVERALL, "last", *UNTIL)  # words with a meaning of their own where a task may be named
 

@@ -14,6 +14,7 @@ from bertrio.experiments.dvc_experiments import (
     with_absolute_paths,
     without_place,
 )
+from bertrio.experiments.running import experiment_name
 
 
 def test_folders_become_absolute_where_they_exist(tmp_path):
@@ -88,6 +89,11 @@ def test_another_file_of_the_same_name_makes_another_run_and_measured_files_have
     one, other = ({"data": {"more": {"qqp": {"train": f"/{place}/more.tsv"}}}} for place in ("here", "there"))
     assert set(differences(one, other)) == {"data.more.qqp.train"}
     assert overridden({"data": {"more": {}}}, one) == {"data.more.qqp.train": "more.tsv"}
+    names = [
+        experiment_name("row", "quick", 1, {"data.more.qqp": {"train": "/here/more.tsv"}}),
+        experiment_name("row", "quick", 1, {"data.more.qqp.train": "../there/more.tsv"}),
+    ]
+    assert names[0] == names[1]
 
 
 def test_of_a_local_folder_only_the_last_name_counts(tmp_path, monkeypatch):

@@ -192,8 +192,14 @@ def overridden(row: Mapping[str, Any], run: Mapping[str, Any]) -> Block:
     """What the params of a run have in place of those of its row, as measured files name it: a file by its name alone,
     as it lies elsewhere on another machine."""
     found = {param: value for param, (_, value) in differences(row, run).items() if is_override(param)}
-    files = {param for param, value in found.items() if FILES.fullmatch(param) and isinstance(value, str)}
-    return {param: Path(value).name if param in files else value for param, value in found.items()}
+    return by_file_names(found)
+
+
+def by_file_names(params: Mapping[str, Any]) -> Block:
+    """Dotted params in which files of data stand by their names alone. Blocks among them are taken apart."""
+    leaves = {param: value for param, (_, value) in changes({}, params).items()}
+    files = {param for param, value in leaves.items() if FILES.fullmatch(param) and isinstance(value, str)}
+    return {param: Path(value).name if param in files else value for param, value in leaves.items()}
 
 
 def is_override(param: str) -> bool:

@@ -14,6 +14,7 @@ from bertrio.errors import UserError
 from bertrio.experiments.dvc_experiments import (
     PARAMS,
     Experiment,
+    by_file_names,
     experiments,
     find_experiments,
     of_any_machine,
@@ -99,10 +100,11 @@ def run_rows(
 def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[str, Any]) -> str:
     """The experiment of a run: `smart-concat-quick-s1`, with six digits more where params were overridden.
 
-    They stand for the overrides, and are the same on every machine: of a local folder only its last name counts, and
-    device and threads do not.
+    They stand for the overrides, and are the same on every machine: of a local folder and of a file of data only the
+    last name counts, and device and threads do not. A run with another file of that name is refused where there is one
+    experiment already.
     """
-    own = {param: value for param, value in of_any_machine(overrides).items() if param != SEED}
+    own = {param: value for param, value in by_file_names(of_any_machine(overrides)).items() if param != SEED}
     text = json.dumps(own, sort_keys=True, default=str)  # a date of YAML
     return f"{row_name}-{budget}-s{seed}" + (f"-{short_digest(text)}" if own else "")
 

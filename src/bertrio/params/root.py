@@ -40,7 +40,7 @@ OVERALL = ("overall_normalized", "overall_mean")
 SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
 UNTIL = ("shortest", "longest", "steps")
 _ONE_TASK_A_STEP = {*SCHEDULES} - {"joint"}  # another package's schedule may take several
-# Words that torch's modules have a meaning for, as a model's folder of heads has an entry for each task
+# Words that torch's modules have a meaning for, or that transformers adds to them: a model's heads have an entry a task
 OF_TORCH = frozenset(
     """
     add_module apply bfloat16 buffers call_super_init children clear compile copy cpu cuda double dump_patches eval
@@ -49,8 +49,8 @@ OF_TORCH = frozenset(
     register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
     register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
     register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
-    register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule setdefault share_memory state_dict to
-    to_empty train training type update values xpu zero_grad
+    register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule setdefault share_memory smart_apply
+    state_dict to to_empty train training type update values xpu zero_grad
     """.split()  # noqa: SIM905 - as a list it takes a screen
 )
 RESERVED = (*OVERALL, "last", *UNTIL)  # words with a meaning of their own where a task may be named

@@ -1,21 +1,12 @@
 import re
-from typing import get_args
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
 from bertrio.errors import UserError
-from bertrio.params import TaskParams, build_tasks, load_member, load_params, merged, read_yaml
-from bertrio.params.groups import POOLINGS as POOLING_NAMES
+from bertrio.params import build_tasks, load_member, load_params, merged, read_yaml
 from bertrio.params.loading import MEMBER_GROUPS
-from bertrio.params.root import OF_TORCH, Params
-from bertrio.params.tasks import HEAD_OPTIONS, LOSS_OPTIONS, ONE_VECTOR, SCALINGS, TWO_VECTORS, HeadOptions, LossOptions
-from bertrio.params.techniques import SCHEDULES as SCHEDULE_NAMES
-from bertrio.params.techniques import SURGERIES as SURGERY_NAMES
-from bertrio.params.techniques import WEIGHTINGS as WEIGHTING_NAMES
-from bertrio.params.techniques import WITHOUT_UNTIL
-from bertrio.tasks import build_target
+from bertrio.params.root import Params
 
 TASK = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
 
@@ -603,100 +594,6 @@ def test_a_mistake_in_a_member_is_told_with_its_name(load, member, message):
         load({"ensemble": {"members": {"b": member}}})
 
 
-def choices(group, name):
-    """The values that a param lets through."""
-    return set(get_args(group.model_fields[name].annotation))
-
-
-def test_the_choices_in_params_are_those_that_the_parts_offer():
-    from bertrio.combining.surgery import SURGERIES
-    from bertrio.combining.weighting import WEIGHTINGS
-    from bertrio.losses import LOSSES
-    from bertrio.model.heads import HEADS, SHARES
-    from bertrio.model.pooling import POOLINGS
-    from bertrio.regularizers.smart import NORMS
-    from bertrio.schedules import SCHEDULES
-
-    of = {name: field.annotation for name, field in Params.model_fields.items()}
-    assert set(HEAD_OPTIONS) == set(HEADS)
-    assert set(LOSS_OPTIONS) == set(LOSSES)
-    assert set(SCHEDULE_NAMES) == set(SCHEDULES) > set(WITHOUT_UNTIL)
-    assert set(SURGERY_NAMES) == {"none", *SURGERIES}
-    assert set(WEIGHTING_NAMES) == set(WEIGHTINGS)
-    assert set(POOLING_NAMES) == set(POOLINGS)
-    assert choices(of["smart"], "norm") == set(NORMS)
-    assert choices(of["sharing"], "layer") == set(SHARES)
-
-
-def test_the_ways_to_combine_members_are_those_that_the_ensemble_offers():
-    from bertrio.ensembling import RULES
-    from bertrio.training.soup import SOUPS
-
-    assert choices(Params.model_fields["ensemble"].annotation, "combine") == {*RULES, *SOUPS}
-
-
-def test_the_options_in_params_are_those_that_heads_and_losses_take():
-    from bertrio.losses import options_of
-    from bertrio.model.heads import ACTIVATIONS, HEADS, VECTORS, head_options
-
-    assert {name: set(options) for name, options in HEAD_OPTIONS.items()} == {
-        name: head_options(name) for name in HEADS
-    }
-    assert {name: set(of) for name, of in LOSS_OPTIONS.items()} == {name: options_of(name) for name in LOSS_OPTIONS}
-    assert set(HeadOptions.model_fields) == set().union(*HEAD_OPTIONS.values())
-    assert set(LossOptions.model_fields) == set().union(*LOSS_OPTIONS.values())
-    assert {name for name, count in VECTORS.items() if count == 1} == set(ONE_VECTOR)
-    assert {name for name, count in VECTORS.items() if count == 2} == set(TWO_VECTORS)
-    activations = get_args(HeadOptions.model_fields["activation"].annotation)[0]
-    assert set(get_args(activations)) == set(ACTIVATIONS)
-
-
-def test_the_scalings_in_params_are_those_of_the_cosine_head():
-    from bertrio.model.heads import SCALINGS as OFFERED
-
-    kinds = {"score": type(build_target("score", limits=(0, 5))), "binary": type(build_target("binary"))}
-    assert {kinds[name]: set(of) for name, of in SCALINGS.items()} == {kind: set(of) for kind, of in OFFERED.items()}
-
-
-WAYS = [("single", None), ("pair", "cross"), ("pair", "bi")]
-TARGETS = {
-    "classes": {"classes": 3},
-    "ordered": {"classes": 3},
-    "binary": {},
-    "score": {"range": [0, 5]},
-}
-
-
-@pytest.mark.parametrize(("kind", "encoding"), WAYS)
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_head_and_loss_that_params_let_through_can_be_built_and_trained(kind, encoding, target):
-    import torch
-
-    from bertrio.losses import build_loss
-    from bertrio.model.heads import HeadSpec, build_heads
-
-    let_through = set()
-    for head in HEAD_OPTIONS:
-        for loss in LOSS_OPTIONS:
-            shape = {"kind": kind, "encoding": encoding, "target": target, **TARGETS[target]}
-            try:
-                task = TaskParams(**shape, head=head, loss=loss, batch_size=1, dropout=0.0)
-            except ValidationError:
-                continue
-            let_through.add((head, loss))
-            of = build_target(task.target, task.classes, task.range)
-            spec = HeadSpec(task.head, of, of.outputs_for(task.loss), task.dropout, task.head_options.given())
-            vectors = [torch.randn(4, 6, requires_grad=True) for _ in range(2 if encoding == "bi" else 1)]
-            output = build_heads({"a": spec}, 6)["a"](*vectors)
-            labels = torch.tensor([0, 1, 1, 0]).to(getattr(torch, of.label_dtype))
-            result = build_loss(task.loss, of, task.loss_options.given())(output, labels)
-            result.backward()
-            assert result.isfinite() and vectors[0].grad.isfinite().all()
-            assert of.predict(output.outputs.detach().double().numpy()).values.shape == (4,)
-    assert {loss for _, loss in let_through} <= set(build_target(target, 3, (0, 5)).losses)
-    assert len(let_through) >= 4
-
-
 @pytest.mark.parametrize(
     ("challenge", "message"),
     [
@@ -723,11 +620,3 @@ def test_a_challenge_is_checked_before_any_work(load, challenge, message):
 def test_a_challenge_has_no_name_of_a_split(load, name):
     with pytest.raises(UserError, match=rf"evaluate\.challenges\.{name}: is a word of its own here"):
         load({"evaluate": {"challenges": {name: {"task": "sst", "path": "a"}}}})
-
-
-def test_words_of_torch_are_known_without_it():
-    from torch import nn
-
-    added = {"smart_apply"}  # to all modules, by transformers, while it makes a model
-    names = added.union(*(dir(empty) for empty in (nn.ModuleDict(), nn.ParameterDict())))
-    assert {name for name in names if re.fullmatch("[a-z][a-z0-9_]*", name)} == OF_TORCH

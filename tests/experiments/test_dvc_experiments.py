@@ -11,6 +11,7 @@ from bertrio.experiments.dvc_experiments import (
     experiments,
     is_override,
     overridden,
+    settings_text,
     with_absolute_paths,
     without_place,
 )
@@ -94,6 +95,9 @@ def test_another_file_of_the_same_name_makes_another_run_and_measured_files_have
         experiment_name("row", "quick", 1, {"data.more.qqp.train": "../there/more.tsv"}),
     ]
     assert names[0] == names[1]
+    overrides = {"finetune.lr": 2e-5, "data.path": "/here/course", "data.more.qqp": {"train": "/here/more.tsv"}}
+    told = "; -S finetune.lr=2e-05; -S data.path=course; -S data.more.qqp.train=more.tsv"
+    assert settings_text(overrides) == told
 
 
 def test_of_a_local_folder_only_the_last_name_counts(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from bertrio.console import say
 from bertrio.errors import UserError
-from bertrio.experiments.overrides import ABSENT, Block, changes, with_numbers
+from bertrio.experiments.overrides import ABSENT, Block, changes, value_text, with_numbers
 from bertrio.experiments.set_params import checked_overrides, listed
 from bertrio.params.loading import read_yaml
 
@@ -192,14 +192,19 @@ def overridden(row: Mapping[str, Any], run: Mapping[str, Any]) -> Block:
     """What the params of a run have in place of those of its row, as measured files name it: a file by its name alone,
     as it lies elsewhere on another machine."""
     found = {param: value for param, (_, value) in differences(row, run).items() if is_override(param)}
-    return by_file_names(found)
+    return by_last_names(found)
 
 
-def by_file_names(params: Mapping[str, Any]) -> Block:
-    """Dotted params in which files of data stand by their names alone. Blocks among them are taken apart."""
-    leaves = {param: value for param, (_, value) in changes({}, params).items()}
+def by_last_names(params: Mapping[str, Any]) -> Block:
+    """Dotted params in which local folders and files of data stand by their last names. Blocks are taken apart."""
+    leaves = {param: without_place(param, value) for param, (_, value) in changes({}, params).items()}
     files = {param for param, value in leaves.items() if FILES.fullmatch(param) and isinstance(value, str)}
     return {param: Path(value).name if param in files else value for param, value in leaves.items()}
+
+
+def settings_text(overrides: Mapping[str, Any]) -> str:
+    """What `-S` set, for a note below a table, which may be kept: `; -S finetune.lr=2e-05`, once for each param."""
+    return "".join(f"; -S {param}={value_text(value)}" for param, value in by_last_names(overrides).items())
 
 
 def is_override(param: str) -> bool:

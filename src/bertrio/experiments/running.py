@@ -14,7 +14,7 @@ from bertrio.errors import UserError
 from bertrio.experiments.dvc_experiments import (
     PARAMS,
     Experiment,
-    by_file_names,
+    by_last_names,
     experiments,
     find_experiments,
     of_any_machine,
@@ -104,7 +104,7 @@ def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[st
     last name counts, and device and threads do not. A run with another file of that name is refused where there is one
     experiment already.
     """
-    own = {param: value for param, value in by_file_names(of_any_machine(overrides)).items() if param != SEED}
+    own = {param: value for param, value in by_last_names(of_any_machine(overrides)).items() if param != SEED}
     text = json.dumps(own, sort_keys=True, default=str)  # a date of YAML
     return f"{row_name}-{budget}-s{seed}" + (f"-{short_digest(text)}" if own else "")
 

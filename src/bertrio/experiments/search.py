@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from bertrio.console import say
 from bertrio.errors import UserError
 from bertrio.experiments.bench import SEED
-from bertrio.experiments.dvc_experiments import without_place
+from bertrio.experiments.dvc_experiments import settings_text
 from bertrio.experiments.overrides import changes, value_text, with_numbers
 from bertrio.experiments.plan import Plan
 from bertrio.experiments.proposer import Proposer, Prune
@@ -203,9 +203,9 @@ def _params(root: Path) -> dict[str, Any]:
 
 
 def _notes(trials: Sequence[Trial], plan: Plan) -> list[str]:
-    settings = "".join(f"; -S {name}={value_text(without_place(name, own))}" for name, own in plan.overrides.items())
     states = ", ".join(f"{count} {state}" for state, count in Counter(trial.state for trial in trials).items())
     space = "; ".join(f"{param}={of}" for param, of in plan.space.items())
+    settings = settings_text(plan.overrides)
     notes = [
         f"Search on {plan.base or 'params.yaml'}, budget {plan.budget}",
         f"Score: {plan.metric} on dev. Space: {space}{settings}. Seed {plan.seed}, pruning: {plan.prune}. {states}.",

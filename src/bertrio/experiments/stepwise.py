@@ -18,10 +18,9 @@ from bertrio.console import say
 from bertrio.errors import UserError
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.bench import METRIC, DvcBench, Outcome
-from bertrio.experiments.dvc_experiments import without_place
+from bertrio.experiments.dvc_experiments import settings_text
 from bertrio.experiments.extensions import Extension, check_candidates, load_extensions
 from bertrio.experiments.ladder import Gain, Names, Step, best, label, write_ladder
-from bertrio.experiments.overrides import value_text
 from bertrio.experiments.recipes import load_recipes
 
 
@@ -181,9 +180,8 @@ def _notes(
     tested = "a higher score is kept, proven or not" if unproven else "kept where p after Holm is below 0.05"
     seconds = "differences are to the set under `on`; Holm's p allows for all sets of a step; seconds are of training"
     names = dict.fromkeys(step.names[-1] for step in ladder if step.names)
-    settings = "".join(f"; -S {name}={value_text(without_place(name, own))}" for name, own in overrides.items())
     return [
-        f"Scores are {METRIC} on dev, {seconds}; {tested}; beam {beam}{settings}.",
+        f"Scores are {METRIC} on dev, {seconds}; {tested}; beam {beam}{settings_text(overrides)}.",
         "Sets were chosen on these rows, which flatters the best of them; test or other seeds say what it is worth.",
         f"The best set is the experiment `{bench.experiment(best(ladder).names, 1)}`.",
         "\n".join(f"- {name}: {extensions[name].what}" for name in names),

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertrio.errors import UserError
-from bertrio.experiments.dvc_experiments import of_any_machine, short_digest
+from bertrio.experiments.dvc_experiments import short_digest
 from bertrio.experiments.extensions import BASE, FILE, Extension
 from bertrio.experiments.ladder import Gain, Names
 from bertrio.experiments.overrides import changes, layered
+from bertrio.experiments.places import of_any_machine
 from bertrio.experiments.recipes import Recipes, Row, resolve
 from bertrio.experiments.revision import Revision
 from bertrio.params.loading import read_yaml, validate_params

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertrio.experiments.dvc_experiments import of_any_machine, short_digest
+from bertrio.experiments.dvc_experiments import short_digest
+from bertrio.experiments.places import of_any_machine
 from bertrio.experiments.proposer import Prune
 from bertrio.experiments.space import Space
 

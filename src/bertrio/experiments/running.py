@@ -14,16 +14,14 @@ from bertrio.errors import UserError
 from bertrio.experiments.dvc_experiments import (
     PARAMS,
     Experiment,
-    by_last_names,
     experiments,
     find_experiments,
-    of_any_machine,
-    overridden,
     run_experiment,
     short_digest,
 )
 from bertrio.experiments.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
 from bertrio.experiments.overrides import changes, with_numbers
+from bertrio.experiments.places import by_last_names, of_any_machine, overridden
 from bertrio.experiments.recipes import load_recipes, resolve
 from bertrio.experiments.resolving import SEED, without_seed
 from bertrio.params.loading import read_yaml

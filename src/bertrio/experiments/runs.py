@@ -9,8 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bertrio.errors import UserError
-from bertrio.experiments.dvc_experiments import is_override, overridden
 from bertrio.experiments.overrides import value_text
+from bertrio.experiments.places import is_override, overridden
 from bertrio.experiments.resolving import resolve
 from bertrio.params.loading import read_yaml
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 from bertrio.console import say
 from bertrio.errors import UserError
 from bertrio.experiments.bench import SEED
-from bertrio.experiments.dvc_experiments import settings_text
 from bertrio.experiments.overrides import changes, value_text, with_numbers
+from bertrio.experiments.places import settings_text
 from bertrio.experiments.plan import Plan
 from bertrio.experiments.proposer import Proposer, Prune
 from bertrio.experiments.recipes import load_recipes

@@ -18,9 +18,9 @@ from bertrio.console import say
 from bertrio.errors import UserError
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.bench import METRIC, DvcBench, Outcome
-from bertrio.experiments.dvc_experiments import settings_text
 from bertrio.experiments.extensions import Extension, check_candidates, load_extensions
 from bertrio.experiments.ladder import Gain, Names, Step, best, label, write_ladder
+from bertrio.experiments.places import settings_text
 from bertrio.experiments.recipes import load_recipes
 
 

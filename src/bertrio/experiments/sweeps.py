@@ -104,7 +104,7 @@ def read_runs(param: str, root: str | Path = ".") -> Iterator[Run]:
 
 
 def _run(name: str, param: str, revision: Revision) -> Run:
-    from bertrio.experiments.dvc_experiments import OF_MACHINE, without_place
+    from bertrio.experiments.places import OF_MACHINE, without_place
 
     settings = leaves(revision.settings())
     own = {key: value for key, value in settings.items() if key == param or key.startswith(f"{param}.")}

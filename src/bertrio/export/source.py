@@ -15,7 +15,7 @@ from torch import Tensor
 from bertrio.errors import UserError
 from bertrio.model.about import FILE, About, read_about
 from bertrio.model.encoder import Tokens
-from bertrio.model.heads import Head
+from bertrio.model.heads import compared
 from bertrio.model.multitask import HEADS_FILE, MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.params import build_tasks
@@ -103,8 +103,7 @@ class Source:
     @torch.inference_mode()
     def vectors(self, task: Task, texts: Sequence[str]) -> Tensor:
         """What the head of a task that encodes texts apart compares: [B, H], behind its projection if it has one."""
-        head, pooled = self.model.heads[task.name], self.pooled(texts)
-        return head.project([pooled])[0] if isinstance(head, Head) else pooled  # another package's may be no Head
+        return compared(self.model.heads[task.name], self.pooled(texts))
 
     def probes(self, task: Task | None) -> list[Row]:
         """A few rows to try an export on, from no words to more than the model reads, of words of the vocabulary.

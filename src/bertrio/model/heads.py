@@ -74,6 +74,14 @@ class Head(nn.Module):
         return [self.activation(self.projection(vector)) for vector in pooled]
 
 
+def compared(head: nn.Module, pooled: Tensor) -> Tensor:
+    """What a head of a pair encoded apart compares: the vectors [B, H] behind its projection, if it has one.
+
+    Another package's head may be no `Head`; of it the pooled vectors are taken as they are.
+    """
+    return head.project([pooled])[0] if isinstance(head, Head) else pooled
+
+
 class FeedForward(Head, ABC):
     """Dropout on the `features` of the vectors, `depth` hidden layers, and a linear layer.
 

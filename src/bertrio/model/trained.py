@@ -14,7 +14,7 @@ import torch
 from bertrio.data.batches import Batch, Rows
 from bertrio.errors import UserError
 from bertrio.model.about import read_about
-from bertrio.model.heads import Head
+from bertrio.model.heads import compared
 from bertrio.model.multitask import MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.params import build_tasks
@@ -105,11 +105,9 @@ class TrainedModel:
         """
         alone = Task(task, "single", "cross", self.tasks[task].target)  # each text makes a sequence of its own
         head = self.network.heads[task]
-        project = head.project if isinstance(head, Head) else list  # another package's may be no Head
         vectors = np.empty((len(texts), self.network.encoder.size), dtype=np.float32)
         for batch in self._batches(task, pd.DataFrame({"text": texts}, dtype=object), alone):
-            (pooled,) = project([self._pooled(batch.inputs[0])])
-            vectors[batch.rows] = pooled.cpu().numpy()
+            vectors[batch.rows] = compared(head, self._pooled(batch.inputs[0])).cpu().numpy()
         _check_finite(task, vectors)
         return vectors
 

@@ -183,6 +183,20 @@ def test_what_is_missing_is_judged_by_the_measured_files_alone(repository, ran, 
     assert asked == ["toy-base-quick-s2", "toy-smart-quick-s2"]
 
 
+def test_an_edited_params_yaml_runs_no_rows_unless_it_says_where_things_are(repository, ran, no_runs):
+    path = repository.folder / "params.yaml"
+    kept = path.read_text()
+    try:
+        path.write_text(kept.replace("  lambda: 0 ", "  lambda: 5 "))
+        with pytest.raises(UserError, match="changed since.*git checkout params.yaml.*give it by -S") as error:
+            run_rows(["toy-base"], "quick", root=repository.folder)
+        assert str(error.value).endswith("\n  smart.lambda: committed 0, found 5")
+        path.write_text(kept.replace("  path: null ", "  path: elsewhere ").replace("  seed: 1 ", "  seed: 7 "))
+        assert run_rows(["toy-base"], "quick", missing=True, root=repository.folder) == []
+    finally:
+        path.write_text(kept)
+
+
 def test_another_run_of_the_same_name_is_an_error_that_says_what_differs(repository, ran, no_runs):
     settings = repository.settings("toy-base-quick-s1")
     settings["finetune"]["lr"] = 1e-3

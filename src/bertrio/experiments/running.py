@@ -21,9 +21,10 @@ from bertrio.experiments.dvc_experiments import (
 )
 from bertrio.experiments.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
 from bertrio.experiments.overrides import changes, with_numbers
-from bertrio.experiments.places import by_last_names, of_any_machine, overridden
+from bertrio.experiments.places import by_last_names, differences, is_override, of_any_machine, overridden
 from bertrio.experiments.recipes import load_recipes, resolve
 from bertrio.experiments.resolving import SEED, without_seed
+from bertrio.experiments.set_params import listed
 from bertrio.params.loading import read_yaml
 
 __all__ = ["collect", "experiment_name", "experiments", "run_experiment", "run_rows"]
@@ -56,7 +57,8 @@ def run_rows(
         The names of the experiments.
 
     Raises:
-        UserError: before anything is run if a name or param is wrong; at the end, naming the runs that failed.
+        UserError: before anything is run if a name or param is wrong, or params.yaml was edited since the last commit;
+            at the end, naming the runs that failed.
         KeyboardInterrupt: if it was stopped.
     """
     seed, overrides = without_seed(overrides or {})
@@ -64,6 +66,7 @@ def run_rows(
         raise UserError(f"found both {seeds} seeds and -S {SEED}={seed}, expected one of the two")
     chosen = range(1, seeds + 1) if seed is None else [seed]
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / PARAMS)
+    _need_committed(base, root)
     runs = {
         experiment_name(row.run_as, budget, seed, overrides): resolve(recipes, row, budget, overrides, seed, base)
         for seed in chosen  # all rows once, then all rows again: a series that is stopped has something of each
@@ -93,6 +96,20 @@ def run_rows(
         told = "\n  ".join([f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:", *failed])
         raise UserError(told)
     return list(runs)
+
+
+def _need_committed(base: Mapping[str, Any], root: str | Path) -> None:
+    """Raises a UserError if params.yaml has been edited since the last commit, data and encoder aside: rows start from
+    it, and a run would be filed as a row that it is not. Experiments leave their params there."""
+    from bertrio.experiments.revision import Revision
+
+    edited = differences(Revision.open("HEAD", root).settings(), base)
+    if wrong := {param: values for param, values in edited.items() if is_override(param)}:
+        raise UserError(
+            f"{PARAMS}: rows start from it as it is in the last commit, and it has been changed since; to take that "
+            f"back, git checkout {PARAMS}; to run rows with it, give it by -S, or commit it"
+            f"{listed(wrong, 'committed', 'found')}"
+        )
 
 
 def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[str, Any]) -> str:

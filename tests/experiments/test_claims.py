@@ -213,6 +213,17 @@ def test_a_single_seed_is_said_so(papers, tmp_path):
     assert "1 of the tests are over rows alone" in text
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_what_a_single_seed_decided_is_marked_wherever_it_is_told(papers, tmp_path, count):
+    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
+    judgement = judge(papers, [*seeds(CROSS, count, skill=2.0), *seeds(BI, skill=0.1)], claims)
+    text, alone = markdown(judgement), count == 1
+    assert judgement.claims[0].verdict == HELD
+    assert summary(judgement)[0].startswith(f"1 claims: 1 held{' (1 by rows alone)' * alone}, 0 refuted,")
+    assert f"| beyond, table 1 | held{' (rows alone)' * alone} |" in text
+    assert f"| c: held{' (rows alone)' * alone} |" in text
+
+
 def test_a_gain_below_the_margin_where_none_was_claimed_is_called_small():
     given = claim(sst="no_better")
     judged = Judged(given, (Outcome(given.parts[0], REFUTED, found(0.004), 0.01),))

@@ -170,7 +170,7 @@ def settings(encoder: str = "tiny") -> dict:
         "runtime": {"seed": 3, "precision": "auto", "threads": None},
         "data": {"source": "sample"},
         "encoder": {"name": encoder},
-        "ensemble": {"members": {"base": {}, "other": None}},
+        "ensemble": {"members": {"base": {}}},
     }
 
 
@@ -211,6 +211,11 @@ def test_other_rows_or_labels_have_another_digest(run_of, make_tables):
     ]
     assert digests[0] == digests[1]  # other predictions of the same rows
     assert len(set(digests)) == 3
+
+
+def test_a_run_of_several_members_has_no_learning_curve(run_of, make_tables):
+    several = settings() | {"ensemble": {"members": {"base": {}, "other": None}}}
+    assert measure(finish(run_of("run", make_tables(), **several)), **FACTS).curve == []
 
 
 def test_a_task_without_labels_is_left_out(run_of, make_tables):

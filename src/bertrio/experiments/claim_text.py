@@ -19,6 +19,7 @@ from bertrio.files import write_text
 
 TITLE = "What the papers claim, and what was measured"
 SHORT = {metric: f"overall, {name}" for name, metric in CONVENTIONS.items()}
+ALONE = " (rows alone)"  # beside what a single seed decided
 WORDS = {"better": "better than", "no_better": "no better than", "no_worse": "no worse than"}
 
 
@@ -69,7 +70,7 @@ def head(judgement: Judgement) -> Iterator[str]:
 def claims_sheet(judgement: Judgement) -> Sheet:
     """Every claim in words, and its verdict."""
     rows = [
-        [judged.claim.name, judged.claim.claim, f"{judged.claim.paper}, {judged.claim.where}", judged.verdict]
+        [judged.claim.name, judged.claim.claim, f"{judged.claim.paper}, {judged.claim.where}", _judged(judged)]
         for judged in judgement.claims
     ]
     return Sheet(["claim", "in words", "paper", "verdict"], rows, words=4)
@@ -82,7 +83,7 @@ def comparisons_sheet(judgement: Judgement) -> Sheet:
         said = ""
         for place, tested in enumerate(judged.parts):
             part, compared = tested.part, _compared(tested)
-            name = f"{judged.claim.name}: {judged.verdict}" if place == 0 else ""
+            name = f"{judged.claim.name}: {_judged(judged)}" if place == 0 else ""
             rows.append([name, compared if compared != said else "", SHORT.get(part.metric, part.metric)])
             rows[-1] += _cells(tested, judged)
             said = compared
@@ -92,7 +93,7 @@ def comparisons_sheet(judgement: Judgement) -> Sheet:
 
 def _show_claim(judged: Judged, console: Console) -> None:
     """Prints a claim, its comparisons, and a line for each test, which fit a terminal of any width."""
-    console.print(Text(f"{judged.claim.name}: {judged.verdict}"), style="bold")
+    console.print(Text(f"{judged.claim.name}: {_judged(judged)}"), style="bold")
     said = ""
     for tested in judged.parts:
         compared = _compared(tested)
@@ -112,11 +113,15 @@ def _compared(tested: Outcome) -> str:
     return f"{tested.part.row} {WORDS[tested.part.direction]} {tested.part.than}"
 
 
+def _judged(judged: Judged) -> str:
+    return judged.verdict + (ALONE if judged.rows_alone else "")
+
+
 def _cells(tested: Outcome, judged: Judged) -> list[str]:
     difference = tested.difference
     if difference is None:
         return [ABSENT, ABSENT, ABSENT, MISSING]
-    seeds = f"{difference.seeds[1]}, {difference.seeds[0]}" + (" (rows alone)" if difference.rows_alone else "")
+    seeds = f"{difference.seeds[1]}, {difference.seeds[0]}" + (ALONE if difference.rows_alone else "")
     found = signed(difference.difference, difference.low, difference.high)
     return [found, chance(tested.p), seeds, _verdict(tested, judged.claim.margin)]
 
@@ -146,7 +151,11 @@ def missing(judgement: Judgement) -> list[str]:
 def summary(judgement: Judgement) -> list[str]:
     """How many claims held, and how many verdicts luck alone may have made."""
     counts = Counter(judged.verdict for judged in judgement.claims)
-    told = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (HELD, REFUTED, NOISE, MISSING))
+    alone = Counter(judged.verdict for judged in judgement.claims if judged.rows_alone)
+    told = ", ".join(
+        f"{counts[verdict]} {verdict}" + (f" ({alone[verdict]} by rows alone)" if alone[verdict] else "")
+        for verdict in (HELD, REFUTED, NOISE, MISSING)
+    )
     tests = [part for judged in judgement.claims for part in judged.parts if part.difference]
     claims = sum(any(part.difference for part in judged.parts) for judged in judgement.claims)
     lines = [f"{len(judgement.claims)} claims: {told}."]
@@ -155,10 +164,10 @@ def summary(judgement: Judgement) -> list[str]:
             f"{len(tests)} tests of {claims} claims were made, at {100 * ALPHA:g} % for all tests of a claim together. "
             f"If there were no differences at all, luck would show one in {ALPHA * claims:.2g} claims at most."
         )
-    alone = sum(part.difference.rows_alone for part in tests)
-    if alone:
+    single = sum(part.difference.rows_alone for part in tests)
+    if single:
         lines.append(
-            f"{alone} of the tests are over rows alone, for a side has a single seed. Their p knows nothing of seeds: "
+            f"{single} of the tests are over rows alone, for a side has a single seed. Their p knows nothing of seeds: "
             "where these differ, far more than one in twenty is false. Give each row two seeds or more."
         )
     return lines

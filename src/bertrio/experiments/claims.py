@@ -81,6 +81,12 @@ class Judged:
         found = {part.verdict for part in self.parts}
         return next(verdict for verdict in (REFUTED, MISSING, NOISE, HELD) if verdict in found)
 
+    @property
+    def rows_alone(self) -> bool:
+        """Whether held or refuted rests on a test that knows nothing of seeds, for a side has a single one."""
+        decided = self.verdict in (HELD, REFUTED)
+        return decided and any(part.difference.rows_alone for part in self.parts if part.verdict == self.verdict)
+
 
 @dataclass(frozen=True)
 class Judgement:

@@ -7,7 +7,7 @@ import binascii
 import csv
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -93,7 +93,8 @@ class Measured:
         peak_memory_mb: the largest of them.
         precision: of matrix products; auto where it was not recorded which.
         threads: of the CPU; None where it was not recorded how many.
-        curve: step and overall_normalized on dev, by epoch of the first member.
+        curve: step and overall_normalized on dev, by epoch of fine-tuning; empty for a run of several members, of whom
+            none is what the run was measured as.
         by_row: by task, see `ByRow`.
         commit: the one that the run was started from, in short.
         version: of bertrio.
@@ -212,7 +213,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         peak_memory_mb=max((of["peak_memory_mb"] for of in training.values()), default=0.0),
         precision=last.get("precision", settings["runtime"]["precision"]),
         threads=last.get("threads", settings["runtime"]["threads"]),
-        curve=_curve(revision, next(iter(settings["ensemble"]["members"]))),
+        curve=_curve(revision, list(settings["ensemble"]["members"])),
         by_row=_by_row(revision, firsts),
         version=__version__,
         **facts,
@@ -225,8 +226,10 @@ def _firsts(found: Mapping[str, Any], firsts: Mapping[str, str]) -> dict[str, An
     return of_tasks | {name: found[name] for name in OVERALL if name in found}
 
 
-def _curve(revision: Revision, member: str) -> list[tuple[int, float]]:
-    lines = csv.DictReader(io.StringIO(revision.read(f"plots/history/{member}.csv").decode()))
+def _curve(revision: Revision, members: Sequence[str]) -> list[tuple[int, float]]:
+    if len(members) != 1:
+        return []
+    lines = csv.DictReader(io.StringIO(revision.read(f"plots/history/{members[0]}.csv").decode()))
     pairs = [(line["step"], line.get("dev_overall_normalized")) for line in lines]
     return [(int(step), float(score)) for step, score in pairs if score]
 

@@ -80,7 +80,10 @@ def _whiskers(lines: Sequence[Line]) -> str:
 
 
 def curves_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
-    """Draws dev overall_normalized over training steps, a line a row, the mean over its seeds."""
+    """Draws dev overall_normalized over steps of fine-tuning, a line a row, the mean over its seeds.
+
+    Rows of several members have none.
+    """
     lines = {line.row.run_as: line for line in reversed(part.lines) if any(run.curve for run in line.runs)}
     lines = dict(reversed(lines.items()))  # of rows that share a run the first is named
     with picture(path, (7.6, max(3.6, 0.24 * len(lines) + 1.2))) as figure:
@@ -91,9 +94,8 @@ def curves_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
         axes.set(xlabel="step", ylabel="dev overall normalized")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
         setting = tables.runs.setting
-        under = (
-            f"at the end of each epoch, mean over seeds; budget {setting.budget}, {setting.source}, {setting.encoder}"
-        )
+        where = f"budget {setting.budget}, {setting.source}, {setting.encoder}"
+        under = f"at the end of each epoch of fine-tuning, mean over seeds; {where}"
         titled(figure, f"{tables.paper.name} {part.table.name}: learning curves", under)
 
 

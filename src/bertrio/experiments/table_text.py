@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
@@ -100,8 +101,21 @@ def head(tables: PaperTables) -> Iterator[str]:
         + (f", with {changed} in place of what the rows say." if changed else ".")
     )
     yield "Compare rows within a column; across columns, budget, data and encoder may differ as well."
+    yield _computed(runs)
     if runs.left_out:
         yield f"Left out are runs with other overrides (-S), {runs.left_out} of them; name these with -S to see them."
+
+
+def _computed(runs: Runs) -> str:
+    """How the runs were computed, which their seconds depend on more than on the rows."""
+    ways = Counter(
+        f"{run.precision} on {run.threads} {'thread' if run.threads == 1 else 'threads'}" if run.threads else ""
+        for run in runs.all
+    )
+    if len(ways) == 1 and "" not in ways:
+        return f"Computed in {next(iter(ways))}. Seconds are of training, beside whatever else the machine did."
+    told = ", ".join(f"{way or 'ways not recorded'} ({count} runs)" for way, count in ways.most_common())
+    return f"Computed in {told}: seconds compare no rows that were run in different ways, or on a busy machine."
 
 
 def sheets(part: Part, convention: str | None, own: bool = False) -> list[Sheet]:

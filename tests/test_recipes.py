@@ -26,7 +26,6 @@ from bertrio.training.prefinetune import prefinetune
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = load_recipes(ROOT / "recipes")
-FIGURES = ("sst", "qqp", "sts", "overall")
 UPDATES = 2
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
@@ -131,20 +130,23 @@ def weights(params: Params, folder: str) -> dict[str, torch.Tensor]:
 
 
 def reported(papers: dict[str, Paper]) -> Iterator[tuple[tuple[str, str, str], dict[str, float]]]:
-    """What the recipes say was reported: by paper, row and split."""
+    """What the recipes say was reported, by paper, row and split: every row on dev, if only to say nothing of it."""
     for paper in papers.values():
-        for row in paper.rows:
-            for split, figures in (("dev", row.reported), ("test", row.reported_test)):
-                main = {name: figures[name] for name in FIGURES if name in figures}
-                if main:
-                    yield (paper.name, row.name.removeprefix(f"{paper.name}-"), split), main
+        for row in paper.rows if not paper.own else ():
+            name = row.name.removeprefix(f"{paper.name}-")
+            if row.reported or not row.reported_test:
+                yield (paper.name, name, "dev"), dict(row.reported)
+            if row.reported_test:
+                yield (paper.name, name, "test"), dict(row.reported_test)
 
 
-def test_the_figures_of_the_recipes_are_those_of_a_second_transcription():
+def test_the_rows_of_the_recipes_and_all_their_figures_are_those_of_a_second_transcription():
     with open(ROOT / "tests/reported.csv", encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
     read = {
-        (line["paper"], line["row"], line["split"]): {name: float(line[name]) for name in FIGURES if line[name]}
+        tuple(line.pop(key) for key in ("paper", "row", "split")): {
+            name: float(value) for name, value in line.items() if value
+        }
         for line in lines
     }
     assert len(read) == len(lines)

@@ -81,12 +81,15 @@ def _add_stepwise(commands: Any) -> None:
 
 
 def _add_sweep(commands: Any) -> None:
-    sweep = commands.add_parser("sweep", help="plot score against a param, from the experiments that differ in it")
-    sweep.add_argument("param", metavar="PARAM", help="such as smart.lambda")
+    sweep = commands.add_parser("sweep", help="plot score against a param, from the runs that differ in it alone")
+    names = "such as smart.lambda; several, or one with a *, as in 'tasks.*.dropout', that move together"
+    sweep.add_argument("params", metavar="PARAM", nargs="+", help=names)
     metric = "overall_normalized, overall_mean, a task, or all (default: %(default)s)"
     sweep.add_argument("--metric", default="overall_normalized", help=metric)
     folder = "folder for CSV and pictures (default: %(default)s)"
     sweep.add_argument("--out", metavar="FOLDER", default="recipes/sweeps", help=folder)
+    kept = "take the runs of recipes/measured, in place of the experiments of this repository"
+    sweep.add_argument("--measured", action="store_true", help=kept)
     sweep.set_defaults(run=_sweep)
 
 
@@ -172,4 +175,4 @@ def _stepwise(args: argparse.Namespace) -> None:
 def _sweep(args: argparse.Namespace) -> None:
     from bertrio.experiments.sweeps import sweep
 
-    sweep(args.param, args.metric, args.out)
+    sweep(*args.params, metric=args.metric, out=args.out, measured=args.measured)

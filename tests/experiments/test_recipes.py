@@ -208,6 +208,13 @@ def test_an_unknown_name_like_no_other_says_what_lists_them(tmp_path):
         load(tmp_path).row("xxxxxxxxxxxx")
 
 
+def test_where_one_row_is_wanted_a_table_names_its_own(tmp_path):
+    with pytest.raises(
+        UserError, match="^one-table3: expected one row, found the name of one-lambda-1, one-lambda-0.5$"
+    ):
+        load(tmp_path).row("one-table3")
+
+
 def test_a_row_from_the_literature_is_left_out_and_an_error_on_its_own(tmp_path):
     recipes = load(tmp_path)
     assert recipes.row("one-quoted").literature

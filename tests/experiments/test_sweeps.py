@@ -1,15 +1,18 @@
 """Families of runs as a function of params and figures; then the experiments of a repository."""
 
+import shutil
 from itertools import product
 
 import pandas as pd
 import pytest
 
 from bertrio.errors import UserError
+from bertrio.experiments.measured import write_measured
 from bertrio.experiments.overrides import put
-from bertrio.experiments.sweeps import ABSENT, Figure, Run, families, sweep, tabulate
+from bertrio.experiments.sweeps import ABSENT, Figure, Run, Swept, families, sweep, tabulate
 from bertrio.params.loading import read_yaml
 from tests.experiments.planted import Planted
+from tests.experiments.simulated import simulate
 
 
 def made(value, seed=1, score=0.5, name="", **others):
@@ -26,7 +29,7 @@ def test_families_share_all_but_the_param_and_are_never_mixed():
     """Every run with two values beside it is in exactly one family, with none that differs in another param."""
     runs = [made(*of[:2], lr=of[2], encoder=of[3]) for of in product([5, 0.1, 1], [1, 2], ["1e-5", "2e-5"], ["a", "b"])]
     alone = made(1, lr="3e-5", encoder="a")
-    found = families("smart.lambda", [*runs, alone])
+    found = families(Swept(("smart.lambda",)), [*runs, alone])
     assert sorted(family.title for family in found) == [
         f"encoder: {encoder}, lr: {lr}" for encoder in "ab" for lr in ("1e-5", "2e-5")
     ]
@@ -40,19 +43,21 @@ def test_families_share_all_but_the_param_and_are_never_mixed():
 
 
 def test_a_single_family_needs_no_title_and_the_largest_comes_first():
-    assert [family.title for family in families("p", [made(1, lr=1, source="x"), made(2, lr=1, source="x")])] == [""]
-    found = families("p", [*[made(n, lr=1) for n in (1, 2)], *[made(n, lr=2) for n in (1, 2, 3)]])
+    assert [
+        family.title for family in families(Swept(("p",)), [made(1, lr=1, source="x"), made(2, lr=1, source="x")])
+    ] == [""]
+    found = families(Swept(("p",)), [*[made(n, lr=1) for n in (1, 2)], *[made(n, lr=2) for n in (1, 2, 3)]])
     assert [family.title for family in found] == ["lr: 2", "lr: 1"]
 
 
 def test_of_runs_with_the_same_params_and_seed_the_last_counts():
-    found = families("p", [made(1, name="old", score=0.1), made(2), made(1, name="new", score=0.9)])
+    found = families(Swept(("p",)), [made(1, name="old", score=0.1), made(2), made(1, name="new", score=0.9)])
     assert [run.name for run in found[0].points["1"]] == ["new"]
 
 
 def test_numbers_stand_in_their_order_and_before_words():
     values = [10, "null", 9, 1e-05, "cls", 100]
-    assert list(families("p", [made(value) for value in values])[0].points) == [
+    assert list(families(Swept(("p",)), [made(value) for value in values])[0].points) == [
         "1e-05",
         "9",
         "10",
@@ -62,8 +67,21 @@ def test_numbers_stand_in_their_order_and_before_words():
     ]
 
 
+def test_params_that_move_together_have_one_value_and_others_are_told_apart():
+    dropouts = {"encoder.dropout": "0.1", "tasks.sst.dropout": "0.1", "tasks.qqp.dropout": "0.1"}
+    several = Swept(("encoder.dropout", "tasks.*.dropout"))
+    assert all(map(several.takes, dropouts)) and not several.takes("tasks.sst.dropouts")
+    assert several.value(dropouts) == "0.1" and several.value({}) == ABSENT
+    assert several.value({**dropouts, "tasks.qqp.dropout": "0.3"}).endswith("tasks.qqp.dropout: 0.3")
+    assert several.stem == "encoder.dropout+tasks.all.dropout"
+    block = Swept(("mlm.rows",))
+    assert block.value({"mlm.rows.imdb": "5", "mlm.rows.sick": "5"}) == "imdb: 5, sick: 5"
+    assert block.inside("mlm") and not block.inside("mlm.rows") and not block.inside("mlm.rows.imdb")
+    assert Swept(("tasks.*.loss_options.alpha",)).inside("tasks.sst.loss_options")
+
+
 def test_figures_are_means_over_seeds_with_the_interval_of_rows():
-    table = tabulate(families("p", [made(1, 1, 0.5), made(1, 2, 0.7), made(2, 1, 0.8)]), "overall")
+    table = tabulate(families(Swept(("p",)), [made(1, 1, 0.5), made(1, 2, 0.7), made(2, 1, 0.8)]), "overall")
     first, second = table.to_dict("records")
     assert [first[name] for name in ("seeds", "score", "low", "high", "least", "greatest")] == pytest.approx(
         [2, 0.6, 0.58, 0.62, 0.5, 0.7]
@@ -72,21 +90,19 @@ def test_figures_are_means_over_seeds_with_the_interval_of_rows():
 
 
 def test_a_task_stands_for_its_first_metric():
-    found = families("p", [made(1), made(2)])
+    found = families(Swept(("p",)), [made(1), made(2)])
     assert set(tabulate(found, "sst")["metric"]) == {"sst accuracy"}
     with pytest.raises(UserError, match="--metric sts: expected all, sst, overall"):
         tabulate(found, "sts")
 
 
 def test_nothing_to_draw_says_what_to_do():
-    with pytest.raises(UserError, match=r"no experiment has this param; did you mean smart.lambda\?"):
-        families("smart.lamda", [made(ABSENT, smart_lambda=1)])
-    with pytest.raises(UserError, match="there are no finished experiments"):
-        families("smart.lambda", [])
-    with pytest.raises(
-        UserError, match="no two experiments differ in it alone; those that there are have 1, 2"
-    ) as error:
-        families("smart.lambda", [made(1, lr=1), made(2, lr=2)])
+    with pytest.raises(UserError, match=r"no run has this param; did you mean smart.lambda\?"):
+        families(Swept(("smart.lamda",)), [made(ABSENT, smart_lambda=1)])
+    with pytest.raises(UserError, match="there are no finished runs"):
+        families(Swept(("smart.lambda",)), [])
+    with pytest.raises(UserError, match="no two runs differ in this alone; those that there are have 1, 2") as error:
+        families(Swept(("smart.lambda",)), [made(1, lr=1), made(2, lr=2)])
     assert "dvc exp run --queue -S smart.lambda=A,B,C" in str(error.value)
 
 
@@ -117,7 +133,7 @@ def planted(tmp_path, root):
 
 
 def test_a_sweep_of_experiments(planted, capsys):
-    found = sweep("smart.lambda", "all", planted.folder / "out", planted.folder)
+    found = sweep("smart.lambda", metric="all", out=planted.folder / "out", root=planted.folder)
     assert [family.title for family in found] == ["encoder.dropout: 0.1", "encoder.dropout: 0.3"]
     table = pd.read_csv(planted.folder / "out/smart.lambda.csv")
     assert list(dict.fromkeys(table["metric"])) == ["overall_normalized", "sst accuracy", "sts pearson"]
@@ -127,11 +143,33 @@ def test_a_sweep_of_experiments(planted, capsys):
     assert row["experiments"] == "smart-5e+1-0.1-1 smart-5e+1-0.1-2"
     assert (planted.folder / "out/smart.lambda.png").read_bytes().startswith(b"\x89PNG")
     told = capsys.readouterr().out
-    assert "smart.lambda, where encoder.dropout: 0.3" in told and "4 more experiments" in told
+    assert "smart.lambda, where encoder.dropout: 0.3" in told and "4 more runs" in told
 
 
 def test_a_param_that_is_not_set_is_a_value_too(planted):
-    (family,) = sweep("tasks.sst.loss_options.alpha", "sst", planted.folder / "out", planted.folder)
+    (family,) = sweep("tasks.sst.loss_options.alpha", metric="sst", out=planted.folder / "out", root=planted.folder)
     assert list(family.points) == ["1", "2", ABSENT]
-    (family,) = sweep("tasks.sst.loss_options", "sst", planted.folder / "out", planted.folder)
+    (family,) = sweep("tasks.sst.loss_options", metric="sst", out=planted.folder / "out", root=planted.folder)
     assert list(family.points) == ["alpha: 1", "alpha: 2", "{}"]
+
+
+def test_a_sweep_of_params_that_move_together(planted):
+    (family,) = sweep("encoder.dropout", "smart.lambda", out=planted.folder / "out", root=planted.folder)
+    assert {"encoder.dropout: 0.1, smart.lambda: 5", "encoder.dropout: 0.3, smart.lambda: 0"} < family.points.keys()
+    assert (planted.folder / "out/encoder.dropout+smart.lambda.png").exists()
+
+
+def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monkeypatch):
+    monkeypatch.chdir(root)
+    (tmp_path / "recipes/measured").mkdir(parents=True)
+    for path in (root / "recipes").glob("*.yaml"):
+        shutil.copy(path, tmp_path / "recipes")
+    shutil.copy(root / "params.yaml", tmp_path)
+    for row in ("smart-sst-lambda-1", "smart-sst-lambda-5"):
+        for seed in (1, 2):
+            write_measured(simulate(row, seed), tmp_path / "recipes/measured")
+    (family,) = sweep("smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
+    assert {value: [run.seed for run in runs] for value, runs in family.points.items()} == {
+        "1": ["1", "2"],
+        "5": ["1", "2"],
+    }

@@ -139,8 +139,11 @@ class Recipes:
         return self._found(name, self.budgets, "budget")
 
     def row(self, name: str) -> Row:
-        """One row of a table or point of a sweep, by its full name; raises as `paper`."""
-        return self._found(name, {row.name: row for paper in self.papers.values() for row in _rows_of(paper)}, "row")
+        """One row of a table or point of a sweep, by its full name; raises as `paper`, and for a name of many rows."""
+        rows = {row.name: row for paper in self.papers.values() for row in _rows_of(paper)}
+        if name not in rows and (many := dict(self._groups()).get(name)):
+            raise UserError(f"{name}: expected one row, found the name of {', '.join(row.name for row in many)}")
+        return self._found(name, rows, "row")
 
     def expand(self, names: Iterable[str]) -> list[Row]:
         """The rows that names of rows, tables, papers and sweeps stand for: those to run, each once, in order.

@@ -111,8 +111,12 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
         No runs at all, and `wanted`, if none of the rows was measured yet.
 
     Raises:
-        UserError: if the runs are of several settings, of others than `wanted`, or two of a row have the same seed.
+        UserError: if there is no such budget, the runs are of several settings or of others than `wanted`, or two of a
+            row have the same seed.
     """
+    measured = list(measured)
+    if wanted.budget is not None and all(run.budget != wanted.budget for run in measured):
+        recipes.budget(wanted.budget)
     overrides = {param: value for param, value in wanted.overrides.items() if is_override(param)}
     rows, effect = set(rows), effect_of(overrides, recipes)
     there = [run for run in measured if run.row in rows]

@@ -1,4 +1,4 @@
-"""Score against one param, from the DVC experiments that differ in nothing else."""
+"""Score against one param, or several that move together, from runs that differ in nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from bertrio.experiments.revision import Revision
 
 OVERALL = ("overall_normalized", "overall_mean")
 ABSENT = "(not set)"
@@ -39,8 +38,51 @@ class Figure(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Swept:
+    """The params that are swept: one, or several that move together. In their names `*` stands for any one key."""
+
+    names: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """What axes and tables call it."""
+        return ", ".join(self.names)
+
+    @property
+    def stem(self) -> str:
+        """What files are called."""
+        return "+".join(self.names).replace("*", "all")
+
+    def takes(self, key: str) -> bool:
+        """Whether a dotted param is one of these, or in a block that is."""
+        return any(_starts(key, name) for name in self.names)
+
+    def inside(self, key: str) -> bool:
+        """Whether a dotted name is that of a block which one of these is in."""
+        return any(_starts(name, key) and not _starts(key, name) for name in self.names)
+
+    def value(self, own: Mapping[str, str]) -> str:
+        """What a run has of them: the one value that all have, or each with its name.
+
+        Args:
+            own: the run's params that `takes` takes.
+        """
+        block = f"{self.names[0]}." if len(self.names) == 1 else ""
+        together = len(self.names) > 1 or "*" in block
+        if len(set(own.values())) == 1 and (together or self.names[0] in own):
+            return next(iter(own.values()))
+        return ", ".join(f"{key.removeprefix(block)}: {value}" for key, value in own.items()) or ABSENT
+
+
+def _starts(name: str, start: str) -> bool:
+    """Whether the first keys of a dotted name are those of another, or `*` in either."""
+    ours, theirs = name.split("."), start.split(".")
+    return len(ours) >= len(theirs) and all("*" in pair or pair[0] == pair[1] for pair in zip(ours, theirs))
+
+
+@dataclass(frozen=True)
 class Run:
-    """One experiment: the swept param's value as text, the seed, all other params, and the figures by metric."""
+    """One run: the swept param's value as text, the seed, all other params, and the figures by metric."""
 
     name: str
     value: str
@@ -66,15 +108,21 @@ class Family:
 
 
 def sweep(
-    param: str, metric: str = OVERALL[0], out: str | Path = "recipes/sweeps", root: str | Path = "."
+    *params: str,
+    metric: str = OVERALL[0],
+    out: str | Path = "recipes/sweeps",
+    root: str | Path = ".",
+    measured: bool = False,
 ) -> list[Family]:
     """Prints score against a param, and writes it to `out` as <param>.csv and <param>.png.
 
     Args:
-        param: dotted, such as smart.lambda; of a block, all that is in it.
+        params: dotted, such as smart.lambda; of a block, all that is in it. Several move together, and so do those that
+            one with a `*` stands for, such as tasks.*.dropout.
         metric: overall_normalized, overall_mean, a task (its first metric), or `all`: the first of these and all tasks.
         out: the folder to write to.
         root: the folder that holds dvc.yaml.
+        measured: take the runs of recipes/measured, in place of the repository's experiments.
 
     Returns:
         The families, those with most values first.
@@ -82,17 +130,18 @@ def sweep(
     Raises:
         UserError: if no experiments differ in the param alone, none has the metric, or `out` can't be written to.
     """
-    runs = list(read_runs(param, root))
-    found = families(param, runs)
+    swept = Swept(params)
+    runs = list((measured_runs if measured else read_runs)(swept, root))
+    found = families(swept, runs)
     table = tabulate(found, metric)
-    _show(table, param, len(runs) - sum(len(of) for family in found for of in family.points.values()))
+    _show(table, swept.title, len(runs) - sum(len(of) for family in found for of in family.points.values()))
     with writing_to(out):
-        write_csv(table, Path(out) / f"{param}.csv")
-        _draw(found, list(dict.fromkeys(table["metric"])), param, Path(out) / f"{param}.png")
+        write_csv(table, Path(out) / f"{swept.stem}.csv")
+        _draw(found, list(dict.fromkeys(table["metric"])), swept.title, Path(out) / f"{swept.stem}.png")
     return found
 
 
-def read_runs(param: str, root: str | Path = ".") -> Iterator[Run]:
+def read_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
     """All finished experiments of the repository, the oldest first."""
     from bertrio.experiments.revision import Revision
     from bertrio.experiments.running import experiments
@@ -100,30 +149,44 @@ def read_runs(param: str, root: str | Path = ".") -> Iterator[Run]:
     for name, commit in experiments(root).items():
         revision = Revision.open(commit, root)
         if revision.exists("metrics/evaluation.json"):
-            yield _run(name, param, revision)
+            found = revision.json("metrics/evaluation.json")
+            yield _run(name, swept, revision.settings(), _figures(found["dev"], found["intervals"]["dev"]))
 
 
-def _run(name: str, param: str, revision: Revision) -> Run:
+def measured_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
+    """All runs of recipes/measured, with the params that their rows come to."""
+    from bertrio.experiments.measured import FOLDER, load_measured
+    from bertrio.experiments.overrides import put
+    from bertrio.experiments.recipes import load_recipes
+    from bertrio.experiments.resolving import resolve
+    from bertrio.params.loading import read_yaml
+
+    recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / "params.yaml")
+    for run in load_measured(Path(root) / FOLDER):
+        settings = resolve(recipes, recipes.row(run.row), run.budget, run.overrides, run.seed, base)
+        put(settings, "data.source", run.source)
+        put(settings, "encoder.name", run.encoder)
+        yield _run(run.name, swept, settings, _figures(run.metrics["dev"], run.intervals["dev"]))
+
+
+def _run(name: str, swept: Swept, params: Mapping[str, Any], figures: Mapping[str, Figure]) -> Run:
     from bertrio.experiments.places import OF_MACHINE, without_place
 
-    settings = leaves(revision.settings())
-    own = {key: value for key, value in settings.items() if key == param or key.startswith(f"{param}.")}
-    inner = [f"{key.removeprefix(param).lstrip('.')}: {value}".removeprefix(": ") for key, value in own.items()]
+    settings = leaves(params)
+    own = {key: value for key, value in settings.items() if swept.takes(key)}
     others = {
         key: without_place(key, value)
         for key, value in settings.items()
         if key not in own
         and not SEED.fullmatch(key)
         and not OF_MACHINE.fullmatch(key)
-        and not (value == "{}" and param.startswith(f"{key}."))  # the block is empty where the param is not set
+        and not (value == "{}" and swept.inside(key))  # the block is empty where the param is not set
     }
-    seed = settings.get("runtime.seed", "")
-    return Run(name, ", ".join(inner) or ABSENT, seed, others, _figures(revision.json("metrics/evaluation.json")))
+    return Run(name, swept.value(own), settings.get("runtime.seed", ""), others, figures)
 
 
-def _figures(evaluation: Mapping[str, Any]) -> dict[str, Figure]:
+def _figures(scores: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str, Figure]:
     """The overall scores, and the first metric of each task, as `sst accuracy`."""
-    scores, intervals = evaluation["dev"], evaluation["intervals"]["dev"]
     figures = {}
     for name, of in scores.items():
         first = next(iter(of)) if isinstance(of, dict) else None
@@ -132,7 +195,7 @@ def _figures(evaluation: Mapping[str, Any]) -> dict[str, Figure]:
     return figures
 
 
-def families(param: str, runs: Sequence[Run]) -> list[Family]:
+def families(swept: Swept, runs: Sequence[Run]) -> list[Family]:
     """Sorts runs into families with two or more values each; of runs of the same params and seed the last counts.
 
     Raises:
@@ -140,8 +203,8 @@ def families(param: str, runs: Sequence[Run]) -> list[Family]:
     """
     if not any(run.value != ABSENT for run in runs):
         known = dict.fromkeys(name for run in runs for name in run.others)
-        hint = nearest(param, known).partition("known here:")[0] if known else "there are no finished experiments"
-        raise UserError(f"{param}: no experiment has this param; {hint or 'see params.yaml'}")
+        hint = nearest(swept.names[0], known).partition("known here:")[0] if known else "there are no finished runs"
+        raise UserError(f"{swept.title}: no run has this param; {hint or 'see params.yaml'}")
     groups: dict[frozenset[tuple[str, str]], dict[tuple[str, str], Run]] = {}
     for run in runs:
         groups.setdefault(frozenset(run.others.items()), {})[run.value, run.seed] = run
@@ -149,8 +212,8 @@ def families(param: str, runs: Sequence[Run]) -> list[Family]:
     if not wide:
         values = ", ".join(dict.fromkeys(run.value for run in runs))
         raise UserError(
-            f"{param}: no two experiments differ in it alone; those that there are have {values}. Make some: "
-            f"dvc exp run --queue -S {param}=A,B,C, then dvc queue start"
+            f"{swept.title}: no two runs differ in this alone; those that there are have {values}. Make some: "
+            f"dvc exp run --queue -S {swept.names[0]}=A,B,C, then dvc queue start"
         )
     alike = frozenset.intersection(*wide)
     found = [Family(dict(sorted(shared - alike)), _by_value(of.values())) for shared, of in wide.items()]
@@ -229,9 +292,7 @@ def _show(table: pd.DataFrame, param: str, apart: int) -> None:
         show_table(escape(title), ["value", "seeds", *[name.replace("_", " ") for name in metrics]], lines, console)
     console.print("Scores on dev, the mean over seeds, with their 95 % interval for other rows.", soft_wrap=True)
     if apart:
-        console.print(
-            f"{apart} more experiments differ in other params, or are older runs of the same.", soft_wrap=True
-        )
+        console.print(f"{apart} more runs differ in other params, or are older runs of the same.", soft_wrap=True)
 
 
 def _cell(row: Any) -> list[str]:

@@ -208,6 +208,13 @@ def test_an_unknown_name_like_no_other_says_what_lists_them(tmp_path):
         load(tmp_path).row("xxxxxxxxxxxx")
 
 
+def test_a_point_of_a_sweep_that_sets_what_a_row_does_is_the_same_run(tmp_path):
+    over = {"finetune.lr": ["1e-5"], "smart.lambda": [0.5, 1, 2]}
+    recipes = load(tmp_path, {"sweeps": {"weight": {"title": "Weight", "on": "smart", "over": over}}})
+    runs = names(recipes.expand(["one-weight"]))
+    assert runs == ["one-lambda-0.5", "one-smart", "one-weight-lr-1e-05-lambda-2"]
+
+
 def test_where_one_row_is_wanted_a_table_names_its_own(tmp_path):
     with pytest.raises(
         UserError, match="^one-table3: expected one row, found the name of one-lambda-1, one-lambda-0.5$"

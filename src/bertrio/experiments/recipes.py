@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.errors import UserError
-from bertrio.experiments.overrides import Block, layered, parse_settings, value_text
+from bertrio.experiments.overrides import Block, layered, parse_settings, value_text, with_numbers
 from bertrio.experiments.recipe_files import (
     OTHER_FILES,
     BudgetFile,
@@ -328,9 +328,23 @@ class _PaperReader:
             ", ".join(f"{param} {text}" for param, text in texts.items()),
             overrides=self._overrides(given.on),
             choices=tuple(given.choices),
+            same_as=self._twin(given.on, point),
             settings=point,
             on=self._full(given.on),
         )
+
+    def _twin(self, on: str, point: Mapping[str, Any]) -> str | None:
+        """The full name of a row that sets all that a point of a sweep does, if there is one: it is the same run."""
+        if any("*" in param for param in point):
+            return None
+        whole = self._overrides(on)
+        for param, value in point.items():
+            for key in reversed(param.split(".")):
+                value = {key: value}
+            whole = layered(whole, value)
+        rows = [name for name, row in self.rows.items() if not (row.literature or row.same_as)]
+        twins = (name for name in rows if with_numbers(self._overrides(name)) == with_numbers(whole))
+        return next(map(self._full, twins), None)
 
 
 def _tails(params: list[str]) -> list[str]:

@@ -73,6 +73,11 @@ def test_what_is_asked_for_is_what_it_changes_of_each_row():
         runs_of(measured, [cosine], Setting(overrides={"tasks.sst.dropuot": 0.3}))
 
 
+def test_a_title_says_all_that_runs_share():
+    setting = Setting("quick", "cs224n", "small", {"finetune.lr": 2e-5})
+    assert setting.title == "budget quick, cs224n, small, finetune.lr 2e-05"
+
+
 def test_flags_can_be_pasted_back():
     setting = Setting("quick", "cs224n", "a model", {"schedule.tasks": ["sst", "qqp"], "optimizer.max_grad_norm": None})
     words = shlex.split(setting.flags)

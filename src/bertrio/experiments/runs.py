@@ -56,6 +56,11 @@ class Setting:
         return " ".join([*([f"--budget {self.budget}"] if self.budget else []), *self._set])
 
     @property
+    def title(self) -> str:
+        """All of it in words, for below a picture."""
+        return ", ".join([f"budget {self.budget}", str(self.source), str(self.encoder), *self.changed])
+
+    @property
     def changed(self) -> list[str]:
         """The overrides in words."""
         return [f"{name} {value_text(value)}" for name, value in sorted(self.overrides.items())]

@@ -51,9 +51,8 @@ def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
             axes.set_title(name)
         names = [_short_name(line) for line in part.lines]
         row_of_axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
-        setting = tables.runs.setting
         peer = "" if tables.paper.own else "grey: the paper, bert-base-uncased on its data; blue: "
-        under = f"{peer}budget {setting.budget}, {setting.source}, {setting.encoder}; {_whiskers(part.lines)}"
+        under = f"{peer}{tables.runs.setting.title}; {_whiskers(part.lines)}"
         what = "dev scores" if tables.paper.own else "reported beside measured"
         titled(figure, f"{tables.paper.name} {part.table.name}: {what}", under)
 
@@ -93,9 +92,7 @@ def curves_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
             axes.plot(curve["step"], curve["score"], "o-", color=colour, markersize=3.5, label=_short_name(line))
         axes.set(xlabel="step", ylabel="dev overall normalized")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
-        setting = tables.runs.setting
-        where = f"budget {setting.budget}, {setting.source}, {setting.encoder}"
-        under = f"at the end of each epoch of fine-tuning, mean over seeds; {where}"
+        under = f"at the end of each epoch of fine-tuning, mean over seeds; {tables.runs.setting.title}"
         titled(figure, f"{tables.paper.name} {part.table.name}: learning curves", under)
 
 

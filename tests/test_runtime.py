@@ -42,6 +42,22 @@ def test_precision_can_be_forced_and_auto_is_one_of_the_two():
     assert set_up(1, "cpu", "auto").compute in (torch.float32, torch.bfloat16)
 
 
+@pytest.mark.parametrize(
+    ("amx", "avx512_bf16", "expected"),
+    [(True, False, torch.bfloat16), (False, True, torch.bfloat16), (False, False, torch.float32)],
+)
+def test_on_a_cpu_auto_is_bf16_where_it_multiplies_in_hardware(monkeypatch, amx, avx512_bf16, expected):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    assert runtime.choose("cpu").compute == expected
+
+
+@pytest.mark.parametrize(("capability", "fast"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_on_a_card_auto_is_bf16_from_ampere_on(monkeypatch, capability, fast):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert runtime._fast_bf16(torch.device("cuda")) == fast
+
+
 def test_auto_is_float32_for_an_encoder_too_narrow_to_gain_by_bf16(default_params):
     assert default_params.encoder.width == default_params.encoder.tiny.hidden_size
     assert default_params.encoder.model_copy(update={"name": "some/encoder"}).width is None

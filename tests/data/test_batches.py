@@ -225,6 +225,22 @@ def test_little_of_a_pass_over_the_real_data_is_padding(real_rows):
         assert padding_waste(rows, SIZES[name]) < 0.05, name
 
 
+def test_of_pairs_encoded_apart_the_longer_text_decides_and_no_order_by_both_wastes_less(bi_rows):
+    def padded(rows):
+        stream = BatchStream(rows, 8, generator(1, "x"))
+        passes = [next(stream).inputs for _ in range(10 * len(stream))]
+        return sum(tokens["input_ids"].numel() for inputs in passes for tokens in inputs)
+
+    by_longer = padded(bi_rows)
+    bi_rows.widths = bi_rows.lengths
+    assert by_longer < 0.98 * padded(bi_rows)
+
+
+def test_a_batch_in_one_piece_is_itself_and_nothing_is_copied(rows):
+    batch = rows.batch(np.arange(5))
+    assert batch.pieces(1)[0] is batch
+
+
 @pytest.mark.parametrize("options", [{}, {"cap": 50}, {"cap": 50, "redraw": False}])
 def test_a_stream_goes_on_where_another_one_was(rows, options):
     """At any batch: before the first, within a pass, between two."""

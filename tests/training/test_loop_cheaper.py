@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from bertrio.errors import UserError
 from bertrio.params import merged
@@ -35,8 +36,17 @@ def test_a_batch_in_pieces_has_the_gradient_of_the_whole(workspace, pieces, tech
         torch.testing.assert_close(other.grad, one.grad, atol=1e-6, rtol=1e-4)
 
 
-def test_hidden_states_that_are_worked_out_again_give_the_same_gradients(workspace):
-    dropping = {"encoder": {"dropout": 0.2, "attention_dropout": 0.2}, "smart": {"lambda": 1.0, "radius": 0.1}}
+@pytest.mark.parametrize(
+    "technique",
+    [
+        {"smart": {"lambda": 1.0, "radius": 0.1}},
+        {"surgery": {"method": "pcgrad"}},
+        {"weighting": {"method": "uncertainty"}},
+    ],
+    ids=["smart", "pcgrad", "uncertainty"],
+)
+def test_hidden_states_that_are_worked_out_again_give_the_same_gradients(workspace, technique):
+    dropping = {"encoder": {"dropout": 0.2, "attention_dropout": 0.2}, **technique}
     plain, _, told = a_step(workspace, **dropping)
     again, _, told_again = a_step(workspace, **merged(dropping, {"encoder": {"checkpointing": True}}))
     assert told_again == told
@@ -173,6 +183,29 @@ def test_a_step_casts_each_weight_once_and_nothing_else_changes(workspace, monke
     else:
         assert casts[0] == 3 * params.encoder.tiny.layers and casts[1] >= 3 * casts[0]  # three steps of three passes
     assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+
+
+def test_smart_multiplies_as_little_as_its_five_passes_need(workspace):
+    """The clean pass 1 + 2, the search for noise 1 + 1 without gradients of weights, the last pass 1 + 2: 8 for 3."""
+    counts = []
+    for technique in ({}, {"smart": {"lambda": 1.0, "radius": 0.1}}):
+        with FlopCounterMode(display=False) as counted:
+            a_step(workspace, **STILL, **technique)
+        counts.append(counted.get_total_flops())
+    assert 2.6 < counts[1] / counts[0] < 2.72
+
+
+def test_predicting_casts_each_weight_once_for_all_batches_and_says_the_same(workspace, monkeypatch):
+    said, casts = [], []
+    for kept in (True, False):
+        if not kept:
+            monkeypatch.setattr(Runtime, "casting_once", lambda self: nullcontext())
+        params, model, train = setting(workspace, runtime={"precision": "bf16"})
+        with Casts(model.encoder.transformer.encoder.layer[0].intermediate.dense.weight.shape) as counted:
+            said.append(infer(model, train["sst"], 8))
+        casts.append(counted.count)
+    assert casts[0] == params.encoder.tiny.layers and casts[1] >= 3 * casts[0]
+    assert np.array_equal(*said)
 
 
 class Casts(TorchDispatchMode):

@@ -65,6 +65,8 @@ class Batch:
 
     def pieces(self, count: int) -> list[Batch]:
         """The batch in `count` pieces of equal size but for one row, or in single rows if it has fewer."""
+        if count == 1:  # taking all rows would copy them, and make the host wait for the device
+            return [self]
         parts = np.array_split(np.arange(len(self.rows)), min(count, len(self.rows)))
         return [self._taken(part) for part in parts]
 
@@ -91,7 +93,7 @@ class Rows:
     """The tokenised rows of one task and split.
 
     A row makes one token sequence, or two where the task's encoding is `bi`: one for each text. `lengths` [N] counts a
-    row's tokens over all of its sequences.
+    row's tokens over all of its sequences, `widths` [N] those of the longest, which padding is a matter of.
 
     Args:
         frame: a row table (data/table.py).
@@ -109,7 +111,7 @@ class Rows:
         self.label_values = frame["label"].to_numpy(dtype=np.float64, copy=True)
         make = tokenise if cache is None else cache.sequences
         self._sequences = make(frame, task, tokenizer, max_length)
-        self.lengths = np.sum([sequences.lengths for sequences in self._sequences], axis=0)
+        self.lengths, self.widths = (of([own.lengths for own in self._sequences], axis=0) for of in (np.sum, np.max))
         labels = torch.from_numpy(self.label_values)
         self._labels = None if np.isnan(self.label_values).any() else labels.to(getattr(torch, task.target.label_dtype))
 
@@ -119,8 +121,8 @@ class Rows:
     def take(self, positions: np.ndarray) -> Rows:
         """The rows at these positions alone."""
         taken = copy.copy(self)
-        taken.ids, taken.label_values, taken.lengths = (
-            of[positions] for of in (self.ids, self.label_values, self.lengths)
+        taken.ids, taken.label_values, taken.lengths, taken.widths = (
+            of[positions] for of in (self.ids, self.label_values, self.lengths, self.widths)
         )
         taken._sequences = tuple(sequences.take(positions) for sequences in self._sequences)
         taken._labels = None if self._labels is None else self._labels[positions]
@@ -133,7 +135,7 @@ class Rows:
 
     def sorted_batches(self, size: int) -> Iterator[Batch]:
         """All rows once, longest first (so that memory runs out at once or never), for inference."""
-        order = np.argsort(-self.lengths, kind="stable")
+        order = np.argsort(-self.widths, kind="stable")
         for start in range(0, len(order), size):
             yield self.batch(order[start : start + size])
 
@@ -231,7 +233,7 @@ class BatchStream:
     def _pass(self) -> list[np.ndarray]:
         """The positions of the rows of each batch of a pass."""
         drawn = self._draw() if self._drawn is None else self._drawn
-        return [drawn[batch] for batch in similar_length_batches(self.rows.lengths[drawn], self.size, self._generator)]
+        return [drawn[batch] for batch in similar_length_batches(self.rows.widths[drawn], self.size, self._generator)]
 
     def __next__(self) -> Batch:
         return self.rows.batch(next(self._passes))

@@ -357,7 +357,8 @@ def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[]
     processes = model.runtime.processes
     found: list[tuple[np.ndarray, np.ndarray]] = []
     model.eval()
-    with torch.inference_mode(), progress(f"{rows.task.name}: predicting", total=len(rows)) as bar:
+    # Not inference_mode, in which autocast keeps no casts
+    with torch.no_grad(), model.runtime.casting_once(), progress(f"{rows.task.name}: predicting", len(rows)) as bar:
         for number, batch in enumerate(rows.sorted_batches(batch_size)):
             turn = number % processes.count
             if turn == processes.rank:

@@ -61,9 +61,11 @@ class TaskGradients:
                 if gradients[i] is not None and gradients[j] is not None:
                     dots[i, j] += _dots(gradients[i], gradients[j])
         gramian = torch.zeros(len(sets), len(sets), dtype=torch.float64)
-        for (i, j), of in dots.items():
-            if of:
-                gramian[i, j] = gramian[j, i] = torch.stack(of).cpu().double().sum()
+        found = [dot for of in dots.values() for dot in of]
+        if found:  # the host waits for the device once, not for each pair
+            parts = torch.stack(found).cpu().double().split([len(of) for of in dots.values()])
+            for (i, j), part in zip(dots, parts):
+                gramian[i, j] = gramian[j, i] = part.sum()
         return gramian
 
     def put(self, weights: Tensor | Sequence[float]) -> None:

@@ -1,5 +1,6 @@
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -222,6 +223,23 @@ def test_what_a_single_seed_decided_is_marked_wherever_it_is_told(papers, tmp_pa
     assert summary(judgement)[0].startswith(f"1 claims: 1 held{' (1 by rows alone)' * alone}, 0 refuted,")
     assert f"| beyond, table 1 | held{' (rows alone)' * alone} |" in text
     assert f"| c: held{' (rows alone)' * alone} |" in text
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "single", "alone"),
+    [
+        ((REFUTED, REFUTED), (True, False), False),  # the other part refutes it without
+        ((REFUTED, HELD), (True, False), True),
+        ((HELD, HELD), (True, False), True),
+        ((HELD, HELD), (False, False), False),
+        ((NOISE, HELD), (True, True), False),
+    ],
+)
+def test_a_verdict_rests_on_a_single_seed_if_it_would_not_stand_without(verdicts, single, alone):
+    given = claim(sst="better", qqp="better")
+    differences = [replace(found(0.1), seeds=(1, 3) if one else (3, 3)) for one in single]
+    parts = tuple(Outcome(part, *of, 0.01) for part, of in zip(given.parts, zip(verdicts, differences)))
+    assert Judged(given, parts).rows_alone == alone
 
 
 def test_a_gain_below_the_margin_where_none_was_claimed_is_called_small():

@@ -217,7 +217,7 @@ def test_a_point_of_a_sweep_that_sets_what_a_row_does_is_the_same_run(tmp_path):
 
 def test_where_one_row_is_wanted_a_table_names_its_own(tmp_path):
     with pytest.raises(
-        UserError, match="^one-table3: expected one row, found the name of one-lambda-1, one-lambda-0.5$"
+        UserError, match="^one-table3: expected one row, found the name of 2; name one of them, such as one-l"
     ):
         load(tmp_path).row("one-table3")
 

@@ -191,10 +191,21 @@ def test_an_edited_params_yaml_runs_no_rows_unless_it_says_where_things_are(repo
         with pytest.raises(UserError, match="changed since.*git checkout params.yaml.*give it by -S") as error:
             run_rows(["toy-base"], "quick", root=repository.folder)
         assert str(error.value).endswith("\n  smart.lambda: committed 0, found 5")
+        path.write_text(kept.replace("  whole_word: false ", "  whole_word: true "))  # off by default, and rows use it
+        with pytest.raises(UserError, match="mlm.whole_word: committed false, found true"):
+            run_rows(["toy-base"], "quick", root=repository.folder)
         path.write_text(kept.replace("  path: null ", "  path: elsewhere ").replace("  seed: 1 ", "  seed: 7 "))
         assert run_rows(["toy-base"], "quick", missing=True, root=repository.folder) == []
     finally:
         path.write_text(kept)
+
+
+def test_a_params_yaml_that_was_never_committed_is_an_error_that_says_so(tmp_path, root):
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    shutil.copytree(root / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("measured"))
+    shutil.copy(root / "params.yaml", tmp_path)
+    with pytest.raises(UserError, match="params.yaml: is in no commit yet"):
+        run_rows(["smart-concat"], "quick", root=tmp_path)
 
 
 def test_another_run_of_the_same_name_is_an_error_that_says_what_differs(repository, ran, no_runs):

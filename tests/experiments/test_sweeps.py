@@ -22,7 +22,8 @@ def made(value, seed=1, score=0.5, name="", **others):
         "overall": Figure(score, score - 0.02, score + 0.02),
     }
     named = {param.replace("_", "."): str(of) for param, of in others.items()}
-    return Run(name or f"{value}-{seed}-{'-'.join(named.values())}", str(value), str(seed), named, figures)
+    has = () if value == ABSENT else ("p", "smart.lambda")
+    return Run(name or f"{value}-{seed}-{'-'.join(named.values())}", str(value), str(seed), named, figures, has)
 
 
 def test_families_share_all_but_the_param_and_are_never_mixed():
@@ -71,8 +72,10 @@ def test_params_that_move_together_have_one_value_and_others_are_told_apart():
     dropouts = {"encoder.dropout": "0.1", "tasks.sst.dropout": "0.1", "tasks.qqp.dropout": "0.1"}
     several = Swept(("encoder.dropout", "tasks.*.dropout"))
     assert all(map(several.takes, dropouts)) and not several.takes("tasks.sst.dropouts")
-    assert several.value(dropouts) == "0.1" and several.value({}) == ABSENT
-    assert several.value({**dropouts, "tasks.qqp.dropout": "0.3"}).endswith("tasks.qqp.dropout: 0.3")
+    assert several.value({**dropouts, "runtime.seed": "1"}) == "0.1" and several.value({}) == ABSENT
+    assert "tasks.qqp.dropout: 0.3" in several.value({**dropouts, "tasks.qqp.dropout": "0.3"})
+    lacking = {"encoder.dropout": "0.1", "tasks.sst.dropout": "0.1", "tasks.qqp.loss": "bce"}
+    assert several.value(lacking) == "encoder.dropout: 0.1, tasks.sst.dropout: 0.1"
     assert several.stem == "encoder.dropout+tasks.all.dropout"
     block = Swept(("mlm.rows",))
     assert block.value({"mlm.rows.imdb": "5", "mlm.rows.sick": "5"}) == "imdb: 5, sick: 5"
@@ -101,7 +104,7 @@ def test_nothing_to_draw_says_what_to_do():
         families(Swept(("smart.lamda",)), [made(ABSENT, smart_lambda=1)])
     with pytest.raises(UserError, match="there are no finished runs"):
         families(Swept(("smart.lambda",)), [])
-    with pytest.raises(UserError, match="no two runs differ in this alone; those that there are have 1, 2") as error:
+    with pytest.raises(UserError, match="no two runs differ in this alone; those that there are have 1; 2") as error:
         families(Swept(("smart.lambda",)), [made(1, lr=1), made(2, lr=2)])
     assert "dvc exp run --queue -S smart.lambda=A,B,C" in str(error.value)
 
@@ -140,7 +143,7 @@ def test_a_sweep_of_experiments(planted, capsys):
     assert list(dict.fromkeys(table["value"])) == [0, 0.1, 5, 50]
     row = table[(table["value"] == 50) & (table["metric"] == "sts pearson")].iloc[0]
     assert row["score"] == pytest.approx(0.5 + 0.1 + 0.05 + 0.015 + 0.1)
-    assert row["experiments"] == "smart-5e+1-0.1-1 smart-5e+1-0.1-2"
+    assert row["runs"] == "smart-5e+1-0.1-1 smart-5e+1-0.1-2"
     assert (planted.folder / "out/smart.lambda.png").read_bytes().startswith(b"\x89PNG")
     told = capsys.readouterr().out
     assert "smart.lambda, where encoder.dropout: 0.3" in told and "4 more runs" in told
@@ -159,7 +162,16 @@ def test_a_sweep_of_params_that_move_together(planted):
     assert (planted.folder / "out/encoder.dropout+smart.lambda.png").exists()
 
 
-def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monkeypatch):
+def test_of_several_params_each_must_be_one_and_what_is_wrong_is_named(planted):
+    with pytest.raises(UserError, match=r"^smart.lamda: no run has this param; did you mean smart.lambda\?"):
+        sweep("encoder.dropout", "smart.lamda", out=planted.folder / "out", root=planted.folder)
+    with pytest.raises(
+        UserError, match="no two runs differ in this alone.*Make some: dvc exp run with -S for each value"
+    ):
+        sweep("bregman.mu", "r_drop.alpha", out=planted.folder / "out", root=planted.folder)
+
+
+def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monkeypatch, capsys):
     monkeypatch.chdir(root)
     (tmp_path / "recipes/measured").mkdir(parents=True)
     for path in (root / "recipes").glob("*.yaml"):
@@ -168,7 +180,10 @@ def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monke
     for row in ("smart-sst-lambda-1", "smart-sst-lambda-5"):
         for seed in (1, 2):
             write_measured(simulate(row, seed), tmp_path / "recipes/measured")
-    (family,) = sweep("smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
+    write_measured(simulate("smart-gone", 1), tmp_path / "recipes/measured")
+    (family,) = sweep("smart.lambda", "smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
+    assert "left out recipes/measured/smart-gone" in capsys.readouterr().err
+    assert (tmp_path / "out/smart.lambda-measured.csv").exists()
     assert {value: [run.seed for run in runs] for value, runs in family.points.items()} == {
         "1": ["1", "2"],
         "5": ["1", "2"],

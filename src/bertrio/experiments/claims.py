@@ -84,8 +84,10 @@ class Judged:
     @property
     def rows_alone(self) -> bool:
         """Whether held or refuted rests on a test that knows nothing of seeds, for a side has a single one."""
-        decided = self.verdict in (HELD, REFUTED)
-        return decided and any(part.difference.rows_alone for part in self.parts if part.verdict == self.verdict)
+        alone = [part.difference.rows_alone for part in self.parts if part.verdict == self.verdict and part.difference]
+        return {HELD: any, REFUTED: all}.get(self.verdict, lambda _: False)(
+            alone
+        )  # one part refutes, and none else holds
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ class Measured:
         by_row: by task, see `ByRow`.
         commit: the one that the run was started from, in short.
         version: of bertrio.
+        device: that trained, such as cpu or cuda:0; None where it was not recorded.
         name: of the experiment and the file.
     """
 
@@ -118,6 +119,7 @@ class Measured:
     by_row: dict[str, Annotated[ByRow, BeforeValidator(_decoded)]]
     commit: str
     version: str
+    device: str | None = None
     name: str = ""
 
 
@@ -216,6 +218,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         curve=_curve(revision, list(settings["ensemble"]["members"])),
         by_row=_by_row(revision, firsts),
         version=__version__,
+        device=last.get("device"),
         **facts,
     )
 

@@ -142,7 +142,10 @@ class Recipes:
         """One row of a table or point of a sweep, by its full name; raises as `paper`, and for a name of many rows."""
         rows = {row.name: row for paper in self.papers.values() for row in _rows_of(paper)}
         if name not in rows and (many := dict(self._groups()).get(name)):
-            raise UserError(f"{name}: expected one row, found the name of {', '.join(row.name for row in many)}")
+            some = ", ".join(row.name for row in many[:3])
+            raise UserError(
+                f"{name}: expected one row, found the name of {len(many)}; name one of them, such as {some}"
+            )
         return self._found(name, rows, "row")
 
     def expand(self, names: Iterable[str]) -> list[Row]:
@@ -335,7 +338,7 @@ class _PaperReader:
 
     def _twin(self, on: str, point: Mapping[str, Any]) -> str | None:
         """The full name of a row that sets all that a point of a sweep does, if there is one: it is the same run."""
-        if any("*" in param for param in point):
+        if any("*" in param or param.startswith("ensemble.members") for param in point):  # not as in a row's `set`
             return None
         whole = self._overrides(on)
         for param, value in point.items():

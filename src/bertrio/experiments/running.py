@@ -21,7 +21,7 @@ from bertrio.experiments.dvc_experiments import (
 )
 from bertrio.experiments.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
 from bertrio.experiments.overrides import changes, with_numbers
-from bertrio.experiments.places import by_last_names, differences, is_override, of_any_machine, overridden
+from bertrio.experiments.places import by_last_names, is_override, of_any_machine, overridden
 from bertrio.experiments.recipes import load_recipes, resolve
 from bertrio.experiments.resolving import SEED, without_seed
 from bertrio.experiments.set_params import listed
@@ -57,8 +57,8 @@ def run_rows(
         The names of the experiments.
 
     Raises:
-        UserError: before anything is run if a name or param is wrong, or params.yaml was edited since the last commit;
-            at the end, naming the runs that failed.
+        UserError: before anything is run if a name or param is wrong, or params.yaml was edited since the last commit
+            or never committed; at the end, naming the runs that failed.
         KeyboardInterrupt: if it was stopped.
     """
     seed, overrides = without_seed(overrides or {})
@@ -99,11 +99,17 @@ def run_rows(
 
 
 def _need_committed(base: Mapping[str, Any], root: str | Path) -> None:
-    """Raises a UserError if params.yaml has been edited since the last commit, data and encoder aside: rows start from
-    it, and a run would be filed as a row that it is not. Experiments leave their params there."""
+    """Raises a UserError if params.yaml has been edited since the last commit in what `is_override` names: rows start
+    from it, and a run would be filed as a row that it is not. Experiments leave their params there."""
     from bertrio.experiments.revision import Revision
 
-    edited = differences(Revision.open("HEAD", root).settings(), base)
+    try:
+        committed = Revision.open("HEAD", root).settings()
+    except UserError:
+        raise UserError(
+            f"{PARAMS}: is in no commit yet, and rows start from the committed one; git add {PARAMS} && git commit"
+        ) from None
+    edited = changes(with_numbers(committed), with_numbers(base))
     if wrong := {param: values for param, values in edited.items() if is_override(param)}:
         raise UserError(
             f"{PARAMS}: rows start from it as it is in the last commit, and it has been changed since; to take that "
@@ -164,7 +170,7 @@ def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[
 
 def _figures(measured: Measured) -> dict[str, Any]:
     """What changes with the experiment alone: how a run is described may change with the recipes and with bertrio."""
-    return to_json(replace(measured, overrides={}, version=""))
+    return to_json(replace(measured, overrides={}, version="", device=None))
 
 
 class _Collector:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from bertrio.console import say
 from bertrio.errors import UserError, writing_to
 from bertrio.experiments.cells import is_number, leaves
 from bertrio.experiments.recipe_files import nearest
@@ -27,6 +28,7 @@ LOG_FROM = 20  # greatest over smallest value from which on the axis is logarith
 TICKS = 12  # values that are all written under the axis
 LETTERS = 70  # of values that are no numbers, side by side under the axis
 DRAWN = 6  # families in one picture
+SHOWN = 10  # values that an error tells
 
 
 class Figure(NamedTuple):
@@ -61,17 +63,32 @@ class Swept:
         """Whether a dotted name is that of a block which one of these is in."""
         return any(_starts(name, key) and not _starts(key, name) for name in self.names)
 
-    def value(self, own: Mapping[str, str]) -> str:
-        """What a run has of them: the one value that all have, or each with its name.
+    def value(self, settings: Mapping[str, str]) -> str:
+        """What a run has of them: the one value that all have, if none is missing, or each with its name.
 
         Args:
-            own: the run's params that `takes` takes.
+            settings: all params of the run, by dotted name.
         """
-        block = f"{self.names[0]}." if len(self.names) == 1 else ""
-        together = len(self.names) > 1 or "*" in block
-        if len(set(own.values())) == 1 and (together or self.names[0] in own):
+        own = {key: settings[key] for key in sorted(settings) if self.takes(key)}
+        meant = [one for name in self.names for one in _expanded(name, settings)]
+        if len(set(own.values())) == 1 and all(one in own for one in meant):
             return next(iter(own.values()))
+        block = f"{self.names[0]}." if len(self.names) == 1 else ""
         return ", ".join(f"{key.removeprefix(block)}: {value}" for key, value in own.items()) or ABSENT
+
+
+def _expanded(name: str, settings: Iterable[str]) -> list[str]:
+    """The dotted names that one with `*` stands for, in the blocks that there are."""
+    found = [""]
+    for part in name.split("."):
+        keys = {at: [part] for at in found}
+        if part == "*":
+            keys = {
+                at: sorted({own.removeprefix(at).split(".")[0] for own in settings if own.startswith(at)})
+                for at in found
+            }
+        found = [f"{at}{key}." for at in found for key in keys[at]]
+    return [one.removesuffix(".") for one in found]
 
 
 def _starts(name: str, start: str) -> bool:
@@ -82,13 +99,15 @@ def _starts(name: str, start: str) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """One run: the swept param's value as text, the seed, all other params, and the figures by metric."""
+    """One run: the swept params' value as text, the seed, all other params, the figures by metric, and the names among
+    those that are swept of params that it has."""
 
     name: str
     value: str
     seed: str
     others: Mapping[str, str]
     figures: Mapping[str, Figure]
+    has: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +135,8 @@ def sweep(
 ) -> list[Family]:
     """Prints score against a param, and writes it to `out` as <param>.csv and <param>.png.
 
+    Names of several are joined by `+`, `*` stands there as `all`, and those of measured runs end in `-measured`.
+
     Args:
         params: dotted, such as smart.lambda; of a block, all that is in it. Several move together, and so do those that
             one with a `*` stands for, such as tasks.*.dropout.
@@ -128,16 +149,18 @@ def sweep(
         The families, those with most values first.
 
     Raises:
-        UserError: if no experiments differ in the param alone, none has the metric, or `out` can't be written to.
+        UserError: if no runs differ in these params alone, a param is in none of them, none has the metric, or `out`
+            can't be written to.
     """
-    swept = Swept(params)
+    swept = Swept(tuple(dict.fromkeys(params)))
     runs = list((measured_runs if measured else read_runs)(swept, root))
-    found = families(swept, runs)
+    found = families(swept, runs, measured)
+    stem = swept.stem + ("-measured" if measured else "")
     table = tabulate(found, metric)
     _show(table, swept.title, len(runs) - sum(len(of) for family in found for of in family.points.values()))
     with writing_to(out):
-        write_csv(table, Path(out) / f"{swept.stem}.csv")
-        _draw(found, list(dict.fromkeys(table["metric"])), swept.title, Path(out) / f"{swept.stem}.png")
+        write_csv(table, Path(out) / f"{stem}.csv")
+        _draw(found, list(dict.fromkeys(table["metric"])), swept.title, Path(out) / f"{stem}.png")
     return found
 
 
@@ -154,7 +177,7 @@ def read_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
 
 
 def measured_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
-    """All runs of recipes/measured, with the params that their rows come to."""
+    """All runs of recipes/measured, with the params that their rows come to. Says which have no row any more."""
     from bertrio.experiments.measured import FOLDER, load_measured
     from bertrio.experiments.overrides import put
     from bertrio.experiments.recipes import load_recipes
@@ -163,7 +186,11 @@ def measured_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
 
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / "params.yaml")
     for run in load_measured(Path(root) / FOLDER):
-        settings = resolve(recipes, recipes.row(run.row), run.budget, run.overrides, run.seed, base)
+        try:
+            settings = resolve(recipes, recipes.row(run.row), run.budget, run.overrides, run.seed, base)
+        except UserError as error:
+            say(f"left out {FOLDER}/{run.name}.json: {error}")
+            continue
         put(settings, "data.source", run.source)
         put(settings, "encoder.name", run.encoder)
         yield _run(run.name, swept, settings, _figures(run.metrics["dev"], run.intervals["dev"]))
@@ -182,7 +209,8 @@ def _run(name: str, swept: Swept, params: Mapping[str, Any], figures: Mapping[st
         and not OF_MACHINE.fullmatch(key)
         and not (value == "{}" and swept.inside(key))  # the block is empty where the param is not set
     }
-    return Run(name, swept.value(own), settings.get("runtime.seed", ""), others, figures)
+    has = tuple(name for name in swept.names if any(_starts(key, name) for key in own))
+    return Run(name, swept.value(settings), settings.get("runtime.seed", ""), others, figures, has)
 
 
 def _figures(scores: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str, Figure]:
@@ -195,25 +223,30 @@ def _figures(scores: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[st
     return figures
 
 
-def families(swept: Swept, runs: Sequence[Run]) -> list[Family]:
+def families(swept: Swept, runs: Sequence[Run], measured: bool = False) -> list[Family]:
     """Sorts runs into families with two or more values each; of runs of the same params and seed the last counts.
 
     Raises:
         UserError: if there is no such family.
     """
-    if not any(run.value != ABSENT for run in runs):
-        known = dict.fromkeys(name for run in runs for name in run.others)
-        hint = nearest(swept.names[0], known).partition("known here:")[0] if known else "there are no finished runs"
-        raise UserError(f"{swept.title}: no run has this param; {hint or 'see params.yaml'}")
+    for name in swept.names:
+        if not any(name in run.has for run in runs):
+            known = dict.fromkeys(other for run in runs for other in run.others)
+            hint = nearest(name, known).partition("known here:")[0] if known else "there are no finished runs"
+            raise UserError(f"{name}: no run has this param; {hint or 'see params.yaml'}")
     groups: dict[frozenset[tuple[str, str]], dict[tuple[str, str], Run]] = {}
     for run in runs:
         groups.setdefault(frozenset(run.others.items()), {})[run.value, run.seed] = run
     wide = {shared: of for shared, of in groups.items() if len({value for value, _ in of}) > 1}
     if not wide:
-        values = ", ".join(dict.fromkeys(run.value for run in runs))
+        values = list(dict.fromkeys(run.value for run in runs))
+        more = "; ..." if len(values) > SHOWN else ""
+        how = "bertrio recipes run ROW with -S for each value" if measured else "dvc exp run with -S for each value"
+        if len(swept.names) == 1 and "*" not in swept.title and not measured:
+            how = f"dvc exp run --queue -S {swept.title}=A,B,C, then dvc queue start"
         raise UserError(
-            f"{swept.title}: no two runs differ in this alone; those that there are have {values}. Make some: "
-            f"dvc exp run --queue -S {swept.names[0]}=A,B,C, then dvc queue start"
+            f"{swept.title}: no two runs differ in this alone; those that there are have "
+            f"{'; '.join(values[:SHOWN])}{more}. Make some: {how}"
         )
     alike = frozenset.intersection(*wide)
     found = [Family(dict(sorted(shared - alike)), _by_value(of.values())) for shared, of in wide.items()]
@@ -257,7 +290,7 @@ def tabulate(found: Sequence[Family], metric: str) -> pd.DataFrame:
                 ends = min(of.value for of in figures), max(of.value for of in figures)
                 called = " ".join(run.name for run in runs)
                 records.append([family.title, value, name, len(runs), score, low, high, *ends, called])
-    columns = ["family", "value", "metric", "seeds", "score", "low", "high", "least", "greatest", "experiments"]
+    columns = ["family", "value", "metric", "seeds", "score", "low", "high", "least", "greatest", "runs"]
     return pd.DataFrame(records, columns=columns)
 
 
@@ -292,7 +325,10 @@ def _show(table: pd.DataFrame, param: str, apart: int) -> None:
         show_table(escape(title), ["value", "seeds", *[name.replace("_", " ") for name in metrics]], lines, console)
     console.print("Scores on dev, the mean over seeds, with their 95 % interval for other rows.", soft_wrap=True)
     if apart:
-        console.print(f"{apart} more runs differ in other params, or are older runs of the same.", soft_wrap=True)
+        console.print(
+            f"{apart} more runs differ in other params, or are further runs of the same params and seed.",
+            soft_wrap=True,
+        )
 
 
 def _cell(row: Any) -> list[str]:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from bertrio.experiments.cells import ABSENT
-from bertrio.experiments.measured import OVERALL
+from bertrio.experiments.measured import OVERALL, Measured
 from bertrio.experiments.paired import firsts_of
 from bertrio.experiments.runs import Runs
 from bertrio.experiments.sheets import Sheet, console_for_sheets, signed
@@ -108,14 +108,23 @@ def head(tables: PaperTables) -> Iterator[str]:
 
 def _computed(runs: Runs) -> str:
     """How the runs were computed, which their seconds depend on more than on the rows."""
-    ways = Counter(
-        f"{run.precision} on {run.threads} {'thread' if run.threads == 1 else 'threads'}" if run.threads else ""
-        for run in runs.all
-    )
+    ways = Counter(_way(run) for run in runs.all)
     if len(ways) == 1 and "" not in ways:
         return f"Computed in {next(iter(ways))}. Seconds are of training, beside whatever else the machine did."
-    told = ", ".join(f"{way or 'ways not recorded'} ({count} runs)" for way, count in ways.most_common())
+    told = ", ".join(f"{way or 'ways not recorded'} ({_numbered(count, 'run')})" for way, count in ways.most_common())
     return f"Computed in {told}: seconds compare no rows that were run in different ways, or on a busy machine."
+
+
+def _way(run: Measured) -> str:
+    """Precision and device of a run, or threads on a CPU; empty if they were not recorded."""
+    if run.precision == "auto" or not run.threads:
+        return ""
+    on_cpu = run.device is None or run.device.startswith("cpu")
+    return f"{run.precision} on {_numbered(run.threads, 'thread') if on_cpu else run.device}"
+
+
+def _numbered(number: int, what: str) -> str:
+    return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def sheets(part: Part, convention: str | None, own: bool = False) -> list[Sheet]:

@@ -352,7 +352,8 @@ def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[]
 
     Where several processes share the run, they take batches in turn, and all get all outputs; where they split the
     weights, all of them run the model equally often. `pause` is called after each batch, or each round of them, and may
-    end it all by an exception.
+    end it all by an exception, but not change the weights: casts of those that train are kept to the end, which is also
+    why no other autocast context may be around this.
     """
     processes = model.runtime.processes
     found: list[tuple[np.ndarray, np.ndarray]] = []

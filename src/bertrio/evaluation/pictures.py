@@ -5,6 +5,7 @@ matplotlib's `Figure` is used without pyplot, which would look for a display and
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +45,8 @@ STYLE = {
 STROKES = {"solid": "-", "dashed": "--", "dotted": ":", "dash-dotted": "-."}
 NUMBERS_UP_TO = 15  # classes whose confusion matrix can hold numbers that are read without a lens
 MARKED_UP_TO = 30  # points of a line that are marked one by one
+EDGE = 0.12  # inches between the edge of a picture and its headline
+LETTER = 0.061  # inches that a letter below it takes on average
 PANELS = 8  # members whose conflicts are drawn
 PLOTTED = 5000  # rows in a table of scores for DVC: its page holds every row of every revision
 
@@ -368,11 +371,13 @@ def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
 
 def titled(figure: Figure, title: str, under: str, right: float = 1.0) -> None:
     """A headline at the left edge, and beneath it in grey what one must know to read the picture, whose axes and what
-    belongs to them end at the share `right` of the width."""
-    height = figure.get_size_inches()[1]
-    figure.get_layout_engine().set(rect=(0, 0, right, 1 - 0.62 / height), h_pad=0.06, w_pad=0.08)
-    figure.text(0.12 / figure.get_size_inches()[0], 1 - 0.12 / height, title, fontsize=12, fontweight="bold", va="top")
-    figure.text(0.12 / figure.get_size_inches()[0], 1 - 0.38 / height, under, fontsize=8.5, color=MUTED, va="top")
+    belongs to them end at the share `right` of the width. What is too long for a line is broken between words."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(under, int((width - 2 * EDGE) / LETTER), break_long_words=False, break_on_hyphens=False)
+    top = 0.62 + 0.15 * (len(lines) - 1)
+    figure.get_layout_engine().set(rect=(0, 0, right, 1 - top / height), h_pad=0.06, w_pad=0.08)
+    figure.text(EDGE / width, 1 - 0.12 / height, title, fontsize=12, fontweight="bold", va="top")
+    figure.text(EDGE / width, 1 - 0.38 / height, "\n".join(lines), fontsize=8.5, color=MUTED, va="top")
 
 
 def colours_of(count: int) -> Sequence[Any]:

@@ -114,6 +114,7 @@ def _compared(tested: Outcome) -> str:
 
 
 def _judged(judged: Judged) -> str:
+    """The verdict of a claim, marked where a single seed decided it."""
     return judged.verdict + (ALONE if judged.rows_alone else "")
 
 

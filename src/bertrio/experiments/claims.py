@@ -84,10 +84,9 @@ class Judged:
     @property
     def rows_alone(self) -> bool:
         """Whether held or refuted rests on a test that knows nothing of seeds, for a side has a single one."""
-        alone = [part.difference.rows_alone for part in self.parts if part.verdict == self.verdict and part.difference]
-        return {HELD: any, REFUTED: all}.get(self.verdict, lambda _: False)(
-            alone
-        )  # one part refutes, and none else holds
+        if self.verdict == REFUTED:  # any one of the parts that refute it would do
+            return all(part.difference.rows_alone for part in self.parts if part.verdict == REFUTED)
+        return self.verdict == HELD and any(part.difference.rows_alone for part in self.parts)
 
 
 @dataclass(frozen=True)

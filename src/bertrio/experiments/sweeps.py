@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-
 OVERALL = ("overall_normalized", "overall_mean")
 ABSENT = "(not set)"
 SEED = re.compile(r"(ensemble\.members\.[^.]+\.)?runtime\.seed")  # a run has others for the members of an ensemble too
@@ -79,16 +78,11 @@ class Swept:
 
 def _expanded(name: str, settings: Iterable[str]) -> list[str]:
     """The dotted names that one with `*` stands for, in the blocks that there are."""
-    found = [""]
+    blocks = [""]
     for part in name.split("."):
-        keys = {at: [part] for at in found}
-        if part == "*":
-            keys = {
-                at: sorted({own.removeprefix(at).split(".")[0] for own in settings if own.startswith(at)})
-                for at in found
-            }
-        found = [f"{at}{key}." for at in found for key in keys[at]]
-    return [one.removesuffix(".") for one in found]
+        inside = {at: {key.removeprefix(at).split(".")[0] for key in settings if key.startswith(at)} for at in blocks}
+        blocks = [f"{at}{key}." for at in blocks for key in (sorted(inside[at]) if part == "*" else [part])]
+    return [one.removesuffix(".") for one in blocks]
 
 
 def _starts(name: str, start: str) -> bool:

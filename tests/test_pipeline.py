@@ -180,7 +180,9 @@ def test_an_experiment_in_a_copy_leaves_the_workspace_alone(project):
 
 def test_a_combining_rule_runs_no_training(project):
     output = project.run("dvc", "exp", "run", "-S", "ensemble.combine=mean")
-    assert stages_run(output) == ["check", "ensemble", "evaluate", "analyze"]
+    ran = stages_run(output)
+    # one member is itself by any rule: evaluate runs only where the seconds that it tells, too, are others than before
+    assert [stage for stage in ran if stage != "evaluate"] == ["check", "ensemble", "analyze"]
     project.run("git", "checkout", "--", ".")
 
 

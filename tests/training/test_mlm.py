@@ -8,13 +8,21 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
-from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from bertrio.errors import UserError
 from bertrio.model.encoder import initial_language_model, load_transformer
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.runtime import generator, set_up
-from bertrio.training.mlm import mask_tokens, perplexity, pretrain_mlm, token_blocks, word_beginnings
+from bertrio.training.mlm import _loss, mask_tokens, perplexity, pretrain_mlm, token_blocks, word_beginnings
 
 
 @pytest.fixture
@@ -139,26 +147,54 @@ def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpo
     blocks = token_blocks(corpora, tokenizer, 16, workspace.root / "tokens")
     gold = torch.from_numpy(blocks[:8].astype(np.int64))
 
-    class Uniform(torch.nn.Module):
-        """Sees nothing: the perplexity of guessing is the size of the vocabulary."""
+    class OneHot(torch.nn.Module):
+        def forward(self, input_ids):
+            return BaseModelOutput(F.one_hot(input_ids, len(tokenizer)).float())
+
+    class Echo(torch.nn.Module):
+        """Says what it reads, the louder the more likely; at volume 0 all is as likely."""
+
+        def __init__(self, volume):
+            super().__init__()
+            self.base_model, self.volume = OneHot(), volume
 
         def forward(self, input_ids):
-            return type("Output", (), {"logits": torch.zeros(*input_ids.shape, len(tokenizer))})
+            return MaskedLMOutput(logits=self.volume * self.base_model(input_ids).last_hidden_state)
 
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=params.mlm.mask_probability)
     args = (blocks, np.arange(8), mask, 3, 1, set_up(1, "cpu", "float32"))
-    assert perplexity(Uniform(), *args) == pytest.approx(len(tokenizer), rel=1e-5)
-
-    class Bigram(Uniform):
-        def forward(self, input_ids):
-            return type("Output", (), {"logits": F.one_hot(input_ids, len(tokenizer)).float()})
-
+    assert perplexity(Echo(0), *args) == pytest.approx(len(tokenizer), rel=1e-5), "it guesses"
     of = generator(1, "mlm held-out masks")
     batches = [mask(batch, of=of) for batch in gold.split(3)]
     ids, picked = (torch.cat(parts) for parts in zip(*batches))
     logits = F.one_hot(ids, len(tokenizer)).double()
     by_hand = math.exp(-logits.log_softmax(-1)[picked].gather(1, gold[picked].unsqueeze(1)).mean())
-    assert perplexity(Bigram(), *args) == pytest.approx(by_hand, rel=1e-5)
+    assert perplexity(Echo(1), *args) == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", "mpnet"])
+def test_a_head_at_the_picked_places_alone_learns_what_it_learns_at_all_of_them(kind):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind, vocab_size=200, embedding_size=32, **sizes))
+    model.eval()
+    ids, gold = torch.randint(5, 200, (2, 8, 32))
+    picked = torch.rand(8, 32) < 0.2
+    runtime = set_up(1, "cpu", "float32")
+    by_all = F.cross_entropy(model(input_ids=ids).logits[picked], gold[picked])
+    by_all.backward()
+    gradients = {name: of.grad.clone() for name, of in model.named_parameters() if of.grad is not None}
+    model.zero_grad()
+    seen = []
+    model.get_output_embeddings().register_forward_hook(lambda _, given, __: seen.append(given[0].shape[-2]))
+    loss = _loss(model, ids, picked, gold, runtime)
+    loss.backward()
+    assert seen == [64], "the head worked on more than the picked places, rounded up to 64"
+    assert loss.item() == pytest.approx(by_all.item(), rel=1e-5)
+    for name, of in model.named_parameters():
+        if name in gradients:
+            torch.testing.assert_close(of.grad, gradients[name], atol=1e-6, rtol=1e-4)
+    assert model(input_ids=ids).logits.shape == (8, 32, 200), "the model is as it was"
 
 
 def pretrained(workspace, folder, **mlm):

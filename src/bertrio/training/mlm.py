@@ -45,6 +45,10 @@ READS = {  # the params that pretraining reads
     **dict.fromkeys(("runtime", "optimizer", "mlm"), True),
     "encoder": {"name", "revision", "tiny"},
 }
+# Places of a pass of the head are rounded up to so many, or nearly every step would have a number of its own, and
+# matrix products of a size that is new take longer to set up than to do
+ROUND = 64
+NO_LABEL = -100
 PROGRESS = ("before", "steps_done", "seconds")
 
 
@@ -323,8 +327,27 @@ def _ids(blocks: np.ndarray, rows: np.ndarray) -> Tensor:
 def _loss(
     model: nn.Module, ids: Tensor, picked: Tensor, gold: Tensor, runtime: Runtime, reduction: str = "mean"
 ) -> Tensor:
-    """Cross entropy in float32 over the picked tokens."""
-    with runtime.autocast():
+    """Cross entropy in float32 over the picked tokens; the head, as large as all layers, works on these alone."""
+    places = picked.flatten().nonzero().squeeze(1)
+    labels = gold.flatten()[places]
+    idle = -len(places) % ROUND
+    places, labels = F.pad(places, (0, idle)), F.pad(labels, (0, idle), value=NO_LABEL)
+    with runtime.autocast(), _head_reads(model, places.to(runtime.device)):
         logits = model(input_ids=ids.to(runtime.device)).logits
-    labels = gold[picked].to(runtime.device)
-    return F.cross_entropy(logits[picked.to(runtime.device)].float(), labels, reduction=reduction)
+    labels = labels.to(runtime.device)
+    return F.cross_entropy(logits.flatten(0, 1).float(), labels, reduction=reduction, ignore_index=NO_LABEL)
+
+
+@contextmanager
+def _head_reads(model: nn.Module, places: Tensor) -> Iterator[None]:
+    """A context in which a masked-language model's head gets the hidden states at P `places` of B x T: [1, P, H]."""
+
+    def at_places(_: nn.Module, given: Any, output: Any) -> Any:
+        output["last_hidden_state"] = output.last_hidden_state.flatten(0, 1)[places].unsqueeze(0)
+        return output
+
+    hook = model.base_model.register_forward_hook(at_places)
+    try:
+        yield
+    finally:
+        hook.remove()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from bertrio.data.tokens import TokenCache, Tokens, tokenise
+from bertrio.runtime import generator
 from bertrio.tasks import Task
 
 # Batches that are sorted together: enough for little padding (3 % of a pass over SST, QQP or STS), few enough for fresh
@@ -140,35 +141,47 @@ class Rows:
             yield self.batch(order[start : start + size])
 
 
-def similar_length_batches(lengths: np.ndarray, size: int, generator: torch.Generator) -> list[np.ndarray]:
+def similar_length_batches(
+    lengths: np.ndarray, size: int, draws: torch.Generator, ranks: torch.Generator
+) -> list[np.ndarray]:
     """Positions 0 to N - 1 in batches of `size` rows of similar length, every position exactly once.
 
-    Rows are shuffled, sorted by length within windows of `WINDOW` batches, cut into batches, and the batches shuffled.
-    Only the last batch of the last window may be smaller.
+    Rows are shuffled, sorted by length within windows of `WINDOW` batches, cut into batches, and the batches shuffled
+    within their window. Only one batch of the last window may be smaller.
+
+    Args:
+        lengths: of each row, [N].
+        size: rows in a batch.
+        draws: shuffles the rows.
+        ranks: gives every batch a number from 0 to 1; in a window, the batch of the k-th shortest rows comes where the
+            k-th smallest number is. Who reads the same numbers for another task has its short rows at the same time, so
+            that little is padding where the two share a pass; also where a window ends sooner in one than in the other.
     """
-    order = torch.randperm(len(lengths), generator=generator).numpy()
+    order = torch.randperm(len(lengths), generator=draws).numpy()
     batches = []
     for start in range(0, len(order), size * WINDOW):
         window = order[start : start + size * WINDOW]
         window = window[np.argsort(lengths[window], kind="stable")]
-        batches += [window[at : at + size] for at in range(0, len(window), size)]
-    return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
+        cut = [window[at : at + size] for at in range(0, len(window), size)]
+        places = torch.rand(len(cut), generator=ranks, dtype=torch.float64).argsort(stable=True).argsort()
+        batches += [cut[rank] for rank in places.tolist()]
+    return batches
 
 
 class Passes:
     """An endless sequence of batches of positions, drawn pass by pass.
 
-    Its state is small, whatever the number of rows: that of the generator before the running pass, which is drawn again
-    from there, and how many batches of it were taken.
+    Its state is small, whatever the number of rows: that of the generators before the running pass, which is drawn
+    again from there, and how many batches of it were taken.
 
     Args:
-        draw: gives the batches of a pass; draws from `generator` alone.
-        generator: nothing else uses it.
+        draw: gives the batches of a pass; draws from `generators` alone.
+        generators: nothing else uses them.
     """
 
-    def __init__(self, draw: Callable[[], list[np.ndarray]], generator: torch.Generator) -> None:
-        self._draw, self._generator = draw, generator
-        self._before, self._taken = generator.get_state(), 0
+    def __init__(self, draw: Callable[[], list[np.ndarray]], *generators: torch.Generator) -> None:
+        self._draw, self._generators = draw, generators
+        self._before, self._taken = self._states(), 0
         self._waiting: list[np.ndarray] = []  # batches of this pass that are still to come, the next one last
 
     def __next__(self) -> np.ndarray:
@@ -181,8 +194,11 @@ class Passes:
         return self
 
     def _begin(self) -> None:
-        self._before, self._taken = self._generator.get_state(), 0
+        self._before, self._taken = self._states(), 0
         self._waiting = self._draw()[::-1]
+
+    def _states(self) -> list[Tensor]:
+        return [of.get_state() for of in self._generators]
 
     def state_dict(self) -> dict[str, Any]:
         """Where in which pass it is, for a checkpoint."""
@@ -190,7 +206,8 @@ class Passes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where another one of the same rows was."""
-        self._generator.set_state(state["before"])
+        for of, before in zip(self._generators, state["before"], strict=True):
+            of.set_state(before)
         self._begin()
         for _ in range(state["taken"]):
             next(self)
@@ -202,7 +219,8 @@ class BatchStream:
     Args:
         rows: the training rows.
         size: rows in a batch.
-        generator: decides the order and which rows a capped pass has, and nothing else uses it.
+        seed: decides which rows meet in a batch and which ones a capped pass has, for every task on its own; and when
+            short rows come and when long ones, for all tasks alike.
         cap: rows in a pass, 1 or more; None, or as many as there are, gives every pass all rows.
         redraw: draws the rows of a capped pass anew for every pass; else they are drawn once for all.
 
@@ -210,15 +228,15 @@ class BatchStream:
         ValueError: if `cap` is below 1.
     """
 
-    def __init__(
-        self, rows: Rows, size: int, generator: torch.Generator, cap: int | None = None, redraw: bool = True
-    ) -> None:
+    def __init__(self, rows: Rows, size: int, seed: int, cap: int | None = None, redraw: bool = True) -> None:
         if cap is not None and cap < 1:
             raise ValueError(f"cap: found {cap}, expected 1 or more, or None")
-        self.rows, self.size, self._generator = rows, size, generator
+        self.rows, self.size = rows, size
+        self._generator = generator(seed, f"batches {rows.task.name}")
+        self._ranks = generator(seed, "batches by length")
         self._count = len(rows) if cap is None else min(cap, len(rows))
         self._drawn = None if redraw else self._draw()
-        self._passes = Passes(self._pass, generator)
+        self._passes = Passes(self._pass, self._generator, self._ranks)
 
     def __len__(self) -> int:
         """Batches in one pass."""
@@ -233,7 +251,8 @@ class BatchStream:
     def _pass(self) -> list[np.ndarray]:
         """The positions of the rows of each batch of a pass."""
         drawn = self._draw() if self._drawn is None else self._drawn
-        return [drawn[batch] for batch in similar_length_batches(self.rows.widths[drawn], self.size, self._generator)]
+        batches = similar_length_batches(self.rows.widths[drawn], self.size, self._generator, self._ranks)
+        return [drawn[batch] for batch in batches]
 
     def __next__(self) -> Batch:
         return self.rows.batch(next(self._passes))

@@ -52,7 +52,7 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 
 
 def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
-    """A stream of training batches for each task as `schedule` asks for, its order drawn by a generator of its own."""
+    """A stream of training batches for each task as `schedule` asks for."""
     options = params.schedule
     cap = min(len(rows) for rows in train.values()) if options.cap == "shortest" else options.cap
     sizes = {task: params.tasks[task].batch_size for task in train}
@@ -60,8 +60,7 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
         passes = {task: len(rows) if cap is None else min(cap, len(rows)) for task, rows in train.items()}
         sizes = proportional_batch_sizes(passes, options.base_batch)
     return {
-        task: BatchStream(rows, sizes[task], generator(params.runtime.seed, f"batches {task}"), cap, options.redraw)
-        for task, rows in train.items()
+        task: BatchStream(rows, sizes[task], params.runtime.seed, cap, options.redraw) for task, rows in train.items()
     }
 
 

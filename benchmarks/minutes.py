@@ -125,7 +125,7 @@ def table(found: Mapping[str, list[Points]]) -> str:
 
 def draw(found: Mapping[str, list[Points]], path: Path, under: str) -> None:
     """A colour a curve, a line for each turn."""
-    from bertrio.evaluation.pictures import colours_of, picture, titled
+    from bertrio.evaluation.canvas import colours_of, picture, titled
 
     with picture(path, (8, 4.6)) as figure:
         axes = figure.add_subplot()

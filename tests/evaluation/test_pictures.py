@@ -7,9 +7,7 @@ from bertrio.evaluation.pictures import (
     _losses,
     confusion_picture,
     learning_picture,
-    picture,
     slices_picture,
-    titled,
     write_plots,
 )
 from bertrio.evaluation.predictions import prediction_rows
@@ -194,20 +192,3 @@ def test_slices_beyond_the_whole_are_marked_and_slices_without_a_value_left_out(
     assert [label.get_text() for label in axes.get_yticklabels()] == ["length", "short", "long", "other"]
     colours = {text.get_text(): text.get_color() for text in axes.texts}
     assert len({colours[value] for value in ("0.800", "0.400", "0.600")}) == 3
-
-
-@pytest.mark.parametrize("width", [4.0, 7.6, 11.0])
-def test_what_stands_under_a_headline_ends_within_the_picture_and_above_the_axes(tmp_path, width):
-    under = (
-        "grey: the paper, bert-base-uncased on its data; blue: budget quick, cs224n, all-MiniLM-L6-v2; lines: one, two "
-        * 2
-    )
-    with picture(tmp_path / "a.png", (width, 4.0)) as figure:
-        axes = figure.add_subplot()
-        axes.set_title("metric")
-        titled(figure, "A headline", under)
-        figure.draw_without_rendering()
-        text = figure.texts[1].get_window_extent()
-        assert text.x1 < figure.bbox.x1
-        assert axes.get_tightbbox().y1 < text.y0
-        assert " ".join(figure.texts[1].get_text().split()) == " ".join(under.split())

@@ -1,13 +1,8 @@
-"""Pictures of a run, as PNG and as tables that DVC draws; the same predictions make the same bytes.
-
-matplotlib's `Figure` is used without pyplot, which would look for a display and keep state between pictures.
-"""
+"""Pictures of a run, as PNG and as tables that DVC draws; the same predictions make the same bytes."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,38 +10,17 @@ import numpy as np
 import pandas as pd
 
 from bertrio.evaluation.calibration import ece, reliability
+from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, colours_of, picture, titled
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, Scored
-from bertrio.files import whole_file, write_csv
+from bertrio.files import write_csv
 from bertrio.tasks import Array, Task
 
 if TYPE_CHECKING:  # half a second to import, and whoever imports this module may draw nothing
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-INK, MUTED, FAINT, RED = "#1f2937", "#6b7280", "#e5e7eb", "#d62728"
-LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe and Ito: for all kinds of sight
-STYLE = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#9ca3af",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "grid.color": FAINT,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "legend.frameon": False,
-}
 STROKES = {"solid": "-", "dashed": "--", "dotted": ":", "dash-dotted": "-."}
 NUMBERS_UP_TO = 15  # classes whose confusion matrix can hold numbers that are read without a lens
 MARKED_UP_TO = 30  # points of a line that are marked one by one
-EDGE = 0.12  # inches between the edge of a picture and its headline
-LETTER = 0.061  # inches that a letter below it takes on average
 PANELS = 8  # members whose conflicts are drawn
 PLOTTED = 5000  # rows in a table of scores for DVC: its page holds every row of every revision
 
@@ -349,42 +323,6 @@ def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: st
         axes.spines["left"].set_visible(False)
         under = f"95 % intervals; dashed: all rows, {middle:.3f}; red: wholly worse, blue: wholly better"
         titled(figure, f"{task}: {metric} by slice", under, right=0.97)  # the columns reach beyond what it lays out
-
-
-@contextmanager
-def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Gives an empty figure of `size` inches and writes it to `path` as PNG at the end.
-
-    The user's own matplotlib settings are left aside, and neither time nor version goes into the file.
-    """
-    import matplotlib
-    from matplotlib.figure import Figure
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        figure = Figure(size, layout="constrained")
-        yield figure
-        with whole_file(path) as temporary:
-            figure.savefig(temporary, format="png", dpi=150, facecolor="white", metadata={"Software": None})
-
-
-def titled(figure: Figure, title: str, under: str, right: float = 1.0) -> None:
-    """A headline at the left edge, and beneath it in grey what one must know to read the picture, whose axes and what
-    belongs to them end at the share `right` of the width. What is too long for a line is broken between words."""
-    width, height = figure.get_size_inches()
-    lines = textwrap.wrap(under, int((width - 2 * EDGE) / LETTER), break_long_words=False, break_on_hyphens=False)
-    top = 0.62 + 0.15 * (len(lines) - 1)
-    figure.get_layout_engine().set(rect=(0, 0, right, 1 - top / height), h_pad=0.06, w_pad=0.08)
-    figure.text(EDGE / width, 1 - 0.12 / height, title, fontsize=12, fontweight="bold", va="top")
-    figure.text(EDGE / width, 1 - 0.38 / height, "\n".join(lines), fontsize=8.5, color=MUTED, va="top")
-
-
-def colours_of(count: int) -> Sequence[Any]:
-    """As many colours, told apart with ease while they are few."""
-    from matplotlib import colormaps
-
-    return LINES if count <= len(LINES) else colormaps["turbo"](np.linspace(0.05, 0.95, count))
 
 
 def _key(lines: Sequence[str]) -> str:

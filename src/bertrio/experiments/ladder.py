@@ -120,7 +120,7 @@ def _markdown(ladder: Sequence[Step]) -> Iterator[str]:
 
 def _draw(ladder: Sequence[Step], path: Path, title: str) -> None:
     """A line for each set that was tried, under the set that it extends, whose score is the dashed line there."""
-    from bertrio.evaluation.pictures import LINES, MUTED, picture
+    from bertrio.evaluation.canvas import LINES, MUTED, picture
 
     scores = {step.names: step.score for step in ladder if step.score is not None}
     groups = {on: [step for step in ladder if step.names and step.on == on and step.score is not None] for on in scores}

@@ -332,7 +332,7 @@ def _cell(row: Any) -> list[str]:
 
 def _draw(found: Sequence[Family], metrics: Sequence[str], param: str, path: Path) -> None:
     """A panel for each metric: lines over numbers, points over other values, a colour for each family."""
-    from bertrio.evaluation.pictures import LINES, MUTED, picture
+    from bertrio.evaluation.canvas import LINES, MUTED, picture
 
     shown = found[:DRAWN]
     values = sorted({value for family in shown for value in family.points}, key=_place)

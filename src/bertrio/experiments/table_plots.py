@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from bertrio.evaluation.pictures import LINES, MUTED, colours_of, picture, titled
+from bertrio.evaluation.canvas import LINES, MUTED, colours_of, picture, titled
 from bertrio.experiments.tables import CONVENTIONS, Line, PaperTables, Part
 
 if TYPE_CHECKING:

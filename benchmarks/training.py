@@ -50,6 +50,7 @@ OVER = {  # which step stands over which in the table of costs
     **{name: [base] for name, (base, _) in TECHNIQUES.items()},
     **{method: ["joint", "joint, one pass"] for method in SURGERIES},
     "joint, one pass": ["joint"],
+    "joint, one pass, matched": ["joint"],
     "loop: smart-pytorch": ["loop: sst", "smart"],
     "loop: smart-pytorch, shuffled": ["smart"],
     "loop: TorchJD pcgrad": ["loop: joint", "pcgrad"],
@@ -59,7 +60,12 @@ OVER = {  # which step stands over which in the table of costs
 def ours(base: str, params: dict[str, Any]) -> tuple[str, ...]:
     """The command of a case of ours on one task, or on all of them at once."""
     tasks = list(TASKS) if base == "joint" else [base]
-    return ("ours.py", "train", "--set", json.dumps({**params, "schedule": {"tasks": tasks}}))
+    return (
+        "ours.py",
+        "train",
+        "--set",
+        json.dumps({**params, "schedule": {**params.get("schedule", {}), "tasks": tasks}}),
+    )
 
 
 def loop(method: str, *tasks: str) -> tuple[str, ...]:
@@ -73,6 +79,8 @@ def cases(peers: bool) -> list[Case]:
     apart, merged = ({"finetune": {"one_pass": merge}} for merge in (False, True))
     found.append(Case("joint", ours("joint", apart), "our step on a batch of each task, a pass for each"))
     found.append(Case("joint, one pass", ours("joint", merged), "the same in one pass, padded to one width"))
+    matched = {**merged, "schedule": {"match_lengths": True}}
+    found.append(Case("joint, one pass, matched", ours("joint", matched), "the same, short rows of all tasks together"))
     found += [Case(name, ours(base, params), f"{name} on top of {base}") for name, (base, params) in TECHNIQUES.items()]
     if peers:
         found += [

@@ -38,11 +38,6 @@ def ids_of(tokens, index):
     return tokens["input_ids"][index][tokens["attention_mask"][index] == 1].tolist()
 
 
-def draws(task="x", seed=1):
-    """The generators of a stream's batches."""
-    return generator(seed, f"batches {task}"), generator(seed, "batches by length")
-
-
 def a_pass(stream):
     """The row positions of one pass, batch by batch."""
     return [next(stream).rows.tolist() for _ in range(len(stream))]
@@ -54,38 +49,39 @@ def flat(batches):
 
 def test_every_row_comes_exactly_once_and_only_one_batch_is_small():
     lengths = np.random.default_rng(1).integers(3, 60, 1003)
-    batches = similar_length_batches(lengths, 8, *draws())
+    batches = similar_length_batches(lengths, 8, generator(1, "x"))
     assert sorted(np.concatenate(batches)) == list(range(1003))
     assert sorted(map(len, batches))[:2] == [3, 8]
 
 
 def test_batches_of_similar_length_waste_little_padding():
     lengths = np.random.default_rng(1).integers(3, 60, 8000)
-    batches = similar_length_batches(lengths, 16, *draws())
+    batches = similar_length_batches(lengths, 16, generator(1, "x"))
     padded = sum(lengths[batch].max() * len(batch) for batch in batches)
     assert padded / lengths.sum() < 1.05
 
 
 @pytest.mark.parametrize("sizes", [(8, 8), (8, 16), (24, 8)])
-def test_batches_of_several_sets_are_short_at_the_same_time_whatever_their_passes_hold(sizes):
+def test_with_ranks_in_common_batches_of_several_sets_are_short_at_the_same_time(sizes):
     """Over several passes that end at different steps, and with windows that do not stand side by side."""
     rng = np.random.default_rng(1)
     sets = [rng.integers(3, 60, 3000), (3 + rng.geometric(0.06, 1777)).clip(max=100)]
 
-    def widths(same):
+    def correlation(matched):
         found = []
         for index, (lengths, size) in enumerate(zip(sets, sizes)):
-            rows, ranks = draws(task=index) if same else (generator(1, f"a{index}"), generator(1, f"b{index}"))
-            batches = [batch for _ in range(9) for batch in similar_length_batches(lengths, size, rows, ranks)]
-            found.append([lengths[batch].max() for batch in batches])
-        return np.array(list(zip(*found)))
+            draws = generator(1, f"rows {index}"), generator(1, "lengths") if matched else None
+            passes = [similar_length_batches(lengths, size, *draws) for _ in range(9)]
+            assert all(sorted(np.concatenate(of)) == list(range(len(lengths))) for of in passes)
+            found.append([lengths[batch].max() for of in passes for batch in of])
+        widths = np.array(list(zip(*found)))
+        return np.corrcoef(widths.argsort(axis=0).argsort(axis=0).T)[0, 1]
 
-    matched, unmatched = (np.corrcoef(widths(same).argsort(axis=0).argsort(axis=0).T)[0, 1] for same in (True, False))
-    assert matched > 0.9 and abs(unmatched) < 0.3
+    assert correlation(matched=True) > 0.9 and abs(correlation(matched=False)) < 0.3
 
 
 def test_the_order_depends_on_the_seed_alone_and_changes_every_pass(rows):
-    one, same, other = (BatchStream(rows, 16, seed) for seed in (1, 1, 2))
+    one, same, other = (BatchStream(rows, 16, generator(seed, "a")) for seed in (1, 1, 2))
     passes = [[next(one).rows.tolist() for _ in range(len(one))] for _ in range(2)]
     assert [next(same).rows.tolist() for _ in range(2 * len(same))] == passes[0] + passes[1]
     assert [next(other).rows.tolist() for _ in range(len(other))] != passes[0]
@@ -142,7 +138,7 @@ def test_padding_leaves_every_sequence_as_the_tokenizer_made_it(frame, rows, bi_
 
 
 def test_both_inputs_of_a_bi_batch_are_of_the_same_rows_and_padded_each_to_its_own_longest(frame, bi_rows, tokenizer):
-    stream = BatchStream(bi_rows, 16, 1)
+    stream = BatchStream(bi_rows, 16, generator(1, "a"))
     columns = [frame[column].tolist() for column in ("text_a", "text_b")]
     widths = []
     for batch in [next(stream) for _ in range(len(stream))]:
@@ -170,16 +166,16 @@ def test_bi_encoded_rows_can_be_taken_and_inferred_too(bi_rows):
 
 
 def test_without_a_cap_or_with_one_that_cuts_nothing_off_the_order_is_that_of_all_rows(rows):
-    expected = [batch.tolist() for batch in similar_length_batches(rows.lengths, 16, *draws("qqp"))]
+    expected = [batch.tolist() for batch in similar_length_batches(rows.lengths, 16, generator(1, "a"))]
     for cap in (None, len(rows), 1000):
         for redraw in (True, False):
-            assert a_pass(BatchStream(rows, 16, 1, cap, redraw)) == expected
+            assert a_pass(BatchStream(rows, 16, generator(1, "a"), cap, redraw)) == expected
 
 
 @pytest.mark.parametrize("redraw", [True, False])
 @pytest.mark.parametrize("cap", [1, 16, 50])
 def test_a_capped_pass_has_that_many_rows_each_once(rows, cap, redraw):
-    stream = BatchStream(rows, 16, 1, cap, redraw)
+    stream = BatchStream(rows, 16, generator(1, "a"), cap, redraw)
     assert len(stream) == -(-cap // 16)
     for _ in range(4):
         taken = flat(a_pass(stream))
@@ -187,14 +183,14 @@ def test_a_capped_pass_has_that_many_rows_each_once(rows, cap, redraw):
 
 
 def test_a_redrawn_cap_comes_to_all_rows_in_time_and_one_drawn_once_never_to_others(rows):
-    anew, once = (BatchStream(rows, 16, 1, 50, redraw) for redraw in (True, False))
+    anew, once = (BatchStream(rows, 16, generator(1, "a"), 50, redraw) for redraw in (True, False))
     passes = [[frozenset(flat(a_pass(stream))) for _ in range(60)] for stream in (anew, once)]
     assert len(set(passes[0])) == 60 and frozenset.union(*passes[0]) == set(range(len(rows)))
     assert len(set(passes[1])) == 1
 
 
 def test_rows_drawn_once_still_come_in_a_new_order_every_pass_that_the_seed_alone_decides(rows):
-    one, same, other = (BatchStream(rows, 16, seed, 50, redraw=False) for seed in (1, 1, 2))
+    one, same, other = (BatchStream(rows, 16, generator(seed, "a"), 50, redraw=False) for seed in (1, 1, 2))
     passes = [a_pass(one), a_pass(one)]
     assert [a_pass(same), a_pass(same)] == passes
     assert passes[0] != passes[1]
@@ -204,7 +200,7 @@ def test_rows_drawn_once_still_come_in_a_new_order_every_pass_that_the_seed_alon
 @pytest.mark.parametrize("cap", [0, -3])
 def test_a_cap_below_one_is_an_error_that_says_so(rows, cap):
     with pytest.raises(ValueError, match=f"cap: found {cap}, expected 1 or more"):
-        BatchStream(rows, 16, 1, cap)
+        BatchStream(rows, 16, generator(1, "a"), cap)
 
 
 def width_of(batch):
@@ -214,7 +210,7 @@ def width_of(batch):
 
 def padding_waste(rows, size):
     """The share of a training pass's tokens that are padding."""
-    stream = BatchStream(rows, size, 1)
+    stream = BatchStream(rows, size, generator(1, f"batches {rows.task.name}"))
     padded = sum(width_of(batch) * len(batch.rows) for batch in (next(stream) for _ in range(len(stream))))
     return 1 - rows.lengths.sum() / padded
 
@@ -248,21 +244,9 @@ def test_little_of_a_pass_over_the_real_data_is_padding(real_rows):
         assert padding_waste(rows, SIZES[name]) < 0.05, name
 
 
-@pytest.mark.shared
-def test_tasks_that_share_a_pass_of_the_real_data_add_little_padding(real_rows):
-    """1.44 tokens for one if short rows of one task met long ones of another."""
-    streams = [BatchStream(rows, SIZES[name], 1) for name, rows in real_rows.items()]
-    padded = real = 0
-    for _ in range(1500):
-        batches = [next(stream) for stream in streams]
-        padded += max(map(width_of, batches)) * sum(len(batch.rows) for batch in batches)
-        real += sum(int(stream.rows.lengths[batch.rows].sum()) for stream, batch in zip(streams, batches))
-    assert padded / real < 1.2
-
-
 def test_of_pairs_encoded_apart_the_longer_text_decides_and_no_order_by_both_wastes_less(bi_rows):
     def padded(rows):
-        stream = BatchStream(rows, 8, 1)
+        stream = BatchStream(rows, 8, generator(1, "x"))
         passes = [next(stream).inputs for _ in range(10 * len(stream))]
         return sum(tokens["input_ids"].numel() for inputs in passes for tokens in inputs)
 
@@ -276,14 +260,19 @@ def test_a_batch_in_one_piece_is_itself_and_nothing_is_copied(rows):
     assert batch.pieces(1)[0] is batch
 
 
-@pytest.mark.parametrize("options", [{}, {"cap": 50}, {"cap": 50, "redraw": False}])
+@pytest.mark.parametrize("options", [{}, {"cap": 50}, {"cap": 50, "redraw": False}, {"common": True}])
 def test_a_stream_goes_on_where_another_one_was(rows, options):
     """At any batch: before the first, within a pass, between two."""
-    stream = BatchStream(rows, 16, 1, **options)
+
+    def begun():
+        common = {"common": generator(1, "y")} if "common" in options else {}
+        return BatchStream(rows, 16, generator(1, "x"), **options | common)
+
+    stream = begun()
     for _ in range(3 * len(stream) + 2):
-        other = BatchStream(rows, 16, 1, **options)
+        other = begun()
         other.load_state_dict(stream.state_dict())
-        again = BatchStream(rows, 16, 1, **options)
+        again = begun()
         again.load_state_dict(other.state_dict())
         expected = [next(other).rows.tolist() for _ in range(len(stream) + 1)]
         assert [next(again).rows.tolist() for _ in range(len(stream) + 1)] == expected

@@ -105,26 +105,6 @@ def test_everything_at_once_trains_and_is_deterministic(workspace):
     assert all(value.isfinite().all() for value in one[0].values())
 
 
-@pytest.mark.parametrize(
-    ("overrides", "passes"),
-    [
-        ({}, 1),
-        ({"finetune": {"one_pass": False}}, 3),
-        ({"finetune": {"accumulate": 2}}, 6),
-        ({"finetune": {"accumulate": 2, "one_pass": True}}, 2),
-        ({"encoder": {"checkpointing": True}}, 3),
-        ({"surgery": {"method": "pcgrad"}}, 3),
-    ],
-)
-def test_tasks_share_a_pass_unless_params_ask_for_less_memory_or_surgery_needs_one_each(workspace, overrides, passes):
-    params, model, train = setting(workspace, overrides, {"finetune": {"max_steps": 1}})
-    trainer, _ = build_trainer(params, model, train)
-    counted = []
-    model.encoder.transformer.register_forward_hook(lambda *_: counted.append(1))
-    list(trainer.run("test"))
-    assert len(counted) == passes
-
-
 @pytest.mark.parametrize("trains", [["qqp"], ["sts", "sst"]])
 def test_heads_of_tasks_that_do_not_train_stay_exactly_as_built(workspace, trains):
     params, model, train = setting(

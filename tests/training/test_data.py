@@ -57,6 +57,14 @@ def test_a_cap_counts_for_the_shortest_of_the_tasks_that_train_alone(workspace):
     assert {task: len(flat(one_pass(stream))) for task, stream in streams.items()} == {"sst": 30, "qqp": 30}
 
 
+def test_matched_streams_have_short_rows_in_the_same_steps_and_all_rows_all_the_same(workspace):
+    _, _, streams, _ = setting(workspace, schedule={"match_lengths": True})
+    passes = {task: [np.array(batch) for batch in one_pass(stream)] for task, stream in streams.items()}
+    assert all(sorted(np.concatenate(batches)) == list(range(60)) for batches in passes.values())
+    widths = [[streams[task].rows.widths[batch].mean() for batch in batches] for task, batches in passes.items()]
+    assert np.corrcoef(widths).min() > 0.8
+
+
 def test_the_order_of_a_stream_depends_on_seed_and_task_and_not_on_the_other_tasks(workspace):
     def orders(**overrides):
         return {task: one_pass(stream) for task, stream in setting(workspace, **overrides)[2].items()}

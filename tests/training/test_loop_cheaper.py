@@ -46,7 +46,7 @@ def test_a_batch_in_pieces_has_the_gradient_of_the_whole(workspace, pieces, tech
     ids=["smart", "pcgrad", "uncertainty"],
 )
 def test_hidden_states_that_are_worked_out_again_give_the_same_gradients(workspace, technique):
-    dropping = {"encoder": {"dropout": 0.2, "attention_dropout": 0.2}, "finetune": {"one_pass": True}, **technique}
+    dropping = {"encoder": {"dropout": 0.2, "attention_dropout": 0.2}, **technique}
     plain, _, told = a_step(workspace, **dropping)
     again, _, told_again = a_step(workspace, **merged(dropping, {"encoder": {"checkpointing": True}}))
     assert told_again == told

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from bertrio.data.tokens import TokenCache, Tokens, tokenise
-from bertrio.runtime import generator
 from bertrio.tasks import Task
 
 # Batches that are sorted together: enough for little padding (3 % of a pass over SST, QQP or STS), few enough for fresh
@@ -142,30 +141,34 @@ class Rows:
 
 
 def similar_length_batches(
-    lengths: np.ndarray, size: int, draws: torch.Generator, ranks: torch.Generator
+    lengths: np.ndarray, size: int, generator: torch.Generator, common: torch.Generator | None = None
 ) -> list[np.ndarray]:
     """Positions 0 to N - 1 in batches of `size` rows of similar length, every position exactly once.
 
-    Rows are shuffled, sorted by length within windows of `WINDOW` batches, cut into batches, and the batches shuffled
-    within their window. Only one batch of the last window may be smaller.
+    Rows are shuffled, sorted by length within windows of `WINDOW` batches, cut into batches, and the batches shuffled.
+    Only one batch, of the last window, may be smaller.
 
     Args:
         lengths: of each row, [N].
         size: rows in a batch.
-        draws: shuffles the rows.
-        ranks: gives every batch a number from 0 to 1; in a window, the batch of the k-th shortest rows comes where the
-            k-th smallest number is. Who reads the same numbers for another task has its short rows at the same time, so
-            that little is padding where the two share a pass; also where a window ends sooner in one than in the other.
+        generator: shuffles the rows, and the batches.
+        common: decides in its place, for several sets alike, when short rows come and when long ones. It gives each
+            batch a number from 0 to 1; in a window, the batch of the k-th shortest rows comes where the k-th smallest
+            number is. Sets whose windows end at different places keep step so, too.
     """
-    order = torch.randperm(len(lengths), generator=draws).numpy()
+    order = torch.randperm(len(lengths), generator=generator).numpy()
     batches = []
     for start in range(0, len(order), size * WINDOW):
         window = order[start : start + size * WINDOW]
         window = window[np.argsort(lengths[window], kind="stable")]
         cut = [window[at : at + size] for at in range(0, len(window), size)]
-        places = torch.rand(len(cut), generator=ranks, dtype=torch.float64).argsort(stable=True).argsort()
-        batches += [cut[rank] for rank in places.tolist()]
-    return batches
+        if common is not None:
+            numbers = torch.rand(len(cut), generator=common, dtype=torch.float64)
+            cut = [cut[rank] for rank in numbers.argsort(stable=True).argsort().tolist()]
+        batches += cut
+    if common is not None:
+        return batches
+    return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
 class Passes:
@@ -198,7 +201,7 @@ class Passes:
         self._waiting = self._draw()[::-1]
 
     def _states(self) -> list[Tensor]:
-        return [of.get_state() for of in self._generators]
+        return [generator.get_state() for generator in self._generators]
 
     def state_dict(self) -> dict[str, Any]:
         """Where in which pass it is, for a checkpoint."""
@@ -206,8 +209,8 @@ class Passes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where another one of the same rows was."""
-        for of, before in zip(self._generators, state["before"], strict=True):
-            of.set_state(before)
+        for generator, before in zip(self._generators, state["before"], strict=True):
+            generator.set_state(before)
         self._begin()
         for _ in range(state["taken"]):
             next(self)
@@ -219,24 +222,31 @@ class BatchStream:
     Args:
         rows: the training rows.
         size: rows in a batch.
-        seed: decides which rows meet in a batch and which ones a capped pass has, for every task on its own; and when
-            short rows come and when long ones, for all tasks alike.
+        generator: decides the order and which rows a capped pass has, and nothing else uses it.
         cap: rows in a pass, 1 or more; None, or as many as there are, gives every pass all rows.
         redraw: draws the rows of a capped pass anew for every pass; else they are drawn once for all.
+        common: decides when short rows come, see `similar_length_batches`; nothing else uses it. The n-th batches of
+            streams whose `common` starts from one seed are of like rank by length.
 
     Raises:
         ValueError: if `cap` is below 1.
     """
 
-    def __init__(self, rows: Rows, size: int, seed: int, cap: int | None = None, redraw: bool = True) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        size: int,
+        generator: torch.Generator,
+        cap: int | None = None,
+        redraw: bool = True,
+        common: torch.Generator | None = None,
+    ) -> None:
         if cap is not None and cap < 1:
             raise ValueError(f"cap: found {cap}, expected 1 or more, or None")
-        self.rows, self.size = rows, size
-        self._generator = generator(seed, f"batches {rows.task.name}")
-        self._ranks = generator(seed, "batches by length")
+        self.rows, self.size, self._generator, self._common = rows, size, generator, common
         self._count = len(rows) if cap is None else min(cap, len(rows))
         self._drawn = None if redraw else self._draw()
-        self._passes = Passes(self._pass, self._generator, self._ranks)
+        self._passes = Passes(self._pass, *([generator] if common is None else [generator, common]))
 
     def __len__(self) -> int:
         """Batches in one pass."""
@@ -251,7 +261,7 @@ class BatchStream:
     def _pass(self) -> list[np.ndarray]:
         """The positions of the rows of each batch of a pass."""
         drawn = self._draw() if self._drawn is None else self._drawn
-        batches = similar_length_batches(self.rows.widths[drawn], self.size, self._generator, self._ranks)
+        batches = similar_length_batches(self.rows.widths[drawn], self.size, self._generator, self._common)
         return [drawn[batch] for batch in batches]
 
     def __next__(self) -> Batch:

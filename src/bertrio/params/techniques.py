@@ -37,6 +37,7 @@ class ScheduleParams(Group):
     temperature: Annotated[Real, Field(ge=1)]
     cap: Count | Literal["shortest"] | None
     redraw: bool
+    match_lengths: bool
     batch_sizes: Literal["fixed", "proportional"]
     base_batch: Count
     max_batches: Count | None

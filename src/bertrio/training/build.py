@@ -21,7 +21,7 @@ from bertrio.params.tasks import BATCH_LOSSES, LOSS_OPTIONS
 from bertrio.regularizers.bregman import Bregman
 from bertrio.regularizers.moving_average import MovingAverage
 from bertrio.regularizers.norms import l1, l2
-from bertrio.runtime import Runtime, generator
+from bertrio.runtime import NARROW, Runtime, generator
 from bertrio.training.data import Split, build_losses, build_streams, plan_of
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective, bregman_term, distill_term, r_drop_term, smart_term
@@ -118,7 +118,7 @@ def build_trainer(
         params.finetune.lr * params.encoder.lr_factor,
         params.finetune.max_steps,
         accumulate=params.finetune.accumulate,
-        one_pass=_one_pass(params),
+        one_pass=model.encoder.size < NARROW if params.finetune.one_pass == "auto" else params.finetune.one_pass,
         weighting_lr=params.weighting.lr,
         surgery=_surgery(params, draws),
         log_conflicts=params.surgery.log_conflicts,
@@ -165,12 +165,6 @@ def layers_to_split(transformer: nn.Module) -> nn.ModuleList:
 def _is_mean_over_rows(loss: str) -> bool:
     """Whether a loss adds up over parts of a batch; one of another package is taken to need the whole batch."""
     return loss in LOSS_OPTIONS and loss not in BATCH_LOSSES
-
-
-def _one_pass(params: Params) -> bool:
-    """Whether tasks share passes. `auto`: unless other params, too, take more time for less memory."""
-    saving = params.finetune.accumulate > 1 or params.encoder.checkpointing
-    return not saving if params.finetune.one_pass == "auto" else params.finetune.one_pass
 
 
 def _surgery(params: Params, draws: torch.Generator) -> Callable[[Tensor], Tensor] | None:

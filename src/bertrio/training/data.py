@@ -52,16 +52,21 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 
 
 def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
-    """A stream of training batches for each task as `schedule` asks for."""
+    """A stream of training batches for each task as `schedule` asks for, its order drawn by a generator of its own, but
+    for when short rows come if `match_lengths`."""
     options = params.schedule
     cap = min(len(rows) for rows in train.values()) if options.cap == "shortest" else options.cap
     sizes = {task: params.tasks[task].batch_size for task in train}
     if options.batch_sizes == "proportional":
         passes = {task: len(rows) if cap is None else min(cap, len(rows)) for task, rows in train.items()}
         sizes = proportional_batch_sizes(passes, options.base_batch)
-    return {
-        task: BatchStream(rows, sizes[task], params.runtime.seed, cap, options.redraw) for task, rows in train.items()
-    }
+    seed = params.runtime.seed
+
+    def stream(task: str, rows: Rows) -> BatchStream:
+        common = generator(seed, "batches by length") if options.match_lengths else None
+        return BatchStream(rows, sizes[task], generator(seed, f"batches {task}"), cap, options.redraw, common)
+
+    return {task: stream(task, rows) for task, rows in train.items()}
 
 
 def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> list[Epoch]:

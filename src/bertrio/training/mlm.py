@@ -45,8 +45,8 @@ READS = {  # the params that pretraining reads
     **dict.fromkeys(("runtime", "optimizer", "mlm"), True),
     "encoder": {"name", "revision", "tiny"},
 }
-# Places of a pass of the head are rounded up to so many, or nearly every step would have a number of its own, and
-# matrix products of a size that is new take longer to set up than to do
+# Places of a pass of the head are rounded up to a multiple: nearly every step has a number of its own, and a CPU's
+# matrix products take longer to set up for a new size than to do
 ROUND = 64
 NO_LABEL = -100
 PROGRESS = ("before", "steps_done", "seconds")
@@ -327,14 +327,14 @@ def _ids(blocks: np.ndarray, rows: np.ndarray) -> Tensor:
 def _loss(
     model: nn.Module, ids: Tensor, picked: Tensor, gold: Tensor, runtime: Runtime, reduction: str = "mean"
 ) -> Tensor:
-    """Cross entropy in float32 over the picked tokens; the head, as large as all layers, works on these alone."""
+    """Cross entropy in float32 over the picked tokens; the head, a product with all words, works on these alone."""
     places = picked.flatten().nonzero().squeeze(1)
     labels = gold.flatten()[places]
     idle = -len(places) % ROUND
-    places, labels = F.pad(places, (0, idle)), F.pad(labels, (0, idle), value=NO_LABEL)
-    with runtime.autocast(), _head_reads(model, places.to(runtime.device)):
+    places = F.pad(places, (0, idle)).to(runtime.device)
+    labels = F.pad(labels, (0, idle), value=NO_LABEL).to(runtime.device)
+    with runtime.autocast(), _head_reads(model, places):
         logits = model(input_ids=ids.to(runtime.device)).logits
-    labels = labels.to(runtime.device)
     return F.cross_entropy(logits.flatten(0, 1).float(), labels, reduction=reduction, ignore_index=NO_LABEL)
 
 

@@ -92,13 +92,14 @@ def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Tr
     """The trainer of the one task in `params`."""
     from bertrio.data.batches import BatchStream
     from bertrio.model.multitask import build_model
+    from bertrio.runtime import generator
     from bertrio.training.data import build_losses
     from bertrio.training.loop import Trainer
     from bertrio.training.objective import Objective
 
     options, name = params.prefinetune, params.prefinetune.task
     model = build_model(params, encoder, runtime)
-    stream = BatchStream(train[name], params.tasks[name].batch_size, params.runtime.seed)
+    stream = BatchStream(train[name], params.tasks[name].batch_size, generator(params.runtime.seed, f"batches {name}"))
     plan = [[(name,)] * len(stream)] * options.epochs
     lr = options.lr * params.encoder.lr_factor
     return Trainer(

@@ -60,12 +60,8 @@ OVER = {  # which step stands over which in the table of costs
 def ours(base: str, params: dict[str, Any]) -> tuple[str, ...]:
     """The command of a case of ours on one task, or on all of them at once."""
     tasks = list(TASKS) if base == "joint" else [base]
-    return (
-        "ours.py",
-        "train",
-        "--set",
-        json.dumps({**params, "schedule": {**params.get("schedule", {}), "tasks": tasks}}),
-    )
+    schedule = {**params.get("schedule", {}), "tasks": tasks}
+    return ("ours.py", "train", "--set", json.dumps({**params, "schedule": schedule}))
 
 
 def loop(method: str, *tasks: str) -> tuple[str, ...]:

@@ -243,6 +243,19 @@ def test_a_split_without_labels_has_none_and_overall_ones_need_all_tasks():
     assert set(intervals(table("sst", 20), TASKS)["dev"]) == {"sst"}
 
 
+def test_tasks_that_lead_with_metrics_of_unlike_numbers_of_resamples_have_overall_intervals():
+    led = {
+        "sst": Task("sst", "single", "cross", Ordered(5, metric="quadratic_kappa")),
+        "qqp": Task("qqp", "pair", "cross", Binary(metric="roc_auc")),
+        "sts": Task("sts", "pair", "cross", Score(0.0, 5.0, metric="spearman")),
+    }
+    assert len({resamples_of(task.target.metrics[0]) for task in led.values()}) == 2
+    found, measured = intervals(all_tasks(), led)["dev"], evaluate_predictions(all_tasks(), led)["dev"]
+    for name in ("overall_mean", "overall_normalized"):
+        low, high = found[name]
+        assert low < measured[name] < high
+
+
 def test_overall_scores_move_as_independent_tasks_do():
     frame, firsts = all_tasks(300), {}
     for name, task in TASKS.items():

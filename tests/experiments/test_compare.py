@@ -16,6 +16,7 @@ from bertrio.evaluation.significance import ALPHA
 from bertrio.experiments.compare import compare, open_side
 from bertrio.experiments.revision import Revision
 from bertrio.files import write_json
+from tests.experiments.conftest import TASKS
 
 
 def side(*folders) -> list[Revision]:
@@ -75,6 +76,41 @@ def test_the_other_way_round_is_the_same_verdict(run_of, seeds):
     for name in there["tasks"]:
         fixed, broken = there["rows"][name]["fixed"], back["rows"][name]["broken"]
         assert [row["id"] for row in fixed] == [row["id"] for row in broken]
+
+
+def led_by(metrics):
+    """The tasks, each measured first by what `metrics` says of it."""
+    return {name: block | ({"metric": metrics[name]} if name in metrics else {}) for name, block in TASKS.items()}
+
+
+def test_tasks_may_lead_with_metrics_of_unlike_numbers_of_resamples(run_of):
+    led = led_by({"sts": "spearman", "qqp": "roc_auc"})
+    result = compare(side(run_of("a", seed=1, tasks=led)), side(run_of("b", seed=2, skill=1.5, tasks=led)))
+    assert [figures["metric"] for figures in result["tasks"].values()] == ["roc_auc", "accuracy", "spearman"]
+    assert all(figures["better"] == "second" for figures in result["overall"].values())
+
+
+def test_sides_with_other_first_metrics_are_compared_by_the_usual_one_whichever_comes_first(run_of):
+    a, b = side(run_of("a", seed=1, tasks=led_by({"sst": "macro_f1"}))), side(run_of("b", seed=2, skill=1.5))
+    there, back = compare(a, b), compare(b, a)
+    assert there["tasks"]["sst"]["metric"] == back["tasks"]["sst"]["metric"] == "accuracy"
+    for kind in ("tasks", "overall"):
+        for name, one in there[kind].items():
+            assert one["sentence"] == back[kind][name]["sentence"]
+    assert "sst is measured by macro_f1 and by accuracy: compared by accuracy" in there["notes"]
+
+
+def test_the_same_answers_with_other_probabilities_are_not_alike_where_ranks_count(run_of, make_tables):
+    frame = make_tables(1)
+    surer = frame.copy()
+    surer["probabilities"] = [
+        None if of is None else of**3 / (of**3).sum() if row % 2 else of
+        for row, of in enumerate(frame["probabilities"])
+    ]
+    tasks = led_by({"qqp": "roc_auc"})
+    result = compare(side(run_of("a", frame, tasks=tasks)), side(run_of("b", surer, tasks=tasks)))["tasks"]
+    assert result["qqp"]["fixed"] == result["qqp"]["broken"] == 0 and result["qqp"]["difference"] != 0
+    assert "alike" not in result["qqp"]["sentence"] and "alike" in result["sts"]["sentence"]
 
 
 def test_a_side_against_itself_is_no_difference(run_of):

@@ -43,7 +43,8 @@ def resamples_of(metric: str) -> int:
 def generator_for(split: str, task: str) -> np.random.Generator:
     """A generator seeded by what is measured alone, so that no figure depends on what else is.
 
-    All metrics of a task start from it, and so see the same resamples; other tasks see others.
+    All metrics of a task start from it; those of counts draw counts and the others rows, so that within these two
+    families all see the same resamples. Other tasks see others.
     """
     return np.random.default_rng([SEED, zlib.crc32(f"{split}/{task}".encode())])
 
@@ -117,8 +118,18 @@ def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[
             found[split][task] = {name: list(metric_interval(scored, name, own)) for name, own in values.items()}
             firsts[task] = (metrics[0], values[metrics[0]])
         if len(of) == len(tasks):
-            found[split] |= {name: list(interval(values)) for name, values in overall(firsts).items()}
+            found[split] |= {name: list(interval(values)) for name, values in overall_of_resamples(firsts).items()}
     return found
+
+
+def overall_of_resamples(firsts: Mapping[str, tuple[str, Array]]) -> dict[str, Array]:
+    """The overall scores of resamples, by task the name of its first metric and its values [..., R].
+
+    Metrics have unlike numbers of them (`resamples_of`). As tasks are resampled apart, it does not matter which
+    resamples meet: there are as many overall scores as the metric with the fewest has values.
+    """
+    fewest = min(values.shape[-1] for _, values in firsts.values())
+    return overall({task: (metric, values[..., :fewest]) for task, (metric, values) in firsts.items()})
 
 
 def _values(scored: Scored, metrics: Sequence[str], split: str, task: str) -> dict[str, Array]:

@@ -7,6 +7,7 @@ first, and naming them the other way round turns its sign and changes nothing el
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bertrio.errors import UserError
-from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, resamples_of
+from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, overall_of_resamples, resamples_of
 from bertrio.evaluation.metrics import METRICS, Scored, overall
 from bertrio.evaluation.significance import ALPHA, DIGITS, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
 from bertrio.experiments.bounds import widest, widest_overall, within
@@ -132,11 +133,10 @@ def _compare_task(test: _Test) -> Figures:
     if len(test.scored) == 2 and test.main.metric == "accuracy":
         name = "McNemar, exact" if fixed + broken < EXACT_BELOW else "McNemar"
         figures |= {"test": name, "p": mcnemar(fixed, broken)}
-    predictions = [run.predictions for run in test.scored]
     return {
         "rows": len(test.ids),
         **figures,
-        "alike": all(np.array_equal(predictions[0], other) for other in predictions[1:]),
+        "alike": all(_alike(test.scored[0], other) for other in test.scored[1:]),
         "fixed": fixed,
         "broken": broken,
         "others": {name: _figures(test.measure(name, OTHERS), tested=False) for name in target.metrics[1:]},
@@ -149,7 +149,9 @@ def _compare_overall(tests: Mapping[str, _Test]) -> dict[str, Figures]:
     values = [
         overall({name: (own.metric, np.array(own.values[side])) for name, own in mains.items()}) for side in (0, 1)
     ]
-    samples = [overall({name: (own.metric, own.samples[i]) for name, own in mains.items()}) for i in (0, 1)]
+    samples = [
+        overall_of_resamples({name: (own.metric, own.samples[side]) for name, own in mains.items()}) for side in (0, 1)
+    ]
     most = widest_overall({name: own.metric for name, own in mains.items()})
     result = {}
     for name in values[0]:
@@ -331,10 +333,17 @@ def _shared_tasks(first: Side, second: Side) -> tuple[dict[str, Task], list[str]
             kinds = [f"{target} in {revision.title}" for revision, target in zip(revisions, having)]
             raise UserError(f"task {name}: {'; '.join(kinds)}; only predictions of the same target can be compared")
         else:
-            shared[name] = by_revision[0][name]
+            shared[name] = _measured_alike(by_revision[0][name], having)
     if not shared:
         raise UserError(f"{', '.join(revision.title for revision in revisions)} have no task in common")
     return shared, notes
+
+
+def _measured_alike(task: Task, targets: Sequence[Target]) -> Task:
+    """The task with the metric that all of `targets` lead with, or else, whichever side comes first, its usual one."""
+    if len({target.metrics[0] for target in targets}) == 1:
+        return task
+    return replace(task, target=replace(task.target, metric=None))
 
 
 def _other_metrics(revisions: Sequence[Revision], tasks: Mapping[str, Task]) -> list[str]:

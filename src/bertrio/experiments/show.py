@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
+from bertrio.experiments.cells import chance
 from bertrio.experiments.sheets import Sheet, console_for_sheets
 
 FIGURES = ("A", "B", "B - A", "95 % interval")
@@ -48,7 +49,7 @@ def _main_sheet(result: dict[str, Any]) -> Sheet:
     rows = []
     for name, figures in (*lines, *result.get("overall", {}).items()):
         better = {"first": "A", "second": "B", None: "-"}[figures["better"]]
-        rows.append([name, *_numbers(figures), _p(figures["p"]), _p(figures.get("p_holm")), better])
+        rows.append([name, *_numbers(figures), chance(figures["p"]), chance(figures.get("p_holm")), better])
     title = f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)"
     return Sheet(["metric", *FIGURES, "p", "Holm", "better"], rows, title, groups=[len(FIGURES), 3])
 
@@ -94,12 +95,6 @@ def _numbers(figures: dict[str, Any]) -> list[str]:
     low, high = figures["interval"]
     change = f"{figures['difference']:+.4f}"
     return [f"{figures['first']:.4f}", f"{figures['second']:.4f}", change, f"[{low:+.4f}, {high:+.4f}]"]
-
-
-def _p(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _line(console: Console, text: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from bertrio.errors import UserError
 from bertrio.evaluation.bootstrap import intervals
-from bertrio.evaluation.evaluate import collect_timings, evaluate, show_metrics
+from bertrio.evaluation.evaluate import collect_timings, evaluate, how_chosen, show_metrics
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import prediction_rows, write_predictions
 from bertrio.files import read_json, write_json
@@ -132,6 +132,20 @@ def test_a_file_without_intervals_shows_the_metrics_alone(folder, capsys):
     show_metrics("old.json")
     [line] = [line for line in capsys.readouterr().out.splitlines() if "qqp f1" in line]
     assert f"{metrics['dev']['qqp']['f1']:.3f}" in line and "[" not in line
+
+
+def test_of_last_epochs_no_rows_are_named(folder, capsys):
+    for summary in (folder / "predictions/members").glob("*/summary.json"):
+        write_json(summary, json.loads(summary.read_text()) | {"selected_on": {"rows": "none", "by": "last"}})
+    run()
+    assert "the last epochs" in " ".join(capsys.readouterr().out.split())
+    assert how_chosen({"rows": "dev, none", "by": "sst, last"}) == "chosen on dev by sst, last"
+
+
+def test_another_file_of_metrics_is_told(folder):
+    write_json("metrics/data.json", {"tasks": {}})
+    with pytest.raises(UserError, match="metrics/data.json: found no selected_on, which evaluate writes"):
+        show_metrics("metrics/data.json")
 
 
 def test_timings_are_merged_by_stage_without_those_of_dropped_members(folder):

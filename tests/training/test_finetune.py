@@ -86,6 +86,7 @@ def test_selection_keeps_the_first_of_equals_and_last_the_last(default_tasks):
             torch.nn.init.constant_(model.weight, epoch)
             selection.offer(model, epoch, {"dev": {"sst": {"accuracy": score}}}, default_tasks, tables[epoch - 1])
         selection.restore(model)
+        assert selection.summary()["selected_on"]["rows"] == ("none" if by == "last" else "dev")
         return selection.best_epoch, model.weight.item(), tables.index(selection.predictions)
 
     tables = [object() for _ in range(4)]

@@ -16,6 +16,7 @@ import yaml
 from bertrio.analysis.scorer import whose
 from bertrio.analysis.slices import slice_metric
 from bertrio.errors import UserError
+from bertrio.evaluation.evaluate import how_chosen
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from bertrio.files import read_json, write_text
 from bertrio.tasks import Task
@@ -258,7 +259,7 @@ def _training(params: Params, found: _Found) -> str:
         + (f" With {', '.join(extras)}." if extras else "")
         + (" Masked-language-model training first." if params.mlm.enabled else "")
         + (f" Epochs that were kept: {best}." if best else "")
-        + (f" They were chosen on {escaped(chosen['rows'])} by {escaped(chosen['by'])}." if chosen else ""),
+        + (f" They were {escaped(how)}." if chosen and (how := how_chosen(chosen)) else ""),
     )
 
 
@@ -359,7 +360,7 @@ def _challenges(params: Params, found: _Found) -> str:
     models = {of["task"]: of["model"] for of in found.challenges.values() if "model" in of}
     return _lines(
         "## Challenge files",
-        "Dev: the same model's figure on all of dev.",
+        "Dev: the same model's figure on dev.",
         escaped(whose(models, list(params.ensemble.members))),
         _table(["file", "task", "rows", "metric", "value", "dev"], rows),
     )

@@ -69,8 +69,8 @@ def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
     that was picked on the same rows.
 
     Returns:
-        `{"best_epoch": {member: epoch}, "selected_on": {"rows": "dev", "by": "overall_normalized"}}`. Where members
-        differ in rows or by, all are named, with commas.
+        `{"best_epoch": {member: epoch}, "selected_on": {"rows": "dev", "by": "overall_normalized"}}`. Rows are `none`
+        by `last`. Where members differ in rows or by, all are named, with commas.
     """
     summaries = {name: _read(folder / name / "summary.json") for name in members}
     choices = [summary["selected_on"] for summary in summaries.values()]
@@ -105,12 +105,21 @@ def show_metrics(path: str | Path) -> None:
         limits = _flat(metrics.get("intervals", {}).get(split, {}))
         for label, value in _flat(metrics.get(split, {})).items():
             rows.setdefault(label, {})[split] = with_interval(value, limits.get(label))
+    if "selected_on" not in metrics:
+        raise UserError(f"{path}: found no selected_on, which evaluate writes; name a metrics/evaluation.json")
     chosen = metrics["selected_on"]
     ensemble = f", ensemble chosen on {chosen['ensemble']}" if "ensemble" in chosen else ""
     covers = f"overall: means of {', '.join(metrics['overall_tasks'])}; " if "overall_tasks" in metrics else ""
-    title = f"Result and 95 % intervals ({covers}best epochs chosen on {chosen['rows']} by {chosen['by']}{ensemble})"
+    epochs = f"best epochs {how}" if (how := how_chosen(chosen)) else "the last epochs"
+    title = f"Result and 95 % intervals ({covers}{epochs}{ensemble})"
     lines = [[label, *[values.get(split) for split in splits]] for label, values in rows.items()]
     show_table(title, ["metric", *splits], lines, to=Console())
+
+
+def how_chosen(selected_on: Mapping[str, str]) -> str | None:
+    """How the epochs were chosen, in words; None if they are the last ones."""
+    rows = [of for of in selected_on["rows"].split(", ") if of != "none"]
+    return f"chosen on {', '.join(rows)} by {selected_on['by']}" if rows else None
 
 
 def with_interval(value: float, limits: Sequence[float] | None) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.errors import UserError, writing_to
+from bertrio.evaluation.evaluate import how_chosen
 from bertrio.experiments.cells import short
 from bertrio.experiments.difference import comparison
 from bertrio.experiments.page import Bar, Cell, Section, Tile, write_page
@@ -99,7 +100,8 @@ def _headline(run: Run) -> tuple[list[str], list[Tile]]:
     if split is None:
         return notes, []
     chosen = found.get("selected_on")
-    told = f"; the epoch was chosen on {chosen['rows']} by {chosen['by']}" if chosen else ""
+    how = how_chosen(chosen) if chosen else None
+    told = f"; the epoch was {how}" if how else ""
     simple = run.json("metrics/data.json", {}).get("simple_baselines", {})
     tiles = [_tile(found, split, name, values, simple.get(name, {})) for name, values in found[split].items()]
     return [*notes, f"The figures below are of {split}{told}. Brackets and bars: 95 % intervals."], tiles

@@ -133,7 +133,7 @@ def slices(run: Run) -> Built:
         ]  # fmt: skip
         columns = [Column("family", "word"), Column("slice", "word"), Column("rows"), Column(metric, "measure")]
         blocks.append(Table(task, columns, rows, between(least, most)))
-    return "Parts of dev, with 95 % intervals. The mark on each line is the figure of all of dev.", blocks
+    return "Parts of dev, with 95 % intervals. The mark on each line is the figure of the whole.", blocks
 
 
 def _slice(of: Mapping[str, Any], metric: str, mark: float | None, least: float, most: float) -> Cell:

@@ -65,8 +65,9 @@ class Selection:
             model.load_state_dict(self.weights)
 
     def summary(self) -> dict[str, Any]:
-        """Which epoch is kept, and how it was chosen."""
-        return {"best_epoch": self.best_epoch, "selected_on": {"rows": self.on, "by": self.by}}
+        """Which epoch is kept, and how it was chosen: `last` on no rows."""
+        rows = "none" if self.by == "last" else self.on
+        return {"best_epoch": self.best_epoch, "selected_on": {"rows": rows, "by": self.by}}
 
     def state_dict(self) -> dict[str, Any]:
         """What was kept, for a checkpoint."""

@@ -75,6 +75,27 @@ def test_no_member_is_the_same_in_two_seeds(resolved):
     assert seeds(3) == [3, 2001, 2002]
 
 
+def test_seeds_that_the_user_gives_members_move_with_the_run_as_well(resolved):
+    own = {"ensemble.members.b.runtime.seed": 7}
+
+    def seeds(seed):
+        return [
+            of["runtime"]["seed"] for of in resolved("one-five", "paper", own, seed)["ensemble"]["members"].values()
+        ]
+
+    assert seeds(1) == [1, 7]
+    assert seeds(3) == [2001, 2007]
+
+
+def test_a_member_that_would_stand_in_two_runs_is_refused(resolved):
+    twins = {"ensemble.members.b": {"runtime": {"seed": 2}}}
+    assert resolved("one-plain", "paper", twins, 1)["ensemble"]["members"]["b"]["runtime"]["seed"] == 2
+    with pytest.raises(UserError, match="one-plain: member b has seed 2, which member base gets in run 2"):
+        resolved("one-plain", "paper", twins, 2)
+    unlike = {"ensemble.members.b": {"runtime": {"seed": 2}, "finetune": {"epochs": 1}}}
+    assert resolved("one-plain", "paper", unlike, 2)["ensemble"]["members"]["b"]["runtime"]["seed"] == 1002
+
+
 def test_resolving_leaves_the_recipes_as_they_were(tmp_path, base):
     recipes = load_recipes(write_recipes(tmp_path / "recipes"))
     row = recipes.row("one-five")

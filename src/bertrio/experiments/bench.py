@@ -17,11 +17,11 @@ from bertrio.experiments.ladder import Gain, Names
 from bertrio.experiments.overrides import changes, layered
 from bertrio.experiments.places import of_any_machine
 from bertrio.experiments.recipes import Recipes, Row, resolve
+from bertrio.experiments.resolving import SEED
 from bertrio.experiments.revision import Revision
 from bertrio.params.loading import read_yaml, validate_params
 
 METRIC = "overall_normalized"
-SEED = "runtime.seed"
 LONGEST = 150  # characters of an experiment's name; git has its files, whose names end at 255
 
 

@@ -1,8 +1,9 @@
-"""What a row is run with: params.yaml, then the row, the budget, the seed, and last what the user sets."""
+"""What a row is run with: params.yaml, then the row, the budget, what the user sets, and last the seed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
 from bertrio.errors import UserError
@@ -27,8 +28,8 @@ def resolve(
     """The params that a row is run with, as params.yaml would hold them.
 
     On the base go, in this order: the row's overrides (`ensemble.members` replaced whole, all other blocks merged) and,
-    of a point of a sweep, its settings; the budget, which first multiplies and then sets; the seed; the user's
-    overrides.
+    of a point of a sweep, its settings; the budget, which first multiplies and then sets; the user's overrides; the
+    seed.
 
     Args:
         recipes: where the budget is found.
@@ -50,10 +51,12 @@ def resolve(
     _check_tasks(base, row, where)
     raw = _with(layered(base, row.overrides), row.settings, where)
     raw = layered(multiplied(raw, chosen.multiply), chosen.overrides)
-    if seed is not None:
-        _set_seed(raw, seed)
     raw = _with(raw, {}, f"{recipes.folder}/budgets.yaml: {budget}, for {row.name}")
-    return _with(raw, overrides, f"{row.name} with -S {' -S '.join(overrides)}") if overrides else raw
+    if overrides:
+        raw = _with(raw, overrides, f"{row.name} with -S {' -S '.join(overrides)}")
+    if seed is not None:
+        _set_seed(raw, (overrides or {}).get(SEED, seed), row.name)
+    return raw
 
 
 def without_seed(overrides: Mapping[str, Any]) -> tuple[int | None, Block]:
@@ -82,12 +85,30 @@ def _with(raw: Block, settings: Mapping[str, Any], where: str) -> Block:
     return raw
 
 
-def _set_seed(raw: Block, seed: int) -> None:
+def _set_seed(raw: Block, seed: int, where: str) -> None:
+    """Sets the seed of the run and of each member.
+
+    Raises:
+        UserError: if the first run trains a member by the very params that a member of this one would have.
+    """
     put(raw, SEED, seed)
-    for member in members_of(raw).values():
-        own = (member.get("runtime") or {}).get("seed")
+    members = members_of(raw)
+    seeds = {name: (member.get("runtime") or {}).get("seed") for name, member in members.items()}
+    for name, other in permutations(members, 2):
+        if seeds[name] == seed > 1 and seeds[other] is None and _seedless(members[name]) == _seedless(members[other]):
+            raise UserError(
+                f"{where}: member {name} has seed {seed}, which member {other} gets in run {seed}, so that one model "
+                f"would stand in two runs; give {name} a seed above the number of runs, or {other} one of its own"
+            )
+    for name, own in seeds.items():
         if isinstance(own, int):
-            member["runtime"]["seed"] = own + SEED_STEP * (seed - 1)
+            members[name]["runtime"]["seed"] = own + SEED_STEP * (seed - 1)
+
+
+def _seedless(member: Mapping[str, Any]) -> Block:
+    """A member's overrides but for its seed."""
+    runtime = {name: value for name, value in (member.get("runtime") or {}).items() if name != "seed"}
+    return {**member, "runtime": runtime}
 
 
 def _check_tasks(base: Block, row: Row, where: str) -> None:

@@ -132,6 +132,8 @@ def planted(tmp_path, root):
         option = {} if alpha is None else {"tasks__sst__loss_options__alpha": alpha}
         plant(f"alpha-{alpha}", 0.6, tasks__sst__loss="ordinal_log_loss", **option)
     plant("alone", 0.4, finetune__lr=1.0)
+    old = read_yaml(project.folder / "params.yaml")
+    project.experiment("old", old, with_intervals=False, sst={"accuracy": 0.1}, overall_mean=0.1)
     return project
 
 
@@ -145,8 +147,9 @@ def test_a_sweep_of_experiments(planted, capsys):
     assert row["score"] == pytest.approx(0.5 + 0.1 + 0.05 + 0.015 + 0.1)
     assert row["runs"] == "smart-5e+1-0.1-1 smart-5e+1-0.1-2"
     assert (planted.folder / "out/smart.lambda.png").read_bytes().startswith(b"\x89PNG")
-    told = capsys.readouterr().out
+    told, said = capsys.readouterr()
     assert "smart.lambda, where encoder.dropout: 0.3" in told and "4 more runs" in told
+    assert "old: left out, its metrics/evaluation.json has no intervals of dev" in said
 
 
 def test_a_param_that_is_not_set_is_a_value_too(planted):

@@ -1,4 +1,5 @@
 import io
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -98,6 +99,26 @@ def test_another_first_metric_of_a_task_is_told_and_not_compared(recipes):
     text = markdown(paper_tables(own, [by_rank(run) if run.row == "p-better" else run for run in measured()], "p"))
     assert "sts pearson or spearman" in text or "sts spearman or pearson" in text
     assert "sts: of p-base it is sts pearson and of p-better it is sts spearman" in text
+
+
+def test_figures_by_another_metric_never_stand_beside_a_papers(recipes):
+    def by_f1(run):
+        dev = run.metrics["dev"] | {"qqp": {"f1": 0.123}}
+        return replace(run, metrics=run.metrics | {"dev": dev})
+
+    tables = paper_tables(recipes, [by_f1(run) if run.row == "p-better" else run for run in measured()], "p")
+    [line] = [line for line in tables.parts[0].lines if line.row.name == "p-better"]
+    assert {"sst", "sts"} <= set(line.scores) and not {"qqp", "overall_mean", "overall_normalized"} & set(line.scores)
+    text = markdown(tables)
+    assert "0.123" not in text
+    assert re.search(r"Left out of p-better[^:]*: figures by other metrics, or over other tasks, than the paper's\.", text)
+
+
+def test_overall_scores_over_more_tasks_never_stand_beside_a_papers(recipes):
+    tables = paper_tables(recipes, [with_nli(run) for run in measured()], "p")
+    for line in tables.parts[0].lines:
+        assert not {"overall_mean", "overall_normalized"} & set(line.scores)
+        assert bool(line.runs) == ("sst" in line.scores)
 
 
 def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(recipes):

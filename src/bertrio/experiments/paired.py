@@ -104,7 +104,7 @@ def _need_same_metrics(runs: Sequence[Measured], metric: str) -> None:
     """Raises a UserError unless `metric` is the same figure in all runs."""
     figures: dict[frozenset[tuple[str, str]], str] = {}
     for run in runs:
-        of = {task: first for task, first in firsts_of(run).items() if metric in OVERALL or task == metric}
+        of = figure_of(run, metric)
         told = ", ".join(f"{task} {first}" for task, first in of.items())
         figures.setdefault(frozenset(of.items()), f"of {run.row} it is {told}")
     if len(figures) > 1 and all(figures):  # a run that lacks it is told of below
@@ -127,6 +127,11 @@ def _weights(run: Measured, metric: str) -> dict[str, float]:
     firsts = firsts_of(run)
     halved = CORRELATIONS if metric == "overall_normalized" else ()
     return {task: (0.5 if first in halved else 1.0) / len(firsts) for task, first in firsts.items()}
+
+
+def figure_of(run: Measured, metric: str) -> dict[str, str]:
+    """The first metric of each task that `metric`, a task or an overall score, is made of."""
+    return {task: first for task, first in firsts_of(run).items() if metric in OVERALL or task == metric}
 
 
 def firsts_of(run: Measured) -> dict[str, str]:

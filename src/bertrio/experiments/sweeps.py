@@ -167,6 +167,9 @@ def read_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
         revision = Revision.open(commit, root)
         if revision.exists("metrics/evaluation.json"):
             found = revision.json("metrics/evaluation.json")
+            if "dev" not in found.get("intervals", {}):
+                say(f"{name}: left out, its metrics/evaluation.json has no intervals of dev")
+                continue
             yield _run(name, swept, revision.settings(), _figures(found["dev"], found["intervals"]["dev"]))
 
 

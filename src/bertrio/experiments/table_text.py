@@ -17,7 +17,7 @@ from bertrio.experiments.measured import OVERALL, Measured
 from bertrio.experiments.paired import firsts_of
 from bertrio.experiments.runs import Runs
 from bertrio.experiments.sheets import Sheet, console_for_sheets, signed
-from bertrio.experiments.tables import CONVENTIONS, Line, PaperTables, Part
+from bertrio.experiments.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
 from bertrio.files import write_csv, write_text
 
 FOLDER = "recipes/tables"
@@ -209,6 +209,9 @@ def notes(part: Part, convention: str | None) -> list[str]:
         told.append(f"{ALONE}: over rows alone, for a side has a single seed: what seeds change is not in it.")
     if len({frozenset(firsts_of(run)) for line in part.lines for run in line.runs}) > 1:
         told.append("Not all runs have the same tasks; overall scores are over those that a run has.")
+    other = [line.row.name for line in part.lines if line.scores and any(firsts_of(of) != FIRSTS for of in line.runs)]
+    if other and part.firsts == FIRSTS:
+        told.append(f"Left out of {', '.join(other)}: figures by other metrics, or over other tasks, than the paper's.")
     told += [
         f"{ODD} {line.row.name}: the paper's {line.reported['overall']:.3f} does not follow from its figures, which "
         f"give {line.overalls['overall_mean']:.4f} raw and {line.overalls['overall_normalized']:.4f} normalized."

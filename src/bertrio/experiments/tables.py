@@ -15,7 +15,7 @@ import numpy as np
 from bertrio.errors import UserError
 from bertrio.evaluation.metrics import overall
 from bertrio.experiments.measured import OVERALL
-from bertrio.experiments.paired import Difference, differ, firsts_of, value_of
+from bertrio.experiments.paired import Difference, differ, figure_of, firsts_of, value_of
 from bertrio.experiments.runs import Runs, Setting, runs_of
 
 if TYPE_CHECKING:
@@ -149,9 +149,21 @@ def paper_tables(
     return PaperTables(found, runs, budget, parts)
 
 
-def score_of(runs: Sequence[Measured], metric: str, split: str = "dev") -> Score | None:
-    """A metric of a row's runs; None if it was not measured, or is not the same figure in all of them."""
-    if len({frozenset(firsts_of(run).items()) for run in runs if metric in OVERALL}) > 1:
+def score_of(
+    runs: Sequence[Measured], metric: str, split: str = "dev", firsts: Mapping[str, str] | None = None
+) -> Score | None:
+    """A metric of a row's runs; None if it was not measured, or is not the same figure in all of them.
+
+    Args:
+        runs: the runs.
+        metric: a task, for its first metric, or an overall score.
+        split: dev or test.
+        firsts: the first metric of each task, as the figures beside it have them; None if there are no such figures.
+    """
+    figures = [figure_of(run, metric) for run in runs]
+    if firsts is not None:
+        figures.append({task: first for task, first in firsts.items() if metric in OVERALL or task == metric})
+    if any(of != figures[0] for of in figures):
         return None
     values = [value_of(run, metric, split) for run in runs]
     if not values or None in values:
@@ -195,7 +207,8 @@ def _parts(table: Table, runs: Runs, base: Row | None, firsts: Mapping[str, str]
 
 def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs, firsts: Mapping[str, str]) -> Line:
     own = () if row.literature else runs.of(row.run_as)
-    scores = {metric: score_of(own, metric, split) for metric in (*firsts, *OVERALL)}
+    papers = FIRSTS if firsts == FIRSTS else None  # else the table is of our own, with columns for what runs have
+    scores = {metric: score_of(own, metric, split, papers) for metric in (*firsts, *OVERALL)}
     return Line(row, reported, own, {metric: score for metric, score in scores.items() if score}, {})
 
 

@@ -15,7 +15,7 @@ def check(tmp_path, root):
         path = tmp_path / "params.yaml"
         path.write_text(yaml.safe_dump(merged(read_yaml(root / "params.yaml"), overrides), sort_keys=False))
         check_inputs(path, tmp_path / "inputs")
-        names = ("source", "corpora", "encoder", "tasks", "prefinetune", "challenges")
+        names = ("source", "corpora", "encoder", "tasks", "order", "members", "prefinetune", "challenges")
         return {name: read_json(tmp_path / "inputs" / f"{name}.json") for name in names}
 
     return run
@@ -39,9 +39,22 @@ def test_the_default_looks_at_nothing_outside(check):
 def test_the_task_of_prefinetuning_counts_while_that_is_on(check):
     assert check()["prefinetune"] == {}
     on = check(prefinetune={"epochs": 1})["prefinetune"]
-    assert set(on) == {"qqp"}
+    assert set(on) == {"qqp", "order"}
     assert check(prefinetune={"epochs": 1}, tasks={"qqp": {"dropout": 0.1 + 1e-9}})["prefinetune"] != on
     assert check(prefinetune={"epochs": 1}, tasks={"sst": {"dropout": 0.3}})["prefinetune"] == on
+
+
+def test_the_order_of_tasks_and_members_counts_which_dvc_does_not_see(check, root):
+    raw = read_yaml(root / "params.yaml")
+    names = list(raw["tasks"])
+    assert check()["order"] == {"tasks": names} and check()["members"] == ["base"]
+    first, own = {"qqp": 1, "sst": 1}, {"sst": 1, "qqp": 1}
+    assert check(schedule={"first": first})["order"] == {"tasks": names, "schedule.first": {"": ["qqp", "sst"]}}
+    assert check(schedule={"first": own})["order"] != check(schedule={"first": first})["order"]
+    found = check(ensemble={"members": {"second": {"schedule": {"first": own}}}})
+    assert found["members"] == ["base", "second"]
+    assert found["order"]["schedule.first"] == {"ensemble.members.second.": ["sst", "qqp"]}
+    assert check(ensemble={"members": {"second": {}}})["order"] == {"tasks": names}, "others do not train anew"
 
 
 def test_a_changed_file_changes_the_digest_and_the_place_of_the_folder_does_not(check, course, tmp_path):
@@ -84,6 +97,10 @@ def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, m
     for own in ("models", "models/members/base"):
         with pytest.raises(UserError, match=r"distill\.teacher: found models.*, which every run writes anew; copy it"):
             check(distill={"weight": 1, "teacher": own})
+    (tmp_path / "copied").mkdir()
+    (tmp_path / "copied/ensemble.json").write_text("{}")
+    with pytest.raises(UserError, match=r"distill\.teacher: found .*copied, an ensemble whose members lie beside it"):
+        check(distill={"weight": 1, "teacher": str(tmp_path / "copied")})
     with pytest.raises(UserError, match=r"distill\.teacher: there is no file or folder .*gone"):
         check(distill={"weight": 1, "teacher": str(tmp_path / "gone")})
 

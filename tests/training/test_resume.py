@@ -16,12 +16,13 @@ from bertrio.errors import UserError
 from bertrio.files import read_json
 from bertrio.interruption import Interrupted
 from bertrio.params import merged
+from bertrio.params.loading import MEMBER_GROUPS
 from bertrio.runtime import set_up
 from bertrio.training.course import Course
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
 from bertrio.training.prefinetune import prefinetune
-from bertrio.training.resume import Resume
+from bertrio.training.resume import Resume, open_checkpoints
 
 BI = {"encoding": "bi", "head": "siamese"}
 EVERYTHING = {
@@ -266,6 +267,17 @@ def test_another_run_does_not_go_on_from_it(workspace, stopped):
     train(others, "parts")
     assert_same("whole", "parts")
     assert len(list(Path("checkpoints").iterdir())) == 1, "which is still there for the one that it is of"
+
+
+def test_tasks_in_another_order_are_another_run(workspace):
+    there = workspace.params(schedule={"first": {"sst": 1, "qqp": 1}})
+    turned = there.model_copy(update={"tasks": dict(reversed(there.tasks.items()))})
+    first = workspace.params(schedule={"first": {"qqp": 1, "sst": 1}})
+    folders = set()
+    for params in (there, turned, first, there):
+        with open_checkpoints("finetune-base", params, set(MEMBER_GROUPS), [], set_up(1, "cpu")) as checkpoints:
+            folders.add(checkpoints.folder)
+    assert len(folders) == 3
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

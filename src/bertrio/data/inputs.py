@@ -28,7 +28,11 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
     - encoder.json: the files of a local encoder folder.
     - challenges.json: the files of `evaluate.challenges`, by challenge.
     - tasks.json: what the data need of each task, so that a new loss does not read them again.
-    - prefinetune.json: the task that `prefinetune` trains; nothing while that is off, as the task may not be there.
+    - order.json: the order of the tasks, and of those in `schedule.first`, by which heads are drawn and trained; DVC
+      takes params that differ in the order of their keys for the same.
+    - members.json: the order of the ensemble's members.
+    - prefinetune.json: the task that `prefinetune` trains, and the order of all; nothing while that is off, as the task
+      may not be there.
     - teacher.json: the files of `distill.teacher`, by member where members have their own.
     - plugins.json: what other packages add that params ask for, by param: its package, version and files. It is tried
       out first.
@@ -43,6 +47,8 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "encoder": _encoder_digest(params),
         "challenges": _challenges_digest(params),
         "tasks": {name: _of_data(task) for name, task in params.tasks.items()},
+        "order": _order(params),
+        "members": list(params.ensemble.members),
         "prefinetune": _prefinetuned(params),
         "plugins": _plugins(params),
         "teacher": _teachers_digest(params),
@@ -66,7 +72,14 @@ def _prefinetuned(params: Params) -> dict[str, Any]:
     if not options.epochs:
         return {}
     exact = repr(params.tasks[options.task].model_dump())  # JSON has no infinity, and here rounds
-    return {options.task: hashlib.sha256(exact.encode()).hexdigest()}
+    return {options.task: hashlib.sha256(exact.encode()).hexdigest(), "order": list(params.tasks)}
+
+
+def _order(params: Params) -> dict[str, Any]:
+    """By member where it has an order of its own, for which no other member trains anew."""
+    firsts = {at: list(view.schedule.first) for at, view in _views(params).items()}
+    own = {at: order for at, order in firsts.items() if len(order) > 1 and (not at or order != firsts[""])}
+    return {"tasks": list(params.tasks), **({"schedule.first": own} if own else {})}
 
 
 def _plugins(params: Params) -> dict[str, dict[str, str]]:
@@ -177,6 +190,11 @@ def _teacher_digest(at: str, params: Params) -> dict[str, str]:
     if own in (folder.resolve(), *folder.resolve().parents):
         raise UserError(
             f"{param}: found {params.distill.teacher}, which every run writes anew; copy it out of the repository first"
+        )
+    if (folder / "ensemble.json").exists() and not (folder / "bertrio.json").exists():
+        raise UserError(
+            f"{param}: found {params.distill.teacher}, an ensemble whose members lie beside it; name the folder around "
+            "it, which has both"
         )
     parts = [folder / part for part in ("ensemble", "members") if (folder / part).is_dir()] or [folder]
     return _digests(folder, sorted(file for part in parts for file in part.rglob("*") if file.is_file()))

@@ -49,6 +49,9 @@ def open_checkpoints(
         return Checkpoints(Path(), params.checkpoints, lock=None)
     settings = params.model_dump(by_alias=True, include=reads)
     settings.get("runtime", {}).pop("processes", None)
+    # Heads are drawn, and tasks trained, in these orders, which the identity would not tell apart
+    ordered = {"tasks": settings.get("tasks"), "schedule.first": settings.get("schedule", {}).get("first")}
+    settings["order"] = {param: list(of) for param, of in ordered.items() if of}
     if plugins := plugins_of(params):
         settings["plugins"] = {param: plugin.facts() for param, plugin in plugins.items()}
     decides = identity(stage, settings, inputs, runtime)

@@ -8,6 +8,7 @@ from bertrio.params import build_tasks, load_member, load_params, merged, read_y
 from bertrio.params.loading import MEMBER_GROUPS
 from bertrio.params.root import Params
 
+FILES = {"sst": {"train": "a"}, "qqp": {"train": "b", "columns": {"text": "body"}}, "sts": {"train": "c"}}
 TASK = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
 
 
@@ -413,6 +414,18 @@ def test_a_param_of_two_types_is_named_as_it_stands_in_the_file(load, param, val
         ({"distill": {"tasks": ["x"]}}, r"distill\.tasks: found 'x', expected one of sst"),
         ({"distill": {"weight": 1}}, r"distill\.teacher: found null, expected the folder models of a finished run"),
         ({"data": {"more": {"qpp": {"train": "a.tsv"}}}}, r"data\.more: found 'qpp', .*did you mean qqp\?"),
+        (
+            {"data": {"more": {"sst": {"train": "a.tsv", "columns": {"text_a": "review"}}}}},
+            r"data\.more\.sst\.columns: found 'text_a', expected one of id, text, label; did you mean text\?",
+        ),
+        (
+            {"data": {"source": "files", "files": FILES}},
+            r"data\.files\.qqp\.columns: found 'text', expected one of id, text_a, text_b, label",
+        ),
+        (
+            {"finetune": {"select_on": "holdout"}, "prefinetune": {"epochs": 2}},
+            r"select_on: found holdout, .*; set prefinetune\.epochs to 0 and schedule\.first to {qqp: 2}",
+        ),
         ({"tasks": {"longest": TASK}}, r"tasks\.longest: is a word of its own here; call the task otherwise"),
         # schedules
         (

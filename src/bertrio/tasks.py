@@ -94,9 +94,12 @@ class Target(ABC):
         if self.labels:
             whole = isinstance(label, float) and label.is_integer()  # a whole number in a column that had gaps
             name = str(int(label) if whole else label).strip()
+            truth = isinstance(label, (bool, np.bool_))  # from JSON or parquet; a text file spells it either way
+            if truth and name not in self.labels:
+                name = name.lower()
             if name in self.labels:
                 return float(self.labels.index(name))
-            if any(map(_is_number, self.labels)):
+            if any(map(_is_number, self.labels)) or (truth and {"true", "false"} & {of.lower() for of in self.labels}):
                 raise ValueError(f"{label!r} is none of {', '.join(self.labels)}")
         return float(label)
 

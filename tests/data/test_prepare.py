@@ -118,6 +118,8 @@ def test_more_rows_join_train_before_a_share_of_it_is_kept_and_what_is_left_out_
         {"id": ["more-1", "more-2"], "text_a": ["new", "same"], "text_b": ["pair", "same"], "label": 0.0}
     )
     dev = read_table(raw / "qqp/dev.parquet")
+    dev.loc[0, "text_a"] = "a text\rwith a carriage return"
+    write_table(dev, raw / "qqp/dev.parquet")
     write_table(pd.concat([more, dev.iloc[:3].assign(id=["x", "y", "z"])]), raw / "qqp/more.parquet")
     data = {"more": {"qqp": {"train": "more.tsv"}}, "split": {"keep": {"train": 0.5}}}
     out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw)
@@ -125,4 +127,5 @@ def test_more_rows_join_train_before_a_share_of_it_is_kept_and_what_is_left_out_
     assert facts["tasks"]["qqp"]["train"]["rows"] == 41 and facts["tasks"]["sts"]["train"]["rows"] == 40
     left_out = pd.read_csv(out / "splits/qqp/left_out.csv")
     assert left_out["id"].tolist() == ["x", "y", "z"] and set(left_out["reason"]) == {"also in dev"}
+    assert left_out["text_a"].tolist() == dev["text_a"].iloc[:3].tolist()
     assert not (out / "splits/sts/left_out.csv").exists()

@@ -3,6 +3,7 @@
 import argparse
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,6 +98,8 @@ def test_a_former_export_is_replaced_and_nothing_else(models, tmp_path):
     (tmp_path / "notes/of-mine").write_text("precious")
     with pytest.raises(UserError, match="is there and no former export"):
         export_model(models["mean"], tmp_path / "notes", "encoder")
+    with pytest.raises(UserError, match=r"--to \.: expected the name of a folder that may be made anew"):
+        export_model(models["mean"], Path("."), "encoder")
     for place in (models["mean"], models["mean"] / "encoder", models["mean"].parent):
         with pytest.raises(UserError, match="is in or around the model's folder"):
             export_model(models["mean"], place, "encoder")

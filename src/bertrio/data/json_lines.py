@@ -15,9 +15,13 @@ def read_json_lines(file: BinaryIO) -> Iterator[RawRow]:
     Problems of a row are `not UTF-8`, `not valid JSON` and `not a JSON object`.
     """
     for number, line in enumerate(file, start=1):
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8", "replace").strip()
-        if text:
-            yield _row(number, text, "�" in text and b"\xef\xbf\xbd" not in line)
+        encoding, damaged = "utf-8-sig" if number == 1 else "utf-8", False
+        try:
+            text = line.decode(encoding)
+        except UnicodeDecodeError:
+            text, damaged = line.decode(encoding, "replace"), True
+        if text := text.strip():
+            yield _row(number, text, damaged)
 
 
 def _row(number: int, text: str, damaged: bool) -> RawRow:

@@ -16,7 +16,7 @@ from bertrio.data.reading import watched
 from bertrio.data.splits import keep_share, make_splits
 from bertrio.data.table import MORE, SPLITS, read_table, write_table
 from bertrio.errors import UserError, need
-from bertrio.files import read_json, whole_folder, write_json
+from bertrio.files import read_json, whole_folder, write_csv, write_json
 from bertrio.model.names import origin_of
 from bertrio.params import Params, build_tasks
 from bertrio.tasks import Task
@@ -73,7 +73,7 @@ def split_data(
             for split, table in tables.items():
                 write_table(table, new_splits / name / f"{split}.parquet")
             if left_out[name] is not None:
-                left_out[name].to_csv(new_splits / name / LEFT_OUT, index=False, lineterminator="\n")
+                write_csv(left_out[name], new_splits / name / LEFT_OUT, quoted=True)
     write_json(metrics_path, metrics)
     _show(facts)
     return metrics

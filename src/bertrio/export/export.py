@@ -137,8 +137,10 @@ def _check_place(model: Path, to: Path) -> None:
     """Checks that nothing but a former export is replaced.
 
     Raises:
-        UserError: if `to` is in or around the model, or holds something else.
+        UserError: if `to` has no name of its own, is in or around the model, or holds something else.
     """
+    if not to.name or to.name == "..":  # its own name is needed, to put a whole folder in its place at once
+        raise UserError(f"--to {to}: expected the name of a folder that may be made anew, such as {to / 'exported'}")
     inner, outer = model.resolve(), to.resolve()
     if inner == outer or inner in outer.parents or outer in inner.parents:
         raise UserError(f"--to {to}: is in or around the model's folder {model}; name another place")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -217,6 +218,10 @@ class Params(Group):
                 for name in trains
                 if self.finetune.accumulate > 1 and name in self.tasks and self.tasks[name].loss in BATCH_LOSSES
             ],
+            "finetune.select_on: found holdout, but prefinetune trains on the rows of train that it holds out; set "
+            f"prefinetune.epochs to 0 and schedule.first to {{{self.prefinetune.task}: {self.prefinetune.epochs}}}"
+            if self.finetune.select_on == "holdout" and self.prefinetune.epochs
+            else None,
             "distill.teacher: found null, expected the folder models of a finished run, or of one of its members"
             if self.distill.weight and self.distill.teacher is None
             else None,
@@ -243,6 +248,8 @@ class Params(Group):
 
     def _source_problems(self) -> list[str | None]:
         problems = [problem for name in self.tasks for problem in self._data_problems(name)]
+        for name, more in self.data.more.items():
+            problems += self._column_problems(f"data.more.{name}", name, more.columns) if name in self.tasks else []
         if self.data.source not in ("files", "hub"):
             return problems
         described = self.data.files if self.data.source == "files" else self.data.hub.tasks
@@ -252,6 +259,8 @@ class Params(Group):
             for name in self.of_source
             if name not in described
         ]
+        for name in [name for name in self.of_source if name in described]:
+            problems += self._column_problems(f"{place}.{name}", name, described[name].columns)
         if self.data.source == "hub" and self.mlm.enabled:
             wanted = [name for name, rows in self.mlm.rows if rows and name not in self.data.hub.corpora]
             problems += [
@@ -283,9 +292,13 @@ class Params(Group):
             if challenge.task not in self.tasks:
                 problems.append(_not_in(f"{place}.task", challenge.task, self.tasks, ", ".join(self.tasks)))
                 continue
-            allowed = ("id", *TEXT_COLUMNS[self.tasks[challenge.task].kind], "label")
-            problems += [_not_in(f"{place}.columns", name, allowed, ", ".join(allowed)) for name in challenge.columns]
+            problems += self._column_problems(place, challenge.task, challenge.columns)
         return problems
+
+    def _column_problems(self, place: str, task: str, columns: Iterable[str]) -> list[str | None]:
+        """Of `columns`, which say what the columns of the layout are called for rows of `task`."""
+        allowed = ("id", *TEXT_COLUMNS[self.tasks[task].kind], "label")
+        return [_not_in(f"{place}.columns", name, allowed, ", ".join(allowed)) for name in columns]
 
 
 def _not_in(param: str, value: str, known: Any, names: str) -> str | None:

@@ -60,13 +60,15 @@ def test_only_test_may_be_without_labels(tmp_path, data_params, tasks):
 def test_rows_that_are_no_json_objects_are_rejected(tmp_path, data_params, tasks):
     (tmp_path / "a.jsonl").write_bytes(
         b'{"text": "a", "label": 1}\n{"text": \n\n[1]\n{"text": "caf\xe9", "label": 1}\n{"label": 2}\n'
+        + b'{"text": "caf\xe9 \xef\xbf\xbd", "label": 1}\n'  # beside a sign that stands for damage elsewhere
     )
     data = load(data_params, tasks, "sst", train=str(tmp_path / "a.jsonl"))
     assert len(data.tables["sst"]["train"]) == 1
     assert [(reject.row, reject.reason) for reject in data.rejects] == [
         (2, "not valid JSON"), (4, "not a JSON object"), (5, "not UTF-8"), (6, "missing field"),
+        (7, "not UTF-8"),
     ]  # fmt: skip
-    assert data.rejects[-1].raw == '{"label": 2}'
+    assert data.rejects[-2].raw == '{"label": 2}'
 
 
 def test_parquet_rejects_show_the_row_as_it_stood(tmp_path, data_params, tasks):

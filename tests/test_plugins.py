@@ -69,6 +69,10 @@ MODULE = """
         epoch = [(task,) for task in tasks for _ in range(passes * sizes.batches[task])]
         return [epoch] * sizes.epochs
 
+    def counted(sizes, generator):
+        by = max(sizes.batches.values()) if sizes.until == "longest" else sizes.batches[sizes.until]
+        return [[(task,) for task in sizes.batches] * by] * sizes.epochs
+
     def empty(sizes, generator):
         return [[("nobody",)]]
 
@@ -89,7 +93,11 @@ MODULE = """
 POINTS = {
     "losses": {"focal": "mine_parts:focal", "of_rows": "mine_parts:of_rows"},
     "heads": {"sum": "mine_parts:Sum", "scaled": "mine_parts:Scaled", "flat": "mine_parts:Flat"},
-    "schedules": {"backwards": "mine_parts:backwards", "empty": "mine_parts:empty"},
+    "schedules": {
+        "backwards": "mine_parts:backwards",
+        "counted": "mine_parts:counted",
+        "empty": "mine_parts:empty",
+    },
     "poolings": {"last": "mine_parts:last"},
     "surgeries": {"loudest": "mine_parts:loudest"},
     "weightings": {"learned": "mine_parts:Learned"},
@@ -346,6 +354,12 @@ def test_what_is_wrong_with_a_part_is_told_before_any_work(mine, project, overri
     project(overrides)
     with pytest.raises(UserError, match=message):
         check_inputs("params.yaml", "data/inputs")
+
+
+def test_a_schedule_is_tried_out_with_the_sizes_that_training_gives_it(mine, project):
+    """One task alone is what its epochs are counted by, whatever `until` says for several."""
+    project({"schedule": {"name": "counted", "tasks": ["qqp"], "until": "sst"}})
+    check_inputs("params.yaml", "data/inputs")
 
 
 def test_a_head_of_another_package_needs_no_task_that_is_gone(mine, project):

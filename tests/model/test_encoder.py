@@ -7,6 +7,7 @@ from transformers import (
     DebertaV2Config,
     DistilBertConfig,
     ModernBertConfig,
+    MPNetConfig,
     RobertaConfig,
 )
 
@@ -186,6 +187,17 @@ def test_texts_longer_than_the_positions_are_refused_with_the_param(name, most):
     check_length(config, most, "encoder.max_length")
     with pytest.raises(UserError, match=rf"encoder\.max_length: found {most + 1}, .* {most} tokens at most"):
         check_length(config, most + 1, "encoder.max_length")
+
+
+def test_positions_that_are_counted_from_behind_the_padding_id_are_fewer():
+    config = MPNetConfig(**SMALL, max_position_embeddings=66, pad_token_id=1)
+    check_length(config, 64, "x")
+    with pytest.raises(UserError, match="positions for 64 tokens at most"):
+        check_length(config, 65, "x")
+    transformer = AutoModel.from_config(config).eval()
+    assert pooled(Encoder(transformer, "cls").eval(), tokens_of(transformer, lengths=(64,))).isfinite().all()
+    with pytest.raises(IndexError):
+        pooled(Encoder(transformer, "cls").eval(), tokens_of(transformer, lengths=(65,)))
 
 
 def test_the_most_tokens_that_are_let_through_run(kind, transformer):

@@ -172,6 +172,16 @@ def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpo
     assert perplexity(Echo(1), *args) == pytest.approx(by_hand, rel=1e-5)
 
 
+def test_a_batch_without_a_picked_token_learns_nothing():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", vocab_size=200, **sizes))
+    ids = torch.randint(5, 200, (1, 8))
+    loss = _loss(model, ids, torch.zeros_like(ids, dtype=torch.bool), ids, set_up(1, "cpu", "float32"))
+    loss.backward()
+    assert loss.item() == 0 and not any(of.grad is not None and of.grad.any() for of in model.parameters())
+
+
 @pytest.mark.parametrize("share", [0.15, 0.6])
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "electra", "albert", "deberta-v2", "mpnet"])
 def test_a_head_at_the_picked_places_alone_learns_what_it_learns_at_all_of_them(kind, share):

@@ -216,7 +216,7 @@ def check_length(config: Any, tokens: int, param: str) -> None:
     most = getattr(config, "max_position_embeddings", None)
     if not most or getattr(config, "position_biased_input", True) is False:  # DeBERTa-v3 has relative positions alone
         return
-    if config.model_type in ("roberta", "xlm-roberta", "camembert"):
+    if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
         most -= config.pad_token_id + 1  # they count positions from behind the padding id
     if tokens > most:
         raise UserError(f"{param}: found {tokens}, but this encoder has positions for {most} tokens at most")

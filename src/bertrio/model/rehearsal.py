@@ -92,9 +92,15 @@ def _pooling(params: Params, param: str, plugin: Plugin) -> None:
 
 def _schedule(params: Params, param: str, plugin: Plugin) -> None:
     schedule, sizes = params.schedule, dict.fromkeys(params.trains, BATCHES)
-    until = schedule.until if isinstance(schedule.until, str) else tuple(schedule.until)
     planned = Sizes(
-        sizes, sizes, 2, until=until, steps=schedule.steps, cycle=schedule.cycle, temperature=schedule.temperature
+        batches=sizes,
+        rows=sizes,
+        epochs=2,
+        task_epochs={task: params.tasks[task].epochs for task in sizes if params.tasks[task].epochs is not None},
+        until=schedule.until_of(params.trains),
+        steps=schedule.steps,
+        cycle=schedule.cycle,
+        temperature=schedule.temperature,
     )
     build_plan(schedule.name, planned, torch.Generator(), schedule.options.given())
 

@@ -87,7 +87,7 @@ class EncoderParams(Group):
 
     @property
     def lr_factor(self) -> float:
-        """What every learning rate is multiplied by: a fresh encoder learns from larger steps than a pretrained one."""
+        """What learning rates of the model are multiplied by: fresh weights learn from larger steps than pretrained."""
         return self.tiny.lr_factor if self.name == "tiny" else 1.0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -56,6 +57,13 @@ class ScheduleParams(Group):
     def trains(self, tasks: list[str]) -> list[str]:
         """The tasks that train, in training order."""
         return list(tasks) if self.tasks is None else self.tasks
+
+    def until_of(self, trains: Sequence[str]) -> str | tuple[str, ...]:
+        """What ends an epoch of these tasks. One alone is what its epochs are counted by, whatever `until` says for
+        several."""
+        if len(trains) == 1 and self.until != "steps":
+            return "longest"
+        return self.until if isinstance(self.until, str) else tuple(self.until)
 
     @property
     def until_names(self) -> tuple[str, ...]:

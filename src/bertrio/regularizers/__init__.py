@@ -5,5 +5,6 @@ moving average of the model. `r_drop`: outputs must not depend on the dropout ma
 what a teacher says. `norms`: parameters must stay small.
 `divergences` say how far apart two outputs for the same rows are, and `moving_average` keeps averaged weights.
 
-Each gives a float32 scalar; the caller multiplies it by its strength and adds it to the loss.
+Each gives a number in float32, or one for each of several batches that share a pass; the caller multiplies it by its
+strength and adds it to the loss.
 """

@@ -54,7 +54,8 @@ class Bregman:
         self.teacher.update(model, self.momentum_at(step))
 
     def __call__(self, teacher_outputs: Tensor, outputs: Tensor, divergence: Divergence) -> Tensor:
-        """The penalty, a float32 scalar of at least 0, for outputs [B, size] for the same rows.
+        """The penalty, in float32 and at least 0, for outputs [B, size] for the same rows: what `divergence` gives, a
+        scalar or one for each of several batches.
 
         The gradient reaches `outputs` alone. `divergence` is that of the task's target.
         """

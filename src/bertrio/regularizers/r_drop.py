@@ -21,7 +21,8 @@ def r_drop(outputs: Tensor, second: Tensor, divergence: Divergence) -> Tensor:
         divergence: of the task's target.
 
     Returns:
-        Scalar in float32, at least 0, and 0 with dropout off.
+        What `divergence` gives, a scalar or one for each of several batches, in float32; at least 0, and 0 with dropout
+        off.
 
     Departs from the paper: its eq. 3 sums the task's losses of both passes, whereas this penalty is meant to stand
     beside the first pass's loss alone. That saves nothing, but the loss keeps its scale, so that a learning rate and

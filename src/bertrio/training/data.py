@@ -73,15 +73,12 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
     """The steps of every epoch of fine-tuning, as `schedule` asks for."""
     options = params.schedule
     limit = options.max_batches or max(len(stream) for stream in streams.values())
-    until = options.until if isinstance(options.until, str) else tuple(options.until)
-    if len(train) == 1 and options.until != "steps":
-        until = "longest"  # one task alone is what its epochs are counted by, whatever `until` says for several
     sizes = Sizes(
         batches={task: min(len(stream), limit) for task, stream in streams.items()},
         rows={task: len(rows) for task, rows in train.items()},
         epochs=params.finetune.epochs,
         task_epochs={task: params.tasks[task].epochs for task in train if params.tasks[task].epochs is not None},
-        until=until,
+        until=options.until_of(list(train)),
         steps=options.steps,
         cycle=options.cycle,
         temperature=options.temperature,

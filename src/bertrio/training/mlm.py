@@ -49,7 +49,7 @@ READS = {  # the params that pretraining reads
 # matrix products take longer to set up for a new size than to do
 ROUND = 64
 NO_LABEL = -100
-PROGRESS = ("before", "steps_done", "seconds")
+PROGRESS = ("before", "steps_done", "blocks_done", "seconds")
 
 
 def pretrain_mlm(
@@ -79,7 +79,7 @@ def pretrain_mlm(
         _save(transformer, folder)
         return {"enabled": False}, {}
     check_length(transformer.config, params.mlm.block_size, "mlm.block_size")
-    inputs = [corpora, tokenizer_folder, *_source(params.encoder)]
+    inputs = [corpora, tokenizer_folder, *_source(start)]
     with open_checkpoints("pretrain_mlm", params, READS, inputs, runtime) as checkpoints:
         model, own_head = initial_language_model(start, len(tokenizer))
         draw_bits(model)
@@ -180,6 +180,7 @@ class Pretrainer:
     epoch_ends: list[int]
     before: float | None = None
     steps_done: int = 0
+    blocks_done: int = 0
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -220,7 +221,7 @@ class Pretrainer:
         self.optimizer.step()
         self.lr_schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.steps_done = step
+        self.steps_done, self.blocks_done = step, self.blocks_done + len(positions)
         return loss.detach()
 
     def _check(self, step: int, what: str, positions: np.ndarray, value: Tensor) -> None:
@@ -276,7 +277,7 @@ def _train(
         after = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, resume.pause)
     say(f"mlm: held-out perplexity {after:.1f} after")
     metrics = {"blocks": len(blocks), "steps": total, "perplexity": {"before": trainer.before, "after": after}}
-    rows_per_second = total * options.batch_size / trainer.seconds
+    rows_per_second = trainer.blocks_done / trainer.seconds
     return metrics, {**runtime.facts(), "rows_per_second": rows_per_second, "steps": total}
 
 
@@ -327,10 +328,14 @@ def _ids(blocks: np.ndarray, rows: np.ndarray) -> Tensor:
 def _loss(
     model: nn.Module, ids: Tensor, picked: Tensor, gold: Tensor, runtime: Runtime, reduction: str = "mean"
 ) -> Tensor:
-    """Cross entropy in float32 over the picked tokens; the head, a product with all words, works on these alone."""
+    """Cross entropy in float32 over the picked tokens; the head, a product with all words, works on these alone.
+
+    Of a batch without any, such as a single short block, it is 0.
+    """
     places = picked.flatten().nonzero().squeeze(1)
     labels = gold.flatten()[places]
-    idle = -len(places) % ROUND
+    idle = -len(places) % ROUND if len(places) else ROUND
+    reduction = reduction if len(places) else "sum"  # there is nothing to divide by
     places = F.pad(places, (0, idle)).to(runtime.device)
     labels = F.pad(labels, (0, idle), value=NO_LABEL).to(runtime.device)
     with runtime.autocast(), _head_reads(model, places):

@@ -99,7 +99,8 @@ def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Tr
 
     options, name = params.prefinetune, params.prefinetune.task
     model = build_model(params, encoder, runtime)
-    stream = BatchStream(train[name], params.tasks[name].batch_size, generator(params.runtime.seed, f"batches {name}"))
+    order = generator(params.runtime.seed, f"prefinetune batches {name}")
+    stream = BatchStream(train[name], params.tasks[name].batch_size, order)
     plan = [[(name,)] * len(stream)] * options.epochs
     lr = options.lr * params.encoder.lr_factor
     return Trainer(

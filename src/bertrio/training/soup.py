@@ -22,7 +22,7 @@ from bertrio.ensembling import (
 )
 from bertrio.errors import UserError
 from bertrio.evaluation.metrics import evaluate_predictions
-from bertrio.evaluation.predictions import read_predictions, write_predictions
+from bertrio.evaluation.predictions import write_predictions
 from bertrio.files import whole_folder
 from bertrio.params import Params, build_tasks
 
@@ -68,7 +68,7 @@ def build_ensemble(
         return
     check_alike(members, answers)
     kitchen = Kitchen(params, members, models, splits, tokenizer)
-    chosen = SOUPS[how](list(members), kitchen.worth, lambda name: _selection_score(f"{predictions}/{name}", tasks))
+    chosen = SOUPS[how](list(members), kitchen.worth, lambda name: kitchen.worth([name]))
     table = kitchen.serve(chosen)
     weights = {name: 1 / len(chosen) if name in chosen else 0.0 for name in members}
     with whole_folder(folder) as new:
@@ -226,12 +226,6 @@ def _computation(params: Params) -> dict[str, Any]:
         found |= {f"tasks.{name}.encoding": task.encoding, f"tasks.{name}.head": task.head}
         found[f"tasks.{name}.head_options"] = task.head_options.given()
     return found
-
-
-def _selection_score(folder: str, tasks: Mapping[str, Any]) -> float:
-    """`overall_normalized` of a member's own predictions on the selection half of dev."""
-    table = mark_selection(read_predictions(f"{folder}/predictions.parquet"))
-    return evaluate_predictions(table, tasks)[SELECTION]["overall_normalized"]
 
 
 def _weights(model: MultitaskModel) -> dict[str, Tensor]:

@@ -98,6 +98,16 @@ def test_every_pattern_of_a_budget_names_a_param():
             assert multiplied(params, {pattern: factor}) != params, pattern
 
 
+@pytest.mark.parametrize(("row", "folder"), [("best", "best"), ("best-ensemble", "best/ensemble")])
+def test_the_params_kept_of_the_best_rows_are_what_the_recipes_make_today(row, folder):
+    path = ROOT / "docs" / folder / "params.yaml"
+    kept = read_yaml(path)
+    own = {"data.source": kept["data"]["source"], "data.path": kept["data"]["path"], "data.more": kept["data"]["more"]}
+    own["encoder.name"] = kept["encoder"]["name"]
+    made = resolve(RECIPES, RECIPES.row(row), overrides=own, seed=1, base=read_yaml(ROOT / "params.yaml"))
+    assert validate_params(kept, str(path)) == validate_params(made, row)
+
+
 @pytest.mark.parametrize("row", to_train(RECIPES), ids=lambda row: row.name)
 def test_every_row_makes_two_updates(row, ground, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -115,6 +115,7 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
         "runtime": {"device": args.device, "precision": args.precision, "threads": args.threads},
         "data": {"sample": {"train_rows": args.rows, "dev_rows": dev_rows, "test_rows": 1}},
         "tasks": {task: {"batch_size": args.batch} for task in TASKS},
+        "mlm": {"batch_size": args.batch, "block_size": args.max_length},
         "encoder": {"max_length": args.max_length},
         "schedule": {"until": "longest"},
     }
@@ -283,6 +284,25 @@ def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:
 
     split = load_split(params, "train", args.work / "data/splits", args.work / "models/tokenizer")
     return {task: split[task] for task in params.trains}
+
+
+def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """The folder's encoder under a fresh head for masked tokens, and the training texts of all tasks in blocks."""
+    import pandas as pd
+    from transformers import AutoModelForMaskedLM
+
+    from bertrio.data.table import read_table, write_table
+    from bertrio.params import build_tasks
+    from bertrio.training.mlm import token_blocks
+
+    tables = [
+        (read_table(args.work / "data/splits" / name / "train.parquet"), task.text_columns)
+        for name, task in build_tasks(params).items()
+    ]
+    texts = pd.concat([table[column] for table, columns in tables for column in columns])
+    write_table(pd.DataFrame({"text": texts}), args.work / "data/corpora/texts.parquet")
+    blocks = token_blocks(args.work / "data/corpora", tokenizer, params.mlm.block_size, args.work / "blocks")
+    return AutoModelForMaskedLM.from_pretrained(str(args.work / "models/encoder")), blocks
 
 
 def dev_score(task: Any, labels: Any, outputs: Any) -> float:

@@ -1,6 +1,6 @@
-"""One case of ours: training steps (`train`), predictions for the dev rows of one task (`infer`), whole epochs on one
-task and the score on its dev rows (`score`), or a run from the first stage that trains on, scored every epoch
-(`curve`).
+"""One case of ours: training steps (`train`), steps of masked-language-model pretraining (`mlm`), predictions for the
+dev rows of one task (`infer`), whole epochs on one task and the score on its dev rows (`score`), or a run from the
+first stage that trains on, scored every epoch (`curve`).
 
 It is started by training.py, inference.py, scores.py and minutes.py, with PYTHONPATH at benchmarks/ and src/, as the
 peers are.
@@ -13,8 +13,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from common import Clock, case_parser, load, training_rows, wait_for, write_result
 
 from bertrio.stage import peak_memory_mb
@@ -37,6 +39,32 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     for _ in trainer.run("benchmark"):
         pass
     return {**clock.measured(), **work_of(model.encoder.transformer.config, rows), "runtime": runtime.describe()}
+
+
+def mlm(args: argparse.Namespace) -> dict[str, Any]:
+    """Pretrains as the stage `pretrain_mlm` does, on the training texts of all tasks."""
+    from functools import partial
+
+    from common import language_model
+
+    from bertrio.model.dropout import draw_bits
+    from bertrio.model.tokenizer import load_tokenizer
+    from bertrio.runtime import generator
+    from bertrio.training.masking import mask_tokens
+    from bertrio.training.mlm import Pretrainer, shuffled_batches
+
+    params, runtime = load(args)
+    tokenizer = load_tokenizer(args.work / "models/tokenizer")
+    model, blocks = language_model(args, params, tokenizer)
+    draw_bits(model)
+    mask = partial(mask_tokens, tokenizer=tokenizer, probability=params.mlm.mask_probability)
+    order, masks_of = (generator(args.seed, name) for name in ("mlm order", "mlm masks"))
+    batches = shuffled_batches(np.arange(len(blocks)), params.mlm.batch_size, order)
+    total = args.warmup + args.steps
+    trainer = Pretrainer(model.to(runtime.device), blocks, batches, mask, masks_of, params, runtime, total, [total])
+    clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.steps_done * params.mlm.batch_size)
+    trainer.run(clock)
+    return {**clock.measured(), **work_of_blocks(model.config, params.mlm), "runtime": runtime.describe()}
 
 
 def score(args: argparse.Namespace) -> dict[str, Any]:
@@ -131,6 +159,14 @@ def work_of(config: Any, rows: dict[str, Any]) -> dict[str, float]:
     return {"tokens_per_row": sum(tokens) / len(tokens), "flop_per_row": sum(operations) / len(operations)}
 
 
+def work_of_blocks(config: Any, options: Any) -> dict[str, float]:
+    """The same of a block of `mlm.block_size` tokens, with the head's two products at the share that is picked."""
+    tokens = options.block_size
+    body = work_of(config, {"mlm": SimpleNamespace(lengths=np.array([tokens]))})["flop_per_row"]
+    head = 6 * config.hidden_size * (config.hidden_size + config.vocab_size) * options.mask_probability * tokens
+    return {"tokens_per_row": tokens, "flop_per_row": body + head}
+
+
 def infer(args: argparse.Namespace) -> dict[str, Any]:
     """Tokenises and predicts the dev rows of `--task`, after a first round with a few of them."""
     from bertrio.data.batches import Rows
@@ -165,7 +201,7 @@ def infer(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-COMMANDS = {"train": train, "infer": infer, "score": score, "curve": curve}
+COMMANDS = {"train": train, "mlm": mlm, "infer": infer, "score": score, "curve": curve}
 
 
 def main(argv: Sequence[str]) -> None:

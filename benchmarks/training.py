@@ -39,7 +39,7 @@ SURGERIES = ("pcgrad", "mgda", "upgrad", "imtl_g", "aligned_mtl", "cagrad")
 TECHNIQUES = {  # on top of which plain step, and the params that turn them on
     "smart": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3}}),  # a radius that bf16 can tell apart
     "smart, every 4": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3, "every": 4}}),
-    "smart, upper 3": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 2e-2, "layers": 3}}),
+    "smart, upper 3": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 2e-2, "eta": 2e-2, "layers": 3}}),
     "bregman": ("sst", {"bregman": {"mu": 1}}),
     "r_drop": ("sst", {"r_drop": {"alpha": 1}}),
     "joint smart": ("joint", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3}}),
@@ -77,11 +77,12 @@ def cases(peers: bool) -> list[Case]:
     found.append(Case("joint, one pass", ours("joint", merged), "the same in one pass, padded to one width"))
     matched = {**merged, "schedule": {"match_lengths": True}}
     found.append(Case("joint, one pass, matched", ours("joint", matched), "the same, short rows of all tasks together"))
+    found.append(Case("mlm", ("ours.py", "mlm"), "our step of masked-language-model pretraining, rows being blocks"))
     found += [Case(name, ours(base, params), f"{name} on top of {base}") for name, (base, params) in TECHNIQUES.items()]
     if peers:
         found += [
             Case(f"Trainer: {task}", ("peers/hf_trainer.py", "--task", task), f"transformers' Trainer on {task}")
-            for task in TASKS
+            for task in (*TASKS, "mlm")
         ]
         found += [
             Case("loop: sst", loop("plain", "sst"), "a plain step written by hand"),
@@ -100,7 +101,7 @@ def cases(peers: bool) -> list[Case]:
 def speed_table(runs: Runs, peak_tflops: float | None) -> str:
     """Rows a second, of ours and of Trainer; with a peak, the share of it that goes into the model's arithmetic."""
     lines = []
-    for name in [*TASKS, "joint"]:
+    for name in [*TASKS, "joint", "mlm"]:
         if name not in runs:
             continue
         peer, rate = f"Trainer: {name}", median(rates(runs, name))

@@ -1,4 +1,4 @@
-"""A peer: `transformers.Trainer` on one task, with dynamic padding and the same precision as ours.
+"""A peer: `transformers.Trainer` on one task, with dynamic padding and the same precision as ours, or on masked tokens.
 
 The rows are tokenised before the clock starts, and every batch is full. With `--epochs` it trains for so long with the
 optimizer's settings of params.yaml, and is scored on the dev rows as ours is; with `--curve` after every epoch.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from common import Clock, case_parser, dev_score, load, wait_for, write_result
+from common import Clock, case_parser, dev_score, language_model, load, wait_for, write_result
 
 
 def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any, split: str = "train") -> list[dict[str, Any]]:
@@ -29,6 +29,60 @@ def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any, split: str
     ]
 
 
+def arguments_of(folder: str, args: Any, params: Any, runtime: Any, batch: int, planned: int) -> Any:
+    """What Trainer is told: the optimizer of params.yaml, over `planned` steps or as many as the clock takes."""
+    import torch
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        folder,
+        per_device_train_batch_size=batch,
+        max_steps=-1 if args.epochs else params.finetune.max_steps,
+        num_train_epochs=args.epochs or 1,
+        warmup_steps=round(params.optimizer.warmup_fraction * planned),
+        weight_decay=params.optimizer.weight_decay,
+        adam_beta1=params.optimizer.betas[0],
+        adam_beta2=params.optimizer.betas[1],
+        adam_epsilon=params.optimizer.eps,
+        max_grad_norm=params.optimizer.max_grad_norm or 0.0,
+        lr_scheduler_type=params.optimizer.lr_schedule,
+        learning_rate=params.finetune.lr,
+        bf16=runtime.compute == torch.bfloat16,
+        use_cpu=runtime.device.type == "cpu",
+        per_device_eval_batch_size=params.finetune.eval_batch_size,
+        dataloader_drop_last=not args.epochs,
+        seed=args.seed,
+        save_strategy="no",
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def pretrain(args: Any) -> dict[str, Any]:
+    """Steps of masked-language-model pretraining on blocks of the training texts, with the collator made for it."""
+    from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
+
+    from bertrio.model.tokenizer import load_tokenizer
+
+    params, runtime = load(args)
+    tokenizer = load_tokenizer(args.work / "models/tokenizer")
+    model, blocks = language_model(args, params, tokenizer)
+    clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.state.global_step * params.mlm.batch_size)
+
+    class Told(TrainerCallback):
+        def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+            clock(state.global_step)
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = arguments_of(folder, args, params, runtime, params.mlm.batch_size, params.finetune.max_steps)
+        collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=params.mlm.mask_probability)
+        rows = [{"input_ids": block.tolist()} for block in blocks]
+        trainer = Trainer(model, arguments, collator, train_dataset=rows, callbacks=[Told()])
+        trainer.train()
+    return {**clock.measured(), "runtime": runtime.describe()}
+
+
 def train(args: Any) -> dict[str, Any]:
     import torch
     from transformers import (
@@ -36,7 +90,6 @@ def train(args: Any) -> dict[str, Any]:
         DataCollatorWithPadding,
         Trainer,
         TrainerCallback,
-        TrainingArguments,
     )
 
     from bertrio.model.tokenizer import load_tokenizer
@@ -74,29 +127,7 @@ def train(args: Any) -> dict[str, Any]:
         return dev_score(task, found.label_ids, found.predictions)
 
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder,
-            per_device_train_batch_size=batch,
-            max_steps=-1 if args.epochs else params.finetune.max_steps,
-            num_train_epochs=args.epochs or 1,
-            warmup_steps=round(params.optimizer.warmup_fraction * planned),
-            weight_decay=params.optimizer.weight_decay,
-            adam_beta1=params.optimizer.betas[0],
-            adam_beta2=params.optimizer.betas[1],
-            adam_epsilon=params.optimizer.eps,
-            max_grad_norm=params.optimizer.max_grad_norm or 0.0,
-            lr_scheduler_type=params.optimizer.lr_schedule,
-            learning_rate=params.finetune.lr,
-            bf16=runtime.compute == torch.bfloat16,
-            use_cpu=runtime.device.type == "cpu",
-            per_device_eval_batch_size=params.finetune.eval_batch_size,
-            dataloader_drop_last=not args.epochs,
-            seed=args.seed,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-        )
+        arguments = arguments_of(folder, args, params, runtime, batch, planned)
         trainer = Trainer(model, arguments, DataCollatorWithPadding(tokenizer), train_dataset=rows, callbacks=[Told()])
         began = time.perf_counter()
         trainer.train()
@@ -116,11 +147,11 @@ def train(args: Any) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> None:
     parser = case_parser(__doc__)
-    parser.add_argument("--task", required=True)
+    parser.add_argument("--task", required=True, help="sst, qqp, sts, or mlm: masked-language-model pretraining")
     parser.add_argument("--epochs", type=int, default=0, help="train for so long and score; 0: time steps alone")
     parser.add_argument("--curve", action="store_true", help="score after every epoch")
     args = parser.parse_args(argv)
-    write_result(args, train(args))
+    write_result(args, pretrain(args) if args.task == "mlm" else train(args))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def mlm(args: argparse.Namespace) -> dict[str, Any]:
     batches = shuffled_batches(np.arange(len(blocks)), params.mlm.batch_size, order)
     total = args.warmup + args.steps
     trainer = Pretrainer(model.to(runtime.device), blocks, batches, mask, masks_of, params, runtime, total, [total])
-    clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.steps_done * params.mlm.batch_size)
+    clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.blocks_done)
     trainer.run(clock)
     return {**clock.measured(), **work_of_blocks(model.config, params.mlm), "runtime": runtime.describe()}
 

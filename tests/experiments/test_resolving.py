@@ -5,6 +5,7 @@ import pytest
 from bertrio.errors import UserError
 from bertrio.experiments.overrides import changes, with_numbers
 from bertrio.experiments.recipes import load_recipes, resolve
+from bertrio.experiments.resolving import check_apart
 from bertrio.params import read_yaml
 from tests.experiments.test_recipes import rows, write_recipes
 
@@ -75,25 +76,20 @@ def test_no_member_is_the_same_in_two_seeds(resolved):
     assert seeds(3) == [3, 2001, 2002]
 
 
-def test_seeds_that_the_user_gives_members_move_with_the_run_as_well(resolved):
-    own = {"ensemble.members.b.runtime.seed": 7}
+def test_runs_that_share_a_member_are_refused(resolved):
+    def apart(overrides, *seeds):
+        check_apart([resolved("one-five", "paper", overrides, seed) for seed in seeds], "one-five")
 
-    def seeds(seed):
-        return [
-            of["runtime"]["seed"] for of in resolved("one-five", "paper", own, seed)["ensemble"]["members"].values()
-        ]
-
-    assert seeds(1) == [1, 7]
-    assert seeds(3) == [2001, 2007]
-
-
-def test_a_member_that_would_stand_in_two_runs_is_refused(resolved):
-    twins = {"ensemble.members.b": {"runtime": {"seed": 2}}}
-    assert resolved("one-plain", "paper", twins, 1)["ensemble"]["members"]["b"]["runtime"]["seed"] == 2
-    with pytest.raises(UserError, match="one-plain: member b has seed 2, which member base gets in run 2"):
-        resolved("one-plain", "paper", twins, 2)
-    unlike = {"ensemble.members.b": {"runtime": {"seed": 2}, "finetune": {"epochs": 1}}}
-    assert resolved("one-plain", "paper", unlike, 2)["ensemble"]["members"]["b"]["runtime"]["seed"] == 1002
+    apart({}, 1, 2, 3)
+    with pytest.raises(UserError, match="one-five: member b of one run is member b of another, both with seed 7"):
+        apart({"ensemble.members.b.runtime.seed": 7}, 1, 2)  # which no run moves
+    with pytest.raises(UserError, match="member b of one run is member a of another, both with seed 1001"):
+        apart({"ensemble.members.b.runtime.seed": 1001}, 1, 2)
+    apart({"ensemble.members.b": {"runtime": {"seed": 1001}, "finetune": {"epochs": 1}}}, 2)
+    one = {"runtime": {"seed": 1}, "ensemble": {"members": {"base": None, "b": {"runtime": {"seed": 2}}}}}
+    with pytest.raises(UserError, match="x: member base of one run is member b of another, both with seed 2"):
+        check_apart([one, one | {"runtime": {"seed": 2}}], "x")
+    check_apart([one], "x")
 
 
 def test_resolving_leaves_the_recipes_as_they_were(tmp_path, base):

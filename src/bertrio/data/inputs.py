@@ -31,8 +31,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
     - order.json: the order of the tasks, and of those in `schedule.first`, by which heads are drawn and trained; DVC
       takes params that differ in the order of their keys for the same.
     - members.json: the order of the ensemble's members.
-    - prefinetune.json: the task that `prefinetune` trains, and the order of all; nothing while that is off, as the task
-      may not be there.
+    - prefinetune.json: the task that `prefinetune` trains; nothing while that is off, as the task may not be there.
     - teacher.json: the files of `distill.teacher`, by member where members have their own.
     - plugins.json: what other packages add that params ask for, by param: its package, version and files. It is tried
       out first.
@@ -72,11 +71,12 @@ def _prefinetuned(params: Params) -> dict[str, Any]:
     if not options.epochs:
         return {}
     exact = repr(params.tasks[options.task].model_dump())  # JSON has no infinity, and here rounds
-    return {options.task: hashlib.sha256(exact.encode()).hexdigest(), "order": list(params.tasks)}
+    return {options.task: hashlib.sha256(exact.encode()).hexdigest()}
 
 
 def _order(params: Params) -> dict[str, Any]:
-    """By member where it has an order of its own, for which no other member trains anew."""
+    """With the order of `schedule.first` wherever it names two tasks or more; if one member's own changes, all of them
+    train anew."""
     firsts = {at: list(view.schedule.first) for at, view in _views(params).items()}
     own = {at: order for at, order in firsts.items() if len(order) > 1 and (not at or order != firsts[""])}
     return {"tasks": list(params.tasks), **({"schedule.first": own} if own else {})}

@@ -118,8 +118,8 @@ def show_metrics(path: str | Path) -> None:
 
 def how_chosen(selected_on: Mapping[str, str]) -> str | None:
     """How the epochs were chosen, in words; None if they are the last ones."""
-    rows = [of for of in selected_on["rows"].split(", ") if of != "none"]
-    return f"chosen on {', '.join(rows)} by {selected_on['by']}" if rows else None
+    rows, by = ([of for of in selected_on[key].split(", ") if of not in ("none", "last")] for key in ("rows", "by"))
+    return f"chosen on {', '.join(rows)} by {', '.join(by)}" if rows else None
 
 
 def with_interval(value: float, limits: Sequence[float] | None) -> str:

@@ -17,7 +17,7 @@ from bertrio.experiments.ladder import Gain, Names
 from bertrio.experiments.overrides import changes, layered
 from bertrio.experiments.places import of_any_machine
 from bertrio.experiments.recipes import Recipes, Row, resolve
-from bertrio.experiments.resolving import SEED
+from bertrio.experiments.resolving import SEED, check_apart
 from bertrio.experiments.revision import Revision
 from bertrio.params.loading import read_yaml, validate_params
 
@@ -104,6 +104,7 @@ class DvcBench:
         Raises:
             UserError: if a run fails.
         """
+        check_apart([self.settings(names, seed) for seed in self._seeds], " ".join(names) or self._row.name)
         self._runs[names] = [self._run(names, seed) for seed in self._seeds]
         scores = [run.json("metrics/evaluation.json")["dev"][METRIC] for run in self._runs[names]]
         return Outcome(float(np.mean(scores)), float(np.mean([seconds_of(run) for run in self._runs[names]])))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertrio.errors import UserError
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, overall_of_resamples, resamples_of
-from bertrio.evaluation.metrics import METRICS, Scored, overall
+from bertrio.evaluation.metrics import METRICS, ON_COUNTS, Scored, overall
 from bertrio.evaluation.significance import ALPHA, DIGITS, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
 from bertrio.experiments.bounds import widest, widest_overall, within
 from bertrio.experiments.cells import chance, leaves
@@ -136,7 +136,7 @@ def _compare_task(test: _Test) -> Figures:
     return {
         "rows": len(test.ids),
         **figures,
-        "alike": all(_alike(test.scored[0], other) for other in test.scored[1:]),
+        "alike": all(_alike(test.scored[0], other, test.main.metric) for other in test.scored[1:]),
         "fixed": fixed,
         "broken": broken,
         "others": {name: _figures(test.measure(name, OTHERS), tested=False) for name in target.metrics[1:]},
@@ -422,7 +422,9 @@ def _same_runs(first: Side, second: Side, tests: Mapping[str, _Test]) -> Iterato
                 yield f"{one.title} and {other.title} predict all rows alike: the same run is counted twice"
 
 
-def _alike(one: Scored, other: Scored) -> bool:
-    if one.probabilities is not None and not np.array_equal(one.probabilities, other.probabilities):
-        return False
-    return np.array_equal(one.predictions, other.predictions)
+def _alike(one: Scored, other: Scored, metric: str | None = None) -> bool:
+    """Whether the predictions are the same, and the probabilities too, unless `metric` counts predictions alone."""
+    same = np.array_equal(one.predictions, other.predictions)
+    if metric in ON_COUNTS or one.probabilities is None:
+        return same
+    return same and np.array_equal(one.probabilities, other.probabilities)

@@ -1,9 +1,8 @@
-"""What a row is run with: params.yaml, then the row, the budget, what the user sets, and last the seed."""
+"""What a row is run with: params.yaml, then the row, the budget, the seed, and last what the user sets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import permutations
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from bertrio.errors import UserError
@@ -28,8 +27,8 @@ def resolve(
     """The params that a row is run with, as params.yaml would hold them.
 
     On the base go, in this order: the row's overrides (`ensemble.members` replaced whole, all other blocks merged) and,
-    of a point of a sweep, its settings; the budget, which first multiplies and then sets; the user's overrides; the
-    seed.
+    of a point of a sweep, its settings; the budget, which first multiplies and then sets; the seed; the user's
+    overrides.
 
     Args:
         recipes: where the budget is found.
@@ -37,7 +36,8 @@ def resolve(
         budget: its name.
         overrides: what the user sets: dotted params and their values.
         seed: `runtime.seed` of this run, from 1. A member of an ensemble that has a seed m of its own gets
-            m + 1000 (seed - 1), so that no two runs share a member. None leaves all seeds as they are.
+            m + 1000 (seed - 1), so that no two runs share a member, unless the user's overrides give it (see
+            `check_apart`). None leaves all seeds as they are.
         base: raw params to start from; None reads params.yaml.
 
     Raises:
@@ -51,12 +51,34 @@ def resolve(
     _check_tasks(base, row, where)
     raw = _with(layered(base, row.overrides), row.settings, where)
     raw = layered(multiplied(raw, chosen.multiply), chosen.overrides)
-    raw = _with(raw, {}, f"{recipes.folder}/budgets.yaml: {budget}, for {row.name}")
-    if overrides:
-        raw = _with(raw, overrides, f"{row.name} with -S {' -S '.join(overrides)}")
     if seed is not None:
-        _set_seed(raw, (overrides or {}).get(SEED, seed), row.name)
-    return raw
+        _set_seed(raw, seed)
+    raw = _with(raw, {}, f"{recipes.folder}/budgets.yaml: {budget}, for {row.name}")
+    return _with(raw, overrides, f"{row.name} with -S {' -S '.join(overrides)}") if overrides else raw
+
+
+def check_apart(runs: Iterable[Block], where: str) -> None:
+    """Checks that no member stands in two of the runs that are to be seeds of one row: it would count as luck that did
+    not happen.
+
+    Args:
+        runs: raw params of each.
+        where: what errors begin with.
+
+    Raises:
+        UserError: naming the members and their seed.
+    """
+    first: dict[str, tuple[int, str]] = {}
+    for run, raw in enumerate(runs):
+        for name, member in members_of(raw).items():
+            runtime = {"seed": raw["runtime"]["seed"], **(member.get("runtime") or {})}
+            twin = first.setdefault(repr(sorted({**member, "runtime": sorted(runtime.items())}.items())), (run, name))
+            if twin[0] != run:
+                raise UserError(
+                    f"{where}: member {name} of one run is member {twin[1]} of another, both with seed "
+                    f"{runtime['seed']}, so that one model would stand in both; give members seeds such as 101 and on, "
+                    "in a row of recipes/ or in params.yaml, where they move with the run"
+                )
 
 
 def without_seed(overrides: Mapping[str, Any]) -> tuple[int | None, Block]:
@@ -85,30 +107,12 @@ def _with(raw: Block, settings: Mapping[str, Any], where: str) -> Block:
     return raw
 
 
-def _set_seed(raw: Block, seed: int, where: str) -> None:
-    """Sets the seed of the run and of each member.
-
-    Raises:
-        UserError: if the first run trains a member by the very params that a member of this one would have.
-    """
+def _set_seed(raw: Block, seed: int) -> None:
     put(raw, SEED, seed)
-    members = members_of(raw)
-    seeds = {name: (member.get("runtime") or {}).get("seed") for name, member in members.items()}
-    for name, other in permutations(members, 2):
-        if seeds[name] == seed > 1 and seeds[other] is None and _seedless(members[name]) == _seedless(members[other]):
-            raise UserError(
-                f"{where}: member {name} has seed {seed}, which member {other} gets in run {seed}, so that one model "
-                f"would stand in two runs; give {name} a seed above the number of runs, or {other} one of its own"
-            )
-    for name, own in seeds.items():
+    for member in members_of(raw).values():
+        own = (member.get("runtime") or {}).get("seed")
         if isinstance(own, int):
-            members[name]["runtime"]["seed"] = own + SEED_STEP * (seed - 1)
-
-
-def _seedless(member: Mapping[str, Any]) -> Block:
-    """A member's overrides but for its seed."""
-    runtime = {name: value for name, value in (member.get("runtime") or {}).items() if name != "seed"}
-    return {**member, "runtime": runtime}
+            member["runtime"]["seed"] = own + SEED_STEP * (seed - 1)
 
 
 def _check_tasks(base: Block, row: Row, where: str) -> None:

@@ -23,7 +23,7 @@ from bertrio.experiments.measured import FOLDER, Measured, measure, read_measure
 from bertrio.experiments.overrides import changes, with_numbers
 from bertrio.experiments.places import by_last_names, is_override, of_any_machine, overridden
 from bertrio.experiments.recipes import load_recipes, resolve
-from bertrio.experiments.resolving import SEED, without_seed
+from bertrio.experiments.resolving import SEED, check_apart, without_seed
 from bertrio.experiments.set_params import listed
 from bertrio.params.loading import read_yaml
 
@@ -67,10 +67,16 @@ def run_rows(
     chosen = range(1, seeds + 1) if seed is None else [seed]
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / PARAMS)
     _need_committed(base, root)
+    rows = recipes.expand(names)
+    resolved = {
+        row.name: {seed: resolve(recipes, row, budget, overrides, seed, base) for seed in chosen} for row in rows
+    }
+    for name, of in resolved.items():
+        check_apart(of.values(), name)
     runs = {
-        experiment_name(row.run_as, budget, seed, overrides): resolve(recipes, row, budget, overrides, seed, base)
+        experiment_name(row.run_as, budget, seed, overrides): resolved[row.name][seed]
         for seed in chosen  # all rows once, then all rows again: a series that is stopped has something of each
-        for row in recipes.expand(names)
+        for row in rows
     }
     if missing:
         runs = {name: settings for name, settings in runs.items() if not _measured_file(root, name).exists()}

@@ -44,10 +44,19 @@ def _nothing_measured(part: Part, tables: PaperTables) -> str:
     runnable = [line for line in part.lines if not line.row.literature]
     if not runnable or any(line.scores for line in runnable):
         return ""
+    if _left_out(part):
+        return "Nothing of this table stands beside the paper's figures: the runs have other metrics."
     if any(line.runs for line in runnable):
         return f"Nothing of this table is measured: the runs had no labels of {part.split}."
     command = f"bertrio recipes run {tables.paper.name}-{part.table.name} {tables.runs.setting.to_run}".rstrip()
     return f"Nothing of this table is measured yet: {command}"
+
+
+def _left_out(part: Part) -> list[str]:
+    """Rows of a paper with runs that are measured otherwise than the paper measures."""
+    if part.firsts is not FIRSTS:
+        return []
+    return [line.row.name for line in part.lines if any(firsts_of(run) != FIRSTS for run in line.runs)]
 
 
 def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool = False) -> list[Path]:
@@ -207,10 +216,9 @@ def notes(part: Part, convention: str | None) -> list[str]:
         told.append("In brackets after a difference: its 95 % interval by the paired test over rows and seeds.")
     if any(difference.rows_alone for difference in differences):
         told.append(f"{ALONE}: over rows alone, for a side has a single seed: what seeds change is not in it.")
-    if len({frozenset(firsts_of(run)) for line in part.lines for run in line.runs}) > 1:
+    if part.firsts is not FIRSTS and len({frozenset(firsts_of(run)) for line in part.lines for run in line.runs}) > 1:
         told.append("Not all runs have the same tasks; overall scores are over those that a run has.")
-    other = [line.row.name for line in part.lines if line.scores and any(firsts_of(of) != FIRSTS for of in line.runs)]
-    if other and part.firsts == FIRSTS:
+    if other := _left_out(part):
         told.append(f"Left out of {', '.join(other)}: figures by other metrics, or over other tasks, than the paper's.")
     told += [
         f"{ODD} {line.row.name}: the paper's {line.reported['overall']:.3f} does not follow from its figures, which "

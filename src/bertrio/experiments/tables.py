@@ -207,7 +207,7 @@ def _parts(table: Table, runs: Runs, base: Row | None, firsts: Mapping[str, str]
 
 def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs, firsts: Mapping[str, str]) -> Line:
     own = () if row.literature else runs.of(row.run_as)
-    papers = FIRSTS if firsts == FIRSTS else None  # else the table is of our own, with columns for what runs have
+    papers = FIRSTS if firsts is FIRSTS else None  # else the table is of our own, with columns for what runs have
     scores = {metric: score_of(own, metric, split, papers) for metric in (*firsts, *OVERALL)}
     return Line(row, reported, own, {metric: score for metric, score in scores.items() if score}, {})
 

@@ -219,7 +219,7 @@ class Params(Group):
                 if self.finetune.accumulate > 1 and name in self.tasks and self.tasks[name].loss in BATCH_LOSSES
             ],
             "finetune.select_on: found holdout, but prefinetune trains on the rows of train that it holds out; set "
-            f"prefinetune.epochs to 0 and schedule.first to {{{self.prefinetune.task}: {self.prefinetune.epochs}}}"
+            "prefinetune.epochs to 0; schedule.first has epochs of one task that keep away from them"
             if self.finetune.select_on == "holdout" and self.prefinetune.epochs
             else None,
             "distill.teacher: found null, expected the folder models of a finished run, or of one of its members"

@@ -83,13 +83,18 @@ def test_runs_that_share_a_member_are_refused(resolved):
     apart({}, 1, 2, 3)
     with pytest.raises(UserError, match="one-five: member b of one run is member b of another, both with seed 7"):
         apart({"ensemble.members.b.runtime.seed": 7}, 1, 2)  # which no run moves
-    with pytest.raises(UserError, match="member b of one run is member a of another, both with seed 1001"):
-        apart({"ensemble.members.b.runtime.seed": 1001}, 1, 2)
     apart({"ensemble.members.b": {"runtime": {"seed": 1001}, "finetune": {"epochs": 1}}}, 2)
     one = {"runtime": {"seed": 1}, "ensemble": {"members": {"base": None, "b": {"runtime": {"seed": 2}}}}}
     with pytest.raises(UserError, match="x: member base of one run is member b of another, both with seed 2"):
         check_apart([one, one | {"runtime": {"seed": 2}}], "x")
     check_apart([one], "x")
+
+    def of(*seeds):
+        members = {name: {"runtime": {"seed": seed}} for name, seed in zip("ab", seeds)}
+        return {"runtime": {"seed": 1}, "ensemble": {"members": members}}
+
+    with pytest.raises(UserError, match="x: member a of one run is member b of another, both with seed 1001"):
+        check_apart([of(1, 1001), of(1001, 2001)], "x")
 
 
 def test_resolving_leaves_the_recipes_as_they_were(tmp_path, base):

@@ -498,6 +498,10 @@ def test_a_param_of_two_types_is_named_as_it_stands_in_the_file(load, param, val
             r"finetune\.accumulate: found 2, but loss pearson of task sts compares the rows of a whole batch",
         ),
         (
+            {"encoder": {"compile": True}, "smart": {"lambda": 1, "layers": 1}},
+            r"encoder\.compile: found true, but smart\.layers runs layers by themselves",
+        ),
+        (
             {"finetune": {"accumulate": 2}, "smart": {"lambda": 1, "projection": "rescale"}},
             r"finetune\.accumulate: found 2, but smart\.projection rescale",
         ),

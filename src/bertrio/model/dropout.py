@@ -13,14 +13,15 @@ class BitDropout(nn.Dropout):
 
     On the CPU, torch draws a double for each entry, which takes an eighth of a small encoder's step. Here four entries
     share a draw of 64 bits, 16 each. So p is rounded to a multiple of :math:`2^{-16}` (0.1 to 0.1000061), and what the
-    others are divided by is that of the rounded p, so that the mean stays. Elsewhere it is `nn.Dropout`.
+    others are divided by is that of the rounded p, so that the mean stays. Elsewhere, and in
+    compiled passes, which draw masks in the kernels that use them, it is `nn.Dropout`.
 
     Masks come from torch's global generator, as those of `nn.Dropout` do, so a replayed state replays them.
     """
 
     def forward(self, values: Tensor) -> Tensor:
         """Values of any shape, with zeros in training."""
-        if not self.training or not self.p or not values.is_cpu:
+        if not self.training or not self.p or not values.is_cpu or torch.compiler.is_compiling():
             return super().forward(values)
         dropped = max(1, round(self.p * LEVELS))
         if dropped == LEVELS:

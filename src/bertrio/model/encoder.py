@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bertrio.errors import UserError, need
+from bertrio.model.compiling import CompiledPasses
 from bertrio.model.dropout import draw_bits
 from bertrio.model.lora import merged_weights
 from bertrio.model.names import source_of
@@ -51,6 +52,7 @@ class Encoder(nn.Module):
             raise UserError(f"encoder.pooling: {kind} models have no pooler; use cls or mean")
         draw_bits(transformer)
         self.transformer, self.pooling, self.frozen = transformer, pooling_of(pooling), frozen
+        self.passes: CompiledPasses | None = None
         self._accepts = set(inspect.signature(transformer.forward).parameters)
         if frozen:
             self.requires_grad_(False)
@@ -78,9 +80,29 @@ class Encoder(nn.Module):
         return words(tokens["input_ids"])
 
     def encode(self, embeddings: Tensor, tokens: Tokens) -> Tensor:
-        """Pooled vectors [B, H] from word embeddings [B, T, H]."""
+        """Pooled vectors [B, H] from word embeddings [B, T, H].
+
+        Raises:
+            UserError: if the passes are to be compiled, and can't be.
+        """
+        if self.passes is not None:
+            embeddings, tokens = self.passes.padded(embeddings, tokens)
         rest = {name: value for name, value in tokens.items() if name != "input_ids" and name in self._accepts}
+        if self.passes is not None:
+            self.passes.meet(self.transformer, embeddings, rest)
         return self.pooling(self.transformer(inputs_embeds=embeddings, **rest), tokens["attention_mask"])
+
+    def compile_passes(self, longest: int) -> None:
+        """Runs by `torch.compile` from now on, texts of at most `longest` tokens; the encoder stays on its device.
+
+        A copy of the encoder is not compiled. Saving and loading are as before.
+        """
+        self.passes = CompiledPasses(self.transformer, longest)
+
+    def begin_step(self) -> None:
+        """To be called before the passes of an update, and of a batch of inference: those so far are done with."""
+        if self.passes is not None:
+            self.passes.forget()
 
     def save(self, folder: str | Path) -> None:
         """Writes config.json and model.safetensors, which `AutoModel.from_pretrained` loads; adapters are merged in."""

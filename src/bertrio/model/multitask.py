@@ -110,7 +110,10 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
     encoder, heads, targets = _parts(params, transformer, options.frozen)
     if options.lora.rank:  # after the heads, so that they start alike with and without
         add_lora(transformer, **options.lora.model_dump())
-    return MultitaskModel(encoder, heads, targets, runtime)
+    model = MultitaskModel(encoder, heads, targets, runtime)
+    if options.compile:
+        encoder.compile_passes(options.max_length)
+    return model
 
 
 def load_model(folder: str | Path, runtime: Runtime) -> MultitaskModel:

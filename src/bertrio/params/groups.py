@@ -70,6 +70,7 @@ class EncoderParams(Group):
     attention_dropout: Rate | None
     frozen: bool
     checkpointing: bool
+    compile: bool = False
     max_length: Annotated[Whole, Field(ge=8)]
     lora: LoraParams
     tiny: TinyParams

@@ -145,6 +145,11 @@ def _split(model: MultitaskModel, copies: Sequence[MovingAverage]) -> None:
     """
     if (sharding := model.runtime.processes.sharding) is None:
         return
+    if model.encoder.passes is not None:
+        raise UserError(
+            "encoder.compile: found true, in processes that split the weights; set it to false, or start them without "
+            "FSDP"
+        )
     if sharding.recompute:
         recompute_hidden_states(model.encoder.transformer)
     for whole in [model, *[of.model for of in copies]]:

@@ -234,6 +234,7 @@ class Trainer:
         own = self.weights.own
         self.objective.begin(tasks)
         self.model.runtime.begin_step(step)
+        self.model.encoder.begin_step()
         together = self.one_pass and self._gradients is None
         # Passes that go backward together, as those of regularizers, would add up their gradients in bf16
         with nullcontext() if self.objective.terms else self.model.runtime.casting_once():
@@ -364,6 +365,7 @@ def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[]
             turn = number % processes.count
             if turn == processes.rank:
                 batch = batch.to(model.runtime.device)
+                model.encoder.begin_step()
                 found.append((batch.rows, model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()))
             bar.advance(len(batch.rows))
             if turn == processes.count - 1:

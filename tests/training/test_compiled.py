@@ -1,0 +1,178 @@
+"""Compiled passes of the encoder: what training learns stays as it is. All but the last tests take a stand-in for the
+compiler's last part, which runs what it is given as it is, and takes no time; those two need a C++ compiler."""
+
+import copy
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from bertrio.distributed.sharding import Sharding
+from bertrio.errors import UserError
+from bertrio.model.compiling import ROUND
+from bertrio.params import merged
+from bertrio.training.loop import infer
+from tests.training.test_loop import STILL, a_step, gradients, setting, trainer_of
+from tests.training.test_resume import SHORT, Interrupted, assert_same, stopped, train  # noqa: F401
+
+ON = {"encoder": {"compile": True}}
+DROPPING = {"encoder": {"dropout": 0.2, "attention_dropout": 0.2}}
+real_compile = nn.Module.compile
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no C++ compiler here")
+
+
+@pytest.fixture(autouse=True)
+def forgets():
+    """Each test begins with nothing compiled: torch gives up on code that it has compiled eight times."""
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        yield
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """Passes are traced, way back included, and run operation by operation."""
+    compiled = lambda module, dynamic, mode: real_compile(module, dynamic=dynamic, backend="aot_eager")  # noqa: E731
+    monkeypatch.setattr(nn.Module, "compile", compiled)
+
+
+@pytest.mark.parametrize(
+    "technique",
+    [
+        {},
+        {"smart": {"lambda": 1.0, "radius": 0.1}},
+        {"bregman": {"mu": 1.0}, "finetune": {"accumulate": 3}},
+        {"surgery": {"method": "pcgrad"}, "weighting": {"method": "uncertainty"}},
+        {"finetune": {"one_pass": False}, "tasks": {"sts": {"encoding": "bi", "head": "siamese"}}},
+        {"encoder": {"checkpointing": True}},
+        {"encoder": {"lora": {"rank": 2}}},
+        {"encoder": {"frozen": True}},
+        {"encoder": {"pooling": "cls"}},
+        {"encoder": {"pooling": "pooler"}},
+    ],
+    ids=["plain", "smart", "bregman in pieces", "surgery", "bi", "checkpointing", "lora", "frozen", "cls", "pooler"],
+)
+def test_a_step_has_the_gradients_of_the_plain_one(workspace, traced, technique):
+    technique = merged(STILL, technique)
+    plain, _, told = a_step(workspace, **technique)
+    compiled, _, told_compiled = a_step(workspace, **merged(technique, ON))
+    assert compiled.encoder.passes is not None and plain.encoder.passes is None
+    assert told_compiled == pytest.approx(told, rel=1e-4, abs=1e-6)
+    ours = gradients(compiled)
+    for name, gradient in gradients(plain).items():
+        assert (gradient is None) == (ours[name] is None), name
+        if gradient is not None:
+            torch.testing.assert_close(ours[name], gradient, atol=2e-6, rtol=1e-3)
+
+
+def test_outputs_are_those_of_the_plain_encoder(workspace, traced):
+    (_, plain, rows), (_, compiled, _) = setting(workspace), setting(workspace, **ON)
+    for task in rows:
+        expected = torch.tensor(infer(plain, rows[task], 7))
+        torch.testing.assert_close(torch.tensor(infer(compiled, rows[task], 7)), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_clean_and_perturbed_passes_draw_the_same_masks(workspace, traced):
+    quiet = {"smart": {"lambda": 1.0, "radius": 1e-9, "sigma": 1e-12, "eta": 1e-12}}
+    assert all(value == pytest.approx(0, abs=1e-6) for value in penalties(workspace, merged(DROPPING, quiet)))
+    assert any(value > 1e-4 for value in penalties(workspace, merged(DROPPING, {"r_drop": {"alpha": 1.0}})))
+
+
+def penalties(workspace, technique):
+    """The penalties of one compiled step."""
+    params, model, rows = setting(workspace, **merged(technique, ON))
+    told = trainer_of(params, model, rows)._step(("sst", "qqp", "sts"), 1)
+    return [value.item() for name, value in told.items() if "_" in name]
+
+
+def test_texts_are_padded_to_few_widths_and_not_beyond_the_longest(workspace, traced):
+    _, model, _ = setting(workspace, **merged(ON, {"encoder": {"max_length": 24}}))
+    widths = {}
+    for width in range(1, 25):
+        tokens = {"input_ids": torch.zeros(2, width), "attention_mask": torch.ones(2, width)}
+        embeddings, rest = model.encoder.passes.padded(torch.ones(2, width, 3), tokens)
+        assert embeddings.sum() == 2 * width * 3 and rest["attention_mask"].sum() == 2 * width
+        assert rest.keys() == {"attention_mask"} and rest["attention_mask"].shape == embeddings.shape[:2]
+        widths[width] = embeddings.shape[1]
+    assert widths == {width: 16 if width <= ROUND else 24 for width in range(1, 25)}
+
+
+def test_one_piece_of_code_does_for_all_shapes(workspace, traced):
+    params, model, rows = setting(workspace, **merged(DROPPING, ON))
+    trainer = trainer_of(params, model, rows)
+    trainer._step(("sst", "qqp", "sts"), 1)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for step in range(2, 6):
+            trainer._step(("sst", "qqp", "sts"), step)
+
+
+def test_compiling_draws_nothing_from_the_global_generator(workspace, traced):
+    _, model, rows = setting(workspace, **merged(DROPPING, ON))
+    model.train()
+    batch = rows["sst"].batch([0, 1, 2])
+
+    def drawn():
+        torch.manual_seed(5)
+        model("sst", batch.inputs)
+        return torch.get_rng_state()
+
+    assert torch.equal(drawn(), drawn()), "the first call compiles, the second does not"
+
+
+def test_a_copy_is_not_compiled_and_files_are_as_ever(workspace, traced):
+    _, model, _ = setting(workspace, **ON)
+    assert model.encoder.transformer._compiled_call_impl is not None
+    assert copy.deepcopy(model).encoder.transformer._compiled_call_impl is None
+    assert model.state_dict().keys() == setting(workspace)[1].state_dict().keys()
+
+
+def test_what_cant_be_compiled_is_said_with_a_way_out(workspace, monkeypatch):
+    def broken(graph, inputs):
+        raise RuntimeError("no compiler\nfound")
+
+    compiled = lambda module, dynamic, mode: real_compile(module, dynamic=dynamic, backend=broken)  # noqa: E731
+    monkeypatch.setattr(nn.Module, "compile", compiled)
+    with pytest.raises(UserError, match="encoder.compile: .*no compiler found.*; set it to false"):
+        a_step(workspace, **ON)
+
+
+def test_processes_that_split_the_weights_are_refused(workspace, traced):
+    params, model, rows = setting(workspace, **ON)
+    split = replace(model.runtime.processes, sharding=Sharding())
+    model.runtime = replace(model.runtime, processes=split)
+    with pytest.raises(UserError, match=r"encoder\.compile: found true, in processes that split the weights"):
+        trainer_of(params, model, rows)
+
+
+def test_memory_that_is_out_is_no_fault_of_the_compiler(workspace, monkeypatch):
+    def short(module, **inputs):
+        raise torch.OutOfMemoryError("out of memory")
+
+    _, model, rows = setting(workspace, **ON)
+    monkeypatch.setattr(type(model.encoder.transformer), "__call__", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        model("sst", rows["sst"].batch([0]).inputs)
+
+
+@needs_compiler
+def test_a_run_that_was_stopped_gives_the_same_bytes(workspace, stopped):  # noqa: F811
+    params = workspace.params(**merged(merged(SHORT, DROPPING), merged({"runtime": {"precision": "bf16"}}, ON)))
+    train(params, "whole")
+    torch._dynamo.reset()  # as in a new process
+    stopped(lambda: train(params, "parts"), 5, Interrupted)
+    torch._dynamo.reset()
+    train(params, "parts")
+    assert_same("whole", "parts")
+
+
+@needs_compiler
+def test_compiled_code_has_the_gradients_of_the_plain_one(workspace):
+    plain, _, told = a_step(workspace, **STILL)
+    compiled, _, told_compiled = a_step(workspace, **merged(STILL, ON))
+    assert told_compiled == pytest.approx(told, rel=1e-4, abs=1e-6)
+    ours = gradients(compiled)
+    for name, gradient in gradients(plain).items():
+        if gradient is not None:
+            torch.testing.assert_close(ours[name], gradient, atol=2e-6, rtol=1e-3)

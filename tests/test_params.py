@@ -498,6 +498,18 @@ def test_a_param_of_two_types_is_named_as_it_stands_in_the_file(load, param, val
             r"finetune\.accumulate: found 2, but loss pearson of task sts compares the rows of a whole batch",
         ),
         (
+            {"encoder": {"compile": True}, "bregman": {"mu": 1}},
+            r"encoder\.compile: found true, but the teacher of bregman",
+        ),
+        (
+            {"encoder": {"compile": True, "checkpointing": True}},
+            "encoder: compile: found true, and so is checkpointing",
+        ),
+        (
+            {"encoder": {"compile": True, "max_length": 100}},
+            r"max_length: found 100; compile pads texts to multiples of 16",
+        ),
+        (
             {"encoder": {"compile": True}, "smart": {"lambda": 1, "layers": 1}},
             r"encoder\.compile: found true, but smart\.layers runs layers by themselves",
         ),

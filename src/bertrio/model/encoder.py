@@ -89,11 +89,11 @@ class Encoder(nn.Module):
             embeddings, tokens = self.passes.padded(embeddings, tokens)
         rest = {name: value for name, value in tokens.items() if name != "input_ids" and name in self._accepts}
         if self.passes is not None:
-            self.passes.meet(self.transformer, embeddings, rest)
+            self.passes.meet(embeddings, rest)
         return self.pooling(self.transformer(inputs_embeds=embeddings, **rest), tokens["attention_mask"])
 
     def compile_passes(self, longest: int) -> None:
-        """Runs by `torch.compile` from now on, texts of at most `longest` tokens; the encoder stays on its device.
+        """Runs by `torch.compile` from now on, on texts of at most `longest` tokens; the encoder stays on its device.
 
         A copy of the encoder is not compiled. Saving and loading are as before.
         """
@@ -102,7 +102,12 @@ class Encoder(nn.Module):
     def begin_step(self) -> None:
         """To be called before the passes of an update, and of a batch of inference: those so far are done with."""
         if self.passes is not None:
-            self.passes.forget()
+            self.passes.begin_step()
+
+    def keep_gradients(self) -> None:
+        """To be called after each backward pass of an update, before the next forward pass."""
+        if self.passes is not None:
+            self.passes.keep_gradients()
 
     def save(self, folder: str | Path) -> None:
         """Writes config.json and model.safetensors, which `AutoModel.from_pretrained` loads; adapters are merged in."""

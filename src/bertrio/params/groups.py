@@ -81,6 +81,19 @@ class EncoderParams(Group):
             raise ValueError("frozen: a frozen encoder has no use for lora; set frozen to false or lora.rank to 0")
         return self
 
+    @model_validator(mode="after")
+    def _compiles(self) -> EncoderParams:
+        if self.compile and self.checkpointing:
+            raise ValueError(
+                "compile: found true, and so is checkpointing, whose second pass would draw masks of dropout from "
+                "generators that no checkpoint has; set one of them to false"
+            )
+        if self.compile and self.max_length % 16:
+            raise ValueError(
+                f"max_length: found {self.max_length}; compile pads texts to multiples of 16 tokens: set it to one"
+            )
+        return self
+
     @property
     def width(self) -> int | None:
         """The hidden size, where params say it."""

@@ -228,6 +228,10 @@ class Params(Group):
             "weighting.weights: only weighting.method fixed reads it; leave it {} with uncertainty"
             if self.weighting.weights and self.weighting.method != "fixed"
             else None,
+            "encoder.compile: found true, but the teacher of bregman, a copy that is not compiled, would draw other "
+            "masks of dropout than the model; set it to false, or bregman.mu to 0"
+            if self.encoder.compile and self.bregman.mu
+            else None,
             "encoder.compile: found true, but smart.layers runs layers by themselves, as written down while a pass "
             "runs that is not compiled; set it to false, or smart.layers to null"
             if self.encoder.compile and self.smart.strength and self.smart.layers is not None

@@ -284,6 +284,7 @@ class Trainer:
             self.rows_seen += sum(len(piece.rows) for piece, _ in present)
             self._read_on_cpu()
             sum(share * part.total for share, part in zip(shares, parts)).backward()
+            self.model.encoder.keep_gradients()
 
     def _told(self, batch: Batch, parts: Parts, step: int) -> dict[str, Tensor]:
         """The numbers of a batch for the log, which are to be watched."""

@@ -30,11 +30,8 @@ UPDATES = 2
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
     "data.source": "sample",
-    "data.sample": {
-        "train_rows": 72,
-        "dev_rows": 24,
-        "test_rows": 8,
-    },  # the largest batch that is alone in a step has 64
+    # Rows for UPDATES batches of any row of a table: the largest batch that is alone in a step has 64
+    "data.sample": {"train_rows": 72, "dev_rows": 24, "test_rows": 8},
     "encoder.name": "tiny",
     "encoder.tiny": {"vocab_size": 300, "hidden_size": 32, "layers": 1, "heads": 2, "intermediate_size": 32},
     "mlm.rows": {"imdb": 20, "multinli": 20, "sick": 20},

@@ -1,5 +1,5 @@
-"""Compiled passes of the encoder: what training learns stays as it is. All but the last tests take a stand-in for the
-compiler's last part, which runs what it is given as it is, and takes no time; those two need a C++ compiler."""
+"""Compiled passes of the encoder: what training learns stays as it is. All but the last three tests take a stand-in
+for the compiler's last part, which runs what it is given as it is, and takes no time; those need a C++ compiler."""
 
 import copy
 import shutil

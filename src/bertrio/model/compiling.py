@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertrio.errors import UserError
+from bertrio.params.groups import ROUND
 
-ROUND = 16  # tokens that texts are padded to a multiple of: every width has a CUDA graph of its own
 ROWS, TOKENS = 20, 48  # of the passes that are compiled; ROWS is no multiple of ROUND, or sizes might count as one
 
 
@@ -23,8 +23,9 @@ class CompiledPasses:
     that goes on after a stop meets other shapes first. So a pass over `ROWS` texts of `TOKENS` zeros goes before the
     first of each kind.
 
-    On CUDA each shape is recorded as a CUDA graph when it comes for the second time, and replayed from then on. What a
-    graph gives, gradients included, lies in memory that belongs to all of them.
+    On CUDA each shape is recorded as a CUDA graph when it comes for the second time, and replayed from then on; texts
+    are padded to few widths to that end. What a graph gives, gradients included, lies in memory that belongs to all
+    graphs.
 
     A copy of it is None: a copied transformer is not compiled.
 
@@ -37,7 +38,7 @@ class CompiledPasses:
         self.transformer, self.longest = transformer, longest
         self.on_cuda = next(transformer.parameters()).is_cuda
         self._met: set[tuple[Any, ...]] = set()
-        self._own: dict[nn.Parameter, Tensor] = {}
+        self._moved: dict[nn.Parameter, Tensor] = {}  # gradients of this step that lie outside of graphs' memory
         if self.on_cuda:  # it warns from eight shapes on, and three tasks have more
             import torch._inductor.config
 
@@ -93,7 +94,7 @@ class CompiledPasses:
     def begin_step(self) -> None:
         """Gives the memory of CUDA graphs free: nothing that passes so far gave is in use any more, nor a gradient."""
         if self.on_cuda:
-            self._own.clear()
+            self._moved.clear()
             torch.compiler.cudagraph_mark_step_begin()
 
     def keep_gradients(self) -> None:
@@ -105,5 +106,5 @@ class CompiledPasses:
         if not self.on_cuda:
             return
         for parameter in self.transformer.parameters():
-            if parameter.grad is not None and parameter.grad is not self._own.get(parameter):
-                parameter.grad = self._own[parameter] = parameter.grad.clone()
+            if parameter.grad is not None and parameter.grad is not self._moved.get(parameter):
+                parameter.grad = self._moved[parameter] = parameter.grad.clone()

@@ -13,8 +13,8 @@ class BitDropout(nn.Dropout):
 
     On the CPU, torch draws a double for each entry, which takes an eighth of a small encoder's step. Here four entries
     share a draw of 64 bits, 16 each. So p is rounded to a multiple of :math:`2^{-16}` (0.1 to 0.1000061), and what the
-    others are divided by is that of the rounded p, so that the mean stays. Elsewhere, and in
-    compiled passes, which draw masks in the kernels that use them, it is `nn.Dropout`.
+    others are divided by is that of the rounded p, so that the mean stays. Elsewhere, and in compiled passes,
+    which draw masks in the kernels that use them, it is `nn.Dropout`.
 
     Masks come from torch's global generator, as those of `nn.Dropout` do, so a replayed state replays them.
     """

@@ -22,6 +22,7 @@ from bertrio.params.base import (
 )
 from bertrio.params.choices import choice
 
+ROUND = 16  # tokens, to a multiple of which encoder.compile pads texts
 POOLINGS = ("cls", "mean", "pooler")  # bertrio's own
 PoolingName = choice("poolings", POOLINGS)
 Combine = Literal["vote", "mean", "mean_logits", "greedy", "uniform_soup", "greedy_soup"]
@@ -88,9 +89,9 @@ class EncoderParams(Group):
                 "compile: found true, and so is checkpointing, whose second pass would draw masks of dropout from "
                 "generators that no checkpoint has; set one of them to false"
             )
-        if self.compile and self.max_length % 16:
+        if self.compile and self.max_length % ROUND:
             raise ValueError(
-                f"max_length: found {self.max_length}; compile pads texts to multiples of 16 tokens: set it to one"
+                f"max_length: found {self.max_length}; compile pads texts to multiples of {ROUND} tokens: set it to one"
             )
         return self
 

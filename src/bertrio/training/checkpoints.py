@@ -45,17 +45,8 @@ if TYPE_CHECKING:
 VARIABLE = "BERTRIO_CHECKPOINTS"  # of the environment: the folder, where params name none
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
 DAYS = 30  # after which nobody is expected to go on with a run
-LIBRARIES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "scipy",
-    "pandas",
-    "torchjd",
-    "peft",
-    "triton",
-)  # that compute
+# Those that compute
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft", "triton")
 IDENTITY = "identity.json"
 CHECKPOINT = re.compile(r"(\d+)-step-\d+")  # numbered by saving: a step can be saved twice, before and after scoring
 RUN = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}")

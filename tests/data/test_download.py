@@ -17,7 +17,7 @@ def source(tmp_path, params, data_params):
         (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows) + "bad,9\n")
         (tmp_path / "dev.csv").write_text("text,label\nfine,1\n")
         (tmp_path / "imdb.tsv").write_text("text\n" + "some text\n" * 2500)
-        (tmp_path / "multinli.tsv").write_text("premise\thypothesis\n" + "some\ttext\n" * 2500)
+        (tmp_path / "multinli.tsv").write_text("premise\thypothesis\n" + "some\ttext\n" * 2500 + "\t\none\n")
         data = data_params(
             source="files", path=str(tmp_path), corpora_path=str(tmp_path), max_reject_fraction=most,
             files={"sst": {"train": "train.csv", "dev": "dev.csv"}},
@@ -117,5 +117,10 @@ def test_corpora_are_written_as_far_as_asked_and_only_for_mlm(source, run, capsy
         "imdb": {"rows": 2200},
         "multinli": {"rows": 2500},
     }
-    assert "multinli: read 2500 texts, all there are; mlm.rows.multinli asks for 9000" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "imdb: read 2200 texts\n" in said
+    assert (
+        "multinli: read 2500 texts, all there are; mlm.rows.multinli asks for 9000; "
+        "skipped 2 rows (1 empty text, 1 wrong number of columns)\n"
+    ) in said
     assert [path.name for path in (run(source()) / "corpora").iterdir()] == ["rows.json"]

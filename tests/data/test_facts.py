@@ -18,14 +18,14 @@ def single_table(*rows):
     return pd.DataFrame([(f"r{i}", *row) for i, row in enumerate(rows)], columns=["id", "text", "label"])
 
 
-def test_shared_pairs_are_unordered_and_stripped_and_sentences_count_once_a_row(tasks):
+def test_shared_pairs_are_unordered_and_loosely_compared_and_sentences_count_once_a_row(tasks):
     splits = {
         "train": pair_table(("a", "b", 1.0), ("c", "d", 0.0)),
-        "dev": pair_table((" b", "a", 1.0), ("a", "d", 0.0), ("A", "x", 0.0), ("x", "y", 1.0)),
-        "test": pair_table(("c", "d ", np.nan)),
+        "dev": pair_table((" b", "a", 1.0), ("a", "d", 0.0), ("A ", "x", 0.0), ("x", "y", 1.0)),
+        "test": pair_table(("C", "d ", np.nan)),
     }
     facts = describe(splits, tasks["qqp"], words)
-    assert (facts["dev"]["pairs_shared_with_train"], facts["dev"]["rows_sharing_a_sentence_with_train"]) == (1, 2)
+    assert (facts["dev"]["pairs_shared_with_train"], facts["dev"]["rows_sharing_a_sentence_with_train"]) == (1, 3)
     assert (facts["test"]["pairs_shared_with_train"], facts["test"]["rows_sharing_a_sentence_with_train"]) == (1, 1)
     assert "pairs_shared_with_train" not in facts["train"]
 

@@ -28,6 +28,11 @@ def test_equal_pairs_have_equal_numbers_in_either_order_and_no_others():
     assert found.sentences.shape == (4, 2) and found.sentences[1].tolist() == found.sentences[0].tolist()[::-1]
 
 
+def test_case_and_white_space_make_no_other_sentence():
+    found = overlap_of({"x": pairs("x", ("Straße  A", "b\tc")), "y": pairs("y", ("B C ", "STRASSE\na"))}, PAIR)
+    assert found.rows[0] == found.rows[1] and len(np.unique(found.sentences)) == 2
+
+
 def test_more_rows_stand_behind_those_of_train_and_dev_and_test_stay_as_they_are(splits):
     joined, left_out = join_train(splits, pairs("more", ("i", "j"), ("k", "l")), PAIR, grouped=True)
     assert joined["train"]["text_a"].tolist() == ["a", "c", "i", "k"] and left_out.empty

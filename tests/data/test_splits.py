@@ -15,16 +15,16 @@ def single(count, prefix="r", label=1.0):
 
 
 def pairs(count, sentences, seed=0, prefix="r"):
-    """Pairs of random sentences, some with outer white space."""
+    """Pairs of random sentences, some with outer white space and in capitals."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, sentences, size=(count, 2))
     frame = pd.DataFrame({"id": [f"{prefix}{i}" for i in range(count)]})
-    frame["text_a"], frame["text_b"] = [f"s{a}" for a in drawn[:, 0]], [f" s{b}" for b in drawn[:, 1]]
+    frame["text_a"], frame["text_b"] = [f"s{a}" for a in drawn[:, 0]], [f" S{b}" for b in drawn[:, 1]]
     return frame.assign(label=rng.integers(0, 2, count).astype(float))
 
 
 def sentences_of(frame):
-    return {text.strip() for name in frame.columns if name.startswith("text") for text in frame[name]}
+    return {text.strip().casefold() for name in frame.columns if name.startswith("text") for text in frame[name]}
 
 
 def shares(splits):
@@ -119,7 +119,7 @@ def test_a_group_too_large_for_the_fractions_goes_to_train_and_is_told_of(capsys
 
 
 def test_groups_are_the_connected_components_by_hand():
-    rows = [("a", "b"), ("b ", "c"), ("d", "e"), ("e", "d"), ("f", "f")]
+    rows = [("a", "b b"), ("B  b ", "c"), ("d", "e"), ("E", "d"), ("f", "f")]
     frame = pd.DataFrame(rows, columns=["text_a", "text_b"]).assign(label=0.0)
     groups = sentence_groups(frame)
     assert groups[0] == groups[1] and groups[2] == groups[3] and len(set(groups)) == 3

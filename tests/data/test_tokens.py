@@ -1,4 +1,5 @@
 import os
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import torch
 
 from bertrio.data import tokens as module
 from bertrio.data.table import write_table
-from bertrio.data.tokens import CHUNK, KEPT, TokenCache, tokenise
+from bertrio.data.tokens import CHUNK, KEPT, LEFT, TokenCache, tokenise
 from bertrio.training.data import load_split
 
 ROWS = 57
@@ -190,6 +191,18 @@ def test_the_newest_files_of_a_split_stay_and_other_splits_keep_theirs(frame, to
     assert len(kept) == KEPT and len(files(cache)) == KEPT + 1
     for length in range(12, 12 + KEPT):
         assert f"train-{cache._key(pair, length)[:16]}.arrow" in kept
+
+
+def test_what_a_killed_process_left_half_written_goes_once_it_is_old(frame, tokenizer, pair, cache):
+    cache.sequences(frame, pair, tokenizer, 24)
+    (written,) = files(cache)
+    old, young, of_dev = (f".{name}" for name in (f"{written}.a1b2", f"{written}.c3d4", "dev-0123.arrow.e5f6"))
+    for name in (old, young, of_dev):
+        (cache.folder / name).write_bytes(b"half")
+        at = time.time() - LEFT + (30 if name == young else -30)
+        os.utime(cache.folder / name, (at, at))
+    cache.sequences(frame, pair, tokenizer, 24)  # nothing has to be written for it
+    assert files(cache) == sorted([young, of_dev, written])
 
 
 def test_tokens_that_are_in_use_outlive_their_file(frame, tokenizer, pair, cache):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,11 +31,11 @@ LAYOUTS = {
 }
 
 
-def read_local_corpus(folder: str | None, name: str, rows: int | None) -> Iterator[str]:
+def read_local_corpus(folder: str | None, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
     """The first `rows` texts (None: all) of `<folder>/<name>.tsv`, one at a time; a pair becomes one text.
 
     Public TSV files are often written without quoting. A line whose quoting is damaged is therefore taken as it
-    stands; rows without text, and lines with a wrong number of columns, are passed over.
+    stands. Rows without text, and lines that are not UTF-8 or have a wrong number of columns, are counted in `skipped`.
 
     Raises:
         UserError: if the folder, the file or a column is missing.
@@ -49,24 +50,30 @@ def read_local_corpus(folder: str | None, name: str, rows: int | None) -> Iterat
         )
     found = read_delimited(path, "\t")
     check_columns(str(path), found.columns, (*layout.texts, *(("split",) if layout.split else ())))
-    return islice(_texts(found, layout), rows)
+    return islice(_texts(found, layout, skipped), rows)
 
 
-def _texts(found: Found, layout: _Layout) -> Iterator[str]:
+def _texts(found: Found, layout: _Layout, skipped: Counter[str]) -> Iterator[str]:
     for row in found.rows:
         values = row.values
         if row.problem == "damaged quoting":
             fields = str(row.raw).split("\t")
             values = dict(zip(found.columns, fields, strict=True)) if len(fields) == len(found.columns) else {}
-        if values and (layout.split is None or values["split"] == layout.split):
-            yield from joined([values[column] for column in layout.texts])
+        if not values:
+            skipped[str(row.problem)] += 1
+        elif layout.split is None or values["split"] == layout.split:
+            yield from joined([values[column] for column in layout.texts], skipped)
 
 
-def joined(texts: Iterable[Any]) -> Iterator[str]:
-    """The texts of one row as one text, unless there is none; what is no text is passed over."""
+def joined(texts: Sequence[Any], skipped: Counter[str]) -> Iterator[str]:
+    """The texts of one row as one text, without those that are none; if all are, `skipped` counts the row."""
     text = " ".join(text.strip() for text in texts if isinstance(text, str) and text.strip())
     if text:
         yield text
+    elif all(text is None or isinstance(text, str) for text in texts):
+        skipped["empty text"] += 1
+    else:
+        skipped["text is not a string"] += 1
 
 
 def write_corpus(texts: Iterable[str], path: str | Path, description: str, total: int | None = None) -> int:

@@ -135,11 +135,12 @@ def _write_corpora(params: DataParams, rows: MlmRows, folder: Path) -> dict[str,
     for name, wanted in rows:
         if wanted == 0:
             continue
-        origin, digest = where(params, name) if where else {}, hashlib.sha256()
-        texts = _hashed(source.load_corpus(params, name, wanted), digest)
+        origin, digest, skipped = where(params, name) if where else {}, hashlib.sha256(), Counter[str]()
+        texts = _hashed(source.load_corpus(params, name, wanted, skipped), digest)
         found = write_corpus(texts, folder / f"{name}.parquet", f"reading {name}", wanted)
         fewer = f", all there are; mlm.rows.{name} asks for {wanted}" if found < wanted else ""
-        say(f"{name}: read {found} texts{fewer}")
+        told = f"; skipped {skipped.total()} rows ({_listed(skipped)})" if skipped else ""
+        say(f"{name}: read {found} texts{fewer}{told}")
         # of a stream no file is ever here whole, so its texts stand for it
         facts[name] = {"rows": found, **origin, **({"sha256_of_texts": digest.hexdigest()} if where else {})}
     return facts

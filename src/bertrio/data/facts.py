@@ -60,7 +60,7 @@ def _lengths(table: pd.DataFrame, task: Task, count_tokens: CountTokens) -> dict
 
 
 def _shared_with_train(splits: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Counts by split; sentences are compared stripped and case-sensitively."""
+    """Counts by split; neither case nor white space of a sentence counts."""
     found = overlap_of(splits, columns)
     in_train = found.table == "train"
     sentence = np.isin(found.sentences, found.sentences[in_train]).any(axis=1)

@@ -20,16 +20,24 @@ class Overlap(NamedTuple):
     table: NDArray  # [N], names of the tables that the rows are from
 
 
-def overlap_of(tables: Mapping[str, pd.DataFrame], columns: Sequence[str], loosely: bool = False) -> Overlap:
-    """Numbers the texts of all rows of some tables.
+def comparable(texts: pd.Series) -> pd.Series:
+    """Texts in the form in which they are compared: neither case nor white space counts, as to most tokenizers.
+
+    `grouped` splits, the facts on shared sentences and `join_train` all compare this form: else a split that keeps
+    sentences apart by one of them would share some by another.
+    """
+    return texts.str.split().str.join(" ").str.casefold()
+
+
+def overlap_of(tables: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> Overlap:
+    """Numbers the texts of all rows of some tables, as `comparable` has them.
 
     Args:
         tables: by name, in the order of the numbers.
         columns: those of the texts, one or two.
-        loosely: whether letters of either case, and any white space, are the same.
     """
-    texts = pd.concat([table[column] for column in columns for table in tables.values()], ignore_index=True).str.strip()
-    codes, sentences = pd.factorize(texts.str.split().str.join(" ").str.casefold() if loosely else texts)
+    texts = pd.concat([table[column] for column in columns for table in tables.values()], ignore_index=True)
+    codes, sentences = pd.factorize(comparable(texts))
     codes = codes.reshape(len(columns), -1).T
     rows = codes.min(axis=1) * np.int64(len(sentences)) + codes.max(axis=1)
     return Overlap(codes, rows, np.repeat(list(tables), [len(table) for table in tables.values()]))
@@ -39,8 +47,6 @@ def join_train(
     splits: Mapping[str, pd.DataFrame], more: pd.DataFrame, columns: Sequence[str], grouped: bool
 ) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
     """Puts more rows behind those of train, but none that stands in a split already: dev and test stay unseen.
-
-    Texts that differ in case or white space alone are the same here, as they are to most tokenizers.
 
     Args:
         splits: tables of train, dev and test.
@@ -54,7 +60,7 @@ def join_train(
         `also in train`, `shares a sentence with dev`, `given twice` and the like; the gravest counts.
     """
     tables = {**{split: splits[split] for split in SPLITS}, "more": more}
-    found = overlap_of(tables, columns, loosely=True)
+    found = overlap_of(tables, columns)
     own = found.table == "more"
     reason = np.full(len(more), "", dtype=object)
     reason[pd.Series(found.rows[own]).duplicated().to_numpy()] = "given twice"

@@ -13,6 +13,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from bertrio.console import say
+from bertrio.data.overlap import comparable
 from bertrio.data.table import SPLITS, is_labelled
 from bertrio.errors import UserError
 
@@ -28,7 +29,8 @@ def make_splits(
     - `official`: as the source gives them; a missing test split becomes an empty one.
     - `random`: all labelled rows together, in fractions of a seeded permutation.
     - `grouped`: the same, but rows that share a sentence, directly or through others, stay together, so that no
-      sentence is in two of the splits. The fractions are met within 1 point unless single groups are too large.
+      sentence, whatever its case and white space, is in two of the splits. The fractions are met within 1 point
+      unless single groups are too large.
 
     An unlabelled test split stays as it is under all of them. `random` and `grouped` then share the labelled rows
     between train and dev alone, in the proportion of their fractions, and do not look at the test sentences.
@@ -139,7 +141,7 @@ def _drawn(table: pd.DataFrame, share: float, seed: int, stream: str) -> pd.Data
 def sentence_groups(rows: pd.DataFrame) -> NDArray:
     """A group number, 0 to G - 1, for each row [N]; rows that share a sentence are in one group, and so are theirs."""
     texts = [rows[name] for name in rows.columns if name not in ("id", "label")]
-    codes, sentences = pd.factorize(pd.concat(texts, ignore_index=True).str.strip())
+    codes, sentences = pd.factorize(comparable(pd.concat(texts, ignore_index=True)))
     first, last = codes[: len(rows)], codes[-len(rows) :]  # the same column if there is but one
     edges = coo_array((np.ones(len(rows), dtype=np.int8), (first, last)), shape=(len(sentences), len(sentences)))
     return connected_components(edges.tocsr(), directed=False)[1][first]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ FIELDS = ("input_ids", "token_type_ids")  # what is kept of what a tokenizer giv
 CHUNK = 1000  # rows that are tokenised together: what the tokenizer returns takes many times the room of the ids
 FORMAT = 1  # of the cached files; to be raised when their layout or what they hold changes
 KEPT = 4  # cached files of a task and split: members of an ensemble may differ in encoding or max_length
+LEFT = 600  # seconds since its last change: a half-written file that is younger may be a stage's that runs beside this
 COLUMN = pa.large_list(pa.int32())  # offsets of 64 bits, which NumPy takes as they are
 
 
@@ -105,9 +107,9 @@ class TokenCache:
 
     Every split is kept, however small: one rule is simpler than a threshold, and a file costs less than what it saves.
     A file that is damaged or not ours is made again, and so is a missing one; where none can be written (a disk that
-    is full or read-only), the rows are tokenised every time. The `KEPT` newest files of a split stay, so that the
-    folder does not grow. Files are Arrow's IPC format, mapped into memory: they are read as they are used, and stages
-    that run side by side share them.
+    is full or read-only), the rows are tokenised every time. The `KEPT` newest files of a split stay, and nothing
+    that was left half written, so that the folder does not grow. Files are Arrow's IPC format, mapped into memory: they
+    are read as they are used, and stages that run side by side share them.
 
     Attributes:
         table: the parquet file of the rows.
@@ -128,7 +130,8 @@ class TokenCache:
             found = tokenise(frame, task, tokenizer, max_length)
             with suppress(OSError):
                 _write(path, key, found)
-                self._drop_old()
+        with suppress(OSError):  # each time: what a process left may have been too young when its file was made again
+            self._drop_old()
         return found
 
     def _key(self, task: Task, max_length: int) -> str:
@@ -143,6 +146,10 @@ class TokenCache:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def _drop_old(self) -> None:
+        """Removes all but the `KEPT` newest files of the split, and what killed processes left half written."""
+        for path in self.folder.glob(f".{self.table.stem}-*.arrow.*"):  # as `whole_file` names them
+            if time.time() - path.stat().st_mtime > LEFT:
+                path.unlink(missing_ok=True)
         files = self.folder.glob(f"{self.table.stem}-*.arrow")
         for path in sorted(files, key=lambda path: path.stat().st_mtime_ns)[:-KEPT]:
             path.unlink(missing_ok=True)

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import pytest
 
 from bertrio.data.sources import cs224n, get_source
@@ -70,22 +72,35 @@ def test_a_task_that_the_course_lacks_is_an_error_that_lists_its_own(folder, dat
         load(data_params, folder, {task.name: task}, task.name)
 
 
+def corpus(params, name, rows, skipped=None):
+    return list(cs224n.load_corpus(params, name, rows, Counter() if skipped is None else skipped))
+
+
 def test_corpora_are_read_as_far_as_asked(tmp_path, data_params):
     (tmp_path / "imdb.tsv").write_text('id\ttext\n1\t"Hamlet" is long\n2\t\n3\tShort.\n4\t"Long\n', encoding="utf-8")
     (tmp_path / "multinli.tsv").write_text("premise\thypothesis\tlabel\na \tb\tneutral\n", encoding="utf-8")
     (tmp_path / "sick.tsv").write_text("split\tsentence_a\tsentence_b\ntest\tx\ty\ntrain\tc\td\n", encoding="utf-8")
     params = data_params(corpora_path=str(tmp_path))
-    assert list(cs224n.load_corpus(params, "imdb", None)) == ['"Hamlet" is long', "Short.", '"Long']
-    assert list(cs224n.load_corpus(params, "imdb", 2)) == ['"Hamlet" is long', "Short."]
-    assert list(cs224n.load_corpus(params, "multinli", None)) == ["a b"]
-    assert list(cs224n.load_corpus(params, "sick", None)) == ["c d"]
+    assert corpus(params, "imdb", None) == ['"Hamlet" is long', "Short.", '"Long']
+    assert corpus(params, "imdb", 2) == ['"Hamlet" is long', "Short."]
+    assert corpus(params, "multinli", None) == ["a b"]
+    assert corpus(params, "sick", None) == ["c d"]
+
+
+def test_rows_of_a_corpus_that_give_no_text_are_counted_by_reason_as_far_as_was_read(tmp_path, data_params):
+    rows = [b"fine\tyes", b"\t ", b"caf\xe9\tno", b"one", b'"open\tyes', b'"open\ta\tb', b"last\tyes", b"\t"]
+    (tmp_path / "multinli.tsv").write_bytes(b"\n".join([b"premise\thypothesis", *rows]))
+    params, skipped, first = data_params(corpora_path=str(tmp_path)), Counter(), Counter()
+    assert corpus(params, "multinli", None, skipped) == ["fine yes", '"open yes', "last yes"]
+    assert skipped == {"empty text": 2, "not UTF-8": 1, "wrong number of columns": 1, "damaged quoting": 1}
+    assert corpus(params, "multinli", 1, first) == ["fine yes"] and not first
 
 
 def test_a_missing_corpus_is_an_error_that_names_the_file(tmp_path, data_params):
     with pytest.raises(UserError, match=r"no file .*imdb\.tsv.*mlm\.rows\.imdb to 0"):
-        cs224n.load_corpus(data_params(corpora_path=str(tmp_path)), "imdb", 1)
+        corpus(data_params(corpora_path=str(tmp_path)), "imdb", 1)
     with pytest.raises(UserError, match="corpora_path: found null"):
-        cs224n.load_corpus(data_params(), "imdb", 1)
+        corpus(data_params(), "imdb", 1)
 
 
 @pytest.mark.shared
@@ -105,5 +120,5 @@ def test_the_course_folder_has_the_rows_it_is_known_for(shared, data_params, tas
 @pytest.mark.shared
 def test_the_corpora_have_the_rows_they_are_known_for(shared, data_params):
     params = data_params(corpora_path=str(shared / "data" / "corpora"))
-    counts = {name: sum(1 for _ in cs224n.load_corpus(params, name, None)) for name in ("imdb", "multinli", "sick")}
+    counts = {name: len(corpus(params, name, None)) for name in ("imdb", "multinli", "sick")}
     assert counts == {"imdb": 20000, "multinli": 20273, "sick": 4500}

@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-A, B, C, D, E = (letter * 40 for letter in "abcde")  # commits
+A, B, C, D, E, F = (letter * 40 for letter in "abcdef")  # commits
+SCORES = ["0.6", " 1 ", "2", "", None, "-1", "high", "nan"]  # as text, of 1 at most
 
 CLIENT = """
 import json, os, sys
+from collections import Counter
 from bertrio.data.sources import hub
 from bertrio.errors import UserError
 from bertrio.params import DataParams
@@ -37,10 +39,11 @@ for line in sys.stdin:
             found = data.tables[order["task"]].items()
             tables = {split: json.loads(table.to_json(orient="values")) for split, table in found}
             answer = {"tables": tables, "rejects": [reject.reason for reject in data.rejects], "facts": data.facts}
-            answer["downloads"] = data.downloads
+            answer |= {"downloads": data.downloads, "raw": [json.loads(reject.raw) for reject in data.rejects]}
         else:
-            texts = list(hub.load_corpus(params, order["corpus"], order["rows"]))
-            answer = {"texts": texts, "facts": hub.corpus_facts(params, order["corpus"])}
+            skipped = Counter()
+            texts = list(hub.load_corpus(params, order["corpus"], order["rows"], skipped))
+            answer = {"texts": texts, "skipped": skipped, "facts": hub.corpus_facts(params, order["corpus"])}
     except UserError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)
@@ -91,15 +94,19 @@ def repositories(stand_in_hub):
         "data/train-00000-of-00001.parquet": parquet(sentence1=["a", "b"], sentence2=["c", "d"], score=[0.76, 1.0])
     }
     sick = {
-        "default/train/0000.parquet": parquet(sentence_A=["a ", "b", "c"], sentence_B=["x", None, "z"]),
+        "default/train/0000.parquet": parquet(sentence_A=["a ", None, "b", "c"], sentence_B=["x", " ", None, "z"]),
         "default/test/0000.parquet": parquet(sentence_A=["no"], sentence_B=["no"]),
     }
+    written = [{"sentence1": f"a{i}", "sentence2": "b", "score": score} for i, score in enumerate(SCORES)]
+    hidden = [{"sentence1": "a", "sentence2": "b", "score": "-1"}]
+    texts = {"train.jsonl": json_lines(*written), "test.jsonl": json_lines(*hidden)}
     archive = {"README.md": card(default="rows.zip"), "rows.zip": zipped(**{"train.jsonl": sst["train.jsonl"]})}
     return {
         "nobody/archive": make({A: archive}, {"main": A}),
         "SetFit/sst5": make({A: sst, B: newer}, {"main": B, "v1": A}),
         "sentence-transformers/quora-duplicates": make({C: pairs}, {"main": C}),
         "sentence-transformers/stsb": make({D: scores}, {"main": D}),
+        "nobody/texts": make({F: texts}, {"main": F}),
         "RobZamp/sick": make({E: sick}, {"refs/convert/parquet": E}),
     }
 
@@ -184,10 +191,29 @@ def test_scores_are_scaled(ask, order):
     assert [row[-1] for row in found["tables"]["train"]] == [3.8, 5.0]
 
 
-@pytest.mark.parametrize(("rows", "texts"), [(None, ["a x", "b", "c z"]), (1, ["a x"])])
-def test_a_corpus_is_streamed_from_a_ref(ask, data_params, rows, texts):
+def test_scores_that_stand_there_as_text_are_scaled_and_what_is_none_is_rejected_as_it_stood(ask, order):
+    found = ask(order("sts", id="nobody/texts", splits={"train": "train", "test": "test"}, label_scale=5.0))
+    assert [row[-1] for row in found["tables"]["train"]] == [3.0, 5.0]
+    assert found["rejects"] == [
+        "label out of range",
+        "missing label",
+        "missing label",
+        "label out of range",
+        "label is not a number",
+        "label is not a number",
+    ]
+    assert [row["score"] for row in found["raw"]] == SCORES[2:]
+    assert [row[-1] for row in found["tables"]["test"]] == [None]  # hidden
+
+
+@pytest.mark.parametrize(
+    ("rows", "texts", "skipped"),
+    [(None, ["a x", "b", "c z"], {"empty text": 1}), (2, ["a x", "b"], {"empty text": 1}), (1, ["a x"], {})],
+)
+def test_a_corpus_is_streamed_from_a_ref_until_there_are_as_many_texts(ask, data_params, rows, texts, skipped):
     found = ask({"params": data_params(source="hub").model_dump(), "corpus": "sick", "rows": rows})
-    assert found == {"texts": texts, "facts": {"id": "RobZamp/sick", "revision": "refs/convert/parquet", "commit": E}}
+    facts = {"id": "RobZamp/sick", "revision": "refs/convert/parquet", "commit": E}
+    assert found == {"texts": texts, "skipped": skipped, "facts": facts}
 
 
 @pytest.mark.parametrize(

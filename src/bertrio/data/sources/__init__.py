@@ -1,11 +1,12 @@
 """Where rows come from. Each source is a module with two functions:
 
     load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData
-    load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]
+    load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]
 
 `load_corpus` gives the first `rows` texts (None: all) of the unlabelled corpus `imdb`, `multinli` or `sick`, one at a
-time; a pair of sentences becomes one text. A source may also have `corpus_facts(params, name) -> dict`, which says
-where the corpus was found. `load_rows` puts them together with the tasks that say themselves where their rows are.
+time; a pair of sentences becomes one text. Rows on the way that give no text are counted in `skipped`, by reason. A
+source may also have `corpus_facts(params, name) -> dict`, which says where the corpus was found. `load_rows` puts
+them together with the tasks that say themselves where their rows are.
 """
 
 from __future__ import annotations

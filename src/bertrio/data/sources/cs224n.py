@@ -6,6 +6,7 @@ labels. Needs no more than the train file of each task; what else must be there 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -60,9 +61,9 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     return data
 
 
-def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
+def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
     """The texts of an unlabelled corpus in the folder `data.corpora_path`."""
-    return read_local_corpus(params.corpora_path, name, rows)
+    return read_local_corpus(params.corpora_path, name, rows, skipped)
 
 
 def _layout(task: Task) -> _Layout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -73,9 +74,9 @@ def read_more(task: Task, block: MoreRows, base: Path, data: SourceData) -> None
     data.rejects += rejects
 
 
-def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
+def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
     """The texts of an unlabelled corpus in the folder `data.corpora_path`."""
-    return read_local_corpus(params.corpora_path, name, rows)
+    return read_local_corpus(params.corpora_path, name, rows, skipped)
 
 
 def read_file(

@@ -6,8 +6,11 @@ archive is unpacked: a data set that is one is refused.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +65,21 @@ def read_task(task: Task, entry: HubTask, place: str, data: SourceData) -> None:
     data.downloads[task.name] = _digests(builder, entry, place)
 
 
-def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
-    """The texts of the first `rows` rows of a corpus, streamed: no more than those rows is downloaded."""
+def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
+    """The first `rows` texts of a corpus, streamed: rows behind them are not downloaded."""
     place = f"data.hub.corpora.{name}"
     if name not in params.hub.corpora:
         raise UserError(f"{place}: is missing, expected id, split and columns; or set mlm.rows.{name} to 0")
     entry = params.hub.corpora[name]
     data = _dataset(_builder(entry, place), entry, entry.split, place, streaming=True)
-    for index, row in enumerate(_streamed(data if rows is None else data.take(rows), entry, place)):
+    return islice(_texts(data, entry, place, skipped), rows)
+
+
+def _texts(rows: Iterable[dict[str, Any]], entry: HubCorpus, place: str, skipped: Counter[str]) -> Iterator[str]:
+    for index, row in enumerate(_streamed(rows, entry, place)):
         if index == 0:
             check_columns(f"{place}: {entry.id}", row, entry.columns)
-        yield from joined([row[column] for column in entry.columns])
+        yield from joined([row[column] for column in entry.columns], skipped)
 
 
 def _streamed(rows: Iterable[dict[str, Any]], entry: Entry, place: str) -> Iterator[dict[str, Any]]:
@@ -90,8 +97,8 @@ def corpus_facts(params: DataParams, name: str) -> dict[str, str]:
 def _load(builder: Any, entry: HubTask, task: Task, split: str, place: str) -> tuple[pd.DataFrame, list[Reject]]:
     name = entry.splits[split]
     data = _dataset(builder, entry, name, f"{place}.splits.{split}")
-    label = entry.columns.get("label", "label")
-    rows = (RawRow(number, _scaled(row, label, entry.label_scale, task)) for number, row in enumerate(data, start=1))
+    label, scale = entry.columns.get("label", "label"), entry.label_scale
+    rows = (RawRow(number, _scaled(row, label, scale, task), row) for number, row in enumerate(data, start=1))
     found = Found(data.column_names, rows, len(data))
     return build_table(
         found, entry.columns, task, split, f"{entry.id}:{name}", f"{place}.columns: {entry.id}, split {name}"
@@ -99,12 +106,20 @@ def _load(builder: Any, entry: HubTask, task: Task, split: str, place: str) -> t
 
 
 def _scaled(row: dict[str, Any], label: str, scale: float, task: Task) -> dict[str, Any]:
-    """The row with its label times `scale`; a -1 that stands for a hidden label stays as it is."""
-    value = row.get(label)
-    hidden = value == -1 and task.target.label_problem(-1.0) is not None
-    if scale == 1 or hidden or not isinstance(value, (int, float)):
+    """The row with its label, a number or a number as text, times `scale`.
+
+    A -1 that stands for a hidden label stays as it is, and so does what is missing or no number.
+    """
+    if scale == 1:
         return row
-    return {**row, label: round(value * scale, 6)}  # 0.07 * 100 is 7, not 7.000000000000001
+    try:
+        number = float(row[label])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return row
+    hidden = number == -1 and task.target.label_problem(-1.0) is not None
+    if hidden or not math.isfinite(number):
+        return row
+    return {**row, label: round(number * scale, 6)}  # 0.07 * 100 is 7, not 7.000000000000001
 
 
 def _facts(entry: Entry, place: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -481,7 +482,7 @@ def _splits(params: DataParams, task: Task) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str]:
+def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
     """Unlabelled text from the same grammars: reviews of several sentences (imdb), pairs of questions or statements
     (multinli), pairs of statements (sick).
 
@@ -489,6 +490,7 @@ def load_corpus(params: DataParams, name: str, rows: int | None) -> Iterator[str
         params: the seed is read, and `train_rows` where `rows` is None.
         name: `imdb`, `multinli` or `sick`.
         rows: how many texts.
+        skipped: stays as it is, as there is a text in every row.
     """
     rng = random.Random(f"{params.sample.seed}/{name}")
     for _ in range(params.sample.train_rows if rows is None else rows):

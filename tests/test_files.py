@@ -31,6 +31,12 @@ def test_json_is_the_same_bytes_and_reads_back(tmp_path):
     assert read_json(tmp_path / "1.json") == {"b": 0.333333, "a": {"x": [1, 2.0, None, True, "é"]}}
 
 
+def test_json_of_settings_keeps_all_digits(tmp_path):
+    value = {"lr": 1.23456789e-07, "of": [1 / 3]}
+    write_json(tmp_path / "1.json", value, digits=None)
+    assert read_json(tmp_path / "1.json") == value
+
+
 @pytest.mark.parametrize("text", ["a\rb", "a\r\nb", "a\nb", 'say "a", b', "\r", ""])
 def test_any_text_comes_back_from_a_quoted_table(tmp_path, text):
     table = pd.DataFrame({"id": ["1", "2"], "value": [0.25, 3.0], "text": [text, "plain"]})

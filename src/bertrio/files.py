@@ -99,13 +99,13 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_bytes(text.encode("utf-8"))
 
 
-def write_json(path: str | Path, value: Any, digits: int = 6) -> None:
-    """Writes `value` as indented JSON with floats rounded to `digits` decimals.
+def write_json(path: str | Path, value: Any, digits: int | None = 6) -> None:
+    """Writes `value` as indented JSON with floats rounded to `digits` decimals; None, for settings, leaves all digits.
 
     Raises:
         ValueError: if a float is not finite (JSON has no word for it).
     """
-    write_text(path, json.dumps(_rounded(value, digits), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(rounded(value, digits), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path, quoted: bool = False) -> None:
@@ -127,11 +127,12 @@ def read_json(path: str | Path) -> Any:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def _rounded(value: Any, digits: int) -> Any:
+def rounded(value: Any, digits: int | None) -> Any:
+    """`value` as JSON has it, floats anywhere in it rounded to `digits` decimals; None leaves all digits."""
     if isinstance(value, dict):
-        return {str(key): _rounded(item, digits) for key, item in value.items()}
+        return {str(key): rounded(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_rounded(item, digits) for item in value]
-    if isinstance(value, float):
+        return [rounded(item, digits) for item in value]
+    if isinstance(value, float) and digits is not None:
         return round(value, digits)
     return value

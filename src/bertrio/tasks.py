@@ -1,7 +1,8 @@
 """What a task is: a kind of text, a kind of target, and everything that follows from the target's kind.
 
-All branching by kind of target lives in the `Target` classes: how many outputs a head has, which labels are allowed,
-how outputs become predictions, and which metrics apply. The rest of the project asks the target and never its kind.
+What follows from the kind of target lives in the `Target` classes: how many outputs a head has, which labels are
+allowed, how outputs become predictions, and which metrics apply. The rest of the project asks the target, and its kind
+only where params are checked, a loss gets its limits, slices are cut, or a task is described.
 """
 
 from __future__ import annotations

@@ -119,6 +119,14 @@ def test_the_card_is_filled_in(default_params, metrics):
     assert {"Slices", "Calibration", "Robustness", "Challenge files", "Limits", "How to load"} <= set(titles)
 
 
+def test_the_learning_rate_is_the_one_that_was_used(root, metrics):
+    """That of `tiny`, whose weights are fresh, is a multiple of the param."""
+    rate = {"finetune": {"lr": 6e-5}}
+    tiny = params_with(root, **rate, encoder={"name": "tiny", "tiny": {"lr_factor": 20}})
+    assert "learning rate 0.0012," in card_of(tiny, metrics)
+    assert "learning rate 6e-05," in card_of(params_with(root, **rate, encoder={"name": "google/bert"}), metrics)
+
+
 def test_limits_name_the_weakest_slices_that_have_rows_enough(default_params, metrics):
     limits = card_of(default_params, metrics).split("## Limits")[1].split("\n## ")[0]
     assert "negation: with" in limits

@@ -109,6 +109,12 @@ def test_what_is_written_is_read_and_the_same_run_makes_the_same_bytes(tmp_path)
     assert path.stat().st_size < 8_000
 
 
+def test_settings_keep_all_digits_by_which_runs_are_found(tmp_path):
+    settings = {"finetune.lr": 1.23456789e-05}
+    found = read_measured(write_measured(measured(overrides=settings, seconds=1 / 3), tmp_path))
+    assert found.overrides == settings and found.seconds == 0.3333333333
+
+
 def test_files_are_read_in_the_order_of_their_names(tmp_path):
     for name in ("toy-b-quick-s1", "toy-a-quick-s2", "toy-a-quick-s1"):
         write_measured(measured(name=name), tmp_path)

@@ -1,7 +1,17 @@
 import pytest
 
 from bertrio.errors import UserError
-from bertrio.experiments.overrides import ABSENT, changes, layered, multiplied, parse_settings, put, with_numbers
+from bertrio.experiments.overrides import (
+    ABSENT,
+    changes,
+    is_number,
+    layered,
+    leaves,
+    multiplied,
+    parse_settings,
+    put,
+    with_numbers,
+)
 
 
 def test_blocks_merge_and_all_else_is_replaced_but_members_are_replaced_whole():
@@ -149,3 +159,21 @@ def test_changes_are_the_leaves_that_differ():
 
 def test_texts_with_a_signed_exponent_are_numbers():
     assert with_numbers({"a": ["2e-05", "1.5E+3", "12e3", "auto"]}) == {"a": [2e-05, 1500.0, "12e3", "auto"]}
+
+
+def test_params_are_told_alike_however_yaml_read_them():
+    assert leaves({"a": {"b": "2e-05", "c": None, "d": {}, "e": [True, 2e-05]}}) == {
+        "a.b": "2e-05",
+        "a.c": "null",
+        "a.d": "{}",
+        "a.e": "[true, 2e-05]",
+    }
+    assert leaves({"hash": "12e456", "other": "12e45", "inf": "inf", "size": 1e5, "name": "007"}) == {
+        "hash": "12e456",
+        "other": "12e45",
+        "inf": "inf",
+        "size": "100000",
+        "name": "007",
+    }
+    assert leaves({}) == {}
+    assert not any(map(is_number, ("12e456", "nan", "inf", None, True, float("inf"))))

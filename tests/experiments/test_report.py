@@ -15,7 +15,7 @@ import yaml
 from bertrio.cli import main
 from bertrio.errors import UserError
 from bertrio.evaluation.predictions import write_predictions
-from bertrio.experiments.cells import is_number, leaves, plain, scale
+from bertrio.experiments.cells import plain, scale
 from bertrio.experiments.page import Bar, Cell, Column, Section, Table, render_page
 from bertrio.experiments.report import SECTIONS, write_report
 from bertrio.files import write_json, write_text
@@ -346,23 +346,6 @@ def test_the_command(project, monkeypatch, capsys):
 )
 def test_numbers_are_short(value, text):
     assert plain(value) == text
-
-
-def test_settings_are_told_alike_however_yaml_read_them():
-    assert leaves({"a": {"b": "2e-05", "c": None, "d": {}, "e": [True, 2e-05]}}) == {
-        "a.b": "2e-05",
-        "a.c": "null",
-        "a.d": "{}",
-        "a.e": "[true, 2e-05]",
-    }
-    assert leaves({"hash": "12e456", "other": "12e45", "inf": "inf", "size": 1e5, "name": "007"}) == {
-        "hash": "12e456",
-        "other": "12e45",
-        "inf": "inf",
-        "size": "100000",
-        "name": "007",
-    }
-    assert not any(map(is_number, ("12e456", "nan", "inf", None, True, float("inf"))))
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,53 @@ def test_epochs_are_read_once_whatever_a_killed_run_left(tmp_path):
     assert write('{"stage": "finetune@a", "epo') == []
     assert write("ch\n", line(1), line(2), line(3, last=True)) == [(0.2, False), (0.3, True)]
     assert write(line(1, "finetune@b"), line(4, "finetune@b")) == []
-    assert list(_Scores(scores.path, "dev_x").new()) == [(0.1, False), (0.2, False), (0.3, True)]
-    assert list(_Scores(scores.path, "dev_y").new()) == []
+    assert list(_Scores(scores.path, "dev_x").new(over=True)) == [(0.1, False), (0.2, False), (0.3, True)]
+    assert list(_Scores(scores.path, "dev_y").new(over=True)) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "given"),
+    [
+        ([(1, 7)], [7]),  # a run of other code begins anew
+        ([(1, 7), (2, 8)], [7, 8]),
+        ([(3, 7)], [1, 2, 7]),  # one that goes on after its second epoch
+        ([(2, 2), (3, 7)], [1, 2, 7]),  # one that was stopped before a checkpoint had the second
+    ],
+)
+def test_what_an_earlier_run_told_counts_where_a_run_goes_on_from_it_and_nowhere_else(tmp_path, told, given):
+    path = tmp_path / "1.jsonl"
+
+    def write(stage: str, *epochs: tuple[int, float]) -> None:
+        with open(path, "a") as file:
+            for epoch, score in epochs:
+                file.write(json.dumps({"stage": stage, "epoch": epoch, "dev_x": score, "last": False}) + "\n")
+
+    write("finetune@a", (1, 1), (2, 2))
+    write("finetune@b", (1, 9))
+    scores = _Scores(path, "dev_x")
+    assert list(scores.new()) == [], "nobody knows yet whether this run goes on"
+    write("finetune@a", *told)
+    assert [score for score, _ in scores.new()] == given
+    write("finetune@b", (1, 9), (2, 9))
+    assert list(scores.new(over=True)) == []
+
+
+def test_a_run_that_ends_well_and_tells_nothing_has_what_was_told_before_it(tmp_path):
+    """Its last epoch was scored when it was stopped, or its model came out of DVC's cache."""
+    path = tmp_path / "1.jsonl"
+    path.write_text(json.dumps({"stage": "finetune@a", "epoch": 1, "dev_x": 0.5, "last": True}) + "\n")
+    scores = _Scores(path, "dev_x")
+    assert list(scores.new()) == []
+    assert list(scores.new(over=True)) == [(0.5, True)]
+
+
+def test_a_failed_trial_is_not_judged_by_what_it_scored_before_it_was_mended(bench, tmp_path):
+    (tmp_path / "out").mkdir()
+    old = [{"stage": "train", "epoch": epoch, "dev_overall_normalized": -1.0, "last": False} for epoch in (1, 2)]
+    (tmp_path / "out/epochs-t3.jsonl").write_text("".join(json.dumps(line) + "\n" for line in old))
+    told = []
+    assert bench().run(3, {"smart.lambda": 0}, lambda score, last: told.append(score) or score < 0)
+    assert told == [pytest.approx(epoch / 100) for epoch in (1, 2, 3)]
 
 
 def test_what_tells_of_epochs_never_ends_a_run(tmp_path, monkeypatch, capsys):

@@ -241,6 +241,7 @@ def _overlaps(tasks: Mapping[str, Task], found: _Found) -> str:
 
 def _training(params: Params, found: _Found) -> str:
     finetune = params.finetune
+    rate = finetune.lr * params.encoder.lr_factor  # as `training.build` has it
     length = f"{finetune.max_steps} steps at most" if finetune.max_steps else f"{finetune.epochs} epochs"
     best = ", ".join(f"{escaped(name)}: {epoch}" for name, epoch in found.evaluation.get("best_epoch", {}).items())
     chosen = found.evaluation.get("selected_on")
@@ -254,7 +255,7 @@ def _training(params: Params, found: _Found) -> str:
     extras = [name for name in (*on, surgery) if name]
     return _lines(
         "## Training",
-        f"{length.capitalize()}, learning rate {finetune.lr:g}, schedule {params.schedule.name}, loss weighting "
+        f"{length.capitalize()}, learning rate {rate:g}, schedule {params.schedule.name}, loss weighting "
         f"{params.weighting.method}, seed {params.runtime.seed}."
         + (f" With {', '.join(extras)}." if extras else "")
         + (" Masked-language-model training first." if params.mlm.enabled else "")

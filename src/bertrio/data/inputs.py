@@ -53,7 +53,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "teacher": _teachers_digest(params),
     }
     for name, value in written.items():
-        write_json(Path(folder) / f"{name}.json", value)
+        write_json(Path(folder) / f"{name}.json", value, digits=None)
     return params
 
 
@@ -70,7 +70,7 @@ def _prefinetuned(params: Params) -> dict[str, Any]:
     options = params.prefinetune
     if not options.epochs:
         return {}
-    exact = repr(params.tasks[options.task].model_dump())  # JSON has no infinity, and here rounds
+    exact = repr(params.tasks[options.task].model_dump())  # JSON has no infinity
     return {options.task: hashlib.sha256(exact.encode()).hexdigest()}
 
 

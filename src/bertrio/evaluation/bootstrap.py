@@ -230,11 +230,12 @@ def _by_means(columns: Callable[[Scored], Array], metric: Callable[[Array], Arra
 
 def _moments(scored: Scored) -> Array:
     """[N, 5]: x, y, x^2, y^2 and x y, both standardised, so that no digits are lost to a large mean."""
-    x, y = (_standardised(side) for side in (scored.labels, scored.predictions))
+    x, y = (standardised(side) for side in (scored.labels, scored.predictions))
     return np.stack([x, y, x * x, y * y, x * y], axis=1)
 
 
-def _standardised(values: Array) -> Array:
+def standardised(values: Array) -> Array:
+    """Values [N] less their mean, by their standard deviation; zeros where all are equal."""
     spread = values.std() if np.ptp(values) else 1.0
     return (values - values.mean()) / spread
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bertrio.experiments.page import Bar, Cell, Column, Table
 from bertrio.tasks import Task
 
 ABSENT = "-"
-SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # YAML takes it for text without a dot; no hash has a sign
 Interval = Sequence[float] | None
 
 
@@ -63,26 +59,6 @@ def _told(value: float | str | None) -> Cell:
     return Cell(value) if isinstance(value, str) else number(value)
 
 
-def leaves(value: Any, name: str = "") -> dict[str, str]:
-    """Every setting by its dotted name, written alike whether YAML read it as a number or, as 2e-05, as text."""
-    if not isinstance(value, dict) or not value:
-        return {name: _setting(value)}
-    blocks = [leaves(own, f"{name}.{key}" if name else str(key)) for key, own in value.items()]
-    return {key: text for block in blocks for key, text in block.items()}
-
-
-def _setting(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_setting(item) for item in value)}]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, dict):
-        return "{}"
-    if isinstance(value, str) and not SCIENTIFIC.fullmatch(value):
-        return value
-    return f"{float(value):.12g}" if is_number(value) else str(value)
-
-
 def plain(value: float) -> str:
     """A number for people: thousands apart, one decimal from 100 on, else three, or three digits of small ones."""
     if float(value).is_integer():
@@ -107,11 +83,3 @@ def chance(p: float | None) -> str:
     if p is None:
         return ABSENT
     return "below 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def is_number(value: Any) -> bool:
-    """Whether it is a finite number, or a text that reads as one."""
-    try:
-        return math.isfinite(float(value)) and not isinstance(value, bool)
-    except (OverflowError, TypeError, ValueError):
-        return False

@@ -21,12 +21,12 @@ from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, ove
 from bertrio.evaluation.metrics import METRICS, ON_COUNTS, Scored, overall
 from bertrio.evaluation.significance import ALPHA, DIGITS, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
 from bertrio.experiments.bounds import widest, widest_overall, within
-from bertrio.experiments.cells import chance, leaves
+from bertrio.experiments.cells import chance
 from bertrio.experiments.matching import Matched, match
+from bertrio.experiments.overrides import ABSENT, leaves
 from bertrio.experiments.revision import Revision
 from bertrio.tasks import Array, Target, Task
 
-ABSENT = "(absent)"  # what stands for a param that a revision does not have
 OTHERS = 1_000  # resamples at most for metrics that are shown and not tested
 Side = Sequence[Revision]
 Figures = dict[str, Any]

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, Validation
 from pydantic.dataclasses import dataclass
 
 from bertrio.errors import UserError
-from bertrio.files import write_json
+from bertrio.files import rounded, write_json
 from bertrio.tasks import Array
 
 if TYPE_CHECKING:  # they take long to import, and tables need none of them
@@ -28,6 +28,7 @@ FOLDER = "recipes/measured"
 SPLITS = ("dev", "test")
 OVERALL = ("overall_mean", "overall_normalized")
 TRAINING = ("pretrain_mlm", "prefinetune", "finetune-")  # stages, by the beginning of their names
+SETTINGS = ("overrides",)  # kept to the last digit: runs are found by them
 KINDS = {"right": "accuracy", "influence": "pearson"}  # of contributions, and the metrics that they are of
 
 
@@ -148,7 +149,8 @@ def read_measured(path: str | Path) -> Measured:
 def write_measured(measured: Measured, folder: str | Path = FOLDER) -> Path:
     """Writes a measured run to `<folder>/<name>.json` and returns the path; the same run makes the same bytes."""
     path = Path(folder) / f"{measured.name}.json"
-    write_json(path, to_json(measured), digits=10)
+    written = {name: value if name in SETTINGS else rounded(value, 10) for name, value in to_json(measured).items()}
+    write_json(path, written, digits=None)
     return path
 
 
@@ -171,16 +173,14 @@ def contributions(scored: Scored, metric: str) -> tuple[str, Array] | None:
     Returns:
         The kind, `right` or `influence`, and values [N] in the order of the rows; None for other metrics.
     """
+    from bertrio.evaluation.bootstrap import standardised
+
     if metric == KINDS["right"]:
         return "right", scored.correct
     if metric == KINDS["influence"]:
-        x, y = (_standardised(values) for values in (scored.labels, scored.predictions))
+        x, y = (standardised(values) for values in (scored.labels, scored.predictions))
         return "influence", x * y - np.mean(x * y) * (x * x + y * y) / 2
     return None
-
-
-def _standardised(values: Array) -> Array:
-    return (values - values.mean()) / (values.std() if np.ptp(values) else 1.0)
 
 
 def measure(revision: Revision, **facts: Any) -> Measured:

@@ -1,4 +1,4 @@
-"""Raw params as nested blocks, as a YAML file holds them: put together, scaled, set from the command line, compared."""
+"""Raw params as nested blocks, as a YAML file holds them: put together, scaled, set, compared, written as texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from bertrio.errors import UserError
-from bertrio.experiments.cells import SCIENTIFIC
+from bertrio.params.choices import SCIENTIFIC
 
 ABSENT = "(absent)"  # what stands for a param that is not there
 MEMBERS = ("ensemble", "members")  # the one block that is replaced and not merged
@@ -155,7 +155,7 @@ def changes(base: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, t
 
     A param is whatever is no block, or an empty block. Its order is that of `base`, with what is new at the end.
     """
-    before, after = dict(_leaves(base)), dict(_leaves(resolved))
+    before, after = dict(_params(base)), dict(_params(resolved))
     names = [name for name in dict.fromkeys([*before, *after]) if before.get(name, ABSENT) != after.get(name, ABSENT)]
     filled = [name for name in names if any(other.startswith(f"{name}.") for other in names)]  # was {}, or became it
     return {name: (before.get(name, ABSENT), after.get(name, ABSENT)) for name in names if name not in filled}
@@ -170,9 +170,34 @@ def value_text(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
 
 
-def _leaves(block: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Every param by its dotted name, written alike whether YAML read it as a number or, as 2e-05, as text."""
+    return {name: _text(value) for name, value in _params(raw)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_text(item) for item in value)}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{}"
+    if isinstance(value, str) and not SCIENTIFIC.fullmatch(value):
+        return value
+    return f"{float(value):.12g}" if is_number(value) else str(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number, or a text that reads as one."""
+    try:
+        return math.isfinite(float(value)) and not isinstance(value, bool)
+    except (OverflowError, TypeError, ValueError):
+        return False
+
+
+def _params(block: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in block.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{at}{key}.")
+            yield from _params(value, f"{at}{key}.")
         else:
             yield f"{at}{key}", value

@@ -18,8 +18,6 @@ from bertrio.experiments.cells import (
     Interval,
     answer,
     between,
-    is_number,
-    leaves,
     measured,
     number,
     plain,
@@ -27,6 +25,8 @@ from bertrio.experiments.cells import (
     said,
     scale,
 )
+from bertrio.experiments.overrides import ABSENT as NOT_THERE
+from bertrio.experiments.overrides import is_number, leaves
 from bertrio.experiments.page import Bar, Block, Cell, Column, Fold, Note, Picture, Table
 from bertrio.experiments.revision import Revision
 from bertrio.tasks import Task
@@ -333,14 +333,14 @@ def changed_settings(run: Run) -> dict[str, tuple[str, str]] | None:
     if run.committed is None:
         return None
     here, there = leaves(run.revision.settings()), leaves(run.committed)
-    pairs = {name: (here.get(name, "(absent)"), there.get(name, "(absent)")) for name in {**here, **there}}
+    pairs = {name: (here.get(name, NOT_THERE), there.get(name, NOT_THERE)) for name in {**here, **there}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def data(run: Run) -> Built:
     """Where the rows come from, how many there are, their labels and lengths."""
     found = run.json("metrics/data.json")
-    origin = "; ".join(f"{name}: {value}" for name, value in leaves(found.get("origin") or {}).items() if name)
+    origin = "; ".join(f"{name}: {value}" for name, value in leaves(found.get("origin") or {}).items())
     parts = {f"{task} {split}": of for task, splits in found["tasks"].items() for split, of in splits.items()}
     plain_facts = {
         name: {key: value for key, value in of.items() if not isinstance(value, dict)} for name, of in parts.items()

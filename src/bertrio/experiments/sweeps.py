@@ -12,7 +12,7 @@ import numpy as np
 
 from bertrio.console import say
 from bertrio.errors import UserError, writing_to
-from bertrio.experiments.cells import is_number, leaves
+from bertrio.experiments.overrides import is_number, leaves
 from bertrio.experiments.recipe_files import nearest
 from bertrio.files import write_csv
 

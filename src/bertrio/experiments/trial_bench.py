@@ -95,14 +95,14 @@ class TrialBench:
         checkpoints = Path(os.environ.get(CHECKPOINTS) or self._folder).expanduser().absolute() / f"checkpoints-{name}"
         told = {PROGRESS: str(scores.path), CHECKPOINTS: str(checkpoints)}
 
-        def watch() -> None:
-            for score, last in scores.new():
+        def watch(over: bool = False) -> None:
+            for score, last in scores.new(over):
                 if stops(score, last):
                     raise _GivenUp
 
         try:
             run_experiment(name, self.settings(values), self._root, watch=watch, environment=told)
-            watch()  # what was told after the last look
+            watch(over=True)  # what was told after the last look
         except _GivenUp:
             outcome = None
         else:
@@ -135,31 +135,48 @@ class TrialBench:
 
 class _Scores:
     """The scores that a run writes while it trains, an epoch a line (`training.progress`); of several members of an
-    ensemble those of the first one that trains."""
+    ensemble those of the first one that trains.
+
+    To be made before the run starts. The file has what earlier runs of the trial, which were stopped or failed, have
+    told, and the first epoch that this one tells says what that is worth. A run that goes on from a checkpoint, as only
+    one of the same code, params and data does, tells the next epoch, and those before are its own; any other begins
+    with the first.
+    """
 
     def __init__(self, path: Path, metric: str) -> None:
         self.path, self._metric = path, metric
-        self._given = 0
+        self._given, self._earlier = 0, len(self._lines())
 
-    def new(self) -> Iterator[tuple[float, bool]]:
+    def new(self, over: bool = False) -> Iterator[tuple[float, bool]]:
         """The epochs that were not given before, in order: each one's score, and whether it is the last.
 
         A run that goes on from a checkpoint may tell an epoch a second time, with the same score.
+
+        Args:
+            over: the run has ended well. Then even one that told nothing has what was told before it: all its epochs
+                were scored when an earlier run was stopped, or DVC had the trained model in its cache.
         """
-        lines = [line for line in self._lines() if line["stage"].startswith(STAGE)]
-        epochs = {line["epoch"]: line for line in lines if line["stage"] == lines[0]["stage"]}
+        lines = self._lines()
+        if len(lines) == self._earlier and not over:
+            return  # whether this run begins with the first epoch is not known yet
+        epochs: dict[int, dict[str, Any]] = {}
+        for line in (line for line in lines if line["stage"] == lines[0]["stage"]):
+            epochs = {epoch: told for epoch, told in epochs.items() if epoch < line["epoch"]} | {line["epoch"]: line}
         while (line := epochs.get(self._given + 1)) and self._metric in line:
             self._given += 1
             yield line[self._metric], line["last"]
 
-    def _lines(self) -> Iterator[dict[str, Any]]:
+    def _lines(self) -> list[dict[str, Any]]:
+        """What was told of fine-tuning."""
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            return
+            return []
+        found = []
         for line in text.split("\n")[:-1]:  # what has no end yet is being written
             with suppress(ValueError):  # the end of a line was lost with the process that wrote it
-                yield json.loads(line)
+                found.append(json.loads(line))
+        return [line for line in found if line["stage"].startswith(STAGE)]
 
 
 def _flat(scores: Mapping[str, Any]) -> dict[str, float]:

@@ -174,7 +174,7 @@ def save_model(model: MultitaskModel, folder: str | Path, about: About, tokenize
     for file in sorted(need(tokenizer).iterdir()):
         shutil.copyfile(file, folder / "encoder" / file.name)
     save_heads(model, list(model.heads), folder)
-    write_json(folder / FILE, about.as_json())
+    write_json(folder / FILE, about.as_json(), digits=None)
 
 
 def save_heads(model: MultitaskModel, tasks: list[str], folder: str | Path) -> None:

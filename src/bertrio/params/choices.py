@@ -15,7 +15,7 @@ from bertrio.plugins import Plugin, find
 if TYPE_CHECKING:
     from bertrio.params.root import Params
 
-SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # YAML 1.1 reads 2e-05, as DVC writes it, for a text
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # YAML takes it for text without a dot; no hash has a sign
 
 
 def choice(group: str, own: Collection[str]) -> Any:

@@ -269,13 +269,14 @@ def case_parser(doc: str | None) -> argparse.ArgumentParser:
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """The params of a case, with its own on top, and the runtime that they ask for."""
+    from bertrio.model.about import encoder_width
     from bertrio.params import merged, read_yaml
     from bertrio.params.loading import validate_params
     from bertrio.runtime import set_up
 
     own = merged(args.set, {"runtime": {"seed": args.seed}, "finetune": {"max_steps": args.warmup + args.steps}})
     params = validate_params(merged(read_yaml(args.work / "params.yaml"), own), str(args.work / "params.yaml"))
-    return params, set_up(**params.runtime.model_dump(), width=params.encoder.width)
+    return params, set_up(**params.runtime.model_dump(), width=encoder_width(args.work / "models/encoder"))
 
 
 def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:

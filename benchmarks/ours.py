@@ -101,6 +101,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     On the clock is all that the stages before fine-tuning do, and of fine-tuning the steps. Every epoch runs, whatever
     `finetune.patience` says.
     """
+    from bertrio.model.about import encoder_width
     from bertrio.model.multitask import build_model, load_heads
     from bertrio.params import load_member, load_params
     from bertrio.runtime import set_up
@@ -117,13 +118,13 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     corpora, encoder, before = (str(args.work / of) for of in ("data/corpora", "models/encoder", "models/prefinetuned"))
     splits, tokenizer = str(args.work / "data/splits"), str(args.work / "models/tokenizer")
     began = time.perf_counter()
-    runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
+    runtime = set_up(**params.runtime.model_dump())
     pretrain_mlm(params, runtime, corpora, tokenizer, encoder)
     prefinetune(params, encoder, splits, tokenizer, before)
     seconds = time.perf_counter() - began
 
     member = load_member(next(iter(params.ensemble.members)), given)
-    runtime = fine_enough(member, set_up(**member.runtime.model_dump(), width=member.encoder.width))
+    runtime = fine_enough(member, set_up(**member.runtime.model_dump(), width=encoder_width(f"{before}/encoder")))
     train, scored, _ = load_rows(member, Inputs(splits, tokenizer, before))
     model = build_model(member, f"{before}/encoder", runtime)
     load_heads(model, before)

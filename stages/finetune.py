@@ -10,6 +10,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
 
 from bertrio.distributed.processes import is_main, share_out
+from bertrio.model.about import encoder_width
 from bertrio.params import load_member
 from bertrio.runtime import set_up
 from bertrio.stage import run_stage
@@ -19,11 +20,13 @@ from bertrio.training.finetune import Inputs, finetune
 def main(member: str) -> dict:
     params = load_member(member)
     processes = share_out(params.runtime.processes, params.runtime.device)
-    runtime = set_up(**params.runtime.model_dump(), among=processes, width=params.encoder.width)
+    inputs = Inputs()
+    width = encoder_width(f"{inputs.prefinetuned}/encoder")
+    runtime = set_up(**params.runtime.model_dump(), among=processes, width=width)
     return finetune(
         params,
         runtime,
-        Inputs(),
+        inputs,
         model_folder=f"models/members/{member}",
         predictions=f"predictions/members/{member}",
         history=f"plots/history/{member}.csv",

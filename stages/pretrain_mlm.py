@@ -14,7 +14,7 @@ from bertrio.training.mlm import pretrain_mlm
 
 def main() -> dict:
     params = load_params()
-    runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
+    runtime = set_up(**params.runtime.model_dump())
     metrics, timing = pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", "models/encoder")
     write_json("metrics/mlm.json", metrics)
     return timing

@@ -7,7 +7,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -215,8 +214,7 @@ def test_every_schedule_and_technique_takes_it_up(run, tmp_path, monkeypatch, na
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     monkeypatch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path / "checkpoints"))
     monkeypatch.chdir(tmp_path)
-    there = Inputs(*[str(run / folder) for folder in ("data/splits", "models/tokenizer", "models/encoder")])
-    there = replace(there, prefinetuned=str(run / "models/prefinetuned"))
+    there = Inputs(*[str(run / folder) for folder in ("data/splits", "models/tokenizer", "models/prefinetuned")])
     params = load_params("params.yaml")
     runtime = set_up(**params.runtime.model_dump())
     finetune(params, runtime, there, "model", "predictions", "history.csv", "conflicts.csv", "steps.csv")

@@ -20,9 +20,10 @@ from bertrio.ensembling import RULES, combine_answers, picks_of
 from bertrio.errors import UserError, need
 from bertrio.files import read_json
 from bertrio.model.about import FILE as ABOUT
+from bertrio.model.about import encoder_width
 from bertrio.model.trained import TrainedModel
 from bertrio.params.base import FileName, Group
-from bertrio.runtime import Runtime, choose
+from bertrio.runtime import choose
 from bertrio.tasks import TEXT_COLUMNS, Array, Predicted, Task
 
 Row = str | tuple[str, str]
@@ -105,7 +106,8 @@ class Predictor:
         folder = folder / "ensemble" if (folder / "ensemble").is_dir() else folder
 
         def loaded(where: Path) -> TrainedModel:
-            return TrainedModel.load(where, _runtime(where, device, precision), batch_size)
+            runtime = choose(device, precision, encoder_width(where / "encoder"))
+            return TrainedModel.load(where, runtime, batch_size)
 
         if (folder / ABOUT).exists():
             model = loaded(folder)
@@ -253,15 +255,6 @@ def _check_arguments(device: str, precision: str, batch_size: int) -> None:
         raise UserError(f"precision: found {precision!r}, expected one of {_listed(PRECISIONS)}")
     if batch_size < 1:
         raise UserError(f"batch_size: found {batch_size}, expected 1 or more")
-
-
-def _runtime(folder: Path, device: str, precision: str) -> Runtime:
-    """The runtime for the model in a folder, whose width has a say in it."""
-    try:
-        width = read_json(need(folder / "encoder/config.json")).get("hidden_size")
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{folder}/encoder/config.json: can't be read ({error}); {AGAIN}") from error
-    return choose(device, precision, width)
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[Row]) -> pd.DataFrame:

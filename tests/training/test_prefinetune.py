@@ -1,4 +1,6 @@
+import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from bertrio.errors import UserError
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.runtime import set_up
+from bertrio.training import resume
 from bertrio.training.prefinetune import prefinetune
 
 FOLDERS = ("models/encoder", "data/splits", "models/tokenizer")
@@ -31,6 +34,18 @@ def test_one_task_is_trained_alone_and_its_head_is_carried_on(workspace, task):
     model = build_model(params, "out/encoder", set_up(**params.runtime.model_dump()))
     load_heads(model, "out")
     assert torch.equal(model.heads[task].output.weight, heads[f"{task}.output.weight"])
+
+
+@pytest.mark.parametrize("narrow", [True, False])
+def test_a_pretrained_encoder_that_is_narrow_trains_in_float32_as_it_predicts(workspace, monkeypatch, tmp_path, narrow):
+    monkeypatch.setattr("bertrio.runtime._fast_bf16", lambda device: True)
+    monkeypatch.setattr("bertrio.runtime.NARROW", 256 if narrow else 1)
+    opened = Mock(wraps=resume.open_checkpoints)
+    monkeypatch.setattr(resume, "open_checkpoints", opened)
+    shutil.copytree("models/encoder", tmp_path / "pretrained")
+    own = {"encoder": {"name": str(tmp_path / "pretrained")}, "runtime": {"precision": "auto"}}
+    prefinetune(workspace.params(prefinetune={"epochs": 1, "max_steps": 1}, **own), *FOLDERS, "out")
+    assert opened.call_args.args[-1].compute == (torch.float32 if narrow else torch.bfloat16)
 
 
 def carried_on(params):

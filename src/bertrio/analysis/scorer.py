@@ -44,6 +44,7 @@ class Scorer:
         Raises:
             UserError: if a model is missing or damaged.
         """
+        from bertrio.model.about import encoder_width
         from bertrio.model.trained import TrainedModel
         from bertrio.runtime import set_up
         from bertrio.training.build import fine_enough
@@ -59,10 +60,10 @@ class Scorer:
             own = member_params(params, name)
             # As its predictions were made: a soup computes as the base params say, a member as it was trained.
             computes = params if soup else own
-            runtime = set_up(**computes.runtime.model_dump(), width=computes.encoder.width)
+            folder = Path(models) / (ENSEMBLE if soup else f"members/{name}")
+            runtime = set_up(**computes.runtime.model_dump(), width=encoder_width(folder / "encoder"))
             if not soup:
                 runtime = fine_enough(own, runtime)
-            folder = Path(models) / (ENSEMBLE if soup else f"members/{name}")
             loaded[name] = TrainedModel.load(folder, runtime, computes.finetune.eval_batch_size)
         return cls({task: loaded[name] for task, name in asked.items()})
 

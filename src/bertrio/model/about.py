@@ -91,6 +91,19 @@ def read_about(folder: str | Path) -> About:
     )
 
 
+def encoder_width(folder: str | Path) -> int | None:
+    """H, the hidden size of a saved encoder, by its config.json; None where that does not call it so.
+
+    Raises:
+        UserError: if there is no such file, or it is damaged.
+    """
+    path = need(Path(folder) / "config.json")
+    try:
+        return read_json(path).get("hidden_size")
+    except (ValueError, AttributeError) as error:
+        raise UserError(f"{path}: can't be read ({error}); run the stages that wrote it again") from error
+
+
 def _packages(raw: dict[str, Any]) -> str:
     """The other packages that the model needs, as it says itself; it may be damaged."""
     plugins = raw.get("plugins")

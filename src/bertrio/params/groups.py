@@ -96,11 +96,6 @@ class EncoderParams(Group):
         return self
 
     @property
-    def width(self) -> int | None:
-        """The hidden size, where params say it."""
-        return self.tiny.hidden_size if self.name == "tiny" else None
-
-    @property
     def lr_factor(self) -> float:
         """What learning rates of the model are multiplied by: fresh weights learn from larger steps than pretrained."""
         return self.tiny.lr_factor if self.name == "tiny" else 1.0

@@ -35,11 +35,10 @@ CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm
 
 @dataclass(frozen=True)
 class Inputs:
-    """The folders that the training stages read."""
+    """The folders that fine-tuning reads."""
 
     splits: str = "data/splits"
     tokenizer: str = "models/tokenizer"
-    encoder: str = "models/encoder"
     prefinetuned: str = "models/prefinetuned"
 
 

@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from bertrio.model.encoder import Encoder, check_length, initial_language_model,
 from bertrio.model.names import fetched, local_folder
 from bertrio.model.tokenizer import load_tokenizer, pinned
 from bertrio.params import EncoderParams, Params
-from bertrio.runtime import Runtime, generator
+from bertrio.runtime import Runtime, choose, generator
 from bertrio.training.checkpoints import Checkpoints
 from bertrio.training.masking import mask_tokens, word_beginnings
 from bertrio.training.optimizer import (
@@ -79,6 +79,8 @@ def pretrain_mlm(
         _save(transformer, folder)
         return {"enabled": False}, {}
     check_length(transformer.config, params.mlm.block_size, "mlm.block_size")
+    known = choose(str(runtime.device), params.runtime.precision, transformer.config.hidden_size)
+    runtime = replace(runtime, compute=known.compute)  # the width, which has a say in it, was not known before
     inputs = [corpora, tokenizer_folder, *_source(start)]
     with open_checkpoints("pretrain_mlm", params, READS, inputs, runtime) as checkpoints:
         model, own_head = initial_language_model(start, len(tokenizer))

@@ -60,6 +60,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
             shutil.copytree(need(encoder), new / "encoder")
         return {"epochs": 0}, {}
 
+    from bertrio.model.about import encoder_width
     from bertrio.model.multitask import save_heads  # torch and transformers take seconds to import: only if needed
     from bertrio.runtime import set_up
     from bertrio.training.course import told
@@ -69,7 +70,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
 
     name = params.prefinetune.task
     params = params.model_copy(update={"tasks": {name: params.tasks[name]}})
-    runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
+    runtime = set_up(**params.runtime.model_dump(), width=encoder_width(encoder))
     inputs = [encoder, Path(splits) / name, tokenizer]
     with open_checkpoints("prefinetune", params, READS, inputs, runtime) as checkpoints:
         train, dev = (load_split(params, split, splits, tokenizer) for split in ("train", "dev"))

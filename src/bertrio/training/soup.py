@@ -68,6 +68,8 @@ def build_ensemble(
         return
     check_alike(members, answers)
     kitchen = Kitchen(params, members, models, splits, tokenizer)
+    if how == "greedy_soup" and len(members) > 1:
+        kitchen.check_halves()
     chosen = SOUPS[how](list(members), kitchen.worth, lambda name: kitchen.worth([name]))
     table = kitchen.serve(chosen)
     weights = {name: 1 / len(chosen) if name in chosen else 0.0 for name in members}
@@ -153,20 +155,28 @@ class Kitchen:
     """
 
     def __init__(self, params: Params, members: Mapping[str, Params], models: str, splits: str, tokenizer: str) -> None:
-        from bertrio.model.about import read_about
+        from bertrio.model.about import encoder_width, read_about
         from bertrio.model.multitask import load_model
         from bertrio.runtime import set_up
         from bertrio.training.data import load_split
 
-        runtime = set_up(**params.runtime.model_dump(), width=params.encoder.width)
-        self.states = {name: _weights(load_model(Path(models) / name, runtime)) for name in members}
         first = next(iter(members))
+        runtime = set_up(**params.runtime.model_dump(), width=encoder_width(Path(models) / first / "encoder"))
+        self.states = {name: _weights(load_model(Path(models) / name, runtime)) for name in members}
         self.model = load_model(Path(models) / first, runtime)
         abouts = [read_about(Path(models) / name) for name in members]
         trained = [task for task in abouts[0].tasks if any(task in about.trained for about in abouts)]
         self.about, self.tokenizer = abouts[0].model_copy(update={"trained": trained}), tokenizer
         self.tasks, self.batch_size = build_tasks(params), params.finetune.eval_batch_size
         self.splits = {name: load_split(members[first], name, splits, tokenizer) for name in ("dev", "test")}
+
+    def check_halves(self) -> None:
+        """Raises what `mark_selection` does of the rows of dev: without labels in a half nothing can be chosen."""
+        dev = self.splits["dev"].items()
+        rows = [
+            pd.DataFrame({"task": task, "split": "dev", "id": of.ids, "label": of.label_values}) for task, of in dev
+        ]
+        mark_selection(pd.concat(rows, ignore_index=True))
 
     def worth(self, chosen: Sequence[str]) -> float:
         """`overall_normalized` of the soup of these members on the selection half of dev."""

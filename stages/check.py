@@ -7,12 +7,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code
 
 from bertrio.data.inputs import check_inputs
 from bertrio.stage import run_stage
-from bertrio.training.trackers import need_trackers
+from bertrio.training.trackers import need_all_trackers
 
 
 def main() -> None:
-    params = check_inputs()
-    need_trackers(params.tracking.to)
+    need_all_trackers(check_inputs())
 
 
 if __name__ == "__main__":

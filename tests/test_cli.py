@@ -2,6 +2,7 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from bertrio.cli import main
 from bertrio.files import write_json
@@ -29,6 +30,15 @@ def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, capsys):
     (tmp_path / "params.yaml").write_text("runtime: {seed: one}\n")
     assert main(["check", "--params", str(tmp_path / "params.yaml")]) == 2
     assert "runtime.seed: " in capsys.readouterr().err
+
+
+def test_check_wants_what_members_track_by(root, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("bertrio.training.trackers.find_spec", lambda name: None)
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    params["ensemble"]["members"]["base"] = {"tracking": {"to": ["wandb"]}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    assert main(["check", "--params", str(tmp_path / "params.yaml")]) == 2
+    assert "tracking.to: wandb is not installed" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["metrics", "--help"]])

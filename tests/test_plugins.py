@@ -73,8 +73,11 @@ MODULE = """
         by = max(sizes.batches.values()) if sizes.until == "longest" else sizes.batches[sizes.until]
         return [[(task,) for task in sizes.batches] * by] * sizes.epochs
 
-    def empty(sizes, generator):
+    def of_nobody(sizes, generator):
         return [[("nobody",)]]
+
+    def empty(sizes, generator):
+        return []
 
     def last(output, mask):
         return output.last_hidden_state[:, -1]
@@ -96,6 +99,7 @@ POINTS = {
     "schedules": {
         "backwards": "mine_parts:backwards",
         "counted": "mine_parts:counted",
+        "of_nobody": "mine_parts:of_nobody",
         "empty": "mine_parts:empty",
     },
     "poolings": {"last": "mine_parts:last"},
@@ -326,9 +330,10 @@ def test_without_plugins_nothing_is_said_of_them(tmp_path):
             },
             r"tasks\.sts\.head: .*the same widths",
         ),
+        ({"schedule": {"name": "empty"}}, r"schedule\.name: schedule empty .*expected \d+ epochs, found none"),
         (
-            {"schedule": {"name": "empty"}},
-            r"schedule\.name: schedule empty .*has the step \('nobody',\), expected a tuple",
+            {"schedule": {"name": "of_nobody"}},
+            r"schedule\.name: schedule of_nobody .*has the step \('nobody',\), expected a tuple",
         ),
         ({"schedule": {"name": "backwards", "options": {"pases": 1}}}, r"unknown option pases: expected passes"),
         ({"schedule": {"options": {"passes": 1}}}, r"schedule: options: joint takes none"),

@@ -85,10 +85,11 @@ def _check(args: argparse.Namespace) -> None:
     import tempfile
 
     from bertrio.data.inputs import check_inputs
+    from bertrio.training.trackers import need_all_trackers
 
     with tempfile.TemporaryDirectory() as folder:
-        check_inputs(args.params, folder)
-    print(f"{args.params}: all params are valid, and all files that they name are there")
+        need_all_trackers(check_inputs(args.params, folder))
+    print(f"{args.params}: all params are valid, and all files and packages that they name are there")
 
 
 def _compare(args: argparse.Namespace) -> None:

@@ -217,6 +217,8 @@ def _check_plan(plan: Any, sizes: Sizes) -> None:
     """
     if not isinstance(plan, list) or not all(isinstance(epoch, list) for epoch in plan):
         raise ValueError("expected a list of epochs, each a list of steps, a step being a tuple of tasks")
+    if not plan and sizes.epochs:
+        raise ValueError(f"expected {sizes.epochs} epochs, found none")
     for number, epoch in enumerate(plan, start=1):
         if not epoch:
             raise ValueError(f"epoch {number} has no step")

@@ -297,6 +297,18 @@ def test_members_may_override_the_groups_of_techniques_and_say_what_they_answer(
     assert base.answers("a") == ("sst", "qqp", "sts") and base.answers("b") == ("sst",)
 
 
+ALONE = {"schedule": {"tasks": ["sst"]}, "finetune": {"select": "sst"}}
+
+
+def test_a_member_has_no_say_in_what_it_does_not_train_beside_one_that_does(load):
+    with pytest.raises(UserError, match=r"members\.b: it answers qqp beside base, .*answers: \[sst\], or qqp in"):
+        load({"ensemble": {"members": {"b": ALONE}}})
+    own = {"answers": ["sts"], "schedule": {"tasks": ["sts"], "until": "longest"}, "finetune": {"select": "last"}}
+    with pytest.raises(UserError, match=r"members\.base: it answers sts beside b, .*answers: \[sst, qqp\], or sts in"):
+        load({**ALONE, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": own}}})
+    load({**ALONE, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": {"runtime": {"seed": 2}}}}})
+
+
 @pytest.mark.parametrize(
     ("group", "block"),
     [

@@ -6,7 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
-from bertrio.ensembling import mark_selection
+from bertrio.data.table import write_table
+from bertrio.ensembling import in_selection, mark_selection
 from bertrio.errors import UserError
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions, write_predictions
@@ -156,6 +157,13 @@ def test_a_greedy_soup_is_no_worse_than_any_member_on_the_half_that_it_chose_on(
     assert shares[max(scores, key=scores.get)] > 0 and sum(shares.values()) == pytest.approx(1, abs=1e-5)
     member = read_predictions("predictions/members/base/predictions.parquet")
     assert found[["task", "id"]].equals(member[["task", "id"]])
+
+
+def test_a_greedy_soup_of_too_few_rows_of_dev_says_so(workspace):
+    table = pd.read_parquet("data/splits/sts/dev.parquet")
+    write_table(table[in_selection("sts", table["id"])], "data/splits/sts/dev.parquet")
+    with pytest.raises(UserError, match=r"greedy rules choose on one half.* and 0 labelled rows of task sts"):
+        cook(workspace, "greedy_soup", {"base": 1, "second": 2})
 
 
 def test_members_that_compute_otherwise_are_an_error_that_names_the_param(workspace):

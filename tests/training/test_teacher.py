@@ -72,6 +72,17 @@ def test_a_student_that_learns_from_it_comes_nearer_to_what_it_says(workspace, t
     assert distance("taught", distill={"weight": 20, "teacher": teacher}) < 0.8 * distance("alone")
 
 
+def test_a_teacher_of_classes_in_another_order_is_refused(workspace, teacher):
+    names = ["awful", "poor", "middling", "good", "great"]
+    distill = {"weight": 1, "teacher": "named/model"}
+    run(workspace.params(tasks={"sst": {"labels": names}}), "named")
+    with pytest.raises(
+        UserError, match="task sst: the teacher calls its classes awful, poor, .*params.yaml great, good"
+    ):
+        asked(workspace.params(distill=distill, tasks={"sst": {"labels": names[::-1]}}))
+    assert set(asked(workspace.params(distill=distill))[1]) == set(TASKS), "one that has no names says nothing else"
+
+
 def test_without_a_weight_nobody_is_asked(workspace):
     assert asked(workspace.params(distill={"weight": 0, "teacher": "nowhere"}))[1] == {}
 

@@ -34,8 +34,7 @@ def load_params(path: str | Path = "params.yaml") -> Params:
     """
     raw = read_yaml(path)
     params = validate_params(raw, str(path))
-    for name in params.ensemble.members:
-        _member(raw, params, name, str(path))
+    _check_trained(params, {name: _member(raw, params, name, str(path)) for name in params.ensemble.members}, str(path))
     return params
 
 
@@ -93,6 +92,21 @@ def _check_answers(answers: Any, params: Params, at: str) -> None:
     known = isinstance(answers, list) and all(name in tasks for name in answers)
     if not known or not answers or len(set(answers)) < len(answers):
         raise UserError(f"{at}: found {_shown(answers)}, expected a list of tasks out of {', '.join(tasks)}, each once")
+
+
+def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
+    """A head that was never trained may have no say beside one that was; alone it has, for a look at one task."""
+    first = {params.prefinetune.task} if params.prefinetune.epochs else set()
+    for task in params.tasks:
+        answering = [name for name in views if task in params.answers(name)]
+        trained = [name for name in answering if task in views[name].trains or task in first]
+        for name in answering if trained else ():
+            if name not in trained:
+                own = ", ".join(of for of in params.answers(name) if of in views[name].trains or of in first)
+                raise UserError(
+                    f"{path}: ensemble.members.{name}: it answers {task} beside {trained[0]}, and does not train it, "
+                    f"so that its answers would be random; give it answers: [{own}], or {task} in its schedule.tasks"
+                )
 
 
 def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

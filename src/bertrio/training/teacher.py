@@ -67,6 +67,12 @@ def _check_same(task: Task, teacher: Predictor) -> None:
             f"{PARAM}: task {task.name}: the teacher knows it as {known.kind}, {known.target}, and params.yaml says "
             f"{task.kind}, {task.target}; take a teacher of the same task, or leave it out of distill.tasks"
         )
+    names = [of.target.labels for of in (known, task)]
+    if all(names) and names[0] != names[1]:  # they have no say in whether targets are equal: numbers are what is learnt
+        raise UserError(
+            f"{PARAM}: task {task.name}: the teacher calls its classes {', '.join(names[0])}, and params.yaml "
+            f"{', '.join(names[1])}; give tasks.{task.name}.labels the teacher's names, in its order"
+        )
 
 
 def _as_tensor(said: Predicted) -> Tensor:

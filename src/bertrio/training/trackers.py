@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bertrio.errors import UserError
 from bertrio.files import write_csv
 from bertrio.params import Params
-from bertrio.params.loading import MEMBER_GROUPS
+from bertrio.params.loading import MEMBER_GROUPS, member_params
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -198,6 +198,12 @@ OTHERS: dict[str, Callable[[Path, str, Mapping[str, object]], Tracker]] = {  # c
     "wandb": Wandb,
     "dvclive": Live,
 }
+
+
+def need_all_trackers(params: Params) -> None:
+    """Does what `need_trackers` does for every member of the ensemble."""
+    views = [member_params(params, name) for name in params.ensemble.members]
+    need_trackers(dict.fromkeys(name for view in views for name in view.tracking.to))
 
 
 def need_trackers(names: Iterable[str]) -> None:

@@ -62,8 +62,9 @@ def test_labels_are_classes_or_bands_of_the_range():
 
 
 def test_rows_that_share_a_text_with_train():
-    found = slices.seen_in_train(facts(PAIR, [("a", "b"), ("c", "x "), ("A", "B")], [0] * 3, [("x", "a")]))
-    assert list(found) == ["a text is in train", "a text is in train", "no text is in train"]
+    rows = [("a b", "c"), ("d", "x "), ("A  B", "c"), ("ab", "c")]  # neither case nor white space counts
+    found = slices.seen_in_train(facts(PAIR, rows, [0] * 4, [("x", "a b")]))
+    assert list(found) == ["a text is in train"] * 3 + ["no text is in train"]
 
 
 @pytest.mark.parametrize("task", [SINGLE, PAIR, ALIKE, Task("nli", "pair", "cross", Classes(3))])

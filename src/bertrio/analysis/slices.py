@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.analysis.words import words_of
+from bertrio.data.overlap import comparable
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval
 from bertrio.evaluation.calibration import wilson
 from bertrio.evaluation.metrics import METRICS, Scored
@@ -126,10 +127,10 @@ def label(facts: Facts) -> Slices:
 
 
 def seen_in_train(facts: Facts) -> Slices:
-    """Whether one of the row's texts stands in train, letter for letter but for outer blanks."""
+    """Whether one of the row's texts stands in train; neither case nor white space counts, see `comparable`."""
     columns = facts.task.text_columns
-    known = set().union(*[facts.train[column].str.strip() for column in columns])
-    found = np.any([facts.rows[column].str.strip().isin(known) for column in columns], axis=0)
+    known = set().union(*[comparable(facts.train[column]) for column in columns])
+    found = np.any([comparable(facts.rows[column]).isin(known) for column in columns], axis=0)
     return pd.Categorical.from_codes(found.astype(int), ["no text is in train", "a text is in train"])
 
 

@@ -161,3 +161,9 @@ def test_a_task_that_params_yaml_does_not_have_is_not_blamed_on_the_row(tmp_path
 def test_a_row_from_the_literature_has_no_params(resolved):
     with pytest.raises(UserError, match="one-quoted: has no params"):
         resolved("one-quoted")
+
+
+def test_a_row_with_a_member_that_answers_what_it_does_not_train_is_refused_before_it_runs(resolved):
+    own = {"schedule": {"tasks": ["qqp"], "until": "longest"}, "finetune": {"select": "last"}}
+    with pytest.raises(UserError, match=r"one-five.*members\.b: it answers sst beside a, and does not train it"):
+        resolved("one-five", overrides={"ensemble.members.b": own})

@@ -301,11 +301,13 @@ ALONE = {"schedule": {"tasks": ["sst"]}, "finetune": {"select": "sst"}}
 
 
 def test_a_member_has_no_say_in_what_it_does_not_train_beside_one_that_does(load):
-    with pytest.raises(UserError, match=r"members\.b: it answers qqp beside base, .*answers: \[sst\], or qqp in"):
+    with pytest.raises(UserError, match=r"members\.b: it answers qqp beside base, .* set its answers without it"):
         load({"ensemble": {"members": {"b": ALONE}}})
     own = {"answers": ["sts"], "schedule": {"tasks": ["sts"], "until": "longest"}, "finetune": {"select": "last"}}
-    with pytest.raises(UserError, match=r"members\.base: it answers sts beside b, .*answers: \[sst, qqp\], or sts in"):
+    with pytest.raises(UserError, match=r"members\.base: it answers sts beside b, .* name sts in its schedule"):
         load({**ALONE, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": own}}})
+    with pytest.raises(UserError, match="set combine vote or mean and its answers without it"):
+        load({"ensemble": {"combine": "uniform_soup", "members": {"b": ALONE}}})
     load({**ALONE, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": {"runtime": {"seed": 2}}}}})
 
 

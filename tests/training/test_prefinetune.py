@@ -7,6 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from bertrio.errors import UserError
+from bertrio.files import write_json
+from bertrio.model.about import encoder_width
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.runtime import set_up
@@ -34,6 +36,12 @@ def test_one_task_is_trained_alone_and_its_head_is_carried_on(workspace, task):
     model = build_model(params, "out/encoder", set_up(**params.runtime.model_dump()))
     load_heads(model, "out")
     assert torch.equal(model.heads[task].output.weight, heads[f"{task}.output.weight"])
+
+
+@pytest.mark.parametrize(("config", "width"), [({"hidden_size": 128}, 128), ({"dim": 64}, 64), ({"n": 1}, None)])
+def test_the_width_of_a_saved_encoder_is_read_whatever_it_is_called(tmp_path, config, width):
+    write_json(tmp_path / "config.json", config)
+    assert encoder_width(tmp_path) == width
 
 
 @pytest.mark.parametrize("narrow", [True, False])

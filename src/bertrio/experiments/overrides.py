@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from bertrio.errors import UserError
-from bertrio.params.choices import SCIENTIFIC
 
 ABSENT = "(absent)"  # what stands for a param that is not there
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # YAML takes it for text without a dot; no hash has a sign
 MEMBERS = ("ensemble", "members")  # the one block that is replaced and not merged
 Block = dict[str, Any]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertrio.errors import UserError
 from bertrio.experiments.overrides import Block, layered, members_of, multiplied, put, value_text, with_numbers
-from bertrio.params.loading import member_params, read_yaml, validate_params
+from bertrio.params.loading import check_trained, member_params, read_yaml, validate_params
 
 if TYPE_CHECKING:
     from bertrio.experiments.recipes import Recipes, Row
@@ -133,8 +133,7 @@ def _check_tasks(base: Block, row: Row, where: str) -> None:
 def _check(raw: Block, where: str) -> None:
     """Checks params and what each member of the ensemble makes of them, as training will."""
     params = validate_params(raw, where)
-    for name in params.ensemble.members:
-        try:
-            member_params(params, name)
-        except UserError as error:
-            raise UserError(str(error).replace("params.yaml:", f"{where}:")) from None
+    try:
+        check_trained(params, {name: member_params(params, name) for name in params.ensemble.members}, where)
+    except UserError as error:
+        raise UserError(str(error).replace("params.yaml:", f"{where}:")) from None

@@ -16,6 +16,7 @@ from bertrio.params.groups import PoolingName
 from bertrio.params.tasks import SharingParams, TaskParams
 
 FILE = "bertrio.json"
+WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what architectures call it: BERT, DistilBERT, T5, GPT-2
 OF_TRAINING = {"batch_size", "epochs", "data"}  # what is left out of a task's params
 
 
@@ -92,14 +93,15 @@ def read_about(folder: str | Path) -> About:
 
 
 def encoder_width(folder: str | Path) -> int | None:
-    """H, the hidden size of a saved encoder, by its config.json; None where that does not call it so.
+    """H, the hidden size of a saved encoder, by its config.json; None where that calls it by none of `WIDTHS`.
 
     Raises:
         UserError: if there is no such file, or it is damaged.
     """
     path = need(Path(folder) / "config.json")
     try:
-        return read_json(path).get("hidden_size")
+        config = read_json(path)
+        return next((config[name] for name in WIDTHS if isinstance(config.get(name), int)), None)
     except (ValueError, AttributeError) as error:
         raise UserError(f"{path}: can't be read ({error}); run the stages that wrote it again") from error
 

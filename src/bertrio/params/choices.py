@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from functools import partial
@@ -15,7 +16,7 @@ from bertrio.plugins import Plugin, find
 if TYPE_CHECKING:
     from bertrio.params.root import Params
 
-SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # YAML takes it for text without a dot; no hash has a sign
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")  # YAML 1.1 reads 2e-05, as DVC writes it, for a text
 
 
 def choice(group: str, own: Collection[str]) -> Any:
@@ -55,7 +56,9 @@ class PluginOptions(Options):
 
 
 def _number(value: Any) -> Any:
-    return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
+    if isinstance(value, str) and SCIENTIFIC.fullmatch(value) and math.isfinite(float(value)):  # a hash: 12e3456
+        return float(value)
+    return value
 
 
 def plugins_of(params: Params) -> dict[str, Plugin]:

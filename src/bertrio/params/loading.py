@@ -34,7 +34,7 @@ def load_params(path: str | Path = "params.yaml") -> Params:
     """
     raw = read_yaml(path)
     params = validate_params(raw, str(path))
-    _check_trained(params, {name: _member(raw, params, name, str(path)) for name in params.ensemble.members}, str(path))
+    check_trained(params, {name: _member(raw, params, name, str(path)) for name in params.ensemble.members}, str(path))
     return params
 
 
@@ -94,19 +94,29 @@ def _check_answers(answers: Any, params: Params, at: str) -> None:
         raise UserError(f"{at}: found {_shown(answers)}, expected a list of tasks out of {', '.join(tasks)}, each once")
 
 
-def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
-    """A head that was never trained may have no say beside one that was; alone it has, for a look at one task."""
+def check_trained(params: Params, views: dict[str, Params], path: str) -> None:
+    """Checks that no head that was never trained has a say beside one that was; alone it may, for a look at one task.
+
+    Args:
+        params: all of them.
+        views: the params as each member sees them, by its name.
+        path: what errors begin with.
+
+    Raises:
+        UserError: naming the member and the task.
+    """
     first = {params.prefinetune.task} if params.prefinetune.epochs else set()
     for task in params.tasks:
         answering = [name for name in views if task in params.answers(name)]
         trained = [name for name in answering if task in views[name].trains or task in first]
-        for name in answering if trained else ():
-            if name not in trained:
-                own = ", ".join(of for of in params.answers(name) if of in views[name].trains or of in first)
-                raise UserError(
-                    f"{path}: ensemble.members.{name}: it answers {task} beside {trained[0]}, and does not train it, "
-                    f"so that its answers would be random; give it answers: [{own}], or {task} in its schedule.tasks"
-                )
+        random = [name for name in answering if trained and name not in trained]
+        if random:
+            soup = params.ensemble.combine.endswith("soup")  # one model, so all of its members answer all tasks
+            other = "combine vote or mean and its answers" if soup else "its answers"
+            raise UserError(
+                f"{path}: ensemble.members.{random[0]}: it answers {task} beside {trained[0]}, and does not train it, "
+                f"so that this would be random; name {task} in its schedule.tasks too, or set {other} without it"
+            )
 
 
 def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -68,10 +68,11 @@ def _check_same(task: Task, teacher: Predictor) -> None:
             f"{task.kind}, {task.target}; take a teacher of the same task, or leave it out of distill.tasks"
         )
     names = [of.target.labels for of in (known, task)]
-    if all(names) and names[0] != names[1]:  # they have no say in whether targets are equal: numbers are what is learnt
+    if names[0] != names[1] and set(names[0]) == set(names[1]):  # numbers are what is learnt
         raise UserError(
-            f"{PARAM}: task {task.name}: the teacher calls its classes {', '.join(names[0])}, and params.yaml "
-            f"{', '.join(names[1])}; give tasks.{task.name}.labels the teacher's names, in its order"
+            f"{PARAM}: task {task.name}: the teacher has its classes in the order {', '.join(names[0])}, and "
+            f"params.yaml {', '.join(names[1])}; give tasks.{task.name}.labels the teacher's order, or leave it out of "
+            "distill.tasks"
         )
 
 

@@ -202,12 +202,13 @@ OTHERS: dict[str, Callable[[Path, str, Mapping[str, object]], Tracker]] = {  # c
 
 def need_all_trackers(params: Params) -> None:
     """Does what `need_trackers` does for every member of the ensemble."""
-    views = [member_params(params, name) for name in params.ensemble.members]
-    need_trackers(dict.fromkeys(name for view in views for name in view.tracking.to))
+    for name, overrides in params.ensemble.members.items():
+        own = f"ensemble.members.{name}." if "to" in (overrides or {}).get("tracking", {}) else ""
+        need_trackers(member_params(params, name).tracking.to, f"{own}tracking.to")
 
 
-def need_trackers(names: Iterable[str]) -> None:
-    """Checks that what `tracking.to` names is installed.
+def need_trackers(names: Iterable[str], param: str = "tracking.to") -> None:
+    """Checks that what `tracking.to`, or the param of one member, names is installed.
 
     Raises:
         UserError: with the command that installs what is not.
@@ -215,8 +216,8 @@ def need_trackers(names: Iterable[str]) -> None:
     missing = [name for name in names if name in OTHERS and find_spec(name) is None]
     if missing:
         raise UserError(
-            f"tracking.to: {', '.join(missing)} is not installed; install it with: "
-            f"pip install 'bertrio[{','.join(missing)}]', or take it out of tracking.to"
+            f"{param}: {', '.join(missing)} is not installed; install it with: "
+            f"pip install 'bertrio[{','.join(missing)}]', or take it out there"
         )
 
 

@@ -103,5 +103,5 @@ def test_no_rows_and_rows_without_a_word(finished):
 
 
 def test_a_missing_model_is_an_error_that_says_what_makes_it(run):
-    with pytest.raises(UserError, match="members/base/heads.safetensors: is missing; an earlier stage makes it"):
+    with pytest.raises(UserError, match="members/base/encoder/config.json: is missing; an earlier stage makes it"):
         load(run.params())

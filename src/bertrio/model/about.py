@@ -103,7 +103,7 @@ def encoder_width(folder: str | Path) -> int | None:
         config = read_json(path)
         return next((config[name] for name in WIDTHS if isinstance(config.get(name), int)), None)
     except (ValueError, AttributeError) as error:
-        raise UserError(f"{path}: can't be read ({error}); run the stages that wrote it again") from error
+        raise UserError(f"{path}: can't be read ({error}); run the stage that writes it again") from error
 
 
 def _packages(raw: dict[str, Any]) -> str:

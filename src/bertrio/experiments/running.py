@@ -64,23 +64,43 @@ def run_rows(
     seed, overrides = without_seed(overrides or {})
     if seed is not None and seeds != 1:
         raise UserError(f"found both {seeds} seeds and -S {SEED}={seed}, expected one of the two")
-    chosen = range(1, seeds + 1) if seed is None else [seed]
+    runs = _planned(names, budget, range(1, seeds + 1) if seed is None else [seed], overrides, root)
+    if missing:
+        runs = {name: settings for name, settings in runs.items() if not _measured_file(root, name).exists()}
+    failed = _run_all(runs, queue, root)
+    if queue:
+        say(
+            "next: dvc queue start (N at a time: BERTRIO_WORKERS=N dvc queue start -j N), dvc queue status, and in the "
+            "end bertrio recipes collect"
+        )
+    if failed:
+        told = "\n  ".join([f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:", *failed])
+        raise UserError(told)
+    return list(runs)
+
+
+def _planned(
+    names: Sequence[str], budget: str, seeds: Sequence[int], overrides: Mapping[str, Any], root: str | Path
+) -> dict[str, dict[str, Any]]:
+    """What each experiment sets, by its name; raises a UserError if one of them could not run, before any does."""
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / PARAMS)
     _need_committed(base, root)
     rows = recipes.expand(names)
     resolved = {
-        row.name: {seed: resolve(recipes, row, budget, overrides, seed, base) for seed in chosen} for row in rows
+        row.name: {seed: resolve(recipes, row, budget, overrides, seed, base) for seed in seeds} for row in rows
     }
     for name, of in resolved.items():
         check_apart(of.values(), name)
-    runs = {
+    return {
         experiment_name(row.run_as, budget, seed, overrides): resolved[row.name][seed]
-        for seed in chosen  # all rows once, then all rows again: a series that is stopped has something of each
+        for seed in seeds  # all rows once, then all rows again: a series that is stopped has something of each
         for row in rows
     }
-    if missing:
-        runs = {name: settings for name, settings in runs.items() if not _measured_file(root, name).exists()}
-    failed: list[str] = []
+
+
+def _run_all(runs: Mapping[str, Mapping[str, Any]], queue: bool, root: str | Path) -> list[str]:
+    """Runs, or queues, one experiment after the other; what went wrong with those that failed."""
+    failed = []
     for number, (name, settings) in enumerate(runs.items(), start=1):
         say(f"[{number}/{len(runs)}] {name}")
         try:
@@ -93,15 +113,7 @@ def run_rows(
         except KeyboardInterrupt:
             say(f"stopped; {name} and what comes after it are missing: the same command goes on from there")
             raise
-    if queue:
-        say(
-            "next: dvc queue start (N at a time: BERTRIO_WORKERS=N dvc queue start -j N), dvc queue status, and in the "
-            "end bertrio recipes collect"
-        )
-    if failed:
-        told = "\n  ".join([f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:", *failed])
-        raise UserError(told)
-    return list(runs)
+    return failed
 
 
 def _need_committed(base: Mapping[str, Any], root: str | Path) -> None:

@@ -440,20 +440,22 @@ def build_heads(
     return heads
 
 
+def options_to_share(options: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
+    """The options of a head that has the layers `parts`, of projection and fusion, to share."""
+    with_projection = {"projection": True} if "projection" in parts else {}
+    with_fusion = {"depth": max(options.get("depth") or 0, 1)} if "fusion" in parts else {}
+    return {**options, **with_projection, **with_fusion}
+
+
 def _build_head(task: str, spec: HeadSpec, hidden_size: int, shared: Sequence[str]) -> nn.Module:
     """The head of one task, with the layers that it is to share."""
     try:
         kind, plugin = choose("heads", HEADS, spec.name)
-        options = dict(spec.options)
         with blamed(plugin):
             allowed = _options(kind)
-            for option in options:
+            for option in spec.options:
                 known(dict.fromkeys(sorted(allowed)), option, f"option of head {spec.name}")
-            if "projection" in shared:
-                options["projection"] = True
-            if "fusion" in shared:
-                options["depth"] = max(options.get("depth") or 0, 1)
-            return kind(hidden_size, spec.target, spec.size, spec.dropout, **options)
+            return kind(hidden_size, spec.target, spec.size, spec.dropout, **options_to_share(spec.options, shared))
     except ValueError as error:
         raise ValueError(f"task {task}: {error}") from None
 

@@ -17,7 +17,7 @@ from bertrio.errors import UserError, need
 from bertrio.files import whole_file, write_json
 from bertrio.model.about import FILE, About, read_about
 from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer, recompute_hidden_states
-from bertrio.model.heads import HeadSpec, build_heads
+from bertrio.model.heads import SHARES, HeadSpec, build_heads, options_to_share
 from bertrio.model.lora import add_lora
 from bertrio.model.upper import UpperLayers
 from bertrio.params import Params, build_tasks
@@ -153,10 +153,7 @@ def head_spec(about: Params | About, name: str, target: Target) -> HeadSpec:
     task, sharing = about.tasks[name], about.sharing
     options = task.head_options.given()
     if name in sharing.tasks:  # also where the task is trained alone, before it shares
-        if sharing.layer in ("projection", "both"):
-            options["projection"] = True
-        if sharing.layer in ("fusion", "both"):
-            options["depth"] = max(1, options.get("depth", 1))
+        options = options_to_share(options, SHARES[sharing.layer])
     return HeadSpec(task.head, target, target.outputs_for(task.loss), task.dropout, options)
 
 

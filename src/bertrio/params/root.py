@@ -178,45 +178,19 @@ class Params(Group):
         ]
 
     def _technique_problems(self) -> list[str | None]:
-        trains, surgery = self.trains, self.surgery
+        trains = self.trains
         on = {
             "smart": self.smart.strength,
             "bregman": self.bregman.mu,
             "r_drop": self.r_drop.alpha,
             "distill": self.distill.weight,
         }
-        apart = {
-            f"surgery.method: found {surgery.method}": surgery.method != "none",
-            "surgery.log_conflicts: found true": surgery.log_conflicts,
-        }
         return [
-            *[
-                f"{what}, but it takes a step of several tasks: it needs schedule.name joint and two or more tasks "
-                f"that train, found {self.schedule.name} and {', '.join(trains)}"
-                for what, is_on in apart.items()
-                if is_on and (self.schedule.name in _ONE_TASK_A_STEP or len(trains) < 2)
-            ],
-            *[
-                f"{what}, but it acts on the encoder's gradients, and encoder.frozen leaves none"
-                for what, is_on in apart.items()
-                if is_on and self.encoder.frozen
-            ],
-            *[
-                f"encoder.frozen: leaves task {name} nothing to learn: head cosine has weights of its own only with "
-                "head_options.projection true"
-                for name in dict.fromkeys([*trains, *([self.prefinetune.task] if self.prefinetune.epochs else [])])
-                if self.encoder.frozen and name in self.tasks and not self._learns(name)
-            ],
+            *self._surgery_problems(),
             *[
                 f"{name}.tasks: found {chosen}, expected one or more of the tasks that train: {', '.join(trains)}"
                 for name, chosen in ((name, getattr(self, name).tasks) for name, weight in on.items() if weight)
                 if chosen is not None and not (chosen and set(chosen) <= set(trains))
-            ],
-            *[
-                f"finetune.accumulate: found {self.finetune.accumulate}, but loss {self.tasks[name].loss} of task "
-                f"{name} compares the rows of a whole batch; use 1"
-                for name in trains
-                if self.finetune.accumulate > 1 and name in self.tasks and self.tasks[name].loss in BATCH_LOSSES
             ],
             "finetune.select_on: found holdout, but prefinetune trains on the rows of train that it holds out; set "
             "prefinetune.epochs to 0; schedule.first has epochs of one task that keep away from them"
@@ -228,6 +202,63 @@ class Params(Group):
             "weighting.weights: only weighting.method fixed reads it; leave it {} with uncertainty"
             if self.weighting.weights and self.weighting.method != "fixed"
             else None,
+            *[
+                f"bregman.{name}: found 0, which makes the teacher the model itself, and no penalty; "
+                f"the paper has {usual}"
+                for name, usual in (("momentum", 0.99), ("late_momentum", 0.999))
+                if self.bregman.mu and getattr(self.bregman, name) == 0
+            ],
+            *self._accumulate_problems(),
+            *self._encoder_problems(),
+        ]
+
+    def _surgery_problems(self) -> list[str | None]:
+        surgery, trains = self.surgery, self.trains
+        on = {
+            f"surgery.method: found {surgery.method}": surgery.method != "none",
+            "surgery.log_conflicts: found true": surgery.log_conflicts,
+        }
+        apart = [what for what, is_on in on.items() if is_on]
+        return [
+            *[
+                f"{what}, but it takes a step of several tasks: it needs schedule.name joint and two or more tasks "
+                f"that train, found {self.schedule.name} and {', '.join(trains)}"
+                for what in apart
+                if self.schedule.name in _ONE_TASK_A_STEP or len(trains) < 2
+            ],
+            *[
+                f"{what}, but it acts on the encoder's gradients, and encoder.frozen leaves none"
+                for what in apart
+                if self.encoder.frozen
+            ],
+        ]
+
+    def _accumulate_problems(self) -> list[str | None]:
+        pieces = self.finetune.accumulate
+        if pieces == 1:
+            return []
+        return [
+            *[
+                f"finetune.accumulate: found {pieces}, but loss {self.tasks[name].loss} of task {name} compares the "
+                "rows of a whole batch; use 1"
+                for name in self.trains
+                if name in self.tasks and self.tasks[name].loss in BATCH_LOSSES
+            ],
+            f"finetune.accumulate: found {pieces}, but smart.projection rescale moves the noise by a gradient that "
+            "depends on the size of the batch; use 1, or projection ball"
+            if self.smart.strength and self.smart.projection == "rescale"
+            else None,
+        ]
+
+    def _encoder_problems(self) -> list[str | None]:
+        trained = dict.fromkeys([*self.trains, *([self.prefinetune.task] if self.prefinetune.epochs else [])])
+        return [
+            *[
+                f"encoder.frozen: leaves task {name} nothing to learn: head cosine has weights of its own only with "
+                "head_options.projection true"
+                for name in trained
+                if self.encoder.frozen and name in self.tasks and not self._learns(name)
+            ],
             "encoder.compile: found true, but the teacher of bregman, a copy that is not compiled, would draw other "
             "masks of dropout than the model; set it to false, or bregman.mu to 0"
             if self.encoder.compile and self.bregman.mu
@@ -235,16 +266,6 @@ class Params(Group):
             "encoder.compile: found true, but smart.layers runs layers by themselves, as written down while a pass "
             "runs that is not compiled; set it to false, or smart.layers to null"
             if self.encoder.compile and self.smart.strength and self.smart.layers is not None
-            else None,
-            *[
-                f"bregman.{name}: found 0, which makes the teacher the model itself, and no penalty; "
-                f"the paper has {usual}"
-                for name, usual in (("momentum", 0.99), ("late_momentum", 0.999))
-                if self.bregman.mu and getattr(self.bregman, name) == 0
-            ],
-            f"finetune.accumulate: found {self.finetune.accumulate}, but smart.projection rescale moves the noise by a "
-            "gradient that depends on the size of the batch; use 1, or projection ball"
-            if self.finetune.accumulate > 1 and self.smart.strength and self.smart.projection == "rescale"
             else None,
         ]
 

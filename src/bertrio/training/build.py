@@ -78,48 +78,23 @@ def build_trainer(
     Raises:
         UserError: if several processes are to share what can't be shared out, or to split a model that can't be split.
     """
-    if params.smart.strength and params.smart.projection == "rescale" and not model.runtime.processes.alone:
-        raise UserError(
-            f"smart.projection: found rescale, in {model.runtime.processes.count} processes; it moves the noise by a "
-            "gradient that depends on the size of the batch, of which each process has a part. Use projection ball, or "
-            "runtime.processes 1"
-        )
+    _check_rescale(params, model.runtime)
     model.train()  # before any copy is made of it: a teacher has the dropout that the model has
     streams = build_streams(train, params)
     plan = plan_of(train, streams, params)
-    follow: list[Callable[[int], None]] = []
+    average = MovingAverage(model) if params.finetune.ema is not None else None
+    bregman = _bregman(params, model, plan)
+    _split(model, [*([average] if average else []), *([bregman.teacher] if bregman else [])])
     draws = generator(params.runtime.seed, "surgery")
     kept: dict[str, Stateful] = {"surgery": Draws(draws)}
-    scored, bregman, copies = model, None, []
-    if params.finetune.ema is not None:
-        average = MovingAverage(model)
-        copies.append(average)
-        scored, kept["average"] = average.model, average
+    follow: list[Callable[[int], None]] = []
+    if average:
+        kept["average"] = average
         follow.append(lambda step: average.update(trainer.weights.own, params.finetune.ema))
-    if params.bregman.mu:
-        planned, options = sum(map(len, plan)), params.bregman
-        total = min(planned, params.finetune.max_steps or planned)
-        bregman = Bregman(model, options.momentum, options.late_momentum, total)
-        copies.append(bregman.teacher)
+    if bregman:
         follow.append(lambda step: bregman.update(trainer.weights.own, step))
-    _split(model, copies)
-    terms = {
-        "smart": smart_term(params),
-        "bregman": bregman_term(params, bregman),
-        "r_drop": r_drop_term(params),
-        "distill": distill_term(params, taught or {}),
-    }
-    weighs = params.weighting
-    weighting = build_weighting(weighs.method, train, weighs.weights, weighs.options.given()).to(model.runtime.device)
-    objective = Objective(
-        model,
-        build_losses(train, params),
-        weighting,
-        {name: term for name, term in terms.items() if term is not None},
-        of_batches=[task for task in train if not _is_mean_over_rows(params.tasks[task].loss)],
-    )
     trainer = Trainer(
-        objective,
+        _objective(params, model, train, bregman, taught or {}),
         plan,
         streams,
         params.optimizer,
@@ -135,7 +110,45 @@ def build_trainer(
         kept=kept,
         tracker=tracker,
     )
-    return trainer, scored
+    return trainer, average.model if average else model
+
+
+def _check_rescale(params: Params, runtime: Runtime) -> None:
+    if params.smart.strength and params.smart.projection == "rescale" and not runtime.processes.alone:
+        raise UserError(
+            f"smart.projection: found rescale, in {runtime.processes.count} processes; it moves the noise by a "
+            "gradient that depends on the size of the batch, of which each process has a part. Use projection ball, or "
+            "runtime.processes 1"
+        )
+
+
+def _bregman(params: Params, model: MultitaskModel, plan: Sequence[Sequence[tuple[str, ...]]]) -> Bregman | None:
+    options = params.bregman
+    if not options.mu:
+        return None
+    planned = sum(map(len, plan))
+    total = min(planned, params.finetune.max_steps or planned)
+    return Bregman(model, options.momentum, options.late_momentum, total)
+
+
+def _objective(
+    params: Params, model: MultitaskModel, train: Split, bregman: Bregman | None, taught: Mapping[str, Tensor]
+) -> Objective:
+    """What a batch is trained on: its loss, weighed, and every regularizer that is on."""
+    terms = {
+        "smart": smart_term(params),
+        "bregman": bregman_term(params, bregman),
+        "r_drop": r_drop_term(params),
+        "distill": distill_term(params, taught),
+    }
+    weighs = params.weighting
+    return Objective(
+        model,
+        build_losses(train, params),
+        build_weighting(weighs.method, train, weighs.weights, weighs.options.given()).to(model.runtime.device),
+        {name: term for name, term in terms.items() if term is not None},
+        of_batches=[task for task in train if not _is_mean_over_rows(params.tasks[task].loss)],
+    )
 
 
 def _split(model: MultitaskModel, copies: Sequence[MovingAverage]) -> None:

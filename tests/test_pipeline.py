@@ -172,7 +172,7 @@ def test_an_experiment_runs_only_the_stages_that_read_the_param(project):
 
 
 def test_an_experiment_in_a_copy_leaves_the_workspace_alone(project):
-    output = project.run("dvc", "exp", "run", "--temp", "-n", "aside", "-S", "finetune.epochs=1")
+    output = project.run("dvc", "exp", "run", "--temp", "-n", "aside", "-S", "finetune.epochs=1", "evaluate")
     assert "finetune@base" in stages_run(output)
     assert project.run("git", "status", "--porcelain").strip() == ""
     assert "aside" in project.run("dvc", "exp", "list")
@@ -247,9 +247,9 @@ def test_what_lies_outside_is_watched(project, outside):
             "finetune": {"epochs": 1},
         }
     )
-    project.run("dvc", "repro")
+    project.run("dvc", "repro", "evaluate")
     assert "test" not in project.json("metrics/evaluation.json")
-    assert stages_run(project.run("dvc", "repro")) == ["check"]
+    assert stages_run(project.run("dvc", "repro", "evaluate")) == ["check"]
     with open(outside / "course" / "sts-dev.csv", "a") as file:
         file.write("99\tmore\ta new row\tof the file\t3.5\n")
     assert stages_run(project.run("dvc", "repro", "split")) == ["check", "download", "split"]

@@ -7,7 +7,7 @@ import yaml
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from bertrio.analysis.card import escaped, write_card
+from bertrio.analysis.card import write_card
 from bertrio.errors import UserError
 from bertrio.files import read_json, write_json
 from bertrio.params import build_tasks, merged
@@ -173,14 +173,6 @@ def test_a_text_from_data_shows_as_text(default_params, metrics):
         html.count("&lt;script&gt;alert(1)&lt;/script&gt; | [a](http://example.org) `b` *c* _d_ ~~e~~ &amp;amp;") >= 2
     )
     assert html.count("<h1>") == 1
-
-
-@pytest.mark.parametrize("text", [EVIL, "a_b", "1 | 2", "https://example.org", "<b>", "\\", "$x$ ^2^", "plain text"])
-def test_escaped_text_renders_as_itself(text):
-    html = MarkdownIt("gfm-like", {"html": True, "linkify": False}).renderInline(escaped(text))
-    assert "<" not in html
-    shown = html.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&amp;", "&")
-    assert shown == " ".join(text.split())
 
 
 def test_the_same_run_gives_the_same_bytes(default_params, metrics):

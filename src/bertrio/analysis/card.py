@@ -7,18 +7,18 @@ YAML front matter with the fields that are known, then Markdown. What is not kno
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bertrio.analysis.scorer import whose
+from bertrio.analysis import card_figures as figures
+from bertrio.analysis.card_figures import Found
+from bertrio.analysis.markdown import escaped, paragraphs, several, table
 from bertrio.analysis.slices import slice_metric
-from bertrio.errors import UserError
 from bertrio.evaluation.evaluate import how_chosen
-from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
-from bertrio.files import read_json, write_text
+from bertrio.files import write_text
 from bertrio.tasks import Task
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ ORIGINS = {  # the course's files, as their handout names them; licences are for
     "sts": "STS benchmark (Cer et al. 2017)",
     "cfimdb": "CFIMDB, film reviews",
 }
-WORST = 3  # slices of each task that the limits name
-FEWEST = 30  # rows of a slice that is named there
 
 
 def write_card(
@@ -50,63 +48,25 @@ def write_card(
     Raises:
         UserError: if data.json or evaluation.json is missing, or a file is damaged.
     """
-    found = _Found.read(Path(metrics))
+    found = Found.read(Path(metrics))
     parts = [
         _front_matter(params, tasks, found),
         _summary(params, tasks, found),
         USE,
         _data(params, tasks, found),
         _training(params, found),
-        _results(tasks, found),
-        _slices(tasks, found),
-        _calibration(found),
-        _robustness(params, found),
-        _challenges(params, found),
+        figures.results(tasks, found),
+        figures.slices(tasks, found),
+        figures.calibration(found),
+        figures.robustness(params, found),
+        figures.challenges(params, found),
         _limits(params, tasks, found),
         LOADING,
     ]
     write_text(path, "\n\n".join(part for part in parts if part) + "\n")
 
 
-class _Found:
-    """What the stages found, each file as it is; None for those that are not there."""
-
-    def __init__(self, files: Mapping[str, Any]) -> None:
-        self.data, self.evaluation = files["data"], files["evaluation"]
-        self.calibration, self.slices = files["calibration"], files["slices"]
-        self.robustness, self.challenges = files["robustness"], files["challenges"]
-
-    @classmethod
-    def read(cls, folder: Path) -> _Found:
-        needed = ("data", "evaluation")
-        others = ("calibration", "slices", "robustness", "challenges")
-        files = {name: _read(folder / f"{name}.json") for name in needed}
-        for name in others:
-            path = folder / f"{name}.json"
-            files[name] = _read(path) if path.exists() else None
-        return cls(files)
-
-    @property
-    def splits(self) -> list[str]:
-        """The splits that were measured."""
-        return [split for split in ("dev", "selection", "test") if split in self.evaluation]
-
-    def interval(self, split: str, task: str, metric: str | None = None) -> Sequence[float] | None:
-        """The interval of a task's metric, or of an overall score."""
-        value = self.evaluation.get("intervals", {}).get(split, {}).get(task)
-        return value.get(metric) if metric and value is not None else value
-
-
-def escaped(text: object) -> str:
-    """A text as Markdown that shows it as it is: on one line, without markup, links, HTML or table cells of its own."""
-    line = " ".join(str(text).split())
-    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    line = re.sub(r"([\\`*_{}\[\]!|~$^])", r"\\\1", line)
-    line = re.sub(r"(?i)\b(https?|ftp|mailto):", r"\1&#58;", line)  # bare addresses become links by themselves
-    return re.sub(r"(?i)\bwww\.", "www&#46;", line).replace("@", "&#64;")
-
-
-def _front_matter(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
+def _front_matter(params: Params, tasks: Mapping[str, Task], found: Found) -> str:
     """Only what is known: a field that is absent says as much as one that is wrong, and does less harm."""
     sources = {name: params.source_of(name) for name in tasks}
     hub = [found.data["origin"][name]["id"] for name, source in sources.items() if source == "hub"]
@@ -136,7 +96,7 @@ def _base_model(params: Params) -> str | None:
     return name if is_id and not Path(name).expanduser().is_dir() else None
 
 
-def _model_index(params: Params, tasks: Mapping[str, Task], found: _Found) -> list[dict[str, Any]]:
+def _model_index(params: Params, tasks: Mapping[str, Task], found: Found) -> list[dict[str, Any]]:
     results = []
     for split in found.splits:
         for name, task in tasks.items():
@@ -152,15 +112,15 @@ def _model_index(params: Params, tasks: Mapping[str, Task], found: _Found) -> li
     return results
 
 
-def _summary(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
+def _summary(params: Params, tasks: Mapping[str, Task], found: Found) -> str:
     members = params.ensemble.members
     many = f"{len(members)} members ({', '.join(map(escaped, members))}), combined by {params.ensemble.combine}"
     rows = [[escaped(name), *_described(params, name)] for name in tasks]
-    return _lines(
+    return paragraphs(
         "# bertrio",
-        f"One encoder, fine-tuned on {_several(map(escaped, tasks))} together. Encoder: {_encoder(params)}. "
+        f"One encoder, fine-tuned on {several(map(escaped, tasks))} together. Encoder: {_encoder(params)}. "
         + (f"An ensemble of {many}." if len(members) > 1 else "One model."),
-        _table(
+        table(
             ["task", "text", "answer", "measured by"],
             [[*row, tasks[name].target.metrics[0]] for row, name in zip(rows, tasks)],
         ),
@@ -189,7 +149,7 @@ def _described(params: Params, name: str) -> list[str]:
     return ["a sentence" if task.kind == "single" else "two sentences", answers[task.target]]
 
 
-def _data(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
+def _data(params: Params, tasks: Mapping[str, Task], found: Found) -> str:
     origin = found.data.get("origin") or {}
     rows, sources = [], [params.source_of(name) for name in tasks]
     for name, source in zip(tasks, sources):
@@ -207,10 +167,10 @@ def _data(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
         notes.append("Licences that are unknown here must be looked up before the model is passed on.")
     if params.encoder.name != "tiny":
         notes.append("So must that of the encoder." if notes else f"The licence of the encoder is {UNKNOWN} here.")
-    return _lines(
+    return paragraphs(
         "## Data and licences",
         " ".join([f"Source: {', '.join(dict.fromkeys(map(escaped, sources)))}.", *notes]),
-        _table(["task", "data", "licence", "train", "dev", "test"], rows),
+        table(["task", "data", "licence", "train", "dev", "test"], rows),
         f"Unlabelled text for masked-language-model training: {', '.join(unlabelled)}." if unlabelled else "",
         _overlaps(tasks, found),
     )
@@ -229,7 +189,7 @@ def _origin(source: str, name: str, origin: Mapping[str, Any]) -> tuple[str, str
     return "files of the user's own", UNKNOWN
 
 
-def _overlaps(tasks: Mapping[str, Task], found: _Found) -> str:
+def _overlaps(tasks: Mapping[str, Task], found: Found) -> str:
     shared = [
         f"{of['rows_sharing_a_sentence_with_train']:,} of {of['rows']:,} rows of {escaped(name)} {split}"
         for name in tasks
@@ -239,7 +199,7 @@ def _overlaps(tasks: Mapping[str, Task], found: _Found) -> str:
     return f"Rows that share a sentence with train: {'; '.join(shared)}." if shared else ""
 
 
-def _training(params: Params, found: _Found) -> str:
+def _training(params: Params, found: Found) -> str:
     finetune = params.finetune
     rate = finetune.lr * params.encoder.lr_factor  # as `training.build` has it
     length = f"{finetune.max_steps} steps at most" if finetune.max_steps else f"{finetune.epochs} epochs"
@@ -253,7 +213,7 @@ def _training(params: Params, found: _Found) -> str:
     ]
     surgery = "" if params.surgery.method == "none" else f"surgery {params.surgery.method}"
     extras = [name for name in (*on, surgery) if name]
-    return _lines(
+    return paragraphs(
         "## Training",
         f"{length.capitalize()}, learning rate {rate:g}, schedule {params.schedule.name}, loss weighting "
         f"{params.weighting.method}, seed {params.runtime.seed}."
@@ -264,115 +224,12 @@ def _training(params: Params, found: _Found) -> str:
     )
 
 
-def _results(tasks: Mapping[str, Task], found: _Found) -> str:
-    rows = []
-    for name in (*tasks, "overall_mean", "overall_normalized"):
-        values = {split: found.evaluation[split].get(name) for split in found.splits}
-        if name in tasks:
-            names = dict.fromkeys(metric for of in values.values() for metric in of or {})
-            rows += [
-                [escaped(name), _metric(metric)]
-                + [
-                    _measured((of or {}).get(metric), found.interval(split, name, metric))
-                    for split, of in values.items()
-                ]
-                for metric in names
-            ]
-        elif any(value is not None for value in values.values()):
-            cells = [_measured(value, found.interval(split, name)) for split, value in values.items()]
-            rows.append([", ".join(map(escaped, tasks)), escaped(name), *cells])
-    return _lines(
-        "## Metrics",
-        "With 95 % bootstrap intervals over rows, which say nothing of another seed.",
-        _table(["task", "metric", *found.splits], rows),
-    )
-
-
-def _slices(tasks: Mapping[str, Task], found: _Found) -> str:
-    if not found.slices:
-        return ""
-    blocks = ["## Slices", "Parts of dev, with 95 % intervals."]
-    for name, families in found.slices.items():
-        metric = slice_metric(tasks[name])
-        rows = [
-            [escaped(family), escaped(part), f"{of['n']:,}", _measured(of.get(metric), _ends(of))]
-            for family, parts in families.items()
-            for part, of in parts.items()
-        ]
-        blocks += [f"### {escaped(name)}", _table(["family", "slice", "rows", metric], rows)]
-    return _lines(*blocks)
-
-
-def _calibration(found: _Found) -> str:
-    if not found.calibration:
-        return ""
-    keys = list(dict.fromkeys(key for of in found.calibration.values() for key in of))
-    rows = [[escaped(name), *[_plain(of.get(key)) for key in keys]] for name, of in found.calibration.items()]
-    return _lines(
-        "## Calibration",
-        "Temperatures were fitted on one half of dev, all figures are of the other; scaled: after dividing by the "
-        "temperature. Lower is better.",
-        _table(["task", *[key.replace("_", " ") for key in keys]], rows),
-    )
-
-
-def _robustness(params: Params, found: _Found) -> str:
-    if not found.robustness:
-        return ""
-    rows = [
-        [
-            escaped(task),
-            escaped(name.replace("_", " ")),
-            f"{of['n']:,}",
-            _measured(of["flips"], _ends(of)),
-            _plain(of["shift"]),
-        ]
-        for task, named in found.robustness.items()
-        for name, of in named.items()
-        if name != "model"
-    ]
-    models = {task: named["model"] for task, named in found.robustness.items() if "model" in named}
-    return _lines(
-        "## Robustness",
-        "How often a change that should not matter changes the prediction of a dev row that it applies to: its class, "
-        "or its score by more than a tenth of the range. Shift: mean change of the predicted class's probability, or "
-        "of the score.",
-        escaped(whose(models, list(params.ensemble.members))),
-        _table(["task", "change", "rows", "flips", "shift"], rows),
-    )
-
-
-def _challenges(params: Params, found: _Found) -> str:
-    if not found.challenges:
-        return ""
-    rows = [
-        [
-            escaped(name),
-            escaped(of["task"]),
-            f"{of['n']:,}",
-            _metric(key),
-            _measured(of[key], of.get("intervals", {}).get(key)),
-            _measured(of.get("dev", {}).get(key), None),
-        ]
-        for name, of in found.challenges.items()
-        for key in of
-        if key in METRICS
-    ]
-    models = {of["task"]: of["model"] for of in found.challenges.values() if "model" in of}
-    return _lines(
-        "## Challenge files",
-        "Dev: the same model's figure on dev.",
-        escaped(whose(models, list(params.ensemble.members))),
-        _table(["file", "task", "rows", "metric", "value", "dev"], rows),
-    )
-
-
-def _limits(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
+def _limits(params: Params, tasks: Mapping[str, Task], found: Found) -> str:
     chosen = found.evaluation.get("selected_on", {}).get("rows", "")
     points = []
     made_up = [name for name in tasks if params.source_of(name) == "sample"]
     if made_up:
-        what = "Trained" if len(made_up) == len(tasks) else f"{_several(map(escaped, made_up))} trained"
+        what = "Trained" if len(made_up) == len(tasks) else f"{several(map(escaped, made_up))} trained"
         points.append(f"{what} on made-up sentences of a few grammars: of no use for real text.")
     if "dev" in chosen.split(", "):
         points.append("Epochs were chosen on dev, so that its figures are a little too good.")
@@ -382,23 +239,11 @@ def _limits(params: Params, tasks: Mapping[str, Task], found: _Found) -> str:
     if len(params.ensemble.members) == 1:
         points.append("One seed: another gives other figures, by how much was not measured here.")
     points.append(f"Texts are cut after {params.encoder.max_length} tokens.")
-    points += [_weakest(name, slice_metric(tasks[name]), families) for name, families in (found.slices or {}).items()]
-    points.append("Bias towards groups of people was not measured beyond what stands under Robustness.")
-    return _lines("## Limits", "\n".join(f"- {point}" for point in points if point))
-
-
-def _weakest(name: str, metric: str, families: Mapping[str, Mapping[str, Any]]) -> str:
-    """The slices with the worst figure, of those with enough rows to say so; all rows together are no slice."""
-    lines = [
-        (of[metric], f"{escaped(family)}: {escaped(part)} ({_measured(of[metric], _ends(of))}, {of['n']:,} rows)")
-        for family, parts in families.items()
-        for part, of in parts.items()
-        if family != "all" and of.get(metric) is not None and of["n"] >= FEWEST
+    points += [
+        figures.weakest(name, slice_metric(tasks[name]), families) for name, families in (found.slices or {}).items()
     ]
-    highest = metric in LOWER_IS_BETTER
-    worst = [told for _, told in sorted(lines, reverse=highest)[:WORST]]
-    end = "highest" if highest else "lowest"
-    return f"{escaped(name)} has its {end} {metric} in {'; '.join(worst)}." if worst else ""
+    points.append("Bias towards groups of people was not measured beyond what stands under Robustness.")
+    return paragraphs("## Limits", "\n".join(f"- {point}" for point in points if point))
 
 
 USE = """## Use
@@ -421,45 +266,3 @@ print(predictor.predict(name, [row]))
 
 `models/members/NAME/encoder` is a transformers folder by itself, without heads, for `AutoModel.from_pretrained` and
 `AutoTokenizer.from_pretrained`."""
-
-
-def _lines(*parts: str) -> str:
-    return "\n\n".join(part for part in parts if part)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; cells are Markdown already."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _measured(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if interval is None else f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
-
-
-def _ends(of: Mapping[str, Any]) -> tuple[float, float] | None:
-    return None if of.get("low") is None else (of["low"], of["high"])
-
-
-def _plain(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}"
-
-
-def _metric(name: str) -> str:
-    return escaped(name) + (" (lower is better)" if name in LOWER_IS_BETTER else "")
-
-
-def _several(names: Any) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
-
-
-def _read(path: Path) -> Any:
-    try:
-        return read_json(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: can't be read ({error}); run dvc repro, which writes it") from error

@@ -1,0 +1,18 @@
+"""Texts stay texts in Markdown."""
+
+import pytest
+from markdown_it import MarkdownIt
+
+from bertrio.analysis.markdown import escaped
+
+EVIL = (
+    "<script>alert(1)</script> | [a](http://example.org) `b` *c* _d_ ~~e~~ &amp; www.example.org\n# f ![g](h) a@b.org"
+)
+
+
+@pytest.mark.parametrize("text", [EVIL, "a_b", "1 | 2", "https://example.org", "<b>", "\\", "$x$ ^2^", "plain text"])
+def test_escaped_text_renders_as_itself(text):
+    html = MarkdownIt("gfm-like", {"html": True, "linkify": False}).renderInline(escaped(text))
+    assert "<" not in html
+    shown = html.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&amp;", "&")
+    assert shown == " ".join(text.split())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+
+from tests.training.test_compiled import traced  # noqa: F401
 
 TINY = ["--hidden", "16", "--layers", "3", "--rows", "24", "--batch", "4", "--device", "cpu", "--max-length", "32"]
 
@@ -24,7 +24,18 @@ def bench(root, monkeypatch):
         return importlib.import_module(name)
 
     yield load
-    for name in ("common", "ours", "training", "inference", "scores", "startup", "growth", "checkpointing", "minutes"):
+    for name in (
+        "common",
+        "ours",
+        "training",
+        "inference",
+        "scores",
+        "startup",
+        "growth",
+        "checkpointing",
+        "minutes",
+        "prediction",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -52,18 +63,23 @@ def run_case(bench, work, tmp_path, command, seed=1):
     return json.loads(result.read_text())
 
 
-def run_script(root, tmp_path, name, *args):
-    """Runs a whole benchmark as a user does; its JSON and its tables."""
-    command = [sys.executable, f"benchmarks/{name}.py", *args, "--repeats", "1", "--threads", "1", "--out", tmp_path]
-    done = subprocess.run([*map(str, command)], cwd=root, capture_output=True, text=True, env={**os.environ})
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / f"{name}.md").read_text().strip() in done.stdout
-    return json.loads((tmp_path / f"{name}.json").read_text()), done.stdout
+@pytest.fixture
+def run_script(bench, root, tmp_path, monkeypatch, capsys):
+    """Runs a whole benchmark, its cases in processes of their own as ever; gives its JSON and its tables."""
+
+    def run(name, *args):
+        monkeypatch.chdir(root)
+        bench(name).main([*args, "--repeats", "1", "--threads", "1", "--out", str(tmp_path)])
+        printed = capsys.readouterr().out
+        assert (tmp_path / f"{name}.md").read_text().strip() in printed
+        return json.loads((tmp_path / f"{name}.json").read_text()), printed
+
+    return run
 
 
-def test_training_runs_as_a_whole_and_tells_rates_and_ratios(root, tmp_path):
+def test_training_runs_as_a_whole_and_tells_rates_and_ratios(run_script):
     cases = ["--only", "sst", "smart", "--steps", "2", "--warmup", "1"]
-    told, text = run_script(root, tmp_path, "training", *TINY, *cases, "--peak-tflops", "1")
+    told, text = run_script("training", *TINY, *cases, "--peak-tflops", "1")
     assert [case["name"] for case in told["cases"]] == ["sst", "smart"]
     for case in told["cases"]:
         (run,) = case["runs"]
@@ -72,7 +88,8 @@ def test_training_runs_as_a_whole_and_tells_rates_and_ratios(root, tmp_path):
     assert told["machine"]["torch"] and told["machine"]["threads"] == 1
 
 
-def test_each_case_of_training_measures_the_steps_that_it_was_asked_for(bench, work, tmp_path):
+def test_each_case_of_training_measures_the_steps_that_it_was_asked_for(bench, work, tmp_path, traced):  # noqa: F811
+    # `traced`: what a compiler makes of the steps is for test_compiled, and takes twenty seconds
     peers = all(map(importlib.util.find_spec, ("smart_pytorch", "accelerate")))  # the extra of that name
     training = bench("training")
     for case in training.cases(peers):
@@ -95,14 +112,14 @@ def test_ours_and_the_peer_predict_all_dev_rows(bench, work, tmp_path):
         assert told["rows"] == 8 and told["seconds"] > 0, case.name
 
 
-def test_inference_runs_as_a_whole(root, tmp_path):
-    told, text = run_script(root, tmp_path, "inference", *TINY)
+def test_inference_runs_as_a_whole(run_script):
+    told, text = run_script("inference", *TINY)
     assert told["cases"][0]["runs"][0]["rows"] == 8 and "| ours |" in text
 
 
-def test_scores_trains_ours_and_the_peer_for_whole_epochs_and_scores_both(root, tmp_path):
+def test_scores_trains_ours_and_the_peer_for_whole_epochs_and_scores_both(run_script):
     pytest.importorskip("accelerate")
-    told, text = run_script(root, tmp_path, "scores", *TINY, "--tasks", "sts", "--epochs", "2")
+    told, text = run_script("scores", *TINY, "--tasks", "sts", "--epochs", "2")
     assert [case["name"] for case in told["cases"]] == ["sts", "Trainer: sts"]
     for case in told["cases"]:
         (run,) = case["runs"]
@@ -110,12 +127,12 @@ def test_scores_trains_ours_and_the_peer_for_whole_epochs_and_scores_both(root, 
     assert "| sts |" in text
 
 
-def test_minutes_follows_a_recipe_and_the_peer_epoch_by_epoch(root, tmp_path):
+def test_minutes_follows_a_recipe_and_the_peer_epoch_by_epoch(run_script, tmp_path):
     pytest.importorskip("accelerate")
     small = ["data.sample.train_rows=48", "data.sample.dev_rows=24", "data.sample.test_rows=8", "finetune.epochs=2"]
     settings = [of for setting in small for of in ("-S", setting)]
     only = ("--only", "plain-joint", "Trainer: sts")
-    told, text = run_script(root, tmp_path, "minutes", "--epochs", "2", *only, *settings)
+    told, text = run_script("minutes", "--epochs", "2", *only, *settings)
     for case in told["cases"]:
         (run,) = case["runs"]
         first, second = run["points"]
@@ -139,22 +156,22 @@ def test_minutes_tells_when_each_turn_was_where_trainer_ended_in_it(bench):
     assert "Trainer" not in bench("minutes").table({"ours": turns["ours"]})
 
 
-def test_prediction_answers_rows_and_searches(root, tmp_path):
+def test_prediction_answers_rows_and_searches(run_script):
     pytest.importorskip("faiss")
     sizes, searches = ["--sentences", "50", "--width", "8"], ["mine, 50 x 8", "mine approximately, 50 x 8"]
-    told, text = run_script(root, tmp_path, "prediction", *TINY, *sizes, "--only", "sst, float32", *searches)
+    told, text = run_script("prediction", *TINY, *sizes, "--only", "sst, float32", *searches)
     assert [case["runs"][0]["rows"] for case in told["cases"]] == [8, 50, 50]
     assert "| predict | rows/s |" in text and "| search | seconds |" in text
 
 
-def test_startup_times_whole_processes(root, tmp_path):
-    told, text = run_script(root, tmp_path, "startup", "--only", "bertrio --help", "stages/check.py")
+def test_startup_times_whole_processes(run_script):
+    told, text = run_script("startup", "--only", "bertrio --help", "stages/check.py")
     assert all(0 < run["seconds"] < 60 for case in told["cases"] for run in case["runs"])
     assert "| stages/check.py |" in text
 
 
-def test_growth_runs_the_pipeline(root, tmp_path):
-    told, text = run_script(root, tmp_path, "growth", "--rows", "24", "--rows-sizes", "1", "--members-sizes")
+def test_growth_runs_the_pipeline(run_script):
+    told, text = run_script("growth", "--rows", "24", "--rows-sizes", "1", "--members-sizes")
     assert [case["name"] for case in told["cases"]] == ["rows x 1"]
     assert "finetune-m1" in told["cases"][0]["runs"][0]["stages"] and "off the line" in text
 

@@ -210,9 +210,8 @@ def test_memory_that_is_out_is_no_fault_of_the_compiler(workspace, monkeypatch):
 def test_a_run_that_was_stopped_gives_the_same_bytes(workspace, stopped):  # noqa: F811
     params = workspace.params(**merged(merged(SHORT, DROPPING), ON))
     train(params, "whole")
-    torch._dynamo.reset()  # as in a new process
     stopped(lambda: train(params, "parts"), 5, Interrupted)
-    torch._dynamo.reset()
+    torch._dynamo.reset()  # as in a new process
     train(params, "parts")
     assert_same("whole", "parts")
 

@@ -115,7 +115,7 @@ def test_corpora_are_written_as_far_as_asked_and_only_for_mlm(source, run, capsy
     assert read_table(out / "corpora/multinli.parquet")["text"].tolist() == ["some text"] * 2500
     assert json.loads((out / "raw/facts.json").read_text())["corpora"] == {
         "imdb": {"rows": 2200},
-        "multinli": {"rows": 2500},
+        "multinli": {"rows": 2500, "skipped": {"empty_text": 1, "wrong_number_of_columns": 1}},
     }
     said = capsys.readouterr().err
     assert "imdb: read 2200 texts\n" in said

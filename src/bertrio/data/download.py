@@ -33,7 +33,7 @@ def download(
     Args:
         params: all params; `data`, `tasks`, `mlm.enabled` and `mlm.rows` are read.
         raw: gets <task>/<split>.parquet, and facts.json with the source, its facts, counts of rejects, files with more
-            rows, corpora, and the SHA-256 of files that were fetched from a network.
+            rows, corpora and what was skipped in them, and the SHA-256 of files that were fetched from a network.
         rejects: gets <task>.csv, with no more than the header if there are none.
         corpora: gets <name>.parquet if `mlm.enabled`, and rows.json with how many rows there are of each, so that
             the folder is never empty, of which DVC would warn.
@@ -82,10 +82,14 @@ def count_rejects(rejects: Sequence[Reject], tasks: Sequence[str]) -> dict[str, 
         own = [reject for reject in rejects if reject.task == task]
         counted[task] = {"total": len(own)}
         for split in (*SPLITS, MORE):
-            reasons = Counter(reject.reason.replace(" ", "_") for reject in own if reject.split == split)
-            if reasons:
-                counted[task][split] = dict(sorted(reasons.items()))
+            if reasons := Counter(reject.reason for reject in own if reject.split == split):
+                counted[task][split] = _counted(reasons)
     return counted
+
+
+def _counted(reasons: Counter[str]) -> dict[str, int]:
+    """Counts by reason, the names as keys of JSON."""
+    return {reason.replace(" ", "_"): count for reason, count in sorted(reasons.items())}
 
 
 def _summary(task: str, data: SourceData, folder: Path) -> str:
@@ -142,7 +146,9 @@ def _write_corpora(params: DataParams, rows: MlmRows, folder: Path) -> dict[str,
         told = f"; skipped {skipped.total()} rows ({_listed(skipped)})" if skipped else ""
         say(f"{name}: read {found} texts{fewer}{told}")
         # of a stream no file is ever here whole, so its texts stand for it
-        facts[name] = {"rows": found, **origin, **({"sha256_of_texts": digest.hexdigest()} if where else {})}
+        stands_for = {"sha256_of_texts": digest.hexdigest()} if where else {}
+        unused = {"skipped": _counted(skipped)} if skipped else {}
+        facts[name] = {"rows": found, **unused, **origin, **stands_for}
     return facts
 
 

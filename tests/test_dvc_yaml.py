@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bertrio.params import Params
+from bertrio.params.loading import MEMBER_GROUPS
+from bertrio.training import mlm, prefinetune
+
 # Shared by all stages, without a say in results: dvc.yaml lists none of it.
 NO_SAY = {"console", "errors", "files", "interruption", "params", "plugins", "stage", "workers"}
 # What stops training and lets it go on: to the same bytes, which other tests hold.
@@ -29,6 +33,14 @@ ALLOWED = {
     "ensemble": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),
     "analyze": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION | {"data.corpora", "data.sources"},
+}
+
+
+READS = {"finetune": dict.fromkeys(MEMBER_GROUPS, True), "prefinetune": prefinetune.READS, "pretrain_mlm": mlm.READS}
+TOLD_OTHERWISE = {  # params that have no say in a stage's results, or come to it in a file that it depends on
+    "finetune": {"encoder.revision"},  # models/prefinetuned is of it
+    "prefinetune": {"encoder.revision", "runtime.processes", "tasks"},  # data/inputs/prefinetune.json has the one task
+    "pretrain_mlm": {"runtime.processes"},
 }
 
 
@@ -86,6 +98,34 @@ def test_a_stage_lists_the_code_that_it_runs_and_no_other(stage, stages, source,
     assert not missing, f"dvc.yaml: {stage} imports these, and does not list them"
     unused = {dep for dep in own if not any(covered(name, {dep}) for name in imports)}
     assert not unused, f"dvc.yaml: {stage} lists these, and does not import them"
+
+
+def names_of(reads: dict) -> set[str]:
+    """Every param of the groups that a stage reads, as `group.name`; tasks have names of their own."""
+    fields = {group: Params.model_fields[group].annotation for group in reads if group != "tasks"}
+    named = {f"{group}.{name}" for group, of in fields.items() for name in of.model_fields if reads[group] is True}
+    named |= {f"{group}.{name}" for group, of in reads.items() if of is not True for name in of}
+    return named | ({"tasks"} & reads.keys())
+
+
+@pytest.mark.parametrize("stage", READS)
+def test_a_training_stage_tracks_every_param_that_it_reads(stage, stages):
+    """What is not tracked is left as it was: a member would keep its model, and be filed under another param."""
+    tracked = set(stages[stage]["params"])
+    untracked = {
+        name
+        for name in names_of(READS[stage])
+        if not any(name == own or name.startswith(f"{own}.") or own.startswith(f"{name}.") for own in tracked)
+    }
+    assert untracked == TOLD_OTHERWISE[stage]
+    assert stage != "finetune" or "ensemble.members.${key}" in tracked
+
+
+def test_metrics_are_committed_and_nothing_that_a_stage_writes_outlives_its_next_run(stages):
+    for name, stage in stages.items():
+        outs = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
+        assert not any("persist" in options for out in outs if isinstance(out, dict) for options in out.values()), name
+        assert all(options["cache"] is False for metric in stage.get("metrics", []) for options in metric.values())
 
 
 def test_every_stage_is_looked_at(stages):

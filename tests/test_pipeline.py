@@ -160,6 +160,19 @@ def test_the_scripts_alone_give_the_same_bytes_as_dvc(project, tmp_path):
     assert {name: (copy / name).read_bytes() for name in names} == by_dvc
 
 
+def test_a_copy_runs_its_own_code(project, tmp_path):
+    """An installed bertrio, such as that of an editable install, stands back."""
+    for name in ("stages", "src"):
+        shutil.copytree(project.folder / name, tmp_path / name)
+    with open(tmp_path / "src/bertrio/stage.py", "a") as file:
+        file.write('\nraise SystemExit("the code of the copy")\n')
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    for script in sorted((tmp_path / "stages").glob("*.py")):
+        command = [sys.executable, script, "--member", "base"][: 4 if script.stem == "finetune" else 2]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.stderr.strip() == "the code of the copy", script.name
+
+
 def test_an_experiment_runs_only_the_stages_that_read_the_param(project):
     output = project.run("dvc", "exp", "run", "-n", "slower", "-S", "finetune.lr=1e-6")
     assert stages_run(output) == ["check", "finetune@base", "ensemble", "evaluate", "analyze"]
@@ -210,6 +223,9 @@ def test_optional_stages_and_members(project):
     assert perplexity["after"] < perplexity["before"]
     assert set(project.json("metrics/prefinetune.json")["dev"]) == {"qqp"}
     assert set(project.json("metrics/evaluation.json")["best_epoch"]) == {"base", "second"}
+    members["second"]["finetune"] = {"lr": 1e-6}
+    project.write_params({"mlm": {"enabled": True}, "prefinetune": {"epochs": 1}, "ensemble": {"members": members}})
+    assert stages_run(project.run("dvc", "repro", "finetune")) == ["check", "finetune@second"]
     project.write_params({"mlm": {"enabled": True}, "prefinetune": {"epochs": 1}})
     assert stages_run(project.run("dvc", "repro", "evaluate")) == ["check", "ensemble", "evaluate"]
     assert set(project.json("metrics/evaluation.json")["best_epoch"]) == {"base"}

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -107,6 +108,13 @@ def test_the_params_kept_of_the_best_rows_are_what_the_recipes_make_today(row, f
     own["encoder.name"] = kept["encoder"]["name"]
     made = resolve(RECIPES, RECIPES.row(row), overrides=own, seed=1, base=read_yaml(ROOT / "params.yaml"))
     assert validate_params(kept, str(path)) == validate_params(made, row)
+    assert places(kept) == places(made), "DVC wants every param that dvc.yaml tracks, also those with a default"
+
+
+def places(block: Any) -> set[tuple]:
+    """Where in params something stands."""
+    inner = block.items() if isinstance(block, dict) else ()
+    return {()} | {(name, *place) for name, value in inner for place in places(value)}
 
 
 @pytest.mark.parametrize("row", to_train(RECIPES), ids=lambda row: row.name)
@@ -130,7 +138,7 @@ def test_every_row_makes_two_updates(row, ground, tmp_path, monkeypatch):
         before, after = weights(member, "models/prefinetuned"), weights(member, f"models/{name}")
         assert all(value.isfinite().all() for value in after.values())
         moved = {key.partition(".")[0] for key in after if not torch.equal(before[key], after[key])}
-        assert moved >= {"heads"} if member.encoder.frozen else {"encoder"}, moved
+        assert moved >= ({"heads"} if member.encoder.frozen else {"encoder"}), moved
 
 
 def weights(params: Params, folder: str) -> dict[str, torch.Tensor]:

@@ -152,9 +152,10 @@ def test_a_plan_depends_on_the_sizes_and_the_seed_alone(name):
     assert (plan(name, seed=3, epochs=4) != plan(name, seed=4, epochs=4)) == drawn
 
 
+@pytest.mark.parametrize("cycle", [True, False])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_plan_holds_references_to_few_steps_and_an_epoch_of_its_own_for_each(name):
-    epochs = plan(name, epochs=3)
+def test_a_plan_holds_references_to_few_steps_and_an_epoch_of_its_own_for_each(name, cycle):
+    epochs = plan(name, epochs=3, cycle=cycle)
     assert len({id(step) for epoch in epochs for step in epoch}) <= 3 * len(BATCHES)
     assert len({id(epoch) for epoch in epochs}) == len(epochs)
     assert all(set(step) <= set(BATCHES) for epoch in epochs for step in epoch)

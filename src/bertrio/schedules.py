@@ -104,7 +104,7 @@ def joint(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
         return [[tuple(sizes.batches)] * length for _ in range(sizes.epochs)]
     length = min(length, max(sizes.batches.values()))
     epoch = [tuple(task for task, count in sizes.batches.items() if step < count) for step in range(length)]
-    return [epoch] * sizes.epochs
+    return [list(epoch) for _ in range(sizes.epochs)]
 
 
 def sequential(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:

@@ -179,6 +179,16 @@ def test_aligned_mtl_equals_torchjd_on_the_gradients(tasks):
         torch.testing.assert_close(aligned_mtl(g @ g.T, generator()) @ g, tasks * AlignedMTL()(g))
 
 
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_aligned_mtl_by_its_formula(tasks):
+    """Senushkin et al. 2023, algorithm 1: the gradients' singular values all become the smallest of them."""
+    g = gradients(tasks, 0)
+    values, vectors = torch.linalg.eigh(g @ g.T)
+    balance = values[0].sqrt() * vectors @ values.rsqrt().diag() @ vectors.T
+    by_hand = tasks * balance @ torch.full((tasks,), 1 / tasks, dtype=torch.float64)
+    torch.testing.assert_close(aligned_mtl(g @ g.T, generator()), by_hand)
+
+
 def test_aligned_mtl_leaves_orthogonal_gradients_of_one_length():
     identity = torch.eye(3, dtype=torch.float64)
     torch.testing.assert_close(aligned_mtl(4 * identity, generator()), torch.ones(3, dtype=torch.float64))

@@ -182,6 +182,10 @@ def test_the_interval_of_ece_holds_the_truth_where_the_percentiles_miss_it(confi
     found = [(interval(own), metric_interval(world, "ece", own)) for world, own in zip(worlds, values)]
     plain, mended = np.mean([[low <= truth <= high for low, high in pair] for pair in found], axis=0)
     assert mended >= least > plain
+    lows, highs = np.array([own for _, own in found]).T
+    widths = np.array([high - low for (low, high), _ in found])
+    assert (highs - lows).mean() < 3 * widths.mean()
+    assert (lows > 0).mean() > 0.9 if confidence == 2.0 else (lows == 0).mean() > 0.5
 
 
 def test_all_sides_see_the_same_resamples_whatever_their_order():

@@ -143,6 +143,9 @@ def test_the_table_of_reliability_has_all_rows_and_adds_up_to_the_calibration_er
     gaps = (table["accuracy"] - table["confidence"]).abs()
     assert (table["n"] / 1101 * gaps).sum() == pytest.approx(ece(of.confidence, of.correct))
     assert (table["n"] * table["accuracy"]).sum() == pytest.approx(of.correct.sum())
+    for row in table.itertuples():
+        expected = binomtest(round(row.accuracy * row.n), row.n).proportion_ci(method="wilson")
+        assert (row.low, row.high) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def test_wilsons_interval_is_scipys():
@@ -198,7 +201,11 @@ def test_the_report_is_of_the_half_that_the_temperature_has_not_seen(tmp_path):
     half = np.random.default_rng(0).permutation(2001)[:1000]
     assert stars["temperature"] == pytest.approx(fit_temperature(sure.probabilities[half], sure.labels[half]), abs=1e-5)
     rest = np.setdiff1d(np.arange(2001), half)
-    assert stars["brier"] == pytest.approx(brier(sure.probabilities[rest], sure.labels[rest]), abs=1e-5)
+    probabilities, labels = sure.probabilities[rest], sure.labels[rest]
+    for name, own in (("", probabilities), ("_scaled", temper(probabilities, stars["temperature"]))):
+        assert stars[f"ece{name}"] == pytest.approx(ece(own.max(axis=1), own.argmax(axis=1) == labels), abs=1e-4)
+        assert stars[f"nll{name}"] == pytest.approx(log_loss(own, labels), abs=1e-4)
+        assert stars[f"brier{name}"] == pytest.approx(brier(own, labels), abs=1e-4)
 
     write_calibration(frame, TASKS, tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "calibration.json").read_bytes()

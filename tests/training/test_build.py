@@ -69,6 +69,21 @@ def trained(workspace, *groups, seed=1, steps=3):
     return weights_of(model), weights_of(scored)
 
 
+def test_the_order_of_surgery_is_drawn_on_where_a_checkpoint_left_it(workspace):
+    def made():
+        params, model, train = setting(workspace, TECHNIQUES["pcgrad"], {"finetune": {"max_steps": 3}})
+        return build_trainer(params, model, train)[0]
+
+    def drawn(trainer):
+        return trainer.state_dict()["kept"]["surgery"]["generator"]
+
+    trainer, again = made(), made()
+    fresh = drawn(again).clone()
+    list(trainer.run("test"))
+    again.load_state_dict(trainer.state_dict())
+    assert torch.equal(drawn(again), drawn(trainer)) and not torch.equal(drawn(again), fresh)
+
+
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 

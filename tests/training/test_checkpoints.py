@@ -44,6 +44,11 @@ def on_disk(run):
     return sorted(path.name for path in run.folder.iterdir() if path.is_dir())
 
 
+def test_without_a_folder_of_ones_own_they_lie_outside_the_repository(monkeypatch):
+    monkeypatch.delenv("BERTRIO_CHECKPOINTS")
+    assert not checkpoints._root(None).is_relative_to(Path(__file__).parents[2])
+
+
 def test_the_last_state_comes_back_and_the_last_two_are_kept(tmp_path):
     with opened(tmp_path) as run:
         assert run.latest() is None

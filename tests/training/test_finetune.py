@@ -7,9 +7,9 @@ from bertrio.errors import UserError
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.files import read_json
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.runtime import set_up
+from bertrio.runtime import Runtime, set_up
 from bertrio.training.data import hold_out, load_split
-from bertrio.training.finetune import Inputs, Selection, finetune, predict
+from bertrio.training.finetune import Inputs, Selection, finetune, load_rows, predict
 
 
 def run(params, name):
@@ -49,13 +49,16 @@ def test_the_kept_model_is_that_of_the_best_epoch(workspace):
     run(params, "a")
     history, summary = pd.read_csv("a/h.csv"), read_json("a/out/summary.json")
     assert summary["best_epoch"] == history["epoch"][history["dev_sst_accuracy"].idxmax()]
+    assert summary["best_epoch"] < 4, "the last epoch is the best: this shows nothing"
     assert summary["selected_on"] == {"rows": "dev", "by": "sst"}
     runtime = set_up(**params.runtime.model_dump())
     model = build_model(params, "a/model/encoder", runtime)
     load_heads(model, "a/model")
-    again = predict(model, load_split(params, "dev", "data/splits", "models/tokenizer"), "dev", 64)
-    kept = read_predictions("a/out/predictions.parquet").query("split == 'dev'").reset_index(drop=True)
-    pd.testing.assert_frame_equal(again, kept)
+    table = read_predictions("a/out/predictions.parquet")
+    for split in ("dev", "test"):
+        again = predict(model, load_split(params, split, "data/splits", "models/tokenizer"), split, 64)
+        kept = table[table["split"] == split].reset_index(drop=True)
+        pd.testing.assert_frame_equal(again, kept, check_dtype=False)  # without labels a table alone has none
 
 
 def test_history_has_a_row_an_epoch_with_losses_and_metrics_of_each_task(workspace):
@@ -75,6 +78,50 @@ def test_the_holdout_is_a_seeded_part_of_train_that_is_not_trained_on(workspace)
         assert len(held[task]) == 6
     assert hold_out(train, 0.1, seed=1)[1]["sst"].ids.tolist() == held["sst"].ids.tolist()
     assert hold_out(train, 0.1, seed=2)[1]["sst"].ids.tolist() != held["sst"].ids.tolist()
+
+
+def test_with_a_holdout_its_rows_are_not_trained_on_and_dev_is_what_is_predicted(workspace):
+    params = workspace.params(finetune={"select_on": "holdout"})
+    train, scored, _ = load_rows(params, Inputs())
+    for task in train:
+        own, held = set(train[task].ids), set(scored["holdout"][task].ids)
+        assert held and not own & held and len(own | held) == 60
+    run(params, "a")
+    assert set(read_predictions("a/out/predictions.parquet")["split"]) == {"dev", "test"}
+
+
+def test_selection_looks_at_the_rows_that_it_is_told_to(default_tasks):
+    selection = Selection("sst", "holdout")
+    for epoch, (held, dev) in enumerate([(0.9, 0.1), (0.2, 0.8)], start=1):
+        scores = {"holdout": {"sst": {"accuracy": held}}, "dev": {"sst": {"accuracy": dev}}}
+        selection.offer(torch.nn.Linear(1, 1), epoch, scores, default_tasks, object())
+    assert selection.best_epoch == 1
+
+
+def test_noise_that_bf16_cannot_tell_apart_trains_in_float32_where_precision_is_free(workspace):
+    params = workspace.params(
+        runtime={"precision": "auto"}, smart={"lambda": 1, "radius": 1e-5}, finetune={"max_steps": 1}
+    )
+    bf16 = Runtime(torch.device("cpu"), torch.bfloat16)
+    facts = finetune(params, bf16, Inputs(), "a/model", "a/out", "a/h.csv", "a/conflicts.csv", "a/steps.csv")
+    assert facts["precision"] == "float32"
+
+
+def test_the_rate_warms_up_to_its_peak_and_falls_to_its_end_at_the_last_step(workspace):
+    tiny = {"tiny": {"lr_factor": 20.0}}
+    options = {"finetune": {"lr": 1e-4, "max_steps": 10}, "optimizer": {"warmup_fraction": 0.2}}
+    run(workspace.params(encoder=tiny, tracking={"every": 1}, **options), "a")
+    # two steps of warm-up to 20 x 1e-4, then a straight line that is at 0 after the tenth
+    by_hand = [2e-3 * factor for factor in (1 / 3, 2 / 3, *[1 - step / 8 for step in range(8)])]
+    assert pd.read_csv("a/steps.csv")["lr"].tolist() == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_a_rate_that_falls_by_steps_falls_at_the_ends_of_epochs(workspace):
+    by_steps = {"lr_schedule": "step", "step_epochs": 1, "gamma": 0.1, "warmup_fraction": 0.0}
+    options = {"finetune": {"lr": 1e-3, "epochs": 3}, "schedule": {"max_batches": 3}, "tracking": {"every": 1}}
+    run(workspace.params(optimizer=by_steps, **options), "a")
+    by_hand = [1e-3 * 0.1**epoch for epoch in range(3) for _ in range(3)]
+    assert pd.read_csv("a/steps.csv")["lr"].tolist() == pytest.approx(by_hand, rel=1e-4)
 
 
 def test_selection_keeps_the_first_of_equals_and_last_the_last(default_tasks):

@@ -22,7 +22,16 @@ from bertrio.errors import UserError
 from bertrio.model.encoder import initial_language_model, load_transformer
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.runtime import generator, set_up
-from bertrio.training.mlm import _loss, mask_tokens, perplexity, pretrain_mlm, token_blocks, word_beginnings
+from bertrio.training import mlm
+from bertrio.training.mlm import (
+    _loss,
+    mask_tokens,
+    perplexity,
+    pretrain_mlm,
+    shuffled_batches,
+    token_blocks,
+    word_beginnings,
+)
 
 
 @pytest.fixture
@@ -227,6 +236,32 @@ def test_pretraining_lowers_the_held_out_perplexity_and_leaves_no_litter(workspa
     learned, fresh = load_transformer("models/out"), load_transformer("models/plain")
     assert not torch.equal(learned.get_input_embeddings().weight, fresh.get_input_embeddings().weight)
     assert torch.equal(learned.pooler.dense.weight, fresh.pooler.dense.weight)
+
+
+def test_perplexity_is_measured_on_blocks_that_are_not_trained_on(workspace, corpora, monkeypatch):
+    measured, trained = [], []
+
+    def at_rows(model, blocks, rows, *others):
+        measured.append(set(rows.tolist()))
+        return 1.0
+
+    def on_rows(positions, size, of):
+        trained.append(set(positions.tolist()))
+        return shuffled_batches(positions, size, of)
+
+    monkeypatch.setattr(mlm, "perplexity", at_rows)
+    monkeypatch.setattr(mlm, "shuffled_batches", on_rows)
+    metrics, _ = pretrained(workspace, "models/out", enabled=True, max_steps=1)
+    (own,), (before, after) = trained, measured
+    assert before == after and before and not own & before
+    assert own | before == set(range(metrics["blocks"]))
+
+
+def test_every_pass_over_the_blocks_has_all_of_them_in_an_order_of_its_own():
+    batches = shuffled_batches(np.arange(100, 120), 8, generator(1, "test"))
+    first, second = (np.concatenate([next(batches) for _ in range(3)]).tolist() for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(100, 120))
+    assert first != second and first != sorted(first)
 
 
 @pytest.mark.parametrize(("kind", "head"), [(BertForMaskedLM, "checkpoint"), (BertModel, "fresh")])

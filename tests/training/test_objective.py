@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.distributions import Bernoulli, Categorical, kl_divergence
 
 from bertrio.combining.weighting import Fixed, Uncertainty
 from bertrio.model.multitask import Block, build_model
@@ -8,7 +9,7 @@ from bertrio.params import merged
 from bertrio.regularizers.bregman import Bregman
 from bertrio.runtime import set_up
 from bertrio.training.data import build_losses, build_streams, load_split
-from bertrio.training.objective import Objective, bregman_term, r_drop_term, smart_term
+from bertrio.training.objective import Objective, bregman_term, distill_term, r_drop_term, smart_term
 
 NOISY = {
     "encoder": {"dropout": 0.2, "attention_dropout": 0.2},
@@ -220,6 +221,29 @@ def test_without_a_list_the_penalties_are_for_the_tasks_that_train(workspace):
 def test_what_is_switched_off_has_no_term(workspace):
     params, *_ = setting(workspace)
     assert smart_term(params) is None and r_drop_term(params) is None and bregman_term(params, None) is None
+
+
+def test_distillation_is_the_distance_from_what_is_said_of_the_same_rows(workspace):
+    """In one pass of all tasks: KL of the teacher's probabilities from the model's, squared distance for scores."""
+    params, model, streams, losses = setting(
+        workspace, noisy=False, encoder={"dropout": 0.0, "attention_dropout": 0.0},
+        distill={"weight": 3, "teacher": "somewhere"},
+    )  # fmt: skip
+    draws = torch.Generator().manual_seed(0)
+    said = {task: torch.randn(60, size, generator=draws).softmax(-1) for task, size in (("sst", 5), ("qqp", 2))}
+    said["sts"] = torch.randn(60, 1, generator=draws)
+    batches = [next(streams[task]) for task in said]
+    parts = Objective(model, losses, terms={"distill": distill_term(params, said)})(*batches)
+    for batch, part in zip(batches, parts):
+        taught, out = said[batch.task][batch.rows], model(batch.task, batch.inputs).outputs.detach()
+        if batch.task == "sst":
+            distance = kl_divergence(Categorical(taught), Categorical(logits=out)).mean()
+        elif batch.task == "qqp":
+            distance = kl_divergence(Bernoulli(taught[:, 1]), Bernoulli(logits=out.view(-1))).mean()
+        else:
+            distance = (out - taught).pow(2).mean()
+        assert part.penalties["distill"].item() == pytest.approx(distance.item(), rel=1e-4)
+        assert part.total.item() == pytest.approx(part.loss.item() + 3 * distance.item(), rel=1e-4)
 
 
 def test_the_search_for_noise_leaves_the_gradients_of_parameters_untouched(workspace):

@@ -55,6 +55,23 @@ def test_an_update_equals_adamw_by_hand_in_float64(default_params):
     torch.testing.assert_close(model.weight.detach(), expected, rtol=1e-12, atol=0)
 
 
+def test_two_updates_equal_adamw_by_hand_with_betas_and_eps_of_ones_own(default_params):
+    """Loshchilov and Hutter 2019, algorithm 2; after one update alone, betas have no say."""
+    model = nn.Linear(2, 1, bias=False).double()
+    given = options(default_params, betas=(0.5, 0.8), eps=1e-2, weight_decay=0.1)
+    optimizer = build_optimizer(model, given, lr=0.1)
+    weight = model.weight.detach().clone()
+    first = second = torch.zeros_like(weight)
+    for step, values in enumerate(([0.5, -2.0], [-0.1, 0.3]), start=1):
+        gradient = torch.tensor([values], dtype=torch.float64)
+        model.weight.grad = gradient.clone()
+        optimizer.step()
+        first, second = 0.5 * first + 0.5 * gradient, 0.8 * second + 0.2 * gradient**2
+        mean, spread = first / (1 - 0.5**step), (second / (1 - 0.8**step)).sqrt()
+        weight = weight * (1 - 0.1 * 0.1) - 0.1 * mean / (spread + 1e-2)
+        torch.testing.assert_close(model.weight.detach(), weight, rtol=1e-12, atol=0)
+
+
 def options(default_params, **changes):
     return default_params.optimizer.model_copy(update=changes)
 

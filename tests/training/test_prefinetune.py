@@ -13,7 +13,8 @@ from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.runtime import set_up
 from bertrio.training import resume
-from bertrio.training.prefinetune import prefinetune
+from bertrio.training.data import load_split
+from bertrio.training.prefinetune import _trainer, prefinetune
 
 FOLDERS = ("models/encoder", "data/splits", "models/tokenizer")
 
@@ -23,6 +24,14 @@ def test_switched_off_the_encoder_passes_through_byte_for_byte(workspace):
     assert (metrics, timing) == ({"epochs": 0}, {})
     for file in Path("models/encoder").iterdir():
         assert (Path("out/encoder") / file.name).read_bytes() == file.read_bytes()
+
+
+def test_it_learns_at_its_own_rate(workspace):
+    tiny = {"tiny": {"lr_factor": 20.0}}
+    params = workspace.params(encoder=tiny, prefinetune={"epochs": 1, "lr": 1e-4}, finetune={"lr": 3e-3})
+    train = load_split(params, "train", "data/splits", "models/tokenizer")
+    trainer = _trainer(params, "models/encoder", train, set_up(**params.runtime.model_dump()))
+    assert [group["initial_lr"] for group in trainer.optimizer.param_groups] == pytest.approx([20 * 1e-4] * 2)
 
 
 @pytest.mark.parametrize("task", ["qqp", "sts"])

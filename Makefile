@@ -9,10 +9,9 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 setup: $(READY)
 
-# --no-compile: Python compiles what is imported when it is; all that these packages hold takes three times as long
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
 repro: $(READY)

@@ -4,10 +4,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from bertrio.analysis.markdown import escaped
-
-EVIL = (
-    "<script>alert(1)</script> | [a](http://example.org) `b` *c* _d_ ~~e~~ &amp; www.example.org\n# f ![g](h) a@b.org"
-)
+from tests.analysis.test_card import EVIL
 
 
 @pytest.mark.parametrize("text", [EVIL, "a_b", "1 | 2", "https://example.org", "<b>", "\\", "$x$ ^2^", "plain text"])

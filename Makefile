@@ -18,8 +18,9 @@ repro: $(READY)
 	$(RUN) dvc repro
 	$(RUN) bertrio metrics
 
+# bytecode is kept, whatever the shell says: tests start hundreds of processes, which would each compile src/ anew
 test: $(READY)
-	$(RUN) OMP_NUM_THREADS=1 python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(RUN) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 # kills fine-tuning 25 times and compares bytes, and fuzzes for longer; the result goes into docs/reliability.md
 soak: $(READY)

@@ -11,6 +11,7 @@ from bertrio.data.table import read_table
 from bertrio.errors import UserError
 from bertrio.evaluation.predictions import read_predictions, write_predictions
 from bertrio.files import read_json
+from tests.reading import Reads
 
 WRITTEN = (
     "predictions/analysis/errors.json",
@@ -57,6 +58,13 @@ def test_it_writes_all_that_is_promised_and_the_same_bytes_again(finished):
     assert list(suspects.columns) == ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
     assert Path("predictions/analysis/suspects.csv").read_text().startswith('"task",'), "texts may hold line ends"
     assert [of["model"] for of in read_json("metrics/robustness.json").values()] == ["base"] * 3
+
+
+def test_it_reads_no_param_that_dvc_does_not_track(finished, monkeypatch):
+    reads = Reads(monkeypatch)
+    run_stage(finished.params())
+    assert reads.untracked("analyze") == ["runtime.processes"]  # which fine-tuning alone heeds
+    assert {"analyze.worst", "encoder.max_length", "mlm.enabled", "smart.lambda", "tasks"} <= reads.names
 
 
 def test_dev_without_labels_is_said_and_leaves_the_rest(run, capsys):

@@ -1,6 +1,7 @@
 import itertools
 import subprocess
 import sys
+from typing import get_args
 
 import pandas as pd
 import pytest
@@ -16,10 +17,12 @@ from bertrio.model.about import About, read_about
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads, save_model
 from bertrio.params import build_tasks, load_member
+from bertrio.params.groups import Combine
 from bertrio.runtime import set_up
 from bertrio.training.data import load_split
 from bertrio.training.finetune import predict
 from bertrio.training.soup import average, build_ensemble, greedy_soup
+from tests.reading import Reads
 
 TWO_OUTPUTS = {"loss": "siamese_softmax"}
 
@@ -32,11 +35,15 @@ def cook(workspace, combine, seeds, **overrides):
     for (name, own), seed in zip(loaded.items(), seeds.values()):
         train(own, name, seed)
     params = next(iter(loaded.values()))
+    combine_members(params, loaded)
+    return params
+
+
+def combine_members(params, loaded):
     build_ensemble(
         params, loaded, "data/splits", "models/tokenizer", "models/members", "predictions/members",
         "predictions/ensemble.parquet", "models/ensemble",
     )  # fmt: skip
-    return params
 
 
 def train(params, name, seed):
@@ -125,6 +132,15 @@ def test_a_uniform_soup_is_one_model_with_the_mean_of_all_weights_and_its_own_pr
     }  # fmt: skip
     assert read_about("models/ensemble") == read_about("models/members/base") == About.of(params)
     assert load_transformer("models/ensemble/encoder").config.hidden_size == 16
+
+
+@pytest.mark.parametrize("combine", get_args(Combine))
+def test_no_param_is_read_that_dvc_does_not_track(workspace, monkeypatch, combine):
+    params = cook(workspace, combine, {"base": 1, "second": 2})
+    reads = Reads(monkeypatch)
+    combine_members(params, {name: load_member(name) for name in ("base", "second")})
+    assert set(reads.untracked("ensemble")) <= {"runtime.processes"}  # which fine-tuning alone heeds
+    assert {"ensemble.combine", "tasks"} <= reads.names
 
 
 @pytest.mark.parametrize("how", ["uniform_soup", "greedy_soup"])

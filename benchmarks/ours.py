@@ -47,7 +47,7 @@ def mlm(args: argparse.Namespace) -> dict[str, Any]:
 
     from common import language_model
 
-    from bertrio.model.dropout import draw_bits
+    from bertrio.model.attention import cheap_dropout
     from bertrio.model.tokenizer import load_tokenizer
     from bertrio.runtime import generator
     from bertrio.training.masking import mask_tokens
@@ -56,7 +56,7 @@ def mlm(args: argparse.Namespace) -> dict[str, Any]:
     params, runtime = load(args)
     tokenizer = load_tokenizer(args.work / "models/tokenizer")
     model, blocks = language_model(args, params, tokenizer)
-    draw_bits(model)
+    cheap_dropout(model)
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=params.mlm.mask_probability)
     order, masks_of = (generator(args.seed, name) for name in ("mlm order", "mlm masks"))
     batches = shuffled_batches(np.arange(len(blocks)), params.mlm.batch_size, order)

@@ -23,21 +23,23 @@ class BitDropout(nn.Dropout):
         """Values of any shape, with zeros in training."""
         if not self.training or not self.p or not values.is_cpu or torch.compiler.is_compiling():
             return super().forward(values)
-        dropped = max(1, round(self.p * LEVELS))
-        if dropped == LEVELS:
-            return values * 0.0
-        count = values.numel()
-        draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None)
-        bits = draws.view(torch.int16)[:count].view(values.shape)
-        kept = (bits >= dropped - LEVELS // 2).to(values.dtype)
-        return values * kept.mul_(LEVELS / (LEVELS - dropped))
+        return bit_dropout(values, self.p)
+
+
+def bit_dropout(values: Tensor, p: float) -> Tensor:
+    """What `BitDropout` does in training: values of any shape on the CPU, with zeros at rate `p`, above 0."""
+    dropped = max(1, round(p * LEVELS))
+    if dropped == LEVELS:
+        return values * 0.0
+    count = values.numel()
+    draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None)
+    bits = draws.view(torch.int16)[:count].view(values.shape)
+    kept = (bits >= dropped - LEVELS // 2).to(values.dtype)
+    return values * kept.mul_(LEVELS / (LEVELS - dropped))
 
 
 def draw_bits(module: nn.Module) -> None:
-    """Puts `BitDropout` in the place of every `nn.Dropout` in `module`.
-
-    Where attention is one fused call, its dropout is no module and stays as it is.
-    """
+    """Puts `BitDropout` in the place of every `nn.Dropout` in `module`."""
     for parent in module.modules():
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bertrio.errors import UserError, need
+from bertrio.model.attention import cheap_dropout
 from bertrio.model.compiling import CompiledPasses
-from bertrio.model.dropout import draw_bits
 from bertrio.model.lora import merged_weights
 from bertrio.model.names import source_of
 from bertrio.model.pooling import pooling_of
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
         if pooling == "pooler" and pooler is None:
             kind = transformer.config.model_type
             raise UserError(f"encoder.pooling: {kind} models have no pooler; use cls or mean")
-        draw_bits(transformer)
+        cheap_dropout(transformer)
         self.transformer, self.pooling, self.frozen = transformer, pooling_of(pooling), frozen
         self.passes: CompiledPasses | None = None
         self._accepts = set(inspect.signature(transformer.forward).parameters)

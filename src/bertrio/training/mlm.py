@@ -22,7 +22,7 @@ from bertrio.console import progress, say
 from bertrio.data.batches import Passes
 from bertrio.errors import UserError, need
 from bertrio.files import whole_folder
-from bertrio.model.dropout import draw_bits
+from bertrio.model.attention import cheap_dropout
 from bertrio.model.encoder import Encoder, check_length, initial_language_model, initial_transformer
 from bertrio.model.names import fetched, local_folder
 from bertrio.model.tokenizer import load_tokenizer, pinned
@@ -84,7 +84,7 @@ def pretrain_mlm(
     inputs = [corpora, tokenizer_folder, *_source(start)]
     with open_checkpoints("pretrain_mlm", params, READS, inputs, runtime) as checkpoints:
         model, own_head = initial_language_model(start, len(tokenizer))
-        draw_bits(model)
+        cheap_dropout(model)
         say(f"mlm: the language-model head is {'that of the checkpoint' if own_head else 'fresh'}")
         with _scratch(Path(folder)) as scratch:
             blocks = token_blocks(corpora, tokenizer, params.mlm.block_size, scratch / "tokens")

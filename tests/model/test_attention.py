@@ -1,0 +1,144 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from bertrio.model.attention import NAME, attend, cheap_dropout
+from bertrio.model.dropout import BitDropout, bit_dropout
+from bertrio.model.encoder import Encoder, load_transformer
+
+B, HEADS, T, D = 3, 2, 7, 5
+LAYER = SimpleNamespace(is_causal=False)
+
+
+def inputs(dtype=torch.float32):
+    of = torch.Generator().manual_seed(0)
+    return [torch.randn(B, HEADS, T, D, generator=of).to(dtype).requires_grad_() for _ in range(3)]
+
+
+def hidden_keys():
+    """A mask as transformers makes it: the last keys of the first text are padding."""
+    mask = torch.ones(B, 1, T, T, dtype=torch.bool)
+    mask[0, :, :, -3:] = False
+    return mask
+
+
+def by_hand(query, key, value, mask, kept, scale):
+    """The formula in float64, with the dropout mask given."""
+    query, key, value = (of.double() for of in (query, key, value))
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
+    return torch.einsum("bhqk,bhkd->bqhd", weights * kept, value)
+
+
+def bert(**options):
+    from transformers import BertConfig, BertModel
+
+    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return BertModel(BertConfig(**sizes, intermediate_size=16, max_position_embeddings=16, **options))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("scaling", [None, 0.3])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_outputs_and_gradients_are_the_formulas_under_the_same_mask_of_dropout(dtype, bound, scaling, masked):
+    ours, theirs = inputs(dtype), inputs(dtype)
+    mask = hidden_keys() if masked else None
+    torch.manual_seed(1)
+    found, weights = attend(LAYER, *ours, mask, dropout=0.3, scaling=scaling)
+    assert weights is None and found.dtype == dtype
+    torch.manual_seed(1)
+    kept = bit_dropout(torch.ones(B, HEADS, T, T, dtype=torch.float64), 0.3)
+    assert 0.1 < (kept == 0).double().mean() < 0.5
+    expected = by_hand(*theirs, mask, kept, D**-0.5 if scaling is None else scaling)
+    torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
+    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
+    found.backward(upstream.to(dtype))
+    expected.backward(upstream.double())
+    for one, other in zip(ours, theirs):
+        torch.testing.assert_close(one.grad, other.grad, rtol=2 * bound, atol=2 * bound)
+
+
+def test_under_autocast_scores_and_softmax_stay_in_float32():
+    """In bf16 scores near 80 are 0.5 apart: weights would be off by a third."""
+    query, key, value = (of.detach() for of in inputs(torch.bfloat16))
+    query = query * 20
+    torch.manual_seed(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _ = attend(LAYER, query, key, value, None, dropout=0.3)
+    torch.manual_seed(1)
+    kept = bit_dropout(torch.ones(B, HEADS, T, T, dtype=torch.float64), 0.3)
+    torch.testing.assert_close(found.double(), by_hand(query, key, value, None, kept, D**-0.5), rtol=2e-2, atol=2e-2)
+
+
+def test_a_mask_that_is_added_does_as_one_of_truth_values():
+    query, key, value = inputs()
+    added = torch.zeros(B, 1, 1, T).masked_fill(~hidden_keys()[:, :, :1], -1e9)
+    torch.manual_seed(1)
+    expected, _ = attend(LAYER, query, key, value, hidden_keys(), dropout=0.3)
+    torch.manual_seed(1)
+    found, _ = attend(LAYER, query, key, value, added, dropout=0.3)
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_row_that_is_masked_as_a_whole_has_finite_outputs_and_gradients():
+    query, key, value = inputs()
+    mask = hidden_keys()
+    mask[0, :, -1] = False
+    out, _ = attend(LAYER, query, key, value, mask, dropout=0.3)
+    out.sum().backward()
+    assert all(of.isfinite().all() for of in (out, query.grad, key.grad, value.grad))
+
+
+def test_on_average_it_is_attention_without_dropout():
+    query, key, value = (of.detach() for of in inputs())
+    torch.manual_seed(0)
+    draws = torch.stack([attend(LAYER, query, key, value, hidden_keys(), dropout=0.2)[0] for _ in range(4000)])
+    expected = F.scaled_dot_product_attention(query, key, value, hidden_keys()).transpose(1, 2)
+    error = (draws.mean(0) - expected).abs() / (draws.std(0) / 4000**0.5 + 1e-6)
+    assert error.max() < 5
+
+
+@pytest.mark.parametrize("options", [{"dropout": 0.0}, {"dropout": 0.3, "is_causal": True}])
+def test_all_else_is_torchs_own(options):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    torch.manual_seed(1)
+    expected, _ = sdpa_attention_forward(LAYER, *inputs(), None, **options)
+    torch.manual_seed(1)
+    assert torch.equal(attend(LAYER, *inputs(), None, **options)[0], expected)
+
+
+def test_an_encoder_trains_with_it_and_scores_as_without():
+    plain = bert(attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0)
+    encoder = Encoder(bert(attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0), "mean")
+    encoder.transformer.load_state_dict(plain.state_dict())
+    assert encoder.transformer.config._attn_implementation == NAME
+    tokens = {"input_ids": torch.randint(20, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
+    tokens["attention_mask"][1:, -2:] = 0
+    with torch.no_grad():
+        expected = encoder.pooling(plain.eval()(**tokens), tokens["attention_mask"])
+        assert torch.equal(encoder.eval().encode(encoder.embed(tokens), tokens), expected)
+        encoder.train()
+        state = torch.get_rng_state()
+        first, second = (encoder.encode(encoder.embed(tokens), tokens) for _ in range(2))
+        torch.set_rng_state(state)
+        assert torch.equal(encoder.encode(encoder.embed(tokens), tokens), first)
+    assert not torch.equal(first, second) and not torch.equal(first, expected)
+
+
+def test_saved_models_know_nothing_of_it(tmp_path):
+    encoder = Encoder(bert(), "mean")
+    encoder.save(tmp_path)
+    assert NAME not in (tmp_path / "config.json").read_text()
+    assert load_transformer(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_an_architecture_with_attention_of_its_own_keeps_it_and_has_its_modules_replaced():
+    model = bert(attn_implementation="eager")
+    cheap_dropout(model)
+    assert model.config._attn_implementation == "eager"
+    assert type(model.encoder.layer[0].attention.self.dropout) is BitDropout

@@ -48,7 +48,9 @@ class Reads:
                 return lambda **options: self._place(value(**options), place)
             if name == "model_dump":
                 for field in type(of).__pydantic_fields__:
-                    getattr(of, field)
+                    part = getattr(of, field)
+                    if isinstance(part, BaseModel):
+                        part.model_dump  # noqa: B018 - which is noted, field by field
             elif name in (fields := type(of).__pydantic_fields__):
                 self._note(value, f"{place}.{fields[name].alias or name}".lstrip("."))
             return value

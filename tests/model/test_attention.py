@@ -3,10 +3,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers import AutoModel
 
 from bertrio.model.attention import NAME, attend, cheap_dropout
-from bertrio.model.dropout import BitDropout, bit_dropout
-from bertrio.model.encoder import Encoder, load_transformer
+from bertrio.model.dropout import BitDropout, kept_entries
+from bertrio.model.encoder import Encoder, load_transformer, set_dropout
+from tests.model.test_encoder import CONFIGS, pooled, tokens_of
 
 B, HEADS, T, D = 3, 2, 7, 5
 LAYER = SimpleNamespace(is_causal=False)
@@ -22,6 +24,13 @@ def hidden_keys():
     mask = torch.ones(B, 1, T, T, dtype=torch.bool)
     mask[0, :, :, -3:] = False
     return mask
+
+
+def same_mask():
+    """The mask of dropout 0.3 that `attend` draws first after seed 1, as its factors."""
+    torch.manual_seed(1)
+    kept, factor = kept_entries(torch.ones(B, HEADS, T, T, dtype=torch.float64), 0.3)
+    return kept * factor
 
 
 def by_hand(query, key, value, mask, kept, scale):
@@ -50,8 +59,7 @@ def test_outputs_and_gradients_are_the_formulas_under_the_same_mask_of_dropout(d
     torch.manual_seed(1)
     found, weights = attend(LAYER, *ours, mask, dropout=0.3, scaling=scaling)
     assert weights is None and found.dtype == dtype
-    torch.manual_seed(1)
-    kept = bit_dropout(torch.ones(B, HEADS, T, T, dtype=torch.float64), 0.3)
+    kept = same_mask()
     assert 0.1 < (kept == 0).double().mean() < 0.5
     expected = by_hand(*theirs, mask, kept, D**-0.5 if scaling is None else scaling)
     torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
@@ -69,9 +77,8 @@ def test_under_autocast_scores_and_softmax_stay_in_float32():
     torch.manual_seed(1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found, _ = attend(LAYER, query, key, value, None, dropout=0.3)
-    torch.manual_seed(1)
-    kept = bit_dropout(torch.ones(B, HEADS, T, T, dtype=torch.float64), 0.3)
-    torch.testing.assert_close(found.double(), by_hand(query, key, value, None, kept, D**-0.5), rtol=2e-2, atol=2e-2)
+    expected = by_hand(query, key, value, None, same_mask(), D**-0.5)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_a_mask_that_is_added_does_as_one_of_truth_values():
@@ -84,10 +91,13 @@ def test_a_mask_that_is_added_does_as_one_of_truth_values():
     torch.testing.assert_close(found, expected)
 
 
-def test_a_row_that_is_masked_as_a_whole_has_finite_outputs_and_gradients():
+@pytest.mark.parametrize("added", [None, torch.float32, torch.float64])
+def test_a_row_that_is_masked_as_a_whole_has_finite_outputs_and_gradients(added):
     query, key, value = inputs()
     mask = hidden_keys()
     mask[0, :, -1] = False
+    if added:
+        mask = torch.zeros(mask.shape, dtype=added).masked_fill(~mask, -torch.inf)
     out, _ = attend(LAYER, query, key, value, mask, dropout=0.3)
     out.sum().backward()
     assert all(of.isfinite().all() for of in (out, query.grad, key.grad, value.grad))
@@ -102,14 +112,67 @@ def test_on_average_it_is_attention_without_dropout():
     assert error.max() < 5
 
 
-@pytest.mark.parametrize("options", [{"dropout": 0.0}, {"dropout": 0.3, "is_causal": True}])
-def test_all_else_is_torchs_own(options):
+@pytest.mark.parametrize(
+    ("layer", "heads", "options"),
+    [
+        (LAYER, HEADS, {"dropout": 0.0}),
+        (LAYER, HEADS, {"dropout": 0.3, "is_causal": True}),
+        (SimpleNamespace(), HEADS, {"dropout": 0.3}),  # a layer that does not say is causal
+        (SimpleNamespace(is_causal=False, num_key_value_groups=2), 1, {"dropout": 0.3}),
+        (LAYER, HEADS, {"dropout": 0.3, "position_bias": torch.randn(1, HEADS, T, T)}),
+    ],
+)
+def test_all_else_is_torchs_own(layer, heads, options):
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    query, key, value = inputs()
+    given = query, key[:, :heads], value[:, :heads], None
     torch.manual_seed(1)
-    expected, _ = sdpa_attention_forward(LAYER, *inputs(), None, **options)
+    expected, _ = sdpa_attention_forward(layer, *given, **options)
     torch.manual_seed(1)
-    assert torch.equal(attend(LAYER, *inputs(), None, **options)[0], expected)
+    assert torch.equal(attend(layer, *given, **options)[0], expected)
+
+
+def test_compiled_passes_have_torchs_own(monkeypatch):
+    torch.manual_seed(1)
+    own, _ = attend(LAYER, *inputs(), hidden_keys(), dropout=0.3)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.manual_seed(1)
+    found, _ = attend(LAYER, *inputs(), hidden_keys(), dropout=0.3)
+    torch.manual_seed(1)
+    expected = F.scaled_dot_product_attention(*inputs(), hidden_keys(), dropout_p=0.3).transpose(1, 2)
+    assert torch.equal(found, expected) and not torch.allclose(found, own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("bert", 2), ("roberta", 2), ("distilbert", 2), ("modernbert", 2), ("deberta_v3", 0)]
+)
+def test_every_architecture_trains_with_it_as_with_torchs_own_where_nothing_is_dropped(monkeypatch, kind, layers):
+    """Masks of ones in place of those that are drawn: the same outputs and gradients as at rate 0."""
+    calls = []
+
+    def all_kept(values, p):
+        calls.append(p)
+        return torch.ones_like(values), 1.0
+
+    monkeypatch.setattr("bertrio.model.attention.kept_entries", all_kept)
+    monkeypatch.setattr(BitDropout, "forward", lambda self, values: values)  # ModernBERT has such a one at that rate
+    config = CONFIGS[kind]()
+    torch.manual_seed(0)
+    set_dropout(config, 0.0, 0.0)
+    plain = AutoModel.from_config(config)
+    tokens = tokens_of(plain, lengths=(40, 23))
+    config = CONFIGS[kind]()
+    set_dropout(config, 0.0, 0.5 if layers else 0.0)
+    encoder = Encoder(AutoModel.from_config(config), "mean").train()
+    encoder.transformer.load_state_dict(plain.state_dict())
+    gradients = []
+    for one in (encoder, plain_one := Encoder(plain, "mean").train()):
+        pooled(one, tokens).pow(2).sum().backward()
+        gradients.append([parameter.grad for parameter in one.parameters() if parameter.grad is not None])
+        assert len(calls) == layers, "at rate 0 there is nothing to draw"
+    torch.testing.assert_close(pooled(encoder, tokens), pooled(plain_one, tokens), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
 def test_an_encoder_trains_with_it_and_scores_as_without():

@@ -7,25 +7,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertrio.model.dropout import bit_dropout, draw_bits
+from bertrio.model.dropout import draw_bits, kept_entries
 
 NAME = "bertrio"  # under which transformers knows it
-SPECIAL = ("position_bias", "softcap", "cache")  # what some architectures ask of attention besides
+LEFT_TO_TORCH = ("position_bias", "softcap", "cache")  # what some architectures ask of attention besides
 
 
 def cheap_dropout(transformer: nn.Module) -> None:
     """Makes all dropout of a transformer cheap on a CPU: of modules by `draw_bits`, of attention by `attend`.
 
-    Attention changes where it is torch's `scaled_dot_product_attention`; saved models know nothing of it.
+    Attention changes where all of it is torch's `scaled_dot_product_attention`. The transformer's config names another
+    one from then on, in memory alone: saved models know nothing of it.
     """
     draw_bits(transformer)
-    if getattr(getattr(transformer, "config", None), "_attn_implementation", None) == "sdpa":
-        from transformers import AttentionInterface, AttentionMaskInterface
-        from transformers.masking_utils import sdpa_mask
+    config = getattr(transformer, "config", None)
+    if getattr(config, "_attn_implementation", None) != "sdpa" or config.sub_configs:
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
 
-        AttentionInterface.register(NAME, attend)
-        AttentionMaskInterface.register(NAME, sdpa_mask)
-        transformer.set_attn_implementation(NAME)
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
+    transformer.set_attn_implementation(NAME)
 
 
 def attend(
@@ -42,14 +45,16 @@ def attend(
     2017, "Attention Is All You Need", section 3.2.1).
 
     Torch's own has no fused kernel for dropout on a CPU: it works in float32 throughout, draws a double for each
-    weight, and looks for rows that are masked as a whole. Here masks come from `bit_dropout`, and the product with V
-    is in V's own precision, as torch's kernel without dropout has it; scores and softmax are in float32 in both. Where
-    there is no dropout, or no CPU, or the passes are compiled, it is torch's own.
+    weight, and looks for rows that are masked as a whole. Here masks are those of `BitDropout`, and the product with V
+    is in V's own precision, as torch's kernel without dropout has it; scores and softmax are in float32 in both. It
+    stays torch's own without dropout, elsewhere than on a CPU, in compiled passes, and for what encoders of texts have
+    no use for: causal attention by a flag, fewer heads of keys than of queries, and `LEFT_TO_TORCH`.
 
     Args:
         module: the attention layer.
-        query, key, value: [B, heads, T, d].
-        attention_mask: True where a key counts, or what is added to the scores, to be broadcast to [B, heads, T, T].
+        query: [B, heads, T, d].
+        key, value: [B, heads, S, d].
+        attention_mask: True where a key counts, or what is added to the scores; to be broadcast to [B, heads, T, S].
         dropout: the rate; 0 in evaluation.
         scaling: s; None for 1 / sqrt(d).
 
@@ -57,26 +62,28 @@ def attend(
         [B, T, heads, d], and no weights, as `AttentionInterface` of transformers has it. A row that is masked as a
         whole, which only padding can be, gets the mean of V, and not zeros as in torch's own.
     """
-    causal = options.get("is_causal")
-    causal = attention_mask is None and (getattr(module, "is_causal", True) if causal is None else causal)
+    flag = options.get("is_causal")
+    causal = attention_mask is None and (getattr(module, "is_causal", True) if flag is None else flag)
     cheap = bool(dropout) and not torch.compiler.is_compiling() and query.is_cpu and query.shape[1] == key.shape[1]
-    if not cheap or causal or any(options.get(name) is not None for name in SPECIAL):
+    if not cheap or causal or any(options.get(name) is not None for name in LEFT_TO_TORCH):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-    fine = torch.promote_types(query.dtype, torch.float32)
+    precision = torch.promote_types(query.dtype, torch.float32)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     with torch.autocast("cpu", enabled=False):
-        scores = torch.matmul(query.to(fine) * scale, key.to(fine).transpose(-1, -2))
+        scores = torch.matmul(query.to(precision) * scale, key.to(precision).transpose(-1, -2))
         if attention_mask is not None:
-            scores += _added(attention_mask)
-        weights = bit_dropout(scores.softmax(-1).to(value.dtype), dropout)
-        mixed = torch.matmul(weights, value)
+            scores += _as_addend(attention_mask)
+        weights = scores.softmax(-1).to(value.dtype)
+        kept, factor = kept_entries(weights, dropout)
+        mixed = torch.matmul(weights * kept, value) * factor
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _added(mask: Tensor) -> Tensor:
-    """What is added to scores: the smallest number where a key is hidden, for infinity makes NaN of a whole row."""
-    return torch.where(mask, 0.0, torch.finfo(torch.float32).min) if mask.dtype == torch.bool else mask
+def _as_addend(mask: Tensor) -> Tensor:
+    """What is added to scores, never less than float32's smallest number: infinity makes NaN of a whole row."""
+    least = torch.finfo(torch.float32).min
+    return torch.where(mask, 0.0, least) if mask.dtype == torch.bool else mask.clamp(min=least)

@@ -13,8 +13,8 @@ class BitDropout(nn.Dropout):
 
     On the CPU, torch draws a double for each entry, which takes an eighth of a small encoder's step. Here four entries
     share a draw of 64 bits, 16 each. So p is rounded to a multiple of :math:`2^{-16}` (0.1 to 0.1000061), and what the
-    others are divided by is that of the rounded p, so that the mean stays. Elsewhere, and in compiled passes,
-    which draw masks in the kernels that use them, it is `nn.Dropout`.
+    others are divided by is that of the rounded p, so that the mean stays (but for bf16's rounding of it, as in
+    `nn.Dropout`). Elsewhere, and in compiled passes, which draw masks in the kernels that use them, it is `nn.Dropout`.
 
     Masks come from torch's global generator, as those of `nn.Dropout` do, so a replayed state replays them.
     """
@@ -23,19 +23,20 @@ class BitDropout(nn.Dropout):
         """Values of any shape, with zeros in training."""
         if not self.training or not self.p or not values.is_cpu or torch.compiler.is_compiling():
             return super().forward(values)
-        return bit_dropout(values, self.p)
+        kept, factor = kept_entries(values, self.p)
+        return values * kept.mul_(factor)
 
 
-def bit_dropout(values: Tensor, p: float) -> Tensor:
-    """What `BitDropout` does in training: values of any shape on the CPU, with zeros at rate `p`, above 0."""
+def kept_entries(values: Tensor, p: float) -> tuple[Tensor, float]:
+    """A mask of dropout at rate `p`, above 0: 1 where an entry is kept and 0 elsewhere, like `values`; and what those
+    that are kept are to be multiplied by."""
     dropped = max(1, round(p * LEVELS))
     if dropped == LEVELS:
-        return values * 0.0
+        return torch.zeros_like(values), 1.0
     count = values.numel()
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None)
     bits = draws.view(torch.int16)[:count].view(values.shape)
-    kept = (bits >= dropped - LEVELS // 2).to(values.dtype)
-    return values * kept.mul_(LEVELS / (LEVELS - dropped))
+    return (bits >= dropped - LEVELS // 2).to(values.dtype), LEVELS / (LEVELS - dropped)
 
 
 def draw_bits(module: nn.Module) -> None:

@@ -74,7 +74,8 @@ def attend(
     precision = torch.promote_types(query.dtype, torch.float32)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     with torch.autocast("cpu", enabled=False):
-        scores = torch.matmul(query.to(precision) * scale, key.to(precision).transpose(-1, -2))
+        query, key = (of.to(precision, memory_format=torch.contiguous_format) for of in (query, key))
+        scores = torch.matmul(query * scale, key.transpose(-1, -2))
         if attention_mask is not None:
             scores += _as_addend(attention_mask)
         weights = scores.softmax(-1).to(value.dtype)

@@ -36,7 +36,8 @@ def kept_entries(values: Tensor, p: float) -> tuple[Tensor, float]:
     count = values.numel()
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(1 << 63), None)
     bits = draws.view(torch.int16)[:count].view(values.shape)
-    return (bits >= dropped - LEVELS // 2).to(values.dtype), LEVELS / (LEVELS - dropped)
+    kept = torch.ge(bits, dropped - LEVELS // 2, out=torch.empty_like(values))  # a mask of bools is slow to cast
+    return kept, LEVELS / (LEVELS - dropped)
 
 
 def draw_bits(module: nn.Module) -> None:

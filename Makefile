@@ -9,9 +9,11 @@ RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
 setup: $(READY)
 
+# bytecode is made on all cores, where pip takes one; files that packages carry for other versions of Python fail
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	touch $(READY)
 
 repro: $(READY)

@@ -27,7 +27,7 @@ from tests.training.test_distributed import FREE, ROOT, SETTINGS, Project, envir
 
 FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}
 CHOSEN = ("plain", "pcgrad, smart, sparse", CARRIED, "round robin, smart on the upper layer")
-SHORT = {"finetune": {"max_steps": 20}}
+SHORT = {"finetune": {"max_steps": 12}}
 
 
 @pytest.fixture(scope="module")

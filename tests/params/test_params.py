@@ -328,7 +328,8 @@ def test_a_member_has_no_say_in_what_it_does_not_train_beside_one_that_does(load
 )
 def test_every_group_that_fine_tuning_reads_can_differ_by_member(load, group, block):
     overrides = {"ensemble": {"members": {"b": {group: block}}}}
-    changed = [name for name in Params.model_fields if getattr(load(overrides, "b"), name) != getattr(load({}), name)]
+    member, base = load(overrides, "b"), load({})
+    changed = [name for name in Params.model_fields if getattr(member, name) != getattr(base, name)]
     assert set(changed) <= {group, "ensemble"} and (group == "sharing" or group in changed)
     assert group in MEMBER_GROUPS
 

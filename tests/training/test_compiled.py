@@ -54,10 +54,9 @@ def traced(monkeypatch):
         {"finetune": {"one_pass": False}, "tasks": {"sts": {"encoding": "bi", "head": "siamese"}}},
         {"encoder": {"lora": {"rank": 2}}},
         {"encoder": {"frozen": True}},
-        {"encoder": {"pooling": "cls"}},
-        {"encoder": {"pooling": "pooler"}},
+        {"encoder": {"pooling": "pooler"}},  # a part of the transformer; the others read what comes of it
     ],
-    ids=["plain", "smart", "pieces", "surgery", "bi", "lora", "frozen", "cls", "pooler"],
+    ids=["plain", "smart", "pieces", "surgery", "bi", "lora", "frozen", "pooler"],
 )
 def test_a_step_has_the_gradients_of_the_plain_one(workspace, traced, technique):
     technique = merged(STILL, technique)

@@ -23,7 +23,7 @@ from bertrio.training.loop import Trainer
 from bertrio.training.state_files import read_state, write_state
 from tests.distributed_run import built, train, weights
 
-CARRIED, HALF = "uncertainty, accumulate, ema, bregman", 6
+CARRIED, HALF = "uncertainty, accumulate, ema, bregman", 9
 
 
 class Stopped(Exception):

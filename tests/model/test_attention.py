@@ -15,8 +15,10 @@ LAYER = SimpleNamespace(is_causal=False)
 
 
 def inputs(dtype=torch.float32):
+    """Queries, keys and values as layers hand them over: views with heads and tokens exchanged."""
     of = torch.Generator().manual_seed(0)
-    return [torch.randn(B, HEADS, T, D, generator=of).to(dtype).requires_grad_() for _ in range(3)]
+    drawn = [torch.randn(B, T, HEADS, D, generator=of).to(dtype) for _ in range(3)]
+    return [values.transpose(1, 2).requires_grad_() for values in drawn]
 
 
 def hidden_keys():

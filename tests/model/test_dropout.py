@@ -43,6 +43,16 @@ def test_the_same_state_of_the_generator_gives_the_same_mask():
     assert torch.equal(drop(values), first) and not torch.equal(first, second)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mask_does_not_depend_on_how_values_lie_in_memory(dtype):
+    values = torch.randn(6, 5, 7).to(dtype).transpose(0, 2)
+    state = torch.get_rng_state()
+    dropped = BitDropout(0.4).train()(values)
+    torch.set_rng_state(state)
+    assert not values.is_contiguous()
+    assert torch.equal(dropped, BitDropout(0.4).train()(values.contiguous()))
+
+
 def test_it_does_nothing_in_evaluation_or_at_rate_0_and_leaves_nothing_at_rate_1():
     values = torch.randn(5, 5)
     assert torch.equal(BitDropout(0.5).eval()(values), values)

@@ -13,7 +13,7 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
+	$(BIN)/python -W ignore -m compileall -qq -j 0 .venv/lib || true
 	touch $(READY)
 
 repro: $(READY)

@@ -26,14 +26,13 @@ from common import (
     Runs,
     add_model_options,
     case_parser,
-    load,
     markdown,
     measure,
     middle,
     parser_of,
     prepared,
     report,
-    training_rows,
+    trainer_of,
     wait_for,
     write_result,
 )
@@ -74,20 +73,13 @@ class Blocks:
 
 def case(args: argparse.Namespace) -> dict[str, Any]:
     """Trains as the stage `finetune` does, without scoring, and saves."""
-    from bertrio.model.multitask import build_model
     from bertrio.params.groups import CheckpointParams
-    from bertrio.training.build import build_trainer
     from bertrio.training.checkpoints import Checkpoints
     from bertrio.training.course import Selection
     from bertrio.training.resume import Resume
 
     args.steps = 2 * args.saves * args.block
-    params, runtime = load(args)
-    rows = training_rows(args, params)
-    model = build_model(params, args.work / "models/encoder", runtime)
-    fewest = min(-(-len(of) // params.tasks[task].batch_size) for task, of in rows.items())
-    options = params.finetune.model_copy(update={"epochs": 1 + params.finetune.max_steps // fewest})
-    trainer, kept = build_trainer(params.model_copy(update={"finetune": options}), model, rows)
+    trainer, kept, _, runtime = trainer_of(args)
     best = Selection("overall_normalized", "dev")
     best.weights = {name: value.detach().cpu().clone() for name, value in kept.state_dict().items()}
     where = CheckpointParams(minutes=None, steps=None, folder=args.folder)

@@ -287,6 +287,21 @@ def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:
     return {task: split[task] for task in params.trains}
 
 
+def trainer_of(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], Any]:
+    """What the stage `finetune` trains with, for `max_steps`; the model that it scores, the rows, and the runtime."""
+    from bertrio.model.multitask import build_model
+    from bertrio.training.build import build_trainer
+
+    params, runtime = load(args)
+    rows = training_rows(args, params)
+    model = build_model(params, args.work / "models/encoder", runtime)
+    fewest = min(-(-len(of) // params.tasks[task].batch_size) for task, of in rows.items())
+    epochs = 1 + params.finetune.max_steps // fewest  # more than enough: max_steps ends the last one
+    asked = params.finetune.model_copy(update={"epochs": epochs})
+    trainer, kept = build_trainer(params.model_copy(update={"finetune": asked}), model, rows)
+    return trainer, kept, rows, runtime
+
+
 def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tuple[Any, Any]:
     """The folder's encoder under a fresh head for masked tokens, and the training texts of all tasks in blocks."""
     import pandas as pd

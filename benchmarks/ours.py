@@ -17,28 +17,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from common import Clock, case_parser, load, training_rows, wait_for, write_result
+from common import Clock, case_parser, load, trainer_of, training_rows, wait_for, write_result
 
 from bertrio.stage import peak_memory_mb
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Trains as the stage `finetune` does, without scoring."""
-    from bertrio.model.multitask import build_model
-    from bertrio.training.build import build_trainer
-
-    params, runtime = load(args)
-    rows = training_rows(args, params)
-    model = build_model(params, args.work / "models/encoder", runtime)
-    fewest = min(-(-len(of) // params.tasks[task].batch_size) for task, of in rows.items())
-    epochs = 1 + params.finetune.max_steps // fewest  # more than enough: max_steps ends the last one
-    asked = params.finetune.model_copy(update={"epochs": epochs})
-    trainer, _ = build_trainer(params.model_copy(update={"finetune": asked}), model, rows)
+    trainer, kept, rows, runtime = trainer_of(args)
     clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.rows_seen)
     trainer.after_step = [*trainer.after_step, clock]
     for _ in trainer.run("benchmark"):
         pass
-    return {**clock.measured(), **work_of(model.encoder.transformer.config, rows), "runtime": runtime.describe()}
+    return {**clock.measured(), **work_of(kept.encoder.transformer.config, rows), "runtime": runtime.describe()}
 
 
 def mlm(args: argparse.Namespace) -> dict[str, Any]:

@@ -3,8 +3,9 @@
     python benchmarks/scores.py --data path/to/course-data --encoder path/to/encoder --epochs 1 --repeats 3
 
 Both train on all rows from the same encoder, with the same batch size, learning rate, warm-up and decay. A turn is a
-seed; scores are means over the seeds, times medians. Speed that is bought with a worse model would show here. Trainer
-always runs (extra: peers).
+seed; scores are means over the seeds, times medians. Speed that is bought with a worse model would show here, and so
+would a better model: Trainer's reads the encoder's pooler, ours what `encoder.pooling` says, and `--pooling pooler`
+makes the two alike. Trainer always runs (extra: peers).
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from statistics import mean, median, stdev
 from common import Case, Runs, add_model_options, chosen, markdown, measure, parser_of, prepared, ratio_cell, report
 
 
-def cases(tasks: Sequence[str], epochs: int) -> list[Case]:
-    """Ours and Trainer on each task, in the order in which they run."""
+def cases(tasks: Sequence[str], epochs: int, pooling: str | None = None) -> list[Case]:
+    """Ours, with its own pooling or another, and Trainer on each task, in the order in which they run."""
     found, asked = [], ("--epochs", str(epochs))
+    encoder = {"encoder": {"pooling": pooling}} if pooling else {}
     for task in tasks:
-        own = ("--task", task, *asked, "--set", json.dumps({"schedule": {"tasks": [task]}}))
+        own = ("--task", task, *asked, "--set", json.dumps({"schedule": {"tasks": [task]}, **encoder}))
         found.append(Case(task, ("ours.py", "score", *own), f"{epochs} epochs of ours on {task}"))
         peer = ("peers/hf_trainer.py", "--task", task, *asked)
         found.append(Case(f"Trainer: {task}", peer, f"{epochs} epochs of transformers' Trainer on {task}"))
@@ -46,9 +48,10 @@ def main(argv: Sequence[str]) -> None:
     add_model_options(parser)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", default=["sst", "sts"], help="qqp has thirty times the rows")
+    parser.add_argument("--pooling", help="of our encoder, in place of params.yaml's; pooler: as Trainer's model")
     args = parser.parse_args(argv)
     args.given = list(argv)
-    picked = chosen(cases(args.tasks, args.epochs), args.only)
+    picked = chosen(cases(args.tasks, args.epochs, args.pooling), args.only)
     with prepared(args) as work:
         runs = measure(picked, args, ["--work", str(work)])
     report("scores", args, picked, runs, [table(runs, args.tasks)])

@@ -35,6 +35,7 @@ def bench(root, monkeypatch):
         "checkpointing",
         "minutes",
         "prediction",
+        "profiled",
     ):
         sys.modules.pop(name, None)
 
@@ -105,6 +106,17 @@ def test_checkpointing_times_steps_with_a_save_and_without(bench, work, tmp_path
     assert not list((tmp_path / "checkpoints").iterdir()), "it leaves nothing"
 
 
+def test_profiled_shares_a_step_out_among_its_parts(bench, run_script):
+    told, text = run_script("profiled", *TINY, "--steps", "2", "--warmup", "1")
+    (run,) = told["cases"][0]["runs"]
+    assert run["steps"] == 2 and run["seconds"] > 0
+    parts = bench("profiled").parts_of(run)
+    assert all(ms >= 0 for ms, _ in parts.values()), "no part is counted twice"
+    assert parts["AdamW"][1] >= 1
+    assert parts["products of linear layers"][1] >= 3 * 3 * 6, "three layers of six, and twice as many on the way back"
+    assert "| sst | products of linear layers |" in text
+
+
 def test_ours_and_the_peer_predict_all_dev_rows(bench, work, tmp_path):
     peers = importlib.util.find_spec("sentence_transformers") is not None
     for case in bench("inference").cases(peers, batch=4):
@@ -119,7 +131,8 @@ def test_inference_runs_as_a_whole(run_script):
 
 def test_scores_trains_ours_and_the_peer_for_whole_epochs_and_scores_both(run_script):
     pytest.importorskip("accelerate")
-    told, text = run_script("scores", *TINY, "--tasks", "sts", "--epochs", "2")
+    told, text = run_script("scores", *TINY, "--tasks", "sts", "--epochs", "2", "--pooling", "pooler")
+    assert '"pooling": "pooler"' in " ".join(told["cases"][0]["command"])
     assert [case["name"] for case in told["cases"]] == ["sts", "Trainer: sts"]
     for case in told["cases"]:
         (run,) = case["runs"]

@@ -4,9 +4,9 @@
 
 Steps are timed without the profiler first, then as many run under it. It makes them longer, and the parts add up to
 those longer steps; on a CPU most of what it adds is counted as casts, as its own memory has freed blocks given back to
-the system and fetched anew. `outside of operations` is what no operation of torch accounts for: Python, autograd's
-bookkeeping and calls. On a GPU the parts are the time of kernels there, and what is outside is the time in which it
-waits.
+the system and fetched anew. `outside of operations` is what no operation of torch accounts for: Python and its calls.
+Calls count an operation that makes another as two. On a GPU the parts are the time of the kernels that operations
+start, and what is outside is the time in which it waits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -48,7 +48,7 @@ PARTS = {  # operations of torch, without `aten::`, by what their names begin wi
         *("empty", "index", "embedding", "_foreach", "cat", "where", "clamp", "bitwise", "resize_"),
     ),
 }
-OTHERS, OUTSIDE = "all other operations", "outside of operations"
+OTHERS, OUTSIDE = "views, autograd, all others", "outside of operations"
 
 
 def part_of(operation: str) -> str:
@@ -80,15 +80,25 @@ def case(args: argparse.Namespace) -> dict[str, Any]:
     trainer.after_step = [*trainer.after_step, watch]
     for _ in trainer.run("benchmark"):
         pass
-    own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    events = profiler.key_averages()
     return {
         "seconds": plain.measured()["seconds"],
         "profiled_seconds": profiled.measured()["seconds"],
         "steps": steps,
-        "operations": {of.key: [getattr(of, own) / 1000 / steps, of.count / steps] for of in events},
+        "operations": operations_of(profiler.key_averages(), on_gpu, steps),
         "runtime": runtime.describe(),
     }
+
+
+def operations_of(events: Iterable[Any], on_gpu: bool, steps: int) -> dict[str, tuple[float, float]]:
+    """Milliseconds and calls a step of each operation, from the averages of torch's profiler.
+
+    A kernel's time belongs to the operation that started it; among the events it stands once more, on its device.
+    """
+    from torch.autograd import DeviceType
+
+    own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    there = [of for of in events if of.device_type == DeviceType.CPU]
+    return {of.key: (getattr(of, own) / 1000 / steps, of.count / steps) for of in there}
 
 
 def parts_of(run: dict[str, Any]) -> dict[str, tuple[float, float]]:

@@ -31,9 +31,11 @@ def cases(tasks: Sequence[str], epochs: int, pooling: str | None = None) -> list
 
 
 def table(runs: Runs, tasks: Sequence[str]) -> str:
-    """Mean and standard deviation of the scores, their difference, and the times."""
+    """Mean and standard deviation of the scores, their difference, and the times, of tasks that both sides ran."""
     lines = []
     for task in tasks:
+        if not {task, f"Trainer: {task}"} <= set(runs):
+            continue
         ours, peer = ([run["score"] for run in runs[name]] for name in (task, f"Trainer: {task}"))
         times = [[run["seconds"] for run in runs[name]] for name in (task, f"Trainer: {task}")]
         cells = [f"{mean(of):.4f} ± {stdev(of) if len(of) > 1 else 0:.4f}" for of in (ours, peer)]
@@ -47,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__, repeats=3)
     add_model_options(parser)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--tasks", nargs="+", default=["sst", "sts"], help="qqp has thirty times the rows")
+    parser.add_argument("--tasks", nargs="+", default=["sst", "sts"], help="whose rows to train on and to score")
     parser.add_argument("--pooling", help="of our encoder, in place of params.yaml's; pooler: as Trainer's model")
     args = parser.parse_args(argv)
     args.given = list(argv)

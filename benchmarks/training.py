@@ -52,6 +52,8 @@ OVER = {  # which step stands over which in the table of costs
     **{method: ["joint", "joint, one pass"] for method in SURGERIES},
     "joint, one pass": ["joint"],
     "joint, one pass, matched": ["joint"],
+    "loop: sst": ["sst"],
+    "loop: joint": ["joint"],
     "loop: smart-pytorch": ["loop: sst", "smart"],
     "loop: smart-pytorch, shuffled": ["smart"],
     "loop: TorchJD pcgrad": ["loop: joint", "pcgrad"],

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from torch.autograd import DeviceType
 
 from tests.training.test_compiled import traced  # noqa: F401
 
@@ -107,14 +109,70 @@ def test_checkpointing_times_steps_with_a_save_and_without(bench, work, tmp_path
 
 
 def test_profiled_shares_a_step_out_among_its_parts(bench, run_script):
-    told, text = run_script("profiled", *TINY, "--steps", "2", "--warmup", "1")
+    told, text = run_script(
+        "profiled", *TINY, "--steps", "2", "--warmup", "1", "--task", "joint", "--precision", "bf16"
+    )
     (run,) = told["cases"][0]["runs"]
     assert run["steps"] == 2 and run["seconds"] > 0
     parts = bench("profiled").parts_of(run)
-    assert all(ms >= 0 for ms, _ in parts.values()), "no part is counted twice"
+    assert all(ms >= 0 for ms, _ in parts.values()), "operations take no longer than the steps"
     assert parts["AdamW"][1] >= 1
-    assert parts["products of linear layers"][1] >= 3 * 3 * 6, "three layers of six, and twice as many on the way back"
-    assert "| sst | products of linear layers |" in text
+    weights = 3 * 6  # three layers of six
+    assert parts["products of linear layers"][1] >= 3 * 3 * weights, (
+        "three passes, each forward once and backward twice"
+    )
+    assert parts["casts and copies"][1] >= weights
+    assert "| joint | products of linear layers |" in text
+
+
+@pytest.mark.parametrize(
+    ("operation", "part"),
+    [
+        ("aten::_fused_adamw_", "AdamW"),
+        ("aten::addmm", "products of linear layers"),
+        ("aten::add_", "sums and products by element, memory"),
+        ("aten::bmm", "products of attention"),
+        ("aten::gelu_backward", "softmax, GELU, LayerNorm"),
+        ("aten::ge", "sums and products by element, memory"),
+        ("aten::_foreach_norm", "norms of gradients"),
+        ("aten::_foreach_mul_", "sums and products by element, memory"),
+        ("aten::_to_copy", "casts and copies"),
+        ("aten::view", "views, autograd, all others"),
+    ],
+)
+def test_profiled_knows_operations_by_their_names(bench, operation, part):
+    assert bench("profiled").part_of(operation) == part
+
+
+def test_profiled_counts_a_kernel_once_with_what_started_it(bench):
+    of = partial(SimpleNamespace, key="aten::mm", count=4, self_device_time_total=6000.0)
+    events = [of(device_type=DeviceType.CPU, self_cpu_time_total=2000.0), of(device_type=DeviceType.CUDA)]
+    assert bench("profiled").operations_of(events, True, 2) == {"aten::mm": (3.0, 2.0)}
+    assert bench("profiled").operations_of(events, False, 2) == {"aten::mm": (1.0, 2.0)}
+
+
+def taken(*seconds, **measured):
+    """Turns that took so long, for the tables."""
+    common = {"rows": 1000, "steps": 10, "tokens_per_row": 5, "peak_memory_mb": 7, **measured}
+    return [{"seconds": of, **common} for of in seconds]
+
+
+def test_training_tells_how_many_times_as_fast_and_as_long(bench):
+    training = bench("training")
+    runs = {"sst": taken(5, 5, 4), "smart": taken(10, 20, 12), "joint": taken(10, 10, 10, rows=3000)}
+    runs |= {
+        f"Trainer: {task}": taken(*of) for task, of in {"sst": (5, 10, 4), "qqp": (6, 6, 6), "sts": (9, 4, 2)}.items()
+    }
+    assert "| sst | 200.0 | 1000 | 200.0 | 1.00 (1.00 to 2.00) | 7 | 7 |" in training.speed_table(runs, None)
+    assert "| three-task epoch | 10.0 | 20.0 | 2.00 (1.20 to 2.00) |" in training.epoch_table(runs)
+    assert "| smart | sst | 1200.0 | 3.00 (2.00 to 4.00) | 7 | 7 |" in training.cost_table(runs)
+    assert not training.epoch_table({"joint": runs["joint"]})
+
+
+def test_scores_tells_ours_less_the_peers_and_how_many_times_as_fast(bench):
+    runs = {"sst": taken(10, score=0.5), "Trainer: sst": taken(25, score=0.4), "sts": taken(10, score=0.5)}
+    (line,) = bench("scores").table(runs, ["sst", "sts"]).splitlines()[2:]
+    assert line == "| sst | 0.5000 ± 0.0000 | 0.4000 ± 0.0000 | +0.1000 | 10 | 25 | 2.50 (2.50 to 2.50) |"
 
 
 def test_ours_and_the_peer_predict_all_dev_rows(bench, work, tmp_path):

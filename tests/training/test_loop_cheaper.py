@@ -165,7 +165,16 @@ def test_bf16_and_float32_agree_within_bounds(workspace):
         assert np.abs(outputs[1][task] - one).max() < 0.05 * max(1.0, np.ptp(one)), task
 
 
-@pytest.mark.parametrize("technique", [{}, {"r_drop": {"alpha": 1}}, {"encoder": {"checkpointing": True}}])
+@pytest.mark.parametrize(
+    "technique",
+    [
+        {},
+        {"r_drop": {"alpha": 1}},
+        {"encoder": {"checkpointing": True}},
+        {"surgery": {"method": "pcgrad"}},
+        {"finetune": {"accumulate": 2}},
+    ],
+)
 def test_a_step_casts_each_weight_once_and_nothing_else_changes(workspace, monkeypatch, technique):
     """But not where passes go backward together: their gradients would be added in bf16, and the smaller one lost."""
     weights, casts = [], []

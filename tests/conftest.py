@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,19 @@ def apart(tmp_path_factory) -> Iterator[None]:
         patch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path_factory.mktemp("checkpoints")))
         patch.setattr(os, "fsync", lambda handle: None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> Iterator[None]:
+    """Tests that send signals, and the processes that they start, hear them: what `nohup` starts, or a shell without
+    job control in the background, ignores some, and so does every process after it."""
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture

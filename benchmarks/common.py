@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from bertrio.files import read_json, write_json, write_text
 
 TASKS = ("sst", "qqp", "sts")
+PEERS = ("sentence_transformers", "smart_pytorch", "torchjd")
 BERT_VOCABULARY = 30522  # rows of word embeddings in a random encoder: the optimizer moves all of them
 Runs = dict[str, list[dict[str, Any]]]  # by case, what each turn measured
 
@@ -49,16 +51,14 @@ class Case:
 def parser_of(doc: str | None, repeats: int = 5) -> argparse.ArgumentParser:
     """A parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=repeats, help="turns through all cases")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of torch")
+    parser.add_argument("--repeats", type=at_least_one, default=repeats, help="turns through all cases")
+    parser.add_argument("--threads", type=at_least_one, default=os.cpu_count(), help="CPU threads of torch")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="gets NAME.json and NAME.md")
     return parser
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """The options that say which data and which encoder."""
-    parser.add_argument("--peers", action="store_true", help="run the peers too (extra: peers)")
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
     parser.add_argument("--data", help="the course's folder; without it, rows made up here")
     parser.add_argument("--encoder", help="a folder; without it, a BERT of random weights (see --hidden)")
     parser.add_argument("--hidden", type=int, default=384, help="hidden size of a BERT of random weights")
@@ -69,6 +69,36 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=16, help="rows in a batch of each task")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bf16"])
+
+
+def add_case_options(parser: argparse.ArgumentParser, peers: bool = False) -> None:
+    """The option that picks cases, for `chosen`; with `peers`, the one that adds those of the peers as well."""
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
+    if peers:
+        parser.add_argument("--peers", action=Peers, nargs=0, default=False, help="run the peers too (extra: peers)")
+
+
+class Peers(argparse.Action):
+    """Turns peers on, where they are installed."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
+        missing = [name for name in PEERS if find_spec(name) is None]
+        if missing:
+            parser.error(f"{option}: there is no package {', '.join(missing)} here; pip install -e '.[peers]'")
+        setattr(namespace, self.dest, True)
+
+
+def add_step_options(parser: argparse.ArgumentParser, steps: int, warmup: int) -> None:
+    """How many steps are timed, and how many are made before them: the last of these starts the clock."""
+    parser.add_argument("--steps", type=at_least_one, default=steps, help="steps on the clock")
+    parser.add_argument("--warmup", type=at_least_one, default=warmup, help="steps before the clock starts, 1 or more")
+
+
+def at_least_one(text: str) -> int:
+    """The whole number in an option; argparse adds which one where it is refused."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, found {text}")
+    return number
 
 
 def chosen(cases: Sequence[Case], only: Sequence[str] | None) -> list[Case]:
@@ -262,8 +292,7 @@ def case_parser(doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--result", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", type=json.loads, default={}, help="params on top of the folder's, as JSON")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before the clock starts")
-    parser.add_argument("--steps", type=int, default=60, help="steps on the clock")
+    add_step_options(parser, steps=60, warmup=5)
     return parser
 
 

@@ -16,6 +16,7 @@ from statistics import median
 from common import (
     Case,
     Runs,
+    add_case_options,
     add_model_options,
     chosen,
     markdown,
@@ -54,6 +55,7 @@ def table(runs: Runs) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__)
     add_model_options(parser)
+    add_case_options(parser, peers=True)
     parser.set_defaults(batch=64)
     args = parser.parse_args(argv)
     args.given = list(argv)

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import ROOT, TASKS, Case, Runs, chosen, markdown, measure, parser_of, report
+from common import ROOT, TASKS, Case, Runs, add_case_options, chosen, markdown, measure, parser_of, report
 
 from bertrio.files import write_text
 
@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--rows", nargs="+", metavar="ROW", default=["plain-joint"], help="recipes")
     parser.add_argument("--budget", default="paper", help="of the recipes, see recipes/budgets.yaml")
     parser.add_argument("--epochs", type=int, default=3, help="of Trainer, on each task")
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
+    add_case_options(parser)
     parser.add_argument("-S", action="append", default=[], metavar="KEY=VALUE", help="a param, as in recipes run")
     args = parser.parse_args(argv)
     args.given = list(argv)

@@ -12,7 +12,20 @@ import sys
 from collections.abc import Sequence
 from statistics import median
 
-from common import TASKS, Case, Runs, add_model_options, chosen, markdown, measure, middle, parser_of, prepared, rates
+from common import (
+    TASKS,
+    Case,
+    Runs,
+    add_case_options,
+    add_model_options,
+    chosen,
+    markdown,
+    measure,
+    middle,
+    parser_of,
+    prepared,
+    rates,
+)
 from common import report as write_report
 
 PRECISIONS = ("bf16", "float32")
@@ -58,6 +71,7 @@ def tables(runs: Runs) -> list[str]:
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__)
     add_model_options(parser)
+    add_case_options(parser)
     parser.add_argument("--sentences", type=int, default=100_000, help="that are compared by mine")
     parser.add_argument("--width", type=int, default=384, help="of their vectors")
     args = parser.parse_args(argv)

@@ -24,6 +24,7 @@ from common import (
     Clock,
     Runs,
     add_model_options,
+    add_step_options,
     case_parser,
     markdown,
     measure,
@@ -132,8 +133,7 @@ def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__, repeats=3)
     add_model_options(parser)
     parser.add_argument("--task", default="sst", choices=[*TASKS, "joint"], help="joint: a batch of each, a pass each")
-    parser.add_argument("--steps", type=int, default=40, help="steps timed, and as many profiled")
-    parser.add_argument("--warmup", type=int, default=40, help="steps before")
+    add_step_options(parser, steps=40, warmup=40)
     args = parser.parse_args(argv)
     args.given = list(argv)
     tasks = list(TASKS) if args.task == "joint" else [args.task]

@@ -15,7 +15,19 @@ import sys
 from collections.abc import Sequence
 from statistics import mean, median, stdev
 
-from common import Case, Runs, add_model_options, chosen, markdown, measure, parser_of, prepared, ratio_cell, report
+from common import (
+    Case,
+    Runs,
+    add_case_options,
+    add_model_options,
+    chosen,
+    markdown,
+    measure,
+    parser_of,
+    prepared,
+    ratio_cell,
+    report,
+)
 
 
 def cases(tasks: Sequence[str], epochs: int, pooling: str | None = None) -> list[Case]:
@@ -48,6 +60,7 @@ def table(runs: Runs, tasks: Sequence[str]) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__, repeats=3)
     add_model_options(parser)
+    add_case_options(parser)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", default=["sst", "sts"], help="whose rows to train on and to score")
     parser.add_argument("--pooling", help="of our encoder, in place of params.yaml's; pooler: as Trainer's model")

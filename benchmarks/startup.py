@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from common import ROOT, Case, Runs, environment, markdown, middle, parser_of, report
+from common import ROOT, Case, Runs, add_case_options, chosen, environment, markdown, middle, parser_of, report
 
 IMPORTS = "import runpy, sys; runpy.run_path(sys.argv[1], run_name='imported')"  # not __main__: nothing runs
 LIMITS = {"bertrio --help": 0.5, "dvc repro": 3.0}  # seconds; 4 for the imports of a stage
@@ -63,10 +63,10 @@ def table(runs: Runs) -> str:
 
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
+    add_case_options(parser)
     args = parser.parse_args(argv)
     args.given = list(argv)
-    picked = [case for case in cases() if not args.only or case.name in args.only]
+    picked = chosen(cases(), args.only)
     why = outdated() if any(case.name == "dvc repro" for case in picked) else None
     if why:
         picked = [case for case in picked if case.name != "dvc repro"]

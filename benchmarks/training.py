@@ -23,7 +23,9 @@ from common import (
     TASKS,
     Case,
     Runs,
+    add_case_options,
     add_model_options,
+    add_step_options,
     chosen,
     markdown,
     measure,
@@ -148,8 +150,8 @@ def cost_table(runs: Runs) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__)
     add_model_options(parser)
-    parser.add_argument("--steps", type=int, default=60, help="steps on the clock")
-    parser.add_argument("--warmup", type=int, default=5, help="steps before it starts")
+    add_case_options(parser, peers=True)
+    add_step_options(parser, steps=60, warmup=5)
     parser.add_argument("--peak-tflops", type=float, help="of the card, dense bf16: adds model FLOP utilisation")
     args = parser.parse_args(argv)
     args.given = list(argv)

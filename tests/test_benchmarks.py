@@ -38,6 +38,7 @@ def bench(root, monkeypatch):
         "minutes",
         "prediction",
         "profiled",
+        "serving",
     ):
         sys.modules.pop(name, None)
 
@@ -288,6 +289,27 @@ def test_filled_texts_have_as_many_words_as_the_limit(bench):
     filled = bench("common").of_length(frame, ["text"], 7)
     assert [len(text.split()) for text in filled["text"]] == [9, 7]
     assert bench("common").of_length(frame, ["text"], 0).equals(frame)
+
+
+@pytest.mark.parametrize("option", ["--warmup", "--steps", "--repeats"])
+def test_a_number_of_which_there_must_be_one_is_refused_before_anything_runs(bench, capsys, option):
+    with pytest.raises(SystemExit, match="2"):
+        bench("training").main([option, "0"])
+    assert f"argument {option}: expected 1 or more, found 0" in capsys.readouterr().err
+
+
+def test_peers_that_are_not_installed_are_named(bench, monkeypatch, capsys):
+    monkeypatch.setattr(bench("common"), "PEERS", ("json", "no_such_peer"))
+    with pytest.raises(SystemExit, match="2"):
+        bench("training").main(["--peers"])
+    assert "--peers: there is no package no_such_peer here; pip install -e '.[peers]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", ["checkpointing", "profiled", "serving"])
+def test_a_script_that_would_not_heed_an_option_has_none_of_it(bench, capsys, script):
+    with pytest.raises(SystemExit, match="2"):
+        bench(script).main(["--only", "sst"])
+    assert "unrecognized arguments: --only sst" in capsys.readouterr().err
 
 
 def test_an_unknown_case_is_refused_with_the_known_ones(bench):

@@ -25,6 +25,7 @@ from common import (
     Case,
     Runs,
     add_model_options,
+    add_runtime_options,
     case_parser,
     markdown,
     measure,
@@ -142,6 +143,7 @@ def main(argv: Sequence[str]) -> None:
 
     parser = _with_options(parser_of(__doc__, repeats=3))
     add_model_options(parser)
+    add_runtime_options(parser)
     args = parser.parse_args(argv)
     args.given = list(argv)
     own = ["--saves", str(args.saves), "--block", str(args.block), *(["--folder", args.folder] if args.folder else [])]

@@ -31,18 +31,18 @@ sys.path.insert(0, str(ROOT / "src"))
 from bertrio.files import read_json, write_json, write_text
 
 TASKS = ("sst", "qqp", "sts")
-PEERS = ("sentence_transformers", "smart_pytorch", "torchjd")
 BERT_VOCABULARY = 30522  # rows of word embeddings in a random encoder: the optimizer moves all of them
 Runs = dict[str, list[dict[str, Any]]]  # by case, what each turn measured
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a script in benchmarks/ with its arguments."""
+    """What is measured: a script in benchmarks/ with its arguments, and the package of a peer that it takes."""
 
     name: str
     command: tuple[str, ...]
     measures: str
+    needs: str | None = None
 
 
 # ---- the parent: options, a place to work, running cases, tables
@@ -58,7 +58,8 @@ def parser_of(doc: str | None, repeats: int = 5) -> argparse.ArgumentParser:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which data and which encoder."""
+    """The options that say which data and which encoder. What others say has a default, for scripts without them."""
+    parser.set_defaults(batch=16, device="auto", precision="auto")
     parser.add_argument("--data", help="the course's folder; without it, rows made up here")
     parser.add_argument("--encoder", help="a folder; without it, a BERT of random weights (see --hidden)")
     parser.add_argument("--hidden", type=int, default=384, help="hidden size of a BERT of random weights")
@@ -66,26 +67,21 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=6000, help="training rows made up for each task")
     parser.add_argument("--fill", action="store_true", help="repeat each made-up text until it fills --max-length")
     parser.add_argument("--max-length", type=int, default=128)
-    parser.add_argument("--batch", type=int, default=16, help="rows in a batch of each task")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--precision", default="auto", choices=["auto", "float32", "bf16"])
+
+
+def add_runtime_options(parser: argparse.ArgumentParser, batch: bool = True) -> None:
+    """Where it runs and how, after `add_model_options`; without `batch`, nothing of batches."""
+    if batch:
+        parser.add_argument("--batch", type=at_least_one, help="rows in a batch of each task")
+    parser.add_argument("--device")
+    parser.add_argument("--precision", choices=["auto", "float32", "bf16"])
 
 
 def add_case_options(parser: argparse.ArgumentParser, peers: bool = False) -> None:
     """The option that picks cases, for `chosen`; with `peers`, the one that adds those of the peers as well."""
     parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
     if peers:
-        parser.add_argument("--peers", action=Peers, nargs=0, default=False, help="run the peers too (extra: peers)")
-
-
-class Peers(argparse.Action):
-    """Turns peers on, where they are installed."""
-
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        missing = [name for name in PEERS if find_spec(name) is None]
-        if missing:
-            parser.error(f"{option}: there is no package {', '.join(missing)} here; pip install -e '.[peers]'")
-        setattr(namespace, self.dest, True)
+        parser.add_argument("--peers", action="store_true", help="run the peers too (extra: peers)")
 
 
 def add_step_options(parser: argparse.ArgumentParser, steps: int, warmup: int) -> None:
@@ -96,17 +92,21 @@ def add_step_options(parser: argparse.ArgumentParser, steps: int, warmup: int) -
 
 def at_least_one(text: str) -> int:
     """The whole number in an option; argparse adds which one where it is refused."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, found {text}")
+    if not text.isdecimal() or (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, found {text}")
     return number
 
 
 def chosen(cases: Sequence[Case], only: Sequence[str] | None) -> list[Case]:
-    """The cases that `--only` names; all without it."""
+    """The cases that `--only` names; all without it. Ends here where one is unknown, or its peer is not installed."""
     unknown = set(only or ()) - {case.name for case in cases}
     if unknown:
         sys.exit(f"--only: no case {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in cases)}")
-    return [case for case in cases if not only or case.name in only]
+    picked = [case for case in cases if not only or case.name in only]
+    for case in picked:
+        if case.needs and find_spec(case.needs) is None:
+            sys.exit(f"case {case.name}: there is no package {case.needs} here; pip install -e '.[peers]'")
+    return picked
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from common import (
     Runs,
     add_case_options,
     add_model_options,
+    add_runtime_options,
     chosen,
     markdown,
     measure,
@@ -36,7 +37,12 @@ def cases(peers: bool, batch: int) -> list[Case]:
     found = [Case("ours", ("ours.py", "infer", *size), "training.loop.infer on dev pairs, tokenising included")]
     if peers:
         found += [
-            Case(f"CrossEncoder, {how}", ("peers/cross_encoder.py", *size, "--bf16", way), f"predict, {how}")
+            Case(
+                f"CrossEncoder, {how}",
+                ("peers/cross_encoder.py", *size, "--bf16", way),
+                f"predict, {how}",
+                "sentence_transformers",
+            )
             for way, how in (("none", "float32"), ("autocast", "autocast"), ("weights", "bf16 weights"))
         ]
     return found
@@ -55,6 +61,7 @@ def table(runs: Runs) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__)
     add_model_options(parser)
+    add_runtime_options(parser)
     add_case_options(parser, peers=True)
     parser.set_defaults(batch=64)
     args = parser.parse_args(argv)

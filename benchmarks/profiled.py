@@ -3,10 +3,10 @@
     python benchmarks/profiled.py --data path/to/course-data --encoder path/to/encoder --task sst
 
 Steps are timed without the profiler first, then as many run under it. It makes them longer, and the parts add up to
-those longer steps; on a CPU most of what it adds is counted as casts, as its own memory has freed blocks given back to
-the system and fetched anew. `outside of operations` is what no operation of torch accounts for: Python and its calls.
-Calls count an operation that makes another as two. On a GPU the parts are the time of the kernels that operations
-start, and what is outside is the time in which it waits.
+those longer steps; on a CPU much of what it adds can be counted as casts, as its own memory has freed blocks given back
+to the system and fetched anew. `outside of operations` is what no operation of torch accounts for: Python and its
+calls. Calls count an operation that makes another as two. On a GPU the parts are the time of the kernels that
+operations start, and what is outside is the time in which it waits.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from common import (
     Clock,
     Runs,
     add_model_options,
+    add_runtime_options,
     add_step_options,
     case_parser,
     markdown,
@@ -132,6 +133,7 @@ def main(argv: Sequence[str]) -> None:
         return write_result(args, case(args))
     parser = parser_of(__doc__, repeats=3)
     add_model_options(parser)
+    add_runtime_options(parser)
     parser.add_argument("--task", default="sst", choices=[*TASKS, "joint"], help="joint: a batch of each, a pass each")
     add_step_options(parser, steps=40, warmup=40)
     args = parser.parse_args(argv)

@@ -20,6 +20,7 @@ from common import (
     Runs,
     add_case_options,
     add_model_options,
+    add_runtime_options,
     chosen,
     markdown,
     measure,
@@ -60,6 +61,7 @@ def table(runs: Runs, tasks: Sequence[str]) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__, repeats=3)
     add_model_options(parser)
+    add_runtime_options(parser)
     add_case_options(parser)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--tasks", nargs="+", default=["sst", "sts"], help="whose rows to train on and to score")

@@ -30,6 +30,7 @@ from common import (
     Case,
     Runs,
     add_model_options,
+    add_runtime_options,
     environment,
     load,
     markdown,
@@ -193,6 +194,7 @@ def table(runs: Runs) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__, repeats=1)
     add_model_options(parser)
+    add_runtime_options(parser, batch=False)
     parser.add_argument("--rates", type=float, nargs="+", default=[50.0], help="requests a second, each a case")
     parser.add_argument("--seconds", type=float, default=60.0, help="of each case")
     parser.add_argument("--task", choices=[*TASKS], default="sst", help="a task of single sentences")

@@ -25,6 +25,7 @@ from common import (
     Runs,
     add_case_options,
     add_model_options,
+    add_runtime_options,
     add_step_options,
     chosen,
     markdown,
@@ -91,11 +92,17 @@ def cases(peers: bool) -> list[Case]:
         ]
         found += [
             Case("loop: sst", loop("plain", "sst"), "a plain step written by hand"),
-            Case("loop: smart-pytorch", loop("smart", "sst"), "the same with SMARTLoss of smart-pytorch, one step"),
+            Case(
+                "loop: smart-pytorch",
+                loop("smart", "sst"),
+                "the same with SMARTLoss of smart-pytorch, one step",
+                "smart_pytorch",
+            ),
             Case(
                 "loop: smart-pytorch, shuffled",
                 (*loop("smart", "sst"), "--shuffled"),
                 "the same on batches of rows of any length, as its users have it",
+                "smart_pytorch",
             ),
             Case("loop: joint", loop("plain", *TASKS), "a joint step written by hand, a pass a task"),
             Case("loop: TorchJD pcgrad", loop("pcgrad", *TASKS), "the same with mtl_backward and PCGrad of TorchJD"),
@@ -150,6 +157,7 @@ def cost_table(runs: Runs) -> str:
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__)
     add_model_options(parser)
+    add_runtime_options(parser)
     add_case_options(parser, peers=True)
     add_step_options(parser, steps=60, warmup=5)
     parser.add_argument("--peak-tflops", type=float, help="of the card, dense bf16: adds model FLOP utilisation")

@@ -25,11 +25,12 @@ def apart(tmp_path_factory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> Iterator[None]:
     """Tests that send signals, and the processes that they start, hear them: what `nohup` starts, or a shell without
-    job control in the background, ignores some, and so does every process after it."""
+    job control in the background, ignores some, and so does every process after it. Outside of such tests these
+    signals still do nothing to the one that runs here."""
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
     ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(number, lambda *_: None)  # a handler does not outlive exec, as SIG_IGN does
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)

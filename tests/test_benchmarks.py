@@ -14,7 +14,8 @@ from torch.autograd import DeviceType
 
 from tests.training.test_compiled import traced  # noqa: F401
 
-TINY = ["--hidden", "16", "--layers", "3", "--rows", "24", "--batch", "4", "--device", "cpu", "--max-length", "32"]
+MODEL = ["--hidden", "16", "--layers", "3", "--rows", "24", "--max-length", "32"]
+TINY = [*MODEL, "--batch", "4", "--device", "cpu"]
 
 
 @pytest.fixture
@@ -51,6 +52,7 @@ def work(tmp_path_factory, request):
         common = importlib.import_module("common")
         parser = common.parser_of(None)
         common.add_model_options(parser)
+        common.add_runtime_options(parser)
         with common.prepared(parser.parse_args([*TINY, "--threads", "1"])) as folder:
             yield folder
     finally:
@@ -231,7 +233,7 @@ def test_minutes_tells_when_each_turn_was_where_trainer_ended_in_it(bench):
 def test_prediction_answers_rows_and_searches(run_script):
     pytest.importorskip("faiss")
     sizes, searches = ["--sentences", "50", "--width", "8"], ["mine, 50 x 8", "mine approximately, 50 x 8"]
-    told, text = run_script("prediction", *TINY, *sizes, "--only", "sst, float32", *searches)
+    told, text = run_script("prediction", *MODEL, *sizes, "--only", "sst, float32", *searches)
     assert [case["runs"][0]["rows"] for case in told["cases"]] == [8, 50, 50]
     assert "| predict | rows/s |" in text and "| search | seconds |" in text
 
@@ -291,27 +293,45 @@ def test_filled_texts_have_as_many_words_as_the_limit(bench):
     assert bench("common").of_length(frame, ["text"], 0).equals(frame)
 
 
-@pytest.mark.parametrize("option", ["--warmup", "--steps", "--repeats"])
-def test_a_number_of_which_there_must_be_one_is_refused_before_anything_runs(bench, capsys, option):
+@pytest.mark.parametrize("option", ["--warmup", "--steps", "--repeats", "--threads", "--batch"])
+@pytest.mark.parametrize("found", ["0", "-1", "x"])
+def test_a_number_of_which_there_must_be_one_is_refused_before_anything_runs(bench, capsys, option, found):
     with pytest.raises(SystemExit, match="2"):
-        bench("training").main([option, "0"])
-    assert f"argument {option}: expected 1 or more, found 0" in capsys.readouterr().err
+        bench("training").main([f"{option}={found}"])
+    assert f"argument {option}: expected a whole number, 1 or more, found {found}" in capsys.readouterr().err
 
 
-def test_peers_that_are_not_installed_are_named(bench, monkeypatch, capsys):
-    monkeypatch.setattr(bench("common"), "PEERS", ("json", "no_such_peer"))
-    with pytest.raises(SystemExit, match="2"):
-        bench("training").main(["--peers"])
-    assert "--peers: there is no package no_such_peer here; pip install -e '.[peers]'" in capsys.readouterr().err
+def test_a_peer_that_is_not_installed_is_named_before_anything_runs_and_others_run_without_it(bench):
+    case, chosen = bench("common").Case, bench("common").chosen
+    cases = [case("ours", (), ""), case("theirs", (), "", "json"), case("gone", (), "", "no_such_peer")]
+    with pytest.raises(
+        SystemExit, match=r"case gone: there is no package no_such_peer here; pip install -e '.\[peers\]'"
+    ):
+        chosen(cases, None)
+    assert chosen(cases, ["ours", "theirs"]) == cases[:2]
 
 
-@pytest.mark.parametrize("script", ["checkpointing", "profiled", "serving"])
-def test_a_script_that_would_not_heed_an_option_has_none_of_it(bench, capsys, script):
-    with pytest.raises(SystemExit, match="2"):
-        bench(script).main(["--only", "sst"])
-    assert "unrecognized arguments: --only sst" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("script", "options"),
+    [
+        ("checkpointing", ["--only", "--peers", "--steps"]),
+        ("growth", ["--only", "--peers"]),
+        ("prediction", ["--peers", "--batch", "--device", "--precision"]),
+        ("profiled", ["--only", "--peers"]),
+        ("scores", ["--peers", "--steps"]),
+        ("serving", ["--only", "--peers", "--batch"]),
+        ("startup", ["--peers", "--batch"]),
+    ],
+)
+def test_a_script_has_no_option_that_it_would_not_heed(bench, capsys, script, options):
+    with pytest.raises(SystemExit, match="0"):
+        bench(script).main(["--help"])
+    told = capsys.readouterr().out
+    assert "--repeats" in told and not any(option in told.split() for option in options)
 
 
 def test_an_unknown_case_is_refused_with_the_known_ones(bench):
     with pytest.raises(SystemExit, match="no case nothing; there are ours"):
         bench("common").chosen(bench("inference").cases(False, 4), ["nothing"])
+    with pytest.raises(SystemExit, match="no case nothing; there are bertrio --help"):
+        bench("startup").main(["--only", "nothing"])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common import case_parser, load, write_result
+from case import case_parser, load, write_result
 
 from bertrio.stage import peak_memory_mb
 

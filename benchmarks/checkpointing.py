@@ -20,22 +20,19 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
+from case import case_parser, trainer_of, wait_for, write_result
 from common import (
     ROOT,
     Case,
     Runs,
     add_model_options,
     add_runtime_options,
-    case_parser,
     markdown,
     measure,
     middle,
     parser_of,
     prepared,
     report,
-    trainer_of,
-    wait_for,
-    write_result,
 )
 
 AIM = 0.02  # share of training time

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a place with data and an encoder, cases that run in processes of their own, and tables.
+"""What the benchmarks share: options, a place with data and an encoder, cases in processes of their own, and tables.
 
 A case is a command. It trains, predicts or starts something, and leaves a small JSON file with what it measured:
 `seconds`, `peak_memory_mb`, `rows`. All cases run in turn, and again as often as asked, so that a drift of the machine
@@ -8,14 +8,12 @@ hits all alike; a ratio is the median of the ratios within the turns.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -43,9 +41,6 @@ class Case:
     command: tuple[str, ...]
     measures: str
     needs: str | None = None
-
-
-# ---- the parent: options, a place to work, running cases, tables
 
 
 def parser_of(doc: str | None, repeats: int = 5) -> argparse.ArgumentParser:
@@ -280,127 +275,3 @@ def report(name: str, args: argparse.Namespace, cases: Sequence[Case], runs: Run
     text = "\n".join([f"`{command}`\n", f"Machine: {where}. Medians of {args.repeats}.\n", *filter(None, tables)])
     write_text(args.out / f"{name}.md", text)
     print(text)
-
-
-# ---- a case: its options, what it works on, and its clock
-
-
-def case_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with the options of every case."""
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--work", type=Path, required=True, help="as `prepared` made it")
-    parser.add_argument("--result", type=Path, required=True, help="the JSON file to write")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--set", type=json.loads, default={}, help="params on top of the folder's, as JSON")
-    add_step_options(parser, steps=60, warmup=5)
-    return parser
-
-
-def load(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The params of a case, with its own on top, and the runtime that they ask for."""
-    from bertrio.model.about import encoder_width
-    from bertrio.params import merged, read_yaml
-    from bertrio.params.loading import validate_params
-    from bertrio.runtime import set_up
-
-    own = merged(args.set, {"runtime": {"seed": args.seed}, "finetune": {"max_steps": args.warmup + args.steps}})
-    params = validate_params(merged(read_yaml(args.work / "params.yaml"), own), str(args.work / "params.yaml"))
-    return params, set_up(**params.runtime.model_dump(), width=encoder_width(args.work / "models/encoder"))
-
-
-def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:
-    """The tokenised training rows of the tasks that train."""
-    from bertrio.training.data import load_split
-
-    split = load_split(params, "train", args.work / "data/splits", args.work / "models/tokenizer")
-    return {task: split[task] for task in params.trains}
-
-
-def trainer_of(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], Any]:
-    """What the stage `finetune` trains with, for `max_steps`; the model that it scores, the rows, and the runtime."""
-    from bertrio.model.multitask import build_model
-    from bertrio.training.build import build_trainer
-
-    params, runtime = load(args)
-    rows = training_rows(args, params)
-    model = build_model(params, args.work / "models/encoder", runtime)
-    fewest = min(-(-len(of) // params.tasks[task].batch_size) for task, of in rows.items())
-    epochs = 1 + params.finetune.max_steps // fewest  # more than enough: max_steps ends the last one
-    asked = params.finetune.model_copy(update={"epochs": epochs})
-    trainer, kept = build_trainer(params.model_copy(update={"finetune": asked}), model, rows)
-    return trainer, kept, rows, runtime
-
-
-def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """The folder's encoder under a fresh head for masked tokens, and the training texts of all tasks in blocks."""
-    import pandas as pd
-    from transformers import AutoModelForMaskedLM
-
-    from bertrio.data.table import read_table, write_table
-    from bertrio.params import build_tasks
-    from bertrio.training.mlm import token_blocks
-
-    tables = [
-        (read_table(args.work / "data/splits" / name / "train.parquet"), task.text_columns)
-        for name, task in build_tasks(params).items()
-    ]
-    texts = pd.concat([table[column] for table, columns in tables for column in columns])
-    write_table(pd.DataFrame({"text": texts}), args.work / "data/corpora/texts.parquet")
-    blocks = token_blocks(args.work / "data/corpora", tokenizer, params.mlm.block_size, args.work / "blocks")
-    return AutoModelForMaskedLM.from_pretrained(str(args.work / "models/encoder")), blocks
-
-
-def dev_score(task: Any, labels: Any, outputs: Any) -> float:
-    """The first metric of a task from a head's outputs [N, size]."""
-    import numpy as np
-
-    from bertrio.evaluation.metrics import METRICS, Scored
-    from bertrio.evaluation.predictions import prediction_rows
-
-    frame = prediction_rows(task, "dev", [str(row) for row in range(len(labels))], labels, np.asarray(outputs))
-    return METRICS[task.target.metrics[0]](Scored.of(frame))
-
-
-class Clock:
-    """Times the steps after the warm-up: called after each with its number, from 1.
-
-    Args:
-        warmup: steps that are not timed, 1 or more.
-        steps: how many are.
-        device: waited for at both ends.
-        rows: how many rows have been trained on so far.
-    """
-
-    def __init__(self, warmup: int, steps: int, device: Any, rows: Callable[[], int]) -> None:
-        self.first, self.last, self.device, self.rows = warmup, warmup + steps, device, rows
-        self.times: dict[int, tuple[float, int]] = {}
-
-    def __call__(self, step: int) -> None:
-        if step in (self.first, self.last):
-            wait_for(self.device)
-            self.times[step] = (time.perf_counter(), self.rows())
-
-    def measured(self) -> dict[str, Any]:
-        """Seconds, rows and steps on the clock, and the peak memory of the process."""
-        from bertrio.stage import peak_memory_mb
-
-        (began, before), (ended, after) = self.times[self.first], self.times[self.last]
-        return {
-            "seconds": ended - began,
-            "rows": after - before,
-            "steps": self.last - self.first,
-            "peak_memory_mb": peak_memory_mb(),
-        }
-
-
-def wait_for(device: Any) -> None:
-    """Returns when the device has done all that it was given."""
-    import torch
-
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def write_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Leaves what a case measured for its parent."""
-    write_json(args.result, result, digits=6)

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from common import Clock, case_parser, load, trainer_of, training_rows, wait_for, write_result
+from case import Clock, case_parser, load, trainer_of, training_rows, wait_for, write_result
 
 from bertrio.stage import peak_memory_mb
 
@@ -36,7 +36,7 @@ def mlm(args: argparse.Namespace) -> dict[str, Any]:
     """Pretrains as the stage `pretrain_mlm` does, on the training texts of all tasks."""
     from functools import partial
 
-    from common import language_model
+    from case import language_model
 
     from bertrio.model.attention import cheap_dropout
     from bertrio.model.tokenizer import load_tokenizer
@@ -60,7 +60,7 @@ def mlm(args: argparse.Namespace) -> dict[str, Any]:
 
 def score(args: argparse.Namespace) -> dict[str, Any]:
     """Trains on `--task` alone for `--epochs` and scores its dev rows."""
-    from common import dev_score
+    from case import dev_score
 
     from bertrio.model.multitask import build_model
     from bertrio.training.build import build_trainer

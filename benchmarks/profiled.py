@@ -18,23 +18,20 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from case import Clock, case_parser, trainer_of, write_result
 from common import (
     TASKS,
     Case,
-    Clock,
     Runs,
     add_model_options,
     add_runtime_options,
     add_step_options,
-    case_parser,
     markdown,
     measure,
     middle,
     parser_of,
     prepared,
     report,
-    trainer_of,
-    write_result,
 )
 
 PARTS = {  # operations of torch, without `aten::`, by what their names begin with; the first part that fits has them

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from case import load
 from common import (
     ROOT,
     TASKS,
@@ -32,7 +33,6 @@ from common import (
     add_model_options,
     add_runtime_options,
     environment,
-    load,
     markdown,
     middle,
     parser_of,

@@ -29,6 +29,7 @@ def bench(root, monkeypatch):
     yield load
     for name in (
         "common",
+        "case",
         "ours",
         "training",
         "inference",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from common import case_parser, load, wait_for, write_result
+from case import case_parser, load, wait_for, write_result
 
 
 def predict(args: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from common import Clock, case_parser, dev_score, language_model, load, wait_for, write_result
+from case import Clock, case_parser, dev_score, language_model, load, wait_for, write_result
 
 
 def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any, split: str = "train") -> list[dict[str, Any]]:

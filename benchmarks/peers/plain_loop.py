@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import Clock, case_parser, load, training_rows, write_result
+from case import Clock, case_parser, load, training_rows, write_result
 from torch import Tensor, nn
 
 LOSSES = {

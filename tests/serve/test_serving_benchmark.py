@@ -28,7 +28,7 @@ def serving(root, monkeypatch):
     """The benchmark as a module; its neighbours are found as they are when it is run."""
     monkeypatch.syspath_prepend(str(root / "benchmarks"))
     yield importlib.import_module("serving")
-    for name in ("serving", "common"):
+    for name in ("serving", "case", "common"):
         sys.modules.pop(name, None)
 
 

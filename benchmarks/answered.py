@@ -13,14 +13,14 @@ from typing import Any
 
 from case import case_parser, load, write_result
 
-from bertrio.stage import peak_memory_mb
+from bertrio.core.stage import peak_memory_mb
 
 
 def predict(args: argparse.Namespace) -> dict[str, Any]:
     """Answers the dev rows of `--task`, after a first round with a few of them."""
-    from bertrio.answers import answer_file
     from bertrio.data.table import read_table
-    from bertrio.predictor import Predictor
+    from bertrio.inference.answers import answer_file
+    from bertrio.inference.predictor import Predictor
 
     frame = read_table(args.work / "data/splits" / args.task / "dev.parquet")
     with tempfile.TemporaryDirectory() as folder:
@@ -54,7 +54,7 @@ def mine(args: argparse.Namespace) -> dict[str, Any]:
     """
     import numpy as np
 
-    from bertrio.mining import most_similar
+    from bertrio.inference.mining import most_similar
 
     draws = np.random.default_rng(args.seed)
     centres = draws.normal(size=(max(1, args.sentences // 20), args.width))

@@ -14,7 +14,7 @@ from typing import Any
 
 from common import add_step_options
 
-from bertrio.files import write_json
+from bertrio.core.files import write_json
 
 
 def case_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -30,10 +30,10 @@ def case_parser(doc: str | None) -> argparse.ArgumentParser:
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
     """The params of a case, with its own on top, and the runtime that they ask for."""
+    from bertrio.config import merged, read_yaml
+    from bertrio.config.loading import validate_params
+    from bertrio.core.runtime import set_up
     from bertrio.model.about import encoder_width
-    from bertrio.params import merged, read_yaml
-    from bertrio.params.loading import validate_params
-    from bertrio.runtime import set_up
 
     own = merged(args.set, {"runtime": {"seed": args.seed}, "finetune": {"max_steps": args.warmup + args.steps}})
     params = validate_params(merged(read_yaml(args.work / "params.yaml"), own), str(args.work / "params.yaml"))
@@ -68,8 +68,8 @@ def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tup
     import pandas as pd
     from transformers import AutoModelForMaskedLM
 
+    from bertrio.config import build_tasks
     from bertrio.data.table import read_table, write_table
-    from bertrio.params import build_tasks
     from bertrio.training.mlm import token_blocks
 
     tables = [
@@ -114,7 +114,7 @@ class Clock:
 
     def measured(self) -> dict[str, Any]:
         """Seconds, rows and steps on the clock, and the peak memory of the process."""
-        from bertrio.stage import peak_memory_mb
+        from bertrio.core.stage import peak_memory_mb
 
         (began, before), (ended, after) = self.times[self.first], self.times[self.last]
         return {

@@ -71,7 +71,7 @@ class Blocks:
 
 def case(args: argparse.Namespace) -> dict[str, Any]:
     """Trains as the stage `finetune` does, without scoring, and saves."""
-    from bertrio.params.groups import CheckpointParams
+    from bertrio.config.groups import CheckpointParams
     from bertrio.training.checkpoints import Checkpoints
     from bertrio.training.course import Selection
     from bertrio.training.resume import Resume
@@ -136,7 +136,7 @@ def main(argv: Sequence[str]) -> None:
         parser = _with_options(case_parser(__doc__))
         args = parser.parse_args(argv[1:])
         return write_result(args, case(args))
-    from bertrio.params import read_yaml
+    from bertrio.config import read_yaml
 
     parser = _with_options(parser_of(__doc__, repeats=3))
     add_model_options(parser)

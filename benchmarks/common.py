@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "benchmarks"
 sys.path.insert(0, str(ROOT / "src"))
 
-from bertrio.files import read_json, write_json, write_text
+from bertrio.core.files import read_json, write_json, write_text
 
 TASKS = ("sst", "qqp", "sts")
 BERT_VOCABULARY = 30522  # rows of word embeddings in a random encoder: the optimizer moves all of them
@@ -109,11 +109,11 @@ def prepared(args: argparse.Namespace) -> Iterator[Path]:
     """A temporary folder with params.yaml, data/splits (train and dev), models/tokenizer and models/encoder."""
     import yaml
 
+    from bertrio.config import build_tasks
+    from bertrio.config.loading import validate_params
     from bertrio.data.sources import get_source
     from bertrio.data.table import write_table
     from bertrio.model.tokenizer import build_tokenizer
-    from bertrio.params import build_tasks
-    from bertrio.params.loading import validate_params
 
     with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as place:
         work, raw = Path(place), params_of(args)
@@ -133,7 +133,7 @@ def prepared(args: argparse.Namespace) -> Iterator[Path]:
 
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
     """params.yaml with the benchmark's own values on top: joint steps with a batch of the same size of each task."""
-    from bertrio.params import merged, read_yaml
+    from bertrio.config import merged, read_yaml
 
     dev_rows = max(1, args.rows // 3)
     own: dict[str, Any] = {

@@ -23,7 +23,7 @@ SERIES = {"rows": (1, 2, 4, 8), "members": (1, 5, 10)}
 
 def params_of(rows: int, members: int, epochs: int) -> dict[str, Any]:
     """params.yaml with that many rows of each task and that many members, which differ by seed."""
-    from bertrio.params import merged, read_yaml
+    from bertrio.config import merged, read_yaml
 
     sample = {"train_rows": rows, "dev_rows": max(1, rows // 4), "test_rows": max(1, rows // 4)}
     base = read_yaml(ROOT / "params.yaml")
@@ -35,7 +35,7 @@ def run_pipeline(params: dict[str, Any], members: int, threads: int) -> dict[str
     """All stages, one after the other, in a folder of their own: seconds in total and by stage, and peak memory."""
     import yaml
 
-    from bertrio.files import read_json
+    from bertrio.core.files import read_json
 
     params["runtime"]["threads"] = threads
     commands = [(name,) for name in PREPARE]

@@ -23,7 +23,7 @@ from typing import Any
 
 from common import ROOT, TASKS, Case, Runs, add_case_options, chosen, markdown, measure, parser_of, report
 
-from bertrio.files import write_text
+from bertrio.core.files import write_text
 
 TRAINER = "Trainer"
 Points = list[tuple[float, float]]  # minutes and dev overall_normalized
@@ -48,10 +48,10 @@ def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
     import yaml
     from common import write_encoder
 
+    from bertrio.config import read_yaml
     from bertrio.experiments.overrides import parse_settings
     from bertrio.experiments.recipes import Row, load_recipes, resolve
     from bertrio.model.tokenizer import load_tokenizer
-    from bertrio.params import read_yaml
 
     recipes, base = load_recipes(ROOT / "recipes"), read_yaml(ROOT / "params.yaml")
     settings = parse_settings(args.S) | {"runtime.threads": args.threads}
@@ -75,9 +75,9 @@ def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
 
 def prepare(work: Path) -> Any:
     """Runs the stages that come before training; the params that they had."""
+    from bertrio.config import load_params
     from bertrio.data.download import download
     from bertrio.data.prepare import split_data
-    from bertrio.params import load_params
 
     params = load_params(work / "params-1.yaml")
     download(params, work / "data/raw", work / "data/rejects", work / "data/corpora")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from case import Clock, case_parser, load, trainer_of, training_rows, wait_for, write_result
 
-from bertrio.stage import peak_memory_mb
+from bertrio.core.stage import peak_memory_mb
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
@@ -38,9 +38,9 @@ def mlm(args: argparse.Namespace) -> dict[str, Any]:
 
     from case import language_model
 
+    from bertrio.core.runtime import generator
     from bertrio.model.attention import cheap_dropout
     from bertrio.model.tokenizer import load_tokenizer
-    from bertrio.runtime import generator
     from bertrio.training.masking import mask_tokens
     from bertrio.training.mlm import Pretrainer, shuffled_batches
 
@@ -92,10 +92,10 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     On the clock is all that the stages before fine-tuning do, and of fine-tuning the steps. Every epoch runs, whatever
     `finetune.patience` says.
     """
+    from bertrio.config import load_member, load_params
+    from bertrio.core.runtime import set_up
     from bertrio.model.about import encoder_width
     from bertrio.model.multitask import build_model, load_heads
-    from bertrio.params import load_member, load_params
-    from bertrio.runtime import set_up
     from bertrio.training.build import build_trainer, fine_enough
     from bertrio.training.finetune import Inputs, load_rows
     from bertrio.training.finetune import score as scores_of
@@ -161,11 +161,11 @@ def work_of_blocks(config: Any, options: Any) -> dict[str, float]:
 
 def infer(args: argparse.Namespace) -> dict[str, Any]:
     """Tokenises and predicts the dev rows of `--task`, after a first round with a few of them."""
+    from bertrio.config import build_tasks
     from bertrio.data.batches import Rows
     from bertrio.data.table import read_table
     from bertrio.model.multitask import build_model
     from bertrio.model.tokenizer import load_tokenizer
-    from bertrio.params import build_tasks
     from bertrio.training import loop
 
     params, runtime = load(args)

@@ -71,7 +71,7 @@ def write_model(work: Path, folder: Path) -> None:
 @contextmanager
 def served(model: Path, args: Any) -> Iterator[str]:
     """Runs the server in a process of its own; gives its address once it is ready, and asks it to stop at the end."""
-    command = [sys.executable, "-m", "bertrio.cli", "serve", "--model", str(model), "--port", "0"]
+    command = [sys.executable, "-m", "bertrio.cli.main", "serve", "--model", str(model), "--port", "0"]
     command += ["--device", args.device, "--precision", args.precision]
     server = subprocess.Popen(command, cwd=ROOT, env=environment(args.threads), stderr=subprocess.PIPE, text=True)
     late = threading.Timer(START_WITHIN, server.kill)

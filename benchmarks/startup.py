@@ -25,7 +25,7 @@ BIN = Path(sys.executable).parent
 def cases() -> list[Case]:
     """All cases; their commands are whole ones, run in the repository."""
     stages = sorted((ROOT / "stages").glob("*.py"))
-    help_ = (sys.executable, "-m", "bertrio.cli", "--help")
+    help_ = (sys.executable, "-m", "bertrio.cli.main", "--help")
     installed = (str(BIN / "bertrio"), "--help")
     return [
         Case("bertrio --help", installed if (BIN / "bertrio").exists() else help_, "the command line's help"),

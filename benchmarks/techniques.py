@@ -27,10 +27,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from bertrio.config import build_tasks, load_params, merged, read_yaml
+from bertrio.core.files import read_json, write_json
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.files import read_json, write_json
-from bertrio.params import build_tasks, load_params, merged, read_yaml
 
 RESULTS = ROOT / "benchmarks" / "techniques"
 SPEC = read_yaml(ROOT / "benchmarks" / "techniques.yaml")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
 
+from bertrio.core.stage import run_stage
 from bertrio.data.inputs import check_inputs
-from bertrio.stage import run_stage
 from bertrio.training.trackers import need_all_trackers
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
 
+from bertrio.config import build_tasks, load_params
+from bertrio.core.stage import run_stage
 from bertrio.evaluation.evaluate import evaluate
-from bertrio.params import build_tasks, load_params
-from bertrio.stage import run_stage
 
 
 def main() -> None:

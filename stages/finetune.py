@@ -9,11 +9,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
 
-from bertrio.distributed.processes import is_main, share_out
+from bertrio.config import load_member
+from bertrio.core.runtime import set_up
+from bertrio.core.stage import run_stage
 from bertrio.model.about import encoder_width
-from bertrio.params import load_member
-from bertrio.runtime import set_up
-from bertrio.stage import run_stage
+from bertrio.training.distributed.processes import is_main, share_out
 from bertrio.training.finetune import Inputs, finetune
 
 

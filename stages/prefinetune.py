@@ -5,9 +5,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
 
-from bertrio.files import write_json
-from bertrio.params import load_params
-from bertrio.stage import run_stage
+from bertrio.config import load_params
+from bertrio.core.files import write_json
+from bertrio.core.stage import run_stage
 from bertrio.training.prefinetune import prefinetune
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # the code beside this script, installed or not
 
+from bertrio.config import load_params
+from bertrio.core.stage import run_stage
 from bertrio.data.prepare import split_data
-from bertrio.params import load_params
-from bertrio.stage import run_stage
 
 
 def main() -> None:

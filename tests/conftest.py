@@ -54,7 +54,7 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def default_params():
     """The project's own params.yaml."""
-    from bertrio.params import load_params
+    from bertrio.config import load_params
 
     return load_params(ROOT / "params.yaml")
 
@@ -62,7 +62,7 @@ def default_params():
 @pytest.fixture(scope="session")
 def default_tasks(default_params):
     """The tasks of params.yaml."""
-    from bertrio.params import build_tasks
+    from bertrio.config import build_tasks
 
     return build_tasks(default_params)
 

@@ -20,15 +20,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from bertrio.distributed.processes import ALONE, Processes, share_out
-from bertrio.distributed.sharding import weights_of
-from bertrio.errors import UserError
+from bertrio.config import load_params
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import set_up
 from bertrio.model import encoder
 from bertrio.model.multitask import MultitaskModel, build_model
-from bertrio.params import load_params
-from bertrio.runtime import set_up
 from bertrio.training.build import build_trainer
 from bertrio.training.data import Split, load_split
+from bertrio.training.distributed.processes import ALONE, Processes, share_out
+from bertrio.training.distributed.sharding import weights_of
 from bertrio.training.loop import Trainer, infer
 from bertrio.training.resume import handed_on
 

@@ -18,7 +18,7 @@ from typing import Any
 
 
 def act(action: str) -> None:
-    from bertrio.errors import UserError
+    from bertrio.core.errors import UserError
 
     if action == "fail":
         raise UserError(f"process {os.environ['RANK']} has had enough")

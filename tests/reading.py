@@ -9,7 +9,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from bertrio.params import Params, loading
+from bertrio.config import Params, loading
 
 
 class Reads:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from bertrio.distributed.processes import Processes, share_out
+from bertrio.training.distributed.processes import Processes, share_out
 from bertrio.training.loop import Trainer
 from bertrio.training.state_files import read_state, write_state
 from tests.distributed_run import built, train, weights

@@ -8,16 +8,16 @@ import pandas as pd
 import torch
 import yaml
 
+from bertrio.config import load_member, load_params, merged, read_yaml
+from bertrio.core.files import write_json
+from bertrio.core.runtime import set_up
 from bertrio.data.sources.sample import generate
 from bertrio.data.table import write_table
 from bertrio.evaluation.predictions import write_predictions
-from bertrio.files import write_json
 from bertrio.model.about import About
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, save_model
 from bertrio.model.tokenizer import build_tokenizer
-from bertrio.params import load_member, load_params, merged, read_yaml
-from bertrio.runtime import set_up
 from bertrio.training.data import load_split
 from bertrio.training.finetune import predict
 from bertrio.training.soup import build_ensemble

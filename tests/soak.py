@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bertrio.files import write_text
+from bertrio.core.files import write_text
 from tests.stopping import EVENTS, TECHNIQUES, Run, StoppedProject, differing, plan, techniques
 
 MARKS = ("<!-- soak: from here on written by make soak -->", "<!-- soak: up to here -->")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertrio.params import merged
+from bertrio.config import merged
 from tests.training.conftest import Workspace
 
 ROOT = Path(__file__).resolve().parents[1]

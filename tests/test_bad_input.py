@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from bertrio.params import merged, read_yaml
+from bertrio.config import merged, read_yaml
 
 GOOD = "id,text,label\n" + "".join(f"r{i},a film number {i},{i % 5}\n" for i in range(40))
 SMALL = {

@@ -6,12 +6,21 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bertrio.params import Params
-from bertrio.params.loading import MEMBER_GROUPS
+from bertrio.config import Params
+from bertrio.config.loading import MEMBER_GROUPS
 from bertrio.training import mlm, prefinetune
 
 # Shared by all stages, without a say in results: dvc.yaml lists none of it.
-NO_SAY = {"console", "errors", "files", "interruption", "params", "plugins", "stage", "workers"}
+NO_SAY = {
+    "core.console",
+    "core.errors",
+    "core.files",
+    "core.interruption",
+    "config",
+    "core.plugins",
+    "core.stage",
+    "core.workers",
+}
 # What stops training and lets it go on: to the same bytes, which other tests hold.
 NO_SAY_IN_TRAINING = {
     "training.checkpoints", "training.folder_lock", "training.progress", "training.resume", "training.state_files",
@@ -19,16 +28,17 @@ NO_SAY_IN_TRAINING = {
 }  # fmt: skip
 # Of training, what those stages import and do not run that only predict.
 UNUSED_BY_PREDICTION = {
-    "combining", "distributed", "losses", "regularizers", "schedules", "training.build", "training.data",
-    "training.objective", "training.optimizer", "training.teacher", "training.trackers", "predictor",
+    "techniques", "training.distributed", "techniques.losses", "techniques.regularizers",
+    "techniques.schedules", "training.build", "training.data",
+    "training.objective", "training.optimizer", "training.teacher", "training.trackers", "inference.predictor",
 }  # fmt: skip
 ALLOWED = {
     "download": set(),
     "split": set(),
-    "pretrain_mlm": NO_SAY_IN_TRAINING | {"data.tokens", "tasks"},  # its batches are of blocks, not of rows
+    "pretrain_mlm": NO_SAY_IN_TRAINING | {"data.tokens", "core.tasks"},  # its batches are of blocks, not of rows
     "prefinetune": NO_SAY_IN_TRAINING
-    | {"combining", "regularizers", "schedules", "training.build", "training.trackers"}
-    | {"ensembling", "predictor", "training.teacher"},
+    | {"techniques", "techniques.regularizers", "techniques.schedules", "training.build", "training.trackers"}
+    | {"evaluation.ensembling", "inference.predictor", "training.teacher"},
     "finetune": NO_SAY_IN_TRAINING,
     "ensemble": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),

@@ -21,15 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 
+from bertrio.config import load_params, member_params, read_yaml
+from bertrio.config.loading import validate_params
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Task, build_target
 from bertrio.data.delimited import read_delimited
 from bertrio.data.download import write_rejects
 from bertrio.data.sources.files import READERS, read_file
 from bertrio.data.table import read_table, write_table
-from bertrio.errors import UserError
 from bertrio.evaluation.predictions import SCHEMA, read_predictions
-from bertrio.params import load_params, member_params, read_yaml
-from bertrio.params.loading import validate_params
-from bertrio.tasks import Task, build_target
 
 set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "hypothesis")  # it would make a folder here
 QUICK, LONG = 1, 8  # a few seconds in all, and a minute

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from bertrio.config import build_tasks, load_params, merged, read_yaml
+from bertrio.config.loading import validate_params
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import set_up
 from bertrio.data.batches import Rows
 from bertrio.data.sources.sample import load_tasks
-from bertrio.errors import UserError
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model
 from bertrio.model.tokenizer import build_tokenizer
-from bertrio.params import build_tasks, load_params, merged, read_yaml
-from bertrio.params.loading import validate_params
-from bertrio.runtime import set_up
 from bertrio.training.build import build_trainer
 
 SMALL = {

@@ -15,10 +15,10 @@ import yaml
 from dvc.dependency.param import ParamsDependency
 from dvc.repo import Repo
 
+from bertrio.config import build_tasks, load_params, merged, read_yaml
+from bertrio.core.errors import UserError
 from bertrio.data.inputs import check_inputs
-from bertrio.errors import UserError
 from bertrio.experiments.report import write_report
-from bertrio.params import build_tasks, load_params, merged, read_yaml
 
 SMALL = {
     "runtime": {"threads": 1, "device": "cpu"},
@@ -206,7 +206,7 @@ COMBINATIONS = {
 
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_every_schedule_and_technique_takes_it_up(run, tmp_path, monkeypatch, name):
-    from bertrio.runtime import set_up
+    from bertrio.core.runtime import set_up
     from bertrio.training.finetune import Inputs, finetune
 
     alone = {"surgery": {"method": "none"}, "schedule": {"max_batches": 2}, "finetune": {"max_steps": None}}

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from bertrio.params import merged, read_yaml
+from bertrio.config import merged, read_yaml
 
 SMALL = {
     "runtime": {"threads": 1, "device": "cpu"},
@@ -174,7 +174,7 @@ def test_a_copy_runs_its_own_code(project, tmp_path):
     """An installed bertrio, such as that of an editable install, stands back."""
     for name in ("stages", "src"):
         shutil.copytree(project.folder / name, tmp_path / name)
-    with open(tmp_path / "src/bertrio/stage.py", "a") as file:
+    with open(tmp_path / "src/bertrio/core/stage.py", "a") as file:
         file.write('\nraise SystemExit("the code of the copy")\n')
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     for script in sorted((tmp_path / "stages").glob("*.py")):

@@ -13,14 +13,14 @@ import pandas as pd
 import pytest
 import torch
 
+from bertrio.config import Params, member_params, read_yaml
+from bertrio.config.loading import validate_params
+from bertrio.core.runtime import set_up
 from bertrio.data.download import download
 from bertrio.data.prepare import split_data
 from bertrio.experiments.overrides import multiplied, put
 from bertrio.experiments.recipes import Paper, Recipes, Row, load_recipes, resolve
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.params import Params, member_params, read_yaml
-from bertrio.params.loading import validate_params
-from bertrio.runtime import set_up
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
 from bertrio.training.prefinetune import prefinetune

@@ -18,9 +18,9 @@ def predict(args: Any) -> dict[str, Any]:
     import torch
     from sentence_transformers import CrossEncoder
 
+    from bertrio.core.stage import peak_memory_mb
     from bertrio.data.table import read_table
     from bertrio.model.tokenizer import load_tokenizer
-    from bertrio.stage import peak_memory_mb
 
     params, runtime = load(args)
     folder, batch = args.work / "models/encoder", params.finetune.eval_batch_size

@@ -92,9 +92,9 @@ def train(args: Any) -> dict[str, Any]:
         TrainerCallback,
     )
 
+    from bertrio.config import build_tasks
+    from bertrio.core.stage import peak_memory_mb
     from bertrio.model.tokenizer import load_tokenizer
-    from bertrio.params import build_tasks
-    from bertrio.stage import peak_memory_mb
 
     params, runtime = load(args)
     tokenizer, task = load_tokenizer(args.work / "models/tokenizer"), build_tasks(params)[args.task]

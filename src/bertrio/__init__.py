@@ -13,7 +13,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 def __getattr__(name: str) -> Any:
     """`from bertrio import Predictor, Prediction`; only who asks for them waits for torch."""
     if name in ("Predictor", "Prediction"):
-        from bertrio import predictor
+        from bertrio.inference import predictor
 
         return getattr(predictor, name)
     raise AttributeError(f"module 'bertrio' has no attribute {name!r}")

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 
 from bertrio.analysis.analyze import analyze
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json
 from bertrio.data.table import read_table
-from bertrio.errors import UserError
 from bertrio.evaluation.predictions import read_predictions, write_predictions
-from bertrio.files import read_json
 from tests.reading import Reads
 
 WRITTEN = (

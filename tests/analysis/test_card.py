@@ -8,10 +8,10 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from bertrio.analysis.card import write_card
-from bertrio.errors import UserError
-from bertrio.files import read_json, write_json
-from bertrio.params import build_tasks, merged
-from bertrio.params.loading import read_yaml, validate_params
+from bertrio.config import build_tasks, merged
+from bertrio.config.loading import read_yaml, validate_params
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json, write_json
 
 EVIL = (
     "<script>alert(1)</script> | [a](http://example.org) `b` *c* _d_ ~~e~~ &amp; www.example.org\n# f ![g](h) a@b.org"

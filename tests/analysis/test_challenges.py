@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 
 from bertrio.analysis.challenges import write_challenges
-from bertrio.errors import UserError
+from bertrio.config import Challenge
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.files import read_json
-from bertrio.params import Challenge
 
 
 class Words:

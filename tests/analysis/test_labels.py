@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from bertrio.analysis.labels import suspects
+from bertrio.core.tasks import Binary, Classes, Score, Task
 from bertrio.evaluation.metrics import Scored
-from bertrio.tasks import Binary, Classes, Score, Task
 
 CLASSES = Task("t", "single", "cross", Classes(3))
 BINARY = Task("t", "pair", "cross", Binary())

@@ -27,12 +27,12 @@ from bertrio.analysis.perturbations import (
     write_robustness,
 )
 from bertrio.analysis.scorer import Scorer
-from bertrio.files import read_json
+from bertrio.core.files import read_json
+from bertrio.core.runtime import set_up
+from bertrio.core.tasks import Binary, Classes, Ordered, Predicted, Score, Task
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model
 from bertrio.model.trained import TrainedModel
-from bertrio.runtime import set_up
-from bertrio.tasks import Binary, Classes, Ordered, Predicted, Score, Task
 
 TEXTS = [
     "It 's a lovely film , and Thomas does n't know it .",

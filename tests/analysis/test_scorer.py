@@ -3,10 +3,10 @@ import pandas as pd
 import pytest
 
 from bertrio.analysis.scorer import Scorer, whose
+from bertrio.config import build_tasks, load_member, member_params
+from bertrio.core.errors import UserError
 from bertrio.data.table import read_table
-from bertrio.errors import UserError
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.params import build_tasks, load_member, member_params
 
 
 def load(params):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bertrio.params import DataParams, Params, load_params, merged
-from bertrio.tasks import Task, build_target
+from bertrio.config import DataParams, Params, load_params, merged
+from bertrio.core.tasks import Task, build_target
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bertrio.core.tasks import Task, build_target
 from bertrio.data.baselines import simple_baselines, word_overlap_pearson
 from bertrio.data.sources.sample import generate
-from bertrio.tasks import Task, build_target
 
 
 def sample_tables(name, rows=3000):

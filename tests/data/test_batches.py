@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 import torch
 
+from bertrio.core.runtime import generator
 from bertrio.data.batches import BatchStream, Rows, similar_length_batches
 from bertrio.data.sources import cs224n, sample
 from bertrio.model.tokenizer import build_tokenizer, load_tokenizer
-from bertrio.runtime import generator
 
 SIZES = {"sst": 16, "qqp": 32, "sts": 16}  # as in params.yaml
 

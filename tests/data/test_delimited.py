@@ -3,8 +3,8 @@ import random
 
 import pytest
 
+from bertrio.core.errors import UserError
 from bertrio.data.delimited import MOST_LINES, read_delimited
-from bertrio.errors import UserError
 
 
 def read(tmp_path, content, delimiter="\t"):

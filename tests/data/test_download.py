@@ -3,9 +3,9 @@ import json
 
 import pytest
 
+from bertrio.core.errors import UserError
 from bertrio.data.download import download, write_rejects
 from bertrio.data.table import Reject, read_table
-from bertrio.errors import UserError
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 import pytest
 import yaml
 
+from bertrio.config import merged, read_yaml
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json
 from bertrio.data.inputs import check_inputs
-from bertrio.errors import UserError
-from bertrio.files import read_json
-from bertrio.params import merged, read_yaml
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_json
+from bertrio.core.tasks import TEXT_COLUMNS
 from bertrio.data.prepare import split_data
 from bertrio.data.table import read_table, write_table
-from bertrio.errors import UserError
-from bertrio.files import write_json
-from bertrio.tasks import TEXT_COLUMNS
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bertrio.core.errors import UserError
 from bertrio.data.splits import keep_share, make_splits, sentence_groups
 from bertrio.data.table import SPLITS
-from bertrio.errors import UserError
 
 COURSE = (0.7, 0.1, 0.2)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bertrio.core.errors import UserError
 from bertrio.data.table import RawRow, is_labelled, normalise, read_table, write_table
-from bertrio.errors import UserError
 
 
 def rows(*values, **same):

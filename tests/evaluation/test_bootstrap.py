@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 
+from bertrio.core.tasks import Binary, Ordered, Score, Task
 from bertrio.evaluation.bootstrap import (
     WEIGHTED,
     bootstrap,
@@ -17,7 +18,6 @@ from bertrio.evaluation.bootstrap import (
 )
 from bertrio.evaluation.metrics import METRICS, Scored, evaluate_predictions
 from bertrio.evaluation.predictions import prediction_rows
-from bertrio.tasks import Binary, Ordered, Score, Task
 
 TASKS = {
     "sst": Task("sst", "single", "cross", Ordered(5)),

@@ -7,6 +7,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from scipy.stats import binomtest
 
+from bertrio.core.tasks import Binary, Ordered, Score, Task
 from bertrio.evaluation.calibration import (
     TEMPERATURES,
     brier,
@@ -21,7 +22,6 @@ from bertrio.evaluation.calibration import (
 )
 from bertrio.evaluation.metrics import Scored
 from bertrio.evaluation.predictions import object_column
-from bertrio.tasks import Binary, Ordered, Score, Task
 
 
 def drawn(rows=4000, classes=4, temperature=1.0, seed=0):

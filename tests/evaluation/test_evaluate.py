@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json, write_json
+from bertrio.core.tasks import Binary, Ordered, Score, Task
 from bertrio.evaluation.bootstrap import intervals
 from bertrio.evaluation.evaluate import collect_timings, evaluate, how_chosen, show_metrics
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import prediction_rows, write_predictions
-from bertrio.files import read_json, write_json
-from bertrio.tasks import Binary, Ordered, Score, Task
 
 TASKS = {
     "sst": Task("sst", "single", "cross", Ordered(5)),

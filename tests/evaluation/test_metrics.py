@@ -4,10 +4,10 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS, Scored, evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import prediction_rows
-from bertrio.tasks import Binary, Classes, Ordered, Score, Task
 
 TASKS = {
     "sst": Task("sst", "single", "cross", Ordered(5)),

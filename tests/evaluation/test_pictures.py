@@ -2,6 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
 from bertrio.evaluation.metrics import Scored
 from bertrio.evaluation.pictures import (
     _losses,
@@ -11,7 +12,6 @@ from bertrio.evaluation.pictures import (
     write_plots,
 )
 from bertrio.evaluation.predictions import prediction_rows
-from bertrio.tasks import Binary, Classes, Ordered, Score, Task
 
 TASKS = {
     task.name: task

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Binary, Ordered, Score, Task
 from bertrio.evaluation.predictions import SCHEMA, check_tasks, prediction_rows, read_predictions, write_predictions
-from bertrio.tasks import Binary, Ordered, Score, Task
 
 SST = Task("sst", "single", "cross", Ordered(5))
 QQP = Task("qqp", "pair", "cross", Binary())
@@ -110,6 +110,6 @@ def test_predictions_of_a_task_that_params_do_not_have_are_an_error():
 
 
 def test_what_follows_predictions_does_not_load_torch():
-    code = "import sys, bertrio.ensembling, bertrio.evaluation.evaluate; sys.exit('torch' in sys.modules)"
+    code = "import sys, bertrio.evaluation.ensembling, bertrio.evaluation.evaluate; sys.exit('torch' in sys.modules)"
     path = os.pathsep.join(sys.path)
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True)

@@ -2,9 +2,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
 from bertrio.evaluation.predictions import prediction_rows
 from bertrio.evaluation.submission import write_submissions
-from bertrio.tasks import Binary, Classes, Ordered, Score, Task
 
 TASKS = {
     "sst": Task("sst", "single", "cross", Ordered(5)),

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from bertrio.core.files import write_json
+from bertrio.core.tasks import Task, build_target
 from bertrio.data.table import write_table
 from bertrio.evaluation.predictions import prediction_rows, write_predictions
-from bertrio.files import write_json
-from bertrio.tasks import Task, build_target
 
 TASKS = {
     "sst": {"kind": "single", "target": "ordered", "classes": 5},

@@ -13,11 +13,11 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from bertrio.config import build_tasks
+from bertrio.config.loading import validate_params
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
 from bertrio.experiments.dvc_experiments import find_experiments
-from bertrio.params import build_tasks
-from bertrio.params.loading import validate_params
 
 
 class Planted:

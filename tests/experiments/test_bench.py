@@ -2,7 +2,7 @@
 
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.bench import DvcBench
 from bertrio.experiments.extensions import load_extensions
 from bertrio.experiments.recipes import load_recipes

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import holm
 from bertrio.experiments.claim_text import comparisons_sheet, markdown, show_claims, summary, write_claims
 from bertrio.experiments.claims import (

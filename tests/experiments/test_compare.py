@@ -8,14 +8,14 @@ import pytest
 import yaml
 from scipy import stats
 
-from bertrio.cli import main
-from bertrio.errors import UserError
+from bertrio.cli.main import main
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_json
 from bertrio.evaluation.bootstrap import bootstrap, generator_for
 from bertrio.evaluation.metrics import Scored, evaluate_predictions
 from bertrio.evaluation.significance import ALPHA
 from bertrio.experiments.compare import compare, open_side
 from bertrio.experiments.revision import Revision
-from bertrio.files import write_json
 from tests.experiments.conftest import TASKS
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.dvc_experiments import experiments
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_json, write_text
 from bertrio.evaluation.bootstrap import bootstrap
 from bertrio.evaluation.metrics import METRICS, Scored
 from bertrio.experiments.measured import (
@@ -20,7 +21,6 @@ from bertrio.experiments.measured import (
     write_measured,
 )
 from bertrio.experiments.revision import Revision
-from bertrio.files import write_json, write_text
 
 
 def measured(**changes) -> Measured:

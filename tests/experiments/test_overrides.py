@@ -1,6 +1,6 @@
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import (
     ABSENT,
     changes,

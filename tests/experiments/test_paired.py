@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.evaluation.bootstrap import bootstrap
 from bertrio.evaluation.metrics import Scored
 from bertrio.evaluation.significance import ALPHA, welch

@@ -3,7 +3,7 @@ import textwrap
 import pytest
 import yaml
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import layered
 from bertrio.experiments.recipes import load_recipes
 

@@ -5,8 +5,8 @@ import shutil
 import pytest
 import yaml
 
-from bertrio.cli import main
-from bertrio.errors import UserError
+from bertrio.cli.main import main
+from bertrio.core.errors import UserError
 from bertrio.experiments.revision import PREDICTIONS, Revision
 from tests.toy_project import Clone, run, toy_project
 

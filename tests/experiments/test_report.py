@@ -12,13 +12,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from bertrio.cli import main
-from bertrio.errors import UserError
+from bertrio.cli.main import main
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_json, write_text
 from bertrio.evaluation.predictions import write_predictions
 from bertrio.experiments.cells import plain, scale
 from bertrio.experiments.page import Bar, Cell, Column, Section, Table, render_page
 from bertrio.experiments.report import SECTIONS, write_report
-from bertrio.files import write_json, write_text
 
 EVIL = "<script>alert(1)</script> <!-- </script> \" ' & <img src=x onerror=alert(2)>"
 

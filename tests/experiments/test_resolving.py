@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.config import read_yaml
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import changes, with_numbers
 from bertrio.experiments.recipes import load_recipes, resolve
 from bertrio.experiments.resolving import check_apart
-from bertrio.params import read_yaml
 from tests.experiments.test_recipes import rows, write_recipes
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bertrio.cli import main
-from bertrio.errors import UserError
+from bertrio.cli.main import main
+from bertrio.core.errors import UserError
 from bertrio.experiments.revision import Revision
 
 DVC = {

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bertrio.errors import UserError
+from bertrio.config.loading import read_yaml
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_json
 from bertrio.experiments import running
 from bertrio.experiments.dvc_experiments import find_experiments, queued
 from bertrio.experiments.measured import load_measured
 from bertrio.experiments.overrides import with_numbers
 from bertrio.experiments.revision import Revision
 from bertrio.experiments.running import collect, experiment_name, experiments, run_experiment, run_rows
-from bertrio.files import write_json
-from bertrio.params.loading import read_yaml
 
 STAGE = """
 import json, os, shutil, sys, time

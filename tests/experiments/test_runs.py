@@ -2,7 +2,7 @@ import shlex
 
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments import runs
 from bertrio.experiments.overrides import parse_settings
 from bertrio.experiments.recipes import load_recipes

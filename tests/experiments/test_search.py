@@ -11,8 +11,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bertrio.cli_search import add_search_commands
-from bertrio.errors import UserError
+from bertrio.cli.search import add_search_commands
+from bertrio.core.errors import UserError
 from bertrio.experiments import dvc_experiments
 from bertrio.experiments.plan import Plan
 from bertrio.experiments.proposer import Proposer

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from dvc.utils.hydra import apply_overrides
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import with_numbers
 from bertrio.experiments.recipes import load_recipes, resolve
 from bertrio.experiments.set_params import checked_overrides, set_params

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.recipes import load_recipes, resolve
 from bertrio.experiments.show_recipes import show_recipes, show_row
 from tests.experiments.test_recipes import write_recipes

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments import dvc_experiments, running
 from bertrio.experiments.bench import Outcome
 from bertrio.experiments.ladder import Gain, best

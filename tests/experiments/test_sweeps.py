@@ -6,11 +6,11 @@ from itertools import product
 import pandas as pd
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.config.loading import read_yaml
+from bertrio.core.errors import UserError
 from bertrio.experiments.measured import write_measured
 from bertrio.experiments.overrides import put
 from bertrio.experiments.sweeps import ABSENT, Figure, Run, Swept, families, sweep, tabulate
-from bertrio.params.loading import read_yaml
 from tests.experiments.planted import Planted
 from tests.experiments.simulated import simulate
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.recipes import Recipes, load_recipes
 from bertrio.experiments.runs import Setting
 from bertrio.experiments.table_text import frame, markdown, show_tables, write_tables

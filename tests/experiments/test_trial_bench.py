@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.plan import Plan
 from bertrio.experiments.recipes import load_recipes
 from bertrio.experiments.running import experiments

@@ -11,7 +11,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.model.encoder import Encoder, check_length, initial_transformer, load_transformer, set_dropout
 
 SMALL = {

@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
+from bertrio.core.tasks import Binary, Ordered, Score
 from bertrio.model.heads import ACTIVATIONS, HEADS, VECTORS, HeadSpec, build_heads, cosine_similarity, head_options
-from bertrio.tasks import Binary, Ordered, Score
 
 H, B = 6, 4
 SCORE, BINARY, DEGREES = Score(0, 5), Binary(), Ordered(5)

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import Runtime
 from bertrio.model.encoder import Encoder
 from bertrio.model.lora import add_lora, merged_weights
 from bertrio.model.multitask import MultitaskModel
-from bertrio.runtime import Runtime
 
 pytest.importorskip("peft")
 

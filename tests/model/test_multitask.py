@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from bertrio.core.runtime import Runtime, set_up
 from bertrio.model.about import About
 from bertrio.model.multitask import build_model, load_heads, load_model, save_heads, save_model
-from bertrio.runtime import Runtime, set_up
 
 
 @pytest.fixture

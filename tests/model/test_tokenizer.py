@@ -4,14 +4,14 @@ import sys
 
 import pytest
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.model.tokenizer import build_tokenizer, load_tokenizer
 
 TRAIN = """
 import random, sys
 sys.path.insert(0, "src")
 from bertrio.model.tokenizer import build_tokenizer
-from bertrio.params import load_params
+from bertrio.config import load_params
 words = ["".join(random.Random(i).choices("abcde", k=5)) for i in range(2000)]
 texts = [" ".join(random.Random(i).choices(words, k=9)) for i in range(1500)]
 build_tokenizer(load_params("params.yaml").encoder, texts, sys.argv[1])

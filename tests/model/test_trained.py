@@ -3,12 +3,12 @@ import pandas as pd
 import pytest
 import torch
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import Runtime, set_up
 from bertrio.model.about import About, read_about
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, load_model, save_model
 from bertrio.model.trained import TrainedModel
-from bertrio.runtime import Runtime, set_up
 
 TEXTS = pd.DataFrame({"text": ["a good film", "why", "is this a good question or a bad one", "bad", "the film is bad"]})
 PAIRS = pd.DataFrame({"text_a": TEXTS["text"], "text_b": TEXTS["text"][::-1].tolist()})

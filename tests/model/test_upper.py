@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import AutoModel, BertConfig, BertModel, EsmConfig, RobertaPreLayerNormConfig, XLMConfig
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.model.encoder import Encoder
 from bertrio.model.upper import UpperLayers, layers_of
 from tests.model.test_encoder import CONFIGS, tokens_of

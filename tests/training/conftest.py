@@ -9,11 +9,11 @@ import pandas as pd
 import pytest
 import yaml
 
+from bertrio.config import load_params, merged, read_yaml
+from bertrio.core.runtime import set_up
 from bertrio.data.table import write_table
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.tokenizer import build_tokenizer
-from bertrio.params import load_params, merged, read_yaml
-from bertrio.runtime import set_up
 
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},

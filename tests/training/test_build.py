@@ -2,13 +2,13 @@ import pandas as pd
 import pytest
 import torch
 
-from bertrio.errors import UserError
+from bertrio.config import merged
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json
+from bertrio.core.runtime import Runtime, set_up
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.files import read_json
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.params import merged
-from bertrio.regularizers.bregman import Bregman
-from bertrio.runtime import Runtime, set_up
+from bertrio.techniques.regularizers.bregman import Bregman
 from bertrio.training import build
 from bertrio.training.build import build_trainer, fine_enough, weight_penalty
 from bertrio.training.data import load_split

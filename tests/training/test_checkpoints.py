@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertrio.errors import UserError
-from bertrio.params.groups import CheckpointParams
-from bertrio.runtime import set_up
+from bertrio.config.groups import CheckpointParams
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import set_up
 from bertrio.training import checkpoints
 from bertrio.training.checkpoints import Checkpoints, identity
 

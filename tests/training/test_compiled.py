@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from bertrio.distributed.sharding import Sharding
-from bertrio.errors import UserError
-from bertrio.params import merged
+from bertrio.config import merged
+from bertrio.core.errors import UserError
+from bertrio.training.distributed.sharding import Sharding
 from bertrio.training.loop import infer
 from tests.training.test_loop import STILL, a_step, gradients, setting, trainer_of
 from tests.training.test_resume import SHORT, Interrupted, assert_same, stopped, train  # noqa: F401

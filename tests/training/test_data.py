@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertrio.tasks import HeadOutput
+from bertrio.core.tasks import HeadOutput
 from bertrio.training.data import build_losses, build_streams, load_split, plan_of
 
 TASKS = ("sst", "qqp", "sts")

@@ -20,15 +20,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bertrio.config import merged
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
-from bertrio.distributed.launching import free_port
-from bertrio.distributed.processes import ALONE, Processes, is_main, share_out
-from bertrio.errors import UserError
 from bertrio.model.multitask import build_model
-from bertrio.params import merged
-from bertrio.runtime import set_up
 from bertrio.training.build import build_trainer
 from bertrio.training.data import load_split
+from bertrio.training.distributed.launching import free_port
+from bertrio.training.distributed.processes import ALONE, Processes, is_main, share_out
 from tests.distributed_run import train
 from tests.training.conftest import Workspace
 
@@ -201,7 +201,7 @@ def test_processes_share_the_threads_that_their_stage_has_beside_others(monkeypa
     for key, value in {"BERTRIO_WORKERS": "2", "BERTRIO_WORKERS_FOLDER": str(tmp_path)}.items():
         monkeypatch.setenv(key, value)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    monkeypatch.setattr("bertrio.distributed.processes.launch", lambda count, threads: f"{count} on {threads}")
+    monkeypatch.setattr("bertrio.training.distributed.processes.launch", lambda count, threads: f"{count} on {threads}")
     with pytest.raises(SystemExit, match="2 on 4"):
         share_out(2, "cpu")
 

@@ -2,12 +2,12 @@ import pandas as pd
 import pytest
 import torch
 
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json
+from bertrio.core.runtime import Runtime, set_up
 from bertrio.data.table import read_table, write_table
-from bertrio.errors import UserError
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.files import read_json
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.runtime import Runtime, set_up
 from bertrio.training.data import hold_out, load_split
 from bertrio.training.finetune import Inputs, Selection, finetune, load_rows, predict
 

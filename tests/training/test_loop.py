@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import set_up
 from bertrio.model.multitask import build_model
-from bertrio.runtime import set_up
 from bertrio.training.build import build_trainer
 from bertrio.training.data import build_losses, load_split
 from bertrio.training.loop import infer

@@ -9,9 +9,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from bertrio.errors import UserError
-from bertrio.params import merged
-from bertrio.runtime import Runtime
+from bertrio.config import merged
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import Runtime
 from bertrio.training.loop import infer
 from tests.training.test_loop import STILL, a_step, assert_equal_to_the_bit, gradients, setting, trainer_of
 

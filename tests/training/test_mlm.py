@@ -18,10 +18,10 @@ from transformers import (
 )
 from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import generator, set_up
 from bertrio.model.encoder import initial_language_model, load_transformer
 from bertrio.model.tokenizer import load_tokenizer
-from bertrio.runtime import generator, set_up
 from bertrio.training import mlm
 from bertrio.training.mlm import (
     _loss,

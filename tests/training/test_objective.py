@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
-from bertrio.combining.weighting import Fixed, Uncertainty
+from bertrio.config import merged
+from bertrio.core.runtime import set_up
 from bertrio.model.multitask import Block, build_model
 from bertrio.model.pooling import POOLINGS
-from bertrio.params import merged
-from bertrio.regularizers.bregman import Bregman
-from bertrio.runtime import set_up
+from bertrio.techniques.regularizers.bregman import Bregman
+from bertrio.techniques.weighting import Fixed, Uncertainty
 from bertrio.training.data import build_losses, build_streams, load_split
 from bertrio.training.objective import Objective, bregman_term, distill_term, r_drop_term, smart_term
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bertrio.errors import UserError
-from bertrio.files import write_json
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_json
+from bertrio.core.runtime import set_up
 from bertrio.model.about import encoder_width
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.runtime import set_up
 from bertrio.training import resume
 from bertrio.training.data import load_split
 from bertrio.training.prefinetune import _trainer, prefinetune
@@ -55,8 +55,8 @@ def test_the_width_of_a_saved_encoder_is_read_whatever_it_is_called(tmp_path, co
 
 @pytest.mark.parametrize("narrow", [True, False])
 def test_a_pretrained_encoder_that_is_narrow_trains_in_float32_as_it_predicts(workspace, monkeypatch, tmp_path, narrow):
-    monkeypatch.setattr("bertrio.runtime._fast_bf16", lambda device: True)
-    monkeypatch.setattr("bertrio.runtime.NARROW", 256 if narrow else 1)
+    monkeypatch.setattr("bertrio.core.runtime._fast_bf16", lambda device: True)
+    monkeypatch.setattr("bertrio.core.runtime.NARROW", 256 if narrow else 1)
     opened = Mock(wraps=resume.open_checkpoints)
     monkeypatch.setattr(resume, "open_checkpoints", opened)
     shutil.copytree("models/encoder", tmp_path / "pretrained")

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from bertrio.errors import UserError
-from bertrio.files import read_json
-from bertrio.interruption import Interrupted
-from bertrio.params import merged
-from bertrio.params.loading import MEMBER_GROUPS
-from bertrio.runtime import set_up
+from bertrio.config import merged
+from bertrio.config.loading import MEMBER_GROUPS
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json
+from bertrio.core.interruption import Interrupted
+from bertrio.core.runtime import set_up
 from bertrio.training.course import Course
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm

@@ -7,18 +7,18 @@ import pandas as pd
 import pytest
 import torch
 
+from bertrio.config import build_tasks, load_member
+from bertrio.config.groups import Combine
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json, write_json
+from bertrio.core.runtime import set_up
 from bertrio.data.table import write_table
-from bertrio.ensembling import in_selection, mark_selection
-from bertrio.errors import UserError
+from bertrio.evaluation.ensembling import in_selection, mark_selection
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions, write_predictions
-from bertrio.files import read_json, write_json
 from bertrio.model.about import About, read_about
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads, save_model
-from bertrio.params import build_tasks, load_member
-from bertrio.params.groups import Combine
-from bertrio.runtime import set_up
 from bertrio.training.data import load_split
 from bertrio.training.finetune import predict
 from bertrio.training.soup import average, build_ensemble, greedy_soup

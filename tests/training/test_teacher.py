@@ -5,11 +5,11 @@ import pandas as pd
 import pytest
 import torch
 
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import set_up
 from bertrio.data.table import read_table
-from bertrio.errors import UserError
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.predictor import Predictor
-from bertrio.runtime import set_up
+from bertrio.inference.predictor import Predictor
 from bertrio.training.data import hold_out, load_split
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.teacher import taught

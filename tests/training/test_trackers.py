@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 import torch
 
-from bertrio.errors import UserError
-from bertrio.runtime import set_up
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import set_up
 from bertrio.training import trackers
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.trackers import Means, Table, build_tracker, need_trackers

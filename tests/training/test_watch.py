@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.training.watch import Watch, read_every
 
 

@@ -17,16 +17,16 @@ from bertrio.analysis.perturbations import write_robustness
 from bertrio.analysis.scorer import Scorer
 from bertrio.analysis.slices import Facts, as_json, measure_slices, slice_metric
 from bertrio.analysis.words import NearWords, count_words
-from bertrio.console import progress, say
+from bertrio.config import Params, build_tasks
+from bertrio.config.groups import AnalyzeParams
+from bertrio.core.console import progress, say
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_csv, write_json
+from bertrio.core.tasks import Task
 from bertrio.data.table import read_table
-from bertrio.errors import UserError
 from bertrio.evaluation.metrics import Scored
 from bertrio.evaluation.pictures import slices_picture
 from bertrio.evaluation.predictions import check_tasks, read_predictions
-from bertrio.files import write_csv, write_json
-from bertrio.params import Params, build_tasks
-from bertrio.params.groups import AnalyzeParams
-from bertrio.tasks import Task
 
 SUSPECT_COLUMNS = ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
 

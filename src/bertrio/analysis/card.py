@@ -17,12 +17,12 @@ from bertrio.analysis import card_figures as figures
 from bertrio.analysis.card_figures import Found
 from bertrio.analysis.markdown import escaped, paragraphs, several, table
 from bertrio.analysis.slices import slice_metric
+from bertrio.core.files import write_text
+from bertrio.core.tasks import Task
 from bertrio.evaluation.evaluate import how_chosen
-from bertrio.files import write_text
-from bertrio.tasks import Task
 
 if TYPE_CHECKING:
-    from bertrio.params import Params
+    from bertrio.config import Params
 
 UNKNOWN = "unknown"
 ORIGINS = {  # the course's files, as their handout names them; licences are for whoever publishes to look up

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from bertrio.analysis.markdown import ends, escaped, measured, paragraphs, plain, table
 from bertrio.analysis.scorer import whose
 from bertrio.analysis.slices import slice_metric
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json
+from bertrio.core.tasks import Task
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
-from bertrio.files import read_json
-from bertrio.tasks import Task
 
 if TYPE_CHECKING:
-    from bertrio.params import Params
+    from bertrio.config import Params
 
 WORST = 3  # slices of each task that the limits name
 FEWEST = 30  # rows of a slice that is named there

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from bertrio.console import say
+from bertrio.config import Challenge
+from bertrio.core.console import say
+from bertrio.core.errors import UserError, missing_path
+from bertrio.core.files import write_json
+from bertrio.core.tasks import Task
 from bertrio.data.download import write_rejects
 from bertrio.data.sources.files import read_file
 from bertrio.data.table import Reject
-from bertrio.errors import UserError, missing_path
 from bertrio.evaluation.bootstrap import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import predicted_rows, write_predictions
-from bertrio.files import write_json
-from bertrio.params import Challenge
-from bertrio.tasks import Task
 
 if TYPE_CHECKING:
     from bertrio.analysis.scorer import Scorer

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from bertrio.analysis.scorer import Scorer
 from bertrio.analysis.words import WORD, NearWords, instead, unit, without, words_of
+from bertrio.core.tasks import Array, Predicted, Task
 from bertrio.evaluation.metrics import Scored
-from bertrio.tasks import Array, Predicted, Task
 
 Positions = NDArray[np.int64]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from bertrio.core.tasks import Array, Task
 from bertrio.evaluation.metrics import Scored
-from bertrio.tasks import Array, Task
 
 FAR = 3.0  # standard deviations of the residuals beyond which a score looks wrong: 0.3 % of a normal distribution
 

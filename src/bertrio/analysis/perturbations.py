@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from bertrio.core.files import write_json
+from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import wilson
-from bertrio.files import write_json
-from bertrio.tasks import Task
 
 if TYPE_CHECKING:
     from bertrio.analysis.scorer import Scorer

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from bertrio.params import Params, member_params
-from bertrio.tasks import Array, Predicted, Task
+from bertrio.config import Params, member_params
+from bertrio.core.tasks import Array, Predicted, Task
 
 if TYPE_CHECKING:
     from bertrio.model.trained import TrainedModel
@@ -23,7 +23,7 @@ class Scorer:
 
     It asks one model a task: the ensemble's own where that is one model (a soup), else the first member that answers
     the task. Of an ensemble that combines predictions, it speaks for that member alone, named in `models`; the whole
-    of it is what `bertrio.predictor` asks.
+    of it is what `bertrio.inference.predictor` asks.
 
     Args:
         models: the model of each task; tasks may share one.
@@ -44,9 +44,9 @@ class Scorer:
         Raises:
             UserError: if a model is missing or damaged.
         """
+        from bertrio.core.runtime import set_up
         from bertrio.model.about import encoder_width
         from bertrio.model.trained import TrainedModel
-        from bertrio.runtime import set_up
         from bertrio.training.build import fine_enough
 
         members = list(params.ensemble.members)

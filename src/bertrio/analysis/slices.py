@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from bertrio.analysis.words import words_of
+from bertrio.core.tasks import Array, Binary, Score, Task
 from bertrio.data.overlap import comparable
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval
 from bertrio.evaluation.calibration import wilson
 from bertrio.evaluation.metrics import METRICS, Scored
-from bertrio.tasks import Array, Binary, Score, Task
 
 FEWEST = 5  # rows in a slice; of fewer there is nothing to say
 LENGTHS = (10, 20, 40)  # words

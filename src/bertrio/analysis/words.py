@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bertrio.tasks import Array
+from bertrio.core.tasks import Array
 
 WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")  # apostrophes and hyphens inside of a word are part of it
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from bertrio.tasks import Task
+from bertrio.core.tasks import Task
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

@@ -12,8 +12,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from bertrio.core.tasks import Task
 from bertrio.data.tokens import TokenCache, Tokens, tokenise
-from bertrio.tasks import Task
 
 # Batches that are sorted together: enough for little padding (3 % of a pass over SST, QQP or STS), few enough for fresh
 # company: of two rows that meet in a batch, 4 to 5 % meet again in the next pass, and twice as many at 200

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bertrio.core.errors import UserError
+from bertrio.core.files import whole_file
 from bertrio.data.delimited import read_delimited
 from bertrio.data.reading import Found, check_columns, watched
-from bertrio.errors import UserError
-from bertrio.files import whole_file
 
 ROW_GROUP = 1000  # texts that are in memory at a time
 

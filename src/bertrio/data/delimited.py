@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from bertrio.core.errors import UserError
 from bertrio.data.reading import Found
 from bertrio.data.table import RawRow
-from bertrio.errors import UserError
 
 MOST_LINES = 1000  # of one record; an open quote is a stray one if nothing closes it by then,
 MOST_LETTERS = 2**24  # nor by then

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertrio.console import say
+from bertrio.config import DataParams, MlmRows, Params, build_tasks
+from bertrio.core.console import say
+from bertrio.core.errors import UserError
+from bertrio.core.files import whole_folder, write_json, write_text
+from bertrio.core.tasks import Task
 from bertrio.data.corpora import write_corpus
 from bertrio.data.sources import SourceData, get_source, load_rows
 from bertrio.data.table import MORE, SPLITS, Reject, is_labelled, write_table
-from bertrio.errors import UserError
-from bertrio.files import whole_folder, write_json, write_text
-from bertrio.params import DataParams, MlmRows, Params, build_tasks
-from bertrio.tasks import Task
 
 REJECT_COLUMNS = ("task", "split", "file", "row", "reason", "raw")
 

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bertrio.core.tasks import Task
 from bertrio.data.overlap import overlap_of
 from bertrio.data.table import SPLITS, is_labelled
-from bertrio.tasks import Task
 
 CountTokens = Callable[..., Sequence[int]]
 

@@ -11,12 +11,12 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from bertrio.errors import UserError, missing_path
-from bertrio.files import write_json
+from bertrio.config import Params, TaskParams, load_params, member_params
+from bertrio.config.choices import plugins_of
+from bertrio.config.data import DataParams, TaskData
+from bertrio.core.errors import UserError, missing_path
+from bertrio.core.files import write_json
 from bertrio.model.names import FILES, local_folder, sha256
-from bertrio.params import Params, TaskParams, load_params, member_params
-from bertrio.params.choices import plugins_of
-from bertrio.params.data import DataParams, TaskData
 
 
 def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "data/inputs") -> Params:

@@ -9,17 +9,17 @@ from typing import Any
 
 import pandas as pd
 
-from bertrio.console import say, show_table
+from bertrio.config import Params, build_tasks
+from bertrio.core.console import say, show_table
+from bertrio.core.errors import UserError, need
+from bertrio.core.files import read_json, whole_folder, write_csv, write_json
+from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
 from bertrio.data.overlap import join_train
 from bertrio.data.reading import watched
 from bertrio.data.splits import keep_share, make_splits
 from bertrio.data.table import MORE, SPLITS, read_table, write_table
-from bertrio.errors import UserError, need
-from bertrio.files import read_json, whole_folder, write_csv, write_json
 from bertrio.model.names import origin_of
-from bertrio.params import Params, build_tasks
-from bertrio.tasks import Task
 
 Splits = dict[str, dict[str, pd.DataFrame]]  # by task and split
 BATCH = 1000  # rows that are tokenised together

@@ -9,10 +9,10 @@ from typing import NamedTuple, TypeVar
 
 import pandas as pd
 
-from bertrio.console import progress
+from bertrio.core.console import progress
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Task
 from bertrio.data.table import RawRow, Reject, normalise
-from bertrio.errors import UserError
-from bertrio.tasks import Task
 
 T = TypeVar("T")
 CHUNK = 1000  # rows between two moves of a progress bar

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from bertrio.console import say
+from bertrio.core.console import say
+from bertrio.core.errors import UserError
 from bertrio.data.overlap import comparable
 from bertrio.data.table import SPLITS, is_labelled
-from bertrio.errors import UserError
 
 Tables = dict[str, pd.DataFrame]
 SMALL = 0.005  # share of all rows: groups up to this size are drawn at random, larger ones are fitted in first

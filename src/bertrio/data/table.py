@@ -18,9 +18,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bertrio.errors import UserError, need
-from bertrio.files import whole_file
-from bertrio.tasks import Task
+from bertrio.core.errors import UserError, need
+from bertrio.core.files import whole_file
+from bertrio.core.tasks import Task
 
 SPLITS = ("train", "dev", "test")
 MORE = "more"  # rows of data.more, which join train when it is split

@@ -21,8 +21,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from bertrio.files import whole_file
-from bertrio.tasks import Task
+from bertrio.core.files import whole_file
+from bertrio.core.tasks import Task
 
 Tokens = dict[str, Tensor]
 FIELDS = ("input_ids", "token_type_ids")  # what is kept of what a tokenizer gives; the mask follows from lengths

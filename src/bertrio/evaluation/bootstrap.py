@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from bertrio.core.tasks import Array, Task
 from bertrio.evaluation import calibration
 from bertrio.evaluation.metrics import (
     METRICS,
@@ -26,7 +27,6 @@ from bertrio.evaluation.metrics import (
     scored_by_task,
     thresholds,
 )
-from bertrio.tasks import Array, Task
 
 LEVEL = 0.95
 SEED = 0

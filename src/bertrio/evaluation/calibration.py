@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bertrio.files import write_json
-from bertrio.tasks import Array, Task
+from bertrio.core.files import write_json
+from bertrio.core.tasks import Array, Task
 
 if TYPE_CHECKING:  # metrics imports this module
     from bertrio.evaluation.metrics import Scored

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bertrio.files import whole_file
+from bertrio.core.files import whole_file
 
 if TYPE_CHECKING:  # half a second to import, and whoever imports this module may draw nothing
     from matplotlib.figure import Figure

@@ -8,16 +8,16 @@ from typing import Any
 
 from rich.console import Console
 
-from bertrio.console import show_table
-from bertrio.errors import UserError
+from bertrio.core.console import show_table
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json, write_json
+from bertrio.core.tasks import Task
 from bertrio.evaluation.bootstrap import intervals
 from bertrio.evaluation.calibration import write_calibration
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.pictures import write_plots
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.evaluation.submission import write_submissions
-from bertrio.files import read_json, write_json
-from bertrio.tasks import Task
 
 
 def evaluate(

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Array, Task
 from bertrio.evaluation import calibration
 from bertrio.evaluation.predictions import check_tasks
-from bertrio.tasks import Array, Task
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from bertrio.core.files import write_csv
+from bertrio.core.tasks import Array, Task
 from bertrio.evaluation.calibration import ece, reliability
 from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, colours_of, picture, titled
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, Scored
-from bertrio.files import write_csv
-from bertrio.tasks import Array, Task
 
 if TYPE_CHECKING:  # half a second to import, and whoever imports this module may draw nothing
     from matplotlib.axes import Axes

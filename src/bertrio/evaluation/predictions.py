@@ -20,9 +20,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bertrio.errors import UserError
-from bertrio.files import whole_file
-from bertrio.tasks import Array, Predicted, Task
+from bertrio.core.errors import UserError
+from bertrio.core.files import whole_file
+from bertrio.core.tasks import Array, Predicted, Task
 
 KEYS = ["task", "split", "id"]  # what names a row
 SCHEMA = pa.schema(

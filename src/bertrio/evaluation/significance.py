@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertrio.tasks import Array
+from bertrio.core.tasks import Array
 
 ALPHA = 0.05  # a p-value below it counts as a difference
 EXACT_BELOW = 100  # rows that only one side has right; from here on chi-square is off by less than 1 point at 5 %

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from bertrio.core.files import write_text
+from bertrio.core.tasks import Task
 from bertrio.evaluation.predictions import check_tasks
-from bertrio.files import write_text
-from bertrio.tasks import Task
 
 COURSE = {  # our task: the course's file name, and its header, whose spelling is the course's
     "sst": ("sst", "Predicted_Sentiment"),

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bertrio.errors import UserError
+from bertrio.config.loading import read_yaml, validate_params
+from bertrio.core.errors import UserError
 from bertrio.experiments.dvc_experiments import short_digest
 from bertrio.experiments.extensions import BASE, FILE, Extension
 from bertrio.experiments.ladder import Gain, Names
@@ -19,7 +20,6 @@ from bertrio.experiments.places import of_any_machine
 from bertrio.experiments.recipes import Recipes, Row, resolve
 from bertrio.experiments.resolving import SEED, check_apart
 from bertrio.experiments.revision import Revision
-from bertrio.params.loading import read_yaml, validate_params
 
 METRIC = "overall_normalized"
 LONGEST = 150  # characters of an experiment's name; git has its files, whose names end at 255

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from bertrio.core.tasks import Task
 from bertrio.experiments.page import Bar, Cell, Column, Table
-from bertrio.tasks import Task
 
 ABSENT = "-"
 Interval = Sequence[float] | None

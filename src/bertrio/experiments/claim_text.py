@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from bertrio.core.files import write_text
 from bertrio.evaluation.significance import ALPHA
 from bertrio.experiments.cells import ABSENT, chance
 from bertrio.experiments.claims import HELD, MISSING, NOISE, REFUTED, Judged, Judgement, Outcome
 from bertrio.experiments.sheets import Sheet, console_for_sheets, signed
 from bertrio.experiments.tables import CONVENTIONS
-from bertrio.files import write_text
 
 TITLE = "What the papers claim, and what was measured"
 SHORT = {metric: f"overall, {name}" for name, metric in CONVENTIONS.items()}

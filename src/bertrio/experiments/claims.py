@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.errors import UserError
+from bertrio.config.base import Group, Positive
+from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.paired import Difference, differ
 from bertrio.experiments.recipe_files import Text, checked, nearest, read_file
 from bertrio.experiments.runs import Runs, Setting, runs_of
 from bertrio.experiments.tables import METRICS
-from bertrio.params.base import Group, Positive
 
 if TYPE_CHECKING:
     from bertrio.experiments.measured import Measured

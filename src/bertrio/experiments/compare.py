@@ -16,7 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Array, Target, Task
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, overall_of_resamples, resamples_of
 from bertrio.evaluation.metrics import METRICS, ON_COUNTS, Scored, overall
 from bertrio.evaluation.significance import ALPHA, DIGITS, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
@@ -25,7 +26,6 @@ from bertrio.experiments.cells import chance
 from bertrio.experiments.matching import Matched, match
 from bertrio.experiments.overrides import ABSENT, leaves
 from bertrio.experiments.revision import Revision
-from bertrio.tasks import Array, Target, Task
 
 OTHERS = 1_000  # resamples at most for metrics that are shown and not tested
 Side = Sequence[Revision]

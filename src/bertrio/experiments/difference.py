@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Task
 from bertrio.experiments.cells import answer, chance, measured, plain
 from bertrio.experiments.page import Bar, Block, Cell, Column, Fold, Note, Table
 from bertrio.experiments.sections import Built, Run, cut, metric_name, texts_of
-from bertrio.tasks import Task
 
 DECIDED = 1000  # rows of each kind that two revisions decide differently, those that changed most
 

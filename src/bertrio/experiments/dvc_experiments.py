@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertrio.console import say
-from bertrio.errors import UserError
+from bertrio.config.loading import read_yaml
+from bertrio.core.console import say
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import ABSENT, changes, with_numbers
 from bertrio.experiments.places import differences, with_absolute_paths
 from bertrio.experiments.set_params import checked_overrides, listed
-from bertrio.params.loading import read_yaml
 
 PARAMS = "params.yaml"
 LOOK_EVERY = 1.0  # seconds between two calls of who watches a run

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from bertrio.errors import UserError
+from bertrio.config.base import Group
+from bertrio.core.errors import UserError
 from bertrio.experiments.recipe_files import Overrides, Text, Texts, check_names, checked, nearest, read_file
-from bertrio.params.base import Group
 
 FILE = "extensions.yaml"
 BASE = "base"  # what a set without extensions is called

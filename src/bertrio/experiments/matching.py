@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import Scored
 
 SHOWN = 3  # rows that a message names

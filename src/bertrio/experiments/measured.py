@@ -16,9 +16,9 @@ import numpy as np
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from bertrio.errors import UserError
-from bertrio.files import rounded, write_json
-from bertrio.tasks import Array
+from bertrio.core.errors import UserError
+from bertrio.core.files import rounded, write_json
+from bertrio.core.tasks import Array
 
 if TYPE_CHECKING:  # they take long to import, and tables need none of them
     from bertrio.evaluation.metrics import Scored

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 
 ABSENT = "(absent)"  # what stands for a param that is not there
 SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # YAML takes it for text without a dot; no hash has a sign

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bertrio.files import write_text
+from bertrio.core.files import write_text
 
 HERE = Path(__file__).parent
 FIRST = 50  # rows of a long table that are shown at first where the script runs; without it all are

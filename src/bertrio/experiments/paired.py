@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Array
 from bertrio.evaluation.metrics import CORRELATIONS
 from bertrio.evaluation.significance import DIGITS, Mean, welch
 from bertrio.experiments.bounds import widest, widest_overall, within
 from bertrio.experiments.measured import OVERALL
-from bertrio.tasks import Array
 
 if TYPE_CHECKING:
     from bertrio.experiments.measured import Measured

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, Literal
 
-from bertrio.errors import missing_package
+from bertrio.core.errors import missing_package
 from bertrio.experiments.space import Choice, Point, Range, Space
 
 if TYPE_CHECKING:

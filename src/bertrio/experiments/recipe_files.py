@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from bertrio.errors import UserError
+from bertrio.config.base import Group, Positive, Real, Whole
+from bertrio.config.loading import read_yaml
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import Block, with_numbers
-from bertrio.params.base import Group, Positive, Real, Whole
-from bertrio.params.loading import read_yaml
 
 OTHER_FILES = ("budgets", "claims", "extensions")  # of recipes/, beside those of papers
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")  # becomes the name of a git ref and of files

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import Block, layered, parse_settings, value_text, with_numbers
 from bertrio.experiments.recipe_files import (
     OTHER_FILES,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bertrio.errors import UserError, writing_to
+from bertrio.core.errors import UserError, writing_to
 from bertrio.evaluation.evaluate import how_chosen
 from bertrio.experiments.cells import short
 from bertrio.experiments.difference import comparison

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bertrio.errors import UserError
+from bertrio.config.loading import check_trained, member_params, read_yaml, validate_params
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import Block, layered, members_of, multiplied, put, value_text, with_numbers
-from bertrio.params.loading import check_trained, member_params, read_yaml, validate_params
 
 if TYPE_CHECKING:
     from bertrio.experiments.recipes import Recipes, Row

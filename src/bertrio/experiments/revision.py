@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import yaml
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Task, build_target
 from bertrio.evaluation.predictions import check_tasks, read_predictions
-from bertrio.tasks import Task, build_target
 
 if TYPE_CHECKING:  # takes half a second to import, and most commands do without
     from dvc.fs import GitFileSystem
     from dvc.fs.dvc import DVCFileSystem
 
-    from bertrio.params import Params
+    from bertrio.config import Params
 
 WORKSPACE = "workspace"
 PREDICTIONS = "predictions/ensemble.parquet"
@@ -133,7 +133,7 @@ class Revision:
         Raises:
             UserError: naming all that is wrong, such as params that did not exist when the revision was made.
         """
-        from bertrio.params.loading import validate_params
+        from bertrio.config.loading import validate_params
 
         return validate_params(self.settings(), f"{self.title}: params.yaml")
 

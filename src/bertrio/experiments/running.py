@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertrio.console import say
-from bertrio.errors import UserError
+from bertrio.config.loading import read_yaml
+from bertrio.core.console import say
+from bertrio.core.errors import UserError
 from bertrio.experiments.dvc_experiments import (
     PARAMS,
     Experiment,
@@ -25,7 +26,6 @@ from bertrio.experiments.places import by_last_names, is_override, of_any_machin
 from bertrio.experiments.recipes import load_recipes, resolve
 from bertrio.experiments.resolving import SEED, check_apart, without_seed
 from bertrio.experiments.set_params import listed
-from bertrio.params.loading import read_yaml
 
 __all__ = ["collect", "experiment_name", "experiments", "run_experiment", "run_rows"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from bertrio.errors import UserError
+from bertrio.config.loading import read_yaml
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import value_text
 from bertrio.experiments.places import is_override, overridden
 from bertrio.experiments.resolving import resolve
-from bertrio.params.loading import read_yaml
 
 if TYPE_CHECKING:
     from bertrio.experiments.measured import Measured

@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from bertrio.console import say
-from bertrio.errors import UserError
+from bertrio.config.loading import read_yaml
+from bertrio.core.console import say
+from bertrio.core.errors import UserError
 from bertrio.experiments.bench import SEED
 from bertrio.experiments.overrides import changes, value_text, with_numbers
 from bertrio.experiments.places import settings_text
@@ -26,7 +27,6 @@ from bertrio.experiments.sheets import console_for_sheets
 from bertrio.experiments.space import Point, Space, parse_space, values_at
 from bertrio.experiments.trial_bench import Outcome, Stops, TrialBench
 from bertrio.experiments.trials import Trial, best, read_trials, sheet, write_trials
-from bertrio.params.loading import read_yaml
 from bertrio.training.folder_lock import FolderLock
 
 LOOKS = 50  # points of a space, of which one at least has to be possible

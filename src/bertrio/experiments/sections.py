@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.analysis.scorer import whose
+from bertrio.core.tasks import Task
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from bertrio.experiments.cells import (
     ABSENT,
@@ -29,7 +30,6 @@ from bertrio.experiments.overrides import ABSENT as NOT_THERE
 from bertrio.experiments.overrides import is_number, leaves
 from bertrio.experiments.page import Bar, Block, Cell, Column, Fold, Note, Picture, Table
 from bertrio.experiments.revision import Revision
-from bertrio.tasks import Task
 
 MOST = 5000  # rows of one table; a browser opens so many in a second
 WITHOUT_LINE = ("mae", "rmse")  # metrics that have no end at 1

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertrio.errors import UserError
+from bertrio.config.loading import read_yaml
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import ABSENT, changes, value_text, with_numbers
-from bertrio.params.loading import read_yaml
 
 KEY = re.compile(r"[A-Za-z_][\w-]*")  # what Hydra's grammar takes for a key without more ado
 

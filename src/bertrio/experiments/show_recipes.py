@@ -11,11 +11,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from bertrio.config.loading import read_yaml
 from bertrio.experiments.overrides import ABSENT, changes, value_text, with_numbers
 from bertrio.experiments.recipes import Paper, Recipes, Row, Sweep
 from bertrio.experiments.resolving import resolve, without_seed
 from bertrio.experiments.sheets import console_for_sheets
-from bertrio.params.loading import read_yaml
 
 MAIN = ("sst", "qqp", "sts", "overall")  # the figures that a line has room for
 TITLE = 40  # characters that a column of titles has at least: it may hold names

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast
 
 import yaml
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.experiments.overrides import value_text, with_numbers
 
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"

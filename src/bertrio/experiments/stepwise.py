@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from bertrio.console import say
-from bertrio.errors import UserError
+from bertrio.core.console import say
+from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.bench import METRIC, DvcBench, Outcome
 from bertrio.experiments.extensions import Extension, check_candidates, load_extensions

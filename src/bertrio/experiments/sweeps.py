@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from bertrio.console import say
-from bertrio.errors import UserError, writing_to
+from bertrio.core.console import say
+from bertrio.core.errors import UserError, writing_to
+from bertrio.core.files import write_csv
 from bertrio.experiments.overrides import is_number, leaves
 from bertrio.experiments.recipe_files import nearest
-from bertrio.files import write_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,11 +175,11 @@ def read_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
 
 def measured_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
     """All runs of recipes/measured, with the params that their rows come to. Says which have no row any more."""
+    from bertrio.config.loading import read_yaml
     from bertrio.experiments.measured import FOLDER, load_measured
     from bertrio.experiments.overrides import put
     from bertrio.experiments.recipes import load_recipes
     from bertrio.experiments.resolving import resolve
-    from bertrio.params.loading import read_yaml
 
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / "params.yaml")
     for run in load_measured(Path(root) / FOLDER):
@@ -305,7 +305,7 @@ def _show(table: pd.DataFrame, param: str, apart: int) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from bertrio.console import show_table
+    from bertrio.core.console import show_table
 
     console, metrics = Console(highlight=False), table["metric"].unique()
     line = "\n" if len(metrics) > 1 else " "

@@ -12,13 +12,13 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
+from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.cells import ABSENT
 from bertrio.experiments.measured import OVERALL, Measured
 from bertrio.experiments.paired import firsts_of
 from bertrio.experiments.runs import Runs
 from bertrio.experiments.sheets import Sheet, console_for_sheets, signed
 from bertrio.experiments.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
-from bertrio.files import write_csv, write_text
 
 FOLDER = "recipes/tables"
 ODD, ALONE = "*", "°"  # marks of cells that a line below the table explains

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import overall
 from bertrio.experiments.measured import OVERALL
 from bertrio.experiments.paired import Difference, differ, figure_of, firsts_of, value_of

@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bertrio.errors import UserError
+from bertrio.config import build_tasks
+from bertrio.config.loading import read_yaml, validate_params
+from bertrio.core.errors import UserError
 from bertrio.experiments.bench import seconds_of
 from bertrio.experiments.plan import Plan
 from bertrio.experiments.recipes import Recipes, Row, resolve
 from bertrio.experiments.revision import Revision
 from bertrio.experiments.sweeps import OVERALL
-from bertrio.params import build_tasks
-from bertrio.params.loading import read_yaml, validate_params
 from bertrio.training.progress import VARIABLE as PROGRESS
 
 CHECKPOINTS = "BERTRIO_CHECKPOINTS"  # as in training.checkpoints, which would import torch

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.cells import ABSENT
 from bertrio.experiments.overrides import changes, value_text
 from bertrio.experiments.plan import Plan
 from bertrio.experiments.proposer import State
 from bertrio.experiments.sheets import Sheet
 from bertrio.experiments.space import Point, values_at
-from bertrio.files import write_csv, write_text
 
 RECORD = "trials.json"
 

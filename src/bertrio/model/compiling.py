@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertrio.errors import UserError
-from bertrio.params.groups import ROUND
+from bertrio.config.groups import ROUND
+from bertrio.core.errors import UserError
 
 ROWS, TOKENS = 20, 48  # of the passes that are compiled; ROWS is no multiple of ROUND, or sizes might count as one
 

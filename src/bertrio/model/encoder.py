@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertrio.errors import UserError, need
+from bertrio.config import EncoderParams
+from bertrio.core.errors import UserError, need
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.compiling import CompiledPasses
 from bertrio.model.lora import merged_weights
 from bertrio.model.names import source_of
 from bertrio.model.pooling import pooling_of
 from bertrio.model.tiny import start_by_matching, tiny_config
-from bertrio.params import EncoderParams
 
 Tokens = dict[str, Tensor]
 

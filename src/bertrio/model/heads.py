@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertrio.plugins import blamed, choose
-from bertrio.tasks import Binary, HeadOutput, Score, Target
+from bertrio.core.plugins import blamed, choose
+from bertrio.core.tasks import Binary, HeadOutput, Score, Target
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bertrio.errors import UserError, missing_package
+from bertrio.core.errors import UserError, missing_package
 
 
 def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, targets: list[str] | None) -> None:

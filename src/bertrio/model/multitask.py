@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertrio.errors import UserError, need
-from bertrio.files import whole_file, write_json
+from bertrio.config import Params, build_tasks
+from bertrio.core.errors import UserError, need
+from bertrio.core.files import whole_file, write_json
+from bertrio.core.runtime import Runtime
+from bertrio.core.tasks import HeadOutput, Target
 from bertrio.model.about import FILE, About, read_about
 from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer, recompute_hidden_states
 from bertrio.model.heads import SHARES, HeadSpec, build_heads, options_to_share
 from bertrio.model.lora import add_lora
 from bertrio.model.upper import UpperLayers
-from bertrio.params import Params, build_tasks
-from bertrio.runtime import Runtime
-from bertrio.tasks import HeadOutput, Target
 
 HEADS_FILE = "heads.safetensors"
 

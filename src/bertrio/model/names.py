@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bertrio.errors import UserError, missing_path
+from bertrio.core.errors import UserError, missing_path
 
 FILES = ("*.json", "*.txt", "*.model", "*.safetensors")  # that an encoder is made of
 PARTS = {

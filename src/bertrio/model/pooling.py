@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bertrio.plugins import choose
+from bertrio.core.plugins import choose
 
 
 def cls(output: Any, mask: Tensor) -> Tensor:

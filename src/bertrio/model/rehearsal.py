@@ -8,18 +8,18 @@ from types import SimpleNamespace
 
 import torch
 
-from bertrio.combining.surgery import build_surgery
-from bertrio.combining.weighting import build_weighting
-from bertrio.errors import UserError
-from bertrio.losses import build_loss
+from bertrio.config import Params
+from bertrio.config.choices import plugins_of
+from bertrio.core.errors import UserError
+from bertrio.core.plugins import Plugin, blamed
+from bertrio.core.tasks import Task
 from bertrio.model.heads import HeadSpec, build_heads, vectors_of
 from bertrio.model.multitask import head_spec
 from bertrio.model.pooling import pooling_of
-from bertrio.params import Params
-from bertrio.params.choices import plugins_of
-from bertrio.plugins import Plugin, blamed
-from bertrio.schedules import Sizes, build_plan
-from bertrio.tasks import Task
+from bertrio.techniques.losses import build_loss
+from bertrio.techniques.schedules import Sizes, build_plan
+from bertrio.techniques.surgery import build_surgery
+from bertrio.techniques.weighting import build_weighting
 
 ROWS, TOKENS, WIDTH, BATCHES = 3, 4, 8, 5  # of what the parts are tried on
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertrio.params import TinyParams
+from bertrio.config import TinyParams
 
 POSITION_SHARE, TYPE_SHARE, MATCH_SCALE = 0.2, 0.5, 1.2
 

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from bertrio.errors import UserError, need
-from bertrio.files import read_json, write_json
+from bertrio.config import EncoderParams
+from bertrio.core.errors import UserError, need
+from bertrio.core.files import read_json, write_json
 from bertrio.model.names import local_folder, source_of
-from bertrio.params import EncoderParams
 
 OVERLONG = re.compile(r"(\S{1000})(?=\S)")  # longer than any word; WordPiece makes [UNK] of more than 100 letters
 SOURCE = "source.json"

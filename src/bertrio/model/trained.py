@@ -11,15 +11,15 @@ import numpy as np
 import pandas as pd
 import torch
 
+from bertrio.config import build_tasks
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import Runtime
+from bertrio.core.tasks import Array, Predicted, Task
 from bertrio.data.batches import Batch, Rows
-from bertrio.errors import UserError
 from bertrio.model.about import read_about
 from bertrio.model.heads import compared
 from bertrio.model.multitask import MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
-from bertrio.params import build_tasks
-from bertrio.runtime import Runtime
-from bertrio.tasks import Array, Predicted, Task
 
 
 class TrainedModel:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.model.encoder import Encoder
 
 

@@ -8,21 +8,21 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from bertrio.combining.surgery import build_surgery
-from bertrio.combining.weighting import build_weighting
-from bertrio.console import say
-from bertrio.distributed.sharding import split, weights_of
-from bertrio.errors import UserError
+from bertrio.config import Params
+from bertrio.config.tasks import BATCH_LOSSES, LOSS_OPTIONS
+from bertrio.core.console import say
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import NARROW, Runtime, generator
 from bertrio.model.encoder import recompute_hidden_states
 from bertrio.model.multitask import MultitaskModel
 from bertrio.model.upper import layers_of
-from bertrio.params import Params
-from bertrio.params.tasks import BATCH_LOSSES, LOSS_OPTIONS
-from bertrio.regularizers.bregman import Bregman
-from bertrio.regularizers.moving_average import MovingAverage
-from bertrio.regularizers.norms import l1, l2
-from bertrio.runtime import NARROW, Runtime, generator
+from bertrio.techniques.regularizers.bregman import Bregman
+from bertrio.techniques.regularizers.moving_average import MovingAverage
+from bertrio.techniques.regularizers.norms import l1, l2
+from bertrio.techniques.surgery import build_surgery
+from bertrio.techniques.weighting import build_weighting
 from bertrio.training.data import Split, build_losses, build_streams, plan_of
+from bertrio.training.distributed.sharding import split, weights_of
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective, bregman_term, distill_term, r_drop_term, smart_term
 from bertrio.training.stateful import Draws, Stateful

@@ -32,15 +32,15 @@ import platformdirs
 import torch
 
 import bertrio
-from bertrio.console import say
-from bertrio.errors import UserError, need
-from bertrio.files import sync, write_text
+from bertrio.core.console import say
+from bertrio.core.errors import UserError, need
+from bertrio.core.files import sync, write_text
 from bertrio.training.folder_lock import FolderLock
 from bertrio.training.state_files import Damaged, State, read_state, write_state
 
 if TYPE_CHECKING:
-    from bertrio.params.groups import CheckpointParams
-    from bertrio.runtime import Runtime
+    from bertrio.config.groups import CheckpointParams
+    from bertrio.core.runtime import Runtime
 
 VARIABLE = "BERTRIO_CHECKPOINTS"  # of the environment: the folder, where params name none
 KEPT = 2  # the newest, and the one before it in case the newest is damaged

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from bertrio.console import say
+from bertrio.config import Params, build_tasks
+from bertrio.core.console import say
+from bertrio.core.tasks import Task
 from bertrio.evaluation.metrics import evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import object_column, prediction_rows
 from bertrio.model.multitask import MultitaskModel
-from bertrio.params import Params, build_tasks
-from bertrio.tasks import Task
 from bertrio.training.data import Split
 from bertrio.training.loop import EpochLog, infer
 

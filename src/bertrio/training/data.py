@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bertrio.config import Params, build_tasks
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import generator
 from bertrio.data.batches import BatchStream, Rows
 from bertrio.data.table import read_table
 from bertrio.data.tokens import TokenCache
-from bertrio.errors import UserError
-from bertrio.losses import Loss, build_loss
 from bertrio.model.tokenizer import load_tokenizer
-from bertrio.params import Params, build_tasks
-from bertrio.runtime import generator
-from bertrio.schedules import Epoch, Sizes, build_plan, proportional_batch_sizes
+from bertrio.techniques.losses import Loss, build_loss
+from bertrio.techniques.schedules import Epoch, Sizes, build_plan, proportional_batch_sizes
 
 Split = dict[str, Rows]  # rows by task
 

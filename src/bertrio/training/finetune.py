@@ -10,20 +10,20 @@ from typing import Any
 
 import pandas as pd
 
-from bertrio.console import say
-from bertrio.distributed.sharding import weights_of
+from bertrio.config import Params, build_tasks
+from bertrio.config.loading import MEMBER_GROUPS
+from bertrio.core.console import say
+from bertrio.core.files import whole_folder, write_csv, write_json
+from bertrio.core.runtime import Runtime
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
-from bertrio.files import whole_folder, write_csv, write_json
 from bertrio.model.about import About
 from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
-from bertrio.params import Params, build_tasks
-from bertrio.params.loading import MEMBER_GROUPS
-from bertrio.runtime import Runtime
 from bertrio.training.build import build_trainer, fine_enough
 from bertrio.training.checkpoints import Checkpoints
 from bertrio.training.course import Course, Selection, predict
 from bertrio.training.data import Split, hold_out, load_split
+from bertrio.training.distributed.sharding import weights_of
 from bertrio.training.loop import Trainer
 from bertrio.training.progress import report_epoch
 from bertrio.training.resume import open_checkpoints, resumed

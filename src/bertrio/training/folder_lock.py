@@ -11,8 +11,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from bertrio.errors import UserError
-from bertrio.files import read_json, write_json
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json, write_json
 
 LOCK, HOLDER = "lock", "holder.json"
 

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertrio.combining.gradients import TaskGradients, conflict_rows
-from bertrio.console import progress
+from bertrio.config import OptimizerParams
+from bertrio.core.console import progress
 from bertrio.data.batches import Batch, BatchStream, Rows
-from bertrio.distributed.sharding import weights_of
 from bertrio.model.multitask import MultitaskModel
-from bertrio.params import OptimizerParams
+from bertrio.techniques.gradients import TaskGradients, conflict_rows
+from bertrio.training.distributed.sharding import weights_of
 from bertrio.training.objective import Objective, Parts
 from bertrio.training.optimizer import (
     RowGradients,

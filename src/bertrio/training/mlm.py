@@ -18,16 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertrio.console import progress, say
+from bertrio.config import EncoderParams, Params
+from bertrio.core.console import progress, say
+from bertrio.core.errors import UserError, need
+from bertrio.core.files import whole_folder
+from bertrio.core.runtime import Runtime, choose, generator
 from bertrio.data.batches import Passes
-from bertrio.errors import UserError, need
-from bertrio.files import whole_folder
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.encoder import Encoder, check_length, initial_language_model, initial_transformer
 from bertrio.model.names import fetched, local_folder
 from bertrio.model.tokenizer import load_tokenizer, pinned
-from bertrio.params import EncoderParams, Params
-from bertrio.runtime import Runtime, choose, generator
 from bertrio.training.checkpoints import Checkpoints
 from bertrio.training.masking import mask_tokens, word_beginnings
 from bertrio.training.optimizer import (

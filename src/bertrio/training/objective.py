@@ -12,19 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertrio.combining.weighting import Fixed
+from bertrio.config import Params
+from bertrio.core.runtime import generator
+from bertrio.core.tasks import HeadOutput
 from bertrio.data.batches import Batch, Place
-from bertrio.losses import Loss
 from bertrio.model.multitask import Block, MultitaskModel
 from bertrio.model.upper import UpperLayers
-from bertrio.params import Params
-from bertrio.regularizers.bregman import Bregman
-from bertrio.regularizers.distillation import DISTILLATIONS
-from bertrio.regularizers.divergences import DIVERGENCES
-from bertrio.regularizers.r_drop import r_drop
-from bertrio.regularizers.smart import Smart
-from bertrio.runtime import generator
-from bertrio.tasks import HeadOutput
+from bertrio.techniques.losses import Loss
+from bertrio.techniques.regularizers.bregman import Bregman
+from bertrio.techniques.regularizers.distillation import DISTILLATIONS
+from bertrio.techniques.regularizers.divergences import DIVERGENCES
+from bertrio.techniques.regularizers.r_drop import r_drop
+from bertrio.techniques.regularizers.smart import Smart
+from bertrio.techniques.weighting import Fixed
 from bertrio.training.stateful import Stateful
 
 

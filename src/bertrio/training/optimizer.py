@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from bertrio.params import OptimizerParams
+from bertrio.config import OptimizerParams
 
 Convert = Callable[[nn.Parameter, Tensor], Tensor]  # of a tensor that belongs to a parameter
 

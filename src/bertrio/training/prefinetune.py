@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bertrio.console import say
-from bertrio.errors import need
-from bertrio.files import whole_folder
-from bertrio.params import Params
+from bertrio.config import Params
+from bertrio.core.console import say
+from bertrio.core.errors import need
+from bertrio.core.files import whole_folder
 
 if TYPE_CHECKING:
-    from bertrio.runtime import Runtime
+    from bertrio.core.runtime import Runtime
     from bertrio.training.data import Split
     from bertrio.training.loop import Trainer
 
@@ -60,9 +60,9 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
             shutil.copytree(need(encoder), new / "encoder")
         return {"epochs": 0}, {}
 
+    from bertrio.core.runtime import set_up
     from bertrio.model.about import encoder_width
     from bertrio.model.multitask import save_heads  # torch and transformers take seconds to import: only if needed
-    from bertrio.runtime import set_up
     from bertrio.training.course import told
     from bertrio.training.data import load_split
     from bertrio.training.finetune import score, training_cost
@@ -91,9 +91,9 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
 
 def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Trainer:
     """The trainer of the one task in `params`."""
+    from bertrio.core.runtime import generator
     from bertrio.data.batches import BatchStream
     from bertrio.model.multitask import build_model
-    from bertrio.runtime import generator
     from bertrio.training.data import build_losses
     from bertrio.training.loop import Trainer
     from bertrio.training.objective import Objective

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from bertrio.console import say
+from bertrio.core.console import say
 
 VARIABLE = "BERTRIO_PROGRESS"  # of the environment: the file to write to
 STAGE = "DVC_STAGE"  # of the environment: the stage, as in finetune@base, where DVC runs it

@@ -13,13 +13,13 @@ from signal import Signals
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from bertrio.console import say
-from bertrio.distributed.processes import ALONE, Processes
-from bertrio.interruption import Interruption, install
-from bertrio.params import Params
-from bertrio.params.choices import plugins_of
-from bertrio.runtime import Runtime
+from bertrio.config import Params
+from bertrio.config.choices import plugins_of
+from bertrio.core.console import say
+from bertrio.core.interruption import Interruption, install
+from bertrio.core.runtime import Runtime
 from bertrio.training.checkpoints import Checkpoints, identity
+from bertrio.training.distributed.processes import ALONE, Processes
 from bertrio.training.state_files import MANIFEST, REST, TENSORS, State, read_state, write_state
 from bertrio.training.stateful import GlobalGenerators, Stateful
 

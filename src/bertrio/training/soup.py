@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from bertrio.ensembling import (
+from bertrio.config import Params, build_tasks
+from bertrio.core.errors import UserError
+from bertrio.core.files import whole_folder
+from bertrio.evaluation.ensembling import (
     RULES,
     SELECTION,
     combine_members,
@@ -20,11 +23,8 @@ from bertrio.ensembling import (
     mark_selection,
     record_ensemble,
 )
-from bertrio.errors import UserError
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
-from bertrio.files import whole_folder
-from bertrio.params import Params, build_tasks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,9 +155,9 @@ class Kitchen:
     """
 
     def __init__(self, params: Params, members: Mapping[str, Params], models: str, splits: str, tokenizer: str) -> None:
+        from bertrio.core.runtime import set_up
         from bertrio.model.about import encoder_width, read_about
         from bertrio.model.multitask import load_model
-        from bertrio.runtime import set_up
         from bertrio.training.data import load_split
 
         first = next(iter(members))

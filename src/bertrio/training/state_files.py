@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from bertrio.files import sync
+from bertrio.core.files import sync
 
 State = dict[str, Any]  # a tree: dicts with text keys, lists, and leaves as in `write_state`
 

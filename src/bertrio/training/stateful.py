@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from bertrio.runtime import Runtime
+from bertrio.core.runtime import Runtime
 
 
 class Stateful(Protocol):

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertrio.console import say
+from bertrio.config import Params
+from bertrio.core.console import say
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import Runtime
+from bertrio.core.tasks import Predicted, Task
 from bertrio.data.table import read_table
-from bertrio.errors import UserError
-from bertrio.params import Params
-from bertrio.predictor import Predictor
-from bertrio.runtime import Runtime
-from bertrio.tasks import Predicted, Task
+from bertrio.inference.predictor import Predictor
 from bertrio.training.data import Split
 
 PARAM = "distill.teacher"

@@ -15,10 +15,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bertrio.errors import UserError
-from bertrio.files import write_csv
-from bertrio.params import Params
-from bertrio.params.loading import MEMBER_GROUPS, member_params
+from bertrio.config import Params
+from bertrio.config.loading import MEMBER_GROUPS, member_params
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_csv
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 
 # Steps between two looks on a GPU: each makes the host wait, and the GPU run dry. A number that is not finite is found
 # so many steps late, but before any checkpoint; on the CPU, before the update.

@@ -2,9 +2,9 @@ from collections import Counter
 
 import pytest
 
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Task, build_target
 from bertrio.data.sources import cs224n, get_source
-from bertrio.errors import UserError
-from bertrio.tasks import Task, build_target
 
 COURSE = {
     "ids-sst-train.csv": "\tid\tsentence\tsentiment\n0\ta1\t A fine film .\t4\n1\ta2\t Dull .\t0\n",

@@ -4,8 +4,8 @@ import json
 import pandas as pd
 import pytest
 
+from bertrio.core.errors import UserError
 from bertrio.data.sources import files
-from bertrio.errors import UserError
 
 ROWS = [
     {"key": "x1", "first": " Is it? ", "second": 'He said "no".', "same": 0},

@@ -19,9 +19,9 @@ CLIENT = """
 import json, os, sys
 from collections import Counter
 from bertrio.data.sources import hub
-from bertrio.errors import UserError
-from bertrio.params import DataParams
-from bertrio.tasks import Task, build_target
+from bertrio.core.errors import UserError
+from bertrio.config import DataParams
+from bertrio.core.tasks import Task, build_target
 
 TASKS = {
     "sst": Task("sst", "single", "cross", build_target("ordered", 5)),

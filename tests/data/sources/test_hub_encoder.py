@@ -12,11 +12,11 @@ A, B = ("a" * 40, "b" * 40)  # commits
 
 CLIENT = """
 import json, sys
-from bertrio.errors import UserError
+from bertrio.core.errors import UserError
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.names import origin_of
 from bertrio.model.tokenizer import build_tokenizer, pinned
-from bertrio.params import load_params
+from bertrio.config import load_params
 
 encoder = load_params(sys.argv[1]).encoder
 for line in sys.stdin:

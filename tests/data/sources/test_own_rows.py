@@ -5,11 +5,11 @@ import json
 
 import pytest
 
+from bertrio.config import build_tasks
+from bertrio.config.loading import validate_params
+from bertrio.core.errors import UserError
 from bertrio.data.download import download
 from bertrio.data.sources import hub, load_rows
-from bertrio.errors import UserError
-from bertrio.params import build_tasks
-from bertrio.params.loading import validate_params
 
 TASK = {
     "kind": "single",

@@ -9,10 +9,10 @@ from collections import Counter
 import pandas as pd
 import pytest
 
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Task, build_target
 from bertrio.data.sources import sample
 from bertrio.data.sources.sample import generate, load_corpus, load_tasks
-from bertrio.errors import UserError
-from bertrio.tasks import Task, build_target
 
 NAMES = ("sst", "qqp", "sts")
 

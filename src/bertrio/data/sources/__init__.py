@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from bertrio.core.tasks import Task
 from bertrio.data.table import Reject
-from bertrio.tasks import Task
 
 if TYPE_CHECKING:
-    from bertrio.params import Params
+    from bertrio.config import Params
 
 SOURCES = {
     "sample": "bertrio.data.sources.sample",

@@ -13,14 +13,14 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from bertrio.config import DataParams
+from bertrio.core.errors import UserError, missing_path
+from bertrio.core.tasks import Task
 from bertrio.data.corpora import read_local_corpus
 from bertrio.data.delimited import read_delimited
 from bertrio.data.reading import build_table
 from bertrio.data.sources import SourceData
 from bertrio.data.table import Reject
-from bertrio.errors import UserError, missing_path
-from bertrio.params import DataParams
-from bertrio.tasks import Task
 
 
 class _Layout(NamedTuple):

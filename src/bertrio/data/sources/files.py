@@ -12,16 +12,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from bertrio.config import DataParams
+from bertrio.config.data import FilesTask, MoreRows, TaskData
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Task
 from bertrio.data.corpora import read_local_corpus
 from bertrio.data.delimited import read_delimited
 from bertrio.data.json_lines import read_json_lines
 from bertrio.data.reading import Found, build_table
 from bertrio.data.sources import SourceData
 from bertrio.data.table import MORE, SPLITS, RawRow, Reject
-from bertrio.errors import UserError
-from bertrio.params import DataParams
-from bertrio.params.data import FilesTask, MoreRows, TaskData
-from bertrio.tasks import Task
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:

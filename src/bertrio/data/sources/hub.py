@@ -16,15 +16,15 @@ from typing import Any
 
 import pandas as pd
 
-from bertrio.console import console
+from bertrio.config import DataParams, HubCorpus, HubTask
+from bertrio.core.console import console
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Task
 from bertrio.data.corpora import joined
 from bertrio.data.reading import Found, build_table, check_columns
 from bertrio.data.sources import SourceData
 from bertrio.data.table import SPLITS, RawRow, Reject
-from bertrio.errors import UserError
 from bertrio.model.names import sha256
-from bertrio.params import DataParams, HubCorpus, HubTask
-from bertrio.tasks import Task
 
 Entry = HubTask | HubCorpus
 PLAIN = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")  # files that hold rows

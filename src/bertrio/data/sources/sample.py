@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pandas as pd
 
+from bertrio.core.errors import UserError
 from bertrio.data.sources import SourceData
-from bertrio.errors import UserError
 
 if TYPE_CHECKING:
-    from bertrio.params import DataParams
-    from bertrio.tasks import Task
+    from bertrio.config import DataParams
+    from bertrio.core.tasks import Task
 
 T = TypeVar("T")
 Concept = tuple[str, ...]  # words that mean the same here

@@ -1,0 +1,1 @@
+"""The `bertrio` command, one file a group of subcommands."""

@@ -1,0 +1,43 @@
+"""The command that makes models that other libraries load: export."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from bertrio.core.errors import UserError
+
+FORMATS = {
+    "encoder": "for transformers' AutoModel",
+    "classifier": "a task, for AutoModelForSequenceClassification",
+    "cross-encoder": "a task, for sentence-transformers' CrossEncoder",
+    "sentence-transformer": "the vectors of a task with encoding bi, for SentenceTransformer",
+    "onnx": "a task, for any ONNX runtime",
+}
+
+
+def add_export_commands(commands: Any) -> None:
+    """Adds the command to the parser's `commands`."""
+    export = commands.add_parser("export", help="write a trained model as other libraries load it")
+    model = "a member's folder, or models/ensemble of a soup (default: %(default)s)"
+    export.add_argument("--model", metavar="FOLDER", default="models/members/base", help=model)
+    export.add_argument("--to", metavar="FOLDER", required=True, help="the folder to write")
+    kinds = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
+    export.add_argument("--format", choices=FORMATS, required=True, help=kinds)
+    export.add_argument("--task", metavar="NAME", help="which task, where the model has several")
+    export.add_argument(
+        "--int8", action="store_true", help="onnx: weights of 8 bits, smaller and faster, a bit less exact"
+    )
+    export.set_defaults(run=_export)
+
+
+def _export(args: argparse.Namespace) -> None:
+    from bertrio.inference.export.export import export_model
+
+    try:
+        done = export_model(args.model, args.to, args.format, args.task, args.int8)
+    except OSError as error:
+        raise UserError(f"--to {args.to}: can't be written ({error.strerror or error}); name another place") from error
+    what = f"task {done.task.name}" if done.task else "the encoder"
+    print(f"wrote {args.to}: {what} of {args.model}, --format {args.format}{' --int8' if args.int8 else ''}")
+    print(f"largest difference from the model: {done.difference:.1e}, on {done.rows} texts")

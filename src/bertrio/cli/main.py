@@ -1,0 +1,115 @@
+"""The command line: `bertrio ...`. Modules that take long to import are imported by the commands that need them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from bertrio import __version__
+from bertrio.cli.export import add_export_commands
+from bertrio.cli.predict import add_predict_commands
+from bertrio.cli.recipes import add_recipe_commands
+from bertrio.cli.search import add_search_commands
+from bertrio.cli.serve import add_serve_commands
+from bertrio.core.errors import UserError, writing_to
+
+REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs one command; returns the exit code: 0, 2 for a message to the user, or 130 for Ctrl-C."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bertrio",
+        description="Fine-tunes one BERT encoder on several sentence tasks. The pipeline itself runs with `dvc repro`.",
+    )
+    parser.add_argument("--version", action="version", version=f"bertrio {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    metrics = commands.add_parser("metrics", help="print the last run's result as a table")
+    metrics.add_argument("--file", default="metrics/evaluation.json", help="the metrics file (default: %(default)s)")
+    metrics.set_defaults(run=_metrics)
+
+    check = commands.add_parser("check", help="check params.yaml and the files that it names")
+    check.add_argument("--params", default="params.yaml", help="the file to check (default: %(default)s)")
+    check.set_defaults(run=_check)
+
+    compare = commands.add_parser("compare", help="tell whether one experiment is better than another, or only lucky")
+    compare.add_argument("first", metavar="REV_A", help=f"what to compare with: {REVISION}")
+    compare.add_argument("second", metavar="REV_B", help="what to judge, named likewise")
+    compare.add_argument("--split", default="dev", help="dev, test or selection (default: %(default)s)")
+    compare.add_argument(
+        "--rows", type=_count, nargs="?", const=10, metavar="N", help="show N rows (10) that they decide differently"
+    )
+    compare.add_argument("--json", metavar="FILE", help="write all figures to FILE as well")
+    compare.set_defaults(run=_compare)
+
+    report = commands.add_parser("report", help="write all that is known of an experiment to one HTML page")
+    one = "an experiment, commit, tag or branch"
+    report.add_argument("revision", metavar="REV", nargs="?", default="workspace", help=f"{one} (default: workspace)")
+    report.add_argument("--baseline", metavar="REV", help="compare it with this one: likewise, or workspace")
+    report.add_argument("--out", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
+    report.set_defaults(run=_report)
+
+    add_recipe_commands(commands)
+    add_search_commands(commands)
+    add_predict_commands(commands)
+    add_export_commands(commands)
+    add_serve_commands(commands)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of rows")
+    return int(text)
+
+
+def _metrics(args: argparse.Namespace) -> None:
+    from bertrio.evaluation.evaluate import show_metrics
+
+    show_metrics(args.file)
+
+
+def _check(args: argparse.Namespace) -> None:
+    import tempfile
+
+    from bertrio.data.inputs import check_inputs
+    from bertrio.training.trackers import need_all_trackers
+
+    with tempfile.TemporaryDirectory() as folder:
+        need_all_trackers(check_inputs(args.params, folder))
+    print(f"{args.params}: all params are valid, and all files and packages that they name are there")
+
+
+def _compare(args: argparse.Namespace) -> None:
+    from bertrio.core.files import write_json
+    from bertrio.experiments.compare import compare, open_side
+    from bertrio.experiments.show import show_comparison
+
+    result = compare(open_side(args.first), open_side(args.second), args.split, args.rows)
+    show_comparison(result)
+    if args.json:
+        with writing_to(f"--json {args.json}"):
+            write_json(args.json, result, digits=10)  # p-values can be small
+
+
+def _report(args: argparse.Namespace) -> None:
+    from bertrio.experiments.report import write_report
+
+    write_report(args.revision, args.baseline, args.out)
+    print(f"wrote {args.out}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

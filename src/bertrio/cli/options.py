@@ -1,0 +1,44 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from bertrio.core.errors import writing_to
+
+BUDGET = "paper or quick, see recipes/budgets.yaml (default: %(default)s)"
+SET = "set a param on top, as in -S finetune.lr=2e-5; * is any one key; can be repeated"
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1 on")
+    return int(text)
+
+
+def add_set(parser: argparse.ArgumentParser, text: str = SET) -> None:
+    """Adds `-S KEY=VALUE`, to be given any number of times; `parse_settings` reads `args.set`."""
+    parser.add_argument("-S", dest="set", metavar="KEY=VALUE", action="append", default=[], help=text)
+
+
+def need_folder(out: str) -> None:
+    """Makes the folder that `--out` names.
+
+    Raises:
+        UserError: if it is none, or nothing can be written there.
+    """
+    with writing_to(f"--out {out}"):
+        Path(out).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Adds what `Predictor.load` takes: which model, and how it computes."""
+    folder = "a run's models folder, or one model's, such as models/members/base (default: %(default)s)"
+    parser.add_argument("--model", metavar="FOLDER", default="models", help=folder)
+    parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--precision", default="auto", help="auto, float32 or bf16 (default: %(default)s)")

@@ -1,0 +1,163 @@
+"""The commands that ask a trained model: predict and mine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from bertrio.cli.options import add_model, positive
+from bertrio.core.errors import UserError, missing_package
+
+FORMATS = ("tsv", "csv", "jsonl")
+NAMED = "ours=theirs, as in text_a=sentence1: what the file calls text, or text_a and text_b"
+MOST_PAIRS = 1_000_000  # that mine holds in memory, some 300 bytes each
+NOBODY_READS = 141  # the exit code of programs that write to a pipe whose end is gone, as shells have it
+
+
+def add_predict_commands(commands: Any) -> None:
+    """Adds the commands to the parser's `commands`."""
+    _add_predict(commands)
+    _add_mine(commands)
+
+
+def _add_predict(commands: Any) -> None:
+    predict = commands.add_parser("predict", help="answer the rows of a file with the last run's ensemble")
+    predict.add_argument("--task", required=True, help="the task to answer, such as sts")
+    _add_files(predict, "rows to answer, with a header that names columns text, or text_a and text_b")
+    kind = "of what is read and written (default: as the ending of --in says, else tsv)"
+    predict.add_argument("--format", choices=FORMATS, help=kind)
+    predict.add_argument(
+        "--columns", metavar="NAME=NAME", nargs="+", action="extend", type=_pair, default=[], help=NAMED
+    )
+    predict.add_argument("--strict", action="store_true", help="stop at the first row that can't be answered")
+    _add_model(predict)
+    predict.set_defaults(run=_predict)
+
+
+def _add_mine(commands: Any) -> None:
+    mine = commands.add_parser("mine", help="find the most similar pairs of sentences in a file")
+    mine.add_argument("file", metavar="FILE", nargs="?", help="a sentence a line (default: standard input)")
+    mine.add_argument("--task", help="the pair task to compare by; it must be encoded apart (encoding: bi)")
+    top = f"pairs to find, {MOST_PAIRS:,} at most (default: %(default)s)"
+    mine.add_argument("--top", type=_pairs, default=100, metavar="N", help=top)
+    near = "compare each sentence with those near it alone: faster beyond 100,000 sentences, and may miss some pairs"
+    mine.add_argument("--approximate", action="store_true", help=near)
+    mine.add_argument("--out", metavar="FILE", help="where the pairs go, as TSV (default: standard output)")
+    _add_model(mine)
+    mine.set_defaults(run=_mine)
+
+
+def _add_files(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--in", dest="source", metavar="FILE", help=f"{what} (default: standard input)")
+    out = "where they go with their answers (default: standard output); written whole or not at all"
+    parser.add_argument("--out", metavar="FILE", help=out)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    size = "rows that go through the model at once (default: %(default)s)"
+    parser.add_argument("--batch-size", type=positive, default=64, metavar="N", help=size)
+
+
+def _pairs(text: str) -> int:
+    count = positive(text)
+    if count > MOST_PAIRS:
+        raise argparse.ArgumentTypeError(f"found {text}, expected {MOST_PAIRS:,} at most")
+    return count
+
+
+def _pair(text: str) -> tuple[str, str]:
+    ours, equals, theirs = text.partition("=")
+    if not equals or not ours or not theirs:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected {NAMED}")
+    return ours, theirs
+
+
+def _predict(args: argparse.Namespace) -> int:
+    kind = args.format or _kind_of(args.source)
+
+    def work(source: BinaryIO, name: str, target: BinaryIO) -> None:
+        from bertrio.core.console import say
+        from bertrio.inference.answers import answer_file
+
+        predictor, columns = _load(args), dict(args.columns)
+        count = answer_file(predictor, args.task, kind, source, target, columns, name, args.strict)
+        lost = f", {count.left_out:,} left out" if count.left_out else ""
+        say(f"predict: {count.answered:,} rows answered{lost}")
+
+    return _between(args.source, args.out, work)
+
+
+def _mine(args: argparse.Namespace) -> int:
+    def work(source: BinaryIO, name: str, target: BinaryIO) -> None:
+        try:
+            from bertrio.inference.mining import mine_file
+        except ModuleNotFoundError as error:
+            if error.name != "faiss":
+                raise
+            raise missing_package("mine", ["faiss-cpu"], "mining") from error
+        mine_file(_load(args), args.task, args.top, source, target, name, args.approximate)
+
+    return _between(args.file, args.out, work)
+
+
+def _kind_of(path: str | None) -> str:
+    ending = Path(path or "").suffix.lower().removeprefix(".")
+    kind = {"ndjson": "jsonl"}.get(ending, ending)
+    return kind if kind in FORMATS else "tsv"
+
+
+def _load(args: argparse.Namespace) -> Any:
+    from bertrio.inference.predictor import Predictor
+
+    return Predictor.load(args.model, args.device, args.precision, args.batch_size)
+
+
+def _between(source: str | None, target: str | None, work: Callable[[BinaryIO, str, BinaryIO], None]) -> int:
+    """Opens what to read and what to write, lets `work` do the rest, and returns the exit code."""
+    from bertrio.core.stage import explained
+
+    try:
+        with _opened(source) as (file, name), _created(target) as out:
+            work(file, name, out)
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:  # Python writes out what is left at its end, and would fail again
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return NOBODY_READS
+    except OSError as error:
+        raise UserError(explained(error)) from error
+    return 0
+
+
+@contextmanager
+def _opened(path: str | None) -> Iterator[tuple[BinaryIO, str]]:
+    if path is None:
+        yield sys.stdin.buffer, "standard input"
+        return
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror})") from error
+    with file:
+        yield file, path
+
+
+@contextmanager
+def _created(path: str | None) -> Iterator[BinaryIO]:
+    from bertrio.core.files import whole_file
+
+    if path is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device stays what it is
+        with open(path, "wb") as file:
+            yield file
+    else:
+        with whole_file(path) as temporary, open(temporary, "wb") as file:
+            yield file

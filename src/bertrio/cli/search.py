@@ -1,0 +1,50 @@
+"""The command that searches for params: search."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from bertrio.cli.options import BUDGET, add_set, need_folder, positive
+
+SPACE = "a param and what it may be: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
+PRUNE = "which runs to give up while they train: median, hyperband or none (default: %(default)s)"
+
+
+def add_search_commands(commands: Any) -> None:
+    """Adds the command to the parser's `commands`."""
+    search = commands.add_parser("search", help="look for params that score higher; hopeless runs are given up early")
+    search.add_argument("space", metavar="PARAM=VALUES", nargs="+", help=SPACE)
+    search.add_argument(
+        "--trials", type=positive, default=20, metavar="N", help="how many in all (default: %(default)s)"
+    )
+    search.add_argument("--base", metavar="ROW", help="the row to start from (default: params.yaml as it is)")
+    search.add_argument("--budget", default="paper", help=BUDGET)
+    add_set(search)
+    search.add_argument("--seed", type=int, default=1, metavar="N", help="of what is drawn (default: %(default)s)")
+    search.add_argument("--prune", choices=("median", "hyperband", "none"), default="median", help=PRUNE)
+    metric = "of dev: overall_normalized, overall_mean or a task (default: %(default)s)"
+    search.add_argument("--metric", default="overall_normalized", help=metric)
+    search.add_argument("--study", metavar="NAME", help="of the search (default: one that stands for all of the above)")
+    folder = "folder for the trials: Markdown, CSV, JSON (default: %(default)s)"
+    search.add_argument("--out", metavar="FOLDER", default="recipes/search", help=folder)
+    search.set_defaults(run=_search)
+
+
+def _search(args: argparse.Namespace) -> None:
+    from bertrio.experiments.recipes import parse_settings
+    from bertrio.experiments.search import search
+
+    need_folder(args.out)  # now, not after hours
+    search(
+        args.space,
+        args.trials,
+        args.base,
+        args.budget,
+        parse_settings(args.set),
+        args.seed,
+        args.prune,
+        args.metric,
+        args.study,
+        args.out,
+    )

@@ -1,1 +1,0 @@
-"""How the losses of several tasks become one update: weights on the losses, surgery on the gradients."""

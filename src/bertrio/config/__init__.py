@@ -1,0 +1,32 @@
+"""params.yaml as typed, validated objects.
+
+`load_params` is the only way in: it reads the file, coerces what `dvc exp run -S` writes (`2e-05` reaches YAML 1.1
+readers as text), and checks names, types, ranges and combinations before any work starts. All that is wrong is
+reported in one message.
+"""
+
+from bertrio.config.data import DataParams, HubCorpus, HubTask
+from bertrio.config.groups import Challenge, EncoderParams, MlmRows, OptimizerParams, TinyParams
+from bertrio.config.loading import build_tasks, load_member, load_params, member_params, merged
+from bertrio.config.reading import read_yaml
+from bertrio.config.root import Params
+from bertrio.config.tasks import TaskParams
+
+__all__ = [
+    "Challenge",
+    "DataParams",
+    "EncoderParams",
+    "HubCorpus",
+    "HubTask",
+    "MlmRows",
+    "OptimizerParams",
+    "Params",
+    "TaskParams",
+    "TinyParams",
+    "build_tasks",
+    "load_member",
+    "load_params",
+    "member_params",
+    "merged",
+    "read_yaml",
+]

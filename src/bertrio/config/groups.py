@@ -1,0 +1,204 @@
+"""The groups of params that say how to compute, what encoder to train, and how long."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from bertrio.config.base import (
+    Count,
+    FileName,
+    Group,
+    InputPath,
+    NotNegative,
+    OutputFolder,
+    Positive,
+    Rate,
+    Real,
+    Seed,
+    Share,
+    Whole,
+)
+from bertrio.config.choices import choice
+
+ROUND = 16  # tokens, to a multiple of which encoder.compile pads texts
+POOLINGS = ("cls", "mean", "pooler")  # bertrio's own
+PoolingName = choice("poolings", POOLINGS)
+Combine = Literal["vote", "mean", "mean_logits", "greedy", "uniform_soup", "greedy_soup"]
+
+
+class RuntimeParams(Group):
+    seed: Seed
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+    precision: Literal["auto", "float32", "bf16"]
+    threads: Count | None
+    deterministic: bool
+    processes: Count = 1  # of fine-tuning
+
+
+class TinyParams(Group):
+    vocab_size: Annotated[Whole, Field(ge=200)]
+    hidden_size: Count
+    layers: Count
+    heads: Count
+    intermediate_size: Count
+    initializer_range: Positive
+    dropout: Rate
+    lr_factor: Positive
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> TinyParams:
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of heads {self.heads}")
+        return self
+
+
+class LoraParams(Group):
+    """Low-rank adapters instead of the encoder's own weights; rank 0: none."""
+
+    rank: Annotated[Whole, Field(ge=0)]
+    alpha: Positive
+    dropout: Rate
+    targets: list[str] | None
+
+
+class EncoderParams(Group):
+    name: InputPath  # or tiny, or an id on the hub
+    revision: str | None
+    pooling: PoolingName
+    dropout: Rate | None
+    attention_dropout: Rate | None
+    frozen: bool
+    checkpointing: bool
+    compile: bool = False
+    max_length: Annotated[Whole, Field(ge=8)]
+    lora: LoraParams
+    tiny: TinyParams
+
+    @model_validator(mode="after")
+    def _lora_trains(self) -> EncoderParams:
+        if self.frozen and self.lora.rank:
+            raise ValueError("frozen: a frozen encoder has no use for lora; set frozen to false or lora.rank to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _compiles(self) -> EncoderParams:
+        if self.compile and self.checkpointing:
+            raise ValueError(
+                "compile: found true, and so is checkpointing, whose second pass would draw masks of dropout from "
+                "generators that no checkpoint has; set one of them to false"
+            )
+        if self.compile and self.max_length % ROUND:
+            raise ValueError(
+                f"max_length: found {self.max_length}; compile pads texts to multiples of {ROUND} tokens: set it to one"
+            )
+        return self
+
+    @property
+    def lr_factor(self) -> float:
+        """What learning rates of the model are multiplied by: fresh weights learn from larger steps than pretrained."""
+        return self.tiny.lr_factor if self.name == "tiny" else 1.0
+
+
+class OptimizerParams(Group):
+    betas: tuple[Rate, Rate]
+    eps: Positive
+    weight_decay: NotNegative
+    lr_schedule: Literal["constant", "linear", "cosine", "step"]
+    step_epochs: Count
+    gamma: Annotated[Real, Field(gt=0, le=1)]
+    warmup_fraction: Share
+    layer_decay: Annotated[Real, Field(gt=0, le=1)]
+    max_grad_norm: Positive | None
+
+
+class MlmRows(Group):
+    imdb: Annotated[Whole, Field(ge=0)]
+    multinli: Annotated[Whole, Field(ge=0)]
+    sick: Annotated[Whole, Field(ge=0)]
+
+
+class MlmParams(Group):
+    enabled: bool
+    rows: MlmRows
+    block_size: Annotated[Whole, Field(ge=8)]
+    whole_word: bool
+    mask_probability: Annotated[Real, Field(gt=0, lt=1)]
+    held_out: Annotated[Real, Field(gt=0, lt=1)]
+    epochs: Count
+    max_steps: Count | None
+    batch_size: Count
+    lr: Positive
+
+
+class PrefinetuneParams(Group):
+    task: str
+    epochs: Annotated[Whole, Field(ge=0)]
+    max_steps: Count | None
+    lr: Positive
+
+
+class FinetuneParams(Group):
+    epochs: Count
+    max_steps: Count | None
+    lr: Positive
+    accumulate: Count
+    one_pass: bool | Literal["auto"]
+    ema: Annotated[Real, Field(gt=0, lt=1)] | None
+    patience: Count | None
+    select: str
+    select_on: Literal["dev", "holdout"]
+    holdout_fraction: Annotated[Real, Field(gt=0, lt=1)]
+    train_metrics: bool
+    eval_batch_size: Count
+
+    @model_validator(mode="after")
+    def _patience_has_a_score(self) -> FinetuneParams:
+        if self.patience is not None and self.select == "last":
+            raise ValueError("patience: stops when finetune.select gets no better, so select can't be last")
+        return self
+
+
+class EnsembleParams(Group):
+    members: Annotated[dict[FileName, dict[str, Any] | None], Field(min_length=1)]
+    combine: Combine
+
+
+class TrackingParams(Group):
+    """Where the curves of fine-tuning go."""
+
+    to: list[Literal["table", "tensorboard", "wandb", "dvclive"]]
+    every: Count
+    folder: OutputFolder
+
+
+class CheckpointParams(Group):
+    """When checkpoints of training are written, and where."""
+
+    minutes: Positive | None
+    steps: Count | None
+    folder: InputPath | None  # anywhere: outside of the repository is where it belongs
+
+
+class Challenge(Group):
+    """A labelled file that a task's model is tried on."""
+
+    task: str
+    path: InputPath
+    columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+
+
+class EvaluateParams(Group):
+    submission: bool
+    challenges: dict[FileName, Challenge]
+
+
+class AnalyzeParams(Group):
+    """How far the analysis of a finished run goes."""
+
+    worst: Annotated[Whole, Field(ge=0)]
+    neighbours: Annotated[Whole, Field(ge=0)]
+    words: Annotated[Whole, Field(ge=0)]
+    rows: Count

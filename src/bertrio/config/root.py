@@ -1,0 +1,337 @@
+"""All groups of params together, and what must fit between them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from bertrio.config.base import Group
+from bertrio.config.data import DataParams, SplitRule
+from bertrio.config.groups import (
+    AnalyzeParams,
+    CheckpointParams,
+    EncoderParams,
+    EnsembleParams,
+    EvaluateParams,
+    FinetuneParams,
+    MlmParams,
+    OptimizerParams,
+    PrefinetuneParams,
+    RuntimeParams,
+    TrackingParams,
+)
+from bertrio.config.tasks import BATCH_LOSSES, SharingParams, TaskParams
+from bertrio.config.techniques import (
+    SCHEDULES,
+    BregmanParams,
+    DistillParams,
+    PenaltyParams,
+    RDropParams,
+    ScheduleParams,
+    SmartParams,
+    SurgeryParams,
+    WeightingParams,
+)
+from bertrio.core.tasks import TEXT_COLUMNS
+
+OVERALL = ("overall_normalized", "overall_mean")
+SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
+UNTIL = ("shortest", "longest", "steps")
+_ONE_TASK_A_STEP = {*SCHEDULES} - {"joint"}  # another package's schedule may take several
+# Words that torch's modules have a meaning for, or that transformers adds to them: a model's heads have an entry a task
+OF_TORCH = frozenset(
+    """
+    add_module apply bfloat16 buffers call_super_init children clear compile copy cpu cuda double dump_patches eval
+    extra_repr float forward fromkeys get get_buffer get_extra_state get_parameter get_submodule half ipu items keys
+    load_state_dict modules mtia named_buffers named_children named_modules named_parameters parameters pop popitem
+    register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
+    register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
+    register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
+    register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule setdefault share_memory smart_apply
+    state_dict to to_empty train training type update values xpu zero_grad
+    """.split()  # noqa: SIM905 - as a list it takes a screen
+)
+RESERVED = (*OVERALL, "last", *UNTIL)  # words with a meaning of their own where a task may be named
+
+
+class Params(Group):
+    """All of params.yaml."""
+
+    runtime: RuntimeParams
+    data: DataParams
+    tasks: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,99}$")], TaskParams], Field(min_length=1)]
+    sharing: SharingParams
+    encoder: EncoderParams
+    optimizer: OptimizerParams
+    mlm: MlmParams
+    prefinetune: PrefinetuneParams
+    finetune: FinetuneParams
+    schedule: ScheduleParams
+    weighting: WeightingParams
+    surgery: SurgeryParams
+    smart: SmartParams
+    bregman: BregmanParams
+    r_drop: RDropParams
+    distill: DistillParams
+    penalties: PenaltyParams
+    tracking: TrackingParams
+    checkpoints: CheckpointParams
+    ensemble: EnsembleParams
+    evaluate: EvaluateParams
+    analyze: AnalyzeParams
+
+    @property
+    def trains(self) -> list[str]:
+        """The tasks that fine-tuning trains, in training order; the others are scored with untrained heads."""
+        return self.schedule.trains(list(self.tasks))
+
+    def answers(self, member: str) -> tuple[str, ...]:
+        """The tasks that ensemble member `member` answers: all, unless it says otherwise."""
+        return tuple((self.ensemble.members[member] or {}).get("answers", self.tasks))
+
+    def source_of(self, task: str) -> str:
+        """Where the rows of a task come from: its own block says so, or `data.source`."""
+        own = self.tasks[task].data
+        return self.data.source if own is None else own.source
+
+    def split_of(self, task: str) -> SplitRule:
+        """How the rows of a task are shared out."""
+        own = self.tasks[task].data
+        return (own and own.split) or self.data.split.tasks.get(task, self.data.split)
+
+    @property
+    def of_source(self) -> list[str]:
+        """The tasks whose rows come from `data.source`."""
+        return [name for name, task in self.tasks.items() if task.data is None]
+
+    @model_validator(mode="after")
+    def _groups_fit(self) -> Params:
+        problems = [problem for problem in self._combination_problems() if problem]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _combination_problems(self) -> list[str | None]:
+        known = ", ".join(self.tasks)
+        select = (*self.tasks, *OVERALL, "last")
+        needs_path = self.data.source == "cs224n" and self.data.path is None and self.of_source
+        named = {
+            "data.split.tasks": self.data.split.tasks,
+            "data.more": self.data.more,
+            "schedule.tasks": self.trains,
+            "weighting.weights": self.weighting.weights,
+            "schedule.first": self.schedule.first,
+            "smart.tasks": self.smart.tasks or (),
+            "bregman.tasks": self.bregman.tasks or (),
+            "r_drop.tasks": self.r_drop.tasks or (),
+            "distill.tasks": self.distill.tasks or (),
+        }
+        return [
+            *[_not_in(param, name, self.tasks, known) for param, names in named.items() for name in names],
+            _not_in("prefinetune.task", self.prefinetune.task, self.tasks, known) if self.prefinetune.epochs else None,
+            _not_in("finetune.select", self.finetune.select, select, ", ".join(select)),
+            *[
+                f"tasks.{name}: is a word of its own here; call the task otherwise"
+                for name in self.tasks
+                if name in RESERVED or name in OF_TORCH
+            ],
+            "data.path: found null, expected the folder of the course's files for data.source cs224n"
+            if needs_path
+            else None,
+            *self.sharing.problems(self.tasks),
+            *self._schedule_problems(),
+            *self._technique_problems(),
+            *self._source_problems(),
+            *self._challenge_problems(),
+        ]
+
+    def _schedule_problems(self) -> list[str | None]:
+        trains, until = self.trains, self.schedule.until_names
+        listed = isinstance(self.schedule.until, list)
+        allowed = trains if listed else [*trains, *UNTIL]
+        counts = self.schedule.reads_until and len(trains) > 1  # one task alone: an epoch is its own
+        own_epochs = [name for name, task in self.tasks.items() if task.epochs is not None]
+        return [
+            *[
+                f"{problem}; without the task that it names, set schedule.until=shortest, longest or another task"
+                for problem in (
+                    _not_in("schedule.until", name, allowed, ", ".join(allowed)) for name in until if counts
+                )
+                if problem
+            ],
+            f"schedule.tasks: found {trains}, expected each task once" if len(set(trains)) < len(trains) else None,
+            *[
+                f"tasks.{name}.epochs: only schedule sequential reads it, and schedule.name is {self.schedule.name}; "
+                "use finetune.epochs"
+                for name in own_epochs
+                if self.schedule.name in SCHEDULES and self.schedule.name != "sequential"
+            ],
+            *[
+                f"{param}: task {name} does not train; expected some of {', '.join(trains)}"
+                for param, names in (("schedule.first", self.schedule.first), ("tasks.NAME.epochs", own_epochs))
+                for name in names
+                if name in self.tasks and name not in trains
+            ],
+        ]
+
+    def _technique_problems(self) -> list[str | None]:
+        trains = self.trains
+        on = {
+            "smart": self.smart.strength,
+            "bregman": self.bregman.mu,
+            "r_drop": self.r_drop.alpha,
+            "distill": self.distill.weight,
+        }
+        return [
+            *self._surgery_problems(),
+            *[
+                f"{name}.tasks: found {chosen}, expected one or more of the tasks that train: {', '.join(trains)}"
+                for name, chosen in ((name, getattr(self, name).tasks) for name, weight in on.items() if weight)
+                if chosen is not None and not (chosen and set(chosen) <= set(trains))
+            ],
+            "finetune.select_on: found holdout, but prefinetune trains on the rows of train that it holds out; set "
+            "prefinetune.epochs to 0; schedule.first has epochs of one task that keep away from them"
+            if self.finetune.select_on == "holdout" and self.prefinetune.epochs
+            else None,
+            "distill.teacher: found null, expected the folder models of a finished run, or of one of its members"
+            if self.distill.weight and self.distill.teacher is None
+            else None,
+            "weighting.weights: only weighting.method fixed reads it; leave it {} with uncertainty"
+            if self.weighting.weights and self.weighting.method != "fixed"
+            else None,
+            *[
+                f"bregman.{name}: found 0, which makes the teacher the model itself, and no penalty; "
+                f"the paper has {usual}"
+                for name, usual in (("momentum", 0.99), ("late_momentum", 0.999))
+                if self.bregman.mu and getattr(self.bregman, name) == 0
+            ],
+            *self._accumulate_problems(),
+            *self._encoder_problems(),
+        ]
+
+    def _surgery_problems(self) -> list[str | None]:
+        surgery, trains = self.surgery, self.trains
+        on = {
+            f"surgery.method: found {surgery.method}": surgery.method != "none",
+            "surgery.log_conflicts: found true": surgery.log_conflicts,
+        }
+        apart = [what for what, is_on in on.items() if is_on]
+        return [
+            *[
+                f"{what}, but it takes a step of several tasks: it needs schedule.name joint and two or more tasks "
+                f"that train, found {self.schedule.name} and {', '.join(trains)}"
+                for what in apart
+                if self.schedule.name in _ONE_TASK_A_STEP or len(trains) < 2
+            ],
+            *[
+                f"{what}, but it acts on the encoder's gradients, and encoder.frozen leaves none"
+                for what in apart
+                if self.encoder.frozen
+            ],
+        ]
+
+    def _accumulate_problems(self) -> list[str | None]:
+        pieces = self.finetune.accumulate
+        if pieces == 1:
+            return []
+        return [
+            *[
+                f"finetune.accumulate: found {pieces}, but loss {self.tasks[name].loss} of task {name} compares the "
+                "rows of a whole batch; use 1"
+                for name in self.trains
+                if name in self.tasks and self.tasks[name].loss in BATCH_LOSSES
+            ],
+            f"finetune.accumulate: found {pieces}, but smart.projection rescale moves the noise by a gradient that "
+            "depends on the size of the batch; use 1, or projection ball"
+            if self.smart.strength and self.smart.projection == "rescale"
+            else None,
+        ]
+
+    def _encoder_problems(self) -> list[str | None]:
+        trained = dict.fromkeys([*self.trains, *([self.prefinetune.task] if self.prefinetune.epochs else [])])
+        return [
+            *[
+                f"encoder.frozen: leaves task {name} nothing to learn: head cosine has weights of its own only with "
+                "head_options.projection true"
+                for name in trained
+                if self.encoder.frozen and name in self.tasks and not self._learns(name)
+            ],
+            "encoder.compile: found true, but the teacher of bregman, a copy that is not compiled, would draw other "
+            "masks of dropout than the model; set it to false, or bregman.mu to 0"
+            if self.encoder.compile and self.bregman.mu
+            else None,
+            "encoder.compile: found true, but smart.layers runs layers by themselves, as written down while a pass "
+            "runs that is not compiled; set it to false, or smart.layers to null"
+            if self.encoder.compile and self.smart.strength and self.smart.layers is not None
+            else None,
+        ]
+
+    def _learns(self, name: str) -> bool:
+        """Whether the head of task `name` has weights."""
+        shares = self.sharing.layer in ("projection", "both") and name in self.sharing.tasks
+        task = self.tasks[name]
+        return task.head != "cosine" or bool(task.head_options.projection) or shares
+
+    def _source_problems(self) -> list[str | None]:
+        problems = [problem for name in self.tasks for problem in self._data_problems(name)]
+        for name, more in self.data.more.items():
+            problems += self._column_problems(f"data.more.{name}", name, more.columns) if name in self.tasks else []
+        if self.data.source not in ("files", "hub"):
+            return problems
+        described = self.data.files if self.data.source == "files" else self.data.hub.tasks
+        place = "data.files" if self.data.source == "files" else "data.hub.tasks"
+        problems += [
+            f"{place}: found no block for task {name}, and tasks.{name}.data says nothing either"
+            for name in self.of_source
+            if name not in described
+        ]
+        for name in [name for name in self.of_source if name in described]:
+            problems += self._column_problems(f"{place}.{name}", name, described[name].columns)
+        if self.data.source == "hub" and self.mlm.enabled:
+            wanted = [name for name, rows in self.mlm.rows if rows and name not in self.data.hub.corpora]
+            problems += [
+                f"data.hub.corpora: found no block for {name}, of which mlm.rows asks for rows" for name in wanted
+            ]
+        return problems
+
+    def _data_problems(self, name: str) -> list[str | None]:
+        """Of the rows that a task's own block says."""
+        own = self.tasks[name].data
+        if own is None:
+            return []
+        both = own.split is not None and name in self.data.split.tasks
+        dev = f"tasks.{name}.data.dev" if own.hub is None else f"tasks.{name}.data.hub.splits.dev"
+        return [
+            f"data.split.tasks.{name}: found beside tasks.{name}.data.split; keep one of the two" if both else None,
+            f"{dev}: is missing; name it, or say how rows are shared out, such as tasks.{name}.data.split: "
+            "{strategy: random, fractions: [0.8, 0.1, 0.1]}"
+            if self.split_of(name).strategy == "official" and not own.has_dev
+            else None,
+        ]
+
+    def _challenge_problems(self) -> list[str | None]:
+        problems: list[str | None] = []
+        for name, challenge in self.evaluate.challenges.items():
+            place = f"evaluate.challenges.{name}"
+            if name in SPLITS:
+                problems.append(f"{place}: is a word of its own here; call the challenge otherwise")
+            if challenge.task not in self.tasks:
+                problems.append(_not_in(f"{place}.task", challenge.task, self.tasks, ", ".join(self.tasks)))
+                continue
+            problems += self._column_problems(place, challenge.task, challenge.columns)
+        return problems
+
+    def _column_problems(self, place: str, task: str, columns: Iterable[str]) -> list[str | None]:
+        """Of `columns`, which say what the columns of the layout are called for rows of `task`."""
+        allowed = ("id", *TEXT_COLUMNS[self.tasks[task].kind], "label")
+        return [_not_in(f"{place}.columns", name, allowed, ", ".join(allowed)) for name in columns]
+
+
+def _not_in(param: str, value: str, known: Any, names: str) -> str | None:
+    if value in known:
+        return None
+    close = difflib.get_close_matches(value, list(known), n=1)
+    return f"{param}: found {value!r}, expected one of {names}" + (f"; did you mean {close[0]}?" if close else "")

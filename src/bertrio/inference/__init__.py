@@ -1,0 +1,1 @@
+"""Prediction, export and serving with a finished model."""

@@ -1,0 +1,1 @@
+"""Fine-tuning techniques, one method a file."""

@@ -1,0 +1,102 @@
+"""Losses for one of several classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertrio.core.tasks import HeadOutput
+from bertrio.techniques.losses.weights import weighted_mean
+
+
+def cross_entropy(
+    output: HeadOutput, labels: Tensor, *, label_smoothing: float = 0.0, weights: Tensor | None = None
+) -> Tensor:
+    r"""Softmax cross entropy, with a share of the gold class's target spread over all classes if wished.
+
+    .. math::
+        L = -\frac{1}{B} \sum_b w_{y_b} \sum_c q_{bc} \log \mathrm{softmax}(o_b)_c, \quad
+        q_{bc} = (1 - \epsilon) [c = y_b] + \frac{\epsilon}{C}
+
+    Smoothing: Szegedy et al. 2016, "Rethinking the Inception Architecture for Computer Vision", section 7.
+
+    Args:
+        output: `outputs` [B, C], logits.
+        labels: [B], class indices, int64.
+        label_smoothing: epsilon, from 0 to below 1.
+        weights: [C], of the rows' labels (`weighted_mean`); the smoothed part of a row has its row's weight.
+
+    Raises:
+        ValueError: if an option is out of its range.
+    """
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing: expected a number from 0 to below 1, found {label_smoothing}")
+    logits = output.outputs.float()
+    rows = F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
+    return weighted_mean(rows, labels, weights, logits.shape[1])
+
+
+def dual_objective(
+    output: HeadOutput, labels: Tensor, *, reduction: str = "sum", weights: Tensor | None = None
+) -> Tensor:
+    r"""One-versus-all binary cross entropy: each class is a yes or no of its own.
+
+    .. math::
+        L = -\frac{1}{B} \sum_b w_{y_b} \sum_c y_{bc} \log \sigma(o_{bc}) + (1 - y_{bc}) \log (1 - \sigma(o_{bc}))
+
+    with y_{bc} = 1 for the gold class and 0 for others. "BERT and Beyond: A Study of Multitask Learning Strategies for
+    NLP", section 3.3. Its formula sums over classes and its text averages; they differ by the factor C.
+
+    Args:
+        output: `outputs` [B, C], logits.
+        labels: [B], class indices, int64.
+        reduction: over classes: `sum`, as in the formula, or `mean`, as in the text.
+        weights: [C], of the rows' labels (`weighted_mean`).
+
+    Raises:
+        ValueError: if an option is out of its range.
+    """
+    if reduction not in ("sum", "mean"):
+        raise ValueError(f"reduction: expected sum or mean, found {reduction}")
+    logits = output.outputs.float()
+    gold = F.one_hot(labels, logits.shape[1]).float()
+    rows = F.binary_cross_entropy_with_logits(logits, gold, reduction="none").sum(dim=1)
+    loss = weighted_mean(rows, labels, weights, logits.shape[1])
+    return loss if reduction == "sum" else loss / logits.shape[1]
+
+
+def ordinal_log_loss(
+    output: HeadOutput, labels: Tensor, *, alpha: float = 1.5, weights: Tensor | None = None
+) -> Tensor:
+    r"""Penalises probability put on a class by that class's distance from the gold one.
+
+    .. math::
+        L = -\frac{1}{B} \sum_b w_{y_b} \sum_c \log (1 - p_{bc}) \, |y_b - c|^\alpha, \quad
+        p_b = \mathrm{softmax}(o_b)
+
+    The gold class itself has distance 0 and no term of its own: its probability rises because all others must fall.
+    Castagnos et al. 2022, "A Simple Log-based Loss Function for Ordinal Text Classification" (OLL-alpha); the
+    distance of two classes is the difference of their indices.
+
+    Args:
+        output: `outputs` [B, C], logits; neighbouring classes have neighbouring indices.
+        labels: [B], class indices, int64.
+        alpha: exponent of the distance, above 0. The larger, the more a far miss costs beside a near one.
+        weights: [C], of the rows' labels (`weighted_mean`).
+
+    Raises:
+        ValueError: if an option is out of its range.
+
+    Departs from the paper in form alone: p is the sigmoid of the margin of the class's logit over the log-sum-exp of
+    the others, so log(1 - p) is the log-sigmoid of minus that margin, which stays finite where p rounds to 1.
+    """
+    if not alpha > 0:
+        raise ValueError(f"alpha: expected a number above 0, found {alpha}")
+    logits = output.outputs.float()
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    own = classes.unsqueeze(0) == classes.unsqueeze(1)
+    others = logits.unsqueeze(1).masked_fill(own, -torch.inf).logsumexp(dim=2)  # from [B, C, C], own class left out
+    distance = (classes - labels.unsqueeze(1)).abs().float() ** alpha
+    rows = -(F.logsigmoid(others - logits) * distance).sum(dim=1)
+    return weighted_mean(rows, labels, weights, logits.shape[1])

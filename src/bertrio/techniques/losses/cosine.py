@@ -1,0 +1,108 @@
+"""Losses on the raw cosine of two sentence embeddings.
+
+They train the cosine alone: what a head does with it afterwards, such as a learnt scale, gets no gradient from them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bertrio.core.tasks import HeadOutput
+
+
+def cosine_mse(output: HeadOutput, labels: Tensor, *, low: float, high: float) -> Tensor:
+    r"""Mean squared error of the cosine against the label mapped from [low, high] to [0, 1].
+
+    .. math:: L = \frac{1}{B} \sum_b \left( \cos_b - \frac{y_b - low}{high - low} \right)^2
+
+    The regression objective of Reimers and Gurevych 2019, "Sentence-BERT", section 3. The least similar pairs are asked
+    for a right angle (0), not for opposite embeddings (-1).
+
+    Args:
+        output: `cosine` [B], from -1 to 1.
+        labels: [B], from `low` to `high`, float32.
+        low: the lowest label.
+        high: the highest label.
+
+    Raises:
+        ValueError: if the head gives no cosine.
+    """
+    return F.mse_loss(_cosine(output, "cosine_mse"), (labels.float() - low) / (high - low))
+
+
+def cosine_embedding(
+    output: HeadOutput,
+    labels: Tensor,
+    *,
+    threshold: float | None = None,
+    margin: float = 0.0,
+    low: float,
+    high: float,
+) -> Tensor:
+    r"""Pulls pairs with a label from `threshold` up together, and pushes all others apart until the margin.
+
+    .. math::
+        L = \frac{1}{B} \sum_b \begin{cases} 1 - \cos_b & y_b \ge t \\ \max(0, \cos_b - m) & y_b < t \end{cases}
+
+    `torch.nn.CosineEmbeddingLoss`, with labels cut to +1 and -1, as in "BERT With Multitask Fine-Tuning and Loss
+    Construction", section 4.2.1, which does not say where it cuts.
+
+    Args:
+        output: `cosine` [B], from -1 to 1.
+        labels: [B], from `low` to `high`, float32.
+        threshold: t, on the labels' scale, above `low` and at most `high`; None: the middle of the two.
+        margin: m, the cosine below which dissimilar pairs cost nothing, from -1 to below 1.
+        low: the lowest label.
+        high: the highest label.
+
+    Raises:
+        ValueError: if an option is out of its range, or the head gives no cosine.
+    """
+    if threshold is None:
+        threshold = (low + high) / 2
+    if not low < threshold <= high:
+        raise ValueError(f"threshold: expected a number above {low} and at most {high}, found {threshold}")
+    if not -1 <= margin < 1:
+        raise ValueError(f"margin: expected a number from -1 to below 1, found {margin}")
+    cosine = _cosine(output, "cosine_embedding")
+    return torch.where(labels.float() >= threshold, 1 - cosine, (cosine - margin).clamp(min=0)).mean()
+
+
+def cosent(output: HeadOutput, labels: Tensor, *, temperature: float = 0.05) -> Tensor:
+    r"""Ranks the pairs of a batch: a larger label asks for a larger cosine.
+
+    .. math:: L = \log \Big( 1 + \sum_{i, j:\ y_i > y_j} \exp \frac{\cos_j - \cos_i}{\tau} \Big)
+
+    Su 2022, "CoSENT", https://kexue.fm/archives/8847; the default is the scale of 20 that it and the
+    sentence-transformers library use. Only the order of the labels matters, so no score range is needed.
+
+    Args:
+        output: `cosine` [B], from -1 to 1.
+        labels: [B], float32.
+        temperature: tau, above 0. The smaller, the more the worst-ranked pairs decide.
+
+    Returns:
+        Scalar of at least 0, one for the batch and not a mean over its rows: it grows with the log of their number.
+        It is 0, with a gradient of zero, where all labels are equal.
+
+    Raises:
+        ValueError: if `temperature` is not above 0, or the head gives no cosine.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature: expected a number above 0, found {temperature}")
+    cosine = _cosine(output, "cosent") / temperature
+    ordered = labels.unsqueeze(1) > labels.unsqueeze(0)  # [B, B]: row i has the larger label
+    excess = (cosine.unsqueeze(0) - cosine.unsqueeze(1)).masked_fill(~ordered, -torch.inf)
+    return torch.cat((excess.new_zeros(1), excess.flatten())).logsumexp(dim=0)  # the 0 is the log of the 1
+
+
+def _cosine(output: HeadOutput, loss: str) -> Tensor:
+    """The cosine [B] in float32."""
+    if output.cosine is None:
+        raise ValueError(
+            f"{loss}: expected a head that gives the raw cosine of two sentences, found one that gives none; "
+            "head cosine, for pairs with encoding bi, does"
+        )
+    return output.cosine.float()

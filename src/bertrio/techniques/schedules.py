@@ -1,0 +1,324 @@
+r"""Schedules: which tasks take part in which step. A step is the tuple of tasks whose losses make one update.
+
+A schedule is a pure function `(sizes, generator) -> list[Epoch]`: the whole course of training as a plan, before the
+first step. A plan rather than an iterator that keeps a state, because the state is then the position alone: the
+learning rate can be laid out over the plan's length, and a run that resumes builds the same plan from the same seed and
+goes on at its step. Steps are shared tuples, so that a plan of 400,000 steps is that many references.
+
+Lengths are counted in batches. A schedule says only whose batch comes next. Batch streams run on across epochs: a task
+with fewer batches than its epoch takes cycles within it, one with more carries on in the next where it stopped.
+
+How the papers' names map to params (short names of the papers as in the recipes):
+
+===========================================  ===========================================================================
+zipped (`strategies` 4)                      `joint`, until `shortest`
+capped (`strategies` 5.3), data balancing    `joint`, until `shortest`, and `cap: shortest` for the rows of a pass
+(`losses` 4.2.1)
+no cap (`strategies` 4, three loops)         `per_epoch`
+individual training (`bertpp` 3)             `per_epoch`
+sequential (`smart` 4.2)                     `sequential`
+SST as the epoch (`smart` 4.2)               `joint`, until `sst`
+all of QQP, not cycled (`bertpp` 4.4)        `joint`, until `longest`, and `cycle: false`
+cycled (`bertpp` 4.3.6)                      `joint`, until `longest`
+full data (`losses` 4.2.1)                   `joint`, until `qqp` (the longest), with `proportional_batch_sizes`
+sampled round robin (`beyond` 3.4)           `round_robin`, until `[sst, sts]`
+max-size cycle (`beyond` 3.4)                `round_robin`, until `longest`
+staggered (`beyond` 3.4)                     `first: {qqp: 2}`, then the sampled round robin
+===========================================  ===========================================================================
+
+Other packages add schedules in the entry-point group `bertrio.techniques.schedules`.
+
+Where the papers draw a random batch of a larger set, the stream gives the next one of a shuffled pass: a draw without
+replacement, which leaves no row out for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertrio.core.plugins import blamed, check_options, choose, keyword_options
+
+Step = tuple[str, ...]
+Epoch = list[Step]
+
+UNTIL = ("shortest", "longest", "steps")  # what `until` may be besides a task or several
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a plan is made from.
+
+    Args:
+        batches: batches in one pass, 1 or more, of each task that trains, in training order.
+        rows: N, training rows of the same tasks, 1 or more; what the sampling probabilities go by.
+        epochs: how often an epoch is planned; 0 gives an empty plan.
+        task_epochs: passes of single tasks where they differ from `epochs`; read by `sequential` alone.
+        until: what ends an epoch: `shortest` or `longest` (the task of the fewest or most batches has had one pass; all
+            of them where several are equal), a task, several tasks (each has had one pass), or `steps`.
+        steps: the epoch's length where `until` is `steps`.
+        cycle: whether, in a `joint` epoch, a task that has had a whole pass begins again or sits out the rest.
+        temperature: T of `temperature`, 1 or more, infinity allowed.
+
+    Raises:
+        ValueError: if a number is out of its range, or `rows` or `task_epochs` do not fit the tasks of `batches`.
+    """
+
+    batches: Mapping[str, int]
+    rows: Mapping[str, int]
+    epochs: int
+    task_epochs: Mapping[str, int] = field(default_factory=dict)
+    until: str | tuple[str, ...] = "longest"
+    steps: int | None = None
+    cycle: bool = True
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        tasks = ", ".join(self.batches)
+        if not self.batches:
+            raise ValueError("batches: found no task, expected one or more")
+        if set(self.rows) != set(self.batches):
+            raise ValueError(f"rows: found {', '.join(self.rows) or 'no task'}, expected the tasks of batches: {tasks}")
+        if unknown := [task for task in self.task_epochs if task not in self.batches]:
+            raise ValueError(f"task_epochs: found {', '.join(unknown)}, expected tasks of batches: {tasks}")
+        _at_least(1, batches=self.batches, rows=self.rows)
+        _at_least(0, epochs=self.epochs, task_epochs=self.task_epochs)
+        if not self.temperature >= 1:  # below 1 small tasks all but vanish, and an epoch that waits for them never ends
+            raise ValueError(f"temperature: found {self.temperature}, expected 1 or more")
+
+
+def joint(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
+    """Every step takes one batch of each task: the papers' simultaneous training (`smart` 4.2, `bertpp` 3).
+
+    An epoch has as many steps as the tasks that `until` names have batches, the most of them where it names several, or
+    `steps`. Without `cycle`, a step holds the tasks that have a batch of their pass left: all at first, the longest
+    alone at last (`bertpp` 4.4, before it cycles), and the epoch ends when there are none. Draws nothing from
+    `generator`.
+    """
+    length = _epoch_steps(sizes) if sizes.until == "steps" else max(_awaited(sizes).values())
+    if sizes.cycle:
+        return [[tuple(sizes.batches)] * length for _ in range(sizes.epochs)]
+    length = min(length, max(sizes.batches.values()))
+    epoch = [tuple(task for task, count in sizes.batches.items() if step < count) for step in range(length)]
+    return [list(epoch) for _ in range(sizes.epochs)]
+
+
+def sequential(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
+    """Task after task in order, each for its own number of epochs, nothing trained again (`smart` 4.2).
+
+    Every pass over a task is an epoch of the plan, which has as many as the tasks have together. `until` is not read.
+    Draws nothing from `generator`.
+    """
+    return [
+        [(task,)] * count
+        for task, count in sizes.batches.items()
+        for _ in range(sizes.task_epochs.get(task, sizes.epochs))
+    ]
+
+
+def per_epoch(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
+    """Each epoch goes through each set in turn, one whole pass after another, in order.
+
+    The individual training of `bertpp` 3 and the three independent loops of `strategies` 4. `until` is not read. Draws
+    nothing from `generator`.
+    """
+    steps = [((task,), count) for task, count in sizes.batches.items()]
+    return [[step for step, count in steps for _ in range(count)] for _ in range(sizes.epochs)]
+
+
+def round_robin(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
+    """One task a step, in turn, every epoch from the first task on (`beyond` 3.4).
+
+    An epoch ends right after the step at which all tasks that `until` names have had as many batches as a pass of
+    theirs holds: with K tasks, after step max_t (t + (n_t - 1) K), where t = 1 to K numbers the tasks and n_t is the
+    batches of a pass. Draws nothing from `generator`.
+    """
+    steps = [(task,) for task in sizes.batches]
+    if sizes.until == "steps":
+        length = _epoch_steps(sizes)
+    else:
+        awaited, turns = _awaited(sizes), enumerate(sizes.batches, start=1)
+        length = max(turn + (awaited[task] - 1) * len(steps) for turn, task in turns if task in awaited)
+    return [[steps[index % len(steps)] for index in range(length)] for _ in range(sizes.epochs)]
+
+
+def annealed(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
+    r"""One task a step, drawn ever more evenly from epoch to epoch.
+
+    .. math:: p_i \propto N_i^{\alpha}, \quad \alpha = 1 - 0.8 \, \frac{e - 1}{E - 1}
+
+    with e = 1 to E the epoch: proportional to size at first, nearly even at last. Stickland and Murray 2019, "BERT and
+    PALs: Projected Attention Layers for Efficient Adaptation in Multi-Task Learning", annealed sampling. Where E = 1,
+    which the paper leaves open, alpha is 1. Epochs end as in `temperature`.
+    """
+    exponents = [annealed_exponent(epoch, sizes.epochs) for epoch in range(1, sizes.epochs + 1)]
+    return [_drawn_epoch(sizes, sampling_probabilities(sizes.rows, exponent), generator) for exponent in exponents]
+
+
+def temperature(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
+    r"""One task a step, drawn with a probability that the temperature T flattens.
+
+    .. math:: p_i \propto N_i^{1 / T}
+
+    T = 1 is proportional to size, T to infinity uniform. Raffel et al. 2020, "Exploring the Limits of Transfer Learning
+    with a Unified Text-to-Text Transformer", section 3.5.2, without its artificial limit on N. Multilingual BERT
+    samples its languages so, with exponent 0.7.
+
+    An epoch has `steps` steps where `until` is `steps`; else it ends right after the step at which all tasks that
+    `until` names have been drawn as often as a pass of theirs holds batches, so epochs differ in length.
+    """
+    probabilities = sampling_probabilities(sizes.rows, 1 / sizes.temperature)
+    return [_drawn_epoch(sizes, probabilities, generator) for _ in range(sizes.epochs)]
+
+
+SCHEDULES: dict[str, Callable[[Sizes, torch.Generator], list[Epoch]]] = {
+    "joint": joint,
+    "sequential": sequential,
+    "per_epoch": per_epoch,
+    "round_robin": round_robin,
+    "annealed": annealed,
+    "temperature": temperature,
+}
+
+
+def build_plan(
+    name: str, sizes: Sizes, generator: torch.Generator, options: Mapping[str, Any] | None = None
+) -> list[Epoch]:
+    """The plan of the schedule called `name`; the same sizes and the same seed of `generator` give the same plan.
+
+    Args:
+        name: a key of `SCHEDULES`, or of another package's.
+        sizes: what the plan is made from.
+        generator: of those that draw.
+        options: keyword-only arguments, of another package's.
+
+    Raises:
+        ValueError: if there is no such schedule, or `until` or `steps` of `sizes` say nothing that it can use.
+        UserError: if another package's schedule fails, or gives no plan.
+    """
+    schedule, plugin = choose("schedules", SCHEDULES, name)
+    with blamed(plugin):
+        check_options(options or {}, keyword_options(schedule))
+        plan = schedule(sizes, generator, **(options or {}))
+        if plugin is not None:
+            _check_plan(plan, sizes)
+    return plan
+
+
+def _check_plan(plan: Any, sizes: Sizes) -> None:
+    """Checks that a plan is a list of epochs of steps, and that each step has known tasks, once each.
+
+    Raises:
+        ValueError: naming the first step that is none.
+    """
+    if not isinstance(plan, list) or not all(isinstance(epoch, list) for epoch in plan):
+        raise ValueError("expected a list of epochs, each a list of steps, a step being a tuple of tasks")
+    if not plan and sizes.epochs:
+        raise ValueError(f"expected {sizes.epochs} epochs, found none")
+    for number, epoch in enumerate(plan, start=1):
+        if not epoch:
+            raise ValueError(f"epoch {number} has no step")
+        for step in {id(step): step for step in epoch}.values():  # shared, so that they are few
+            if not isinstance(step, tuple) or not step or len(set(step)) < len(step) or set(step) - set(sizes.batches):
+                raise ValueError(
+                    f"epoch {number} has the step {step!r}, expected a tuple of some of {', '.join(sizes.batches)}"
+                )
+
+
+def annealed_exponent(epoch: int, epochs: int) -> float:
+    """alpha = 1 - 0.8 (e - 1) / (E - 1) of epoch e = 1 to E, and 1 where E = 1; see `annealed`."""
+    return 1 - 0.8 * (epoch - 1) / (epochs - 1) if epochs > 1 else 1.0
+
+
+def sampling_probabilities(rows: Mapping[str, int], exponent: float) -> dict[str, float]:
+    """p_i = N_i^exponent / sum_j N_j^exponent for tasks of N_i rows; see `annealed` and `temperature`."""
+    weights = {task: count**exponent for task, count in rows.items()}
+    return {task: weight / sum(weights.values()) for task, weight in weights.items()}
+
+
+def proportional_batch_sizes(rows: Mapping[str, int], base_batch: int) -> dict[str, int]:
+    r"""Batch sizes that let sets of different lengths go through about the same number of batches.
+
+    .. math:: M = \lceil \max_i N_i / b \rceil, \quad \text{batch}_i = \max(1, \mathrm{round}(N_i / M))
+
+    for N_i rows and the longest set's batch size b; halves round to even. `losses` 4.2.1, Full Data. Rounding leaves
+    small sets with more or fewer batches than M, at times more than the longest set has: 6,041 rows and M = 4,423 make
+    6,041 batches of one row. The paper's epoch therefore has `until` name the longest set; `longest` counts batches.
+
+    Args:
+        rows: training rows by task, 1 or more.
+        base_batch: b, 1 or more.
+
+    Returns:
+        The batch size of each task.
+
+    Raises:
+        ValueError: if a number is below 1.
+    """
+    _at_least(1, rows=rows, base_batch=base_batch)
+    batches = -(-max(rows.values()) // base_batch)
+    return {task: max(1, round(count / batches)) for task, count in rows.items()}
+
+
+def _awaited(sizes: Sizes) -> dict[str, int]:
+    """The tasks whose passes end an epoch, with the batches of a pass."""
+    if sizes.until in ("shortest", "longest"):
+        count = {"shortest": min, "longest": max}[sizes.until](sizes.batches.values())
+        return {task: batches for task, batches in sizes.batches.items() if batches == count}
+    named = (sizes.until,) if isinstance(sizes.until, str) else tuple(sizes.until)
+    unknown = [task for task in named if task not in sizes.batches]
+    if unknown or not named:
+        known = ", ".join((*UNTIL, *sizes.batches))
+        raise ValueError(f"until: found {', '.join(unknown) or 'no task'}, expected {known}, or several of the tasks")
+    return {task: sizes.batches[task] for task in named}
+
+
+def _epoch_steps(sizes: Sizes) -> int:
+    """The length that `until: steps` asks for."""
+    if sizes.steps is None or sizes.steps < 1:
+        raise ValueError(f"steps: found {sizes.steps}, expected 1 or more, since until is steps")
+    return sizes.steps
+
+
+def _drawn_epoch(sizes: Sizes, probabilities: Mapping[str, float], generator: torch.Generator) -> Epoch:
+    """An epoch of steps of one task each, drawn with these probabilities."""
+    steps = [(task,) for task in sizes.batches]
+    odds = torch.tensor([probabilities[task] for task in sizes.batches], dtype=torch.float64)
+    if sizes.until == "steps":
+        drawn = _draw(odds, _epoch_steps(sizes), generator)
+        return [steps[index] for index in drawn.tolist()]
+    numbers = {task: index for index, task in enumerate(sizes.batches)}
+    awaited = {numbers[task]: batches for task, batches in _awaited(sizes).items()}
+    drawn = _draw(odds, sum(sizes.batches.values()), generator)
+    while (end := _end(drawn, awaited)) is None:
+        drawn = torch.cat([drawn, _draw(odds, len(drawn), generator)])
+    return [steps[index] for index in drawn[:end].tolist()]
+
+
+def _draw(odds: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` indices into `odds` [K], float64 that sums to 1, drawn with replacement: int64 [count]."""
+    draws = torch.rand(count, generator=generator, dtype=torch.float64)
+    return torch.bucketize(draws, odds.cumsum(0)[:-1], right=True)  # K - 1 edges: rounding can't reach past the last
+
+
+def _end(drawn: Tensor, awaited: Mapping[int, int]) -> int | None:
+    """How many draws it took until every index had come as often as `awaited` says; None if they are not enough."""
+    ends = []
+    for index, count in awaited.items():
+        places = (drawn == index).nonzero().flatten()
+        if len(places) < count:
+            return None
+        ends.append(int(places[count - 1]) + 1)
+    return max(ends)
+
+
+def _at_least(least: int, **arguments: int | Mapping[str, int]) -> None:
+    """Checks numbers, alone or by task."""
+    for name, given in arguments.items():
+        for task, value in given.items() if isinstance(given, Mapping) else [("", given)]:
+            if value < least:
+                raise ValueError(f"{name}{task and f' of {task}'}: found {value}, expected {least} or more")

@@ -1,0 +1,275 @@
+"""Gradient surgery: how much each task's gradient counts in one update, decided from their inner products.
+
+All methods here are linear in the task gradients: the update's gradient is sum_k w_k g_k, and the weights w depend on
+the Gramian [K, K] of inner products g_i . g_j alone. Their papers speak of weights of two sizes: PCGrad's are those of
+a sum (all 1 where nothing conflicts), the others' are those of a mean (about 1 / K each). Here all of them are on the
+scale of a sum, that is, the others times K, so that a method replaces the plain sum of the losses at the same learning
+rate; `build_surgery` also offers the scale of the mean. Other packages add methods in the entry-point group
+`bertrio.surgeries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bertrio.core.errors import UserError
+from bertrio.core.plugins import blamed, check_options, choose, keyword_options
+
+Method = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def pcgrad(gramian: Tensor, generator: torch.Generator, orders: Sequence[Sequence[int]] | None = None) -> Tensor:
+    r"""Takes from each task's gradient what conflicts with another task's, and adds up what is left.
+
+    For each task i, starting from g = g_i, for the other tasks j in random order, wherever g . g_j < 0:
+
+    .. math:: g \leftarrow g - \frac{g \cdot g_j}{\lVert g_j \rVert^2} \, g_j
+
+    Yu et al. 2020, "Gradient Surgery for Multi-Task Learning", Algorithm 1: g_j is task j's gradient before any
+    projection, and the results are summed. Without a conflict every weight is exactly 1.
+
+    Args:
+        gramian: [K, K], float64.
+        generator: the order of the other tasks comes from it, one permutation for each task.
+        orders: the K permutations of all tasks instead, to fix them; a task is passed over in its own.
+
+    Returns:
+        Weights [K], at least 1 each.
+
+    A gradient of norm 0 has no direction to project out and is passed over.
+    """
+    count = len(gramian)
+    if orders is None:
+        orders = [torch.randperm(count, generator=generator).tolist() for _ in range(count)]
+    projected = torch.eye(count, dtype=gramian.dtype)  # row i: the projected g_i in terms of the original gradients
+    for i, order in enumerate(orders):
+        for j in order:
+            dot = projected[i] @ gramian[j]
+            if j != i and dot < 0 and gramian[j, j] > 0:
+                projected[i, j] -= dot / gramian[j, j]
+    return projected.sum(dim=0)
+
+
+def mgda(gramian: Tensor, generator: torch.Generator) -> Tensor:
+    r"""The shortest vector among the weighted means of the gradients: no task's loss rises along it.
+
+    .. math:: w = K \operatorname{argmin}_{\alpha \ge 0, \, \sum \alpha = 1} \lVert \sum_k \alpha_k g_k \rVert^2
+
+    Désidéri 2012, "Multiple-gradient descent algorithm (MGDA) for multiobjective optimization"; Sener and Koltun 2018,
+    "Multi-Task Learning as Multi-Objective Optimization", Section 3. Small gradients get large weights.
+
+    Args:
+        gramian: [K, K], float64, with no zero on the diagonal.
+        generator: not used.
+
+    Returns:
+        Weights [K], not below 0, summing to K.
+
+    Departs from Sener and Koltun: they walk towards the minimum by Frank-Wolfe steps, which for more than two tasks
+    of unlike norms are still far from it after hundreds; here it is exact, as a non-negative least-squares problem.
+    """
+    from scipy.optimize import nnls  # a slow import
+
+    # Minimise |sum_k y_k g_k|^2 + (sum_k y_k - 1)^2 over y >= 0. For y = s alpha and |sum_k alpha_k g_k|^2 = q, the
+    # best s leaves q / (1 + q), which rises with q: the alpha sought is y / sum(y). Lengths are in units of the
+    # shortest gradient, and the unknowns are y_k |g_k|, so that each column has a length of about 1.
+    norms = gramian.diagonal().sqrt()
+    values, vectors = torch.linalg.eigh(gramian / norms.outer(norms))
+    unit_gradients = values.clamp(min=0).sqrt()[:, None] * vectors.T  # [K, K]: a column each, in K dimensions
+    shares = norms.min() / norms
+    matrix = torch.cat([unit_gradients, shares[None]]).numpy()
+    found, _ = nnls(matrix, [0.0] * len(norms) + [1.0], maxiter=1000)
+    y = torch.as_tensor(found) * shares
+    return len(y) * y / y.sum()
+
+
+def upgrad(gramian: Tensor, generator: torch.Generator) -> Tensor:
+    r"""Projects each gradient onto the directions along which no task's loss rises, and adds up the projections.
+
+    .. math::
+
+        \sum_k w_k g_k = \sum_i \pi(g_i), \quad
+        \pi(g) = \operatorname{argmin}_{d: \, d \cdot g_j \ge 0 \, \forall j} \lVert d - g \rVert
+
+    Quinton and Rey 2024, "Jacobian Descent For Multi-Objective Optimization", eq. 3 for the projection and
+    Proposition 1 for its weights: the v that minimise v' G v with v >= e_i. Solved through TorchJD.
+
+    Args:
+        gramian: [K, K], float64, with no zero on the diagonal.
+        generator: not used.
+
+    Returns:
+        Weights [K], at least 1 each (but for rounding).
+
+    Departs from TorchJD: the problem is stated in gradients of length 1 (x_k = v_k |g_k|, which changes nothing in
+    exact arithmetic), so that the small constant which the solver needs on the diagonal does not drown a task whose
+    gradient is much smaller than the others'.
+    """
+    from torchjd.aggregation import UPGradWeighting
+    from torchjd.linalg import QuadprogProjector
+
+    norms = gramian.diagonal().sqrt()
+    cosines = gramian / norms.outer(norms)
+    # 1e-5 is above the rounding errors of inner products in float32, which can make an eigenvalue negative
+    return UPGradWeighting(pref_vector=norms, projector=QuadprogProjector(reg_eps=1e-5))(cosines) / norms
+
+
+def imtl_g(gramian: Tensor, generator: torch.Generator) -> Tensor:
+    r"""Weighs the gradients so that the update has the same projection on each of them.
+
+    .. math:: \frac{g_i}{\lVert g_i \rVert} \cdot \sum_k w_k g_k \text{ equal for all } i, \quad \sum_k w_k = K
+
+    Liu et al. 2021, "Towards Impartial Multi-task Learning", the gradient balance (IMTL-G); in the form of Quinton
+    and Rey 2024, w proportional to the pseudo-inverse of G times the norms, through TorchJD.
+
+    Args:
+        gramian: [K, K], float64, with no zero on the diagonal.
+        generator: not used.
+
+    Returns:
+        Weights [K], summing to K; some may be below 0. All are 0 where no such weights exist (two opposite gradients).
+    """
+    from torchjd.aggregation import IMTLGWeighting
+
+    return len(gramian) * IMTLGWeighting()(gramian)
+
+
+def aligned_mtl(gramian: Tensor, generator: torch.Generator) -> Tensor:
+    r"""Replaces the gradients by the nearest orthogonal ones of one length, and adds these up.
+
+    .. math:: w = \sqrt{\lambda_{\min}} \, V \Lambda^{-1/2} V^\top \mathbf{1}, \quad G = V \Lambda V^\top
+
+    Senushkin et al. 2023, "Independent Component Alignment for Multi-Task Learning", Algorithm 1, with the smallest
+    non-zero eigenvalue as the scale, through TorchJD. The weights sum to K for orthogonal gradients of one length and
+    to less the more the gradients align or differ in length.
+
+    Args:
+        gramian: [K, K], float64, with no zero on the diagonal.
+        generator: not used.
+
+    Returns:
+        Weights [K].
+    """
+    from torchjd.aggregation import AlignedMTLWeighting
+
+    return len(gramian) * AlignedMTLWeighting()(gramian)
+
+
+def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tensor:
+    r"""Moves the mean gradient towards the task that gains least, but no further than a share of its length.
+
+    .. math::
+
+        d = \operatorname{argmax}_d \min_i \, g_i \cdot d \quad \text{with} \quad
+        \lVert d - g_0 \rVert \le c \lVert g_0 \rVert
+
+        d = g_0 + \frac{\sqrt\phi}{\lVert g_\alpha \rVert} g_\alpha, \quad \alpha =
+        \operatorname{argmin}_{\alpha \ge 0, \, \sum \alpha = 1} g_\alpha \cdot g_0 + \sqrt\phi \lVert g_\alpha \rVert
+
+    with g_0 the mean of the gradients, g_alpha their mean weighted by alpha, and phi = c^2 |g_0|^2; K d is the
+    update. Liu et al. 2021, "Conflict-Averse Gradient Descent for Multi-task Learning", Algorithm 1.
+    The problem in alpha has K unknowns and is convex; it is solved by sequential quadratic programming, as in the
+    authors' code.
+
+    Args:
+        gramian: [K, K], float64, with no zero on the diagonal.
+        generator: not used.
+        c: radius of the ball around the mean gradient as a share of its length, from 0 (plain sum) to below 1; the
+            paper uses 0.4 and 0.5.
+
+    Returns:
+        Weights [K], at least 1 each.
+
+    Raises:
+        ValueError: if `c` is not from 0 to below 1.
+
+    Departs from the authors' code: no division of d by 1 + c^2, which the paper does not have either. Where g_alpha
+    vanishes (a Pareto-stationary point), its length is taken as 1e-4 of the gradients' root mean square.
+    """
+    if not 0 <= c < 1:
+        raise ValueError(f"cagrad: c must be from 0 to below 1, got {c}")
+    from scipy.optimize import minimize  # a slow import
+
+    count = len(gramian)
+    g = (gramian / gramian.diagonal().mean()).numpy()
+    to_mean = g.mean(axis=1)  # [K]: g_k . g_0
+    radius = c * max(to_mean.mean(), 0.0) ** 0.5
+
+    def length(alpha):
+        return max(alpha @ g @ alpha, 1e-8) ** 0.5
+
+    found = minimize(
+        lambda alpha: alpha @ to_mean + radius * length(alpha),
+        x0=[1 / count] * count,
+        jac=lambda alpha: to_mean + radius * (g @ alpha) / length(alpha),
+        method="SLSQP",
+        bounds=[(0, 1)] * count,
+        constraints={"type": "eq", "fun": lambda alpha: alpha.sum() - 1, "jac": lambda alpha: [1.0] * count},
+        options={"ftol": 1e-12, "maxiter": 200},
+    )
+    return torch.as_tensor(1 + count * radius / length(found.x) * found.x)
+
+
+SURGERIES: dict[str, Method] = {
+    "pcgrad": pcgrad,
+    "mgda": mgda,
+    "upgrad": upgrad,
+    "imtl_g": imtl_g,
+    "aligned_mtl": aligned_mtl,
+    "cagrad": cagrad,
+}
+
+
+def build_surgery(
+    method: str, reduction: str, generator: torch.Generator, options: Mapping[str, Any] | None = None
+) -> Callable[[Tensor], Tensor]:
+    """The function from a Gramian [K, K] to the weights [K] of the gradients, both float64 on the CPU.
+
+    A task whose gradient is zero conflicts with none: it is left out of the method's problem, which keeps the weights
+    finite and, under MGDA, the other tasks moving. Its own weight, and that of a task alone in its step, is that of
+    the plain sum or mean.
+
+    Args:
+        method: a name in `SURGERIES`, or of another package's.
+        reduction: `sum` for weights of about 1, to replace the sum of the losses; `mean` for about 1 / K, to replace
+            their mean.
+        generator: for methods that draw; its state is the caller's to save.
+        options: keyword-only arguments, of another package's.
+
+    Raises:
+        ValueError: if `method` or `reduction` is unknown.
+        UserError: if a library that `method` needs is missing, or another package's method fails; when the function is
+            called, if a gradient is not finite.
+    """
+    if reduction not in ("sum", "mean"):
+        raise ValueError(f"build_surgery: unknown reduction {reduction!r}, expected 'sum' or 'mean'")
+    function, plugin = choose("surgeries", SURGERIES, method)
+    with blamed(plugin):
+        check_options(options or {}, keyword_options(function))
+    solve = partial(function, **options) if options else function
+    try:  # a rehearsal: what is missing shows here, not in the first step
+        with blamed(plugin):
+            weights = solve(torch.eye(2, dtype=torch.float64), torch.Generator())
+            if weights.shape != (2,):
+                raise ValueError(f"gave weights of shape {list(weights.shape)} for 2 tasks, expected [2]")
+    except ImportError as error:
+        raise UserError(
+            f"surgery.method: {method} needs a library that is missing ({error}): "
+            "pip install 'torchjd[quadprog-projector]'"
+        ) from error
+
+    def weigh(gramian: Tensor) -> Tensor:
+        if not gramian.isfinite().all():
+            raise UserError("surgery: the gradient of a task is not finite; try a lower lr")
+        weights = torch.ones(len(gramian), dtype=torch.float64)
+        live = gramian.diagonal() > 0
+        if live.sum() > 1:
+            weights[live] = solve(gramian[live][:, live], generator)
+        return weights / len(gramian) if reduction == "mean" else weights
+
+    return weigh

@@ -1,0 +1,104 @@
+"""Weighting of losses: what each task's loss is multiplied by before it runs backward.
+
+Other packages add modules in the entry-point group `bertrio.weightings`. They are called with the names of the tasks
+that train and the options, and have `forward(task, loss) -> loss`; their parameters learn at the rate `weighting.lr`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bertrio.core.plugins import blamed, choose
+
+
+class Fixed(nn.Module):
+    r"""Multiplies each task's loss by a number given beforehand.
+
+    .. math:: L = \sum_t a_t \, l_t
+
+    Args:
+        weights: a_t by task, finite and not below 0. A task that is not named has weight 1.
+
+    Raises:
+        ValueError: if a weight is below 0 or not finite.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        super().__init__()
+        for task, weight in weights.items():
+            if not (math.isfinite(weight) and weight >= 0):
+                raise ValueError(f"Fixed: weights[{task!r}] must be finite and not below 0, got {weight}")
+        self.weights = dict(weights)
+
+    def forward(self, task: str, loss: Tensor) -> Tensor:
+        """The weighted loss of `task`, from its plain one; both scalars."""
+        return loss * self.weights.get(task, 1.0)
+
+
+class Uncertainty(nn.Module):
+    r"""Weighs each task's loss by how uncertain the task is, which is learnt beside the model.
+
+    .. math:: L = \sum_t \exp(-w_t) \, l_t + w_t
+
+    w_t is the logarithm of the task's variance and starts at 0, where every weight is 1. For a constant loss l the
+    minimum lies at w = log l, so a task comes to weigh 1 / l: tasks with large losses are turned down. Kendall, Gal
+    and Cipolla 2018, "Multi-Task Learning Using Uncertainty to Weigh Losses for Scene Geometry and Semantics",
+    Section 3, in the form of "BERT With Multitask Fine-Tuning and Loss Construction", Section 4.2.2.
+
+    Departs from Kendall et al.: they have exp(-w) l / 2 + w / 2 for squared errors and exp(-w) l + w / 2 for cross
+    entropies; the second paper, and so this class, has one form for all. It equals the first up to a factor of 2.
+
+    A loss near 0 drives w_t down without bound and a negative loss has no minimum at all.
+
+    Args:
+        tasks: the names of all tasks that may train; of a mapping, the keys count.
+
+    The parameters have no dimensions: an optimizer that spares biases from weight decay spares them too. There is
+    one for each task, so that it has no gradient, and stays as it is, in steps that the task takes no part in.
+    """
+
+    def __init__(self, tasks: Iterable[str]) -> None:
+        super().__init__()
+        self.log_variances = nn.ParameterDict({task: nn.Parameter(torch.zeros(())) for task in tasks})
+
+    def forward(self, task: str, loss: Tensor) -> Tensor:
+        """The weighted loss of `task` and its penalty on the variance, from its plain loss; both scalars.
+
+        Raises:
+            ValueError: if `task` is none of those given at the start.
+        """
+        if task not in self.log_variances:
+            raise ValueError(f"Uncertainty: unknown task {task!r}, expected one of {list(self.log_variances)}")
+        w = self.log_variances[task]
+        return torch.exp(-w) * loss + w
+
+
+WEIGHTINGS = {"fixed": Fixed, "uncertainty": Uncertainty}
+
+
+def build_weighting(
+    method: str, tasks: Iterable[str], weights: Mapping[str, float], options: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """The weighting called `method`.
+
+    Args:
+        method: a key of `WEIGHTINGS`, or of another package's.
+        tasks: the names of all tasks that may train.
+        weights: of `fixed`, by task.
+        options: keyword arguments, of another package's.
+
+    Raises:
+        ValueError: if there is no such weighting, or a weight is out of range.
+        UserError: if another package's fails, or is no module.
+    """
+    part, plugin = choose("weightings", WEIGHTINGS, method)
+    with blamed(plugin):
+        weighting = part(weights if part is Fixed else list(tasks), **(options or {}))
+        if not isinstance(weighting, nn.Module):
+            raise ValueError(f"made {type(weighting).__name__}, expected a torch.nn.Module")
+    return weighting

@@ -1,0 +1,193 @@
+import argparse
+import io
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bertrio.cli.predict import add_predict_commands
+from bertrio.core.errors import UserError
+from bertrio.evaluation.predictions import read_predictions
+from tests.small_run import Run
+
+PLAIN = ["--device", "cpu", "--precision", "float32"]
+MAIN = """
+import argparse, sys
+from bertrio.cli.predict import add_predict_commands
+parser = argparse.ArgumentParser()
+add_predict_commands(parser.add_subparsers())
+args = parser.parse_args()
+sys.exit(args.run(args))
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, root):
+    """A run of two members, of which sts is encoded apart."""
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run = Run(folder, root / "params.yaml")
+        run.two_members(
+            ensemble={"members": {"second": {"answers": ["sst", "qqp"]}}},
+            tasks={"sts": {"encoding": "bi", "head": "cosine"}},
+        )
+    return run
+
+
+@pytest.fixture
+def run(made, monkeypatch):
+    monkeypatch.chdir(made.folder)
+    return made
+
+
+def bertrio(*argv):
+    parser = argparse.ArgumentParser()
+    add_predict_commands(parser.add_subparsers(required=True))
+    args = parser.parse_args([str(word) for word in argv])
+    return args.run(args)
+
+
+def given(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+
+
+def dev(task):
+    """A TSV of the rows of dev."""
+    from bertrio.data.table import read_table
+
+    return read_table(f"data/splits/{task}/dev.parquet").to_csv(sep="\t", index=False)
+
+
+def test_the_last_runs_ensemble_answers_from_standard_input_to_standard_output(run, monkeypatch, capsysbinary):
+    given(monkeypatch, dev("qqp"))
+    assert bertrio("predict", "--task", "qqp", *PLAIN) == 0
+    out, err = capsysbinary.readouterr()
+    header, *rows = [line.split("\t") for line in out.decode().splitlines()]
+    assert header == ["id", "text_a", "text_b", "label", "prediction", "p_no", "p_yes"]
+    assert err.decode().splitlines()[-1] == "predict: 40 rows answered"
+    table = read_predictions("predictions/ensemble.parquet").query("task == 'qqp' and split == 'dev'")
+    assert [row[0] for row in rows] == table["id"].tolist()
+    assert [float(row[4]) for row in rows] == table["prediction"].tolist()
+    assert np.allclose(
+        [[float(value) for value in row[5:]] for row in rows], np.stack(table["probabilities"]), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv", "text\nab\n"), ("a.tsv", "text\nab\n"), ("a.jsonl", '{"text": "ab"}\n'), ("a.txt", "text\nab\n")],
+)
+def test_the_ending_of_the_file_says_what_it_is(run, tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert bertrio("predict", "--task", "sst", "--in", tmp_path / name, "--out", tmp_path / "out", *PLAIN) == 0
+    begins = {"a.csv": "text,prediction,", "a.jsonl": '{"text": "ab", "prediction": '}.get(name, "text\tprediction\t")
+    assert (tmp_path / "out").read_text().startswith(begins)
+
+
+def test_bad_rows_do_not_stop_the_rest_unless_asked_and_then_nothing_is_half_written(run, tmp_path, capsys):
+    rows, out = tmp_path / "rows.tsv", tmp_path / "out.tsv"
+    rows.write_text("text\nab\n \ncd\n")
+    out.write_text("what was there before")
+    with pytest.raises(UserError, match="rows.tsv: line 3: text: empty text"):
+        bertrio("predict", "--task", "sst", "--in", rows, "--out", out, "--strict", *PLAIN)
+    assert out.read_text() == "what was there before"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.tsv", "rows.tsv"]
+    assert bertrio("predict", "--task", "sst", "--in", rows, "--out", out, *PLAIN) == 0
+    assert len(out.read_text().splitlines()) == 3
+    assert capsys.readouterr().err.splitlines()[-1] == "predict: 2 rows answered, 1 left out"
+
+
+def test_columns_may_be_named_together_or_one_by_one(run, tmp_path):
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    rows.write_text("one,two\nab,cd\n")
+    named = ("predict", "--task", "qqp", "--in", rows, "--out", out, *PLAIN, "--columns", "text_a=one")
+    for more in (["text_b=two"], ["--columns", "text_b=two"]):
+        assert bertrio(*named, *more) == 0
+        assert out.read_text().startswith("one,two,prediction,p_no,p_yes\nab,cd,")
+
+
+def test_a_file_can_be_answered_in_its_own_place_and_a_device_stays_one(run, tmp_path):
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("said\nab\n")
+    bertrio("predict", "--task", "sst", "--in", rows, "--out", rows, "--columns", "text=said", *PLAIN)
+    assert rows.read_text().startswith("said\tprediction\tp_0")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        read = pool.submit(pipe.read_text)
+        rows.write_text("text\nab\n")
+        bertrio("predict", "--task", "sst", "--in", rows, "--out", pipe, *PLAIN)
+        assert read.result(10).startswith("text\tprediction") and pipe.is_fifo()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--task", "nli"], "task 'nli': no such task, expected one of sst, qqp, sts"),
+        (["--task", "sst", "--model", "nowhere"], "nowhere: found neither bertrio.json nor ensemble.json"),
+        (["--task", "sst", "--in", "nowhere.tsv"], "nowhere.tsv: can't be read .No such file or directory"),
+        (["--task", "sst", "--in", "data"], "data: can't be read .Is a directory"),
+        (["--task", "sst", "--device", "gpu"], "device: found 'gpu'"),
+        (["--task", "sst", "--out", "params.yaml/out.tsv"], "params.yaml"),
+    ],
+)
+def test_what_can_not_be_done_is_a_message(run, monkeypatch, argv, message):
+    given(monkeypatch, "text\nab\n")
+    with pytest.raises(UserError, match=message):
+        bertrio("predict", *argv)
+
+
+def test_a_reader_that_goes_away_is_no_error(run, root, tmp_path):
+    (tmp_path / "rows.tsv").write_text("text\n" + f"{'word ' * 20}\n" * 3000)
+    argv = ["predict", "--task", "sst", "--model", "models/members/base", "--in", str(tmp_path / "rows.tsv"), *PLAIN]
+    with subprocess.Popen(
+        [sys.executable, "-c", MAIN, *argv], env={**os.environ, "PYTHONPATH": str(root / "src")},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline().startswith(b"text\tprediction")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
+def test_pairs_are_mined_by_the_task_that_is_encoded_apart(run, tmp_path, monkeypatch, capsysbinary):
+    pytest.importorskip("faiss", reason="needs the extra mining")
+    given(monkeypatch, "a good film\nnothing like it\na good film .\na good film\n")
+    assert bertrio("mine", "--top", 2, *PLAIN) == 0
+    header, *rows = [line.split("\t") for line in capsysbinary.readouterr().out.decode().splitlines()]
+    assert header == ["cosine", "line_a", "line_b", "text_a", "text_b"] and len(rows) == 2
+    assert float(rows[0][0]) >= float(rows[1][0]) and {row[1] for row in rows} <= {"1", "2"}
+    (tmp_path / "some.txt").write_text("one\ntwo\n")
+    assert bertrio("mine", tmp_path / "some.txt", "--task", "sts", "--out", tmp_path / "out.tsv", *PLAIN) == 0
+    assert len((tmp_path / "out.tsv").read_text().splitlines()) == 2
+    found = (tmp_path / "out.tsv").read_text()
+    assert bertrio("mine", tmp_path / "some.txt", "--approximate", "--out", tmp_path / "out.tsv", *PLAIN) == 0
+    assert (tmp_path / "out.tsv").read_text() == found
+    with pytest.raises(UserError, match="task qqp: it reads both texts together.*train with tasks.qqp.encoding: bi"):
+        bertrio("mine", tmp_path / "some.txt", "--task", "qqp", *PLAIN)
+
+
+def test_mining_names_the_extra_that_it_needs(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    monkeypatch.delitem(sys.modules, "bertrio.inference.mining", raising=False)
+    given(monkeypatch, "one\ntwo\n")
+    with pytest.raises(UserError, match=r"mine: needs the package faiss-cpu; install .*'bertrio\[mining\]'"):
+        bertrio("mine")
+
+
+def test_arguments_that_can_not_be_are_errors_of_the_parser(capsys):
+    for argv, message in (
+        (["predict"], "--task"),
+        (["predict", "--task", "sst", "--columns", "text"], "found 'text', expected ours=theirs"),
+        (["predict", "--task", "sst", "--batch-size", "0"], "expected a whole number from 1 on"),
+        (["mine", "--top", "x"], "expected a whole number from 1 on"),
+        (["mine", "--top", "1000001"], "expected 1,000,000 at most"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            bertrio(*argv)
+        assert stopped.value.code == 2 and message in capsys.readouterr().err

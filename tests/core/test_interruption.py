@@ -1,0 +1,211 @@
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from bertrio.core.files import whole_file
+from bertrio.core.interruption import (
+    LOOK_EVERY,
+    SAVE_WITHIN,
+    SIGNALS,
+    Interrupted,
+    Interruption,
+    install,
+    parents,
+    stoppable,
+)
+
+each = pytest.mark.parametrize("number", SIGNALS)
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Every test leaves signals as it found them."""
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+@each
+def test_the_first_signal_is_noted_and_ends_the_run_between_two_steps(number):
+    steps = []
+
+    def train():
+        with install() as interruption:
+            for step in (1, 2, 3):
+                if step == 2:
+                    signal.raise_signal(number)
+                steps.append(step)
+                interruption.stop(step)
+
+    with pytest.raises(Interrupted, match="stopped at step 2, checkpoint saved; the same command goes on") as caught:
+        train()
+    assert steps == [1, 2]
+    assert caught.value.code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}[number]
+
+
+@each
+def test_a_second_signal_stops_at_once(number):
+    noted = []
+
+    def train():
+        with stoppable(), install() as interruption:
+            signal.raise_signal(number)
+            noted.append(interruption.requested)
+            signal.raise_signal(number)
+            noted.append("went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert noted == [number]
+
+
+@each
+def test_a_signal_that_nobody_acted_on_is_not_lost(number):
+    with pytest.raises(Interrupted), install():
+        signal.raise_signal(number)
+
+
+def test_without_a_signal_nothing_stops_and_errors_pass_through():
+    with install() as interruption:
+        interruption.stop(1)
+    with pytest.raises(ValueError, match="own"), install():
+        raise ValueError("own")
+
+
+def test_what_is_told_is_true_where_the_checkpoint_could_not_be_saved():
+    interruption = Interruption()
+    interruption.requested = signal.SIGTERM
+    with pytest.raises(Interrupted, match="could not be saved; the same command goes on from the one before"):
+        interruption.stop(7, saved=False)
+
+
+def test_ignored_signals_stay_ignored_as_under_nohup():
+    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with install() as interruption:
+            signal.raise_signal(signal.SIGINT)
+            assert interruption.requested is None
+    finally:
+        signal.signal(signal.SIGINT, kept)
+
+
+def test_other_threads_run_too_though_they_have_no_signals():
+    seen = []
+
+    def body():
+        with stoppable(), install() as interruption:
+            seen.append(interruption.requested)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    assert seen == [None]
+
+
+def test_sigterm_cleans_up_what_is_half_written(tmp_path):
+    def write():
+        with stoppable(), whole_file(tmp_path / "a") as path:
+            path.write_text("half")
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_except_exception_holds_an_interruption_up():
+    assert not issubclass(Interrupted, Exception)
+
+
+def test_only_processes_that_dvc_started_have_parents_above_the_first(monkeypatch):
+    monkeypatch.delenv("DVC_STAGE", raising=False)
+    assert parents() == [os.getppid()]
+
+
+# A run in miniature: trains for 30 seconds in steps of 0.1, and writes down how it ended.
+RUN = """
+import os, sys, time
+from pathlib import Path
+from bertrio.core.interruption import install, stoppable
+if sys.argv[4] == "own":
+    os.setpgid(0, 0)
+Path(sys.argv[1], "started").touch()
+time.sleep(float(sys.argv[3]))
+try:
+    with stoppable(), install() as interruption:
+        for step in range(300):
+            time.sleep(0.1)
+            if sys.argv[2] == "looks":
+                interruption.stop(step)
+except KeyboardInterrupt as stopped:
+    Path(sys.argv[1], "saved").write_text(str(stopped))
+"""
+# DVC in miniature: runs a command line in a shell, and waits for it. "; true" keeps shells from making place for it.
+DVC = """
+import os, subprocess, sys
+stage = {"DVC_STAGE": "finetune"} if sys.argv[2] == "dvc" else {}
+subprocess.run(["/bin/sh", "-c", f"sh -c '{sys.argv[1]}; true'; true"], env={**os.environ, **stage})
+"""
+
+
+class Started:
+    """A run that something like DVC has started in a shell, in a process group of its own."""
+
+    def __init__(self, folder, looks: bool = True, wait: float = 0.0, by: str = "dvc", group: str = "dvc's") -> None:
+        folder.mkdir()
+        self.folder = folder
+        (folder / "run.py").write_text(RUN)
+        command = f"{sys.executable} {folder}/run.py {folder} {'looks' if looks else 'never'} {wait} {group[:3]}"
+        environment = {key: value for key, value in os.environ.items() if key != "DVC_STAGE"}
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DVC, command, by], env=environment, start_new_session=True, stderr=subprocess.DEVNULL
+        )
+
+    def alive(self) -> bool:
+        """Whether any process of it is still there."""
+        self.process.poll()
+        listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        return f"{self.folder}/run.py" in listed
+
+    def end(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="shells between DVC and a stage are seen on Linux alone")
+def test_a_stage_ends_with_dvc_and_other_runs_outlive_their_shell(tmp_path):
+    runs = {
+        "in good order": Started(tmp_path / "a"),
+        "though it never looks": Started(tmp_path / "b", looks=False),
+        "though DVC was gone before": Started(tmp_path / "c", wait=2.5),
+        "in a group of its own, as timeout and torchrun make it": Started(tmp_path / "d", group="own"),
+        "by hand": Started(tmp_path / "e", by="hand"),
+    }
+    assert LOOK_EVERY + SAVE_WITHIN < 5  # seconds that are promised
+    try:
+        wait_until(lambda: all((run.folder / "started").exists() for run in runs.values()))
+        time.sleep(1.5)  # all but the third have begun
+        assert all(run.alive() for run in runs.values())
+        for run in runs.values():
+            run.process.kill()
+        wait_until(lambda: sum(run.alive() for run in runs.values()) == 1)
+        assert runs["by hand"].alive()
+        assert "stopped at step" in (tmp_path / "a/saved").read_text()
+        assert "stopped at step" in (tmp_path / "d/saved").read_text()
+        assert not (tmp_path / "b/saved").exists()
+    finally:
+        for run in runs.values():
+            if run.alive():
+                run.end()
+
+
+def wait_until(condition, seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "took too long"
+        time.sleep(0.05)

@@ -1,0 +1,143 @@
+import os
+
+import pytest
+import torch
+
+from bertrio.core import runtime
+from bertrio.core.errors import UserError
+from bertrio.core.runtime import generator, set_up
+
+
+def test_generators_differ_by_seed_and_by_name_and_not_by_run():
+    draw = lambda *of: torch.rand(4, generator=generator(*of)).tolist()  # noqa: E731
+    assert draw(1, "a") == draw(1, "a")
+    assert len({tuple(draw(*of)) for of in [(1, "a"), (2, "a"), (1, "b"), (2**31, "a")]}) == 4
+
+
+def test_the_seed_fixes_what_the_global_generator_draws():
+    first = [set_up(5, "cpu") and torch.rand(3).tolist() for _ in range(2)]
+    assert first[0] == first[1]
+
+
+def test_one_of_several_workers_has_its_share_of_the_threads(monkeypatch, tmp_path):
+    """And what is written down of the run, and decides which checkpoints are its own, is that share."""
+    before = torch.get_num_threads()
+    monkeypatch.setenv("BERTRIO_WORKERS", "3")
+    monkeypatch.setenv("BERTRIO_WORKERS_FOLDER", str(tmp_path))
+    monkeypatch.setattr(runtime, "ALL_THREADS", 7)
+    assert [set_up(1, "cpu").facts()["threads"] for _ in range(2)] == [2, 2]
+    assert set_up(1, "cpu", threads=1).facts()["threads"] == 1
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test wants missing")
+def test_a_device_that_is_not_there_is_an_error():
+    with pytest.raises(UserError, match=r"runtime\.device: cuda is not on this machine; use auto or cpu"):
+        set_up(1, "cuda")
+
+
+def test_precision_can_be_forced_and_auto_is_one_of_the_two():
+    assert set_up(1, "cpu", "float32").compute == torch.float32
+    assert set_up(1, "cpu", "bf16").compute == torch.bfloat16
+    assert set_up(1, "cpu", "auto").compute in (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("amx", "avx512_bf16", "expected"),
+    [(True, False, torch.bfloat16), (False, True, torch.bfloat16), (False, False, torch.float32)],
+)
+def test_on_a_cpu_auto_is_bf16_where_it_multiplies_in_hardware(monkeypatch, amx, avx512_bf16, expected):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    assert runtime.choose("cpu").compute == expected
+
+
+@pytest.mark.parametrize(("capability", "fast"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_on_a_card_auto_is_bf16_from_ampere_on(monkeypatch, capability, fast):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert runtime._fast_bf16(torch.device("cuda")) == fast
+
+
+def test_auto_is_float32_for_an_encoder_too_narrow_to_gain_by_bf16():
+    assert set_up(1, "cpu", "auto", width=64).compute == torch.float32
+    assert set_up(1, "cpu", "bf16", width=64).compute == torch.bfloat16
+
+
+@pytest.fixture
+def torch_as_it_was(monkeypatch):
+    """Puts back what `deterministic` sets for the whole process."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "as it was")
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_the_cpu_is_deterministic_as_it_is(torch_as_it_was):
+    set_up(1, "cpu", deterministic=True)
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cuda_is_deterministic_if_asked(torch_as_it_was, monkeypatch, deterministic):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    monkeypatch.setattr("bertrio.core.runtime._device", torch.device)  # whether or not this machine has one
+    set_up(1, "cuda", "float32", deterministic=deterministic)
+    assert torch.are_deterministic_algorithms_enabled() == deterministic
+    assert torch.backends.cudnn.benchmark != deterministic
+    assert os.environ.get("CUBLAS_WORKSPACE_CONFIG") == (":4096:8" if deterministic else None)
+
+
+def test_a_workspace_of_cublas_that_the_user_chose_stays(torch_as_it_was, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    monkeypatch.setattr("bertrio.core.runtime._device", torch.device)
+    set_up(1, "cuda", "float32", deterministic=True)
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def draw(count=64):
+    """A dropout mask, as the encoder draws it."""
+    return torch.nn.functional.dropout(torch.ones(count), 0.5)
+
+
+def test_a_replay_draws_the_same_masks_and_then_all_goes_on_as_if_it_had_not_been():
+    runtime = set_up(3, "cpu", "float32")
+    undisturbed = [draw() for _ in range(3)]
+    runtime = set_up(3, "cpu", "float32")
+    state = runtime.random_state()
+    first, second = draw(), draw()
+    for _ in range(2):  # as often as one likes, and however much is drawn
+        with runtime.replayed(state):
+            assert torch.equal(draw(), first) and torch.equal(draw(), second)
+            draw(1000)
+    assert torch.equal(torch.stack([first, second, draw()]), torch.stack(undisturbed))
+
+
+def test_a_replay_that_fails_puts_the_state_back_too():
+    runtime = set_up(3, "cpu", "float32")
+    state = runtime.random_state()
+    draw()
+    kept = runtime.random_state()
+    with pytest.raises(RuntimeError, match="size"), runtime.replayed(state):
+        torch.matmul(draw(7), draw(8))
+    assert torch.equal(runtime.random_state(), kept)
+
+
+def test_a_state_stays_what_it_was_when_it_was_asked_for():
+    runtime = set_up(3, "cpu", "float32")
+    state = runtime.random_state()
+    copy = state.clone()
+    draw()
+    assert torch.equal(state, copy) and not torch.equal(runtime.random_state(), copy)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_replays_are_those_of_the_device_that_computes():
+    runtime = set_up(3, "cuda", "float32")
+    state, ones = runtime.random_state(), torch.ones(64, device="cuda")
+    first, second = (torch.nn.functional.dropout(ones, 0.5) for _ in range(2))
+    kept = runtime.random_state()
+    with runtime.replayed(state):
+        assert torch.equal(torch.nn.functional.dropout(ones, 0.5), first)
+        assert torch.equal(torch.nn.functional.dropout(ones, 0.5), second)
+    assert torch.equal(runtime.random_state(), kept)

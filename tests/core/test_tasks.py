@@ -1,0 +1,108 @@
+import numpy as np
+import pytest
+from scipy.special import expit, softmax
+
+from bertrio.core.tasks import Binary, Classes, Ordered, Score, build_target
+
+OUTPUTS = np.random.default_rng(0).normal(size=(50, 5)) * 10
+
+
+def test_classes_predict_the_largest_softmax():
+    predicted = Classes(5).predict(OUTPUTS)
+    np.testing.assert_allclose(predicted.probabilities, softmax(OUTPUTS, axis=-1), rtol=1e-12)
+    np.testing.assert_array_equal(predicted.values, OUTPUTS.argmax(axis=-1))
+    assert predicted.scores is None
+
+
+def test_binary_predicts_yes_above_a_logit_of_zero():
+    logits = np.array([[-800.0], [-1.0], [0.0], [1.0], [800.0]])
+    predicted = Binary().predict(logits)
+    np.testing.assert_allclose(predicted.probabilities[:, 1], expit(logits[:, 0]), atol=1e-15)
+    np.testing.assert_allclose(predicted.probabilities.sum(axis=1), 1)
+    np.testing.assert_array_equal(predicted.values, [0, 0, 0, 1, 1])
+
+
+def test_scores_are_kept_raw_and_predicted_within_the_range():
+    predicted = Score(0, 5).predict(np.array([[-1.0], [2.5], [7.0]]))
+    np.testing.assert_array_equal(predicted.scores, [-1, 2.5, 7])
+    np.testing.assert_array_equal(predicted.values, [0, 2.5, 5])
+    assert predicted.probabilities is None
+
+
+@pytest.mark.parametrize(
+    ("target", "good", "bad"),
+    [
+        (Ordered(5), [0, 4], [-1, 5, 2.5]),
+        (Binary(), [0, 1], [-1, 2, 0.5]),
+        (Score(0, 5), [0, 2.7, 5], [-0.1, 5.0001]),
+    ],
+)
+def test_labels_out_of_range_have_a_reason(target, good, bad):
+    assert [target.label_problem(float(label)) for label in good] == [None] * len(good)
+    assert [target.label_problem(float(label)) for label in bad] == ["label out of range"] * len(bad)
+    assert target.label_problem(float("nan")) == target.label_problem(float("inf")) == "label is not a number"
+
+
+@pytest.mark.parametrize(
+    ("target", "by"), [(Score(0, 5), 0.5), (Score(-1, 1), 0.2), (Classes(3), 0.5), (Binary(), 0.5)]
+)
+def test_a_score_says_something_else_a_tenth_of_its_range_away_and_a_class_one_class_away(target, by):
+    assert target.margin == by
+
+
+def test_targets_are_chosen_by_name():
+    assert build_target("classes", 3) == Classes(3)
+    assert build_target("ordered", 5).size == 5
+    assert build_target("binary").size == build_target("score", limits=(0, 1)).size == 1
+
+
+WORDS, DIGITS = Classes(3, ("no", "maybe", "yes")), Ordered(3, ("1", "2", "3"))
+
+
+@pytest.mark.parametrize(
+    ("target", "label", "number"),
+    [
+        (WORDS, "maybe", 1),
+        (WORDS, " yes ", 2),
+        (WORDS, "2", 2),  # as a hub's column of classes has them
+        (WORDS, 0, 0),
+        (DIGITS, "1", 0),
+        (DIGITS, 3, 2),
+        (DIGITS, 2.0, 1),  # a whole number in a column that had gaps
+        (Binary(("bad", "good")), "good", 1),
+        (Classes(3), "2", 2),
+        (Classes(2, ("true", "false")), True, 0),  # as JSON and parquet have them
+        (Classes(2, ("True", "False")), np.bool_(False), 1),
+        (Binary(("no", "yes")), True, 1),
+        (Score(0, 5), "2.5", 2.5),
+    ],
+)
+def test_a_label_is_a_name_or_a_number(target, label, number):
+    assert target.number_of(label) == number
+
+
+@pytest.mark.parametrize(
+    ("target", "label"),
+    [
+        (WORDS, "Maybe"),
+        (WORDS, ""),
+        (DIGITS, "0"),
+        (DIGITS, 0),
+        (Classes(3), "a"),
+        (Classes(2, ("TRUE", "FALSE")), True),
+    ],
+)
+def test_a_label_that_is_neither_is_an_error(target, label):
+    with pytest.raises(ValueError, match="none of|could not convert"):
+        target.number_of(label)
+
+
+def test_labels_are_shown_by_name_where_they_have_one():
+    assert [WORDS.name_of(value) for value in (0, 2.0)] == ["no", "yes"]
+    assert [Classes(3).name_of(2.0), Score(0, 5).name_of(2.5)] == ["2", "2.5"]
+
+
+def test_names_and_the_choice_of_a_metric_make_no_other_target():
+    assert Classes(3) == WORDS and Binary() == Binary(metric="f1") and Classes(3) != Ordered(3)
+    assert Binary(metric="f1").metrics == ("f1", "accuracy", "roc_auc", "average_precision", "ece", "brier")
+    assert build_target("classes", labels=["a", "b"]).size == 2

@@ -1,0 +1,392 @@
+import itertools
+import statistics
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bertrio.core.errors import UserError
+from bertrio.core.files import read_json
+from bertrio.core.tasks import Binary, Ordered, Predicted, Score, Task
+from bertrio.evaluation.ensembling import (
+    COMBINE,
+    MOST_PICKS,
+    RULES,
+    combine,
+    combine_answers,
+    combine_members,
+    in_selection,
+    mark_selection,
+    mean,
+    mean_logits,
+    pick_members,
+    picks_of,
+    who_answers,
+)
+from bertrio.evaluation.metrics import evaluate_predictions
+from bertrio.evaluation.predictions import prediction_rows, read_predictions, write_predictions
+from bertrio.evaluation.submission import write_submissions
+
+TASKS = {
+    "sst": Task("sst", "single", "cross", Ordered(5)),
+    "qqp": Task("qqp", "pair", "cross", Binary()),
+    "sts": Task("sts", "pair", "cross", Score(0.0, 5.0)),
+}
+
+
+def member(seed, rows=40):
+    """A made-up member: all tasks, dev and test."""
+    generator, ids = np.random.default_rng(seed), [str(i) for i in range(rows)]
+    parts = [
+        prediction_rows(task, split, ids, labels, generator.normal(2, 3, (rows, task.target.size)))
+        for task in TASKS.values()
+        for split, labels in (("dev", np.ones(rows)), ("test", np.full(rows, np.nan)))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def classes(*probabilities):
+    """A member's rows of sst dev, with the probabilities given."""
+    logits = np.log(np.maximum(np.array(probabilities, float), 1e-300))
+    return prediction_rows(TASKS["sst"], "dev", [str(i) for i in range(len(logits))], np.zeros(len(logits)), logits)
+
+
+def binary(*yes):
+    """A member's rows of qqp dev, with the probabilities of yes given."""
+    probabilities = np.array(yes, float)
+    logits = np.log(probabilities / (1 - probabilities))[:, None]
+    return prediction_rows(TASKS["qqp"], "dev", [str(i) for i in range(len(logits))], np.zeros(len(logits)), logits)
+
+
+def combined(members, how, tasks, answers=None):
+    """The table alone, without the weights."""
+    return combine(members, how, tasks, answers)[0]
+
+
+def file_bytes(frame, path):
+    write_predictions(frame, path)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("how", RULES)
+def test_one_member_is_the_identity(how, tmp_path):
+    alone = combined({"base": member(0)}, how, TASKS)
+    assert file_bytes(alone, tmp_path / "a") == file_bytes(member(0), tmp_path / "b")
+
+
+@pytest.mark.parametrize("how", RULES)
+def test_members_that_agree_keep_their_predictions(how):
+    same = combined({name: member(0) for name in "abc"}, how, TASKS)
+    np.testing.assert_allclose(same["prediction"], member(0)["prediction"], rtol=1e-15)
+    np.testing.assert_allclose(same["score"], member(0)["score"], rtol=1e-15)
+
+
+@pytest.mark.parametrize("how", COMBINE)
+def test_order_of_members_does_not_change_a_byte(how, tmp_path):
+    members = {str(seed): member(seed) for seed in range(4)}
+    results = {
+        file_bytes(combined({name: members[name] for name in order}, how, TASKS), tmp_path / "a")
+        for order in itertools.permutations(members)
+    }
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_vote_is_the_mode_for_classes_and_the_median_for_scores(count):
+    members = {str(seed): member(seed) for seed in range(count)}
+    voted = combined(members, "vote", TASKS)
+    for place, row in voted.iterrows():
+        own = [frame.loc[place] for frame in members.values()]
+        values = [one["prediction"] for one in own]
+        if row["task"] == "sts":
+            assert row["prediction"] == pytest.approx(statistics.median(values))
+            assert row["score"] == pytest.approx(statistics.median(one["score"] for one in own))
+        else:
+            summed = sum(one["probabilities"] for one in own)
+            assert row["prediction"] == max(statistics.multimode(values), key=lambda value: summed[int(value)])
+
+
+def test_mean_is_of_probabilities_and_of_clipped_scores():
+    members = {str(seed): member(seed) for seed in range(3)}
+    meant = combined(members, "mean", TASKS)
+    for place, row in meant.iterrows():
+        own = [frame.loc[place] for frame in members.values()]
+        if row["task"] == "sts":
+            assert row["prediction"] == pytest.approx(sum(one["prediction"] for one in own) / 3)
+            assert row["score"] == pytest.approx(sum(one["score"] for one in own) / 3)
+            assert row["probabilities"] is None
+        else:
+            expected = sum(one["probabilities"] for one in own) / 3
+            np.testing.assert_allclose(row["probabilities"], expected)
+            assert row["prediction"] == (expected[1] > 0.5 if row["task"] == "qqp" else expected.argmax())
+            assert np.isnan(row["score"])
+
+
+def test_mean_logits_is_the_softmax_of_the_mean_of_the_members_logits():
+    generator = np.random.default_rng(3)
+    logits = generator.normal(0, 3, (4, 30, 5))
+    ids, labels = [str(i) for i in range(30)], np.zeros(30)
+    members = {str(i): prediction_rows(TASKS["sst"], "dev", ids, labels, own) for i, own in enumerate(logits)}
+    table = combined(members, "mean_logits", TASKS)
+    expected = np.exp(logits.mean(axis=0)) / np.exp(logits.mean(axis=0)).sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(np.stack(table["probabilities"]), expected, rtol=1e-10)
+    assert table["prediction"].tolist() == expected.argmax(axis=1).tolist()
+    z = generator.normal(0, 3, (4, 30, 1))  # one logit: the sigmoid of the mean
+    members = {str(i): prediction_rows(TASKS["qqp"], "dev", ids, labels, own) for i, own in enumerate(z)}
+    table = combined(members, "mean_logits", TASKS)
+    expected = 1 / (1 + np.exp(-z.mean(axis=0)[:, 0]))
+    np.testing.assert_allclose(np.stack(table["probabilities"])[:, 1], expected, rtol=1e-10)
+    assert table["prediction"].tolist() == (expected > 0.5).tolist()
+
+
+def test_mean_logits_outlives_a_probability_of_zero_and_takes_the_mean_of_scores():
+    sure, unsure = classes([1, 0, 0, 0, 0]), classes([0, 0.4, 0.3, 0.2, 0.1])
+    row = combined({"a": sure, "b": unsure}, "mean_logits", TASKS).loc[0]
+    by_hand = np.sqrt(np.maximum([1, 0, 0, 0, 0], 1e-12) * np.maximum([0, 0.4, 0.3, 0.2, 0.1], 1e-12))
+    np.testing.assert_allclose(row["probabilities"], by_hand / by_hand.sum(), rtol=1e-6)
+    assert row["prediction"] == 0
+    scores = Predicted(np.array([[1.0, 5], [2, 4]]), None, np.array([[1.0, 7], [2, 4]]))
+    assert [part.tolist() for part in mean_logits(scores) if part is not None] == [[1.5, 4.5], [1.5, 5.5]]
+
+
+def test_vote_and_mean_give_the_same_probabilities():
+    members = {str(seed): member(seed) for seed in range(3)}
+    one, other = (combined(members, how, TASKS)["probabilities"].dropna() for how in ("vote", "mean"))
+    assert np.array_equal(np.concatenate(one.to_list()), np.concatenate(other.to_list()))
+
+
+def test_a_tied_vote_goes_to_the_larger_summed_probability():
+    sure, unsure = classes([0, 0, 0, 0.9, 0.1]), classes([0.5, 0.3, 0.2, 0, 0])
+    assert combined({"a": sure, "b": unsure}, "vote", TASKS)["prediction"].tolist() == [3]
+
+
+def test_a_class_without_most_votes_does_not_win_by_probability():
+    members = {"a": classes([0.6, 0, 0.4, 0, 0]), "b": classes([0.6, 0, 0.4, 0, 0]), "c": classes([0, 0, 1, 0, 0])}
+    assert combined(members, "vote", TASKS)["prediction"].tolist() == [0]
+    assert combined(members, "mean", TASKS)["prediction"].tolist() == [2]
+
+
+@pytest.mark.parametrize("how", COMBINE)
+def test_what_is_equal_on_paper_goes_to_the_lowest_class(how):
+    yes = np.arange(1, 100) / 100  # each against its complement: 0.5 on paper, off by a rounding error in floats
+    assert (combined({"a": binary(*yes), "b": binary(*(1 - yes))}, how, TASKS)["prediction"] == 0).all()
+    members = {"a": classes([0.1, 0.7, 0.2, 0, 0]), "b": classes([0.7, 0.1, 0.2, 0, 0])}
+    assert combined(members, how, TASKS)["prediction"].tolist() == [0]
+
+
+def test_rows_are_matched_by_task_split_and_id(tmp_path):
+    members = {str(seed): member(seed) for seed in range(3)}
+    shuffled = {**members, "2": members["2"].sample(frac=1, random_state=0), "1": members["1"].iloc[::-1]}
+    for how in COMBINE:  # greedy breaks ties by the order of members
+        results = {file_bytes(combined(given, how, TASKS), tmp_path / "a") for given in (members, shuffled)}
+        assert len(results) == 1
+
+
+def test_members_over_different_rows_are_an_error_that_names_them_and_the_rows():
+    longer = member(1).assign(id=lambda frame: frame["id"].where(frame.index != 45, "new"))
+    expected = r"members a and c .*1 only in a \(first: task sst, split test, id '5'\); 1 only in c .*'new'"
+    with pytest.raises(UserError, match=expected):
+        combined({"a": member(0), "b": member(2), "c": longer}, "vote", TASKS)
+    with pytest.raises(UserError, match="members a and b .*80 only in a .*task sts, split dev, id '0'"):
+        combined({"a": member(0), "b": member(1)[lambda frame: frame["task"] != "sts"]}, "vote", TASKS)
+
+
+def test_members_with_different_labels_or_classes_are_errors():
+    with pytest.raises(UserError, match="members a and b have different labels for task sst, .* id '0': 1.0 and 2.0"):
+        combined({"a": member(0), "b": member(1).assign(label=2.0)}, "vote", TASKS)
+    fewer = classes([0.5, 0.5, 0, 0, 0]).assign(probabilities=[np.array([0.5, 0.5])])
+    with pytest.raises(UserError, match="task sst: .*a: 5; b: 2"):
+        combined({"a": classes([1, 0, 0, 0, 0]), "b": fewer}, "mean", TASKS)
+
+
+def test_what_params_do_not_know_is_an_error_that_lists_what_they_do():
+    with pytest.raises(
+        UserError, match="ensemble.combine: found 'best', expected one of vote, mean, mean_logits, greedy"
+    ):
+        combined({"a": member(0)}, "best", TASKS)
+    with pytest.raises(UserError, match="expected at least one"):
+        combined({}, "vote", TASKS)
+    with pytest.raises(UserError, match="ensemble member b: task sst, split dev, id '0' stands twice"):
+        combined({"a": member(0), "b": pd.concat([member(0), member(0)])}, "vote", TASKS)
+
+
+def test_members_are_read_from_and_written_to_files(tmp_path):
+    for seed in (0, 1):
+        write_predictions(member(seed), tmp_path / f"m{seed}" / "predictions.parquet")
+    (tmp_path / "model/encoder").mkdir(parents=True)  # left from a soup
+    paths = (tmp_path, tmp_path / "ensemble.parquet", tmp_path / "model")
+    combine_members(["m0", "m1"], "mean", TASKS, {"m0": ["sst", "qqp"]}, *paths)
+    expected = combined({"m0": member(0), "m1": member(1)}, "mean", TASKS, {"m0": ["sst", "qqp"]})
+    assert (tmp_path / "ensemble.parquet").read_bytes() == file_bytes(expected, tmp_path / "a")
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["ensemble.json"]
+    both = {"m0": 0.5, "m1": 0.5}
+    assert read_json(tmp_path / "model/ensemble.json") == {
+        "combine": "mean", "members": ["m0", "m1"], "weights": {"sst": both, "qqp": both, "sts": {"m1": 1.0}},
+    }  # fmt: skip
+    with pytest.raises(UserError, match="m2.predictions.parquet: can't be read"):
+        combine_members(["m0", "m2"], "mean", TASKS, {}, *paths)
+
+
+@pytest.mark.parametrize("how", RULES)
+def test_a_task_that_one_member_answers_is_what_that_member_says(how):
+    members = {"a": member(0), "b": member(1), "c": member(2)}
+    answers = {"a": ["sst"], "b": ["sts", "qqp"], "c": ["qqp"]}
+    table, weights = combine(members, how, TASKS, answers)
+    for task, name in (("sst", "a"), ("sts", "b")):
+        expected, found = (of[of["task"] == task].reset_index(drop=True) for of in (members[name], table))
+        pd.testing.assert_frame_equal(found, expected)
+        assert weights[task] == {name: 1.0}
+    qqp = combined({name: members[name] for name in "bc"}, how, TASKS)
+    assert table[table["task"] == "qqp"]["prediction"].tolist() == qqp[qqp["task"] == "qqp"]["prediction"].tolist()
+    assert list(weights) == list(TASKS) and list(weights["qqp"]) == ["b", "c"]
+    assert table[["task", "id"]].equals(members["a"][["task", "id"]])
+
+
+def test_a_task_that_nobody_answers_is_an_error_that_names_it():
+    with pytest.raises(UserError, match="none of a, b answers task qqp; add it"):
+        combine({"a": member(0), "b": member(1)}, "mean", TASKS, {"a": ["sst"], "b": ["sts", "sst"]})
+    assert who_answers("ab", TASKS, {"a": ["sst"]}) == {"sst": ["a", "b"], "qqp": ["b"], "sts": ["b"]}
+
+
+def said(*rows):
+    """Scores of members, in and out of range alike."""
+    return Predicted(np.array(rows, float), None, np.array(rows, float))
+
+
+def test_members_are_picked_with_replacement_until_no_pick_makes_it_better():
+    def closeness(to):
+        return lambda result: -float(np.abs(result.values - to).sum())
+
+    three = said([0.0], [1.0], [10.0])
+    assert pick_members(three, closeness(1.0)) == [1]
+    assert pick_members(three, closeness(4.0)) == [1, 2, 1]  # 1, then 5.5, then 4 to the point
+    assert pick_members(said([2.0], [2.0]), closeness(2.0)) == [0]  # the first of equals
+    assert len(pick_members(said([0.0], [1.0]), closeness(np.sqrt(0.5)), most=6)) <= 6
+    assert pick_members(three, closeness(4.0), most=2) == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_greedy_is_never_worse_than_the_best_member_on_the_half_that_it_chose_on(seed):
+    members = {str(i): labelled(10 * seed + i) for i in range(4)}
+    table, weights = combine(members, "greedy", TASKS)
+    found = evaluate_predictions(table, TASKS)["selection"]
+    alone = [evaluate_predictions(mark_selection(one), TASKS)["selection"] for one in members.values()]
+    for name, task in TASKS.items():
+        metric = task.target.metrics[0]
+        assert found[name][metric] >= max(one[name][metric] for one in alone) - 1e-12
+        assert sum(weights[name].values()) == pytest.approx(1) and list(weights[name]) == list(members)
+
+
+def labelled(seed, rows=60):
+    """A made-up member whose outputs have to do with the labels, which are the same for all."""
+    labels = np.random.default_rng(0).integers(0, 2, rows).astype(float)
+    generator, ids = np.random.default_rng([7, seed]), [str(i) for i in range(rows)]
+    parts = []
+    for task in TASKS.values():
+        outputs = generator.normal(0, 1.5, (rows, task.target.size))
+        outputs[:, -1] += 2 * labels
+        gold = labels * 4 if task.name == "sst" else labels
+        parts += [prediction_rows(task, "dev", ids, gold, outputs)]
+        parts += [prediction_rows(task, "test", ids, np.full(rows, np.nan), outputs[::-1])]
+    return pd.concat(parts, ignore_index=True)
+
+
+def test_greedy_weighs_as_it_says_and_leaves_a_useless_member_out():
+    good, other = labelled(1), labelled(2)
+    worst = good.assign(
+        prediction=np.where(good["task"] == "sts", 5 - good["prediction"], (good["prediction"] == 0).astype(float)),
+        probabilities=[None if row is None else row[::-1] for row in good["probabilities"]],
+        score=5 - good["score"],
+    )
+    table, weights = combine({"worst": worst, "good": good, "other": other}, "greedy", TASKS)
+    assert all(own["worst"] == 0 and own["good"] + own["other"] == pytest.approx(1) for own in weights.values())
+    for name in ("sst", "qqp"):
+        rows = table["task"] == name
+        expected = sum(
+            weight * np.stack(frame[rows]["probabilities"])
+            for weight, frame in zip(weights[name].values(), (worst, good, other))
+        )
+        np.testing.assert_allclose(np.stack(table[rows]["probabilities"]), expected, atol=1e-12)
+
+
+def test_what_greedy_chose_on_is_half_of_dev_and_the_rest_decides_nothing(tmp_path):
+    members = {str(i): labelled(i) for i in range(3)}
+    table, weights = combine(members, "greedy", TASKS)
+    dev = members["0"]["split"] == "dev"
+    assert table["split"][~dev].eq("test").all() and set(table["split"][dev]) == {"dev", "selection"}
+    assert table["id"].equals(members["0"]["id"])
+    blind = table["split"] == "dev"
+    others = {
+        name: frame.assign(label=frame["label"].where(~blind, 1 - frame["label"].clip(upper=1)))
+        for name, frame in members.items()
+    }
+    assert combine(others, "greedy", TASKS)[1] == weights
+    write_predictions(table, tmp_path / "a.parquet")
+    write_submissions(read_predictions(tmp_path / "a.parquet"), tmp_path, TASKS)
+    assert len((tmp_path / "sst-dev-output.csv").read_text().splitlines()) == 61
+
+
+@pytest.mark.parametrize("form", ["{}", "dev-{}", "{:025x}", "sts-{:04d}"])
+def test_a_row_s_half_is_a_matter_of_its_name_and_about_as_often_the_one_as_the_other(form):
+    ids = [form.format(i) for i in range(2000)]
+    half = in_selection("sst", ids)
+    assert 0.45 < half.mean() < 0.55
+    assert in_selection("sst", ids[::-1]).tolist() == half[::-1].tolist()
+
+
+def test_greedy_without_labels_in_both_halves_is_an_error_that_says_so():
+    unlabelled = labelled(0).assign(label=np.nan)
+    with pytest.raises(UserError, match="found 0 and 0 labelled rows of task sst, expected at least 1 in each"):
+        combine({"a": unlabelled, "b": unlabelled}, "greedy", TASKS)
+
+
+def test_the_mean_of_a_member_and_itself_and_another_weighs_two_to_one():
+    three = Predicted(np.zeros((3, 1)), np.array([[[0.9, 0.1]], [[0.9, 0.1]], [[0.3, 0.7]]]), None)
+    np.testing.assert_allclose(mean(three).probabilities, [[0.7, 0.3]])
+
+
+def test_many_rows_and_members_take_seconds():
+    logits = np.random.default_rng(0).normal(size=(50_000, 5))
+    table = prediction_rows(TASKS["sst"], "dev", [str(i) for i in range(len(logits))], np.zeros(len(logits)), logits)
+    start = time.perf_counter()
+    combined({str(i): table for i in range(10)}, "vote", TASKS)
+    assert time.perf_counter() - start < 10
+
+
+@pytest.mark.parametrize("how", RULES)
+def test_answers_are_combined_as_tables_are_with_the_weights_that_a_file_holds(how):
+    members = {name: member(seed) for seed, name in enumerate("abcd")}
+    table, weights = combine(members, how, TASKS, {"d": ["sst"]})
+    for task, shares in weights.items():
+        own = {name: members[name][members[name]["task"] == task] for name in shares}
+        said = [
+            Predicted(
+                rows["prediction"].to_numpy(),
+                np.stack(rows["probabilities"]) if TASKS[task].target.discrete else None,
+                None if TASKS[task].target.discrete else rows["score"].to_numpy(),
+            )
+            for rows in own.values()
+        ]
+        found = combine_answers(said, how, [round(share, 6) for share in shares.values()])
+        expected = table[table["task"] == task]
+        np.testing.assert_array_equal(found.values, expected["prediction"])
+        if found.probabilities is None:
+            np.testing.assert_allclose(found.scores, expected["score"], rtol=1e-12)
+        else:
+            np.testing.assert_allclose(found.probabilities, np.stack(expected["probabilities"]), rtol=1e-12)
+
+
+def test_picks_are_told_again_from_weights_of_six_decimals():
+    generator = np.random.default_rng(0)
+    for _ in range(200):
+        picks = generator.integers(0, 4, generator.integers(1, MOST_PICKS + 1))
+        counts = np.bincount(picks, minlength=4)
+        found = np.bincount(picks_of([round(count / len(picks), 6) for count in counts]), minlength=4)
+        assert (found * len(picks) == counts * found.sum()).all()
+
+
+@pytest.mark.parametrize("weights", [[], [0.5], [0.5, 0.6], [1.5, -0.5], [0.618034, 0.381966]])
+def test_weights_that_no_picks_make_are_an_error(weights):
+    with pytest.raises(ValueError, match="weights: found .*, expected shares of at most 25 picks, of sum 1"):
+        picks_of(weights)

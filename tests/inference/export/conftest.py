@@ -1,0 +1,52 @@
+"""Model folders to export: a small BERT with the heads of the default tasks, or others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from bertrio.config import load_params, merged, read_yaml
+from bertrio.core.runtime import Runtime, set_up
+from bertrio.model.about import About
+from bertrio.model.encoder import initial_transformer
+from bertrio.model.multitask import build_model, save_model
+
+SMALL = {"encoder": {"max_length": 24, "tiny": {"vocab_size": 200, "hidden_size": 16, "layers": 1, "heads": 2,
+                                                "intermediate_size": 32}}}  # fmt: skip
+APART = {"encoding": "bi", "head": "cosine", "head_options": {"scaling": "affine"}}  # for the task sts
+
+
+@pytest.fixture(scope="session")
+def make_model(root, tokenizer_folder, tmp_path_factory):
+    """`make_model(**overrides)`: the folder of a model of the default params with overrides, its weights random. A task
+    that is None is left out."""
+
+    def make(**overrides) -> Path:
+        work = tmp_path_factory.mktemp("model")
+        params = merged(merged(read_yaml(root / "params.yaml"), SMALL), overrides)
+        params["tasks"] = {name: task for name, task in params["tasks"].items() if task}
+        (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+        params = load_params(work / "params.yaml")
+        set_up(1, "cpu", "float32")
+        initial_transformer(params.encoder, 200).save_pretrained(work / "start")
+        model = build_model(params, work / "start", Runtime(torch.device("cpu"), torch.float32))
+        save_model(model, work / "base", About.of(params), tokenizer_folder)
+        return work / "base"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def models(make_model):
+    """The model of each pooling."""
+    return {pooling: make_model(encoder={"pooling": pooling}) for pooling in ("cls", "mean", "pooler")}
+
+
+@pytest.fixture(scope="session")
+def apart(make_model):
+    """A model whose task sts encodes its texts apart, with a projection in front of the cosine."""
+    options = {**APART["head_options"], "projection": True, "activation": "tanh"}
+    return make_model(tasks={"sts": {**APART, "head_options": options}})

@@ -1,0 +1,94 @@
+"""A linear head on any pooling is what transformers' own classifiers compute, in every architecture known."""
+
+import pytest
+import torch
+import transformers
+
+from bertrio.inference.export.sequence_classifier import KNOWN, build_classifier
+from bertrio.model.pooling import POOLINGS
+
+SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+         "max_position_embeddings": 40, "initializer_range": 0.5}  # fmt: skip
+OWN_SIZES = {
+    "modernbert": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
+    "electra": {"embedding_size": 16},
+    "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
+    # as in DeBERTa-v3
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True,
+                   "position_buckets": 8, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
+                   "type_vocab_size": 0},
+}  # fmt: skip
+ABOUT = {"id2label": {0: "a", 1: "b", 2: "c"}, "problem_type": "single_label_classification"}
+CLASSES = 3
+
+
+def transformer(kind):
+    torch.manual_seed(0)
+    sizes = {} if kind == "distilbert" else SIZES
+    names = (
+        {"vocab_size": 50, "max_position_embeddings": 40, "initializer_range": 0.5} | sizes | OWN_SIZES.get(kind, {})
+    )
+    return transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **names)).eval()
+
+
+def head(classes=CLASSES, hidden=16, scale=1.0):
+    generator = torch.Generator().manual_seed(1)
+    return scale * torch.randn(classes, hidden, generator=generator), torch.randn(classes, generator=generator)
+
+
+def batch():
+    """Three texts, one of them padded."""
+    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    ids[0, 4:], mask[0, 4:] = 1, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def difference(model, pooling, weight, bias):
+    """Between the classifier and the head on the pooled vectors, as a share of the largest logit."""
+    classifier = build_classifier(model, pooling, weight, bias, ABOUT)
+    tokens = batch()
+    with torch.inference_mode():
+        expected = POOLINGS[pooling](model(**tokens), tokens["attention_mask"]) @ weight.T + bias
+        return ((classifier(**tokens).logits - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("kind", KNOWN)
+def test_logits_are_those_of_the_head(kind, pooling):
+    assert difference(transformer(kind), pooling, *head()) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_the_pooler_is_the_classifiers_own(kind):
+    assert difference(transformer(kind), "pooler", *head()) < 1e-6
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 10.0])
+@pytest.mark.parametrize("kind", ["bert", "modernbert"])
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_small_and_large_logits_come_through_alike(kind, pooling, scale):
+    weight, _ = head(scale=scale)
+    assert difference(transformer(kind), pooling, weight, torch.zeros(CLASSES)) < 1e-5
+
+
+def test_the_mean_costs_one_layer_and_the_others_none():
+    model = transformer("bert")
+    layers = {
+        pooling: build_classifier(model, pooling, *head(), ABOUT).config.num_hidden_layers for pooling in POOLINGS
+    }
+    assert layers == {"cls": 2, "mean": 3, "pooler": 2}
+
+
+def test_the_encoder_itself_stays_as_it_was():
+    model = transformer("bert")
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    build_classifier(model, "mean", *head(), ABOUT)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.config.num_hidden_layers == 2
+
+
+def test_an_unknown_architecture_is_named_with_those_that_are_known():
+    model = transformers.MPNetModel(transformers.MPNetConfig(**SIZES))
+    with pytest.raises(ValueError, match="mpnet models, only for bert, "):
+        build_classifier(model, "cls", *head(), ABOUT)

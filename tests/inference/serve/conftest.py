@@ -1,0 +1,164 @@
+"""A server on loopback with a model that answers by rules, so that every answer is known."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+
+from bertrio.core.tasks import Task, build_target
+
+
+class Said(NamedTuple):
+    """A prediction, as `bertrio.inference.predictor.Prediction` is one."""
+
+    label: int | float
+    probabilities: tuple[float, ...] | None
+    score: float | None
+
+
+class FakePredictor:
+    """Answers as a trained model would, with numbers that follow from the length of the texts.
+
+    A text `explode` fails, as a bug would. While `hold` is not set, predictions wait for it. `batches` collects task
+    and rows of every call.
+    """
+
+    def __init__(self, tasks: dict[str, Task]) -> None:
+        self.tasks, self.batches = tasks, []
+        self.hold, self.threads = threading.Event(), set()
+        self.hold.set()
+
+    def predict(self, task: str, rows: list[Any]) -> list[Said]:
+        self.batches.append((task, list(rows)))
+        self.threads.add(threading.current_thread().name)
+        assert self.hold.wait(20)
+        texts = [text for row in rows for text in ([row] if isinstance(row, str) else row)]
+        if "explode" in texts:
+            raise RuntimeError("secret of the inside")
+        return [self.answer(task, row) for row in rows]
+
+    def answer(self, task: str, row: Any) -> Said:
+        length = len(row) if isinstance(row, str) else sum(map(len, row))
+        target = self.tasks[task].target
+        if not target.discrete:
+            return Said(min(length / 10, target.high), None, length / 10)
+        count = getattr(target, "count", 2)
+        shares = [0.5 / (count - 1)] * count
+        shares[length % count] = 0.5
+        return Said(length % count, tuple(shares), None)
+
+
+TASKS = {  # the three usual ones, and one of an own kind
+    "sst": Task("sst", "single", "cross", build_target("ordered", 5)),
+    "qqp": Task("qqp", "pair", "cross", build_target("binary")),
+    "sts": Task("sts", "pair", "cross", build_target("score", limits=(0.0, 5.0))),
+    "nli": Task("nli", "pair", "bi", build_target("classes", labels=["entailed", "neutral", "contradicted"])),
+}
+
+
+@pytest.fixture
+def predictor() -> FakePredictor:
+    return FakePredictor(TASKS)
+
+
+class Client(NamedTuple):
+    """Sends requests to a server, each over a connection of its own."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def send(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
+        """Status, headers and body of the response; a body that is JSON comes parsed."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            content = response.read()
+        finally:
+            connection.close()
+        is_json = response.getheader("content-type", "").startswith("application/json")
+        return response.status, dict(response.getheaders()), json.loads(content) if is_json else content.decode()
+
+    def get(self, path: str):
+        return self.send("GET", path)
+
+    def predict(self, task: str, rows: Any):
+        """Status and body."""
+        body = json.dumps({"rows": rows}).encode()
+        status, _, answer = self.send("POST", f"/predict/{task}", body, {"content-type": "application/json"})
+        return status, answer
+
+    def waiting(self) -> float:
+        """How many rows wait."""
+        return self.metric("bertrio_waiting_rows")
+
+    def metric(self, name: str) -> float:
+        """The value of a metric, named with its labels; 0 if there is none."""
+        _, _, text = self.get("/metrics")
+        return next((float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name} ")), 0.0)
+
+
+@contextmanager
+def running(app: Any) -> Iterator[Client]:
+    """A server for `app` in a thread, on a free port of loopback; which must stop in time."""
+    from bertrio.inference.serve.server import bound, server_of
+
+    with bound("127.0.0.1", 0) as own:
+        server = server_of(app)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [own]}, daemon=True)
+        thread.start()
+        wait_until(lambda: server.started or not thread.is_alive())
+        assert server.started
+        try:
+            yield Client(own.getsockname()[1])
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def wait_until(holds: Any, seconds: float = 20) -> None:
+    """Returns once `holds()` is true; fails if it is not in time."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """A client of a server with the usual limits, which the tests of a module share."""
+    from bertrio.inference.serve.app import build_app
+    from bertrio.inference.serve.requests import Limits
+
+    with running(build_app(FakePredictor(TASKS), Limits())) as client:
+        yield client
+
+
+@pytest.fixture
+def served(predictor):
+    """A function that serves the fake model under limits, and gives a client; all servers end with the test."""
+    from contextlib import ExitStack
+
+    from bertrio.inference.serve.app import build_app
+    from bertrio.inference.serve.requests import Limits
+
+    with ExitStack() as stack:
+
+        def serve(**limits: Any) -> Client:
+            client = stack.enter_context(running(build_app(predictor, Limits(**limits))))
+            predictor.batches.clear()  # what warmed it
+            return client
+
+        yield serve
+        predictor.hold.set()

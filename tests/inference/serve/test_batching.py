@@ -1,0 +1,183 @@
+"""Properties of joined batches: what is joined, what is kept apart, and what happens to those who leave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from bertrio.inference.serve.batching import Batcher, Full, RowFailed, Stopped
+
+
+def run(coroutine):
+    return asyncio.run(asyncio.wait_for(coroutine, 20))
+
+
+def batcher(predictor, max_batch=4, max_wait=0.05, room=100, **options):
+    return Batcher(predictor.predict, max_batch, max_wait, room, **options)
+
+
+async def settle():
+    """Lets everything run that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_each_request_gets_its_own_answers_in_its_own_order(predictor):
+    requests = [[f"{'x' * place}", f"{'y' * (place + 20)}"] for place in range(1, 10)]
+
+    async def ask():
+        async with batcher(predictor) as ours:
+            return await asyncio.gather(*[ours.predict("sst", rows) for rows in requests])
+
+    expected = [[predictor.answer("sst", row) for row in rows] for rows in requests]
+    assert run(ask()) == expected
+
+
+def test_concurrent_rows_of_one_task_are_joined_up_to_max_batch_in_one_thread(predictor):
+    async def ask():
+        async with batcher(predictor) as ours:
+            singles = [ours.predict("sst", [str(place)]) for place in range(6)]
+            pairs = [ours.predict("qqp", [(str(place), "b")]) for place in range(2)]
+            await asyncio.gather(*singles, *pairs)
+
+    run(ask())
+    assert [(task, len(rows)) for task, rows in predictor.batches] == [("sst", 4), ("sst", 2), ("qqp", 2)]
+    assert len(predictor.threads) == 1
+
+
+def test_a_request_larger_than_a_batch_is_cut(predictor):
+    async def ask():
+        async with batcher(predictor) as ours:
+            return await ours.predict("sst", ["a"] * 10)
+
+    assert len(run(ask())) == 10
+    assert [len(rows) for _, rows in predictor.batches] == [4, 4, 2]
+
+
+def test_a_full_batch_does_not_wait_and_a_lone_row_waits_no_longer_than_max_wait(predictor):
+    async def ask(rows, wait):
+        async with batcher(predictor, max_wait=wait) as ours:
+            began = time.perf_counter()
+            await ours.predict("sst", rows)
+            return time.perf_counter() - began
+
+    assert run(ask(["a"] * 4, 60)) < 5
+    assert 0.2 <= run(ask(["a"], 0.2)) < 5
+
+
+def test_the_oldest_row_is_served_first(predictor):
+    predictor.hold.clear()
+
+    async def ask():
+        async with batcher(predictor, max_wait=0) as ours:
+            asked = [asyncio.ensure_future(ours.predict("sst", ["first"]))]
+            while not predictor.batches:
+                await asyncio.sleep(0.001)
+            for task, row in (("qqp", ("a", "b")), ("sst", "second"), ("qqp", ("c", "d"))):
+                asked.append(asyncio.ensure_future(ours.predict(task, [row])))
+                await settle()
+            predictor.hold.set()
+            await asyncio.gather(*asked)
+
+    run(ask())
+    assert predictor.batches == [("sst", ["first"]), ("qqp", [("a", "b"), ("c", "d")]), ("sst", ["second"])]
+
+
+def test_a_row_that_fails_fails_its_own_request_alone_and_names_its_place(predictor):
+    async def ask():
+        async with batcher(predictor, max_batch=8) as ours:
+            requests = (["good"], ["good", "explode"], ["also good"])
+            return await asyncio.gather(*[ours.predict("sst", rows) for rows in requests], return_exceptions=True)
+
+    good, failed, other = run(ask())
+    assert good == [predictor.answer("sst", "good")]
+    assert other == [predictor.answer("sst", "also good")]
+    assert isinstance(failed, RowFailed) and failed.place == 1 and isinstance(failed.__cause__, RuntimeError)
+
+
+def test_a_wrong_number_of_predictions_is_an_error_and_mixes_nothing_up(predictor):
+    async def ask():
+        async with Batcher(lambda task, rows: [], 4, 0, 10) as ours:
+            await ours.predict("sst", ["a"])
+
+    with pytest.raises(RowFailed):
+        run(ask())
+
+
+def test_without_room_a_request_is_refused_whole_and_room_comes_back(predictor):
+    predictor.hold.clear()
+
+    async def ask():
+        async with batcher(predictor, max_batch=1, room=3) as ours:
+            working = asyncio.ensure_future(ours.predict("sst", ["working"]))
+            while not predictor.batches:
+                await asyncio.sleep(0.001)
+            waiting = asyncio.ensure_future(ours.predict("sst", ["a", "b"]))
+            await settle()
+            with pytest.raises(Full):
+                await ours.predict("sst", ["c", "d"])
+            assert ours.waiting == 2
+            predictor.hold.set()
+            await asyncio.gather(working, waiting)
+            assert len(await ours.predict("sst", ["c", "d"])) == 2
+
+    run(ask())
+
+
+def test_rows_of_a_cancelled_request_are_not_predicted_and_leave_their_room(predictor):
+    predictor.hold.clear()
+
+    async def ask():
+        async with batcher(predictor, max_wait=0, room=4) as ours:
+            working = asyncio.ensure_future(ours.predict("sst", ["working"]))
+            while not predictor.batches:
+                await asyncio.sleep(0.001)
+            gone = asyncio.ensure_future(ours.predict("sst", ["gone"] * 4))
+            await settle()
+            gone.cancel()
+            await settle()
+            assert ours.waiting == 0
+            stays = asyncio.ensure_future(ours.predict("sst", ["stays"]))
+            await settle()
+            working.cancel()  # of what is being predicted already, the answer is dropped
+            predictor.hold.set()
+            assert await stays == [predictor.answer("sst", "stays")]
+
+    run(ask())
+    assert [rows for _, rows in predictor.batches] == [["working"], ["stays"]]
+
+
+def test_the_end_waits_for_all_that_was_taken_and_takes_no_more(predictor):
+    predictor.hold.clear()
+
+    async def ask():
+        ours = batcher(predictor, max_batch=1, max_wait=60)
+        with pytest.raises(Stopped):
+            await ours.predict("sst", ["too early"])
+        async with ours:
+            taken = [asyncio.ensure_future(ours.predict("sst", [str(place)])) for place in range(3)]
+            await settle()
+            end = asyncio.ensure_future(ours.__aexit__(None, None, None))
+            await settle()
+            assert not ours.running
+            with pytest.raises(Stopped):
+                await ours.predict("sst", ["too late"])
+            predictor.hold.set()
+            await end
+            return [task.result() for task in taken]
+
+    assert run(ask()) == [[predictor.answer("sst", str(place))] for place in range(3)]
+
+
+def test_each_batch_is_told(predictor):
+    told = []
+
+    async def ask():
+        async with batcher(predictor, told=lambda *of: told.append(of)) as ours:
+            await ours.predict("sst", ["a"] * 6)
+
+    run(ask())
+    assert [(task, rows) for task, rows, _ in told] == [("sst", 4), ("sst", 2)]
+    assert all(seconds >= 0 for *_, seconds in told)

@@ -1,0 +1,227 @@
+"""The page in headless Chromium (Debian's package `chromium`); skipped where there is none."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+pytest.importorskip("fastapi", reason="needs the extra serve")
+pytest.importorskip("uvicorn", reason="needs the extra serve")
+pytest.importorskip("prometheus_client", reason="needs the extra serve")
+
+from bertrio.inference.serve.app import build_app
+from bertrio.inference.serve.requests import Limits
+from tests.experiments.test_report_in_browser import CHROMIUM, EVIL, Browser
+from tests.inference.serve.conftest import TASKS, FakePredictor, running, wait_until
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+CARDS = "Array.from(document.querySelectorAll('.answer'))"
+
+
+class Tab(Browser):
+    """A tab on the page of a server."""
+
+    def visit(self, url, width=1280, height=900, ready="!document.getElementById('go').disabled"):
+        """Opens the page, and waits until it is `ready`."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+        self.ask("Page.navigate", url="about:blank")
+        self.told.clear()
+        self.ask("Page.navigate", url=url)
+        wait_until(lambda: self.run("document.readyState === 'complete' && location.protocol === 'http:'"))
+        wait_until(lambda: self.run(ready))
+
+    def type(self, field, text):
+        """Puts the focus on a field and types, as a keyboard does."""
+        self.run(f"document.getElementById('{field}').focus()")
+        self.ask("Input.insertText", text=text)
+
+    def press(self, key, text="", **more):
+        """Presses and lets go of a key."""
+        codes = {"Enter": 13, "Tab": 9}
+        common = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key], **more}
+        self.ask("Input.dispatchKeyEvent", type="keyDown", text=text, **common)
+        self.ask("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def cards(self):
+        """Each answer's task and text, once there is one."""
+        wait_until(lambda: self.run(f"{CARDS}.length > 0 && !document.querySelector('[aria-busy]')"))
+        return self.run(f"{CARDS}.map((card) => [card.querySelector('h2').textContent, card.innerText])")
+
+    def verdicts(self):
+        return self.run("Array.from(document.querySelectorAll('.verdict'), (one) => one.textContent)")
+
+    def status(self):
+        return self.run("document.getElementById('status').textContent")
+
+    def failed(self):
+        """The message of a problem, once there is one."""
+        wait_until(lambda: self.run("document.getElementById('status').className === 'problem'"))
+        return self.status()
+
+
+@pytest.fixture(scope="module")
+def tab(tmp_path_factory):
+    tab = Tab(tmp_path_factory.mktemp("chromium"))
+    yield tab
+    tab.close()
+
+
+def test_a_sentence_gets_the_answers_of_the_tasks_that_fit_with_probabilities(tab, client):
+    tab.visit(client.url)
+    assert "sst, qqp, sts, nli" in tab.run("document.getElementById('about').textContent")
+    tab.type("first", "a fine film")
+    tab.press("Enter", "\r")
+    ((task, text),) = tab.cards()
+    assert task == "sst" and tab.verdicts() == ["1"]  # 11 letters, 5 classes
+    assert text.count("12.5%") == 4 and text.count("50.0%") == 1
+    widths = tab.run("Array.from(document.querySelectorAll('.track > span'), (bar) => bar.style.width)")
+    assert sorted(widths) == ["12.5%"] * 4 + ["50%"]
+    assert "second sentence" in tab.status()
+    assert tab.told == []
+
+
+def test_a_pair_gets_the_answers_of_all_tasks(tab, client):
+    tab.visit(client.url)
+    tab.type("first", "a fine film")
+    tab.type("second", "one good film!")
+    tab.press("Enter", "\r")
+    tasks, texts = zip(*tab.cards())
+    assert tasks == ("sst", "sst", "qqp", "sts", "nli")  # of one that takes a single sentence, each alone
+    assert "a fine film" in texts[0] and "one good film!" in texts[1]
+    assert tab.verdicts() == ["1", "4", "yes", "2.50", "neutral"]
+    assert "contradicted" in texts[4] and texts[4].count("25.0%") == 2
+    assert tab.told == []
+
+
+def test_text_is_shown_as_it_is_and_runs_nothing(tab, client):
+    tab.visit(client.url)
+    tab.type("first", EVIL)
+    tab.type("second", f"</section></div>{EVIL}")
+    tab.press("Enter", "\r")
+    assert EVIL in tab.cards()[0][1]
+    assert tab.run("window.ran") is None
+    assert tab.run("document.querySelectorAll('script').length") == 1
+    assert tab.run("document.querySelectorAll('main img').length") == 0
+    assert tab.told == []
+
+
+def test_names_of_tasks_and_classes_are_shown_as_they_are_as_well(tab):
+    from bertrio.core.tasks import Task, build_target
+
+    tasks = {"own": Task("own", "single", "cross", build_target("classes", labels=[EVIL, "b"]))}
+    with running(build_app(FakePredictor(tasks), Limits())) as client:
+        tab.visit(client.url)
+        assert tab.run("document.getElementById('pair').hidden")  # no task compares
+        tab.type("first", "even")
+        tab.press("Enter", "\r")
+        assert EVIL in tab.cards()[0][1]
+        assert tab.run("window.ran") is None
+        assert tab.told == []
+
+
+def test_the_policy_stops_scripts_and_requests_that_are_not_the_pages_own(tab, client):
+    tab.visit(client.url)
+    tab.run(
+        "{ const script = document.createElement('script'); script.textContent = 'window.ran = 4'; "
+        "document.body.append(script); const image = new Image(); image.src = 'https://example.org/x.png'; "
+        "document.body.append(image); fetch('https://example.org/').catch(() => null); }"
+    )
+    wait_until(lambda: len([entry for entry in tab.told if "Content Security Policy" in json.dumps(entry)]) >= 3)
+    assert tab.run("window.ran") is None
+
+
+def test_what_is_wrong_is_said_in_words(tab, client):
+    tab.visit(client.url)
+    tab.press("Tab")
+    tab.run("document.getElementById('go').click()")
+    assert tab.failed() == "Type a sentence."
+    assert tab.run("document.activeElement.id") == "first"
+    tab.type("first", "x" * 10_001)
+    tab.press("Enter", "\r")
+    wait_until(lambda: "10001 characters" in tab.status())
+    assert tab.run(f"{CARDS}.length") == 0
+
+
+def test_a_model_that_only_compares_asks_for_a_second_sentence(tab):
+    with running(build_app(FakePredictor({"qqp": TASKS["qqp"]}), Limits())) as client:
+        tab.visit(client.url)
+        tab.type("first", "why?")
+        tab.press("Enter", "\r")
+        assert "second" in tab.failed()
+        assert tab.run("document.activeElement.id") == "second"
+
+
+def test_a_failing_and_a_vanished_server_are_told_of(tab):
+    with running(build_app(FakePredictor(TASKS), Limits())) as client:
+        tab.visit(client.url)
+        tab.type("first", "explode")
+        tab.press("Enter", "\r")
+        assert "status 500" in tab.failed() or "error of the server" in tab.status()
+    tab.press("Enter", "\r")
+    wait_until(lambda: "can't be reached" in tab.status())
+
+
+def test_a_newer_question_takes_the_place_of_the_one_before(tab):
+    predictor = FakePredictor(TASKS)
+    with running(build_app(predictor, Limits(max_wait=0))) as client:
+        tab.visit(client.url)
+        predictor.hold.clear()
+        tab.type("first", "old")
+        tab.press("Enter", "\r")
+        wait_until(lambda: any(rows == ["old"] for _, rows in predictor.batches))
+        tab.type("first", " and new")
+        tab.press("Enter", "\r")
+        time.sleep(0.1)
+        predictor.hold.set()
+        assert len(tab.cards()) == 1
+        assert tab.verdicts() == [str(len("old and new") % 5)]
+
+
+def test_keys_reach_everything_and_shift_enter_breaks_the_line(tab, client):
+    tab.visit(client.url)
+    reached = []
+    for _ in range(4):
+        tab.press("Tab")
+        reached.append(tab.run("document.activeElement.id || document.activeElement.tagName"))
+    assert reached == ["first", "second", "go", "A"]
+    tab.type("first", "one")
+    tab.press("Enter", "\r", modifiers=8)
+    tab.type("first", "two")
+    assert tab.run("document.getElementById('first').value") == "one\ntwo"
+    labels = "Array.from(document.querySelectorAll('textarea'), (field) => field.labels[0].textContent.trim())"
+    assert all(tab.run(labels))
+    assert tab.run("document.getElementById('status').getAttribute('role')") == "status"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_fits_the_screen_in_either_light(tab, client, width, scheme):
+    tab.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    tab.visit(client.url, width)
+    tab.type("first", "a-word-without-any-end" * 20)
+    tab.type("second", "b")
+    tab.press("Enter", "\r")
+    assert len(tab.cards()) == 5
+    assert tab.run("document.documentElement.scrollWidth") == width
+    dark = tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    assert dark == (scheme == "dark")
+    for what, behind in ((".answer .soft", ".answer"), ("#go", "#go"), ("footer p", "body")):
+        assert contrast(tab, what, behind) >= 4.5, what
+
+
+def contrast(tab, text, ground):
+    """The ratio of WCAG 2.2 between an element's text and what is behind it."""
+
+    def light(colour):
+        parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    style = "getComputedStyle(document.querySelector('{}')).{}"
+    low, high = sorted(
+        (light(tab.run(style.format(text, "color"))), light(tab.run(style.format(ground, "backgroundColor"))))
+    )
+    return (high + 0.05) / (low + 0.05)

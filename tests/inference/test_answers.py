@@ -1,0 +1,223 @@
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+
+from bertrio.core.errors import UserError
+from bertrio.core.tasks import Binary, Ordered, Score, Task, build_target
+from bertrio.inference import answers
+from bertrio.inference.answers import Count, answer_file
+from bertrio.inference.predictor import Prediction
+
+
+class Counting:
+    """A predictor whose answer is the number of letters, so that every row can be told from the others."""
+
+    def __init__(self, **tasks):
+        self.tasks = {name: Task(name, kind, "cross", target) for name, (kind, target) in tasks.items()}
+        self.asked = []
+
+    def task(self, name):
+        return self.tasks[name]
+
+    def predict(self, name, rows):
+        self.asked.append(len(rows))
+        return [self._one(self.tasks[name].target, len("".join(row))) for row in rows]
+
+    def _one(self, target, letters):
+        if not target.discrete:
+            return Prediction(min(float(letters), target.high), None, letters + 1 / 3)
+        probabilities = np.eye(len(target.outcomes))[letters % len(target.outcomes)] * 0.5 + 0.25
+        return Prediction(letters % len(target.outcomes), tuple(probabilities.tolist()), None)
+
+
+PREDICTOR = Counting(
+    sst=("single", Ordered(3)),
+    qqp=("pair", Binary()),
+    sts=("pair", Score(0.0, 5.0)),
+    nli=("pair", build_target("classes", None, None, ["no", "maybe, perhaps"], None)),
+)
+
+
+def answered(text, task="sst", kind="tsv", **options):
+    target = io.BytesIO()
+    source = io.BytesIO(text if isinstance(text, bytes) else text.encode())
+    count = answer_file(PREDICTOR, task, kind, source, target, **options)
+    return target.getvalue().decode(), count
+
+
+def test_a_row_goes_out_with_all_that_it_came_with_and_its_answer():
+    found, count = answered("id\ttext\tnote\n7\tabcd\tx y\n8\tab\t\n")
+    assert found == (
+        "id\ttext\tnote\tprediction\tp_0\tp_1\tp_2\n"
+        "7\tabcd\tx y\t1\t0.250000\t0.750000\t0.250000\n"
+        "8\tab\t\t2\t0.250000\t0.250000\t0.750000\n"
+    )
+    assert count == Count(2, 0)
+
+
+def test_binary_tasks_say_no_and_yes_and_scores_are_within_the_range_and_raw():
+    pairs = "text_a\ttext_b\nabc\tdefg\n"
+    assert answered(pairs, "qqp")[0].splitlines()[0] == "text_a\ttext_b\tprediction\tp_no\tp_yes"
+    assert answered(pairs, "sts")[0].splitlines() == [
+        "text_a\ttext_b\tprediction\tscore",
+        "abc\tdefg\t5.000000\t7.333333",
+    ]
+
+
+def test_classes_with_names_are_called_by_them():
+    found = answered("text_a,text_b\na,bb\n", "nli", "csv")[0]
+    assert list(csv.reader(found.splitlines())) == [
+        ["text_a", "text_b", "prediction", "p_no", "p_maybe, perhaps"],
+        ["a", "bb", "maybe, perhaps", "0.250000", "0.750000"],
+    ]
+
+
+def test_json_lines_keep_the_types_of_their_fields():
+    row = {"text": "abcd", "n": 3, "deep": [None, {"a": "é"}], "x": 1.5}
+    found, _ = answered(json.dumps(row) + "\n\n" + '{"text": "ab", "half": "\\ud800"}\n', kind="jsonl")
+    first, second = (json.loads(line) for line in found.splitlines())
+    assert first == {**row, "prediction": 1, "p_0": 0.25, "p_1": 0.75, "p_2": 0.25}
+    assert second["half"] == "\ud800" and second["prediction"] == 2
+
+
+@pytest.mark.parametrize(("kind", "delimiter"), [("csv", ","), ("tsv", "\t")])
+def test_what_is_written_is_read_back_as_it_was_whatever_stands_in_it(kind, delimiter):
+    rows = [["a", 'say "this"', "two\r\nlines" if kind == "csv" else "two\nlines"], ["b", "x,y\ttab"[:7], "\rend\r"]]
+    rows[1][1] = "x,y" if kind == "tsv" else "x\ty"
+    text = io.StringIO()
+    csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
+        [["text", "b", "c"], *rows]
+    )
+    once, count = answered(text.getvalue(), kind=kind)
+    assert count == Count(2, 0)
+    found = list(csv.reader(io.StringIO(once, newline=""), delimiter=delimiter))
+    assert [row[:3] for row in found[1:]] == rows
+    renamed = once.replace("prediction", "before").replace("p_", "q_")
+    assert answered(renamed, kind=kind)[1] == Count(2, 0)
+
+
+def test_columns_may_be_called_otherwise():
+    text = "sentence2\tid\tsentence1\nbcd\t1\ta\n"
+    found, _ = answered(text, "qqp", columns={"text_a": "sentence1", "text_b": "sentence2"})
+    assert found.splitlines()[1].startswith("bcd\t1\ta\t0\t")
+    with pytest.raises(UserError, match="--columns: found 'texta', expected text_a or text_b, as in text_a=NAME"):
+        answered(text, "qqp", columns={"texta": "sentence1"})
+    with pytest.raises(
+        UserError, match="pairs.tsv: found columns 'sentence2', .*expected 'text_a', 'text_b'.*--columns"
+    ):
+        answered(text, "qqp", name="pairs.tsv")
+
+
+def test_rows_that_can_not_be_answered_are_told_of_with_line_and_reason_and_the_rest_goes_on(capsys):
+    text = b"text\tn\ngood\t1\nonly one\n\n \t2\n\xff\t3\n" + b'"stray\t4\nlast\t5\n'
+    found, count = answered(text, name="rows.tsv")
+    assert [line.split("\t")[:2] for line in found.splitlines()[1:]] == [["good", "1"], ["last", "5"]]
+    assert count == Count(2, 4)
+    assert capsys.readouterr().err.splitlines() == [
+        "rows.tsv: line 3: wrong number of columns; left out",
+        "rows.tsv: line 5: text: empty text; left out",
+        "rows.tsv: line 6: not UTF-8; left out",
+        "rows.tsv: line 7: damaged quoting; left out",
+    ]
+
+
+def test_and_so_are_objects(capsys):
+    lines = [
+        '{"text": "ab"}', "{", "[1]", '{"txt": "a"}', '{"text": 3}', '{"text": " "}', '{"text": "a", "p_0": 1}', "NaN",
+        "[" * 100_000, '{"text": "\\ud800"}', '{"text": null}', '{"text": "abc"}',
+    ]  # fmt: skip
+    found, count = answered("\ufeff" + "\n".join(lines), kind="jsonl", name="rows.jsonl")
+    assert [json.loads(line)["text"] for line in found.splitlines()] == ["ab", "abc"] and count == Count(2, 10)
+    reasons = [line.split(": ", 2)[2] for line in capsys.readouterr().err.splitlines()]
+    assert reasons == [
+        f"{reason}; left out"
+        for reason in (
+            "not valid JSON", "not a JSON object", "text: missing field", "text: text is not a string",
+            "text: empty text", "it has a field 'p_0' already; call it otherwise", "not a JSON object",
+            "not valid JSON", "text: text is not Unicode", "text: missing field",
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_numbers_that_json_has_not_neither_go_in_nor_out(number, capsys):
+    lines = [f'{{"text": "ab", "n": {number}}}', f'{{"text": "ab", "n": [{{"deep": {number}}}]}}', '{"text": "ab"}']
+
+    def never(constant):
+        pytest.fail(f"{constant} is not JSON")
+
+    found, count = answered("\n".join(lines), kind="jsonl")
+    assert [json.loads(line, parse_constant=never)["text"] for line in found.splitlines()] == ["ab"]
+    assert count == Count(1, 2)
+    reason = "a number is NaN, infinite or too large; JSON has null; left out"
+    assert capsys.readouterr().err.splitlines() == [f"standard input: line {line}: {reason}" for line in (1, 2)]
+
+
+def test_strict_stops_at_the_first(capsys):
+    with pytest.raises(
+        UserError, match="standard input: line 3: text: empty text; without --strict such rows are left"
+    ):
+        answered("text\nab\n \nab\n", strict=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("", "tsv", "standard input: found nothing, the file is empty; expected column names"),
+        ("text,b\na,b\n", "tsv", "found columns 'text,b', expected 'text'.*it looks as if ',' stood between"),
+        ("text\ttext\na\tb\n", "tsv", "found 2 columns 'text', expected one"),
+        ("text\tb\tb\na\tb\tc\n", "tsv", "found 2 columns 'b', expected one"),
+        ("text\tprediction\na\t1\n", "tsv", "found a column 'prediction', which is to be added; call yours otherwise"),
+        ("text\tp_2\na\t1\n", "tsv", "found a column 'p_2', which is to be added"),
+    ],
+)
+def test_what_is_wrong_with_the_whole_file_is_an_error(text, kind, message):
+    with pytest.raises(UserError, match=message):
+        answered(text, kind=kind)
+
+
+def test_no_rows_make_a_header_alone():
+    assert answered("text\n") == ("text\tprediction\tp_0\tp_1\tp_2\n", Count(0, 0))
+    assert answered("", kind="jsonl") == ("", Count(0, 0))
+
+
+class Watched(io.RawIOBase):
+    """A file of equal lines that counts those it gave."""
+
+    def __init__(self, count, line):
+        self.count, self.line, self.given = count, line, 0
+
+    def __iter__(self):
+        yield b"text\n"
+        for _ in range(self.count):
+            self.given += 1
+            yield self.line
+
+
+class Sink:
+    """Counts lines, and the most rows that had been read and not yet been written."""
+
+    def __init__(self, source):
+        self.source, self.lines, self.most = source, -1, 0
+
+    def write(self, data):
+        if self.lines >= 0:
+            self.most = max(self.most, self.source.given - self.lines)
+        self.lines += data.count(b"\n")
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("count", "line", "most"),
+    [(50_000, b"a\n", answers.CHUNK_ROWS), (40, b"a" * 2**20 + b"\n", answers.CHUNK_LETTERS / 2**20)],
+)
+def test_a_file_of_any_length_is_never_held_in_memory(count, line, most):
+    source = Watched(count, line)
+    sink = Sink(source)
+    assert answer_file(PREDICTOR, "sst", "tsv", source, sink) == Count(count, 0)
+    assert sink.lines == count and sink.most <= most

@@ -1,0 +1,126 @@
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from bertrio.core.tasks import HeadOutput
+from bertrio.techniques.losses import cosent, cosine_embedding, cosine_mse
+
+LABELS = torch.tensor([0.0, 5.0, 2.5, 2.0, 3.8, 2.0])
+OUTPUTS = torch.full((6, 1), torch.nan)  # these losses read the cosine alone
+
+
+@pytest.fixture
+def vectors() -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0)).unbind())
+
+
+def head(cosine) -> HeadOutput:
+    return HeadOutput(OUTPUTS, torch.as_tensor(cosine))
+
+
+def test_cosine_mse_equals_hand_algebra():
+    by_hand = ((0.5 - 1.0) ** 2 + (-0.2 - 0.0) ** 2 + (0.9 - 0.4) ** 2) / 3
+    loss = cosine_mse(head([0.5, -0.2, 0.9]), torch.tensor([4.0, -1.0, 1.0]), low=-1, high=4)
+    assert loss.item() == pytest.approx(by_hand, rel=1e-6)
+
+
+@pytest.mark.parametrize(("threshold", "margin"), [(None, 0.0), (2.0, 0.3), (5.0, -0.5), (4.0, 0.0)])
+def test_cosine_embedding_equals_torchs_on_the_vectors(vectors, threshold, margin):
+    cut = torch.where((2.5 if threshold is None else threshold) <= LABELS, 1, -1)
+    torchs = F.cosine_embedding_loss(*vectors, cut, margin=margin)
+    ours = cosine_embedding(
+        head(F.cosine_similarity(*vectors)), LABELS, threshold=threshold, margin=margin, low=0, high=5
+    )
+    torch.testing.assert_close(ours, torchs)
+
+
+def test_cosine_embedding_leaves_dissimilar_pairs_below_the_margin_alone():
+    cosine = torch.tensor([0.2, 0.4], requires_grad=True)
+    cosine_embedding(head(cosine), torch.zeros(2), margin=0.3, low=0, high=1).backward()
+    assert cosine.grad.tolist() == [0.0, 0.5]
+
+
+def test_cosent_equals_hand_algebra():
+    # labels 2 > 1 and 2 > 1: row 0 should be above rows 1 and 2, whose own order is free
+    by_hand = math.log(1 + math.exp((0.5 - 0.3) / 0.1) + math.exp((-0.2 - 0.3) / 0.1))
+    loss = cosent(head([0.3, 0.5, -0.2]), torch.tensor([2.0, 1.0, 1.0]), temperature=0.1)
+    assert loss.item() == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_cosent_of_two_rows_is_the_logistic_loss_of_their_difference():
+    loss = cosent(head([0.3, 0.5]), torch.tensor([1.0, 0.0]))
+    assert loss.item() == pytest.approx(math.log1p(math.exp(20 * (0.5 - 0.3))), rel=1e-5)
+
+
+def test_cosent_is_least_in_the_order_of_the_labels_and_most_in_its_reverse(vectors):
+    cosine = F.cosine_similarity(*vectors)
+    ranked = torch.empty(6)
+    ranked[LABELS.argsort()] = cosine.sort().values
+    mirrored = torch.empty(6)
+    mirrored[LABELS.argsort()] = cosine.sort(descending=True).values
+    best, worst = cosent(head(ranked), LABELS), cosent(head(mirrored), LABELS)
+    assert best < cosent(head(cosine), LABELS) < worst
+
+
+def test_cosent_sees_nothing_of_labels_but_their_order_and_nothing_of_cosines_but_their_differences(vectors):
+    cosine = F.cosine_similarity(*vectors)
+    loss = cosent(head(cosine), LABELS)
+    torch.testing.assert_close(cosent(head(cosine), LABELS**3 + 1), loss)
+    torch.testing.assert_close(cosent(head(cosine + 0.25), LABELS), loss, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_of_cosent_is_that_of_its_equation_in_float64(vectors):
+    cosine = F.cosine_similarity(*vectors).requires_grad_()
+    cosent(head(cosine), LABELS).backward()
+    exact = cosine.detach().double().requires_grad_()
+    pairs = [(i, j) for i in range(6) for j in range(6) if LABELS[i] > LABELS[j]]
+    (1 + sum(((exact[j] - exact[i]) / 0.05).exp() for i, j in pairs)).log().backward()
+    torch.testing.assert_close(cosine.grad, exact.grad.float(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_cosent_without_ordered_rows_is_zero_with_a_gradient_of_zero(rows):
+    cosine = torch.linspace(-1, 1, rows).requires_grad_()
+    loss = cosent(head(cosine), torch.full((rows,), 2.0))
+    loss.backward()
+    assert loss.item() == 0.0 and cosine.grad.tolist() == [0.0] * rows
+
+
+def test_cosent_stays_finite_at_a_temperature_that_overflows_the_exponential():
+    cosine = torch.tensor([-1.0, 1.0], requires_grad=True)
+    loss = cosent(head(cosine), torch.tensor([1.0, 0.0]), temperature=1e-3)
+    loss.backward()
+    assert loss.item() == pytest.approx(2000) and cosine.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda *rows: cosine_mse(*rows, low=0, high=5),
+        lambda *rows: cosine_embedding(*rows, low=0, high=5),
+        cosent,
+    ],
+)
+def test_a_head_without_a_cosine_is_an_error_that_says_which_has_one(loss):
+    with pytest.raises(ValueError, match="head cosine, for pairs with encoding bi, does"):
+        loss(HeadOutput(torch.zeros(6, 1)), LABELS)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 5.1, math.nan])
+def test_a_threshold_that_leaves_one_side_empty_is_an_error(threshold):
+    with pytest.raises(ValueError, match="threshold: expected a number above 0 and at most 5"):
+        cosine_embedding(head(torch.zeros(6)), LABELS, threshold=threshold, low=0, high=5)
+
+
+@pytest.mark.parametrize("margin", [-1.1, 1.0])
+def test_a_margin_that_no_cosine_has_is_an_error(margin):
+    with pytest.raises(ValueError, match="margin: expected a number from -1 to below 1"):
+        cosine_embedding(head(torch.zeros(6)), LABELS, margin=margin, low=0, high=5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0])
+def test_a_temperature_out_of_range_is_an_error(temperature):
+    with pytest.raises(ValueError, match="temperature: expected a number above 0"):
+        cosent(head(torch.zeros(6)), LABELS, temperature=temperature)

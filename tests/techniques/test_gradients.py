@@ -1,0 +1,261 @@
+import pytest
+import torch
+from torch import nn
+
+from bertrio.techniques import gradients as module
+from bertrio.techniques.gradients import TaskGradients, conflict_rows
+
+
+class Model(nn.Module):
+    """A shared encoder with a scalar parameter and one that no task uses, and a head for each task."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder = nn.Linear(3, 4)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.unused = nn.Parameter(torch.ones(2, 2))
+        self.only_a = nn.Parameter(torch.ones(4))  # part of the encoder that only task a passes through
+        self.heads = nn.ModuleDict({"a": nn.Linear(4, 1), "b": nn.Linear(4, 1)})
+
+    def shared(self):
+        return [*self.encoder.parameters(), self.scale, self.unused, self.only_a]
+
+    def loss(self, task):
+        x = torch.arange(6.0).reshape(2, 3) / 5 + (task == "b")
+        hidden = torch.tanh(self.encoder(x)) * self.scale
+        if task == "a":
+            hidden = hidden * self.only_a
+        return self.heads[task](hidden).square().mean()
+
+
+def grads(parameters):
+    return [None if p.grad is None else p.grad.clone() for p in parameters]
+
+
+def same(left, right):
+    return all((a is None and b is None) or torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def surgery_step(model, weights, tasks=("a", "b")):
+    kept = TaskGradients(model.shared())
+    for task in tasks:
+        model.loss(task).backward()
+        kept.take(task)
+    gramian = kept.gramian()
+    kept.put(weights)
+    return gramian
+
+
+def plain_step(model, tasks=("a", "b")):
+    for task in tasks:
+        model.loss(task).backward()
+
+
+def flat(model, task):
+    """The task's gradient over all shared parameters as one float64 vector, from a backward pass of its own."""
+    found = torch.autograd.grad(model.loss(task), model.shared(), allow_unused=True)
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).double().reshape(-1) for p, g in zip(model.shared(), found)]
+    )
+
+
+def test_take_moves_the_shared_gradients_out_and_touches_no_other():
+    model = Model()
+    model.loss("a").backward()
+    heads = grads(model.heads.parameters())
+    kept = TaskGradients(model.shared())
+    kept.take("a")
+    assert all(parameter.grad is None for parameter in model.shared())
+    assert same(grads(model.heads.parameters()), heads)
+    assert kept.tasks == ("a",)
+
+
+def test_weights_of_one_give_the_plain_sum_bit_for_bit():
+    ours, plain = Model(), Model()
+    surgery_step(ours, [1.0, 1.0])
+    plain_step(plain)
+    assert same(grads(ours.parameters()), grads(plain.parameters()))
+    assert ours.scale.grad.shape == () and ours.scale.grad != 0
+
+
+def test_put_is_the_weighted_sum_and_empties_the_store():
+    model = Model()
+    expected = 0.3 * flat(model, "a") - 2.0 * flat(model, "b")
+    kept = TaskGradients(model.shared())
+    for task in ("a", "b"):
+        model.loss(task).backward()
+        kept.take(task)
+    kept.put(torch.tensor([0.3, -2.0], dtype=torch.float64))
+    got = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in model.shared()])
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
+    assert kept.tasks == ()
+
+
+def test_a_parameter_that_no_task_used_keeps_no_gradient_and_adamw_leaves_it():
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    for _ in range(2):
+        surgery_step(model, [0.5, 2.0])
+        assert model.unused.grad is None
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    assert torch.equal(model.unused, torch.ones(2, 2))
+    assert not torch.equal(model.only_a, torch.ones(4))
+
+
+def test_a_parameter_of_one_task_alone_gets_that_tasks_share():
+    ours, plain = Model(), Model()
+    surgery_step(ours, [0.5, 2.0])
+    plain_step(plain, ["a"])
+    torch.testing.assert_close(ours.only_a.grad, 0.5 * plain.only_a.grad)
+
+
+def test_heads_take_the_plain_sum_whatever_the_weights():
+    ours, plain = Model(), Model()
+    surgery_step(ours, [0.0, 7.0])
+    plain_step(plain)
+    assert same(grads(ours.heads.parameters()), grads(plain.heads.parameters()))
+
+
+def test_the_encoders_gradient_does_not_depend_on_the_heads_gradients():
+    """A penalty on a head's own weights changes the head's gradient alone: Gramian and encoder stay as they are."""
+    clean, other = Model(), Model()
+    gramian = surgery_step(clean, [0.5, 2.0])
+    kept = TaskGradients(other.shared())
+    for task in ("a", "b"):
+        penalty = 1e4 * sum(parameter.square().sum() for parameter in other.heads[task].parameters())
+        (other.loss(task) + penalty).backward()
+        kept.take(task)
+    assert torch.equal(kept.gramian(), gramian)
+    kept.put([0.5, 2.0])
+    assert same(grads(clean.shared()), grads(other.shared()))
+    assert not same(grads(clean.heads.parameters()), grads(other.heads.parameters()))
+
+
+def test_the_gramian_equals_that_of_the_flattened_gradients_in_float64():
+    model = Model()
+    g = torch.stack([flat(model, "a"), flat(model, "b")])
+    gramian = surgery_step(model, [1.0, 1.0])
+    assert gramian.dtype == torch.float64 and gramian.device.type == "cpu" and torch.equal(gramian, gramian.T)
+    torch.testing.assert_close(gramian, g @ g.T, rtol=1e-5, atol=1e-7)
+
+
+def test_the_gramian_is_as_exact_for_a_large_parameter(monkeypatch):
+    parameter = nn.Parameter(torch.zeros(1000, 1000))
+    kept = TaskGradients([parameter])
+    sets = [torch.rand(1000, 1000, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
+    for task, gradient in zip("ab", sets):
+        parameter.grad = gradient.T if task == "b" else gradient  # not contiguous: the layout must not matter
+        kept.take(task)
+    monkeypatch.setattr(module, "CHUNK", 1 << 14)
+    g = torch.stack([sets[0].double().reshape(-1), sets[1].T.double().reshape(-1)])
+    torch.testing.assert_close(kept.gramian(), g @ g.T, rtol=1e-6, atol=0)
+
+
+def test_gradients_in_half_precision_are_multiplied_in_float32():
+    parameter = nn.Parameter(torch.zeros(4096, dtype=torch.bfloat16))
+    kept = TaskGradients([parameter])
+    parameter.grad = torch.full((4096,), 1.0, dtype=torch.bfloat16)
+    kept.take("a")
+    assert kept.gramian().item() == 4096
+
+
+def test_a_second_batch_of_a_task_adds_to_its_gradients():
+    once, twice = Model(), Model()
+    surgery_step(once, [2.0, 1.0])
+    surgery_step(twice, [1.0, 1.0], tasks=("a", "a", "b"))
+    for a, b in zip(grads(once.shared()), grads(twice.shared()), strict=True):
+        assert (a is None and b is None) or torch.allclose(a, b, rtol=1e-6)
+
+
+def test_no_gradients_at_all_give_zeros_and_leave_none():
+    model = Model()
+    kept = TaskGradients(model.shared())
+    kept.take("a")
+    kept.take("b")
+    assert torch.equal(kept.gramian(), torch.zeros(2, 2, dtype=torch.float64))
+    kept.put([1.0, 1.0])
+    assert all(parameter.grad is None for parameter in model.shared())
+
+
+def test_put_refuses_a_wrong_number_of_weights_and_gradients_of_no_task():
+    model = Model()
+    kept = TaskGradients(model.shared())
+    model.loss("a").backward()
+    kept.take("a")
+    with pytest.raises(ValueError, match="weights must be one for each of \\['a'\\], got 2"):
+        kept.put([1.0, 1.0])
+    model.loss("b").backward()
+    with pytest.raises(ValueError, match="since the last take"):
+        kept.put([1.0])
+
+
+def test_a_parameter_given_twice_is_an_error():
+    parameter = nn.Parameter(torch.zeros(1))
+    with pytest.raises(ValueError, match="must be distinct"):
+        TaskGradients([parameter, parameter])
+
+
+def test_conflict_rows_by_hand():
+    g = torch.tensor([[3.0, 4.0], [-3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
+    rows = conflict_rows(7, ["a", "b", "c"], g @ g.T)
+    assert rows[0] == {
+        "step": 7, "task_a": "a", "task_b": "b", "dot": 7.0, "cosine": 0.28, "norm_a": 5.0, "norm_b": 5.0
+    }  # fmt: skip
+    assert [(row["task_a"], row["task_b"]) for row in rows] == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert [row["cosine"] for row in rows[1:]] == [0.0, 0.0]
+
+
+def test_conflict_rows_keep_the_cosine_within_its_range_and_refuse_a_wrong_size():
+    over = torch.tensor([[1.0, 1.0000001], [1.0000001, 1.0]], dtype=torch.float64)
+    assert conflict_rows(0, ["a", "b"], over)[0]["cosine"] == 1.0
+    with pytest.raises(ValueError, match="expected a Gramian of 3 tasks, got shape \\(2, 2\\)"):
+        conflict_rows(0, ["a", "b", "c"], over)
+
+
+class Words(nn.Module):
+    """Two tasks that look up words, some of them the same, with sparse gradients or dense ones."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.layer = nn.Embedding(20, 5, sparse=sparse), nn.Linear(5, 2)
+
+    def loss(self, task):
+        ids = torch.tensor([[3, 7, 7, 9], [1, 7, 19, 3]] if task == "a" else [[9, 2, 7, 2], [0, 18, 1, 4]])
+        return (self.layer(self.words(ids)).square().mean(dim=(1, 2)) * torch.tensor([1.0, 2.0])).sum()
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (0.3, -2.0)])
+@pytest.mark.parametrize("tasks", [("a", "b"), ("a", "b", "a")])
+def test_sparse_gradients_combine_as_dense_ones_do(tasks, weights):
+    gramians, sums = [], []
+    for sparse in (True, False):
+        model = Words(sparse)
+        kept = TaskGradients(list(model.parameters()))
+        for task in tasks:
+            model.loss(task).backward()
+            assert model.words.weight.grad.is_sparse == sparse
+            kept.take(task)
+        gramians.append(kept.gramian())
+        kept.put(weights)
+        assert model.words.weight.grad.is_sparse == sparse
+        sums.append([parameter.grad.to_dense() for parameter in model.parameters()])
+    torch.testing.assert_close(*gramians, rtol=1e-6, atol=0)
+    for one, other in zip(*sums):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_a_sparse_gradient_beside_a_dense_one_counts_as_what_it_stands_for():
+    parameter = nn.Parameter(torch.zeros(4, 2))
+    kept = TaskGradients([parameter])
+    parameter.grad = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]), (4, 2))
+    kept.take("a")
+    parameter.grad = torch.arange(8.0).view(4, 2)
+    kept.take("b")
+    assert kept.gramian().tolist() == [[52.0, 26.0], [26.0, 140.0]]
+    parameter.grad = torch.ones(4, 2)
+    kept.take("a")  # a second batch, dense where the first was sparse
+    kept.put([2.0, 1.0])
+    assert parameter.grad.tolist() == [[2.0, 3.0], [12.0, 17.0], [6.0, 7.0], [8.0, 9.0]]

@@ -1,0 +1,217 @@
+import math
+from collections import Counter
+from itertools import chain
+
+import pytest
+
+from bertrio.core.runtime import generator
+from bertrio.techniques.schedules import (
+    SCHEDULES,
+    UNTIL,
+    Sizes,
+    annealed_exponent,
+    build_plan,
+    proportional_batch_sizes,
+    sampling_probabilities,
+)
+
+BATCHES = {"sst": 3, "qqp": 5, "sts": 2}
+ROWS = {"sst": 24, "qqp": 40, "sts": 12}
+REAL = {"sst": 8544, "qqp": 141506, "sts": 6041}  # training rows in the paper with full data
+
+
+def plan(name, batches=BATCHES, rows=None, epochs=2, seed=1, **sizes):
+    rows = rows or {task: 8 * count for task, count in batches.items()}
+    return build_plan(name, Sizes(batches, rows, epochs, **sizes), generator(seed, "schedule"))
+
+
+def counts(epoch):
+    return Counter(chain.from_iterable(epoch))
+
+
+@pytest.mark.parametrize(
+    ("until", "steps", "length"),
+    [("shortest", None, 2), ("longest", None, 5), ("sst", None, 3), (("sst", "sts"), None, 3), ("steps", 7, 7)],
+)
+def test_a_joint_epoch_has_all_tasks_in_every_step_and_the_length_that_until_says(until, steps, length):
+    assert plan("joint", until=until, steps=steps) == [[("sst", "qqp", "sts")] * length] * 2
+
+
+def test_without_cycling_a_joint_epoch_gives_every_task_one_pass_and_then_leaves_it_out():
+    three, two, one = ("sst", "qqp", "sts"), ("sst", "qqp"), ("qqp",)
+    assert plan("joint", until="longest", cycle=False) == [[three, three, two, one, one]] * 2
+    assert plan("joint", until="sst", cycle=False) == [[three, three, two]] * 2
+    assert plan("joint", until="steps", steps=6, cycle=False) == plan("joint", until="longest", cycle=False)
+
+
+def test_sequential_trains_each_task_for_its_own_epochs_and_never_again():
+    sst, qqp, sts = [("sst",)] * 3, [("qqp",)] * 5, [("sts",)] * 2
+    assert plan("sequential", task_epochs={"sst": 1, "sts": 3}) == [sst, qqp, qqp, sts, sts, sts]
+    assert plan("sequential", task_epochs={"qqp": 0}, epochs=1, until="not read") == [sst, sts]
+
+
+def test_per_epoch_goes_through_every_set_in_order_every_epoch():
+    assert plan("per_epoch", until="not read") == [[("sst",)] * 3 + [("qqp",)] * 5 + [("sts",)] * 2] * 2
+
+
+@pytest.mark.parametrize(
+    ("until", "steps", "order"),
+    [
+        ("shortest", None, "sst qqp sts sst qqp sts"),  # the second batch of sts
+        ("sst", None, "sst qqp sts sst qqp sts sst"),  # the third of sst
+        (["sst", "sts"], None, "sst qqp sts sst qqp sts sst"),  # sts was through before
+        ("longest", None, "sst qqp sts sst qqp sts sst qqp sts sst qqp sts sst qqp"),  # the fifth of qqp
+        ("steps", 4, "sst qqp sts sst"),
+    ],
+)
+def test_a_round_robin_epoch_takes_turns_and_ends_right_after_the_last_task_waited_for(until, steps, order):
+    assert plan("round_robin", until=until, steps=steps) == [[(task,) for task in order.split()]] * 2
+
+
+def test_equal_sets_are_all_waited_for():
+    batches = {"a": 2, "b": 1, "c": 2, "d": 1}
+    assert counts(plan("round_robin", batches, until="longest")[0]) == {"a": 2, "b": 2, "c": 2, "d": 1}
+    assert counts(plan("round_robin", batches, until="shortest")[0]) == {"a": 1, "b": 1, "c": 1, "d": 1}
+
+
+def test_the_papers_round_robins_in_their_own_numbers():
+    batches = {task: math.ceil(count / 16) for task, count in REAL.items()}
+    sampled = counts(plan("round_robin", batches, until=("sst", "sts"))[0])
+    assert sampled == {"sst": 534, "qqp": 533, "sts": 533}  # sst is the last one waited for and takes the first turns
+    cycled = counts(plan("round_robin", batches, until="longest")[0])
+    assert cycled["qqp"] == 8845 and cycled["sst"] // batches["sst"] == 16  # "cycled through sixteen times"
+
+
+@pytest.mark.parametrize("name", ["annealed", "temperature"])
+@pytest.mark.parametrize("until", ["shortest", "longest", "qqp", ("sst", "sts"), ("sst", "qqp", "sts")])
+def test_a_drawn_epoch_ends_right_after_the_draw_that_completes_what_it_waits_for(name, until):
+    named = {"shortest": ("sts",), "longest": ("qqp",), "qqp": ("qqp",)}.get(until, until)
+    through = lambda steps: all(counts(steps)[task] >= BATCHES[task] for task in named)  # noqa: E731
+    for seed in range(20):
+        for epoch in plan(name, until=until, seed=seed):
+            assert all(len(step) == 1 for step in epoch)
+            assert through(epoch) and not through(epoch[:-1])
+
+
+@pytest.mark.parametrize("name", ["annealed", "temperature"])
+def test_a_task_far_rarer_than_its_batches_want_is_waited_for(name):
+    batches = {"big": 1, "rare": 40}  # big batches of a large set, batches of one row of a small one
+    epoch = plan(name, batches, {"big": 4000, "rare": 40}, epochs=1, until="rare")[0]
+    assert counts(epoch)["rare"] == 40 and counts(epoch)["big"] > 1000
+
+
+def within_chance(epoch, probabilities):
+    """Every task's count lies within five standard deviations of a binomial one."""
+    total = len(epoch)
+    return all(
+        abs(counts(epoch)[task] - total * p) < 5 * math.sqrt(total * p * (1 - p)) for task, p in probabilities.items()
+    )
+
+
+def test_annealed_draws_go_from_proportional_to_nearly_even():
+    epochs = plan("annealed", {"sst": 1, "qqp": 1, "sts": 1}, REAL, epochs=5, until="steps", steps=20_000)
+    for epoch, exponent in zip(epochs, (1.0, 0.8, 0.6, 0.4, 0.2)):
+        weights = {task: count**exponent for task, count in REAL.items()}
+        expected = {task: weight / sum(weights.values()) for task, weight in weights.items()}
+        assert len(epoch) == 20_000 and within_chance(epoch, expected)
+    assert not within_chance(epochs[0], sampling_probabilities(REAL, 0.8))  # the bound can tell neighbours apart
+
+
+@pytest.mark.parametrize(
+    ("temperature", "expected"),
+    [
+        (1.0, {"a": 1 / 21, "b": 4 / 21, "c": 16 / 21}),
+        (2.0, {"a": 1 / 7, "b": 2 / 7, "c": 4 / 7}),
+        (math.inf, {"a": 1 / 3, "b": 1 / 3, "c": 1 / 3}),
+    ],
+)
+def test_temperature_draws_with_the_root_of_the_size(temperature, expected):
+    rows = {"a": 100, "b": 400, "c": 1600}
+    sizes = {"until": "steps", "steps": 20_000, "temperature": temperature}
+    for epoch in plan("temperature", {"a": 1, "b": 1, "c": 1}, rows, **sizes):
+        assert within_chance(epoch, expected)
+
+
+def test_alpha_falls_evenly_from_one_to_a_fifth_and_is_one_for_a_single_epoch():
+    assert [annealed_exponent(epoch, 5) for epoch in range(1, 6)] == pytest.approx([1, 0.8, 0.6, 0.4, 0.2], abs=1e-15)
+    assert annealed_exponent(1, 1) == 1
+    assert annealed_exponent(2, 10) == pytest.approx(1 - 0.8 / 9, abs=1e-15)
+
+
+def test_probabilities_by_hand():
+    assert sampling_probabilities({"a": 1, "b": 3}, 1.0) == {"a": 0.25, "b": 0.75}
+    assert sampling_probabilities({"a": 1, "b": 9}, 0.5) == {"a": 0.25, "b": 0.75}
+    assert sampling_probabilities(REAL, 0.0) == {task: 1 / 3 for task in REAL}
+    assert sum(sampling_probabilities(REAL, 0.2).values()) == pytest.approx(1, abs=1e-15)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_plan_depends_on_the_sizes_and_the_seed_alone(name):
+    assert plan(name, seed=3) == plan(name, seed=3)
+    drawn = name in ("annealed", "temperature")
+    assert (plan(name, seed=3, epochs=4) != plan(name, seed=4, epochs=4)) == drawn
+
+
+@pytest.mark.parametrize("cycle", [True, False])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_plan_holds_references_to_few_steps_and_an_epoch_of_its_own_for_each(name, cycle):
+    epochs = plan(name, epochs=3, cycle=cycle)
+    assert len({id(step) for epoch in epochs for step in epoch}) <= 3 * len(BATCHES)
+    assert len({id(epoch) for epoch in epochs}) == len(epochs)
+    assert all(set(step) <= set(BATCHES) for epoch in epochs for step in epoch)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_single_task_and_no_epochs_are_planned_too(name):
+    assert counts(plan(name, {"sst": 3}, epochs=1)[0]) == {"sst": 3}
+    assert plan(name, epochs=0) == []
+
+
+def test_proportional_batches_are_those_of_the_paper():
+    assert proportional_batch_sizes(REAL, 32) == {"sst": 2, "qqp": 32, "sts": 1}  # 4,423 batches
+    assert proportional_batch_sizes({"a": 100, "b": 30, "c": 1}, 10) == {"a": 10, "b": 3, "c": 1}
+    assert proportional_batch_sizes({"a": 7}, 100) == {"a": 7}
+
+
+@pytest.mark.parametrize("name", ["joint", "round_robin", "annealed", "temperature"])
+@pytest.mark.parametrize("until", ["longst", ("sst", "imdb"), ()])
+def test_an_unknown_until_is_an_error_that_lists_the_known_ones(name, until):
+    with pytest.raises(ValueError, match="^until: found .*expected " + ", ".join((*UNTIL, *BATCHES))):
+        plan(name, until=until)
+
+
+@pytest.mark.parametrize("name", ["joint", "round_robin", "annealed", "temperature"])
+@pytest.mark.parametrize("steps", [None, 0])
+def test_until_steps_without_steps_is_an_error_that_says_so(name, steps):
+    with pytest.raises(ValueError, match=f"^steps: found {steps}, expected 1 or more"):
+        plan(name, until="steps", steps=steps)
+
+
+def test_an_unknown_schedule_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(ValueError, match="^schedule: expected 'joint', 'sequential', 'per_epoch', .*found 'zipped'"):
+        plan("zipped")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batches": {}}, "batches: found no task"),
+        ({"batches": {**BATCHES, "sts": 0}}, "batches of sts: found 0, expected 1 or more"),
+        ({"rows": {"sst": 1}}, "rows: found sst, expected the tasks of batches: sst, qqp, sts"),
+        ({"rows": {**ROWS, "sst": 0}}, "rows of sst: found 0, expected 1 or more"),
+        ({"epochs": -1}, "epochs: found -1, expected 0 or more"),
+        ({"task_epochs": {"imdb": 1}}, "task_epochs: found imdb, expected tasks of batches"),
+        ({"task_epochs": {"sst": -2}}, "task_epochs of sst: found -2, expected 0 or more"),
+        ({"temperature": 0.5}, "temperature: found 0.5, expected 1 or more"),
+        ({"temperature": math.nan}, "temperature: found nan, expected 1 or more"),
+    ],
+)
+def test_sizes_that_make_no_plan_are_errors_that_say_so(change, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Sizes(**{"batches": BATCHES, "rows": ROWS, "epochs": 1, **change})
+
+
+@pytest.mark.parametrize(("rows", "base"), [({"a": 0}, 1), ({"a": 5}, 0)])
+def test_proportional_batches_of_nothing_are_an_error(rows, base):
+    with pytest.raises(ValueError, match="found 0, expected 1 or more"):
+        proportional_batch_sizes(rows, base)

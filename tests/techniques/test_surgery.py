@@ -1,0 +1,322 @@
+import itertools
+import sys
+
+import pytest
+import torch
+from torchjd.aggregation import AlignedMTL, IMTLGWeighting, MGDAWeighting, PCGradWeighting, UPGradWeighting
+
+from bertrio.core.errors import UserError
+from bertrio.techniques.surgery import SURGERIES, aligned_mtl, build_surgery, cagrad, imtl_g, mgda, pcgrad, upgrad
+
+CONFLICTING = torch.tensor([[1.0, -0.4, -0.3], [-0.4, 2.0, -0.5], [-0.3, -0.5, 0.5]], dtype=torch.float64)
+FRIENDLY = torch.tensor([[1.0, 0.4, 0.0], [0.4, 2.0, 0.5], [0.0, 0.5, 0.5]], dtype=torch.float64)
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def gradients(tasks, seed, size=4):
+    """Task gradients [K, size] whose norms differ by up to a factor of 10."""
+    g = torch.randn(tasks, size, dtype=torch.float64, generator=generator(seed))
+    return g * torch.logspace(0, -1, tasks, dtype=torch.float64)[:, None]
+
+
+def gramian(tasks, seed):
+    g = gradients(tasks, seed)
+    return g @ g.T
+
+
+def simplex(tasks, steps):
+    """All weights [N, K] that are multiples of 1 / steps and sum to 1."""
+    grid = itertools.product(range(steps + 1), repeat=tasks - 1)
+    points = [(*point, steps - sum(point)) for point in grid if sum(point) <= steps]
+    return torch.tensor(points, dtype=torch.float64) / steps
+
+
+# PCGrad
+
+
+def literal_pcgrad(g, orders):
+    """Algorithm 1 of Yu et al. 2020 on the gradients themselves."""
+    total = torch.zeros_like(g[0])
+    for i, order in enumerate(orders):
+        projected = g[i].clone()
+        for j in order:
+            if j != i and projected @ g[j] < 0:
+                projected -= (projected @ g[j]) / (g[j] @ g[j]) * g[j]
+        total += projected
+    return total
+
+
+@pytest.mark.parametrize("tasks", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_pcgrad_equals_the_literal_algorithm_on_the_gradients(tasks, seed):
+    g = gradients(tasks, seed)
+    orders = [torch.randperm(tasks, generator=generator(seed + i)).tolist() for i in range(tasks)]
+    weights = pcgrad(g @ g.T, generator(), orders)
+    torch.testing.assert_close(weights @ g, literal_pcgrad(g, orders), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "matrix", [gramian(2, 0), gramian(2, 1), gramian(3, 0), gramian(3, 1), gramian(3, 2), CONFLICTING, FRIENDLY]
+)
+def test_pcgrad_equals_torchjd_with_the_order_fixed(matrix, monkeypatch):
+    for seed in range(4):
+        orders = [torch.randperm(len(matrix), generator=generator(seed + i)) for i in range(len(matrix))]
+        rest = iter(orders)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "randperm", lambda n: next(rest))  # noqa: B023
+            theirs = PCGradWeighting()(matrix)
+        ours = pcgrad(matrix, generator(), [order.tolist() for order in orders])
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_pcgrad_without_a_conflict_is_the_plain_sum_exactly():
+    assert pcgrad(FRIENDLY, generator()).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_pcgrad_of_two_tasks_goes_against_neither(seed):
+    matrix = gramian(2, seed)
+    assert (matrix @ pcgrad(matrix, generator()) >= -1e-12).all()
+
+
+def test_pcgrad_of_two_tasks_by_hand():
+    g = torch.tensor([[1.0, 0.0], [-1.0, 2.0]], dtype=torch.float64)  # g1 . g2 = -1, |g1|^2 = 1, |g2|^2 = 5
+    # g1 + g2 / 5 = (0.8, 0.4) and g2 + g1 = (0, 2)
+    torch.testing.assert_close(pcgrad(g @ g.T, generator()) @ g, torch.tensor([0.8, 2.4], dtype=torch.float64))
+
+
+def test_pcgrad_draws_its_order_from_the_generator_alone():
+    state = torch.get_rng_state()
+    runs = [[pcgrad(CONFLICTING, g).tolist() for _ in range(8)] for g in (generator(3), generator(3))]
+    assert runs[0] == runs[1]
+    assert len({tuple(weights) for weights in runs[0]}) > 1  # the order does vary, and matters for three tasks
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_pcgrad_passes_over_a_gradient_of_norm_zero():
+    matrix = torch.tensor([[1.0, -1e-20], [-1e-20, 0.0]], dtype=torch.float64)
+    assert pcgrad(matrix, generator()).isfinite().all()
+
+
+# The others, on the scale of a sum: K times their papers' weights
+
+
+@pytest.mark.parametrize(("tasks", "steps"), [(2, 2000), (3, 200)])
+@pytest.mark.parametrize("seed", range(5))
+def test_mgda_is_the_shortest_vector_on_the_simplex(tasks, steps, seed):
+    matrix = gramian(tasks, seed)
+    weights = mgda(matrix, generator()) / tasks
+    grid = simplex(tasks, steps)
+    shortest = ((grid @ matrix) * grid).sum(dim=1).min().item()
+    length = (weights @ matrix @ weights).item()
+    assert weights.min() >= 0 and weights.sum().item() == pytest.approx(1)
+    assert length <= shortest + 1e-12 and length == pytest.approx(shortest, rel=0.01)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1e-4])
+def test_mgda_meets_the_condition_of_its_minimum(ratio):
+    """At the shortest vector d, g_k . d is |d|^2 for every task with a weight and no less for the others."""
+    for seed in range(20):
+        g = gradients(4, seed) * torch.tensor([1.0, 1.0, 1.0, ratio], dtype=torch.float64)[:, None]
+        weights = mgda(g @ g.T, generator()) / 4
+        d = weights @ g
+        slack = (g @ d - d @ d) / (g.norm(dim=1) * g.norm(dim=1).min())
+        assert slack.min() >= -1e-9 and (slack * (weights > 0)).abs().max() <= 1e-9
+
+
+def test_mgda_of_two_tasks_equals_torchjd():
+    for seed in range(5):
+        torch.testing.assert_close(mgda(gramian(2, seed), generator()), 2 * MGDAWeighting()(gramian(2, seed)))
+
+
+def test_mgda_of_two_tasks_by_hand():
+    g = torch.tensor([[2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)  # alpha = |g2|^2 / (|g1|^2 + |g2|^2) = 1 / 5
+    torch.testing.assert_close(mgda(g @ g.T, generator()), 2 * torch.tensor([0.2, 0.8], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("tasks", [2, 3])
+@pytest.mark.parametrize("ratio", [1.0, 1e-3])
+def test_upgrad_goes_against_no_task_however_small_its_gradient(tasks, ratio):
+    for seed in range(10):
+        g = gradients(tasks, seed) * torch.tensor([1.0] * (tasks - 1) + [ratio], dtype=torch.float64)[:, None]
+        weights = upgrad(g @ g.T, generator())
+        direction = weights @ g
+        along = (g @ direction) / (g.norm(dim=1) * direction.norm())
+        assert along.min() >= -1e-4 and weights.min() >= 1 - 1e-6
+
+
+def test_upgrad_of_two_tasks_is_pcgrad():
+    """With two tasks the projection on the dual cone is the projection on one normal plane."""
+    for seed in range(5):
+        matrix = gramian(2, seed)
+        torch.testing.assert_close(upgrad(matrix, generator()), pcgrad(matrix, generator()), rtol=1e-3, atol=1e-3)
+
+
+def test_upgrad_equals_torchjd_on_gradients_of_like_size():
+    for seed in range(5):
+        g = torch.nn.functional.normalize(gradients(3, seed), dim=1)
+        torch.testing.assert_close(upgrad(g @ g.T, generator()), 3 * UPGradWeighting()(g @ g.T), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("tasks", [2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_imtl_g_has_equal_projections_on_all_unit_gradients(tasks, seed):
+    g = gradients(tasks, seed)
+    weights = imtl_g(g @ g.T, generator())
+    projections = (weights @ g) @ (g / g.norm(dim=1, keepdim=True)).T
+    torch.testing.assert_close(projections, projections[:1].expand(tasks), rtol=1e-8, atol=1e-10)
+    assert weights.sum().item() == pytest.approx(tasks)
+    torch.testing.assert_close(weights, tasks * IMTLGWeighting()(g @ g.T))
+
+
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_aligned_mtl_equals_torchjd_on_the_gradients(tasks):
+    for seed in range(5):
+        g = gradients(tasks, seed)
+        torch.testing.assert_close(aligned_mtl(g @ g.T, generator()) @ g, tasks * AlignedMTL()(g))
+
+
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_aligned_mtl_by_its_formula(tasks):
+    """Senushkin et al. 2023, algorithm 1: the gradients' singular values all become the smallest of them."""
+    g = gradients(tasks, 0)
+    values, vectors = torch.linalg.eigh(g @ g.T)
+    balance = values[0].sqrt() * vectors @ values.rsqrt().diag() @ vectors.T
+    by_hand = tasks * balance @ torch.full((tasks,), 1 / tasks, dtype=torch.float64)
+    torch.testing.assert_close(aligned_mtl(g @ g.T, generator()), by_hand)
+
+
+def test_aligned_mtl_leaves_orthogonal_gradients_of_one_length():
+    identity = torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(aligned_mtl(4 * identity, generator()), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("c", [0.4, 0.5])
+@pytest.mark.parametrize(("tasks", "steps"), [(2, 4000), (3, 200)])
+@pytest.mark.parametrize("seed", range(4))
+def test_cagrad_equals_brute_force_over_the_simplex(c, tasks, steps, seed):
+    g = gradients(tasks, seed)
+    mean = g.mean(dim=0)
+    radius = c * mean.norm()
+    grid = simplex(tasks, steps)
+    objective = (grid @ g) @ mean + radius * (grid @ g).norm(dim=1)
+    best = grid[objective.argmin()] @ g
+    direction = cagrad(g @ g.T, generator(), c) @ g / tasks
+    # The gain of the worst-off task is what is maximised; by duality its maximum is the objective's minimum.
+    assert (g @ direction).min().item() == pytest.approx(objective.min().item(), abs=2e-4)
+    assert (direction - mean).norm().item() == pytest.approx(radius.item(), rel=1e-6)
+    torch.testing.assert_close(direction, mean + radius * best / best.norm(), rtol=0, atol=0.02)
+
+
+def test_cagrad_with_no_radius_is_the_plain_sum():
+    torch.testing.assert_close(cagrad(CONFLICTING, generator(), c=0.0), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("c", [-0.1, 1.0])
+def test_cagrad_radius_out_of_range_is_an_error_that_says_so(c):
+    with pytest.raises(ValueError, match="c must be from 0 to below 1"):
+        cagrad(CONFLICTING, generator(), c)
+
+
+# All of them, as training uses them
+
+
+def test_pcgrad_as_the_mean_is_the_sum_divided_by_the_tasks():
+    total, mean = (build_surgery("pcgrad", reduction, generator(1))(CONFLICTING) for reduction in ("sum", "mean"))
+    torch.testing.assert_close(mean, total / 3)
+    assert build_surgery("pcgrad", "sum", generator())(FRIENDLY).tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("method", "theirs"), [("mgda", MGDAWeighting), ("imtl_g", IMTLGWeighting)])
+def test_the_other_methods_as_the_mean_have_their_papers_weights(method, theirs):
+    total, mean = (build_surgery(method, reduction, generator())(gramian(2, 1)) for reduction in ("sum", "mean"))
+    torch.testing.assert_close(mean, theirs()(gramian(2, 1)))
+    torch.testing.assert_close(total, 2 * mean)
+
+
+@pytest.mark.parametrize("method", SURGERIES)
+def test_orthogonal_gradients_of_one_length_get_equal_weights_on_the_scale_of_the_reduction(method):
+    identity = torch.eye(3, dtype=torch.float64)
+    total, mean = (build_surgery(method, reduction, generator())(identity) for reduction in ("sum", "mean"))
+    # CAGrad lengthens the mean gradient by its radius, here along itself: its weights are 1 + c.
+    size = 1.4 if method == "cagrad" else 1.0
+    torch.testing.assert_close(total, torch.full((3,), size, dtype=torch.float64), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mean, total / 3)
+
+
+@pytest.mark.parametrize("method", SURGERIES)
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+def test_a_task_alone_has_weight_one(method, reduction):
+    for norm in (0.0, 3.0):
+        assert build_surgery(method, reduction, generator())(torch.full((1, 1), norm).double()).tolist() == [1.0]
+
+
+@pytest.mark.parametrize("method", SURGERIES)
+@pytest.mark.parametrize(
+    "g",
+    [
+        torch.zeros(3, 2),
+        torch.tensor([[1.0, 2.0], [0.0, 0.0], [-1.0, 1.0]]),  # one task without a gradient
+        torch.tensor([[0.0, 0.0], [0.0, 0.0], [-1.0, 1.0]]),
+        torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0]]),  # all the same
+        torch.tensor([[1.0, 2.0], [-1.0, -2.0]]),  # opposite
+        torch.tensor([[1.0, 2.0], [-3.0, -6.0]]),
+        torch.tensor([[1e-12, 0.0], [-1e-12, 1e-12]]),
+        torch.tensor([[1e8, 0.0], [-1.0, 1e-4]]),
+    ],
+)
+def test_weights_are_finite_whatever_the_gramian(method, g):
+    g = g.double()
+    for noise in (0.0, 1e-7):  # of inner products in float32: the Gramian may have a negative eigenvalue
+        rounding = torch.randn(len(g), len(g), dtype=torch.float64, generator=generator()) * noise
+        matrix = (g @ g.T) * (1 + rounding + rounding.T)
+        weights = build_surgery(method, "sum", generator())(matrix)
+        assert weights.shape == (len(g),) and weights.dtype == torch.float64
+        assert weights.isfinite().all()
+
+
+@pytest.mark.parametrize("method", SURGERIES)
+def test_a_task_without_a_gradient_does_not_change_the_others_weights(method):
+    matrix = gramian(2, 1)
+    padded = torch.zeros(3, 3, dtype=torch.float64)
+    padded[:2, :2] = matrix
+    alone, beside = (build_surgery(method, "sum", generator())(m) for m in (matrix, padded))
+    torch.testing.assert_close(beside, torch.cat([alone, torch.ones(1)]))
+
+
+@pytest.mark.parametrize("method", SURGERIES)
+def test_weights_do_not_depend_on_a_common_scale_and_repeat_with_the_generator(method):
+    for scale in (1.0, 1e-10, 1e10):
+        weights = build_surgery(method, "sum", generator(5))(CONFLICTING * scale)
+        again = build_surgery(method, "sum", generator(5))(CONFLICTING * scale)
+        assert torch.equal(weights, again)
+        torch.testing.assert_close(weights, build_surgery(method, "sum", generator(5))(CONFLICTING), rtol=1e-4, atol=0)
+
+
+def test_building_draws_nothing_from_the_generator():
+    own = generator(5)
+    before = own.get_state()
+    build_surgery("pcgrad", "sum", own)
+    assert torch.equal(own.get_state(), before)
+
+
+def test_wrong_arguments_are_errors_that_list_the_right_ones():
+    with pytest.raises(ValueError, match="surgery: expected 'pcgrad', .*found 'pcgard'; did you mean pcgrad"):
+        build_surgery("pcgard", "sum", generator())
+    with pytest.raises(ValueError, match="unknown reduction 'max'"):
+        build_surgery("pcgrad", "max", generator())
+
+
+def test_a_gradient_that_is_not_finite_is_an_error_that_says_what_to_do():
+    with pytest.raises(UserError, match="not finite; try a lower lr"):
+        build_surgery("upgrad", "sum", generator())(torch.full((2, 2), torch.nan))
+
+
+def test_a_missing_library_shows_when_the_method_is_built(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchjd.aggregation", None)
+    with pytest.raises(UserError, match="surgery.method: upgrad needs a library that is missing.*pip install"):
+        build_surgery("upgrad", "sum", generator())
+    build_surgery("pcgrad", "sum", generator())

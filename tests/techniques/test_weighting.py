@@ -1,0 +1,85 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from bertrio.techniques.weighting import WEIGHTINGS, Fixed, Uncertainty
+
+
+def test_fixed_multiplies_by_the_weight_and_leaves_the_others():
+    weighting = Fixed({"sst": 0.25})
+    assert weighting("sst", torch.tensor(2.0)).item() == 0.5
+    assert weighting("sts", torch.tensor(2.0)).item() == 2.0
+
+
+@pytest.mark.parametrize("weight", [-1.0, math.inf, math.nan])
+def test_fixed_weight_out_of_range_is_an_error_that_names_it(weight):
+    with pytest.raises(ValueError, match="weights\\['sst'\\] must be finite and not below 0"):
+        Fixed({"sst": weight})
+
+
+def test_uncertainty_starts_as_the_plain_sum():
+    weighting = Uncertainty(["sst", "sts"])
+    assert weighting("sst", torch.tensor(1.7)).item() == pytest.approx(1.7)
+
+
+def test_uncertainty_equals_the_equation_and_its_gradients_by_hand():
+    weighting = Uncertainty(["sst"]).double()
+    w = weighting.log_variances["sst"]
+    w.data.fill_(0.3)
+    loss = torch.tensor(1.7, dtype=torch.float64, requires_grad=True)
+    value = weighting("sst", loss)
+    value.backward()
+    assert value.item() == pytest.approx(math.exp(-0.3) * 1.7 + 0.3, rel=1e-12)
+    assert w.grad.item() == pytest.approx(1 - math.exp(-0.3) * 1.7, rel=1e-12)
+    assert loss.grad.item() == pytest.approx(math.exp(-0.3), rel=1e-12)
+
+
+def test_uncertainty_has_its_minimum_at_the_log_of_the_loss():
+    weighting = Uncertainty(["sst"]).double()
+    loss, w = torch.tensor(0.4, dtype=torch.float64), weighting.log_variances["sst"]
+    values = {}
+    for at in (math.log(0.4) - 0.01, math.log(0.4), math.log(0.4) + 0.01):
+        w.data.fill_(at)
+        values[at] = weighting("sst", loss).item()
+    assert min(values, key=values.get) == math.log(0.4)
+    assert values[math.log(0.4)] == pytest.approx(1 + math.log(0.4), rel=1e-12)
+
+
+def test_a_task_absent_from_a_step_keeps_its_weight_bit_for_bit_under_adamw():
+    weighting, matrix = Uncertainty(["sst", "sts"]), nn.Parameter(torch.ones(2, 2))
+    parameters = [matrix, *weighting.parameters()]
+    groups = [  # as the optimizer of training makes them
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
+
+    def step(*tasks):
+        optimizer.zero_grad(set_to_none=True)
+        for task in tasks:
+            weighting(task, matrix.square().sum()).backward()
+        optimizer.step()
+        return {task: w.item() for task, w in weighting.log_variances.items()}
+
+    both = step("sst", "sts")  # gives AdamW a momentum for both
+    alone = step("sst")
+    assert alone["sts"] == both["sts"] != 0
+    assert alone["sst"] != both["sst"]
+    assert weighting.log_variances["sts"].grad is None
+
+
+def test_an_optimizer_that_spares_biases_from_weight_decay_spares_the_log_variances():
+    assert all(parameter.ndim <= 1 for parameter in Uncertainty(["sst"]).parameters())
+
+
+def test_an_unknown_task_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(ValueError, match="unknown task 'qqp'.*'sst'"):
+        Uncertainty(["sst"])("qqp", torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("name", WEIGHTINGS)
+def test_every_weighting_is_made_from_the_weights_by_task_and_is_finite(name):
+    weighting = WEIGHTINGS[name]({"sst": 1.0, "sts": 1.0})
+    assert weighting("sts", torch.tensor(0.5)).item() == 0.5

@@ -1,11 +1,12 @@
 # make repro: set up and run the whole pipeline. make test: set up and run the tests, all but those of many minutes.
+# make lint: style and types.
 
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 RUN := PATH="$(CURDIR)/$(BIN):$$PATH"
 
-.PHONY: setup repro test soak
+.PHONY: setup repro lint test soak
 
 setup: $(READY)
 
@@ -20,9 +21,17 @@ repro: $(READY)
 	$(RUN) dvc repro
 	$(RUN) bertrio metrics
 
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
 # bytecode is kept, whatever the shell says: tests start hundreds of processes, which would each compile src/ anew
+PYTEST = $(RUN) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(RUN) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not slow and not heavy"
+	$(PYTEST) -m "heavy and not slow"
 
 # kills fine-tuning 25 times and compares bytes, and fuzzes for longer; the result goes into docs/reliability.md
 soak: $(READY)

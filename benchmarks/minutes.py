@@ -49,8 +49,8 @@ def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
     from common import write_encoder
 
     from bertrio.config import read_yaml
-    from bertrio.experiments.overrides import parse_settings
-    from bertrio.experiments.recipes import Row, load_recipes, resolve
+    from bertrio.experiments.recipes.params import parse_settings
+    from bertrio.experiments.recipes.rows import Row, load_recipes, resolve
     from bertrio.model.tokenizer import load_tokenizer
 
     recipes, base = load_recipes(ROOT / "recipes"), read_yaml(ROOT / "params.yaml")
@@ -97,7 +97,7 @@ def curves(runs: Runs) -> dict[str, list[Points]]:
 def _together(curves_of_tasks: Sequence[Sequence[Sequence[float]]]) -> Points:
     """Seconds and overall_normalized of single-task models after as many epochs each."""
     from bertrio.evaluation.metrics import overall
-    from bertrio.experiments.tables import FIRSTS
+    from bertrio.experiments.recipes.tables import FIRSTS
 
     points = []
     for of in zip(*curves_of_tasks):

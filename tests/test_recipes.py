@@ -18,8 +18,8 @@ from bertrio.config.loading import validate_params
 from bertrio.core.runtime import set_up
 from bertrio.data.download import download
 from bertrio.data.prepare import split_data
-from bertrio.experiments.overrides import multiplied, put
-from bertrio.experiments.recipes import Paper, Recipes, Row, load_recipes, resolve
+from bertrio.experiments.recipes.params import multiplied, put
+from bertrio.experiments.recipes.rows import Paper, Recipes, Row, load_recipes, resolve
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm

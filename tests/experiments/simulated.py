@@ -7,8 +7,8 @@ import zlib
 import numpy as np
 
 from bertrio.evaluation.metrics import Scored, overall
-from bertrio.experiments.measured import OVERALL, ByRow, Measured, contributions
-from bertrio.experiments.recipes import Budget, Paper, Recipes, Row, Table
+from bertrio.experiments.recipes.measured import OVERALL, ByRow, Measured, contributions
+from bertrio.experiments.recipes.rows import Budget, Paper, Recipes, Row, Table
 
 FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}
 

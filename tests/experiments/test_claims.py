@@ -9,8 +9,9 @@ from rich.console import Console
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import holm
-from bertrio.experiments.claim_text import comparisons_sheet, markdown, show_claims, summary, write_claims
-from bertrio.experiments.claims import (
+from bertrio.experiments.paired import Difference
+from bertrio.experiments.recipes.claim_text import comparisons_sheet, markdown, show_claims, summary, write_claims
+from bertrio.experiments.recipes.claims import (
     HELD,
     MISSING,
     NOISE,
@@ -25,8 +26,7 @@ from bertrio.experiments.claims import (
     load_claims,
     verdict,
 )
-from bertrio.experiments.paired import Difference
-from bertrio.experiments.recipes import Recipes, load_recipes
+from bertrio.experiments.recipes.rows import Recipes, load_recipes
 from bertrio.experiments.runs import Runs, Setting
 from tests.experiments.simulated import seeds, simulate
 

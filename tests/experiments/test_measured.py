@@ -10,7 +10,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import write_json, write_text
 from bertrio.evaluation.bootstrap import bootstrap
 from bertrio.evaluation.metrics import METRICS, Scored
-from bertrio.experiments.measured import (
+from bertrio.experiments.recipes.measured import (
     ByRow,
     Measured,
     contributions,

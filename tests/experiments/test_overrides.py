@@ -1,7 +1,7 @@
 import pytest
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import (
+from bertrio.experiments.recipes.params import (
     ABSENT,
     changes,
     is_number,

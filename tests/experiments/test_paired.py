@@ -6,8 +6,8 @@ from bertrio.core.errors import UserError
 from bertrio.evaluation.bootstrap import bootstrap
 from bertrio.evaluation.metrics import Scored
 from bertrio.evaluation.significance import ALPHA, welch
-from bertrio.experiments.measured import ByRow
 from bertrio.experiments.paired import differ, row_variance, value_of
+from bertrio.experiments.recipes.measured import ByRow
 from tests.experiments.simulated import seeds, simulate
 
 METRICS = ("sst", "qqp", "sts", "overall_mean", "overall_normalized")

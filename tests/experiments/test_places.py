@@ -10,7 +10,7 @@ from bertrio.experiments.places import (
     with_absolute_paths,
     without_place,
 )
-from bertrio.experiments.running import experiment_name
+from bertrio.experiments.recipes.running import experiment_name
 
 
 def test_folders_become_absolute_where_they_exist(tmp_path):

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import layered
-from bertrio.experiments.recipes import load_recipes
+from bertrio.experiments.recipes.params import layered
+from bertrio.experiments.recipes.rows import load_recipes
 
 BUDGETS = """
 paper: {title: as the papers trained}

@@ -4,9 +4,9 @@ import pytest
 
 from bertrio.config import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import changes, with_numbers
-from bertrio.experiments.recipes import load_recipes, resolve
-from bertrio.experiments.resolving import check_apart
+from bertrio.experiments.recipes.params import changes, with_numbers
+from bertrio.experiments.recipes.resolving import check_apart
+from bertrio.experiments.recipes.rows import load_recipes, resolve
 from tests.experiments.test_recipes import rows, write_recipes
 
 

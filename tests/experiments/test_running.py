@@ -16,12 +16,12 @@ import yaml
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
-from bertrio.experiments import running
 from bertrio.experiments.dvc_experiments import find_experiments, queued
-from bertrio.experiments.measured import load_measured
-from bertrio.experiments.overrides import with_numbers
+from bertrio.experiments.recipes import running
+from bertrio.experiments.recipes.measured import load_measured
+from bertrio.experiments.recipes.params import with_numbers
+from bertrio.experiments.recipes.running import collect, experiment_name, experiments, run_experiment, run_rows
 from bertrio.experiments.revision import Revision
-from bertrio.experiments.running import collect, experiment_name, experiments, run_experiment, run_rows
 
 STAGE = """
 import json, os, shutil, sys, time
@@ -243,7 +243,7 @@ def test_a_run_that_was_stopped_is_over_leaves_nothing_and_is_run_again(reposito
     monkeypatch.setenv("STARTED", str(started))
     monkeypatch.setenv("GO_ON", str(go_on))
     code = (
-        "import sys; from bertrio.experiments.running import run_rows; "
+        "import sys; from bertrio.experiments.recipes.running import run_rows; "
         "run_rows(['toy-base'], 'paper', overrides={'finetune.epochs': 77}, root=sys.argv[1])"
     )
     source = str(Path(running.__file__).parents[2])

@@ -4,8 +4,8 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.experiments import runs
-from bertrio.experiments.overrides import parse_settings
-from bertrio.experiments.recipes import load_recipes
+from bertrio.experiments.recipes.params import parse_settings
+from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.runs import Runs, Setting
 from tests.experiments.simulated import seeds, simulate
 

@@ -7,9 +7,9 @@ import yaml
 from dvc.utils.hydra import apply_overrides
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import with_numbers
-from bertrio.experiments.recipes import load_recipes, resolve
-from bertrio.experiments.set_params import checked_overrides, set_params
+from bertrio.experiments.recipes.params import with_numbers
+from bertrio.experiments.recipes.rows import load_recipes, resolve
+from bertrio.experiments.recipes.set_params import checked_overrides, set_params
 
 TEXTS = [
     "plain", "", " with spaces ", "it's", '"quoted"', "back\\slash", "ends with\\", "\\'", "two\\\\'", "two\nlines",

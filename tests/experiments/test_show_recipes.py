@@ -5,8 +5,8 @@ import yaml
 from rich.console import Console
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.recipes import load_recipes, resolve
-from bertrio.experiments.show_recipes import show_recipes, show_row
+from bertrio.experiments.recipes.rows import load_recipes, resolve
+from bertrio.experiments.recipes.show import show_recipes, show_row
 from tests.experiments.test_recipes import write_recipes
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.experiments.measured import write_measured
-from bertrio.experiments.overrides import put
+from bertrio.experiments.recipes.measured import write_measured
+from bertrio.experiments.recipes.params import put
 from bertrio.experiments.sweeps import ABSENT, Figure, Run, Swept, families, sweep, tabulate
 from tests.experiments.planted import Planted
 from tests.experiments.simulated import simulate

@@ -2,10 +2,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.experiments.recipes import Budget, Paper, Recipes, Row, Table
-from bertrio.experiments.table_plots import draw_tables, mean_curve
-from bertrio.experiments.table_text import write_tables
-from bertrio.experiments.tables import PaperTables, paper_tables
+from bertrio.experiments.recipes.rows import Budget, Paper, Recipes, Row, Table
+from bertrio.experiments.recipes.table_plots import draw_tables, mean_curve
+from bertrio.experiments.recipes.table_text import write_tables
+from bertrio.experiments.recipes.tables import PaperTables, paper_tables
 from tests.experiments.simulated import measured, seeds, simulate, small_recipes
 
 PNG = b"\x89PNG\r\n"

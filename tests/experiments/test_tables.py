@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.recipes import Recipes, load_recipes
+from bertrio.experiments.recipes.rows import Recipes, load_recipes
+from bertrio.experiments.recipes.table_text import frame, markdown, show_tables, write_tables
+from bertrio.experiments.recipes.tables import paper_tables
 from bertrio.experiments.runs import Setting
-from bertrio.experiments.table_text import frame, markdown, show_tables, write_tables
-from bertrio.experiments.tables import paper_tables
 from tests.experiments.simulated import measured, run, simulate, small_recipes
 
 

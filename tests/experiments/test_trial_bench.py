@@ -8,8 +8,8 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.experiments.plan import Plan
-from bertrio.experiments.recipes import load_recipes
-from bertrio.experiments.running import experiments
+from bertrio.experiments.recipes.rows import load_recipes
+from bertrio.experiments.recipes.running import experiments
 from bertrio.experiments.space import parse_space
 from bertrio.experiments.trial_bench import CHECKPOINTS, Outcome, TrialBench, _Scores
 from bertrio.training import checkpoints, progress

@@ -101,44 +101,44 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
 
 
 def _list(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes import load_recipes
-    from bertrio.experiments.show_recipes import show_recipes
+    from bertrio.experiments.recipes.rows import load_recipes
+    from bertrio.experiments.recipes.show import show_recipes
 
     show_recipes(load_recipes())
 
 
 def _show(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes import load_recipes, parse_settings
-    from bertrio.experiments.show_recipes import show_row
+    from bertrio.experiments.recipes.rows import load_recipes, parse_settings
+    from bertrio.experiments.recipes.show import show_row
 
     show_row(load_recipes(), args.row, args.budget, parse_settings(args.set), args.brief)
 
 
 def _run(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes import parse_settings
-    from bertrio.experiments.running import run_rows
+    from bertrio.experiments.recipes.rows import parse_settings
+    from bertrio.experiments.recipes.running import run_rows
 
     run_rows(args.rows, args.budget, args.seeds, parse_settings(args.set), args.queue, args.missing)
 
 
 def _collect(args: argparse.Namespace) -> None:
-    from bertrio.experiments.running import collect
+    from bertrio.experiments.recipes.running import collect
 
     print(f"wrote {len(collect())} files to recipes/measured")
 
 
 def _setting(args: argparse.Namespace) -> Any:
-    from bertrio.experiments.recipes import parse_settings
+    from bertrio.experiments.recipes.rows import parse_settings
     from bertrio.experiments.runs import Setting
 
     return Setting(args.budget, args.source, args.encoder, parse_settings(args.set))
 
 
 def _table(args: argparse.Namespace) -> None:
-    from bertrio.experiments.measured import load_measured
-    from bertrio.experiments.recipes import load_recipes
-    from bertrio.experiments.table_text import show_tables, write_tables
-    from bertrio.experiments.tables import paper_tables
+    from bertrio.experiments.recipes.measured import load_measured
+    from bertrio.experiments.recipes.rows import load_recipes
+    from bertrio.experiments.recipes.table_text import show_tables, write_tables
+    from bertrio.experiments.recipes.tables import paper_tables
 
     tables = paper_tables(load_recipes(), load_measured(), args.paper, _setting(args), args.against)
     show_tables(tables)
@@ -149,10 +149,10 @@ def _table(args: argparse.Namespace) -> None:
 
 
 def _claims(args: argparse.Namespace) -> None:
-    from bertrio.experiments.claim_text import show_claims, write_claims
-    from bertrio.experiments.claims import judge, load_claims
-    from bertrio.experiments.measured import load_measured
-    from bertrio.experiments.recipes import load_recipes
+    from bertrio.experiments.recipes.claim_text import show_claims, write_claims
+    from bertrio.experiments.recipes.claims import judge, load_claims
+    from bertrio.experiments.recipes.measured import load_measured
+    from bertrio.experiments.recipes.rows import load_recipes
 
     recipes = load_recipes()
     judgement = judge(recipes, load_measured(), load_claims(recipes), _setting(args))
@@ -164,7 +164,7 @@ def _claims(args: argparse.Namespace) -> None:
 
 
 def _stepwise(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes import parse_settings
+    from bertrio.experiments.recipes.rows import parse_settings
     from bertrio.experiments.stepwise import stepwise
 
     overrides = parse_settings(args.set)

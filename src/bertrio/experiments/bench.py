@@ -13,12 +13,12 @@ import numpy as np
 from bertrio.config.loading import read_yaml, validate_params
 from bertrio.core.errors import UserError
 from bertrio.experiments.dvc_experiments import short_digest
-from bertrio.experiments.extensions import BASE, FILE, Extension
 from bertrio.experiments.ladder import Gain, Names
-from bertrio.experiments.overrides import changes, layered
 from bertrio.experiments.places import of_any_machine
-from bertrio.experiments.recipes import Recipes, Row, resolve
-from bertrio.experiments.resolving import SEED, check_apart
+from bertrio.experiments.recipes.extensions import BASE, FILE, Extension
+from bertrio.experiments.recipes.params import changes, layered
+from bertrio.experiments.recipes.resolving import SEED, check_apart
+from bertrio.experiments.recipes.rows import Recipes, Row, resolve
 from bertrio.experiments.revision import Revision
 
 METRIC = "overall_normalized"
@@ -143,7 +143,7 @@ class DvcBench:
         return short_digest(json.dumps([self._base, self._budget, kept], sort_keys=True))
 
     def _run(self, names: Names, seed: int) -> Revision:
-        from bertrio.experiments.running import experiments, run_experiment
+        from bertrio.experiments.recipes.running import experiments, run_experiment
 
         name, settings = self.experiment(names, seed), self.settings(names, seed)
         run_experiment(name, settings, self._root)
@@ -177,7 +177,7 @@ class DvcBench:
 
 def seconds_of(run: Revision) -> float:
     """Of all training stages of a run."""
-    from bertrio.experiments.measured import TRAINING
+    from bertrio.experiments.recipes.measured import TRAINING
 
     timing = run.json("metrics/timing.json")
     return sum(own["seconds"] for stage, own in timing.items() if stage.startswith(TRAINING))

@@ -24,7 +24,7 @@ from bertrio.evaluation.significance import ALPHA, DIGITS, EXACT_BELOW, bootstra
 from bertrio.experiments.bounds import widest, widest_overall, within
 from bertrio.experiments.cells import chance
 from bertrio.experiments.matching import Matched, match
-from bertrio.experiments.overrides import ABSENT, leaves
+from bertrio.experiments.recipes.params import ABSENT, leaves
 from bertrio.experiments.revision import Revision
 
 OTHERS = 1_000  # resamples at most for metrics that are shown and not tested

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from bertrio.config.loading import read_yaml
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import ABSENT, changes, with_numbers
 from bertrio.experiments.places import differences, with_absolute_paths
-from bertrio.experiments.set_params import checked_overrides, listed
+from bertrio.experiments.recipes.params import ABSENT, changes, with_numbers
+from bertrio.experiments.recipes.set_params import checked_overrides, listed
 
 PARAMS = "params.yaml"
 LOOK_EVERY = 1.0  # seconds between two calls of who watches a run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.cells import chance
-from bertrio.experiments.extensions import BASE
+from bertrio.experiments.recipes.extensions import BASE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

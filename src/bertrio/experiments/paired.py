@@ -16,10 +16,10 @@ from bertrio.core.tasks import Array
 from bertrio.evaluation.metrics import CORRELATIONS
 from bertrio.evaluation.significance import DIGITS, Mean, welch
 from bertrio.experiments.bounds import widest, widest_overall, within
-from bertrio.experiments.measured import OVERALL
+from bertrio.experiments.recipes.measured import OVERALL
 
 if TYPE_CHECKING:
-    from bertrio.experiments.measured import Measured
+    from bertrio.experiments.recipes.measured import Measured
 
 NEGLIGIBLE = 1e-12  # values are near 1: an error below this is rounding
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertrio.experiments.overrides import Block, changes, value_text, with_numbers
+from bertrio.experiments.recipes.params import Block, changes, value_text, with_numbers
 
 # Params that may name a folder of this machine, or a file
 FOLDERS = ("data.path", "data.corpora_path", "encoder.name")

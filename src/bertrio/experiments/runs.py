@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import value_text
 from bertrio.experiments.places import is_override, overridden
-from bertrio.experiments.resolving import resolve
+from bertrio.experiments.recipes.params import value_text
+from bertrio.experiments.recipes.resolving import resolve
 
 if TYPE_CHECKING:
-    from bertrio.experiments.measured import Measured
-    from bertrio.experiments.recipes import Recipes
+    from bertrio.experiments.recipes.measured import Measured
+    from bertrio.experiments.recipes.rows import Recipes
 
 Effect = Callable[[str, str], Mapping[str, Any]]  # row and budget -> what is in place of what the row says
 

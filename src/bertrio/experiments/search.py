@@ -18,11 +18,11 @@ from bertrio.config.loading import read_yaml
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.experiments.bench import SEED
-from bertrio.experiments.overrides import changes, value_text, with_numbers
 from bertrio.experiments.places import settings_text
 from bertrio.experiments.plan import Plan
 from bertrio.experiments.proposer import Proposer, Prune
-from bertrio.experiments.recipes import load_recipes
+from bertrio.experiments.recipes.params import changes, value_text, with_numbers
+from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.sheets import console_for_sheets
 from bertrio.experiments.space import Point, Space, parse_space, values_at
 from bertrio.experiments.trial_bench import Outcome, Stops, TrialBench

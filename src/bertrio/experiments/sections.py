@@ -26,9 +26,9 @@ from bertrio.experiments.cells import (
     said,
     scale,
 )
-from bertrio.experiments.overrides import ABSENT as NOT_THERE
-from bertrio.experiments.overrides import is_number, leaves
 from bertrio.experiments.page import Bar, Block, Cell, Column, Fold, Note, Picture, Table
+from bertrio.experiments.recipes.params import ABSENT as NOT_THERE
+from bertrio.experiments.recipes.params import is_number, leaves
 from bertrio.experiments.revision import Revision
 
 MOST = 5000  # rows of one table; a browser opens so many in a second

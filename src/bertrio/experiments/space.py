@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import yaml
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import value_text, with_numbers
+from bertrio.experiments.recipes.params import value_text, with_numbers
 
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
 DIGITS = 4  # of numbers that are drawn: enough to tell them apart, few enough to read

@@ -18,10 +18,10 @@ from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.bench import METRIC, DvcBench, Outcome
-from bertrio.experiments.extensions import Extension, check_candidates, load_extensions
 from bertrio.experiments.ladder import Gain, Names, Step, best, label, write_ladder
 from bertrio.experiments.places import settings_text
-from bertrio.experiments.recipes import load_recipes
+from bertrio.experiments.recipes.extensions import Extension, check_candidates, load_extensions
+from bertrio.experiments.recipes.rows import load_recipes
 
 
 class Bench(Protocol):

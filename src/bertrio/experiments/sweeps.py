@@ -13,8 +13,8 @@ import numpy as np
 from bertrio.core.console import say
 from bertrio.core.errors import UserError, writing_to
 from bertrio.core.files import write_csv
-from bertrio.experiments.overrides import is_number, leaves
-from bertrio.experiments.recipe_files import nearest
+from bertrio.experiments.recipes.files import nearest
+from bertrio.experiments.recipes.params import is_number, leaves
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,8 +160,8 @@ def sweep(
 
 def read_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
     """All finished experiments of the repository, the oldest first."""
+    from bertrio.experiments.recipes.running import experiments
     from bertrio.experiments.revision import Revision
-    from bertrio.experiments.running import experiments
 
     for name, commit in experiments(root).items():
         revision = Revision.open(commit, root)
@@ -176,10 +176,10 @@ def read_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
 def measured_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
     """All runs of recipes/measured, with the params that their rows come to. Says which have no row any more."""
     from bertrio.config.loading import read_yaml
-    from bertrio.experiments.measured import FOLDER, load_measured
-    from bertrio.experiments.overrides import put
-    from bertrio.experiments.recipes import load_recipes
-    from bertrio.experiments.resolving import resolve
+    from bertrio.experiments.recipes.measured import FOLDER, load_measured
+    from bertrio.experiments.recipes.params import put
+    from bertrio.experiments.recipes.resolving import resolve
+    from bertrio.experiments.recipes.rows import load_recipes
 
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / "params.yaml")
     for run in load_measured(Path(root) / FOLDER):

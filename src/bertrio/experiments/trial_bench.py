@@ -15,7 +15,7 @@ from bertrio.config.loading import read_yaml, validate_params
 from bertrio.core.errors import UserError
 from bertrio.experiments.bench import seconds_of
 from bertrio.experiments.plan import Plan
-from bertrio.experiments.recipes import Recipes, Row, resolve
+from bertrio.experiments.recipes.rows import Recipes, Row, resolve
 from bertrio.experiments.revision import Revision
 from bertrio.experiments.sweeps import OVERALL
 from bertrio.training.progress import VARIABLE as PROGRESS

@@ -11,9 +11,9 @@ from typing import Any
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.cells import ABSENT
-from bertrio.experiments.overrides import changes, value_text
 from bertrio.experiments.plan import Plan
 from bertrio.experiments.proposer import State
+from bertrio.experiments.recipes.params import changes, value_text
 from bertrio.experiments.sheets import Sheet
 from bertrio.experiments.space import Point, values_at
 

@@ -20,12 +20,12 @@ from bertrio.experiments.dvc_experiments import (
     run_experiment,
     short_digest,
 )
-from bertrio.experiments.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
-from bertrio.experiments.overrides import changes, with_numbers
 from bertrio.experiments.places import by_last_names, is_override, of_any_machine, overridden
-from bertrio.experiments.recipes import load_recipes, resolve
-from bertrio.experiments.resolving import SEED, check_apart, without_seed
-from bertrio.experiments.set_params import listed
+from bertrio.experiments.recipes.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
+from bertrio.experiments.recipes.params import changes, with_numbers
+from bertrio.experiments.recipes.resolving import SEED, check_apart, without_seed
+from bertrio.experiments.recipes.rows import load_recipes, resolve
+from bertrio.experiments.recipes.set_params import listed
 
 __all__ = ["collect", "experiment_name", "experiments", "run_experiment", "run_rows"]
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import overall
-from bertrio.experiments.measured import OVERALL
 from bertrio.experiments.paired import Difference, differ, figure_of, firsts_of, value_of
+from bertrio.experiments.recipes.measured import OVERALL
 from bertrio.experiments.runs import Runs, Setting, runs_of
 
 if TYPE_CHECKING:
-    from bertrio.experiments.measured import Measured
-    from bertrio.experiments.recipes import Paper, Recipes, Row, Table
+    from bertrio.experiments.recipes.measured import Measured
+    from bertrio.experiments.recipes.rows import Paper, Recipes, Row, Table
 
 FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # what the papers report of their tasks
 METRICS = (*FIRSTS, *OVERALL)

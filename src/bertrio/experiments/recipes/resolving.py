@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from bertrio.config.loading import check_trained, member_params, read_yaml, validate_params
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import Block, layered, members_of, multiplied, put, value_text, with_numbers
+from bertrio.experiments.recipes.params import Block, layered, members_of, multiplied, put, value_text, with_numbers
 
 if TYPE_CHECKING:
-    from bertrio.experiments.recipes import Recipes, Row
+    from bertrio.experiments.recipes.rows import Recipes, Row
 
 SEED = "runtime.seed"
 SEED_STEP = 1000  # between the seeds of one member in two runs of an ensemble

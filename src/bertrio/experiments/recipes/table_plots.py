@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from bertrio.evaluation.canvas import LINES, MUTED, colours_of, picture, titled
-from bertrio.experiments.tables import CONVENTIONS, Line, PaperTables, Part
+from bertrio.experiments.recipes.tables import CONVENTIONS, Line, PaperTables, Part
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from bertrio.experiments.measured import Measured
+    from bertrio.experiments.recipes.measured import Measured
 
 REPORTED, MEASURED = "#c3c9d3", LINES[0]
 HEIGHT = 0.38  # of a bar; a row has two

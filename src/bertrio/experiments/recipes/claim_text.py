@@ -13,9 +13,9 @@ from rich.text import Text
 from bertrio.core.files import write_text
 from bertrio.evaluation.significance import ALPHA
 from bertrio.experiments.cells import ABSENT, chance
-from bertrio.experiments.claims import HELD, MISSING, NOISE, REFUTED, Judged, Judgement, Outcome
+from bertrio.experiments.recipes.claims import HELD, MISSING, NOISE, REFUTED, Judged, Judgement, Outcome
+from bertrio.experiments.recipes.tables import CONVENTIONS
 from bertrio.experiments.sheets import Sheet, console_for_sheets, signed
-from bertrio.experiments.tables import CONVENTIONS
 
 TITLE = "What the papers claim, and what was measured"
 SHORT = {metric: f"overall, {name}" for name, metric in CONVENTIONS.items()}

@@ -13,13 +13,13 @@ from bertrio.config.base import Group, Positive
 from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.paired import Difference, differ
-from bertrio.experiments.recipe_files import Text, checked, nearest, read_file
+from bertrio.experiments.recipes.files import Text, checked, nearest, read_file
+from bertrio.experiments.recipes.tables import METRICS
 from bertrio.experiments.runs import Runs, Setting, runs_of
-from bertrio.experiments.tables import METRICS
 
 if TYPE_CHECKING:
-    from bertrio.experiments.measured import Measured
-    from bertrio.experiments.recipes import Recipes
+    from bertrio.experiments.recipes.measured import Measured
+    from bertrio.experiments.recipes.rows import Recipes
 
 FILE = "recipes/claims.yaml"
 HELD, REFUTED, NOISE, MISSING = "held", "refuted", "inside the noise", "not measured"

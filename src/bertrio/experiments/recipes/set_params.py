@@ -10,7 +10,7 @@ from typing import Any
 
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import ABSENT, changes, value_text, with_numbers
+from bertrio.experiments.recipes.params import ABSENT, changes, value_text, with_numbers
 
 KEY = re.compile(r"[A-Za-z_][\w-]*")  # what Hydra's grammar takes for a key without more ado
 

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from bertrio.config.base import Group, Positive, Real, Whole
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import Block, with_numbers
+from bertrio.experiments.recipes.params import Block, with_numbers
 
 OTHER_FILES = ("budgets", "claims", "extensions")  # of recipes/, beside those of papers
 NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")  # becomes the name of a git ref and of files

@@ -14,11 +14,11 @@ from rich.text import Text
 
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.cells import ABSENT
-from bertrio.experiments.measured import OVERALL, Measured
 from bertrio.experiments.paired import firsts_of
+from bertrio.experiments.recipes.measured import OVERALL, Measured
+from bertrio.experiments.recipes.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
 from bertrio.experiments.runs import Runs
 from bertrio.experiments.sheets import Sheet, console_for_sheets, signed
-from bertrio.experiments.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
 
 FOLDER = "recipes/tables"
 ODD, ALONE = "*", "°"  # marks of cells that a line below the table explains
@@ -70,7 +70,7 @@ def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool =
     path = Path(folder) / f"{_stem(tables)}.md"
     drawn: Mapping[str, Sequence[Path]] = {}
     if plots:
-        from bertrio.experiments.table_plots import draw_tables
+        from bertrio.experiments.recipes.table_plots import draw_tables
 
         drawn = draw_tables(tables, path.with_suffix(""))
     write_text(path, markdown(tables, {name: [_relative(one, path) for one in own] for name, own in drawn.items()}))

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bertrio.config.loading import read_yaml
-from bertrio.experiments.overrides import ABSENT, changes, value_text, with_numbers
-from bertrio.experiments.recipes import Paper, Recipes, Row, Sweep
-from bertrio.experiments.resolving import resolve, without_seed
+from bertrio.experiments.recipes.params import ABSENT, changes, value_text, with_numbers
+from bertrio.experiments.recipes.resolving import resolve, without_seed
+from bertrio.experiments.recipes.rows import Paper, Recipes, Row, Sweep
 from bertrio.experiments.sheets import console_for_sheets
 
 MAIN = ("sst", "qqp", "sts", "overall")  # the figures that a line has room for

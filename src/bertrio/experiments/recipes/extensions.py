@@ -11,7 +11,7 @@ from pydantic import Field
 
 from bertrio.config.base import Group
 from bertrio.core.errors import UserError
-from bertrio.experiments.recipe_files import Overrides, Text, Texts, check_names, checked, nearest, read_file
+from bertrio.experiments.recipes.files import Overrides, Text, Texts, check_names, checked, nearest, read_file
 
 FILE = "extensions.yaml"
 BASE = "base"  # what a set without extensions is called

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.overrides import Block, layered, parse_settings, value_text, with_numbers
-from bertrio.experiments.recipe_files import (
+from bertrio.experiments.recipes.files import (
     OTHER_FILES,
     BudgetFile,
     PaperFile,
@@ -23,7 +22,8 @@ from bertrio.experiments.recipe_files import (
     nearest,
     read_file,
 )
-from bertrio.experiments.resolving import resolve
+from bertrio.experiments.recipes.params import Block, layered, parse_settings, value_text, with_numbers
+from bertrio.experiments.recipes.resolving import resolve
 
 __all__ = ["Budget", "Paper", "Recipes", "Row", "Sweep", "Table", "load_recipes", "parse_settings", "resolve"]
 

@@ -42,7 +42,6 @@ SURGERIES = ("pcgrad", "mgda", "upgrad", "imtl_g", "aligned_mtl", "cagrad")
 TECHNIQUES = {  # on top of which plain step, and the params that turn them on
     "smart": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3}}),  # a radius that bf16 can tell apart
     "smart, every 4": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3, "every": 4}}),
-    "smart, upper 3": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 2e-2, "eta": 2e-2, "layers": 3}}),
     "bregman": ("sst", {"bregman": {"mu": 1}}),
     "r_drop": ("sst", {"r_drop": {"alpha": 1}}),
     "joint smart": ("joint", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3}}),

@@ -217,14 +217,6 @@ def sharing(layer, tasks=PAIRS):
             "encoder: compile: found true, and so is checkpointing",
         ),
         (
-            {"encoder": {"compile": True, "max_length": 100}},
-            r"max_length: found 100; compile pads texts to multiples of 16",
-        ),
-        (
-            {"encoder": {"compile": True}, "smart": {"lambda": 1, "layers": 1}},
-            r"encoder\.compile: found true, but smart\.layers runs layers by themselves",
-        ),
-        (
             {"finetune": {"accumulate": 2}, "smart": {"lambda": 1, "projection": "rescale"}},
             r"finetune\.accumulate: found 2, but smart\.projection rescale",
         ),

@@ -211,7 +211,7 @@ def test_an_unknown_option_of_a_technique_is_answered_by_the_nearest_one(load, o
     [
         ("smart.lambda", -1, "greater than or equal to 0, found -1"),
         ("smart.radius", 0, "greater than 0, found 0"),
-        ("smart.guard", 0, "greater than 0, found 0"),
+        ("smart.eps", 0, "greater than 0, found 0"),
         ("smart.sigma", -1, "greater than or equal to 0"),
         ("smart.eta", -1, "greater than or equal to 0"),
         ("smart.steps", -1, "greater than or equal to 0"),

@@ -30,7 +30,7 @@ def measured(**changes) -> Measured:
         row="toy-a",
         budget="quick",
         seed=1,
-        overrides={"finetune.lr": 3e-05, "schedule.tasks": ["sst"], "smart.layers": None},
+        overrides={"finetune.lr": 3e-05, "schedule.tasks": ["sst"], "smart.tasks": None},
         source="cs224n",
         rows={"sst": {"train": 854, "dev": 1101}},
         encoder="all-MiniLM-L6-v2",

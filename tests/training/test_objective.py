@@ -385,28 +385,6 @@ def test_tasks_with_the_same_regularizers_make_one_group_and_none_is_left_out(wo
     assert Objective(model, losses, terms=terms).groups(("qqp",)) == [["qqp"]]
 
 
-@pytest.mark.parametrize(("task", "encoding"), CASES)
-def test_smart_on_upper_layers_is_zero_without_noise_and_above_zero_with_it(workspace, task, encoding):
-    for sigma, radius in ((0, 1e-5), (0.1, 0.1)):
-        options = {"lambda": 5, "sigma": sigma, "eta": sigma, "radius": radius, "layers": 1}
-        params, model, streams, losses = setting(workspace, encoding, smart=options)
-        (parts,) = Objective(model, losses, terms={"smart": smart_term(params)})(next(streams[task]))
-        assert (parts.penalties["smart"].item() == 0.0) == (sigma == 0)
-
-
-def test_smart_on_upper_layers_reaches_what_lies_below_through_the_clean_pass_and_runs_them_alone(workspace):
-    options = {"lambda": 5, "sigma": 0.1, "eta": 0.1, "radius": 0.1, "layers": 1}
-    params, model, streams, losses = setting(workspace, smart=options)
-    runs = []
-    parts_of = {"embeddings": model.encoder.transformer.embeddings, "layer": model.encoder.transformer.encoder.layer[0]}
-    for name, part in parts_of.items():
-        part.register_forward_hook(lambda *_, name=name: runs.append(name))
-    (parts,) = Objective(model, losses, terms={"smart": smart_term(params)})(next(streams["sst"]))
-    assert runs == ["embeddings", "layer", "layer", "layer"]  # the clean pass; the noise; the penalty
-    parts.penalties["smart"].backward()
-    assert model.encoder.transformer.embeddings.LayerNorm.weight.grad.any()
-
-
 def test_smart_every_third_step_counts_in_a_tasks_own_steps_and_draws_no_noise_in_between(workspace):
     """In a round robin of three tasks too, where every third step of all would be those of one task."""
     params, model, streams, losses = setting(workspace, smart={"lambda": 5, "every": 3})

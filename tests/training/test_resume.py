@@ -70,7 +70,7 @@ SETTINGS = {  # each technique in company of others, and each schedule
     "bf16, dropout, smart on the upper layer": {
         "runtime": {"precision": "bf16"},
         "encoder": {"dropout": 0.2, "attention_dropout": 0.2},
-        "smart": {"lambda": 1, "radius": 0.05, "layers": 1, "every": 3},
+        "smart": {"lambda": 1, "radius": 0.05, "every": 3},
     },
     "one pass each, bf16, r_drop, pcgrad": {
         "runtime": {"precision": "bf16"},

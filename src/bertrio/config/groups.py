@@ -22,7 +22,6 @@ from bertrio.config.base import (
 )
 from bertrio.config.choices import choice
 
-ROUND = 16  # tokens, to a multiple of which encoder.compile pads texts
 POOLINGS = ("cls", "mean", "pooler")  # bertrio's own
 PoolingName = choice("poolings", POOLINGS)
 Combine = Literal["vote", "mean", "mean_logits", "greedy", "uniform_soup", "greedy_soup"]
@@ -88,10 +87,6 @@ class EncoderParams(Group):
             raise ValueError(
                 "compile: found true, and so is checkpointing, whose second pass would draw masks of dropout from "
                 "generators that no checkpoint has; set one of them to false"
-            )
-        if self.compile and self.max_length % ROUND:
-            raise ValueError(
-                f"max_length: found {self.max_length}; compile pads texts to multiples of {ROUND} tokens: set it to one"
             )
         return self
 

@@ -263,10 +263,6 @@ class Params(Group):
             "masks of dropout than the model; set it to false, or bregman.mu to 0"
             if self.encoder.compile and self.bregman.mu
             else None,
-            "encoder.compile: found true, but smart.layers runs layers by themselves, as written down while a pass "
-            "runs that is not compiled; set it to false, or smart.layers to null"
-            if self.encoder.compile and self.smart.strength and self.smart.layers is not None
-            else None,
         ]
 
     def _learns(self, name: str) -> bool:

@@ -109,9 +109,8 @@ class SmartParams(Group):
     norm: Annotated[Literal["inf", "2"], BeforeValidator(_norm_name)]
     steps: Annotated[Whole, Field(ge=0)]
     projection: Literal["ball", "rescale"]
-    guard: Positive
+    eps: Positive
     every: Annotated[Whole, Field(ge=1)]
-    layers: Annotated[Whole, Field(ge=1)] | None
 
 
 class BregmanParams(Group):

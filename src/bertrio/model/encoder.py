@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from bertrio.config import EncoderParams
 from bertrio.core.errors import UserError, need
 from bertrio.model.attention import cheap_dropout
-from bertrio.model.compiling import CompiledPasses
 from bertrio.model.lora import merged_weights
 from bertrio.model.names import source_of
 from bertrio.model.pooling import pooling_of
@@ -52,7 +51,6 @@ class Encoder(nn.Module):
             raise UserError(f"encoder.pooling: {kind} models have no pooler; use cls or mean")
         cheap_dropout(transformer)
         self.transformer, self.pooling, self.frozen = transformer, pooling_of(pooling), frozen
-        self.passes: CompiledPasses | None = None
         self._accepts = set(inspect.signature(transformer.forward).parameters)
         if frozen:
             self.requires_grad_(False)
@@ -80,34 +78,9 @@ class Encoder(nn.Module):
         return words(tokens["input_ids"])
 
     def encode(self, embeddings: Tensor, tokens: Tokens) -> Tensor:
-        """Pooled vectors [B, H] from word embeddings [B, T, H].
-
-        Raises:
-            UserError: if the passes are to be compiled, and can't be.
-        """
-        if self.passes is not None:
-            embeddings, tokens = self.passes.padded(embeddings, tokens)
+        """Pooled vectors [B, H] from word embeddings [B, T, H]."""
         rest = {name: value for name, value in tokens.items() if name != "input_ids" and name in self._accepts}
-        if self.passes is not None:
-            self.passes.meet(embeddings, rest)
         return self.pooling(self.transformer(inputs_embeds=embeddings, **rest), tokens["attention_mask"])
-
-    def compile_passes(self, longest: int) -> None:
-        """Runs by `torch.compile` from now on, on texts of at most `longest` tokens; the encoder stays on its device.
-
-        A copy of the encoder is not compiled. Saving and loading are as before.
-        """
-        self.passes = CompiledPasses(self.transformer, longest)
-
-    def begin_step(self) -> None:
-        """To be called before the passes of an update, and of a batch of inference: those so far are done with."""
-        if self.passes is not None:
-            self.passes.begin_step()
-
-    def keep_gradients(self) -> None:
-        """To be called after each backward pass of an update, before the next forward pass."""
-        if self.passes is not None:
-            self.passes.keep_gradients()
 
     def save(self, folder: str | Path) -> None:
         """Writes config.json and model.safetensors, which `AutoModel.from_pretrained` loads; adapters are merged in."""

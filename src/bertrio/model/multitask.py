@@ -22,7 +22,6 @@ from bertrio.model.about import FILE, About, read_about
 from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer, recompute_hidden_states
 from bertrio.model.heads import SHARES, HeadSpec, build_heads, options_to_share
 from bertrio.model.lora import add_lora
-from bertrio.model.upper import UpperLayers
 
 HEADS_FILE = "heads.safetensors"
 
@@ -83,12 +82,6 @@ class MultitaskModel(nn.Module):
         """The outputs for each batch of `block` from word embeddings [N, T, H] of its tokens."""
         return self.from_pooled(self.encode(embeddings, block.tokens), block)
 
-    def from_hidden(self, hidden: Tensor, block: Block, upper: UpperLayers) -> list[HeadOutput]:
-        """The same from hidden states [N, T, H] that go into the first of the `upper` layers."""
-        with self.runtime.autocast():
-            pooled = upper(hidden, block.tokens["attention_mask"])
-        return self.from_pooled(pooled.float(), block)
-
     def from_pooled(self, pooled: Tensor, block: Block) -> list[HeadOutput]:
         """The same from pooled vectors [N, H]."""
         vectors = iter(pooled.split([rows for _, sizes in block.layout for rows in sizes]))
@@ -112,7 +105,7 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
         add_lora(transformer, **options.lora.model_dump())
     model = MultitaskModel(encoder, heads, targets, runtime)
     if options.compile:
-        encoder.compile_passes(options.max_length)
+        transformer.compile(dynamic=True)
     return model
 
 

@@ -15,7 +15,6 @@ from bertrio.core.errors import UserError
 from bertrio.core.runtime import NARROW, Runtime, generator
 from bertrio.model.encoder import recompute_hidden_states
 from bertrio.model.multitask import MultitaskModel
-from bertrio.model.upper import layers_of
 from bertrio.techniques.regularizers.bregman import Bregman
 from bertrio.techniques.regularizers.moving_average import MovingAverage
 from bertrio.techniques.regularizers.norms import l1, l2
@@ -28,8 +27,7 @@ from bertrio.training.objective import Objective, bregman_term, distill_term, r_
 from bertrio.training.stateful import Draws, Stateful
 from bertrio.training.trackers import Tracker
 
-# Radii of SMART's noise below which training is in float32: on word embeddings, and on hidden states
-FINE_RADIUS, FINE_RADIUS_OF_HIDDEN = 1e-3, 2e-2
+FINE_RADIUS = 1e-3  # of SMART's noise, below which training is in float32
 
 
 def fine_enough(params: Params, runtime: Runtime) -> Runtime:
@@ -39,15 +37,13 @@ def fine_enough(params: Params, runtime: Runtime) -> Runtime:
     entries share it, which is always taken for too little.
 
     On MiniLM's embeddings (root mean square 0.06) the penalty in bf16 is within 12 % of that in float32 from radius
-    1e-3 on, and several times too large, all rounding, at 1e-5. Its hidden states are ten times as large (0.5 to 0.65),
-    and so is the radius that bf16 can tell apart there; twice that is asked for, to be safe with other encoders.
+    1e-3 on, and several times too large, all rounding, at 1e-5.
     """
     smart = params.smart
-    fine = FINE_RADIUS if smart.layers is None else FINE_RADIUS_OF_HIDDEN
     reach = smart.radius
     if smart.projection == "ball":
         reach = min(reach, smart.steps * smart.eta + smart.sigma)
-    if not smart.strength or (reach >= fine and smart.norm == "inf") or runtime.compute == torch.float32:
+    if not smart.strength or (reach >= FINE_RADIUS and smart.norm == "inf") or runtime.compute == torch.float32:
         return runtime
     about = (
         f"SMART's noise (radius {smart.radius}, eta {smart.eta}, norm {smart.norm}) is less than bf16 can tell apart"
@@ -158,7 +154,7 @@ def _split(model: MultitaskModel, copies: Sequence[MovingAverage]) -> None:
     """
     if (sharding := model.runtime.processes.sharding) is None:
         return
-    if model.encoder.passes is not None:
+    if model.encoder.transformer._compiled_call_impl is not None:
         raise UserError(
             "encoder.compile: found true, in processes that split the weights; set it to false, or start them without "
             "FSDP"
@@ -178,14 +174,14 @@ def layers_to_split(transformer: nn.Module) -> nn.ModuleList:
     Raises:
         UserError: if the architecture does not keep them in one list; says what to name instead.
     """
-    try:
-        return layers_of(transformer)
-    except UserError as error:
-        raise UserError(
-            f"{transformer.config.model_type} models do not keep their layers in one list, by which FSDP could split "
-            "them; name their class: accelerate launch --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
-            "--fsdp_transformer_layer_cls_to_wrap"
-        ) from error
+    for module in transformer.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == transformer.config.num_hidden_layers:
+            return module
+    raise UserError(
+        f"{transformer.config.model_type} models do not keep their layers in one list, by which FSDP could split "
+        "them; name their class: accelerate launch --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
+        "--fsdp_transformer_layer_cls_to_wrap"
+    )
 
 
 def _is_mean_over_rows(loss: str) -> bool:

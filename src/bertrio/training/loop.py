@@ -234,7 +234,6 @@ class Trainer:
         own = self.weights.own
         self.objective.begin(tasks)
         self.model.runtime.begin_step(step)
-        self.model.encoder.begin_step()
         together = self.one_pass and self._gradients is None
         # Passes that go backward together, as those of regularizers, would add up their gradients in bf16
         with nullcontext() if self.objective.terms else self.model.runtime.casting_once():
@@ -284,7 +283,6 @@ class Trainer:
             self.rows_seen += sum(len(piece.rows) for piece, _ in present)
             self._read_on_cpu()
             sum(share * part.total for share, part in zip(shares, parts)).backward()
-            self.model.encoder.keep_gradients()
 
     def _told(self, batch: Batch, parts: Parts, step: int) -> dict[str, Tensor]:
         """The numbers of a batch for the log, which are to be watched."""
@@ -366,7 +364,6 @@ def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[]
             turn = number % processes.count
             if turn == processes.rank:
                 batch = batch.to(model.runtime.device)
-                model.encoder.begin_step()
                 found.append((batch.rows, model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()))
             bar.advance(len(batch.rows))
             if turn == processes.count - 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from bertrio.core.runtime import generator
 from bertrio.core.tasks import HeadOutput
 from bertrio.data.batches import Batch, Place
 from bertrio.model.multitask import Block, MultitaskModel
-from bertrio.model.upper import UpperLayers
 from bertrio.techniques.losses import Loss
 from bertrio.techniques.regularizers.bregman import Bregman
 from bertrio.techniques.regularizers.distillation import DISTILLATIONS
@@ -41,7 +39,6 @@ class Pass:
         rows: positions of the rows of each batch in its task's table.
         place: where the texts stand in the block that the processes of the run share, [N] on the CPU, and of how many;
             None if it is all here.
-        upper: the upper layers as the pass went through them, where a regularizer starts from there.
     """
 
     model: MultitaskModel
@@ -51,7 +48,6 @@ class Pass:
     state: Tensor
     rows: list[np.ndarray]
     place: tuple[Tensor, int] | None = None
-    upper: UpperLayers | None = None
 
     @property
     def outputs(self) -> Tensor:
@@ -92,11 +88,6 @@ class Pass:
         with self.model.runtime.replayed(self.state):
             return flat(self.model.from_embeddings(*embeddings, self.block))
 
-    def from_hidden(self, hidden: Sequence[Tensor]) -> Tensor:
-        """The outputs for other hidden states (one tensor) before the upper layers, under the same dropout masks."""
-        with self.model.runtime.replayed(self.upper.state):
-            return flat(self.model.from_hidden(*hidden, self.block, self.upper))
-
     def by(self, model: MultitaskModel) -> Tensor:
         """The outputs of another model for the block, under the dropout masks of the clean pass."""
         with self.model.runtime.replayed(self.state), torch.no_grad():
@@ -129,14 +120,13 @@ class Term(NamedTuple):
     """A regularizer as it stands in the objective: its weight, the tasks it is for, what computes it and what it keeps.
 
     It counts in a task's first step and in each `every`-th after it. Steps that the task has no part in do not count,
-    or a round robin would give the penalty to one task alone. `upper` layers of the encoder are written down for it.
+    or a round robin would give the penalty to one task alone.
     """
 
     weight: float
     tasks: frozenset[str]
     compute: Callable[[Pass], Tensor]  # [K], one a batch
     every: int = 1
-    upper: int = 0
     kept: Stateful | None = None
 
 
@@ -184,15 +174,12 @@ class Objective:
                 weight, adds up to what the whole batches give.
         """
         runtime, names = self.model.runtime, self._terms_of(batches[0].task)
-        count = max((self.terms[name].upper for name in names), default=0)
-        upper = UpperLayers(self.model.encoder, count) if count else None
         state = runtime.random_state()
         block = Block.of([(batch.task, batch.inputs) for batch in batches])
         embeddings = self.model.embed(block.tokens)
-        with upper.recording(runtime.random_state) if upper else nullcontext():
-            outputs = self.model.from_embeddings(embeddings, block)
+        outputs = self.model.from_embeddings(embeddings, block)
         rows = [batch.rows for batch in batches]
-        clean = Pass(self.model, block, embeddings, outputs, state, rows, place_of(batches), upper)
+        clean = Pass(self.model, block, embeddings, outputs, state, rows, place_of(batches))
         penalties = {name: self.terms[name].compute(clean) for name in names}
         return [
             self._parts(batch, output, {name: of[place] for name, of in penalties.items()})
@@ -266,16 +253,17 @@ def smart_term(params: Params) -> Term | None:
         norm=options.norm,
         steps=options.steps,
         projection=options.projection,
-        guard=options.guard,
+        eps=options.eps,
         generator=generator(params.runtime.seed, "smart noise"),
     )
 
     def compute(of: Pass) -> Tensor:
-        forward, start = (of.from_embeddings, of.embeddings) if not of.upper else (of.from_hidden, of.upper.hidden)
-        return smart(forward, (start,), (of.mask,), of.outputs, of.divergence, of.place and (of.place,))
+        return smart(
+            of.from_embeddings, (of.embeddings,), (of.mask,), of.outputs, of.divergence, of.place and (of.place,)
+        )
 
     tasks = _tasks(options.tasks, params.trains)
-    return Term(options.strength, tasks, compute, options.every, options.layers or 0, smart)
+    return Term(options.strength, tasks, compute, options.every, smart)
 
 
 def bregman_term(params: Params, bregman: Bregman | None) -> Term | None:

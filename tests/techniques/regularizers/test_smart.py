@@ -103,20 +103,20 @@ def test_rescale_gives_each_token_the_radius_whatever_the_gradient(norm, steps, 
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             return model(noisy)
 
-    regularizer = smart(norm=norm, steps=steps, eta=eta, projection="rescale", radius=1.0, guard=1e-7)
+    regularizer = smart(norm=norm, steps=steps, eta=eta, projection="rescale", radius=1.0, eps=1e-7)
     (noise,) = noises(regularizer, forward, embeddings, masks, categorical)[-1]
     lengths = torch.linalg.vector_norm(noise, NORMS[norm], dim=-1)
     torch.testing.assert_close(lengths, masks[0].float(), rtol=1e-4, atol=0)
 
 
-def test_guard_is_apart_from_the_radius():
+def test_eps_is_apart_from_the_radius():
     model, (embeddings, masks) = Toy(5), batch()
     noise = [
-        noises(smart(projection="rescale", radius=radius, guard=guard), model, embeddings, masks, categorical)[-1][0]
-        for radius, guard in [(1.0, 1e-6), (2.0, 1e-6), (1.0, 1.0)]
+        noises(smart(projection="rescale", radius=radius, eps=eps), model, embeddings, masks, categorical)[-1][0]
+        for radius, eps in [(1.0, 1e-6), (2.0, 1e-6), (1.0, 1.0)]
     ]
     torch.testing.assert_close(noise[1], 2 * noise[0], rtol=1e-4, atol=1e-6)
-    assert noise[2].abs().max() < 0.1  # the draw has length of about sigma, far below a guard of 1
+    assert noise[2].abs().max() < 0.1  # the draw has length of about sigma, far below a eps of 1
 
 
 def test_rescale_leaves_the_draw_as_it_is_and_ball_projects_it():
@@ -136,7 +136,7 @@ def test_one_step_equals_hand_algebra_in_float64(projection, norm):
     embeddings, _ = batch()
     masks = (torch.ones(BATCH, TOKENS, dtype=torch.int64),)
     w = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(9))
-    options = {"eta": 0.3, "sigma": 0.5, "radius": 0.4, "norm": norm, "projection": projection, "guard": 1e-3}
+    options = {"eta": 0.3, "sigma": 0.5, "radius": 0.4, "norm": norm, "projection": projection, "eps": 1e-3}
 
     def forward(noisy):
         return (noisy[0] * w).sum(dim=(1, 2)).unsqueeze(-1)
@@ -347,7 +347,7 @@ def test_a_row_whose_gradient_is_not_finite_makes_no_step():
         ({"eta": -1.0}, "eta must be finite and at least 0, got -1.0"),
         ({"radius": math.inf}, "radius must be finite"),
         ({"steps": -1}, "steps must be finite and at least 0, got -1"),
-        ({"guard": 0.0}, "guard must be above 0, got 0.0"),
+        ({"eps": 0.0}, "eps must be above 0, got 0.0"),
     ],
 )
 def test_arguments_out_of_range_are_errors_that_say_so(options, message):

@@ -30,9 +30,9 @@ def ball(noise: Tensor, radius: float, norm: str) -> Tensor:
     return noise * (radius / _row_norm(noise, norm).clamp(min=smallest))
 
 
-def rescale(noise: Tensor, radius: float, norm: str, guard: float) -> Tensor:
-    """Noise [B, T, H] whose every token has norm `radius` over H; `guard` keeps a token without noise at 0."""
-    return noise * (radius / (torch.linalg.vector_norm(noise, NORMS[norm], dim=-1, keepdim=True) + guard))
+def rescale(noise: Tensor, radius: float, norm: str, eps: float) -> Tensor:
+    """Noise [B, T, H] whose every token has norm `radius` over H; `eps` keeps a token without noise at 0."""
+    return noise * (radius / (torch.linalg.vector_norm(noise, NORMS[norm], dim=-1, keepdim=True) + eps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class Smart:
       each text on its own, where two are encoded apart), and so is the row of the norm that divides the gradient: the
       step has length eta whatever the batch and the gradient's size. The draw is projected as well.
     - `rescale`: the gradient is not divided, and instead of a projection each token's noise is divided by its own norm
-      and multiplied by the radius: :math:`\delta_{bt} \leftarrow \epsilon \, v_{bt} / (\|v_{bt}\|_p + \text{guard})`,
+      and multiplied by the radius: :math:`\delta_{bt} \leftarrow \epsilon \, v_{bt} / (\|v_{bt}\|_p + \text{eps})`,
       :math:`v = \delta + \eta \, g`. Every token is moved by the full radius, which those ports fix at 1, and what they
-      call epsilon is the guard. As there, the draw is not rescaled before the first step. Beside a sigma of 1e-5, eta g
+      call epsilon is `eps`. As there, the draw is not rescaled before the first step. Beside a sigma of 1e-5, eta g
       is small for the usual eta of 1e-3, so the direction of the noise stays nearly random.
 
     Departs from the paper: the draw is projected (`ball`), for else T = 0 could leave the ball; for norm 2 the gradient
@@ -75,7 +75,7 @@ class Smart:
         norm: p, `inf` or `2`.
         steps: T, at least 0. Paper: 1.
         projection: `ball` or `rescale`.
-        guard: what `rescale` adds to the norm that it divides by, above 0. It is no radius.
+        eps: what `rescale` adds to the norm that it divides by, above 0. It is no radius.
         generator: on the CPU, of the draw alone; its state goes in checkpoints.
 
     Raises:
@@ -88,7 +88,7 @@ class Smart:
     norm: str
     steps: int
     projection: str
-    guard: float = 1e-6
+    eps: float = 1e-6
     generator: torch.Generator
 
     def __post_init__(self) -> None:
@@ -98,8 +98,8 @@ class Smart:
         for name in ("eta", "sigma", "radius", "steps"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"Smart: {name} must be finite and at least 0, got {getattr(self, name)}")
-        if not self.guard > 0:
-            raise ValueError(f"Smart: guard must be above 0, got {self.guard}")
+        if not self.eps > 0:
+            raise ValueError(f"Smart: eps must be above 0, got {self.eps}")
         if self.generator.device.type != "cpu":  # the same noise whatever the device
             raise ValueError(f"Smart: generator must be on the CPU, got one on {self.generator.device}")
 
@@ -181,13 +181,13 @@ class Smart:
         gradient = torch.where(finite, gradient, 0.0) * mask.unsqueeze(-1)
         if self.projection == "ball":
             length = _row_norm(gradient, self.norm)
-            gradient = gradient / torch.where(length > 0, length, 1.0)  # no guard: KL's gradients are far below 1e-6
+            gradient = gradient / torch.where(length > 0, length, 1.0)  # no eps: KL's gradients are far below 1e-6
         return self._project(noise + self.eta * gradient)
 
     def _project(self, noise: Tensor) -> Tensor:
         if self.projection == "ball":
             return ball(noise, self.radius, self.norm)
-        return rescale(noise, self.radius, self.norm, self.guard)
+        return rescale(noise, self.radius, self.norm, self.eps)
 
 
 def _add(embeddings: Embeddings, noise: Embeddings) -> Embeddings:

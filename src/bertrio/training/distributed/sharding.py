@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from bertrio.core.errors import UserError
 
-METHODS = ("embed", "from_embeddings", "from_hidden")  # by which a model is run in training, beside its `forward`
+METHODS = ("embed", "from_embeddings")  # by which a model is run in training, beside its `forward`
 VERSION_2 = "accelerate launch --use_fsdp --fsdp_version 2"
 
 

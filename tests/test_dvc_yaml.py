@@ -17,6 +17,7 @@ NO_SAY = {
     "core.files",
     "core.interruption",
     "config",
+    "core.options",
     "core.plugins",
     "core.stage",
     "core.workers",
@@ -86,12 +87,15 @@ def imported(path: Path, modules: dict[str, Path]) -> set[str]:
 
 
 def reached(script: Path, modules: dict[str, Path]) -> set[str]:
-    """All modules of bertrio that a script imports, itself or through others."""
+    """All modules of bertrio that a script imports, itself or through others.
+
+    What `config` imports does not count: it reads the options that components declare, and runs none of them.
+    """
     found: set[str] = set()
     new = imported(script, modules)
     while new:
         found |= new
-        new = set().union(*(imported(modules[name], modules) for name in new)) - found
+        new = set().union(*(imported(modules[name], modules) for name in new if not covered(name, {"config"}))) - found
     return found - {"__init__"}
 
 

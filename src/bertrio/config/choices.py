@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, model_validator
 
-from bertrio.config.base import Group
+from bertrio.core.options import Group
 from bertrio.core.plugins import Plugin, find
 
 if TYPE_CHECKING:

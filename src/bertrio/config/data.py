@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.config.base import Count, Group, InputPath, NotNegative, Positive, Rate, Seed, Share
+from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Rate, Seed, Share
 
 
 class SampleParams(Group):

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.config.base import (
+from bertrio.config.choices import choice
+from bertrio.core.options import (
     Count,
     FileName,
     Group,
@@ -20,7 +21,6 @@ from bertrio.config.base import (
     Share,
     Whole,
 )
-from bertrio.config.choices import choice
 
 POOLINGS = ("cls", "mean", "pooler")  # bertrio's own
 PoolingName = choice("poolings", POOLINGS)

@@ -10,10 +10,10 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from bertrio.config.base import Group
 from bertrio.config.reading import printable, read_yaml
 from bertrio.config.root import Params
 from bertrio.core.errors import UserError
+from bertrio.core.options import Group
 from bertrio.core.tasks import Task
 
 MEMBER_GROUPS = (  # what finetune reads

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from bertrio.config.base import Group
 from bertrio.config.data import DataParams, SplitRule
 from bertrio.config.groups import (
     AnalyzeParams,
@@ -35,6 +34,7 @@ from bertrio.config.techniques import (
     SurgeryParams,
     WeightingParams,
 )
+from bertrio.core.options import Group
 from bertrio.core.tasks import TEXT_COLUMNS
 
 OVERALL = ("overall_normalized", "overall_mean")

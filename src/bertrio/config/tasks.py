@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
-from bertrio.config.base import Count, Group, Positive, Rate, Real, Whole
 from bertrio.config.choices import Options, PluginOptions, choice
 from bertrio.config.data import TaskData
+from bertrio.core.options import Count, Group, Positive, Rate, Real, Whole
 from bertrio.core.tasks import TARGETS, TEXT_COLUMNS, Task, build_target
 
 # What a head is fed, and the options that it and each loss take. The modules themselves import torch, which what

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from bertrio.config.base import Count, Group, InputPath, NotNegative, Positive, Real, Share, Whole
 from bertrio.config.choices import PluginOptions, choice
+from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Real, Share, Whole
 
 # The names of bertrio's own; a test holds them against the modules, which import torch.
 SCHEDULES = ("joint", "sequential", "per_epoch", "round_robin", "annealed", "temperature")

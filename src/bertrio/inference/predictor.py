@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from bertrio.config.base import FileName, Group
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json
+from bertrio.core.options import FileName, Group
 from bertrio.core.runtime import choose
 from bertrio.core.tasks import TEXT_COLUMNS, Array, Predicted, Task
 from bertrio.data.table import Unusable, clean_text

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from bertrio.config import Params
-from bertrio.config.base import Count, Group
 from bertrio.config.choices import plugins_of
 from bertrio.config.groups import PoolingName
 from bertrio.config.tasks import SharingParams, TaskParams
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json
+from bertrio.core.options import Count, Group
 
 FILE = "bertrio.json"
 WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what architectures call it: BERT, DistilBERT, T5, GPT-2

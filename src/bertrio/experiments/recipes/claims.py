@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.config.base import Group, Positive
 from bertrio.core.errors import UserError
+from bertrio.core.options import Group, Positive
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.paired import Difference, differ
 from bertrio.experiments.recipes.files import Text, checked, nearest, read_file

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from bertrio.config.base import Group
 from bertrio.core.errors import UserError
+from bertrio.core.options import Group
 from bertrio.experiments.recipes.files import Overrides, Text, Texts, check_names, checked, nearest, read_file
 
 FILE = "extensions.yaml"

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from bertrio.config.base import Group, Positive, Real, Whole
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
+from bertrio.core.options import Group, Positive, Real, Whole
 from bertrio.experiments.recipes.params import Block, with_numbers
 
 OTHER_FILES = ("budgets", "claims", "extensions")  # of recipes/, beside those of papers

@@ -13,11 +13,13 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pandas as pd
+import yaml
 
 from bertrio.core.errors import UserError
 from bertrio.data.sources import SourceData
@@ -31,38 +33,11 @@ Concept = tuple[str, ...]  # words that mean the same here
 SPLITS = ("test", "dev", "train")  # in the order they are made: a change of train_rows leaves the other two as they are
 
 
-def _concepts(text: str) -> tuple[Concept, ...]:
-    return tuple(tuple(part.split()) for part in text.split(","))
-
-
-PEOPLE = _concepts(
-    "doctors physicians, children kids, teachers instructors, students pupils, lawyers attorneys, officers cops, "
-    "soldiers troops, workers employees, customers shoppers, tourists travelers"
-)
-THINGS = _concepts(
-    "cars automobiles, bikes bicycles, sofas couches, photos pictures, laptops computers, houses homes, boats ships, "
-    "bags sacks, coats jackets, phones smartphones"
-)
-ADJECTIVES = _concepts(
-    "big large, small little, old ancient, costly expensive, cheap inexpensive, dirty filthy, broken damaged, "
-    "strange odd"
-)
-COUNTS = _concepts("two, three, five, many, some")
-PLACES = _concepts(
-    "gardens yards, forests woods, roads streets, hospitals clinics, schools academies, prisons jails, hotels inns, "
-    "churches chapels"
-)
-# Verbs stand as base/past; the past is also the participle.
-THING_VERBS = _concepts(
-    "buy/bought purchase/purchased, repair/repaired fix/fixed, pick/picked select/selected, build/built "
-    "construct/constructed, destroy/destroyed wreck/wrecked, find/found locate/located, clean/cleaned wash/washed, "
-    "inspect/inspected examine/examined"
-)
-PEOPLE_VERBS = _concepts(
-    "help/helped assist/assisted, call/called phone/phoned, meet/met encounter/encountered, chase/chased "
-    "pursue/pursued, warn/warned alert/alerted, hire/hired recruit/recruited, praise/praised applaud/applauded, "
-    "fool/fooled trick/tricked"
-)
+VOCABULARY = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+CONCEPTS: dict[str, tuple[Concept, ...]] = {
+    name: tuple(tuple(words.split()) for words in concepts) for name, concepts in VOCABULARY["concepts"].items()
+}
+PEOPLE = CONCEPTS["people"]
 
 
 def _chance(rng: random.Random, probability: float) -> bool:
@@ -111,27 +86,8 @@ class _Wording:
 
 # ---- sst: sentiment --------------------------------------------------------------------------------------------------
 
-FILMS = ("film", "movie", "comedy", "drama", "thriller", "story")
-ASPECTS = ("acting", "plot", "script", "music", "ending", "cast", "dialogue", "direction", "pacing", "humor")
-QUALITIES: dict[float, tuple[str, ...]] = {
-    2.0: ("brilliant", "superb", "wonderful", "excellent", "amazing", "stunning"),
-    1.0: ("good", "pleasant", "enjoyable", "charming", "clever", "solid", "funny"),
-    -1.0: ("bad", "weak", "dull", "bland", "boring", "clumsy", "tired"),
-    -2.0: ("terrible", "awful", "horrible", "dreadful", "atrocious", "unbearable"),
-}
-DEGREES: dict[float, tuple[str, ...]] = {
-    1.5: ("very", "really", "extremely", "incredibly"),
-    0.5: ("slightly", "somewhat", "fairly", "mildly"),
-    1.0: ("",),
-}
+FILMS, ASPECTS, QUALITIES, DEGREES, JOINTS = VOCABULARY["sentiment"].values()
 NEGATION_SHIFT = 2.25
-JOINTS = {  # how two clauses make one sentence, and the weight of the first
-    "{}, but {}": 0.25,
-    "{}, yet {}": 0.25,
-    "although {}, {}": 0.25,
-    "{}, although {}": 0.75,
-    "{}, and {}": 0.5,
-}
 CUTS = (-1.4, -0.4, 0.4, 1.4)  # between the five degrees; no sentence has such a value
 
 
@@ -161,7 +117,7 @@ def _clause(rng: random.Random, subject: str) -> _Opinion:
 
 def _review(rng: random.Random) -> _Opinion:
     """One or two statements. Of two that are set against each other the main one, or the later one, weighs more."""
-    subject = _pick(rng, ASPECTS + FILMS)
+    subject = _pick(rng, [*ASPECTS, *FILMS])
     first = _clause(rng, subject)
     if _chance(rng, 0.3):
         return first
@@ -186,62 +142,17 @@ def _sst_noise(rng: random.Random, label: float) -> float:
 class _Family(NamedTuple):
     """Questions about the same slots: any intent can stand in for another in a near miss."""
 
-    intents: dict[str, tuple[str, ...]]  # to the ways to ask it
+    intents: dict[str, list[str]]  # to the ways to ask it
     slots: dict[str, tuple[Concept, ...]]  # to what can fill it; `first` and `second` share one pool
-    ordered: tuple[str, ...] = ()  # intents that change when `first` and `second` trade places
+    ordered: Sequence[str] = ()  # intents that change when `first` and `second` trade places
     negatable: bool = False
 
 
-DEEDS = _Family(
-    {
-        "how": (
-            "how can i {do} {thing}",
-            "how can you {do} {thing}",
-            "how do people {do} {thing}",
-            "what is the best way to {do} {thing}",
-        ),
-        "where": (
-            "where can i {do} {thing}",
-            "where can you {do} {thing}",
-            "where do people {do} {thing}",
-            "what is the best place to {do} {thing}",
-        ),
-        "when": (
-            "when can i {do} {thing}",
-            "when can you {do} {thing}",
-            "when do people {do} {thing}",
-            "what is the best time to {do} {thing}",
-        ),
-        "why": (
-            "why should i {do} {thing}",
-            "why would you {do} {thing}",
-            "why do people {do} {thing}",
-            "what are good reasons to {do} {thing}",
-        ),
-    },
-    {"verb": THING_VERBS, "adjective": ADJECTIVES, "first": THINGS},
-)
-RELATIONS = _Family(
-    {
-        "why": ("why do {first} {not} {do} {second}", "why are {second} {not} {done} by {first}"),
-        "when": ("when do {first} {not} {do} {second}", "when are {second} {not} {done} by {first}"),
-    },
-    {"verb": PEOPLE_VERBS, "first": PEOPLE, "second": PEOPLE},
-    ordered=("why", "when"),
-    negatable=True,
-)
-CHOICES = _Family(
-    {
-        "difference": (
-            "how do {first} and {second} differ for {who}",
-            "for {who}, how do {first} differ from {second}",
-        ),
-        "better": ("are {first} better than {second} for {who}", "for {who}, are {first} better than {second}"),
-        "trade": ("how can {who} trade {first} for {second}", "how do {who} turn {first} into {second}"),
-    },
-    {"who": PEOPLE, "first": THINGS, "second": THINGS},
-    ordered=("better", "trade"),
-)
+def _family(slots: Mapping[str, str], **other: Any) -> _Family:
+    return _Family(slots={slot: CONCEPTS[name] for slot, name in slots.items()}, **other)
+
+
+DEEDS, RELATIONS, CHOICES = (_family(**family) for family in VOCABULARY["questions"].values())
 FAMILIES = (DEEDS, DEEDS, DEEDS, RELATIONS, CHOICES)  # more often where there is more to ask
 
 
@@ -341,9 +252,11 @@ def similarity(a: _Event, b: _Event) -> float:
 
 def _pools(about_people: bool) -> dict[str, tuple[Concept, ...]]:
     """What each slot of an event can be filled with."""
-    if about_people:
-        return {"agent": PEOPLE, "verb": PEOPLE_VERBS, "detail": COUNTS, "patient": PEOPLE, "place": PLACES}
-    return {"agent": PEOPLE, "verb": THING_VERBS, "detail": ADJECTIVES, "patient": THINGS, "place": PLACES}
+    verb, detail, patient = (
+        ("people_verbs", "counts", "people") if about_people else ("thing_verbs", "adjectives", "things")
+    )
+    slots = {"agent": "people", "verb": verb, "detail": detail, "patient": patient, "place": "places"}
+    return {slot: CONCEPTS[name] for slot, name in slots.items()}
 
 
 def _event(rng: random.Random) -> _Event:

@@ -1,15 +1,16 @@
-"""DVC's experiments: which there are, and one more with given params."""
+"""DVC experiments: list them, and run one with given params."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from bertrio.experiments.recipes.params import ABSENT, changes, with_numbers
 from bertrio.experiments.recipes.set_params import checked_overrides, listed
 
 PARAMS = "params.yaml"
-LOOK_EVERY = 1.0  # seconds between two calls of who watches a run
+LOOK_EVERY = 1.0  # seconds between two calls of `watch`
+REFERENCE = re.compile(r"refs/exps/(?P<a>[0-9a-f]{2})/(?P<b>[0-9a-f]{38})/(?P<name>\S+) (?P<commit>[0-9a-f]+)")
 
 
 class Experiment(NamedTuple):
@@ -33,25 +35,27 @@ class Experiment(NamedTuple):
 
 
 def experiments(root: str | Path = ".") -> dict[str, str]:
-    """The commits of all experiments of the repository by name, whatever commit they were started from."""
+    """Return the commits of all experiments of the repository by name, whatever commit they were started from."""
     return {name: experiment.commit for name, experiment in find_experiments(root).items()}
 
 
 def find_experiments(root: str | Path = ".") -> dict[str, Experiment]:
-    """All experiments by name; where commits have one of the same name each, the newest.
+    """Return all experiments by name, the oldest first; of experiments that share a name, the newest.
+
+    DVC stores an experiment as the git reference `refs/exps/<baseline, 2 digits>/<38 digits>/<name>`.
 
     Raises:
         UserError: if `root` is no DVC repository.
     """
-    from dvc.repo.experiments.utils import exp_refs
-
-    with _open(root) as repo:
-        found = []
-        for ref in exp_refs(repo.scm):
-            commit = repo.scm.get_ref(str(ref))
-            time = repo.scm.resolve_commit(commit).commit_time
-            found.append((time, Experiment(ref.name, commit, ref.baseline_sha)))
-    return {experiment.name: experiment for _, experiment in sorted(found)}
+    if not (Path(root) / "dvc.yaml").exists():
+        raise UserError(f"{Path(root).resolve()} has no dvc.yaml; run this from the folder that holds dvc.yaml")
+    form = "--format=%(refname) %(objectname)"
+    command = ["git", "for-each-ref", "--sort=committerdate", form, "refs/exps"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{Path(root).resolve()}: {done.stderr.strip()}; run this in a clone of the repository")
+    found = (REFERENCE.fullmatch(line) for line in done.stdout.splitlines())
+    return {ref["name"]: Experiment(ref["name"], ref["commit"], ref["a"] + ref["b"]) for ref in found if ref}
 
 
 def run_experiment(
@@ -62,25 +66,24 @@ def run_experiment(
     watch: Callable[[], None] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Makes a DVC experiment with the given params, unless it is there already.
+    """Run a DVC experiment with the given params, unless it exists.
 
-    It is run by `dvc exp run --temp`, in a temporary copy of the repository, so that the workspace stays as it is; the
-    copy has what git tracks, changes that are not committed included. There a relative path to a folder beside the
-    repository would lead nowhere, so such paths are made absolute. A run that was stopped
-    leaves no experiment, and is simply run again.
+    `dvc exp run --temp` runs it in a temporary copy of the repository, so the workspace does not change. The copy has
+    the files that git tracks, uncommitted changes included. Relative paths to other files are made absolute. A stopped
+    run leaves no experiment; call this again to restart it.
 
     Args:
         name: of the experiment, such as smart-concat-quick-s1.
-        settings: all params, as params.yaml would hold them.
+        settings: all params, as in params.yaml.
         root: the folder that holds dvc.yaml.
-        queue: only add it to DVC's queue, which `dvc queue start` works off.
-        watch: called every second while it runs; what it raises stops the run as Ctrl-C does, and is raised here.
-        environment: variables that the run has beside those of this process.
+        queue: add it to DVC's queue instead; `dvc queue start` runs it.
+        watch: called every second while the run lasts and once after it; an exception from it stops the run as Ctrl-C
+            does and is raised here.
+        environment: additional environment variables of the run.
 
     Raises:
-        UserError: if there is an experiment of that name with other params, DVC can't set these params, or the run
-            fails.
-        KeyboardInterrupt: if it was stopped by Ctrl-C or SIGTERM; all processes of the run have ended then.
+        UserError: if an experiment of that name has other params, DVC can't set these params, or the run fails.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, when all processes of the run have ended.
     """
     root = Path(root)
     settings = with_absolute_paths(settings, root)
@@ -99,20 +102,22 @@ def run_experiment(
 
 
 def queued(root: str | Path = ".") -> set[str]:
-    """The names of the experiments that are waiting in DVC's queue or running from it."""
-    with _open(root) as repo:
-        queue = repo.experiments.celery_queue
-        return {entry.name for entries in (queue.iter_queued(), queue.iter_active()) for entry in entries}
+    """Return the names of this commit's experiments that wait in DVC's queue or are running."""
+    from dvc.api import exp_show
+
+    return {row["Experiment"] for row in exp_show(str(root)) if row["State"] in ("Queued", "Running")}
 
 
 def short_digest(text: str) -> str:
-    """Six digits that stand for a text in the name of an experiment."""
+    """Return six hexadecimal digits that identify a text in the name of an experiment."""
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def _need_same(done: Experiment, settings: Mapping[str, Any], root: Path) -> None:
-    """Raises a UserError unless the experiment has these params. A param that it lacks did not exist when it ran: it is
-    no difference where it now has its default."""
+    """Raise a UserError unless the experiment has these params.
+
+    A param that it lacks did not exist when it ran, and counts as equal where it now has its default.
+    """
     from bertrio.experiments.revision import Revision
 
     default = changes(with_numbers(read_yaml(root / PARAMS)), with_numbers(settings))
@@ -135,40 +140,36 @@ def _run(
     environment: Mapping[str, str],
     silent: bool = False,
 ) -> int:
-    """Runs a command to its end and returns its exit code; what stops this process stops all that the command started.
+    """Run a command to its end and return its exit code; what stops this process stops all that the command started.
 
-    The command gets a process group of its own, and Ctrl-C or SIGTERM go to the whole of it as one Ctrl-C: DVC waits
-    for the stage, which ends, and then tidies up its copy. So does what `watch` raises. `python` is the one that runs
-    this. `silent` lets through what goes to standard error alone: to its queue DVC would tell all params of each run,
-    and its own --quiet keeps errors back as well.
+    The command gets its own process group. Ctrl-C, SIGTERM and what `watch` raises reach the whole group as Ctrl-C:
+    DVC waits for the stage to end and removes its temporary copy. `python` is the interpreter of this process. `silent`
+    hides standard output, on which `dvc exp run --queue` prints all params; `dvc --quiet` would hide errors too.
     """
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     variables = {**os.environ, **environment, "PATH": paths}
+    stdout = subprocess.DEVNULL if silent else None
     with _interruptible():
-        told = subprocess.DEVNULL if silent else None
-        process = subprocess.Popen(command, cwd=root, env=variables, stdout=told, start_new_session=True)
+        process = subprocess.Popen(command, cwd=root, env=variables, stdout=stdout, start_new_session=True)
         try:
-            return process.wait() if watch is None else _watched(process, watch)
+            while process.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_EVERY if watch else None)
+                if watch:
+                    watch()
+            return process.returncode
         except BaseException:
-            os.killpg(process.pid, signal.SIGINT)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)
             process.wait()
             raise
 
 
-def _watched(process: subprocess.Popen, watch: Callable[[], None]) -> int:
-    """Waits for the end of a process, and calls `watch` meanwhile."""
-    while True:
-        try:
-            return process.wait(timeout=LOOK_EVERY)
-        except subprocess.TimeoutExpired:
-            watch()
-
-
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Makes Ctrl-C and SIGTERM raise KeyboardInterrupt, and commands heed Ctrl-C.
+    """Make Ctrl-C and SIGTERM raise KeyboardInterrupt.
 
-    A shell starts jobs in the background with Ctrl-C ignored, and what they start would ignore it too.
+    A shell starts background jobs with Ctrl-C ignored, and their children would inherit that.
     """
     if threading.current_thread() is not threading.main_thread():  # only there Python can change this
         yield
@@ -183,13 +184,3 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _open(root: str | Path) -> Any:
-    from dvc.exceptions import NotDvcRepoError
-    from dvc.repo import Repo
-
-    try:
-        return Repo(str(root))
-    except NotDvcRepoError as error:
-        raise UserError(f"{error}; run this from the folder that holds dvc.yaml") from error

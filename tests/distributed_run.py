@@ -28,7 +28,6 @@ from bertrio.model.multitask import MultitaskModel, build_model
 from bertrio.training.build import build_trainer
 from bertrio.training.data import Split, load_split
 from bertrio.training.distributed.processes import ALONE, Processes, share_out
-from bertrio.training.distributed.sharding import weights_of
 from bertrio.training.loop import Trainer, infer
 from bertrio.training.resume import handed_on
 
@@ -68,7 +67,7 @@ def train(settings: Path, processes: Processes) -> Trainer:
     trainer, scored, rows = built(settings, processes)
     losses = [log.losses for log in trainer.run(settings.stem)]
     encoder.MANY_WORDS = usual
-    weights_of(scored).check_equal()
+    processes.check_equal(scored.parameters())
     together = {task: infer(scored, of, 7) for task, of in rows.items()}
     scored.runtime = replace(scored.runtime, processes=ALONE)
     same = all(np.array_equal(infer(scored, of, 7), together[task]) for task, of in rows.items())

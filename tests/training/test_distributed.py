@@ -206,7 +206,7 @@ def test_processes_share_the_threads_that_their_stage_has_beside_others(monkeypa
         share_out(2, "cpu")
 
 
-@pytest.mark.parametrize(("variable", "name"), [("MEGATRON_LM", "Megatron-LM"), ("DEEPSPEED", "DeepSpeed")])
+@pytest.mark.parametrize(("variable", "name"), [("MEGATRON_LM", "Megatron-LM"), ("FSDP", "FSDP")])
 def test_a_launcher_that_asks_for_more_than_data_parallelism_is_refused(monkeypatch, variable, name):
     for key, value in {"RANK": "0", "WORLD_SIZE": "2", f"ACCELERATE_USE_{variable}": "true"}.items():
         monkeypatch.setenv(key, value)

@@ -46,10 +46,9 @@ class Runtime:
     def casting_once(self) -> Any:
         """A context in which weights do not change, and each that trains is cast once for all passes.
 
-        Autocast keeps what it cast of these until its outermost context ends; this one casts nothing by itself. Where
-        processes split the weights, casts that are kept would be whole weights, and nothing is kept.
+        Autocast keeps what it cast of these until its outermost context ends; this one casts nothing by itself.
         """
-        if self.compute == torch.float32 or self.processes.sharding is not None:
+        if self.compute == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute, enabled=False)
 
@@ -79,14 +78,10 @@ class Runtime:
         cost is to be read with."""
         precision = "bf16" if self.compute == torch.bfloat16 else "float32"
         several = {} if self.processes.alone else {"processes": self.processes.count}
-        if self.processes.sharding is not None:
-            several["weights"] = "split"
         return {"device": str(self.device), "precision": precision, "threads": torch.get_num_threads(), **several}
 
     def describe(self) -> str:
         several = "" if self.processes.alone else f" in each of {self.processes.count} processes"
-        if self.processes.sharding is not None:
-            several += ", which split the weights"
         return "{device}, {precision}, {threads} threads".format(**self.facts()) + several
 
 

@@ -13,7 +13,6 @@ from bertrio.config.tasks import BATCH_LOSSES, LOSS_OPTIONS
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import NARROW, Runtime, generator
-from bertrio.model.encoder import recompute_hidden_states
 from bertrio.model.multitask import MultitaskModel
 from bertrio.techniques.regularizers.bregman import Bregman
 from bertrio.techniques.regularizers.moving_average import MovingAverage
@@ -21,7 +20,6 @@ from bertrio.techniques.regularizers.norms import l1, l2
 from bertrio.techniques.surgery import build_surgery
 from bertrio.techniques.weighting import build_weighting
 from bertrio.training.data import Split, build_losses, build_streams, plan_of
-from bertrio.training.distributed.sharding import split, weights_of
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective, bregman_term, distill_term, r_drop_term, smart_term
 from bertrio.training.stateful import Draws, Stateful
@@ -72,7 +70,7 @@ def build_trainer(
         taught: what `distill.teacher` says of these rows, see `training.teacher.taught`.
 
     Raises:
-        UserError: if several processes are to share what can't be shared out, or to split a model that can't be split.
+        UserError: if several processes are to share what can't be shared out.
     """
     _check_rescale(params, model.runtime)
     model.train()  # before any copy is made of it: a teacher has the dropout that the model has
@@ -80,15 +78,14 @@ def build_trainer(
     plan = plan_of(train, streams, params)
     average = MovingAverage(model) if params.finetune.ema is not None else None
     bregman = _bregman(params, model, plan)
-    _split(model, [*([average] if average else []), *([bregman.teacher] if bregman else [])])
     draws = generator(params.runtime.seed, "surgery")
     kept: dict[str, Stateful] = {"surgery": Draws(draws)}
     follow: list[Callable[[int], None]] = []
     if average:
         kept["average"] = average
-        follow.append(lambda step: average.update(trainer.weights.own, params.finetune.ema))
+        follow.append(lambda step: average.update(model, params.finetune.ema))
     if bregman:
-        follow.append(lambda step: bregman.update(trainer.weights.own, step))
+        follow.append(lambda step: bregman.update(model, step))
     trainer = Trainer(
         _objective(params, model, train, bregman, taught or {}),
         plan,
@@ -101,7 +98,7 @@ def build_trainer(
         weighting_lr=params.weighting.lr,
         surgery=_surgery(params, draws),
         log_conflicts=params.surgery.log_conflicts,
-        penalty=weight_penalty(params, weights_of(model).own),
+        penalty=weight_penalty(params, model),
         after_step=follow,
         kept=kept,
         tracker=tracker,
@@ -144,43 +141,6 @@ def _objective(
         build_weighting(weighs.method, train, weighs.weights, weighs.options.given()).to(model.runtime.device),
         {name: term for name, term in terms.items() if term is not None},
         of_batches=[task for task in train if not _is_mean_over_rows(params.tasks[task].loss)],
-    )
-
-
-def _split(model: MultitaskModel, copies: Sequence[MovingAverage]) -> None:
-    """Leaves this process its part of the weights of the model and of copies of it, where the launcher asks for that.
-
-    Word embeddings, which are called before all else, and each layer are parts that are put together by themselves.
-    """
-    if (sharding := model.runtime.processes.sharding) is None:
-        return
-    if model.encoder.transformer._compiled_call_impl is not None:
-        raise UserError(
-            "encoder.compile: found true, in processes that split the weights; set it to false, or start them without "
-            "FSDP"
-        )
-    if sharding.recompute:
-        recompute_hidden_states(model.encoder.transformer)
-    for whole in [model, *[of.model for of in copies]]:
-        transformer = whole.encoder.transformer
-        split(whole, [transformer.get_input_embeddings(), *([] if sharding.layers else layers_to_split(transformer))])
-    for of in copies:
-        of.own = weights_of(of.model).own
-
-
-def layers_to_split(transformer: nn.Module) -> nn.ModuleList:
-    """The layers whose weights are put together one layer at a time, where processes split them.
-
-    Raises:
-        UserError: if the architecture does not keep them in one list; says what to name instead.
-    """
-    for module in transformer.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == transformer.config.num_hidden_layers:
-            return module
-    raise UserError(
-        f"{transformer.config.model_type} models do not keep their layers in one list, by which FSDP could split "
-        "them; name their class: accelerate launch --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP "
-        "--fsdp_transformer_layer_cls_to_wrap"
     )
 
 

@@ -23,7 +23,6 @@ from bertrio.training.build import build_trainer, fine_enough
 from bertrio.training.checkpoints import Checkpoints
 from bertrio.training.course import Course, Selection, predict
 from bertrio.training.data import Split, hold_out, load_split
-from bertrio.training.distributed.sharding import weights_of
 from bertrio.training.loop import Trainer
 from bertrio.training.progress import report_epoch
 from bertrio.training.resume import open_checkpoints, resumed
@@ -89,7 +88,6 @@ def finetune(
         tables = [course.selection.predictions]
         if test:
             tables.append(predict(kept, test, "test", params.finetune.eval_batch_size))
-        kept = weights_of(kept).as_whole()  # in all processes: each has a part to give where they are split
         if main:
             with whole_folder(model_folder) as folder:
                 save_model(kept, folder, About.of(params), inputs.tokenizer)
@@ -106,13 +104,13 @@ def _train(
 ) -> None:
     """Trains and scores, from the last checkpoint on, until the plan or patience has come to its end."""
     parts = {"trainer": trainer, "course": course} | ({"tracker": tracker} if tracker else {})
-    weights, processes = trainer.weights, runtime.processes
+    processes = runtime.processes
     with resumed(checkpoints, runtime, parts) as resume:
-        weights.check_equal()
+        processes.check_equal(trainer.model.parameters())
         trainer.checkpoint = resume.after_step
         epochs = trainer.run("finetune", done=len(course.lines))
         while not course.over and (log := next(epochs, None)):
-            weights.check_equal()
+            processes.check_equal(trainer.model.parameters())
             course.score(log, resume.pause)
             if processes.main:
                 report_epoch(course.lines[-1], last=course.over or log.step == trainer.total_steps)

@@ -20,7 +20,6 @@ from bertrio.core.console import progress
 from bertrio.data.batches import Batch, BatchStream, Rows
 from bertrio.model.multitask import MultitaskModel
 from bertrio.techniques.gradients import TaskGradients, conflict_rows
-from bertrio.training.distributed.sharding import weights_of
 from bertrio.training.objective import Objective, Parts
 from bertrio.training.optimizer import (
     RowGradients,
@@ -88,7 +87,7 @@ class Trainer:
     A step is: for each of its tasks the objective of one batch, backward; surgery on the encoder's gradients;
     penalties on weights; clipping; the optimizer; and what follows the weights, such as moving averages. Where several
     processes share the run, each takes its part of every pass, gradients are added up before surgery, and all else is
-    the same in all of them; `weights` is what this one keeps of the model's, all of them or pieces.
+    the same in all of them.
 
     Args:
         objective: of a batch; knows the model, which is on its device.
@@ -141,15 +140,13 @@ class Trainer:
         ends = list(accumulate(len(epoch) for epoch in self.plan))
         self.total_steps = min(ends[-1], self.max_steps or ends[-1])
         learned = list(self.objective.weighting.parameters())
-        self.weights = weights_of(self.model)
-        own = self.weights.own
-        self.optimizer = build_optimizer(own, self.optimizer_params, self.lr, learned, self.weighting_lr)
+        self.optimizer = build_optimizer(self.model, self.optimizer_params, self.lr, learned, self.weighting_lr)
         self.lr_schedule = build_lr_schedule(self.optimizer, self.optimizer_params, self.total_steps, ends)
         separate = self.surgery is not None or self.log_conflicts
-        live = [parameter for parameter in own.encoder.parameters() if parameter.requires_grad]
+        live = [parameter for parameter in self.model.encoder.parameters() if parameter.requires_grad]
         self._gradients = TaskGradients(live) if separate else None
         apart = {id(parameter) for parameter in live} if separate else set()
-        self._others = [p for p in [*own.parameters(), *learned] if id(p) not in apart]
+        self._others = [p for p in [*self.model.parameters(), *learned] if id(p) not in apart]
         self._processes = self.model.runtime.processes
         self._rows = RowGradients()
         self._norm: Tensor | None = None  # of the gradients of the last step, before clipping
@@ -231,7 +228,6 @@ class Trainer:
         """
         told: dict[str, Tensor] = {}
         rows: dict[str, np.ndarray] = {}
-        own = self.weights.own
         self.objective.begin(tasks)
         self.model.runtime.begin_step(step)
         together = self.one_pass and self._gradients is None
@@ -242,21 +238,21 @@ class Trainer:
                 rows.update({batch.task: batch.rows for batch in batches})
                 self._backward(batches, step, told)
                 if self._gradients is not None:
-                    self.weights.add_up(self._gradients.parameters)
+                    self._processes.add_up(self._gradients.parameters)
                     self._gradients.take(*group)
-        self.weights.add_up(self._others)
+        self._processes.add_up(self._others)
         told = self._processes.sums(told)
         if self._gradients is not None:
             self._combine(step, rows)
         if self.penalty is not None:
-            penalty = self.penalty([p for p in own.parameters() if p.grad is not None])
+            penalty = self.penalty([p for p in self.model.parameters() if p.grad is not None])
             if penalty.requires_grad:  # none of those that it is for may have taken part
                 penalty.backward()
-        norm = clip_gradients(own, self.optimizer_params.max_grad_norm, self.weights.joint_norm)
+        norm = clip_gradients(self.model, self.optimizer_params.max_grad_norm)
         self._norm = norm.to(self.model.runtime.device)
         self._watch.add(step, "the norm of the gradients", rows, self._norm)
         self._read_on_cpu()
-        with self._rows.dense(own.parameters()):
+        with self._rows.dense(self.model.parameters()):
             self.optimizer.step()
         self.lr_schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -300,7 +296,7 @@ class Trainer:
     def _combine(self, step: int, rows: Mapping[str, np.ndarray]) -> None:
         """Gives the encoder one gradient out of those of the step's tasks."""
         gradients = self._gradients
-        gramian, tasks = self.weights.joint_products(gradients.gramian()), gradients.tasks
+        gramian, tasks = gradients.gramian(), gradients.tasks
         for task, square in zip(tasks, gramian.diagonal().tolist()):
             if not math.isfinite(square):
                 self._watch.read()  # a loss that is not finite says more
@@ -320,7 +316,7 @@ class Trainer:
         self._watch.read()
         return {
             "model": self.model.state_dict(),
-            "optimizer": optimizer_state(self.optimizer, self.weights.gathered),
+            "optimizer": optimizer_state(self.optimizer),
             "lr_schedule": self.lr_schedule.state_dict(),
             "objective": self.objective.state_dict(),
             "streams": {task: stream.state_dict() for task, stream in self.streams.items()},
@@ -333,7 +329,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where a trainer that was built alike was; before `run`."""
         self.model.load_state_dict(state["model"])
-        load_optimizer_state(self.optimizer, state["optimizer"], self.weights.piece)
+        load_optimizer_state(self.optimizer, state["optimizer"])
         self.lr_schedule.load_state_dict(state["lr_schedule"])
         self.objective.load_state_dict(state["objective"])
         for task, stream in self.streams.items():
@@ -350,10 +346,9 @@ class Trainer:
 def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[], None] = lambda: None) -> np.ndarray:
     """The outputs of the rows' own task for all rows, in their order: float64 [N, size of its head]. No dropout.
 
-    Where several processes share the run, they take batches in turn, and all get all outputs; where they split the
-    weights, all of them run the model equally often. `pause` is called after each batch, or each round of them, and may
-    end it all by an exception, but not change the weights: casts of those that train are kept to the end, which is also
-    why no other autocast context may be around this.
+    Where several processes share the run, they take batches in turn, and all get all outputs. `pause` is called after
+    each batch, or each round of them, and may end it all by an exception, but not change the weights: casts of those
+    that train are kept to the end, which is also why no other autocast context may be around this.
     """
     processes = model.runtime.processes
     found: list[tuple[np.ndarray, np.ndarray]] = []
@@ -368,8 +363,6 @@ def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[]
             bar.advance(len(batch.rows))
             if turn == processes.count - 1:
                 pause()
-        if processes.sharding and turn < processes.rank:  # the others need the weights that this one keeps
-            model(rows.task.name, batch.to(model.runtime.device).inputs)
     outputs = np.zeros((len(rows), processes.most(found[0][1].shape[1] if found else 0)))
     for places, values in found:
         outputs[places] = values

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,6 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from bertrio.config import OptimizerParams
-
-Convert = Callable[[nn.Parameter, Tensor], Tensor]  # of a tensor that belongs to a parameter
 
 
 def build_optimizer(
@@ -112,45 +110,26 @@ def build_lr_schedule(
     return LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup, params, epoch_ends))
 
 
-def optimizer_state(optimizer: AdamW, whole: Convert = lambda parameter, value: value) -> dict[str, Any]:
-    """What goes in a checkpoint: the rates of the groups, and what was gathered of each parameter, by its number.
-
-    Args:
-        optimizer: of the parameters, or of pieces of them.
-        whole: from what was gathered of a piece to what it is of the whole parameter.
-    """
+def optimizer_state(optimizer: AdamW) -> dict[str, Any]:
+    """The checkpoint of an optimizer: the rates of the groups, and the moments of each parameter, by its number."""
     return {
         "rates": [group["lr"] for group in optimizer.param_groups],
-        "parameters": _converted(optimizer, optimizer.state_dict()["state"], whole),
+        "parameters": {str(number): moments for number, moments in optimizer.state_dict()["state"].items()},
     }
 
 
-def load_optimizer_state(
-    optimizer: AdamW, state: dict[str, Any], piece: Convert = lambda parameter, value: value
-) -> None:
-    """Takes over what `optimizer_state` gave of an optimizer that was built alike; `piece` undoes its `whole`.
+def load_optimizer_state(optimizer: AdamW, state: dict[str, Any]) -> None:
+    """Restores what `optimizer_state` gave of an optimizer that was built alike.
 
-    A parameter that had no gradient yet has no state either.
+    A parameter that had no gradient yet has no moments either.
     """
-    named = _converted(optimizer, {int(number): of for number, of in state["parameters"].items()}, piece)
-    gathered = {int(number): of for number, of in named.items()}
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": gathered})
+    moments = {int(number): value for number, value in state["parameters"].items()}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
     for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
         group["lr"] = rate
 
 
-def _converted(optimizer: AdamW, state: dict[int, dict[str, Tensor]], convert: Convert) -> dict[str, dict[str, Tensor]]:
-    """What was gathered of each parameter, each tensor converted, by the parameter's number as text."""
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return {
-        str(number): {name: convert(parameters[number], value) for name, value in of.items()}
-        for number, of in state.items()
-    }
-
-
-def clip_gradients(
-    model: nn.Module, max_norm: float | None, joint: Callable[[Tensor], Tensor] = lambda norm: norm
-) -> Tensor:
+def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor:
     """Scales all gradients so that their joint 2-norm is at most `max_norm`; None leaves them.
 
     A sparse gradient is measured and scaled by the rows that it holds.
@@ -158,7 +137,6 @@ def clip_gradients(
     Args:
         model: the one whose gradients these are.
         max_norm: above 0.
-        joint: from the norm of these gradients to the one that counts, where others hold the rest of them.
 
     Returns:
         The norm as it was before, on the model's device; not finite if one of the gradients is not.
@@ -170,7 +148,7 @@ def clip_gradients(
             numbers.append(parameter.grad.values())
         elif parameter.grad is not None:
             numbers.append(parameter.grad)
-    norm = joint(torch.nn.utils.get_total_norm(numbers))
+    norm = torch.nn.utils.get_total_norm(numbers)
     if max_norm is not None:
         scale = max_norm / (norm + 1e-6)
         torch._foreach_mul_(numbers, scale.clamp(max=1.0))  # also where it is 1: asking would make a GPU's host wait

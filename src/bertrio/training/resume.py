@@ -111,7 +111,7 @@ class Resume:
             Interrupted: if a signal came; then it has saved.
         """
         self.step, self._saved = step, None
-        if in_any_case or self._due(step):
+        if in_any_case or self._checkpoints.due(step):
             self._save()
         self.pause()
 
@@ -138,19 +138,14 @@ class Resume:
 
     def _save(self) -> None:
         self._saved = False
-        if self._processes.main or self._processes.sharding:  # who keeps a part of the weights has to give it
+        if self._processes.main:
             parts = {name: part.state_dict() for name, part in self._parts.items()}
             state = {"step": self.step, "run": self._run(), "parts": parts}
-            self._saved = self._processes.main and self._checkpoints.save(self.step, state)
+            self._saved = self._checkpoints.save(self.step, state)
 
     def _run(self) -> dict[str, Any]:
         """What numbers are rounded by."""
-        return {"processes": self._processes.count, "split": self._processes.sharding is not None}
-
-    def _due(self, step: int) -> bool:
-        """Whether it is time to save, as far as this process has to know: the main one looks at the clock."""
-        due = self._checkpoints.due(step)
-        return bool(self._processes.most(int(due))) if self._processes.sharding else due
+        return {"processes": self._processes.count}
 
 
 def handed_on(state: State | None, processes: Processes) -> State | None:
@@ -168,5 +163,5 @@ def handed_on(state: State | None, processes: Processes) -> State | None:
         return state if processes.main else read_state(folder)
 
 
-def _counted(processes: int, split: bool) -> str:
-    return ("1 process" if processes == 1 else f"{processes} processes") + (" that split the weights" if split else "")
+def _counted(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"

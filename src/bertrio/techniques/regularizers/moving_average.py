@@ -17,8 +17,7 @@ class MovingAverage:
     with :math:`\tilde\theta = \theta` at the start. Tarvainen and Valpola 2017, "Mean teachers are better role
     models", section 2, eq. for :math:`\theta'_t`. Parameters that modules share are moved once; buffers are copied.
 
-    `model` is the copy: it takes no gradient, and keeps the mode (training or evaluation) that the original had. `own`
-    is what is moved: the copy, unless others set it to a model of the pieces that this process keeps of the copy.
+    `model` is the copy: it takes no gradient, and keeps the mode (training or evaluation) that the original had.
 
     Args:
         model: in float32 or wider: bf16 rounds the small moves of a slow average away.
@@ -34,7 +33,6 @@ class MovingAverage:
         self.model = copy.deepcopy(model).requires_grad_(False)
         for parameter in self.model.parameters():
             parameter.grad = None
-        self.own: nn.Module = self.model
 
     @torch.no_grad()
     def update(self, model: nn.Module, momentum: float) -> None:
@@ -49,7 +47,7 @@ class MovingAverage:
         """
         if not 0 <= momentum <= 1:
             raise ValueError(f"MovingAverage: momentum must be from 0 to 1, got {momentum}")
-        averaged, current = list(self.own.parameters()), list(model.parameters())
+        averaged, current = list(self.model.parameters()), list(model.parameters())
         if [x.shape for x in averaged] != [x.shape for x in current]:
             raise ValueError("MovingAverage: the model's parameters must be as they were when it was copied")
         torch._foreach_lerp_(averaged, current, 1 - momentum)  # as torch.optim.swa_utils does

@@ -25,11 +25,11 @@ from bertrio.core.console import console
 from bertrio.core.errors import UserError
 from bertrio.core.workers import share
 from bertrio.training.distributed.launching import THREADS, end_with_launcher, launch
-from bertrio.training.distributed.sharding import VERSION_2, Sharding, asked_for
 
 BUCKET = 1 << 23  # numbers that are added up in one message: 32 MB of float32
 OTHER_KINDS = {  # by accelerate's variables
     "DEEPSPEED": "DeepSpeed",
+    "FSDP": "FSDP",
     "MEGATRON_LM": "Megatron-LM",
     "PARALLELISM_CONFIG": "a parallelism config",
 }
@@ -46,7 +46,6 @@ class Processes:
         threads: CPU threads, as what stays the same with more or fewer processes: of all that the stage itself started
             together, or of each one that another launcher started; None if it is alone.
         host: the group for messages in the CPU's memory; None for the default one.
-        sharding: how weights are split among them; None if each holds all.
     """
 
     rank: int = 0
@@ -54,7 +53,6 @@ class Processes:
     device: torch.device | None = None
     threads: int | None = None
     host: Any = None
-    sharding: Sharding | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
         """Itself: a copy of a model has the same processes, and torch can't copy their group."""
@@ -199,18 +197,17 @@ def _join(device: str) -> Processes:
         if os.environ.get(f"ACCELERATE_USE_{variable}", "false").lower() == "true":
             raise UserError(
                 f"accelerate's config asks for {name}, which splits the model in its own ways. Launch with accelerate "
-                f"launch --multi_gpu, or, where weights are to be split, {VERSION_2}"
+                "launch --multi_gpu"
             )
-    sharding = asked_for()
     end_with_launcher()
     if int(os.environ["WORLD_SIZE"]) == 1:
         return ALONE
     here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     _check_device(device, here)
-    return _met(_on_cuda(device), int(os.environ.get(THREADS, torch.get_num_threads())), sharding)
+    return _met(_on_cuda(device), int(os.environ.get(THREADS, torch.get_num_threads())))
 
 
-def _met(on_cuda: bool, threads: int, sharding: Sharding | None) -> Processes:
+def _met(on_cuda: bool, threads: int) -> Processes:
     """Waits until all processes are there."""
     from accelerate import PartialState  # a slow import
 
@@ -225,7 +222,7 @@ def _met(on_cuda: bool, threads: int, sharding: Sharding | None) -> Processes:
         ) from error
     atexit.register(_leave)
     device = state.device if on_cuda else torch.device("cpu")
-    return Processes(state.process_index, state.num_processes, device, threads, host, sharding)
+    return Processes(state.process_index, state.num_processes, device, threads, host)
 
 
 def _on_cuda(device: str) -> bool:

@@ -35,16 +35,14 @@ def cases(sentences: int, width: int) -> list[Case]:
     """All cases, in the order in which they run."""
     asked = [
         Case(
-            f"{task}, {precision}", ("answered.py", "predict", "--task", task, "--precision", precision), "answer_file"
+            f"{task}, {precision}", ("answered.py", "predict", "--task", task, "--precision", precision), "predict_file"
         )
         for task in TASKS
         for precision in PRECISIONS
     ]
     size = ("--sentences", str(sentences), "--width", str(width))
     search = ("answered.py", "mine", *size)
-    exact = Case(f"mine, {sentences:,} x {width}", search, "most_similar")
-    near = Case(f"mine approximately, {sentences:,} x {width}", (*search, "--approximate"), "most_similar, approximate")
-    return [*asked, exact, near]
+    return [*asked, Case(f"mine, {sentences:,} x {width}", search, "most_similar")]
 
 
 def tables(runs: Runs) -> list[str]:
@@ -59,12 +57,11 @@ def tables(runs: Runs) -> list[str]:
             name,
             *(f"{middle(runs, name, key):.1f}" for key in ("seconds", "cpu_seconds")),
             f"{middle(runs, name, 'peak_memory_mb'):.0f}",
-            f"{middle(runs, name, 'found'):.1%}",
         ]
         for name in runs
         if name.startswith("mine")
     ]
-    header = ["search", "seconds", "CPU seconds", "peak MB", "pairs found"]
+    header = ["search", "seconds", "CPU seconds", "peak MB"]
     return [markdown(["predict", "rows/s", "peak MB"], asked), markdown(header, mined)]
 
 

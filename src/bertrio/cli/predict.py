@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bertrio.cli.options import add_model, positive
-from bertrio.core.errors import UserError, missing_package
+from bertrio.cli.options import add_model, need_packages, positive
+from bertrio.core.errors import UserError
 
 FORMATS = ("tsv", "csv", "jsonl")
 NAMED = "ours=theirs, as in text_a=sentence1: what the file calls text, or text_a and text_b"
@@ -46,8 +46,6 @@ def _add_mine(commands: Any) -> None:
     mine.add_argument("--task", help="the pair task to compare by; it must be encoded apart (encoding: bi)")
     top = f"pairs to find, {MOST_PAIRS:,} at most (default: %(default)s)"
     mine.add_argument("--top", type=_pairs, default=100, metavar="N", help=top)
-    near = "compare each sentence with those near it alone: faster beyond 100,000 sentences, and may miss some pairs"
-    mine.add_argument("--approximate", action="store_true", help=near)
     mine.add_argument("--out", metavar="FILE", help="where the pairs go, as TSV (default: standard output)")
     _add_model(mine)
     mine.set_defaults(run=_mine)
@@ -84,25 +82,23 @@ def _predict(args: argparse.Namespace) -> int:
 
     def work(source: BinaryIO, name: str, target: BinaryIO) -> None:
         from bertrio.core.console import say
-        from bertrio.inference.answers import answer_file
+        from bertrio.inference.batch_predict import predict_file
 
         predictor, columns = _load(args), dict(args.columns)
-        count = answer_file(predictor, args.task, kind, source, target, columns, name, args.strict)
+        count = predict_file(predictor, args.task, kind, source, target, columns, name, args.strict)
         lost = f", {count.left_out:,} left out" if count.left_out else ""
-        say(f"predict: {count.answered:,} rows answered{lost}")
+        say(f"predict: {count.predicted:,} rows predicted{lost}")
 
     return _between(args.source, args.out, work)
 
 
 def _mine(args: argparse.Namespace) -> int:
+    need_packages("mine", ["sentence_transformers"], "mining")
+
     def work(source: BinaryIO, name: str, target: BinaryIO) -> None:
-        try:
-            from bertrio.inference.mining import mine_file
-        except ModuleNotFoundError as error:
-            if error.name != "faiss":
-                raise
-            raise missing_package("mine", ["faiss-cpu"], "mining") from error
-        mine_file(_load(args), args.task, args.top, source, target, name, args.approximate)
+        from bertrio.inference.mining import mine_file
+
+        mine_file(_load(args), args.task, args.top, source, target, name)
 
     return _between(args.file, args.out, work)
 

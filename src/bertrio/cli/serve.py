@@ -6,10 +6,8 @@ import argparse
 import math
 from typing import Any
 
-from bertrio.cli.options import add_model, positive
-from bertrio.core.errors import UserError, missing_package
-
-EXTRA = ("fastapi", "uvicorn", "prometheus_client")
+from bertrio.cli.options import add_model, need_packages, positive
+from bertrio.core.errors import UserError
 
 
 def add_serve_commands(commands: Any) -> None:
@@ -54,12 +52,9 @@ def _serve(args: argparse.Namespace) -> None:
             f"--queue {args.queue}: one request may have --max-rows {args.max_rows}, which would never fit; make the "
             "queue as large at least, or requests smaller"
         )
-    try:
-        from bertrio.inference.serve.requests import Limits
-        from bertrio.inference.serve.server import serve
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRA:
-            raise
-        raise missing_package("serve", [error.name], "serve") from error
+    need_packages("serve", ["fastapi", "uvicorn", "prometheus_client"], "serve")
+    from bertrio.inference.serve.requests import Limits
+    from bertrio.inference.serve.server import serve
+
     limits = Limits(args.max_batch, args.max_wait_ms / 1000, args.max_rows, args.max_chars, args.max_bytes, args.queue)
     serve(args.model, args.host, args.port, args.device, args.precision, limits)

@@ -7,23 +7,21 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Binary, Ordered, Score, Task, build_target
-from bertrio.inference import answers
-from bertrio.inference.answers import Count, answer_file
+from bertrio.inference import batch_predict
+from bertrio.inference.batch_predict import Count, predict_file
 from bertrio.inference.predictor import Prediction
 
 
-class Counting:
-    """A predictor whose answer is the number of letters, so that every row can be told from the others."""
+class LetterCounter:
+    """A predictor whose prediction is the number of letters, so that every row can be told from the others."""
 
     def __init__(self, **tasks):
         self.tasks = {name: Task(name, kind, "cross", target) for name, (kind, target) in tasks.items()}
-        self.asked = []
 
     def task(self, name):
         return self.tasks[name]
 
     def predict(self, name, rows):
-        self.asked.append(len(rows))
         return [self._one(self.tasks[name].target, len("".join(row))) for row in rows]
 
     def _one(self, target, letters):
@@ -33,7 +31,7 @@ class Counting:
         return Prediction(letters % len(target.outcomes), tuple(probabilities.tolist()), None)
 
 
-PREDICTOR = Counting(
+PREDICTOR = LetterCounter(
     sst=("single", Ordered(3)),
     qqp=("pair", Binary()),
     sts=("pair", Score(0.0, 5.0)),
@@ -41,15 +39,15 @@ PREDICTOR = Counting(
 )
 
 
-def answered(text, task="sst", kind="tsv", **options):
+def predicted(text, task="sst", kind="tsv", **options):
     target = io.BytesIO()
     source = io.BytesIO(text if isinstance(text, bytes) else text.encode())
-    count = answer_file(PREDICTOR, task, kind, source, target, **options)
+    count = predict_file(PREDICTOR, task, kind, source, target, **options)
     return target.getvalue().decode(), count
 
 
-def test_a_row_goes_out_with_all_that_it_came_with_and_its_answer():
-    found, count = answered("id\ttext\tnote\n7\tabcd\tx y\n8\tab\t\n")
+def test_a_row_keeps_its_fields_and_gains_its_prediction():
+    found, count = predicted("id\ttext\tnote\n7\tabcd\tx y\n8\tab\t\n")
     assert found == (
         "id\ttext\tnote\tprediction\tp_0\tp_1\tp_2\n"
         "7\tabcd\tx y\t1\t0.250000\t0.750000\t0.250000\n"
@@ -58,17 +56,17 @@ def test_a_row_goes_out_with_all_that_it_came_with_and_its_answer():
     assert count == Count(2, 0)
 
 
-def test_binary_tasks_say_no_and_yes_and_scores_are_within_the_range_and_raw():
+def test_binary_tasks_have_no_and_yes_and_scores_are_clipped_and_raw():
     pairs = "text_a\ttext_b\nabc\tdefg\n"
-    assert answered(pairs, "qqp")[0].splitlines()[0] == "text_a\ttext_b\tprediction\tp_no\tp_yes"
-    assert answered(pairs, "sts")[0].splitlines() == [
+    assert predicted(pairs, "qqp")[0].splitlines()[0] == "text_a\ttext_b\tprediction\tp_no\tp_yes"
+    assert predicted(pairs, "sts")[0].splitlines() == [
         "text_a\ttext_b\tprediction\tscore",
         "abc\tdefg\t5.000000\t7.333333",
     ]
 
 
-def test_classes_with_names_are_called_by_them():
-    found = answered("text_a,text_b\na,bb\n", "nli", "csv")[0]
+def test_named_classes_are_written_by_name():
+    found = predicted("text_a,text_b\na,bb\n", "nli", "csv")[0]
     assert list(csv.reader(found.splitlines())) == [
         ["text_a", "text_b", "prediction", "p_no", "p_maybe, perhaps"],
         ["a", "bb", "maybe, perhaps", "0.250000", "0.750000"],
@@ -77,43 +75,43 @@ def test_classes_with_names_are_called_by_them():
 
 def test_json_lines_keep_the_types_of_their_fields():
     row = {"text": "abcd", "n": 3, "deep": [None, {"a": "é"}], "x": 1.5}
-    found, _ = answered(json.dumps(row) + "\n\n" + '{"text": "ab", "half": "\\ud800"}\n', kind="jsonl")
+    found, _ = predicted(json.dumps(row) + "\n\n" + '{"text": "ab", "half": "\\ud800"}\n', kind="jsonl")
     first, second = (json.loads(line) for line in found.splitlines())
     assert first == {**row, "prediction": 1, "p_0": 0.25, "p_1": 0.75, "p_2": 0.25}
     assert second["half"] == "\ud800" and second["prediction"] == 2
 
 
 @pytest.mark.parametrize(("kind", "delimiter"), [("csv", ","), ("tsv", "\t")])
-def test_what_is_written_is_read_back_as_it_was_whatever_stands_in_it(kind, delimiter):
+def test_any_field_survives_a_round_trip(kind, delimiter):
     rows = [["a", 'say "this"', "two\r\nlines" if kind == "csv" else "two\nlines"], ["b", "x,y\ttab"[:7], "\rend\r"]]
     rows[1][1] = "x,y" if kind == "tsv" else "x\ty"
     text = io.StringIO()
     csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
         [["text", "b", "c"], *rows]
     )
-    once, count = answered(text.getvalue(), kind=kind)
+    once, count = predicted(text.getvalue(), kind=kind)
     assert count == Count(2, 0)
     found = list(csv.reader(io.StringIO(once, newline=""), delimiter=delimiter))
     assert [row[:3] for row in found[1:]] == rows
     renamed = once.replace("prediction", "before").replace("p_", "q_")
-    assert answered(renamed, kind=kind)[1] == Count(2, 0)
+    assert predicted(renamed, kind=kind)[1] == Count(2, 0)
 
 
-def test_columns_may_be_called_otherwise():
+def test_columns_may_have_other_names():
     text = "sentence2\tid\tsentence1\nbcd\t1\ta\n"
-    found, _ = answered(text, "qqp", columns={"text_a": "sentence1", "text_b": "sentence2"})
+    found, _ = predicted(text, "qqp", columns={"text_a": "sentence1", "text_b": "sentence2"})
     assert found.splitlines()[1].startswith("bcd\t1\ta\t0\t")
     with pytest.raises(UserError, match="--columns: found 'texta', expected text_a or text_b, as in text_a=NAME"):
-        answered(text, "qqp", columns={"texta": "sentence1"})
+        predicted(text, "qqp", columns={"texta": "sentence1"})
     with pytest.raises(
         UserError, match="pairs.tsv: found columns 'sentence2', .*expected 'text_a', 'text_b'.*--columns"
     ):
-        answered(text, "qqp", name="pairs.tsv")
+        predicted(text, "qqp", name="pairs.tsv")
 
 
-def test_rows_that_can_not_be_answered_are_told_of_with_line_and_reason_and_the_rest_goes_on(capsys):
+def test_unusable_rows_are_reported_with_line_and_reason_and_left_out(capsys):
     text = b"text\tn\ngood\t1\nonly one\n\n \t2\n\xff\t3\n" + b'"stray\t4\nlast\t5\n'
-    found, count = answered(text, name="rows.tsv")
+    found, count = predicted(text, name="rows.tsv")
     assert [line.split("\t")[:2] for line in found.splitlines()[1:]] == [["good", "1"], ["last", "5"]]
     assert count == Count(2, 4)
     assert capsys.readouterr().err.splitlines() == [
@@ -124,12 +122,12 @@ def test_rows_that_can_not_be_answered_are_told_of_with_line_and_reason_and_the_
     ]
 
 
-def test_and_so_are_objects(capsys):
+def test_unusable_objects_are_reported_and_left_out(capsys):
     lines = [
         '{"text": "ab"}', "{", "[1]", '{"txt": "a"}', '{"text": 3}', '{"text": " "}', '{"text": "a", "p_0": 1}', "NaN",
         "[" * 100_000, '{"text": "\\ud800"}', '{"text": null}', '{"text": "abc"}',
     ]  # fmt: skip
-    found, count = answered("\ufeff" + "\n".join(lines), kind="jsonl", name="rows.jsonl")
+    found, count = predicted("\ufeff" + "\n".join(lines), kind="jsonl", name="rows.jsonl")
     assert [json.loads(line)["text"] for line in found.splitlines()] == ["ab", "abc"] and count == Count(2, 10)
     reasons = [line.split(": ", 2)[2] for line in capsys.readouterr().err.splitlines()]
     assert reasons == [
@@ -143,24 +141,24 @@ def test_and_so_are_objects(capsys):
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_json_has_not_neither_go_in_nor_out(number, capsys):
+def test_numbers_that_json_cannot_hold_are_unusable(number, capsys):
     lines = [f'{{"text": "ab", "n": {number}}}', f'{{"text": "ab", "n": [{{"deep": {number}}}]}}', '{"text": "ab"}']
 
     def never(constant):
         pytest.fail(f"{constant} is not JSON")
 
-    found, count = answered("\n".join(lines), kind="jsonl")
+    found, count = predicted("\n".join(lines), kind="jsonl")
     assert [json.loads(line, parse_constant=never)["text"] for line in found.splitlines()] == ["ab"]
     assert count == Count(1, 2)
     reason = "a number is NaN, infinite or too large; JSON has null; left out"
     assert capsys.readouterr().err.splitlines() == [f"standard input: line {line}: {reason}" for line in (1, 2)]
 
 
-def test_strict_stops_at_the_first(capsys):
+def test_strict_stops_at_the_first_unusable_row(capsys):
     with pytest.raises(
         UserError, match="standard input: line 3: text: empty text; without --strict such rows are left"
     ):
-        answered("text\nab\n \nab\n", strict=True)
+        predicted("text\nab\n \nab\n", strict=True)
 
 
 @pytest.mark.parametrize(
@@ -174,14 +172,14 @@ def test_strict_stops_at_the_first(capsys):
         ("text\tp_2\na\t1\n", "tsv", "found a column 'p_2', which is to be added"),
     ],
 )
-def test_what_is_wrong_with_the_whole_file_is_an_error(text, kind, message):
+def test_a_file_with_the_wrong_columns_is_an_error(text, kind, message):
     with pytest.raises(UserError, match=message):
-        answered(text, kind=kind)
+        predicted(text, kind=kind)
 
 
-def test_no_rows_make_a_header_alone():
-    assert answered("text\n") == ("text\tprediction\tp_0\tp_1\tp_2\n", Count(0, 0))
-    assert answered("", kind="jsonl") == ("", Count(0, 0))
+def test_a_file_without_rows_gives_a_header():
+    assert predicted("text\n") == ("text\tprediction\tp_0\tp_1\tp_2\n", Count(0, 0))
+    assert predicted("", kind="jsonl") == ("", Count(0, 0))
 
 
 class Watched(io.RawIOBase):
@@ -214,10 +212,10 @@ class Sink:
 
 @pytest.mark.parametrize(
     ("count", "line", "most"),
-    [(50_000, b"a\n", answers.CHUNK_ROWS), (40, b"a" * 2**20 + b"\n", answers.CHUNK_LETTERS / 2**20)],
+    [(50_000, b"a\n", batch_predict.CHUNK_ROWS), (40, b"a" * 2**20 + b"\n", batch_predict.CHUNK_LETTERS / 2**20)],
 )
-def test_a_file_of_any_length_is_never_held_in_memory(count, line, most):
+def test_only_one_chunk_of_a_file_is_held_in_memory(count, line, most):
     source = Watched(count, line)
     sink = Sink(source)
-    assert answer_file(PREDICTOR, "sst", "tsv", source, sink) == Count(count, 0)
+    assert predict_file(PREDICTOR, "sst", "tsv", source, sink) == Count(count, 0)
     assert sink.lines == count and sink.most <= most

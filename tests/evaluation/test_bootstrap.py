@@ -9,6 +9,7 @@ from bertrio.core.tasks import Binary, Ordered, Score, Task
 from bertrio.evaluation.bootstrap import (
     WEIGHTED,
     bootstrap,
+    contributions,
     generator_for,
     interval,
     intervals,
@@ -272,3 +273,18 @@ def test_overall_scores_move_as_independent_tasks_do():
     expected = (firsts["sst"][1] + firsts["qqp"][1] + (firsts["sts"][1] + 1) / 2) / 3
     np.testing.assert_allclose(found["overall_normalized"], expected)
     assert intervals(frame, TASKS)["dev"]["overall_mean"] == pytest.approx(interval(found["overall_mean"]))
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "macro_f1", "balanced_accuracy", "quadratic_kappa", "roc_auc",
+                                    "average_precision", "pearson", "spearman"])  # fmt: skip
+def test_contributions_are_those_of_the_jackknife(metric):
+    generator, rows = np.random.default_rng(0), 2000
+    labels = generator.integers(0, 2, rows).astype(float)
+    yes = np.round(np.clip(0.5 + 0.2 * (labels - 0.5) + 0.2 * generator.normal(size=rows), 0.01, 0.99), 2)
+    values = yes if metric in ("pearson", "spearman") else (yes > 0.5).astype(float)
+    scored = Scored(labels, values, np.stack([1 - yes, yes], axis=1))
+    found = contributions(scored, metric)
+    for row in range(5):
+        without = METRICS[metric](scored.take(np.arange(rows) != row))
+        jackknife = (rows - 1) * (METRICS[metric](scored) - without)
+        assert found[row] - found.mean() == pytest.approx(jackknife, rel=0.01, abs=0.01)

@@ -1,167 +1,130 @@
 import numpy as np
 import pytest
 from scipy import stats
-from statsmodels.stats.contingency_tables import mcnemar as other_mcnemar
+from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
-from bertrio.evaluation.bootstrap import bootstrap
-from bertrio.evaluation.metrics import Scored
-from bertrio.evaluation.significance import ALPHA, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
+from bertrio.evaluation.bootstrap import bootstrap, contributions
+from bertrio.evaluation.metrics import METRICS, Scored
+from bertrio.evaluation.significance import ALPHA, TaskScore, holm, paired_difference
 
-TRIALS = 2000  # the rate of 5 % is then known to +-1 point
-
-
-@pytest.mark.parametrize(("fixed", "broken"), [(0, 1), (3, 9), (9, 3), (7, 7), (0, 40), (45, 30), (49, 50)])
-def test_mcnemar_of_few_is_the_exact_one(fixed, broken):
-    assert fixed + broken < EXACT_BELOW
-    assert mcnemar(fixed, broken) == pytest.approx(stats.binomtest(fixed, fixed + broken).pvalue, rel=1e-9)
-    assert mcnemar(fixed, broken) == pytest.approx(other_mcnemar([[5, fixed], [broken, 5]], exact=True).pvalue)
+TRIALS = 600  # the rate of 5 % is then known to +-1.8 points
 
 
-@pytest.mark.parametrize(("fixed", "broken"), [(50, 50), (60, 80), (300, 200), (4000, 1)])
-def test_mcnemar_of_many_is_chi_square(fixed, broken):
-    theirs = other_mcnemar([[5, fixed], [broken, 5]], exact=False, correction=False)
-    assert mcnemar(fixed, broken) == pytest.approx(theirs.pvalue, rel=1e-9, abs=1e-300)
+def run(scored, metric="accuracy"):
+    return {"task": TaskScore(metric, METRICS[metric](scored), contributions(scored, metric))}
 
 
-def test_mcnemar_at_its_edges():
-    assert mcnemar(0, 0) == 1
-    assert all(mcnemar(a, b) == mcnemar(b, a) for a in range(0, 120, 7) for b in range(0, 120, 11))
-    for apart in (EXACT_BELOW - 1, EXACT_BELOW):  # no step where one test takes over from the other
-        assert mcnemar(apart // 2 - 10, apart - apart // 2 + 10) == pytest.approx(0.045, abs=0.02)
+def rights(fixed, broken, rows=1000):
+    """Runs of which the second alone has `fixed` rows right, the first alone `broken`."""
+    first = np.repeat([0.0, 1.0, 1.0], [fixed, broken, rows - fixed - broken])
+    second = np.repeat([1.0, 0.0, 1.0], [fixed, broken, rows - fixed - broken])
+    return [[run(Scored(np.ones(rows), predictions))] for predictions in (first, second)]
 
 
-@pytest.mark.parametrize(("rows", "wrong"), [(400, 0.2), (400, 0.5), (1100, 0.45)])
-def test_mcnemar_finds_a_difference_where_there_is_none_in_one_of_twenty(rows, wrong):
-    generator = np.random.default_rng(rows)
-    errors = generator.random((TRIALS, 2, rows)) < wrong
-    fixed, broken = (errors[:, 0] & ~errors[:, 1]).sum(-1), (~errors[:, 0] & errors[:, 1]).sum(-1)
-    rate = np.mean([mcnemar(int(a), int(b)) < ALPHA for a, b in zip(fixed, broken)])
-    assert 0.03 < rate < 0.07
+def seeds(values, rows=None):
+    rows = np.zeros(10) if rows is None else rows
+    return [{"task": TaskScore("rmse", value, rows)} for value in values]
 
 
-def test_the_exact_test_errs_on_the_safe_side():
-    """By the sum over all outcomes, for every number of rows that it is used for."""
-    for apart in range(1, EXACT_BELOW):
+@pytest.mark.parametrize(("fixed", "broken"), [(3, 9), (7, 7), (0, 12), (45, 30), (50, 50), (60, 80), (120, 80)])
+def test_the_p_value_of_accuracies_is_between_those_of_mcnemars_tests(fixed, broken):
+    """The exact test, which is conservative, and its mid-p variant."""
+    exact = mcnemar([[5, fixed], [broken, 5]], exact=True).pvalue
+    mid = exact - stats.binom.pmf(fixed, fixed + broken, 0.5)
+    assert mid - 0.01 < paired_difference(*rights(fixed, broken), "task").p < exact + 0.01
+
+
+def test_few_rows_never_make_many_false_positives():
+    """By the sum over all outcomes, for every number of rows that one side alone gets right."""
+    for apart in (*range(1, 30), 48, 75, 100):
         chances = stats.binom.pmf(np.arange(apart + 1), apart, 0.5)
-        found = [mcnemar(fixed, apart - fixed) < ALPHA for fixed in range(apart + 1)]
-        assert chances[found].sum() < ALPHA
+        significant = [paired_difference(*rights(n, apart - n), "task").p < ALPHA for n in range(apart + 1)]
+        assert chances[significant].sum() < 0.065
 
 
-def test_chi_square_errs_by_less_than_one_point():
-    for apart in (EXACT_BELOW, EXACT_BELOW + 1, 150, 200, 500):
-        chances = stats.binom.pmf(np.arange(apart + 1), apart, 0.5)
-        found = [mcnemar(fixed, apart - fixed) < ALPHA for fixed in range(apart + 1)]
-        assert 0.04 < chances[found].sum() < 0.06
+@pytest.mark.parametrize("metric", ["accuracy", "pearson", "macro_f1", "roc_auc"])
+@pytest.mark.parametrize("overlap", [0.0, 0.9])
+def test_row_variance_is_that_of_the_paired_bootstrap(metric, overlap):
+    generator, rows = np.random.default_rng(0), 1000
+    labels = generator.normal(size=rows) if metric == "pearson" else generator.integers(0, 2, rows).astype(float)
+    shared, sides = generator.normal(size=rows), []
+    for _ in range(2):
+        values = labels + np.sqrt(overlap) * shared + np.sqrt(1 - overlap) * generator.normal(size=rows)
+        yes = 1 / (1 + np.exp(-values))
+        graded = Scored(labels, (values > 0.5).astype(float), np.stack([1 - yes, yes], axis=1))
+        sides.append(Scored(labels, values) if metric == "pearson" else graded)
+    first, second = bootstrap(sides, metric, generator, 4000)
+    difference = paired_difference(*([run(side, metric)] for side in sides), "task")
+    assert (difference.high - difference.low) / 2 / 1.96 == pytest.approx(np.std(second - first), rel=0.07)
 
 
-@pytest.mark.parametrize(("metric", "spread"), [("pearson", 0.5), ("accuracy", None), ("f1", None)])
-def test_the_paired_bootstrap_finds_a_difference_where_there_is_none_in_one_of_twenty(metric, spread):
-    generator = np.random.default_rng(3)
-    found = []
-    for _ in range(600):  # the rate of 5 % is then known to +-1.8 points
-        labels = generator.normal(size=300) if spread else generator.integers(0, 2, 300).astype(float)
-        sides = []
-        for _ in range(2):
-            noise = labels + spread * generator.normal(size=300) if spread else None
-            flipped = np.abs(labels - (generator.random(300) < 0.2))
-            sides.append(Scored(labels, noise if spread else flipped))
-        first, second = bootstrap(sides, metric, generator, 400)
-        found.append(bootstrap_p(second - first) < ALPHA)
-    assert 0.03 < np.mean(found) < 0.07
-
-
-def test_the_bootstrap_p_says_what_the_interval_says():
-    generator = np.random.default_rng(0)
-    for shift in np.linspace(-3, 3, 41):
-        differences = shift + generator.normal(size=2000)
-        low, high = np.quantile(differences, (0.025, 0.975))
-        if min(abs(low), abs(high)) > 0.02:  # at the very edge the +1 decides
-            assert (bootstrap_p(differences) < ALPHA) == (not low <= 0 <= high)
-        assert bootstrap_p(differences) == bootstrap_p(-differences)
-    assert bootstrap_p(np.zeros(100)) == 1
-    assert bootstrap_p(np.ones(999)) == pytest.approx(0.002)
-
-
-def test_the_bootstrap_p_of_a_mean_is_near_the_t_test():
-    values = np.random.default_rng(1).normal(0.15, 1, size=200)
-    draws = np.random.default_rng(2).integers(0, 200, (10000, 200))
-    assert bootstrap_p(values[draws].mean(1)) == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.01)
-
-
-@pytest.mark.parametrize("ps", [[0.01], [0.04, 0.01, 0.03], [0.5, 0.5, 0.01, 0.02], [0.9, 0.8], [0.0, 1.0, 0.02]])
-def test_holm_is_that_of_statsmodels(ps):
-    assert holm(ps) == pytest.approx(multipletests(ps, method="holm")[1])
-
-
-def test_holm_keeps_the_chance_of_any_false_positive():
-    ps = np.random.default_rng(0).random((TRIALS, 3))
-    assert 0.03 < np.mean([min(holm(row)) < ALPHA for row in ps]) < 0.07
-    assert holm([]) == []
-
-
-def test_welch_is_that_of_scipy():
+def test_without_rows_it_is_the_welch_test_of_scipy():
     generator = np.random.default_rng(0)
     for sizes in ((2, 2), (3, 5), (10, 4)):
         first, second = (generator.normal(0.8, 0.01 * (i + 1), size) for i, size in enumerate(sizes))
         theirs = stats.ttest_ind(second, first, equal_var=False)
-        ours = welch(first, second)
+        ours = paired_difference(seeds(first), seeds(second), "task")
         assert ours.p == pytest.approx(theirs.pvalue)
         assert (ours.low, ours.high) == pytest.approx(tuple(theirs.confidence_interval(0.95)))
-        back = welch(second, first)
-        assert (back.p, back.difference, back.low) == pytest.approx((ours.p, -ours.difference, -ours.high))
 
 
-def test_welch_finds_a_difference_of_seeds_where_there_is_none_in_one_of_twenty():
-    seeds = np.random.default_rng(5).normal(0.8, 0.01, (TRIALS, 2, 5))
-    assert 0.03 < np.mean([welch(first, second).p < ALPHA for first, second in seeds]) < 0.07
+def test_without_seeds_it_is_the_paired_t_test_of_rows():
+    apart = np.random.default_rng(0).normal(0.06, 1, 900)
+    ours = paired_difference(seeds([0.0], 0 * apart), seeds([apart.mean()], apart), "task")
+    assert ours.rows_alone
+    assert ours.p == pytest.approx(stats.ttest_1samp(apart, 0).pvalue, rel=0.02)
 
 
-@pytest.mark.parametrize(("seeds", "too_many"), [(3, 0.05), (5, 0.07)])
-def test_rows_and_seeds_find_a_difference_where_there_is_none_in_one_of_twenty(seeds, too_many):
-    """With as much luck in the rows as in the seeds; the larger p of two tests apart is no substitute."""
-    generator, rows = np.random.default_rng(seeds), 200
-    found = []
+def test_sides_swap_and_intervals_say_what_p_says():
+    generator = np.random.default_rng(1)
+    for _ in range(20):
+        rows = generator.normal(0, 0.3, (2, 100))
+        a, b = (seeds(generator.normal(0.8, 0.02, count), row) for count, row in zip((2, 3), rows))
+        there, back = paired_difference(a, b, "task"), paired_difference(b, a, "task")
+        assert (there.difference, there.low, there.high, there.p) == pytest.approx(
+            (-back.difference, -back.high, -back.low, back.p)
+        )
+        assert (there.p < ALPHA) == (not there.low <= 0 <= there.high)
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_rows_and_seeds_find_a_difference_where_there_is_none_in_one_of_twenty(count):
+    """With as much luck in the rows as in the seeds."""
+    generator, rows, significant = np.random.default_rng(count), 200, []
     for _ in range(TRIALS):
         of_rows = generator.normal(0, np.sqrt(rows), rows)  # the difference of both sides on each row, whatever seed
-        first, second = generator.normal(0, np.sqrt(seeds / 2), (2, seeds))
-        second = second + of_rows.mean()
-        over_rows = of_rows.var() / rows  # what the bootstrap comes to
-        apart = 2 * stats.norm.sf(abs(second.mean() - first.mean()) / np.sqrt(over_rows)), welch(first, second).p
-        found.append((welch(first, second, over_rows).p < ALPHA, max(apart) < ALPHA))
-    both, larger = np.mean(found, axis=0)
-    assert 0.03 < both < 0.07
-    assert larger > max(both, too_many)
+        first, second = generator.normal(0, np.sqrt(count / 2), (2, count))
+        found = paired_difference(seeds(first, 0 * of_rows), seeds(second + of_rows.mean(), of_rows), "task")
+        significant.append(found.p < ALPHA)
+    assert 0.03 < np.mean(significant) < 0.07
 
 
-def test_seeds_that_differ_by_chance_from_row_to_row_err_on_the_safe_side():
-    generator, rows, seeds = np.random.default_rng(0), 200, 3
-    found = []
-    for _ in range(TRIALS // 2):
-        first, second = generator.normal(0, np.sqrt(rows * seeds / 2), (2, seeds, rows))
-        second = second + generator.normal(0, np.sqrt(rows), rows)
-        over_rows = (second.mean(axis=0) - first.mean(axis=0)).var() / rows
-        found.append(welch(first.mean(axis=1), second.mean(axis=1), over_rows).p < ALPHA)
-    assert 0.005 < np.mean(found) < 0.05
+def test_overall_scores_weigh_the_tasks():
+    generator = np.random.default_rng(0)
+    firsts = {"a": "accuracy", "b": "pearson"}
+    runs = [{task: TaskScore(firsts[task], 0.5, generator.normal(size=300)) for task in firsts} for _ in range(2)]
+    variance = {task: np.var(runs[1][task].rows - runs[0][task].rows) / 300 for task in ("a", "b")}
+    for name, weights in {"overall_mean": (1 / 2, 1 / 2), "overall_normalized": (1 / 2, 1 / 4)}.items():
+        found = paired_difference(runs[:1], runs[1:], name)
+        error = np.sqrt(sum(w**2 * variance[task] for w, task in zip(weights, ("a", "b"))))
+        assert (found.high - found.low) / 2 == pytest.approx(1.96 * error, rel=0.02)
 
 
-def test_rows_alone_make_a_normal_test_and_bring_no_side_forward():
-    same = [0.8, 0.8], [0.83, 0.83]  # seeds that do not vary leave the rows
-    found = welch(*same, rows=0.02**2)
-    assert found.p == pytest.approx(2 * stats.norm.sf(1.5), rel=1e-4)
-    assert (found.low, found.high) == pytest.approx((0.03 - 1.95996 * 0.02, 0.03 + 1.95996 * 0.02), abs=1e-6)
-    first, second = [0.8, 0.82, 0.81], [0.84, 0.83, 0.87]
-    there, back = welch(first, second, 1e-4), welch(second, first, 1e-4)
-    assert (there.p, there.low, there.high) == (back.p, -back.high, -back.low)
-    assert welch(first, second, 0.01).p > 0.7  # where one row more or less is worth a tenth
+def test_intervals_stay_within_what_is_possible():
+    """Two seeds that differ by much leave one degree of freedom, and Student's t reaches far beyond."""
+    for metric, most in {"accuracy": 1, "pearson": 2}.items():
+        sides = [[{"task": TaskScore(metric, value, np.zeros(9))} for value in side] for side in ((0, 1), (0.4, 0.9))]
+        found = paired_difference(*sides, "task")
+        assert (found.low, found.high) == (-most, most)
 
 
-def test_rounding_is_no_difference():
-    noise = np.random.default_rng(0).normal(0, 1e-16, 1000)
-    assert bootstrap_p(noise + 1e-15) == 1
+def test_what_does_not_vary_is_no_difference():
+    assert paired_difference(seeds([0.8, 0.8]), seeds([0.9, 0.9]), "task").p == 1
+    same = paired_difference(*rights(0, 0), "task")
+    assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
 
 
-def test_welch_makes_nothing_of_seeds_that_do_not_vary():
-    assert welch([0.8, 0.8], [0.9, 0.9]).p == 1
-    with pytest.raises(ValueError, match="two or more seeds"):
-        welch([0.8], [0.8, 0.9])
+@pytest.mark.parametrize("ps", [[], [0.01], [0.04, 0.01, 0.03], [0.5, 0.5, 0.01, 0.02], [0.9, 0.8], [0.0, 1.0, 0.02]])
+def test_holm_is_that_of_statsmodels(ps):
+    assert holm(ps) == pytest.approx(multipletests(ps, method="holm")[1] if ps else [])

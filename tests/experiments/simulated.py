@@ -6,8 +6,9 @@ import zlib
 
 import numpy as np
 
+from bertrio.evaluation.bootstrap import contributions
 from bertrio.evaluation.metrics import Scored, overall
-from bertrio.experiments.recipes.measured import OVERALL, ByRow, Measured, contributions
+from bertrio.experiments.recipes.measured import OVERALL, ByRow, Measured
 from bertrio.experiments.recipes.rows import Budget, Paper, Recipes, Row, Table
 
 FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}
@@ -40,7 +41,7 @@ def simulate(row: str, seed: int = 1, skill: float = 0.5, rows: int = 300, data:
             value = np.corrcoef(labels, predictions)[0, 1]
         metrics[task] = {metric: float(value)}
         intervals[task] = {metric: (float(value) - 0.05, float(value) + 0.05)}
-        by_row[task] = ByRow(f"{task} {data} {rows}", contributions(scored, metric)[1])
+        by_row[task] = ByRow(f"{task} {data} {rows}", contributions(scored, metric))
     whole = overall({task: next(iter(of.items())) for task, of in metrics.items()})
     metrics |= {name: float(value) for name, value in whole.items()}
     intervals |= {name: (metrics[name] - 0.02, metrics[name] + 0.02) for name in whole}

@@ -8,12 +8,11 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_json, write_text
-from bertrio.evaluation.bootstrap import bootstrap
-from bertrio.evaluation.metrics import METRICS, Scored
+from bertrio.evaluation.bootstrap import contributions
+from bertrio.evaluation.metrics import Scored
 from bertrio.experiments.recipes.measured import (
     ByRow,
     Measured,
-    contributions,
     load_measured,
     measure,
     read_measured,
@@ -49,51 +48,6 @@ def measured(**changes) -> Measured:
         version="0.1.0",
     )
     return replace(kept, **changes)
-
-
-def runs(metric: str, rows: int, correlation: float, seed: int) -> list[Scored]:
-    """Two runs on the same rows whose errors have some correlation."""
-    random = np.random.default_rng(seed)
-    errors = random.multivariate_normal([0, 0], [[1, correlation], [correlation, 1]], rows).T
-    labels = random.integers(0, 5, rows).astype(np.float64)
-    if metric == "accuracy":
-        return [Scored(labels, np.clip(np.round(labels + own), 0, 4)) for own in errors]
-    return [Scored(labels, labels * skill + own) for own, skill in zip(errors, (0.7, 0.9))]
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "pearson"])
-@pytest.mark.parametrize("correlation", [0.0, 0.6, 0.95])
-@pytest.mark.parametrize("rows", [300, 2000])
-def test_contributions_have_the_variance_of_the_paired_bootstrap(metric, correlation, rows):
-    sides = runs(metric, rows, correlation, seed=rows)
-    first, second = bootstrap(sides, metric, np.random.default_rng(1), 10_000)
-    by_rows = [contributions(side, metric)[1].astype(np.float16).astype(np.float64) for side in sides]
-    assert np.var(by_rows[1] - by_rows[0]) / rows == pytest.approx(np.var(second - first), rel=0.06)
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "pearson"])
-def test_contributions_sum_up_to_what_they_are_of(metric):
-    side = runs(metric, 500, 0.5, seed=3)[0]
-    kind, values = contributions(side, metric)
-    assert kind == {"accuracy": "right", "pearson": "influence"}[metric]
-    assert values.mean() == pytest.approx(METRICS[metric](side) if kind == "right" else 0.0, abs=1e-12)
-
-
-def test_influence_is_the_change_of_the_correlation_where_a_row_counts_a_little_more():
-    side = runs("pearson", 400, 0.5, seed=4)[0]
-    _, values = contributions(side, "pearson")
-    row, extra = int(np.argmax(np.abs(values))), 1e-6
-    weights = np.full(400, 1 / 400) * (1 - extra)
-    weights[row] += extra
-    weighted = np.cov(side.labels, side.predictions, aweights=weights, ddof=0)
-    moved = weighted[0, 1] / np.sqrt(weighted[0, 0] * weighted[1, 1]) - METRICS["pearson"](side)
-    assert moved / extra == pytest.approx(values[row], rel=1e-3)
-
-
-def test_constant_predictions_contribute_nothing_and_other_metrics_have_no_contributions():
-    labels = np.arange(10.0)
-    assert not contributions(Scored(labels, np.full(10, 2.5)), "pearson")[1].any()
-    assert contributions(Scored(labels, labels), "rmse") is None
 
 
 def test_what_is_written_is_read_and_the_same_run_makes_the_same_bytes(tmp_path):
@@ -204,7 +158,7 @@ def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(
     assert to_json(one) == to_json(found[1])  # the order of the rows does not matter
     for task, metric in (("sst", "accuracy"), ("sts", "pearson")):
         rows = frame[frame["task"] == task].sort_values("id")
-        assert np.array_equal(one.by_row[task].values, contributions(Scored.of(rows), metric)[1])
+        assert np.array_equal(one.by_row[task].values, contributions(Scored.of(rows), metric))
 
 
 def test_other_rows_or_labels_have_another_digest(run_of, make_tables):

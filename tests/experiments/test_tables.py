@@ -230,5 +230,5 @@ def test_the_terminal_shows_what_markdown_says(recipes):
     console = Console(width=180, record=True, file=io.StringIO())
     show_tables(paper_tables(recipes, measured(), "p"), console)
     shown = console.export_text()
-    for cell in ("p-again (the run of p-better)", "0.425 ±0.106", "+0.250 [-0.174, +0.674]°", "3 of 4 rows measured"):
+    for cell in ("p-again (the run of p-better)", "0.425 ±0.106", "+0.250 [-1.000, +1.000]°", "3 of 4 rows measured"):
         assert cell in shown

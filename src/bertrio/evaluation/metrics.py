@@ -239,6 +239,7 @@ METRICS: dict[str, Callable[[Scored], float]] = {
     "rmse": rmse,
 }
 CORRELATIONS = ("pearson", "spearman")  # what overall_normalized brings from -1 to 1 to 0 to 1
+OVERALL = ("overall_mean", "overall_normalized")
 LOWER_IS_BETTER = ("mae", "ece", "brier", "rmse")
 
 

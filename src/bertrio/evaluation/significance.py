@@ -1,75 +1,169 @@
-"""Whether a difference is more than luck: tests for two sets of predictions of the same rows, or of several seeds.
+"""Significance of differences: the paired test of two sets of runs on the same rows, and Holm's correction.
 
-Every p-value here is two-sided: the chance of a difference at least as large, in either direction, if there were none.
+All p-values are two-sided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from bertrio.core.tasks import Array
+from bertrio.evaluation.metrics import CORRELATIONS, overall
 
 ALPHA = 0.05  # a p-value below it counts as a difference
-EXACT_BELOW = 100  # rows that only one side has right; from here on chi-square is off by less than 1 point at 5 %
-KNOWN = 1e6  # degrees of freedom from which on Student's t is the normal distribution to six digits
-DIGITS = 12  # differences that are equal to so many are equal: beyond is rounding
+DIGITS = 12  # differences beyond so many decimals are rounding
+RANGES = {  # smallest and largest value of a metric; metrics that are missing here are unbounded
+    **dict.fromkeys(("accuracy", "f1", "macro_f1", "balanced_accuracy", "off_by_one"), (0.0, 1.0)),
+    **dict.fromkeys(("roc_auc", "average_precision", "ece"), (0.0, 1.0)),
+    "brier": (0.0, 2.0),  # 1 for two classes
+    **dict.fromkeys(("pearson", "spearman", "quadratic_kappa"), (-1.0, 1.0)),
+}
 
 
-class Mean(NamedTuple):
-    """A difference of two means: its 95 % interval, and the p-value of none."""
+@dataclass(frozen=True, eq=False)
+class TaskScore:
+    """The first metric of a task in one run.
 
-    difference: float
+    Args:
+        metric: its name.
+        value: its value.
+        rows: [N], what each row contributes to it, see `bootstrap.contributions`.
+    """
+
+    metric: str
+    value: float
+    rows: Array
+
+
+Run = Mapping[str, TaskScore]  # by task
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A metric of two sides, and the second minus the first with its 95 % interval and p-value.
+
+    `first` and `second` are means over the side's runs, and `seeds` counts these. If a side has a single run, interval
+    and p-value cover other rows, but not other seeds.
+    """
+
+    metric: str
+    first: float
+    second: float
+    seeds: tuple[int, int]
     low: float
     high: float
     p: float
 
+    @property
+    def difference(self) -> float:
+        """Second minus first, rounded to `DIGITS`."""
+        return round(self.second - self.first, DIGITS)
 
-def mcnemar(fixed: int, broken: int) -> float:
-    """The p-value that two accuracies on the same rows are equal; McNemar (1947), "Note on the sampling error of the
-    difference between correlated proportions".
+    @property
+    def rows_alone(self) -> bool:
+        """Whether a side has too few seeds to estimate their variance."""
+        return min(self.seeds) < 2
 
-    Only rows that one side has right and the other wrong bear on it. Without a difference each of them is a throw of
-    a coin. Below `EXACT_BELOW` of them: the exact binomial test, whose rate of false positives is never above 5 %. From
-    there: chi-square with one degree of freedom, (fixed - broken)^2 / (fixed + broken), without a correction for
-    continuity, which would only make it miss more.
+
+def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) -> Difference:
+    r"""Test whether two sides differ, over other rows and other seeds.
+
+    The variance of the difference is $e^2 = \sum_k w_k^2 \mathrm{var}(\bar b_{ki} - \bar a_{ki}) / N_k + s_a^2 / n_a +
+    s_b^2 / n_b$. The first part is that of the rows: $\bar a_{ki}$ is what row i contributes to the metric of task k,
+    averaged over the runs of a side, so rows that are hard for both sides cancel; $w_k$ is the weight of the task in an
+    overall score. The others are those of the seeds, over n runs a side; they need two runs or more on both sides.
+
+    The difference divided by e is compared with Student's t with $e^4 / \sum_j v_j^2 / f_j$ degrees of freedom;
+    Satterthwaite (1946), "An approximate distribution of estimates of variance components". A part $v_j$ has n - 1 of
+    them for seeds, and for rows one less than their effective number $(\sum_i d_i^2)^2 / \sum_i d_i^4$ (Kish 1965,
+    "Survey Sampling"), which for an accuracy is the number of rows that one side alone gets right. So the
+    test is close to McNemar's exact one on few rows, to the paired bootstrap on many, and to Welch's with seeds alone.
+
+    The seeds of the two sides count as independent, which errs on the safe side if equal seeds are correlated. Noise
+    of single rows that differs between seeds counts in both parts, which errs on the safe side as well.
 
     Args:
-        fixed: rows that only the second side has right.
-        broken: rows that only the first side has right.
+        first: what is compared with: runs that differ in nothing but their seed.
+        second: what is to be judged, likewise. All runs hold the same rows in the same order.
+        metric: a task, whose first metric is compared, or an overall score.
+
+    Returns:
+        The difference. If nothing varies, p is 1: a few equal values do not show that the next will be equal too. The
+        interval is cut to the largest difference that the metric allows.
     """
-    apart = fixed + broken
-    if apart == 0:
-        return 1.0
-    if apart < EXACT_BELOW:
-        from scipy.stats import binom  # takes a second to import, and most of bertrio does without
+    sides = [[score_of(run, metric) for run in side] for side in (first, second)]
+    weights = _weights(first[0], metric)
+    parts = [
+        _row_variance(weight * (_mean_rows(second, task) - _mean_rows(first, task))) for task, weight in weights.items()
+    ]
+    seeds = (len(first), len(second))
+    if min(seeds) > 1:
+        parts += [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides]
+    means = [float(np.mean(side)) for side in sides]
+    low, high, p = _t_test(means[1] - means[0], parts)
+    largest = _largest(first[0], metric)
+    return Difference(metric, means[0], means[1], seeds, max(low, -largest), min(high, largest), p)
 
-        return float(min(1.0, 2 * binom.cdf(min(fixed, broken), apart, 0.5)))
-    from scipy.special import chdtrc
 
-    return float(chdtrc(1, (fixed - broken) ** 2 / apart))
+def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
+    """95 % interval and p-value of a difference whose variance is the sum of `parts`, with their degrees of freedom."""
+    error = math.sqrt(sum(variance for variance, _ in parts))
+    if error < 1e-12:  # rounding
+        return difference, difference, 1.0
+    from scipy.special import stdtr, stdtrit  # slow to import
+
+    freedom = error**4 / sum(variance**2 / freedom for variance, freedom in parts)
+    reach = float(stdtrit(freedom, 0.975)) * error
+    return difference - reach, difference + reach, 2 * float(stdtr(freedom, -abs(difference) / error))
 
 
-def bootstrap_p(differences: Array) -> float:
-    """The p-value of no difference, from paired bootstrap `differences` [R] of two sides under the same resamples.
+def _row_variance(differences: Array) -> tuple[float, float]:
+    """The variance of the mean of `differences` [N], and its degrees of freedom."""
+    squared = np.square(differences)
+    effective = squared.sum() ** 2 / np.square(squared).sum() if squared.any() else 1.0
+    return float(np.var(differences)) / len(differences), max(float(effective) - 1, 1.0)
 
-    Twice the share of resamples on the rarer side of 0, resamples at 0 counted for both; Efron and Tibshirani (1993),
-    "An Introduction to the Bootstrap", chapter 15. It is below 5 % where the percentile interval leaves 0 out. One is
-    added to both counts, for R resamples can't show a chance below 1 / R.
-    """
-    differences = np.round(differences, DIGITS)
-    rarer = min(np.sum(differences <= 0), np.sum(differences >= 0))
-    return float(min(1.0, 2 * (rarer + 1) / (len(differences) + 1)))
+
+def _mean_rows(side: Sequence[Run], task: str) -> Array:
+    return np.mean([run[task].rows for run in side], axis=0)
+
+
+def score_of(run: Run, metric: str) -> float:
+    """The value of a task's first metric, or of an overall score."""
+    if metric in run:
+        return run[metric].value
+    return float(overall({task: (score.metric, np.float64(score.value)) for task, score in run.items()})[metric])
+
+
+def _weights(run: Run, metric: str) -> dict[str, float]:
+    """The weight of each task's first metric in `metric`; a normalized correlation r is (r + 1) / 2."""
+    if metric in run:
+        return {metric: 1.0}
+    halved = CORRELATIONS if metric == "overall_normalized" else ()
+    return {task: (0.5 if score.metric in halved else 1.0) / len(run) for task, score in run.items()}
+
+
+def _largest(run: Run, metric: str) -> float:
+    """The largest difference of two values of `metric`."""
+    return sum(weight * widest(run[task].metric) for task, weight in _weights(run, metric).items())
+
+
+def widest(metric: str) -> float:
+    """The largest difference of two values of a metric: 1 for shares, 2 for correlations, infinity without bounds."""
+    low, high = RANGES.get(metric, (0.0, math.inf))
+    return high - low
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    r"""P-values that allow for the number of tests; Holm (1979), "A simple sequentially rejective multiple test
+    r"""P-values corrected for the number of tests; Holm (1979), "A simple sequentially rejective multiple test
     procedure".
 
     Of K tests in rising order of p: $\max_{j \le i} \min(1, (K - j + 1) p_j)$. If those below 5 % are called
-    differences, the chance that any of them is false is at most 5 %, however the tests hang together.
+    differences, the chance that any of them is false is at most 5 %, whatever the dependence of the tests.
 
     Returns:
         The corrected values, in the order of `ps`.
@@ -79,46 +173,3 @@ def holm(ps: Sequence[float]) -> list[float]:
     corrected = np.empty(len(ps))
     corrected[order] = np.maximum.accumulate(steps)
     return corrected.tolist()
-
-
-def welch(first: Sequence[float], second: Sequence[float], rows: float = 0.0, level: float = 0.95) -> Mean:
-    r"""The difference of the means of two sets of seeds, second minus first, for other seeds and other rows.
-
-    The variances add: $e^2 = v + s_1^2 / n_1 + s_2^2 / n_2$, v being that of the rows, and the difference over e is
-    taken for Student's t with $e^4 / \sum_k (s_k^2 / n_k)^2 / (n_k - 1)$ degrees of freedom; Satterthwaite (1946), "An
-    approximate distribution of estimates of variance components", with v as known. Without rows it is Welch's t-test
-    (1947), "The generalization of 'Student's' problem when several different population variances are involved". Two
-    tests apart, one of rows and one of seeds, would not do, even if both had to find a difference: each takes for
-    certain what the other doubts.
-
-    The seeds of the sides are taken as independent, also where they have the same numbers: equal seeds rarely bring
-    more than a little correlation, and if they do, this errs on the safe side. So it does where seeds differ by chance
-    from row to row, which is in v as well as in s: were it all that seeds differ by, 2 % and not 5 % would be false.
-
-    Args:
-        first, second: a metric for each seed, all measured on the same rows; two or more of each.
-        rows: variance of the difference of the means over other rows, with the seeds as they are, such as that of
-            paired bootstrap differences; 0: these rows are all there are.
-        level: of the interval.
-
-    Returns:
-        Where nothing varies the test is undefined. p is 1 then: a few equal values do not show that the next will be
-        equal too.
-
-    Raises:
-        ValueError: if a side has fewer than two seeds.
-    """
-    if min(len(first), len(second)) < 2:
-        raise ValueError(f"expected two or more seeds a side, found {len(first)} and {len(second)}")
-    difference = float(np.mean(second) - np.mean(first))
-    squared = [float(np.var(side, ddof=1)) / len(side) for side in (first, second)]
-    error = float(np.sqrt(sum(squared) + rows))
-    if error < 1e-12:  # values are near 1: below this is rounding
-        return Mean(difference, difference, difference, 1.0)
-    from scipy.special import stdtr, stdtrit
-
-    doubt = sum(part**2 / (len(side) - 1) for part, side in zip(squared, (first, second)))
-    freedom = min(error**4 / doubt, KNOWN) if doubt else KNOWN
-    reach = float(stdtrit(freedom, (1 + level) / 2)) * error
-    p = 2 * float(stdtr(freedom, -abs(difference) / error))
-    return Mean(difference, difference - reach, difference + reach, p)

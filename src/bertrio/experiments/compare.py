@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,16 +18,15 @@ from numpy.typing import NDArray
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Array, Target, Task
-from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval, overall_of_resamples, resamples_of
-from bertrio.evaluation.metrics import METRICS, ON_COUNTS, Scored, overall
-from bertrio.evaluation.significance import ALPHA, DIGITS, EXACT_BELOW, bootstrap_p, holm, mcnemar, welch
-from bertrio.experiments.bounds import widest, widest_overall, within
+from bertrio.evaluation.bootstrap import bootstrap, contributions, generator_for, interval
+from bertrio.evaluation.metrics import METRICS, ON_COUNTS, OVERALL, Scored
+from bertrio.evaluation.significance import ALPHA, DIGITS, Run, TaskScore, holm, paired_difference, score_of, widest
 from bertrio.experiments.cells import chance
 from bertrio.experiments.matching import Matched, match
 from bertrio.experiments.recipes.params import ABSENT, leaves
 from bertrio.experiments.revision import Revision
 
-OTHERS = 1_000  # resamples at most for metrics that are shown and not tested
+OTHERS = 1_000  # resamples for metrics that are shown and not tested
 Side = Sequence[Revision]
 Figures = dict[str, Any]
 
@@ -51,13 +50,10 @@ def open_side(names: str, root: str | Path = ".") -> list[Revision]:
 def compare(first: Side, second: Side, split: str = "dev", rows: int | None = None) -> Figures:
     """Compares two sides on the same rows.
 
-    For each task, the difference of the first metric has a 95 % interval by the paired bootstrap (the mean over seeds
-    of a side that has several) and a p-value: McNemar's test for the accuracy of one revision against another, the
-    paired bootstrap for all else. Where both sides have two or more seeds, interval and p-value are for other rows and
-    other seeds, by `significance.welch` with the variance of the bootstrap. Intervals are cut to what is possible
-    (`bounds`): with one or two degrees of freedom Student's t reaches beyond, and differences of accuracies are within
-    1, of correlations within 2. Holm's correction allows for the number of tasks. The overall scores are one question
-    each, and are not corrected.
+    For each task, the difference of the first metric has a 95 % interval and a p-value by
+    `significance.paired_difference`: over other rows, and over other seeds where both sides have two or more runs.
+    Holm's correction allows for the number of tasks. The overall scores are one question each, and are not corrected.
+    Other metrics have the interval of the paired bootstrap over rows, and no test.
 
     Args:
         first: what is compared with, such as a baseline.
@@ -73,18 +69,24 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
     """
     tasks, notes = _shared_tasks(first, second)
     matched = match(_tables(first, second), list(tasks), split)
-    tests = {name: _Test(matched[name], len(first), split, tasks[name]) for name in matched}
+    tests = {name: _Test(matched[name], len(first), tasks[name]) for name in matched}
+    runs = [
+        {name: _task_score(test, place) for name, test in tests.items()} for place in range(len(first) + len(second))
+    ]
+    sides = runs[: len(first)], runs[len(first) :]
     result: Figures = {
         "split": split,
         "first": _describe(first),
         "second": _describe(second),
         "params": _changed_params(first, second),
-        "tasks": {name: _compare_task(test) for name, test in tests.items()},
+        "tasks": {name: _compare_task(test, sides, split) for name, test in tests.items()},
     }
     _correct(result["tasks"])
     unmeasured = [name for name in tasks if name not in matched]
     if not unmeasured and not notes:
-        result["overall"] = _compare_overall(tests)
+        result["overall"] = {name: _figures(sides, name, name) for name in OVERALL}
+        for figures in result["overall"].values():
+            figures["better"] = _better(figures, figures["p"])
     notes += [f"task {name} has no labels in split {split}, and overall scores need all tasks" for name in unmeasured]
     notes += _other_metrics([*first, *second], tasks)
     result["notes"] = [*notes, *_notes(first, second, split), *_same_runs(first, second, tests)]
@@ -100,102 +102,64 @@ def label(side: Side) -> str:
     return side[0].name if len(side) == 1 else f"{side[0].name} and {len(side) - 1} more"
 
 
-class _Measured(NamedTuple):
-    """A metric of both sides: the value of each run, and resampled values [R], the mean over the side's runs."""
-
-    metric: str
-    values: tuple[list[float], list[float]]
-    samples: tuple[Array, Array]
-
-
 class _Test:
-    """One task on both sides, and its first metric, which is `main`."""
+    """The same rows of one task on both sides."""
 
-    def __init__(self, matched: Matched, firsts: int, split: str, task: Task) -> None:
+    def __init__(self, matched: Matched, firsts: int, task: Task) -> None:
         self.ids, self.scored = matched
         self.sides = self.scored[:firsts], self.scored[firsts:]
-        self.task, self._split = task, split
-        self.main = self.measure(task.target.metrics[0])
-
-    def measure(self, metric: str, most: int | None = None) -> _Measured:
-        """Measures `metric`, from `most` resamples at most; they do not depend on which side comes first."""
-        count = min(resamples_of(metric), most or resamples_of(metric))
-        samples = bootstrap(self.scored, metric, generator_for(self._split, self.task.name), count)
-        cut = len(self.sides[0])
-        values = tuple([METRICS[metric](run) for run in side] for side in self.sides)
-        return _Measured(metric, values, (samples[:cut].mean(axis=0), samples[cut:].mean(axis=0)))
+        self.task = task
 
 
-def _compare_task(test: _Test) -> Figures:
-    target = test.task.target
+def _task_score(test: _Test, run: int) -> TaskScore:
+    metric, scored = test.task.target.metrics[0], test.scored[run]
+    return TaskScore(metric, METRICS[metric](scored), contributions(scored, metric))
+
+
+def _compare_task(test: _Test, sides: tuple[Sequence[Run], Sequence[Run]], split: str) -> Figures:
+    first, *others = test.task.target.metrics
     fixed, broken = (len(rows) for rows in _fixed_and_broken(test))
-    figures = _figures(test.main)
-    if len(test.scored) == 2 and test.main.metric == "accuracy":
-        name = "McNemar, exact" if fixed + broken < EXACT_BELOW else "McNemar"
-        figures |= {"test": name, "p": mcnemar(fixed, broken)}
     return {
         "rows": len(test.ids),
-        **figures,
-        "alike": all(_alike(test.scored[0], other, test.main.metric) for other in test.scored[1:]),
+        **_figures(sides, test.task.name, first),
+        "alike": all(_alike(test.scored[0], other, first) for other in test.scored[1:]),
         "fixed": fixed,
         "broken": broken,
-        "others": {name: _figures(test.measure(name, OTHERS), tested=False) for name in target.metrics[1:]},
+        "others": {name: _untested(test, name, split) for name in others},
     }
 
 
-def _compare_overall(tests: Mapping[str, _Test]) -> dict[str, Figures]:
-    """The overall scores; tasks are measured on different rows, so the resamples of each are its own."""
-    mains = {name: test.main for name, test in tests.items()}
-    values = [
-        overall({name: (own.metric, np.array(own.values[side])) for name, own in mains.items()}) for side in (0, 1)
-    ]
-    samples = [
-        overall_of_resamples({name: (own.metric, own.samples[side]) for name, own in mains.items()}) for side in (0, 1)
-    ]
-    most = widest_overall({name: own.metric for name, own in mains.items()})
-    result = {}
-    for name in values[0]:
-        own = _Measured(name, tuple(side[name].tolist() for side in values), tuple(side[name] for side in samples))
-        figures = _figures(own, most=most[name])
-        result[name] = figures | {"better": _better(figures, figures["p"])}
-    return result
+def _figures(sides: tuple[Sequence[Run], Sequence[Run]], name: str, metric: str) -> Figures:
+    """The tested figures of a task or of an overall score."""
+    tested = paired_difference(*sides, name)
+    return {
+        "metric": metric,
+        "first": tested.first,
+        "second": tested.second,
+        "difference": tested.difference,
+        "interval": [tested.low, tested.high],
+        "by_seed": [[score_of(run, name) for run in side] for side in sides],
+        "test": "paired t-test over rows" + ("" if tested.rows_alone else " and seeds"),
+        "p": tested.p,
+    }
 
 
-def _figures(measured: _Measured, tested: bool = True, most: float | None = None) -> Figures:
-    """The figures of one metric; `most`: how far two values of it can be apart, None: as `widest` says."""
-    first, second = (float(np.mean(side)) for side in measured.values)
-    differences = measured.samples[1] - measured.samples[0]
-    figures: Figures = {
-        "metric": measured.metric,
+def _untested(test: _Test, metric: str, split: str) -> Figures:
+    """A metric with the percentile interval over rows; for `ece` the basic one, whose resamples are biased."""
+    first, second = (float(np.mean([METRICS[metric](run) for run in side])) for side in test.sides)
+    samples = bootstrap(test.scored, metric, generator_for(split, test.task.name), OTHERS)
+    cut = len(test.sides[0])
+    low, high = interval(samples[cut:].mean(axis=0) - samples[:cut].mean(axis=0))
+    if metric == "ece":
+        low, high = 2 * (second - first) - high, 2 * (second - first) - low
+    most = widest(metric)
+    return {
+        "metric": metric,
         "first": first,
         "second": second,
         "difference": round(second - first, DIGITS),
-        "interval": _interval(measured.metric, second - first, differences),
-        "by_seed": list(measured.values),
-        **({"test": "paired bootstrap", "p": bootstrap_p(differences)} if tested else {}),
+        "interval": [max(low, -most), min(high, most)],
     }
-    figures = _with_seeds(figures, differences)
-    low, high = within(figures["interval"], widest(measured.metric) if most is None else most)
-    return figures | {"interval": [low, high]}
-
-
-def _interval(metric: str, difference: float, differences: Array) -> list[float]:
-    """The percentile interval; of `ece` the basic one, for its resamples are biased (see `metric_interval`)."""
-    low, high = interval(differences)
-    return [2 * difference - high, 2 * difference - low] if metric == "ece" else [low, high]
-
-
-def _with_seeds(figures: Figures, differences: Array) -> Figures:
-    """Allows for the seeds as well, where both sides have two or more: in the interval, and in p if there is one."""
-    first, second = figures["by_seed"]
-    if min(len(first), len(second)) < 2:
-        return figures
-    both = welch(first, second, float(np.var(differences)))
-    figures |= {"interval": [both.low, both.high]}
-    if "p" in figures:
-        apart = {"p_rows": figures["p"], "p_seeds": welch(first, second).p}
-        figures |= {"test": "t-test over rows and seeds", "p": both.p, **apart}
-    return figures
 
 
 def _correct(tasks: dict[str, Figures]) -> None:
@@ -226,7 +190,7 @@ def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
     size = f"{abs(figures['difference']):.4f}{metric} (95 % interval {low:.4f} to {high:.4f})"
     verb = "are" if len(figures["by_seed"][sign > 0]) > 1 else "is"  # several revisions are ahead
     if figures["better"]:
-        luck = "luck explains" if "p_seeds" in figures else "these rows explain"
+        luck = "luck explains" if min(map(len, figures["by_seed"])) > 1 else "these rows explain"
         return f"{name}: {ahead} {verb} better than {behind} by {size}, more than {luck} ({tests})."
     return (
         f"{name}: neither is shown to be better; {ahead} {verb} ahead by {size}, which luck alone may give ({tests})."

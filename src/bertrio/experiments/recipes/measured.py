@@ -19,24 +19,24 @@ from pydantic.dataclasses import dataclass
 from bertrio.core.errors import UserError
 from bertrio.core.files import rounded, write_json
 from bertrio.core.tasks import Array
+from bertrio.evaluation.metrics import OVERALL
 
 if TYPE_CHECKING:  # they take long to import, and tables need none of them
-    from bertrio.evaluation.metrics import Scored
     from bertrio.experiments.revision import Revision
 
 FOLDER = "recipes/measured"
 SPLITS = ("dev", "test")
-OVERALL = ("overall_mean", "overall_normalized")
 TRAINING = ("pretrain_mlm", "prefinetune", "finetune-")  # stages, by the beginning of their names
 SETTINGS = ("overrides",)  # kept to the last digit: runs are found by them
-KINDS = {"right": "accuracy", "influence": "pearson"}  # of contributions, and the metrics that they are of
+KINDS = ("right", "influence")  # contributions to an accuracy, and to any other metric
 
 
 class ByRow(NamedTuple):
     """What each labelled dev row adds to a task's first metric.
 
     `rows` is a digest of their ids and labels: two runs can be compared pair by pair where it is the same. `values`
-    [N], in the order of the ids: 1 for right and 0 for wrong, or the influence on a correlation, see `contributions`.
+    [N], in the order of the ids: 1 for right and 0 for wrong, or the influence on another metric, see
+    `bootstrap.contributions`.
     """
 
     rows: str
@@ -161,28 +161,6 @@ def to_json(measured: Measured) -> dict[str, Any]:
     return fields | {"by_row": {task: _encoded(by_row) for task, by_row in measured.by_row.items()}}
 
 
-def contributions(scored: Scored, metric: str) -> tuple[str, Array] | None:
-    r"""What each row adds to a metric, so that the variance of a difference of two runs is that of paired means.
-
-    For accuracy it is 1 or 0. For Pearson's r it is the influence of the row,
-    $z_x z_y - r (z_x^2 + z_y^2) / 2$ ("The influence curve and its role in robust estimation", Hampel 1974; Devlin,
-    Gnanadesikan and Kettenring 1975), whose mean is 0; z are labels and predictions, standardised. With contributions
-    a and b of two runs on the same N rows, var(a - b) / N is the variance of the difference of their metrics that the
-    paired bootstrap finds.
-
-    Returns:
-        The kind, `right` or `influence`, and values [N] in the order of the rows; None for other metrics.
-    """
-    from bertrio.evaluation.bootstrap import standardised
-
-    if metric == KINDS["right"]:
-        return "right", scored.correct
-    if metric == KINDS["influence"]:
-        x, y = (standardised(values) for values in (scored.labels, scored.predictions))
-        return "influence", x * y - np.mean(x * y) * (x * x + y * y) / 2
-    return None
-
-
 def measure(revision: Revision, **facts: Any) -> Measured:
     """What is kept of a finished run; what it does not have, such as labels of a task, is left out.
 
@@ -238,6 +216,7 @@ def _curve(revision: Revision, members: Sequence[str]) -> list[tuple[int, float]
 
 
 def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
+    from bertrio.evaluation.bootstrap import contributions
     from bertrio.evaluation.metrics import Scored
 
     frame = revision.predictions()
@@ -245,8 +224,7 @@ def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
     found = {}
     for task, metric in firsts.items():
         rows = frame[frame["task"] == task]
-        own = contributions(Scored.of(rows), metric) if len(rows) else None
-        if own is not None:
+        if len(rows):
             lines = "".join(f"{row_id}\t{label:g}\n" for row_id, label in zip(rows["id"], rows["label"]))
-            found[task] = ByRow(hashlib.sha256(lines.encode()).hexdigest(), own[1])
+            found[task] = ByRow(hashlib.sha256(lines.encode()).hexdigest(), contributions(Scored.of(rows), metric))
     return found

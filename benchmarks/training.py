@@ -7,8 +7,9 @@ The first is the table for two cores. The second needs nothing but the repositor
 texts made up here (speed needs no trained ones), each filled up to the length limit, and tells what share of the
 card's peak is reached; `--only` with `sst`, `qqp`, `sts` and `joint` leaves out what is slow there.
 
-Peers (extra: peers): transformers' Trainer; smart-pytorch and TorchJD's PCGrad in a loop written by hand, which reads
-the same batches as ours. Pytorch-PCGrad is in no registry, so it is left out.
+Peers (extra: peers): transformers' Trainer, as it comes and with batches grouped by length; smart-pytorch and
+TorchJD's PCGrad in a loop written by hand, which reads the same batches as ours. Pytorch-PCGrad is in no registry, so
+it is left out.
 """
 
 from __future__ import annotations
@@ -90,6 +91,14 @@ def cases(peers: bool) -> list[Case]:
             for task in (*TASKS, "mlm")
         ]
         found += [
+            Case(
+                f"Trainer, grouped: {task}",
+                ("peers/hf_trainer.py", "--task", task, "--grouped"),
+                f"the same on {task} with batches of similar length",
+            )
+            for task in TASKS
+        ]
+        found += [
             Case("loop: sst", loop("plain", "sst"), "a plain step written by hand"),
             Case(
                 "loop: smart-pytorch",
@@ -110,21 +119,25 @@ def cases(peers: bool) -> list[Case]:
 
 
 def speed_table(runs: Runs, peak_tflops: float | None) -> str:
-    """Rows a second, of ours and of Trainer; with a peak, the share of it that goes into the model's arithmetic."""
+    """Rows a second, of ours and of both Trainers; with a peak, model FLOP utilisation."""
     lines = []
     for name in [*TASKS, "joint", "mlm"]:
         if name not in runs:
             continue
         peer, rate = f"Trainer: {name}", median(rates(runs, name))
         tokens = rate * middle(runs, name, "tokens_per_row")
-        line = [name, f"{rate:.1f}", f"{tokens:.0f}", "", "", f"{middle(runs, name, 'peak_memory_mb'):.0f}", ""]
+        memory = f"{middle(runs, name, 'peak_memory_mb'):.0f}"
+        line = [name, f"{rate:.1f}", f"{tokens:.0f}", "", "", "", "", memory, ""]
         if peer in runs:
             line[3:5] = f"{median(rates(runs, peer)):.1f}", ratio_cell(rates(runs, name), rates(runs, peer))
-            line[6] = f"{middle(runs, peer, 'peak_memory_mb'):.0f}"
+            line[8] = f"{middle(runs, peer, 'peak_memory_mb'):.0f}"
+        if (grouped := f"Trainer, grouped: {name}") in runs:
+            line[5:7] = f"{median(rates(runs, grouped)):.1f}", ratio_cell(rates(runs, name), rates(runs, grouped))
         if peak_tflops:
             line.append(f"{rate * middle(runs, name, 'flop_per_row') / (1e12 * peak_tflops):.1%}")
         lines.append(line)
-    header = ["case", "rows/s", "tokens/s", "Trainer rows/s", "ratio", "peak MB", "Trainer peak MB"]
+    header = ["case", "rows/s", "tokens/s", "Trainer rows/s", "ratio", "grouped rows/s", "ratio", "peak MB"]
+    header.append("Trainer peak MB")
     return markdown([*header, "MFU"] if peak_tflops else header, lines)
 
 

@@ -167,7 +167,7 @@ def test_training_tells_how_many_times_as_fast_and_as_long(bench):
     runs |= {
         f"Trainer: {task}": taken(*of) for task, of in {"sst": (5, 10, 4), "qqp": (6, 6, 6), "sts": (9, 4, 2)}.items()
     }
-    assert "| sst | 200.0 | 1000 | 200.0 | 1.00 (1.00 to 2.00) | 7 | 7 |" in training.speed_table(runs, None)
+    assert "| sst | 200.0 | 1000 | 200.0 | 1.00 (1.00 to 2.00) |  |  | 7 | 7 |" in training.speed_table(runs, None)
     assert "| three-task epoch | 10.0 | 20.0 | 2.00 (1.20 to 2.00) |" in training.epoch_table(runs)
     assert "| smart | sst | 1200.0 | 3.00 (2.00 to 4.00) | 7 | 7 |" in training.cost_table(runs)
     assert not training.epoch_table({"joint": runs["joint"]})

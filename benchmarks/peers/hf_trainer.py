@@ -51,6 +51,7 @@ def arguments_of(folder: str, args: Any, params: Any, runtime: Any, batch: int, 
         use_cpu=runtime.device.type == "cpu",
         per_device_eval_batch_size=params.finetune.eval_batch_size,
         dataloader_drop_last=not args.epochs,
+        train_sampling_strategy="group_by_length" if args.grouped else "random",
         seed=args.seed,
         save_strategy="no",
         logging_strategy="no",
@@ -149,6 +150,7 @@ def main(argv: Sequence[str]) -> None:
     parser = case_parser(__doc__)
     parser.add_argument("--task", required=True, help="sst, qqp, sts, or mlm: masked-language-model pretraining")
     parser.add_argument("--epochs", type=int, default=0, help="train for so long and score; 0: time steps alone")
+    parser.add_argument("--grouped", action="store_true", help="batches of rows of similar length")
     parser.add_argument("--curve", action="store_true", help="score after every epoch")
     args = parser.parse_args(argv)
     write_result(args, pretrain(args) if args.task == "mlm" else train(args))

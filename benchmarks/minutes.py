@@ -50,7 +50,8 @@ def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
 
     from bertrio.config import read_yaml
     from bertrio.experiments.recipes.params import parse_settings
-    from bertrio.experiments.recipes.rows import Row, load_recipes, resolve
+    from bertrio.experiments.recipes.resolving import resolve
+    from bertrio.experiments.recipes.rows import Row, load_recipes
     from bertrio.model.tokenizer import load_tokenizer
 
     recipes, base = load_recipes(ROOT / "recipes"), read_yaml(ROOT / "params.yaml")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 from collections.abc import Iterator
 from functools import partial
@@ -18,8 +19,9 @@ from bertrio.config.loading import validate_params
 from bertrio.core.runtime import set_up
 from bertrio.data.download import download
 from bertrio.data.prepare import split_data
-from bertrio.experiments.recipes.params import multiplied, put
-from bertrio.experiments.recipes.rows import Paper, Recipes, Row, load_recipes, resolve
+from bertrio.experiments.recipes.params import scale, set_param
+from bertrio.experiments.recipes.resolving import resolve
+from bertrio.experiments.recipes.rows import Paper, Recipes, Row, load_recipes
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
@@ -71,7 +73,7 @@ def ground(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("recipes")
     raw = read_yaml(ROOT / "params.yaml")
     for name, value in (SMALL | {"mlm.enabled": True}).items():
-        put(raw, name, value)
+        set_param(raw, name, value)
     params = validate_params(raw, "params.yaml")
     download(params, folder / "raw", folder / "rejects", folder / "corpora")
     split_data(params, folder / "raw", folder / "splits", folder / "tokenizer", folder / "data.json")
@@ -97,7 +99,9 @@ def test_every_pattern_of_a_budget_names_a_param():
         task["epochs"] = 10
     for budget in RECIPES.budgets.values():
         for pattern, factor in budget.multiply.items():
-            assert multiplied(params, {pattern: factor}) != params, pattern
+            scaled = copy.deepcopy(params)
+            scale(scaled, {pattern: factor})
+            assert scaled != params, pattern
 
 
 @pytest.mark.parametrize(("row", "folder"), [("best", "best"), ("best-ensemble", "best/ensemble")])

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError
-from bertrio.experiments import dvc_experiments, running
+from bertrio.experiments import dvc_experiments
 from bertrio.experiments.bench import Outcome
 from bertrio.experiments.ladder import Gain, best
 from bertrio.experiments.stepwise import climb, stepwise
@@ -203,7 +203,6 @@ def planted(tmp_path, root, make_tables, monkeypatch):
         skill -= 0.5 * (settings["weighting"]["method"] == "uncertainty")
         made.experiment(name, settings, make_tables(settings["runtime"]["seed"], skill))
 
-    monkeypatch.setattr(running, "run_experiment", run_experiment)
     monkeypatch.setattr(dvc_experiments, "run_experiment", run_experiment)
     return made
 

@@ -9,7 +9,7 @@ import pytest
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.measured import write_measured
-from bertrio.experiments.recipes.params import put
+from bertrio.experiments.recipes.params import set_param
 from bertrio.experiments.sweeps import ABSENT, Figure, Run, Swept, families, sweep, tabulate
 from tests.experiments.planted import Planted
 from tests.experiments.simulated import simulate
@@ -117,7 +117,7 @@ def planted(tmp_path, root):
     def plant(name, score, **params):
         settings = read_yaml(project.folder / "params.yaml")
         for param, value in params.items():
-            put(settings, param.replace("__", "."), value)
+            set_param(settings, param.replace("__", "."), value)
         sst, sts = {"accuracy": score - 0.2, "macro_f1": 0.1}, {"pearson": score + 0.1}
         project.experiment(name, settings, sst=sst, sts=sts, overall_mean=score, overall_normalized=score + 0.05)
 

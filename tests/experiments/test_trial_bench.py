@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bertrio.core.errors import UserError
+from bertrio.experiments.dvc_experiments import experiments
 from bertrio.experiments.plan import Plan
 from bertrio.experiments.recipes.rows import load_recipes
-from bertrio.experiments.recipes.running import experiments
 from bertrio.experiments.space import parse_space
 from bertrio.experiments.trial_bench import CHECKPOINTS, Outcome, TrialBench, _Scores
 from bertrio.training import checkpoints, progress

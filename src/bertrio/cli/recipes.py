@@ -108,14 +108,15 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _show(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes.rows import load_recipes, parse_settings
+    from bertrio.experiments.recipes.params import parse_settings
+    from bertrio.experiments.recipes.rows import load_recipes
     from bertrio.experiments.recipes.show import show_row
 
     show_row(load_recipes(), args.row, args.budget, parse_settings(args.set), args.brief)
 
 
 def _run(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes.rows import parse_settings
+    from bertrio.experiments.recipes.params import parse_settings
     from bertrio.experiments.recipes.running import run_rows
 
     run_rows(args.rows, args.budget, args.seeds, parse_settings(args.set), args.queue, args.missing)
@@ -128,7 +129,7 @@ def _collect(args: argparse.Namespace) -> None:
 
 
 def _setting(args: argparse.Namespace) -> Any:
-    from bertrio.experiments.recipes.rows import parse_settings
+    from bertrio.experiments.recipes.params import parse_settings
     from bertrio.experiments.runs import Setting
 
     return Setting(args.budget, args.source, args.encoder, parse_settings(args.set))
@@ -164,7 +165,7 @@ def _claims(args: argparse.Namespace) -> None:
 
 
 def _stepwise(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes.rows import parse_settings
+    from bertrio.experiments.recipes.params import parse_settings
     from bertrio.experiments.stepwise import stepwise
 
     overrides = parse_settings(args.set)

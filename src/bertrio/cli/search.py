@@ -32,7 +32,7 @@ def add_search_commands(commands: Any) -> None:
 
 
 def _search(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes.rows import parse_settings
+    from bertrio.experiments.recipes.params import parse_settings
     from bertrio.experiments.search import search
 
     need_folder(args.out)  # now, not after hours

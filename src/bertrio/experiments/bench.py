@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from bertrio.experiments.dvc_experiments import short_digest
 from bertrio.experiments.ladder import Gain, Names
 from bertrio.experiments.places import of_any_machine
 from bertrio.experiments.recipes.extensions import BASE, FILE, Extension
-from bertrio.experiments.recipes.params import changes, layered
-from bertrio.experiments.recipes.resolving import SEED, check_apart
-from bertrio.experiments.recipes.rows import Recipes, Row, resolve
+from bertrio.experiments.recipes.params import changes
+from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
+from bertrio.experiments.recipes.rows import Recipes, Row
 from bertrio.experiments.revision import Revision
 
 METRIC = "overall_normalized"
@@ -76,7 +77,7 @@ class DvcBench:
         """
         overrides = self._row.overrides
         for name in names:
-            overrides = layered(overrides, self._extensions[name].overrides)
+            overrides = {**overrides, **self._extensions[name].overrides}
         row = replace(self._row, overrides=overrides)
         return resolve(self._recipes, row, self._budget, self._overrides, seed, self._params)
 
@@ -91,8 +92,8 @@ class DvcBench:
         try:
             key = self._key(names)
         except UserError as error:
-            where = f"{self._recipes.folder}/{self._row.paper}.yaml: {self._row.name}: "
-            raise UserError(str(error).replace(where, "") if names else str(error)) from None
+            where = re.escape(f"{self._recipes.folder}/{self._row.paper}.yaml: {self._row.name}, ")
+            raise UserError(re.sub(rf"{where}[^:]*: ", "", str(error)) if names else str(error)) from None
         for name in names[:-1]:
             if self._same(tuple(other for other in names if other != name), key):
                 raise UserError(f"takes the place of {name}")
@@ -143,7 +144,7 @@ class DvcBench:
         return short_digest(json.dumps([self._base, self._budget, kept], sort_keys=True))
 
     def _run(self, names: Names, seed: int) -> Revision:
-        from bertrio.experiments.recipes.running import experiments, run_experiment
+        from bertrio.experiments.dvc_experiments import experiments, run_experiment
 
         name, settings = self.experiment(names, seed), self.settings(names, seed)
         run_experiment(name, settings, self._root)

@@ -18,8 +18,7 @@ from bertrio.config.loading import read_yaml
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.experiments.places import differences, with_absolute_paths
-from bertrio.experiments.recipes.params import ABSENT, changes, with_numbers
-from bertrio.experiments.recipes.set_params import checked_overrides, listed
+from bertrio.experiments.recipes.params import ABSENT, changes, dvc_overrides, listed, with_numbers
 
 PARAMS = "params.yaml"
 LOOK_EVERY = 1.0  # seconds between two calls of `watch`
@@ -94,7 +93,7 @@ def run_experiment(
     if queue and name in queued(root):
         return say(f"{name}: already in the queue")
     arguments = [sys.executable, "-m", "dvc", "exp", "run", "--name", name, "--queue" if queue else "--temp"]
-    for override in checked_overrides(root / PARAMS, settings):
+    for override in dvc_overrides(with_numbers(read_yaml(root / PARAMS)), with_numbers(settings)):
         arguments += ["--set-param", override]
     code = _run(arguments, root, watch, environment or {}, silent=queue)
     if code if queue else name not in find_experiments(root):

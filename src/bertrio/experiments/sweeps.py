@@ -160,7 +160,7 @@ def sweep(
 
 def read_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
     """All finished experiments of the repository, the oldest first."""
-    from bertrio.experiments.recipes.running import experiments
+    from bertrio.experiments.dvc_experiments import experiments
     from bertrio.experiments.revision import Revision
 
     for name, commit in experiments(root).items():
@@ -177,7 +177,7 @@ def measured_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
     """All runs of recipes/measured, with the params that their rows come to. Says which have no row any more."""
     from bertrio.config.loading import read_yaml
     from bertrio.experiments.recipes.measured import FOLDER, load_measured
-    from bertrio.experiments.recipes.params import put
+    from bertrio.experiments.recipes.params import set_param
     from bertrio.experiments.recipes.resolving import resolve
     from bertrio.experiments.recipes.rows import load_recipes
 
@@ -188,8 +188,8 @@ def measured_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
         except UserError as error:
             say(f"left out {FOLDER}/{run.name}.json: {error}")
             continue
-        put(settings, "data.source", run.source)
-        put(settings, "encoder.name", run.encoder)
+        set_param(settings, "data.source", run.source)
+        set_param(settings, "encoder.name", run.encoder)
         yield _run(run.name, swept, settings, _figures(run.metrics["dev"], run.intervals["dev"]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +16,8 @@ from bertrio.config.loading import read_yaml, validate_params
 from bertrio.core.errors import UserError
 from bertrio.experiments.bench import seconds_of
 from bertrio.experiments.plan import Plan
-from bertrio.experiments.recipes.rows import Recipes, Row, resolve
+from bertrio.experiments.recipes.resolving import resolve
+from bertrio.experiments.recipes.rows import Recipes, Row
 from bertrio.experiments.revision import Revision
 from bertrio.experiments.sweeps import OVERALL
 from bertrio.training.progress import VARIABLE as PROGRESS
@@ -74,8 +76,8 @@ class TrialBench:
         try:
             self.settings(values)
         except UserError as error:
-            where = f"{self._row.name} with -S {' -S '.join(self._overrides(values))}: "  # all of them, in each line
-            return "; ".join(line.strip().removeprefix(where) for line in str(error).splitlines())
+            where = rf"^.*?{re.escape(self._row.name)}, budget [^:]*: "  # in each line
+            return "; ".join(re.sub(where, "", line.strip()) for line in str(error).splitlines())
         return None
 
     def run(self, number: int, values: Mapping[str, Any], stops: Stops) -> Outcome | None:

@@ -1,4 +1,4 @@
-"""What the files in recipes/ may hold, and errors that name the file, the row and the key."""
+"""The format of the files in recipes/."""
 
 from __future__ import annotations
 
@@ -8,20 +8,27 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.core.options import Group, Positive, Real, Whole
-from bertrio.experiments.recipes.params import Block, with_numbers
+from bertrio.core.options import Group, Positive, Real
+from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, with_numbers
 
-OTHER_FILES = ("budgets", "claims", "extensions")  # of recipes/, beside those of papers
-NAME = re.compile(r"[a-z0-9]+([._-][a-z0-9]+)*")  # becomes the name of a git ref and of files
+OTHER_FILES = ("budgets", "claims", "extensions")  # in recipes/, beside those of papers
+NAME = r"[a-z0-9]+([._-][a-z0-9]+)*"  # becomes part of a git ref and of file names
+Name = Annotated[str, Field(pattern=f"^{NAME}$")]
 Text = Annotated[str, Field(min_length=1)]
-Texts = Annotated[list[Text], Field(default_factory=list)]
-Overrides = Annotated[Block, Field(default_factory=dict)]
+Model = TypeVar("Model", bound=Group)
+
+
+def _flat(value: Any) -> Any:
+    return flatten(value, whole=MEMBERS) if isinstance(value, dict) else value
+
+
+# Values by dotted param; nested blocks are short for that
+Overrides = Annotated[Block, BeforeValidator(_flat), Field(default_factory=dict)]
 Figures = Annotated[dict[str, Real], Field(default_factory=dict)]
-Kind = TypeVar("Kind", bound=Group)
 
 
 class RowFile(Group):
@@ -32,7 +39,7 @@ class RowFile(Group):
     reported_test: Figures
     on: Text | None = None
     set: Overrides
-    choices: Texts
+    choices: tuple[Text, ...] = ()
     same_as: Text | None = None
     literature: bool = False
 
@@ -46,10 +53,10 @@ class RowFile(Group):
 
 
 class TableFile(Group):
-    """One result table; its rows are checked one by one."""
+    """One result table."""
 
     title: Text
-    rows: Annotated[dict[str, Block], Field(min_length=1)]
+    rows: Annotated[dict[Name, RowFile], Field(min_length=1)]
 
 
 class SweepFile(Group):
@@ -57,21 +64,21 @@ class SweepFile(Group):
 
     title: Text
     on: Text
-    over: Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], Field(min_length=1)]
-    choices: Texts
+    over: Annotated[dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]], Field(min_length=1)]
+    choices: tuple[Text, ...] = ()
 
 
 class PaperFile(Group):
-    """One paper, or with `own` rows of the project's own; its tables and sweeps are checked one by one."""
+    """One paper, or with `own` rows of the project itself."""
 
     title: Text
     own: bool = False
     overall: Literal["raw", "normalized"] | None
-    data: Annotated[dict[str, dict[str, Annotated[Whole, Field(ge=0)]]], Field(default_factory=dict)]
-    choices: Texts
+    data: Annotated[dict[str, dict[str, Annotated[int, Field(ge=0)]]], Field(default_factory=dict)]
+    choices: tuple[Text, ...] = ()
     base: Overrides
-    tables: dict[str, Block]
-    sweeps: Annotated[dict[str, Block], Field(default_factory=dict)]
+    tables: dict[Name, TableFile]
+    sweeps: Annotated[dict[Name, SweepFile], Field(default_factory=dict)]
 
 
 class BudgetFile(Group):
@@ -82,8 +89,18 @@ class BudgetFile(Group):
     set: Overrides
 
 
+class ExtensionFile(Group):
+    """One switch of recipes/extensions.yaml."""
+
+    title: Text
+    what: Text
+    set: Annotated[Overrides, Field(min_length=1)]
+    excludes: tuple[Text, ...] = ()
+    needs: tuple[Text, ...] = ()
+
+
 def read_file(path: Path) -> Block:
-    """A YAML file of recipes/: 1e-5 is a number in it and `on` a key, which YAML 1.1 takes for a text and for true."""
+    """Read a YAML file of recipes/, in which 1e-5 is a number and `on` a key (to YAML 1.1 they are text and true)."""
     return _with_on(with_numbers(read_yaml(path)))
 
 
@@ -93,44 +110,42 @@ def _with_on(value: Any) -> Any:
     return value
 
 
-def checked(kind: type[Kind], raw: Any, where: str) -> Kind:
-    """A block as a `kind`; `where` is the file and the row, which errors begin with.
+def checked(model: type[Model], raw: Any, where: str) -> Model:
+    """Return a block as a `model`.
 
     Raises:
-        UserError: naming every key that is unknown, missing or of a wrong type.
+        UserError: beginning with `where`, and naming every key that is unknown, missing or of a wrong type.
     """
     try:
-        return kind.model_validate(raw)
+        return model.model_validate(raw)
     except ValidationError as error:
-        found = [_message(item, kind) for item in error.errors(include_url=False)]
-        raise UserError("\n".join(f"{where}: {line}" for line in found)) from None
+        lines = [_message(item, model) for item in error.errors(include_url=False)]
+        raise UserError("\n".join(f"{where}: {line}" for line in lines)) from None
 
 
-def check_names(names: Iterable[str], where: str) -> None:
-    """Checks names of rows, tables and sweeps, which become parts of the names of experiments.
-
-    Raises:
-        UserError: if git would refuse one, or it is not plainly written.
-    """
-    for name in names:
-        if not NAME.fullmatch(str(name)):
-            raise UserError(
-                f"{where}: {name}: expected a name of a-z and 0-9 with single . _ - between, as in lambda-0.1"
-            )
+def check_name(name: str, where: str) -> None:
+    """Raise a UserError for a name that can't be part of a git ref."""
+    if not re.fullmatch(NAME, str(name)):
+        raise UserError(f"{where}: {name}: expected a name of a-z and 0-9 with single . _ - between, as in lambda-0.1")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of an error about an unknown name: the known one that is nearest, or all of them."""
+    """Return the end of an error about an unknown name: the nearest known name, or all of them."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
 
 
-def _message(item: dict[str, Any], kind: type[Group]) -> str:
-    name = ".".join(map(str, item["loc"]))
+def _message(item: Any, model: type[Group]) -> str:
+    name = ".".join(map(str, item["loc"])).replace(".[key]", "")
     if item["type"] == "extra_forbidden":
-        return f"{name}: unknown key; {nearest(name, kind.model_fields)}"
+        hint = f"; {nearest(str(item['loc'][0]), model.model_fields)}" if len(item["loc"]) == 1 else ""
+        return f"{name}: unknown key{hint}"
     if item["type"] == "missing":
         return f"{name}: is missing"
+    if item["loc"] and item["loc"][-1] == "[key]":
+        return f"{name}: expected a name of a-z and 0-9 with single . _ - between, as in lambda-0.1"
     text = re.sub(r"^(Value error, |Input )", "", item["msg"])
-    return f"{name}: {text.replace('should be', 'expected')}, found {item['input']!r}" if name else text
+    return f"{name}: {text.replace('should be', 'expected')}" + (
+        "" if item["type"] == "value_error" else f", found {item['input']!r}"
+    )

@@ -1,4 +1,4 @@
-"""Raw params as nested blocks, as a YAML file holds them: put together, scaled, set, compared, written as texts."""
+"""Params by their dotted names: set, scaled, compared, and written as overrides for `dvc exp run`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import yaml
 
 from bertrio.core.errors import UserError
 
-ABSENT = "(absent)"  # what stands for a param that is not there
-SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # YAML takes it for text without a dot; no hash has a sign
-MEMBERS = ("ensemble", "members")  # the one block that is replaced and not merged
+ABSENT = "(absent)"  # stands for a param that is not there
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # text to YAML 1.1 without a dot; no git hash has a sign
+NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")  # the names that Hydra's grammar takes without quotes
+MEMBERS = "ensemble.members"
 Block = dict[str, Any]
 
 
 def with_numbers(value: Any) -> Any:
-    """A copy in which texts such as `2e-05` are numbers: YAML 1.1 takes them for text, and `-S` writes them."""
+    """Return a copy in which texts such as `2e-05`, which YAML 1.1 reads as text and `-S` writes, are numbers."""
     if isinstance(value, Mapping):
         return {key: with_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -27,87 +28,79 @@ def with_numbers(value: Any) -> Any:
     return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
 
 
-def layered(base: Mapping[str, Any], overrides: Mapping[str, Any], at: tuple[str, ...] = ()) -> Block:
-    """A deep copy of `base` with `overrides` on top.
+def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> Block:
+    """Return the values of a nested block by dotted name; empty blocks are values, and so is `whole`."""
+    flat: Block = {}
+    for key, value in block.items():
+        name = f"{at}{key}"
+        nested = isinstance(value, Mapping) and value and name != whole
+        flat |= flatten(value, f"{name}.", whole) if nested else {name: value}
+    return flat
 
-    Blocks merge and all else is replaced, as between params.yaml and a member. `ensemble.members` is replaced whole: a
-    row that names its members has these and no others.
+
+def merge(block: Block, other: Mapping[str, Any]) -> Block:
+    """Put `other` on top of `block` in place: blocks merge, all else is replaced."""
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(block.get(key), dict):
+            merge(block[key], value)
+        else:
+            block[key] = copy.deepcopy(value)
+    return block
+
+
+def set_param(params: Block, name: str, value: Any) -> None:
+    """Set one dotted param in place; a block merges with the existing one, and `*` is every existing key.
+
+    Raises:
+        UserError: if the name leads through something that is not a block.
     """
-    result = copy.deepcopy(dict(base))
-    for key, value in overrides.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and (*at, key) != MEMBERS
-        result[key] = layered(result[key], value, (*at, key)) if both else copy.deepcopy(value)
-    return result
+    blocks, keys = [params], name.split(".")
+    for depth, key in enumerate(keys):
+        for block in blocks:
+            if not isinstance(block, dict) or (key == "*" and not block):
+                at = ".".join(keys[:depth])
+                raise UserError(f"{name}: unknown param; {at} is {block!r}, and has no params in it")
+        places = [(block, one) for block in blocks for one in (list(block) if key == "*" else [key])]
+        if depth == len(keys) - 1:
+            for block, one in places:
+                merge(block, {one: value})
+            return
+        for block, one in places:
+            block[one] = {} if block.get(one) is None else block[one]  # a member without overrides is null
+        blocks = [block[one] for block, one in places]
 
 
-def members_of(raw: Mapping[str, Any]) -> dict[str, Block]:
-    """The overrides of each member of the ensemble; of a member without any, an empty block."""
-    return {name: block or {} for name, block in raw.get("ensemble", {}).get("members", {}).items()}
+def scale(params: Block, factors: Mapping[str, float]) -> None:
+    """Multiply params in place, in the base and in the overrides of members.
 
-
-def multiplied(raw: Mapping[str, Any], factors: Mapping[str, float]) -> Block:
-    """A copy of raw params with some of them multiplied, in the base and in what members override.
-
-    Whole numbers are rounded up and stay whole, so that 1 or more stays 1 or more; others keep twelve digits. What is
-    not there or is no number (null, auto) is left as it is.
+    Integers are rounded up and stay integers, so that 1 or more stays 1 or more; floats keep twelve digits. Values that
+    are not numbers (null, auto) stay as they are.
 
     Args:
-        raw: all params.
+        params: all raw params.
         factors: by dotted param, in which `*` is any one key, such as `tasks.*.epochs`.
     """
-    result = copy.deepcopy(dict(raw))
     for pattern, factor in factors.items():
-        for block in (result, *members_of(result).values()):
-            _multiply(block, pattern.split("."), factor)
-    return result
-
-
-def _multiply(block: Any, keys: Sequence[str], factor: float) -> None:
-    if not isinstance(block, dict):
-        return
-    for key in list(block) if keys[0] == "*" else [key for key in keys[:1] if key in block]:
-        if len(keys) > 1:
-            _multiply(block[key], keys[1:], factor)
-        elif isinstance(block[key], (int, float)) and not isinstance(block[key], bool):
-            block[key] = _scaled(block[key], factor)
+        form = re.compile(rf"({re.escape(MEMBERS)}\.[^.]+\.)?" + re.escape(pattern).replace(r"\*", "[^.]+"))
+        for name, value in flatten(params).items():
+            if form.fullmatch(name) and isinstance(value, (int, float)) and not isinstance(value, bool):
+                set_param(params, name, _scaled(value, factor))
 
 
 def _scaled(value: int | float, factor: float) -> int | float:
     if isinstance(value, int):
-        return math.ceil(round(value * factor, 9))  # 3 * 0.1 * 10 is a little more than 3, and must not become 4
+        return math.ceil(round(value * factor, 9))  # 70 * 1.1 is 77.00000000000001, and must not become 78
     return float(f"{value * factor:.12g}")  # 1e-5 * 6 is 6.000000000000001e-05
 
 
-def put(raw: Block, name: str, value: Any) -> None:
-    """Sets one dotted param in place; a block merges with the one that is there, and `*` is every key that is there.
-
-    Raises:
-        UserError: if the name goes through something that is no block.
-    """
-    _put(raw, name.split("."), value, name)
-
-
-def _put(block: Any, keys: Sequence[str], value: Any, name: str) -> None:
-    if not isinstance(block, dict) or (keys[0] == "*" and not block):
-        at = ".".join(name.split(".")[: -len(keys)])
-        raise UserError(f"{name}: unknown param; {at} is {block!r}, and has no params in it")
-    for key in list(block) if keys[0] == "*" else keys[:1]:
-        if len(keys) > 1:
-            block[key] = {} if block.get(key) is None else block[key]  # a member without overrides is null
-            _put(block[key], keys[1:], value, name)
-        else:
-            both = isinstance(value, Mapping) and isinstance(block.get(key), Mapping)
-            block[key] = layered(block[key], value) if both else copy.deepcopy(value)
-
-
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
-    """Settings of the command line, `finetune.lr=2e-05`, by dotted param; the values are YAML.
+    """Parse settings of the command line, such as `finetune.lr=2e-05`, into values by dotted param.
 
-    Two things may be spelled as `dvc exp run -S` wants them: a param that is not in params.yaml yet with `+` before it,
-    and a block without spaces behind its colons, `{train:more.tsv}`.
+    Values are YAML. Two spellings of `dvc exp run -S` are also accepted: `+` before a new param, and a block without
+    spaces after its colons, `{train:more.tsv}`.
 
     Raises:
-        UserError: if a text is no such setting, or names a param a second time.
+        UserError: if a text is not a setting, or names a param twice.
     """
     settings: dict[str, Any] = {}
     for text in texts:
@@ -117,75 +110,82 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
             raise UserError(f"-S {text}: expected a dotted param and a value, such as -S finetune.lr=2e-5")
         if name in settings:
             raise UserError(f"-S {text}: {name} is given twice")
+        if value.lstrip().startswith("{"):
+            value = re.sub(r"([{,]\s*[\w.-]+):(?=\S)", r"\1: ", value)
         try:
-            settings[name] = with_numbers(yaml.safe_load(_spaced(value)))
+            settings[name] = with_numbers(yaml.safe_load(value))
         except yaml.YAMLError as error:
             raise UserError(f"-S {text}: the value is not valid YAML: {' '.join(str(error).split())}") from error
     return settings
 
 
-def _spaced(text: str) -> str:
-    """A value with a space behind the colon of each key in braces, without which YAML sees no pair in `{a:b}`.
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the params that differ: by dotted name both values, `ABSENT` where one is missing.
 
-    A key is what stands between a brace or comma and the next colon; colons behind that, in quotes and in lists belong
-    to values.
+    The order is that of `before`, with new params at the end.
     """
-    made, open_blocks, quote, key = [], [], "", False
-    for place, character in enumerate(text):
-        made.append(character)
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"" and text[:place].rstrip()[-1:] in ("", "{", "[", ",", ":"):
-            quote = character
-        elif character in "{[":
-            open_blocks.append(character)
-            key = character == "{"
-        elif character in "}]" and open_blocks:
-            open_blocks.pop()
-            key = False
-        elif character == ",":
-            key = open_blocks[-1:] == ["{"]
-        elif character == ":" and key:
-            made.append(" ")
-            key = False
-    return "".join(made)
+    old, new = flatten(before), flatten(after)
+    names = [name for name in {**old, **new} if old.get(name, ABSENT) != new.get(name, ABSENT)]
+    filled = {name for name in names if any(other.startswith(f"{name}.") for other in names)}  # was {}, or became it
+    return {name: (old.get(name, ABSENT), new.get(name, ABSENT)) for name in names if name not in filled}
 
 
-def changes(base: Mapping[str, Any], resolved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The params that differ: by dotted name, the value in `base` and in `resolved`, `ABSENT` where it is not there.
+def listed(wrong: Mapping[str, tuple[Any, Any]], first: str, second: str) -> str:
+    """List params that differ, one line each with both values."""
+    return "".join(
+        f"\n  {name}: {first} {value_text(one)}, {second} {value_text(other)}" for name, (one, other) in wrong.items()
+    )
 
-    A param is whatever is no block, or an empty block. Its order is that of `base`, with what is new at the end.
+
+def dvc_overrides(before: Mapping[str, Any], after: Mapping[str, Any], at: str = "") -> Iterator[str]:
+    """Yield the `--set-param` values with which `dvc exp run` turns `before` into `after`.
+
+    `++key=value` sets a param whether or not it exists, `~key` removes one.
+
+    Raises:
+        UserError: for a key that Hydra's grammar has no way to write.
     """
-    before, after = dict(_params(base)), dict(_params(resolved))
-    names = [name for name in dict.fromkeys([*before, *after]) if before.get(name, ABSENT) != after.get(name, ABSENT)]
-    filled = [name for name in names if any(other.startswith(f"{name}.") for other in names)]  # was {}, or became it
-    return {name: (before.get(name, ABSENT), after.get(name, ABSENT)) for name in names if name not in filled}
+    for key in [key for key in before if key not in after]:
+        yield f"~{_checked(f'{at}{key}')}"
+    for key, value in after.items():
+        name, old = f"{at}{key}", before.get(key, ABSENT)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            yield from dvc_overrides(old, value, f"{name}.")
+        elif old != value:
+            if isinstance(old, (dict, list)) and isinstance(value, (dict, list)) and type(old) is not type(value):
+                yield f"~{_checked(name)}"  # Hydra would merge a list and a block, and fail
+            yield f"++{_checked(name)}={value_text(value, hydra=True)}"
 
 
-def value_text(value: Any) -> str:
-    """A param's value on one line, as YAML has it; numbers in their shortest form."""
-    if isinstance(value, float):
-        return f"{value:.12g}"
-    if isinstance(value, str):
-        return value
-    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).removesuffix("...\n").strip()
+def _checked(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise UserError(f"{name}: dvc exp run can't set a param of this name; write it into params.yaml")
+    return name
 
 
-def leaves(raw: Mapping[str, Any]) -> dict[str, str]:
-    """Every param by its dotted name, written alike whether YAML read it as a number or, as 2e-05, as text."""
-    return {name: _text(value) for name, value in _params(raw)}
+def value_text(value: Any, hydra: bool = False) -> str:
+    """Return a param's value on one line.
 
-
-def _text(value: Any) -> str:
+    Args:
+        value: the value.
+        hydra: write it in Hydra's grammar: text is quoted, and floats keep all digits. Otherwise as in YAML.
+    """
+    if isinstance(value, Mapping):
+        pairs = ((_checked(str(key)) if hydra else key, value_text(item, hydra)) for key, item in value.items())
+        return "{" + ", ".join(f"{key}: {text}" for key, text in pairs) + "}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_text(item) for item in value)}]"
+        return f"[{', '.join(value_text(item, hydra) for item in value)}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, Mapping):
-        return "{}"
-    if isinstance(value, str) and not SCIENTIFIC.fullmatch(value):
-        return value
-    return f"{float(value):.12g}" if is_number(value) else str(value)
+    if isinstance(value, str) and hydra:
+        text = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
+        return "'" + text.replace("${", "\\${") + "'"
+    return f"{value:.12g}" if isinstance(value, float) and not hydra else str(value)
+
+
+def leaves(params: Mapping[str, Any]) -> dict[str, str]:
+    """Return every param as text, the same whether YAML read it as a number or, as 2e-05, as text."""
+    return {name: value_text(value) for name, value in flatten(with_numbers(params)).items()}
 
 
 def is_number(value: Any) -> bool:
@@ -194,11 +194,3 @@ def is_number(value: Any) -> bool:
         return math.isfinite(float(value)) and not isinstance(value, bool)
     except (OverflowError, TypeError, ValueError):
         return False
-
-
-def _params(block: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in block.items():
-        if isinstance(value, Mapping) and value:
-            yield from _params(value, f"{at}{key}.")
-        else:
-            yield f"{at}{key}", value

@@ -1,13 +1,14 @@
-"""Rows, the papers' and our own, as overrides on params.yaml, and the budgets that they can be run under."""
+"""Rows, the papers' and our own, as flat overrides on params.yaml, and the budgets that they can be run under."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.files import (
@@ -16,18 +17,15 @@ from bertrio.experiments.recipes.files import (
     PaperFile,
     RowFile,
     SweepFile,
-    TableFile,
-    check_names,
+    check_name,
     checked,
     nearest,
     read_file,
 )
-from bertrio.experiments.recipes.params import Block, layered, parse_settings, value_text, with_numbers
-from bertrio.experiments.recipes.resolving import resolve
-
-__all__ = ["Budget", "Paper", "Recipes", "Row", "Sweep", "Table", "load_recipes", "parse_settings", "resolve"]
+from bertrio.experiments.recipes.params import MEMBERS, Block, value_text
 
 FOLDER = "recipes"
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -35,16 +33,15 @@ class Row:
     """One row of a result table, or one point of a sweep.
 
     Args:
-        name: with the paper, such as smart-concat; the one form used everywhere. Rows of our own have no paper in it.
-        paper, table: where it stands; of a point of a sweep, `table` is the sweep's name.
+        name: with the paper, such as smart-concat; rows of our own have no paper in their names.
+        paper, table: where it stands; for a point of a sweep, `table` is the name of the sweep.
         title: as the paper calls it.
-        reported, reported_test: the paper's figures on dev and test; empty where it gives none.
-        overrides: on params.yaml, nested as there; what the row shares with others is in them.
+        reported, reported_test: the paper's figures on dev and test.
+        overrides: values by dotted param, `*` for any one key, with those of the rows that it starts from.
         choices: what the paper leaves open, and what was chosen.
         literature: it is quoted from another paper and can't be run.
         same_as: the full name of the row whose run this is.
-        settings: what a point of a sweep sets on top: dotted params, `*` for every key, and their values.
-        on: the full name of the row that it starts from, if that is not the paper's base alone.
+        on: the full name of the row that it starts from, if not from the paper's base.
     """
 
     name: str
@@ -57,12 +54,11 @@ class Row:
     choices: tuple[str, ...] = ()
     literature: bool = False
     same_as: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
     on: str | None = None
 
     @property
     def run_as(self) -> str:
-        """The row that experiments and measured files of this one are called after."""
+        """The row that experiments and measured files of this one are named after."""
         return self.same_as or self.name
 
 
@@ -88,9 +84,9 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Paper:
-    """One paper: `overall` is how it makes its overall score (raw, normalized or None), `data` its rows by split.
+    """One paper: `overall` is its overall score (raw, normalized or None), `data` its rows by task and split.
 
-    With `own` it is none, but a set of rows of the project's own.
+    With `own` it is a set of rows of the project itself.
     """
 
     name: str
@@ -110,7 +106,7 @@ class Paper:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a run may cost: params that are multiplied, then overrides."""
+    """How much a run may cost: factors of params, then overrides."""
 
     name: str
     title: str
@@ -127,54 +123,55 @@ class Recipes:
     folder: str = FOLDER
 
     def paper(self, name: str) -> Paper:
-        """One paper, by its short name.
+        """Return a paper by its short name.
 
         Raises:
             UserError: with the nearest name, if there is none.
         """
-        return self._found(name, self.papers, "paper")
+        return self._named(name, self.papers, "paper")
 
     def budget(self, name: str) -> Budget:
-        """One budget; raises as `paper`."""
-        return self._found(name, self.budgets, "budget")
+        """Return a budget; raises as `paper`."""
+        return self._named(name, self.budgets, "budget")
 
     def row(self, name: str) -> Row:
-        """One row of a table or point of a sweep, by its full name; raises as `paper`, and for a name of many rows."""
-        rows = {row.name: row for paper in self.papers.values() for row in _rows_of(paper)}
-        if name not in rows and (many := dict(self._groups()).get(name)):
-            some = ", ".join(row.name for row in many[:3])
+        """Return a row of a table or point of a sweep by its full name; raises as `paper`, and for a group."""
+        groups = dict(self.groups())
+        rows = {row.name: row for group in groups.values() for row in group}
+        if name not in rows and (several := groups.get(name)):
+            some = ", ".join(row.name for row in several[:3])
             raise UserError(
-                f"{name}: expected one row, found the name of {len(many)}; name one of them, such as {some}"
+                f"{name}: expected one row, found the name of {len(several)}; name one of them, such as {some}"
             )
-        return self._found(name, rows, "row")
+        return self._named(name, rows, "row")
 
     def expand(self, names: Iterable[str]) -> list[Row]:
-        """The rows that names of rows, tables, papers and sweeps stand for: those to run, each once, in order.
+        """Return the rows to run for names of rows, tables, papers and sweeps, each once, in order.
 
-        A row that is the same run as another gives way to that one. Rows quoted from the literature are left out.
+        A row that is the same run as another is replaced by it. Rows quoted from the literature are left out.
 
         Raises:
             UserError: with the nearest name if one is unknown, or if a row is named that can't be run.
         """
-        groups, runs = dict(self._groups()), {}
+        groups = dict(self.groups())
+        runs: dict[str, Row] = {}
         for name in names:
-            rows = self._found(name, groups, "row, table, paper or sweep")
+            rows = self._named(name, groups, "row, table, paper or sweep")
             if all(row.literature for row in rows):
                 raise UserError(f"{name}: can't be run: the paper quotes it from the literature")
-            for row in rows:
-                if not row.literature:
-                    runs[row.run_as] = self.row(row.run_as)
+            runs |= {row.run_as: self.row(row.run_as) for row in rows if not row.literature}
         return list(runs.values())
 
-    def _groups(self) -> Iterator[tuple[str, tuple[Row, ...]]]:
-        """Every name that may be given to `expand`, and its rows."""
+    def groups(self) -> Iterator[tuple[str, tuple[Row, ...]]]:
+        """Yield every name that `expand` takes, with its rows."""
         for paper in self.papers.values():
             yield paper.name, paper.rows
-            for part in (*paper.tables.values(), *paper.sweeps.values()):
+            parts: list[Table | Sweep] = [*paper.tables.values(), *paper.sweeps.values()]
+            for part in parts:
                 yield f"{paper.name}-{part.name}", part.rows
-            yield from ((row.name, (row,)) for row in _rows_of(paper))
+                yield from ((row.name, (row,)) for row in part.rows)
 
-    def _found(self, name: str, known: Mapping[str, Any], kind: str) -> Any:
+    def _named(self, name: str, known: Mapping[str, Kind], kind: str) -> Kind:
         if name not in known:
             hint = nearest(name, known)
             few = len(known) < 10 or not hint.startswith("known here")
@@ -184,14 +181,8 @@ class Recipes:
         return known[name]
 
 
-def _rows_of(paper: Paper) -> tuple[Row, ...]:
-    return paper.rows + tuple(row for sweep in paper.sweeps.values() for row in sweep.rows)
-
-
 def load_recipes(folder: str | Path = FOLDER) -> Recipes:
-    """Reads all papers and budgets of a folder, strictly.
-
-    What rows override is checked against params.yaml when they are resolved.
+    """Load all papers and budgets of a folder. Params are checked when a row is resolved.
 
     Raises:
         UserError: naming the file, the row and the key that is wrong.
@@ -200,67 +191,44 @@ def load_recipes(folder: str | Path = FOLDER) -> Recipes:
     files = [path for path in sorted(folder.glob("*.yaml")) if path.stem not in OTHER_FILES]
     if not files:
         raise UserError(f"{folder}: found no recipes, expected <paper>.yaml; run this from the root of the repository")
-    papers = {path.stem: _PaperReader(path).read() for path in files}
-    recipes = Recipes(papers, _read_budgets(folder / "budgets.yaml"), str(folder))
-    names = [name for name, _ in recipes._groups()]
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(
-                f"{folder}: {name} is the name of two papers, rows, tables or sweeps; rename one, or see same_as"
-            )
+    budgets, path = {}, folder / "budgets.yaml"
+    for name, raw in read_file(path).items():
+        given = checked(BudgetFile, raw, f"{path}: {name}")
+        budgets[name] = Budget(name, given.title, given.multiply, given.set)
+    recipes = Recipes({path.stem: _PaperReader(path).read() for path in files}, budgets, str(folder))
+    name, count = Counter(name for name, _ in recipes.groups()).most_common(1)[0]
+    if count > 1:
+        raise UserError(
+            f"{folder}: {name} is the name of two papers, rows, tables or sweeps; rename one, or see same_as"
+        )
     return recipes
 
 
-def _read_budgets(path: Path) -> dict[str, Budget]:
-    budgets = {}
-    for name, raw in read_file(path).items():
-        check_names([name], str(path))
-        given = checked(BudgetFile, raw, f"{path}: {name}")
-        budgets[name] = Budget(name, given.title, given.multiply, given.set)
-    return budgets
-
-
 class _PaperReader:
-    """Reads one paper's file: first what its rows say, then what they make of each other."""
+    """Reads the file of one paper."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.stem
+        check_name(self.name, str(path))
         self.given = checked(PaperFile, read_file(path), str(path))
-        check_names([self.name, *self.given.tables, *self.given.sweeps], str(path))
-        self.tables = {
-            name: checked(TableFile, raw, f"{path}: tables.{name}") for name, raw in self.given.tables.items()
-        }
         self.rows: dict[str, RowFile] = {}
-        for table in self.tables.values():
-            check_names(table.rows, str(path))
-            for name, raw in table.rows.items():
+        for table in self.given.tables.values():
+            for name, row in table.rows.items():
                 if name in self.rows:
                     raise UserError(f"{path}: {name}: is in two tables; give one another name, and same_as: {name}")
-                self.rows[name] = checked(RowFile, raw, f"{path}: {name}")
-        if self.given.own:
-            self._check_own()
+                if self.given.own and (row.reported or row.reported_test or row.literature):
+                    raise UserError(f"{path}: {name}: a row with reported figures is a paper's; take out own: true")
+                self.rows[name] = row
 
     def read(self) -> Paper:
-        """The paper with all of its rows."""
+        """Return the paper with all of its rows."""
+        given = self.given
         tables = {
             name: Table(name, table.title, tuple(self._row(row, name) for row in table.rows))
-            for name, table in self.tables.items()
+            for name, table in given.tables.items()
         }
-        sweeps = {name: self._sweep(name, raw) for name, raw in self.given.sweeps.items()}
-        given = self.given
-        choices = tuple(given.choices)
-        return Paper(self.name, given.title, given.overall, given.data, choices, tables, sweeps, given.own)
-
-    def _check_own(self) -> None:
-        kept = [*(["data"] if self.given.data else [])]
-        kept += [
-            f"{name}: {key}"
-            for name, row in self.rows.items()
-            for key in ("reported", "reported_test", "literature")
-            if getattr(row, key)
-        ]
-        if kept:
-            raise UserError(f"{self.path}: {kept[0]}: is of a paper, and with own: true there is none; take it out")
+        sweeps = {name: self._sweep(name, sweep) for name, sweep in given.sweeps.items()}
+        return Paper(self.name, given.title, given.overall, given.data, given.choices, tables, sweeps, given.own)
 
     def _full(self, row: str) -> str:
         """The name that a row of this file has everywhere else."""
@@ -268,14 +236,8 @@ class _PaperReader:
 
     def _row(self, name: str, table: str) -> Row:
         given = self.rows[name]
-        same_as = None
-        if given.same_as:
-            target = self._named(given.same_as, name, "same_as")
-            if target.same_as or target.literature:
-                raise UserError(
-                    f"{self.path}: {name}: same_as: {given.same_as} has no run of its own to be the same as"
-                )
-            same_as = self._full(given.same_as)
+        if given.same_as and (twin := self._find(given.same_as, f"{name}: same_as")) and twin.same_as:
+            raise UserError(f"{self.path}: {name}: same_as: {given.same_as} has no run of its own to be the same as")
         return Row(
             self._full(name),
             self.name,
@@ -284,9 +246,9 @@ class _PaperReader:
             given.reported,
             given.reported_test,
             overrides={} if given.literature else self._overrides(name),
-            choices=tuple(given.choices),
+            choices=given.choices,
             literature=given.literature,
-            same_as=same_as,
+            same_as=self._full(given.same_as) if given.same_as else None,
             on=self._full(given.on) if given.on else None,
         )
 
@@ -295,63 +257,47 @@ class _PaperReader:
         given = self.rows[name]
         if name in above:
             raise UserError(f"{self.path}: {above[0]}: on goes round in a circle: {' -> '.join([*above, name])}")
-        start = given.on or given.same_as
-        if not start:
-            return layered(self.given.base, given.set)
-        if self._named(start, name, "on" if given.on else "same_as").literature:
-            raise UserError(f"{self.path}: {name}: on: {start} is quoted from the literature, and sets nothing")
-        return layered(self._overrides(start, (*above, name)), given.set)
+        if not (start := given.on or given.same_as):
+            return {**self.given.base, **given.set}
+        self._find(start, f"{name}: {'on' if given.on else 'same_as'}")
+        return {**self._overrides(start, (*above, name)), **given.set}
 
-    def _named(self, wanted: str, name: str, key: str) -> RowFile:
-        if wanted not in self.rows:
-            raise UserError(f"{self.path}: {name}: {key}: no row {wanted} in this paper; {nearest(wanted, self.rows)}")
-        return self.rows[wanted]
+    def _find(self, name: str, where: str) -> RowFile:
+        if name not in self.rows:
+            raise UserError(f"{self.path}: {where}: no row {name} in this paper; {nearest(name, self.rows)}")
+        if self.rows[name].literature:
+            raise UserError(f"{self.path}: {where}: {name} is quoted from the literature, and has no params")
+        return self.rows[name]
 
-    def _sweep(self, name: str, raw: Block) -> Sweep:
-        given = checked(SweepFile, raw, f"{self.path}: sweeps.{name}")
-        if self._named(given.on, f"sweeps.{name}", "on").literature:
-            raise UserError(
-                f"{self.path}: sweeps.{name}: on: {given.on} is quoted from the literature, and sets nothing"
-            )
+    def _sweep(self, name: str, given: SweepFile) -> Sweep:
+        self._find(given.on, f"sweeps.{name}: on")
         points = [dict(zip(given.over, values)) for values in product(*given.over.values())]
         rows = tuple(self._point(name, given, point) for point in points)
-        over = {param: tuple(values) for param, values in given.over.items()}
-        return Sweep(name, given.title, self._full(given.on), over, rows)
+        return Sweep(name, given.title, self._full(given.on), given.over, rows)
 
     def _point(self, sweep: str, given: SweepFile, point: Mapping[str, Any]) -> Row:
-        """One combination of values, called after them: losses-grid-lr-3e-05-weight_decay-0.01."""
+        """One combination of values, named after them: losses-grid-lr-3e-05-weight_decay-0.01."""
         texts = {param: value_text(value) for param, value in point.items()}
         words = zip(_tails(list(point)), texts.values())
         name = "-".join(re.sub(r"[^a-z0-9._-]+", "-", f"{key}-{text}".lower()) for key, text in words)
-        check_names([name], f"{self.path}: sweeps.{sweep}")
+        check_name(name, f"{self.path}: sweeps.{sweep}")
+        overrides = {**self._overrides(given.on), **point}
+        runs = {name: self._overrides(name) for name, row in self.rows.items() if not (row.literature or row.same_as)}
+        twin = None if any(param.startswith(MEMBERS) for param in point) else overrides
         return Row(
             self._full(f"{sweep}-{name}"),
             self.name,
             sweep,
             ", ".join(f"{param} {text}" for param, text in texts.items()),
-            overrides=self._overrides(given.on),
-            choices=tuple(given.choices),
-            same_as=self._twin(given.on, point),
-            settings=point,
+            overrides=overrides,
+            choices=given.choices,
+            same_as=next((self._full(name) for name, own in runs.items() if own == twin), None),
             on=self._full(given.on),
         )
 
-    def _twin(self, on: str, point: Mapping[str, Any]) -> str | None:
-        """The full name of a row that sets all that a point of a sweep does, if there is one: it is the same run."""
-        if any("*" in param or param.startswith("ensemble.members") for param in point):  # not as in a row's `set`
-            return None
-        whole = self._overrides(on)
-        for param, value in point.items():
-            for key in reversed(param.split(".")):
-                value = {key: value}
-            whole = layered(whole, value)
-        rows = [name for name, row in self.rows.items() if not (row.literature or row.same_as)]
-        twins = (name for name in rows if with_numbers(self._overrides(name)) == with_numbers(whole))
-        return next(map(self._full, twins), None)
-
 
 def _tails(params: list[str]) -> list[str]:
-    """The ends of dotted names, as many keys of each as tell them apart: `lr`, or finetune.lr and prefinetune.lr."""
+    """The ends of dotted names, as short as tells them apart: `lr`, or finetune.lr and prefinetune.lr."""
     for count in range(1, max(name.count(".") for name in params) + 1):
         tails = [".".join(name.split(".")[-count:]) for name in params]
         if len(set(tails)) == len(tails):

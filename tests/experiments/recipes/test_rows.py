@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.recipes.params import layered
+from bertrio.experiments.recipes.params import merge
 from bertrio.experiments.recipes.rows import load_recipes
 
 BUDGETS = """
@@ -55,7 +55,7 @@ sweeps:
 
 def write_recipes(folder, changes=None, budgets=BUDGETS):
     """A folder with the paper `one`, changed as params are overridden, and budgets."""
-    paper = layered(yaml.safe_load(PAPER.replace("on:", "'on':")), changes or {})
+    paper = merge(yaml.safe_load(PAPER.replace("on:", "'on':")), changes or {})
     folder.mkdir(exist_ok=True)
     (folder / "one.yaml").write_text(yaml.safe_dump(paper, sort_keys=False))
     (folder / "budgets.yaml").write_text(budgets)
@@ -78,10 +78,11 @@ def names(found):
 def test_a_row_has_what_its_paper_shares_what_it_is_on_and_its_own_on_top(tmp_path):
     overrides = load(tmp_path).row("one-surgery").overrides
     assert overrides == {
-        "finetune": {"epochs": 3, "lr": 2e-5},
-        "schedule": {"first": {"qqp": 2}},
-        "smart": {"lambda": 1},
-        "surgery": {"method": "pcgrad"},
+        "finetune.epochs": 3,
+        "finetune.lr": 2e-5,
+        "schedule.first.qqp": 2,
+        "smart.lambda": 1,
+        "surgery.method": "pcgrad",
     }
 
 
@@ -121,7 +122,7 @@ def test_rows_of_our_own_are_called_by_their_names_alone(tmp_path):
     recipes = load_own(tmp_path)
     assert names(recipes.expand(["ours"])) == names(recipes.expand(["ours-t"])) == ["plain", "more"]
     assert (recipes.row("again").run_as, recipes.row("more").on) == ("more", "plain")
-    assert recipes.row("one-smart").overrides["smart"] == recipes.row("more").overrides["smart"]
+    assert recipes.row("one-smart").overrides["smart.lambda"] == recipes.row("more").overrides["smart.lambda"]
     sweep = recipes.paper("ours").sweeps["grid"]
     assert (sweep.on, names(sweep.rows)) == ("more", ["grid-lr-1e-05", "grid-lr-3e-05"])
     with pytest.raises(UserError, match="ours-more: no such row"):
@@ -131,8 +132,7 @@ def test_rows_of_our_own_are_called_by_their_names_alone(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("plain: {}", "plain: {reported: {sst: 0.5}}", "plain: reported: is of a paper, and with own: true there is"),
-        ("own: true", "own: true\ndata: {sst: {train: 1}}", "data: is of a paper"),
+        ("plain: {}", "plain: {reported: {sst: 0.5}}", "plain: a row with reported figures is a paper's; take out own"),
         ("plain: {}", "one: {}\n      plain: {}", "one is the name of two papers, rows, tables or sweeps"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_number_is_one_however_yaml_1_1_would_read_it(tmp_path):
     folder = tmp_path / "recipes"
     write_recipes(folder)
     (folder / "one.yaml").write_text(PAPER)  # with 1e-5, a text to YAML 1.1, and the key on, to which it is true
-    assert load_recipes(folder).row("one-smart").overrides["finetune"]["lr"] == 1e-5
+    assert load_recipes(folder).row("one-smart").overrides["finetune.lr"] == 1e-5
 
 
 def test_what_is_the_same_run_is_run_once_under_the_first_name(tmp_path):
@@ -177,8 +177,8 @@ def test_points_of_a_sweep_are_called_after_their_values(tmp_path):
         "one-grid-lr-3e-05-weight_decay-0.01",
     ]
     point = recipes.row("one-grid-lr-3e-05-weight_decay-0.01")
-    assert point.overrides == recipes.row("one-smart").overrides
-    assert point.settings == {"finetune.lr": 3e-5, "optimizer.weight_decay": 0.01}
+    sets = {"finetune.lr": 3e-5, "optimizer.weight_decay": 0.01}
+    assert point.overrides == {**recipes.row("one-smart").overrides, **sets}
 
 
 @pytest.mark.parametrize(
@@ -230,29 +230,29 @@ def test_a_row_from_the_literature_is_left_out_and_an_error_on_its_own(tmp_path)
 
 
 WRONG = {
-    "an unknown key of a row": (rows(smart={"titel": "S"}), "one.yaml: smart: titel: unknown key; did you mean title?"),
+    "an unknown key of a row": (rows(smart={"titel": "S"}), "one.yaml: tables.table2.rows.smart.titel: unknown key"),
     "an unknown key of a table": (
         {"tables": {"table2": {"row": {}}}},
-        "one.yaml: tables.table2: row: unknown key; did",
+        "one.yaml: tables.table2.row: unknown key",
     ),
     "an unknown key of a paper": ({"bsae": {}}, "one.yaml: bsae: unknown key; did you mean base?"),
     "a wrong convention": ({"overall": "mean"}, "one.yaml: overall: expected 'raw' or 'normalized'"),
-    "a figure that is none": (rows(smart={"reported": {"sst": "n/a"}}), "one.yaml: smart: reported.sst: expected"),
+    "a figure that is none": (rows(smart={"reported": {"sst": "n/a"}}), "rows.smart.reported.sst: expected"),
     "on no row": (rows(smart={"on": "plian"}), "one.yaml: smart: on: no row plian in this paper; did you mean plain?"),
     "same_as no row": (rows("table3", lambda_1={"same_as": "smat"}), "one.yaml: lambda-1: same_as: no row smat"),
     "a circle": (rows(plain={"on": "smart"}), "one.yaml: plain: on goes round in a circle: plain -> smart -> plain"),
-    "a run of its own and another's": (rows("table3", lambda_1={"set": {"a": 1}}), "one.yaml: lambda-1: has same_as"),
+    "a run of its own and another's": (rows("table3", lambda_1={"set": {"a": 1}}), "rows.lambda-1: has same_as"),
     "same_as of same_as": (
         rows("table3", other={"same_as": "lambda-1"}),
         "one.yaml: other: same_as: lambda-1 has no run of its own",
     ),
     "on the literature": (rows(new={"on": "quoted"}), "one.yaml: new: on: quoted is quoted from the literature"),
-    "the literature with params": (rows(quoted={"set": {"a": 1}}), "one.yaml: quoted: has literature"),
+    "the literature with params": (rows(quoted={"set": {"a": 1}}), "rows.quoted: has literature"),
     "two rows of a name": (rows("table3", smart={"title": "S"}), "one.yaml: smart: is in two tables"),
     "a row called as a table": (rows(table3={"title": "S"}), "one-table3 is the name of two"),
-    "a name that git refuses": (rows(**{"a b": {"title": "S"}}), "one.yaml: a b: expected a name of a-z"),
+    "a name that git refuses": (rows(**{"a b": {"title": "S"}}), "rows.a b: expected a name of a-z"),
     "a sweep on no row": ({"sweeps": {"grid": {"on": "smat"}}}, "one.yaml: sweeps.grid: on: no row smat"),
-    "a sweep over nothing": ({"sweeps": {"new": {"title": "S", "on": "smart", "over": {}}}}, "sweeps.new: over: "),
+    "a sweep over nothing": ({"sweeps": {"new": {"title": "S", "on": "smart", "over": {}}}}, "sweeps.new.over: "),
 }
 
 

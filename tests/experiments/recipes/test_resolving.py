@@ -5,9 +5,9 @@ import pytest
 from bertrio.config import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.params import changes, with_numbers
-from bertrio.experiments.recipes.resolving import check_apart
-from bertrio.experiments.recipes.rows import load_recipes, resolve
-from tests.experiments.test_recipes import rows, write_recipes
+from bertrio.experiments.recipes.resolving import check_apart, resolve
+from bertrio.experiments.recipes.rows import load_recipes
+from tests.experiments.recipes.test_rows import rows, write_recipes
 
 
 @pytest.fixture
@@ -116,20 +116,23 @@ def test_the_base_is_params_yaml_of_this_folder(tmp_path, root, monkeypatch):
 WRONG = {
     "a param of the row": (
         {"changed": rows(smart={"set": {"smart": {"lamda": 1}}})},
-        "one.yaml: one-smart: smart.lamda: unknown param; did you mean smart.lambda?",
+        "one.yaml: one-smart, budget paper: smart.lamda: unknown param; did you mean smart.lambda?",
     ),
     "a param of a member": (
         {"changed": rows(smart={"set": {"ensemble": {"members": {"a": {"finetune": {"epoch": 1}}}}}})},
-        "one.yaml: one-smart: ensemble.members.a.finetune.epoch: unknown param; did you mean finetune.epochs?",
+        "one.yaml: one-smart, budget paper: ensemble.members.a.finetune.epoch: unknown param; did",
     ),
     "a setting": (
         {"overrides": {"finetune.lrr": 1}},
-        "one-smart with -S finetune.lrr: finetune.lrr: unknown param; did",
+        "one-smart, budget paper, -S finetune.lrr=1: finetune.lrr: unknown param; did",
     ),
-    "a value": ({"overrides": {"finetune.lr": "x"}}, "one-smart with -S finetune.lr: finetune.lr: expected"),
+    "a value": (
+        {"overrides": {"finetune.lr": "x"}},
+        "one-smart, budget paper, -S finetune.lr=x: finetune.lr: expected",
+    ),
     "a setting through a number": (
         {"overrides": {"smart.lambda.x": 1}},
-        "one-smart with -S smart.lambda.x: smart.lambda.x: unknown param; smart.lambda is 1",
+        "one-smart, budget paper, -S smart.lambda.x=1: smart.lambda.x: unknown param; smart.lambda is 1",
     ),
     "a budget": ({"budget": "quik"}, "quik: no such budget in"),
 }
@@ -149,12 +152,13 @@ def test_a_task_that_params_yaml_does_not_have_is_not_blamed_on_the_row(tmp_path
     del base["tasks"]["sts"]
     with pytest.raises(UserError) as caught:
         resolve(recipes, recipes.row("one-plain"), base=base)
-    assert "one.yaml: one-plain: params.yaml has no task sts, which this changes" in str(caught.value)
+    assert "one.yaml: one-plain, budget paper: params.yaml has no task sts, which this changes" in str(caught.value)
     assert "kind" not in str(caught.value)
     own = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
     own["data"] = {"train": "a.csv", "dev": "b.csv"}
     recipes = load_recipes(write_recipes(tmp_path / "more", rows(plain={"set": {"tasks": {"polar": own}}})))
-    row = replace(recipes.row("one-plain"), settings={"tasks.polar.dropout": 0.3})
+    row = recipes.row("one-plain")
+    row = replace(row, overrides={**row.overrides, "tasks.polar.dropout": 0.3})
     assert resolve(recipes, row, base=base)["tasks"]["polar"]["dropout"] == 0.3
 
 

@@ -5,9 +5,10 @@ import yaml
 from rich.console import Console
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.recipes.rows import load_recipes, resolve
+from bertrio.experiments.recipes.resolving import resolve
+from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.recipes.show import show_recipes, show_row
-from tests.experiments.test_recipes import write_recipes
+from tests.experiments.recipes.test_rows import write_recipes
 
 
 @pytest.fixture

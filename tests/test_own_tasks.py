@@ -143,8 +143,6 @@ def test_it_stands_in_plots_slices_and_robustness(run):
     for name in ("confusion/nli.csv", "reliability/nli.csv", "learning/score/nli.csv", "slices/nli.csv"):
         assert len(pd.read_csv(run / "plots" / name)), name
     assert set(pd.read_csv(run / "plots/confusion/nli.csv")["gold"]) == set(NAMES)
-    for name in ("confusion-nli", "reliability-nli", "learning"):
-        assert (run / f"plots/pictures/{name}.png").stat().st_size > 1000
     assert (run / "plots/slices/nli.png").exists()
     slices = read(run, "metrics/slices.json")["nli"]
     assert set(slices["label"]) == {f"label {name}" for name in NAMES}

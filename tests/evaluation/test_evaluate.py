@@ -67,7 +67,7 @@ def test_metrics_hold_the_scores_the_best_epochs_and_what_they_were_picked_on(fo
 def test_calibration_and_plots_are_written_beside_the_metrics(folder):
     run()
     assert set(read_json("metrics/calibration.json")) == {"sst", "qqp"}
-    assert list((folder / "plots").rglob("*.csv")) and list((folder / "plots").rglob("*.png"))
+    assert list((folder / "plots").rglob("*.csv"))
 
 
 def test_members_that_chose_on_different_rows_are_all_told(folder):

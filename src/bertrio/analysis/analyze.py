@@ -25,7 +25,7 @@ from bertrio.core.files import write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.table import read_table
 from bertrio.evaluation.metrics import Scored
-from bertrio.evaluation.pictures import slices_picture
+from bertrio.evaluation.plots import slices_picture
 from bertrio.evaluation.predictions import check_tasks, read_predictions
 
 SUSPECT_COLUMNS = ["task", "id", "label", "suggested", "doubt", "text", "text_b"]

@@ -6,11 +6,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Stderr:
@@ -91,6 +95,19 @@ def say(text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
+def print_table(frame: pd.DataFrame, title: str = "", to: Console | None = None) -> None:
+    """Print a frame without its index; floats get four decimals, missing values a dash, and all else is plain text.
+
+    Words stand to the left, numbers to the right. Texts of users show as they are.
+    """
+    table = Table(title=Text(title), title_justify="left")
+    for name in frame.columns:
+        table.add_column(Text(str(name)), justify="right" if frame[name].dtype.kind in "iuf" else "left")
+    for row in frame.itertuples(index=False):
+        table.add_row(*[Text("".join(c if c.isprintable() else " " for c in _cell(value))) for value in row])
+    (to or console).print(table)
+
+
 def show_table(title: str, header: list[str], rows: list[list[Any]], to: Console | None = None) -> None:
     """Prints a table; floats get four decimals, None a dash."""
     table = Table(title=title, title_justify="left")
@@ -102,6 +119,6 @@ def show_table(title: str, header: list[str], rows: list[list[Any]], to: Console
 
 
 def _cell(value: Any) -> str:
-    if value is None:
+    if value is None or value != value:  # NaN
         return "-"
     return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -15,7 +15,7 @@ from bertrio.core.tasks import Task
 from bertrio.evaluation.bootstrap import intervals
 from bertrio.evaluation.calibration import write_calibration
 from bertrio.evaluation.metrics import evaluate_predictions
-from bertrio.evaluation.pictures import write_plots
+from bertrio.evaluation.plots import write_plots
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.evaluation.submission import write_submissions
 
@@ -41,7 +41,7 @@ def evaluate(
         tasks: all tasks, by name.
         predictions: a folder that holds ensemble.parquet, and members/<name>/summary.json of every member.
         metrics: a folder that holds timing/<stage>.json.
-        plots: a folder that holds <member>.csv in history, conflicts and steps.
+        plots: a folder that holds <member>.csv in history and conflicts.
         submission: write the course's files; if not, their folder is there and empty.
 
     Raises:
@@ -55,8 +55,7 @@ def evaluate(
         result["selected_on"]["ensemble"] = "selection"
     write_json(metrics / "evaluation.json", result)
     write_calibration(frame, tasks, metrics / "calibration.json")
-    folders = {name: Path(plots) / name for name in ("history", "conflicts", "steps")}
-    write_plots(frame, tasks, plots, folders["history"], folders["conflicts"], members, folders["steps"])
+    write_plots(frame, tasks, plots, Path(plots) / "history", Path(plots) / "conflicts", members)
     stages = [path for path in (metrics / "timing").glob("*.json") if not _of_dropped_member(path, members)]
     write_json(metrics / "timing.json", collect_timings(stages))
     (predictions / "submission").mkdir(parents=True, exist_ok=True)

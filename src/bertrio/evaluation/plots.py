@@ -1,0 +1,146 @@
+"""Tables that DVC draws, and PNGs of what it cannot draw: gradient conflicts, and slices with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from bertrio.core.files import write_csv
+from bertrio.core.tasks import Task
+from bertrio.evaluation.calibration import reliability
+from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, colours_of, picture, titled
+from bertrio.evaluation.metrics import LOWER_IS_BETTER, Scored
+
+PANELS = 8  # members whose conflicts are drawn
+PLOTTED = 5000  # rows in a table of scores for DVC: its page holds every row of every revision
+
+
+def write_plots(
+    frame: pd.DataFrame,
+    tasks: Mapping[str, Task],
+    folder: str | Path,
+    histories: str | Path = "plots/history",
+    conflicts: str | Path = "plots/conflicts",
+    members: Sequence[str] | None = None,
+) -> None:
+    """Write the tables that DVC draws of the labelled dev rows and of training, and the picture of conflicts.
+
+    Into `folder`: confusion/<task>.csv, reliability/<task>.csv, scores/<task>.csv, learning/loss/<task>.csv and
+    learning/score/<task>.csv (training loss and first metric on dev, means over members), and pictures/conflicts.png.
+    What there is no data for is left out; the folders are there all the same, as DVC expects.
+
+    Args:
+        frame: a prediction table.
+        tasks: all tasks, by name.
+        folder: the folder to write into.
+        histories: a folder of <member>.csv, a row an epoch.
+        conflicts: a folder of <member>.csv, see `training.finetune.write_conflicts`.
+        members: whose files to read; None: all. DVC leaves behind the files of members that were dropped.
+    """
+    folder = Path(folder)
+    for name in ("confusion", "reliability", "scores", "learning/loss", "learning/score", "pictures"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    training = _member_tables(histories, members)
+    for name, task in tasks.items():
+        rows = frame[(frame["task"] == name) & (frame["split"] == "dev") & frame["label"].notna()]
+        if len(rows):
+            (_write_classes if task.target.discrete else _write_scores)(rows, task, folder)
+        for what, column in (("loss", f"train_loss_{name}"), ("score", f"dev_{name}_{task.target.metrics[0]}")):
+            write_csv(_mean_curve(training, column, what), folder / "learning" / what / f"{name}.csv")
+    if measured := _member_tables(conflicts, members):
+        conflicts_picture(measured, folder / "pictures" / "conflicts.png")
+
+
+def _write_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
+    scored, name_of = Scored.of(rows), task.target.name_of
+    table = pd.DataFrame({"gold": map(name_of, scored.labels), "predicted": map(name_of, scored.predictions)})
+    write_csv(table, folder / "confusion" / f"{task.name}.csv")
+    write_csv(reliability(scored), folder / "reliability" / f"{task.name}.csv")
+
+
+def _write_scores(rows: pd.DataFrame, task: Task, folder: Path) -> None:
+    table = rows[["id", "label", "prediction"]].set_axis(["id", "gold", "predicted"], axis=1)
+    if len(table) > PLOTTED:
+        table = table.iloc[np.sort(np.random.default_rng(0).permutation(len(table))[:PLOTTED])]
+    write_csv(table, folder / "scores" / f"{task.name}.csv")
+
+
+def _mean_curve(training: Mapping[str, pd.DataFrame], column: str, name: str) -> pd.DataFrame:
+    """[step, `name`]: the mean over members; one whose epochs end at other steps counts at those."""
+    parts = [table.reindex(columns=["step", column]) for table in training.values()]
+    rows = pd.concat(parts or [pd.DataFrame(columns=["step", column])]).dropna()
+    return rows.rename(columns={column: name}).groupby("step", as_index=False).mean()
+
+
+def conflicts_picture(conflicts: Mapping[str, pd.DataFrame], path: str | Path) -> None:
+    """Draw the cosine of the tasks' gradients over the steps, a panel a member and a colour a pair of tasks.
+
+    Faint points are steps, lines their running means; below 0 the tasks pull in opposite directions.
+    """
+    shown = {
+        member: table.assign(pair=table["task_a"].astype(str) + " and " + table["task_b"].astype(str))
+        for member, table in list(conflicts.items())[:PANELS]
+    }
+    pairs = list(dict.fromkeys(pair for table in shown.values() for pair in table["pair"]))
+    colours = colours_of(len(pairs))
+    with picture(path, (7.6, max(2.8, 0.22 * len(pairs)) * len(shown) + 0.9)) as figure:
+        panels = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        for axes, (member, table) in zip(panels, shown.items()):
+            axes.axhline(0, color=MUTED, linewidth=1)
+            for pair, rows in table.groupby("pair", sort=False):
+                rows = rows.sort_values("step", kind="stable")
+                colour, cosine = colours[pairs.index(str(pair))], rows["cosine"]
+                mean = cosine.rolling(max(1, len(rows) // 20), center=True, min_periods=1).mean()
+                axes.scatter(rows["step"], cosine, s=4, color=colour, alpha=0.25, linewidths=0, rasterized=True)
+                label = f"{pair}: {(cosine < 0).mean():.0%} of steps below 0"
+                axes.plot(rows["step"], mean, color=colour, linewidth=1.8, label=label)
+            axes.set(ylabel="cosine", title=member if len(conflicts) > 1 else "")
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+        panels[-1].set_xlabel("step")
+        left_out = f"; first {PANELS} of {len(conflicts)} members" if len(conflicts) > PANELS else ""
+        titled(figure, "Gradient conflicts", f"Cosine between two tasks' gradients of the encoder{left_out}")
+
+
+def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: str) -> None:
+    """Draw a task's metric with its 95 % interval on each slice of the rows.
+
+    Slices whose interval lies wholly on the worse side of the value for all rows are red, on the better side blue.
+
+    Args:
+        slices: [family, slice, n, value, low, high], a row a slice; the family `all` gives the value for all rows.
+        task: its name.
+        path: of the PNG.
+        metric: what `value` is.
+    """
+    known = slices[slices["value"].notna()]
+    whole = known.loc[known["family"] == "all", "value"].iloc[0]
+    rows = known[known["family"] != "all"]
+    below, above = (LINES[0], RED) if metric in LOWER_IS_BETTER else (RED, LINES[0])
+    with picture(path, (7.2, 0.23 * len(rows) + 1.5)) as figure:
+        axes = figure.add_subplot()
+        axes.axvline(whole, color=MUTED, linestyle="--", linewidth=1)
+        for place, row in enumerate(rows.itertuples()):
+            colour = below if row.high < whole else above if row.low > whole else INK
+            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=1.5, alpha=0.6)
+            axes.plot(row.value, place, "o", color=colour, markersize=5)
+        names = [f"{_short(f'{row.family}: {row.slice}')}  (n = {row.n:,})" for row in rows.itertuples()]
+        axes.set(yticks=range(len(rows)), yticklabels=names, ylim=(len(rows) - 0.4, -0.6), xlabel=metric)
+        axes.grid(axis="y", visible=False)
+        under = f"95 % intervals; dashed: all rows, {whole:.3f}; red: wholly worse, blue: wholly better"
+        titled(figure, f"{task}: {metric} by slice", under)
+
+
+def _short(text: str, most: int = 40) -> str:
+    """`text` on one line, cut to `most` characters; a dollar sign would start a formula."""
+    text = " ".join(text.split())
+    return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
+
+
+def _member_tables(folder: str | Path, members: Sequence[str] | None) -> dict[str, pd.DataFrame]:
+    """The tables of members that have rows, in the order of the members."""
+    paths = {path.stem: path for path in sorted(Path(folder).glob("*.csv"))}
+    tables = {name: pd.read_csv(paths[name]) for name in (paths if members is None else members) if name in paths}
+    return {name: table for name, table in tables.items() if len(table)}

@@ -101,7 +101,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     from bertrio.training.finetune import score as scores_of
     from bertrio.training.mlm import pretrain_mlm
     from bertrio.training.prefinetune import prefinetune
-    from bertrio.training.teacher import taught
+    from bertrio.training.teacher import teacher_predictions
 
     os.environ["BERTRIO_CHECKPOINTS"] = str(args.work / f"checkpoints-{args.seed}")  # no run goes on from another's
     given = args.work / f"params-{args.seed}.yaml"
@@ -120,7 +120,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     model = build_model(member, f"{before}/encoder", runtime)
     load_heads(model, before)
     rows = {task: train[task] for task in member.trains}
-    trainer, kept = build_trainer(member, model, rows, None, taught(member, rows, splits, runtime))
+    trainer, kept = build_trainer(member, model, rows, None, teacher_predictions(member, rows, splits, runtime))
     points = []
     for _ in trainer.run("benchmark"):
         points.append((seconds + trainer.seconds, scores_of(kept, scored["dev"], "dev", member)["overall_normalized"]))

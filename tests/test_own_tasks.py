@@ -103,7 +103,7 @@ def read(run, name):
 
 def test_it_trains_with_the_others(run):
     params = load_params(run / "params.yaml")
-    assert (params.surgery.method, params.smart.strength) == ("pcgrad", 1)
+    assert (params.surgery.method, params.smart.weight) == ("pcgrad", 1)
     assert params.trains == ["sst", "qqp", "sts", "nli"]
     steps = pd.read_csv(run / "plots/steps/base.csv")
     assert {"loss_nli", "loss_smart_nli"} <= set(steps.columns)

@@ -171,8 +171,8 @@ def test_tasks_can_be_removed_and_added_by_params_alone(load):
 )
 def test_what_dvc_writes_for_a_technique_is_understood(load, param, written, meant):
     value = load(nested(param, written))
-    for key in param.replace("lambda", "strength").split("."):
-        value = getattr(value, key)
+    for key in param.split("."):
+        value = getattr(value, "weight" if key in ("lambda", "mu", "alpha") else key)
     assert value == meant and type(value) is type(meant)
 
 
@@ -180,7 +180,7 @@ def test_what_dvc_writes_for_a_technique_is_understood(load, param, written, mea
     ("overrides", "message"),
     [
         ({"smart": {"lamda": 1}}, r"smart\.lamda: unknown param; did you mean smart\.lambda\?"),
-        ({"smart": {"strength": 1}}, r"smart\.strength: unknown param; known here: lambda, tasks, eta"),
+        ({"smart": {"strength": 1}}, r"smart\.strength: unknown param; known here: lambda, tasks, every, eta"),
         ({"smart": {"epsilon": 1}}, r"smart\.epsilon: unknown param"),
         ({"bregman": {"momentun": 1}}, r"bregman\.momentun: .*did you mean bregman\.momentum\?"),
         ({"r_drop": {"alfa": 1}}, r"r_drop\.alfa: .*did you mean r_drop\.alpha\?"),
@@ -292,8 +292,8 @@ MEMBER = {"smart": {"lambda": 5}, "schedule": {"tasks": ["sst"]}, "tasks": {"sst
 def test_members_may_override_the_groups_of_techniques_and_say_what_they_answer(load):
     overrides = {"ensemble": {"members": {"a": {}, "b": {**MEMBER, "answers": ["sst"]}}}}
     base, member = load(overrides), load(overrides, member="b")
-    assert (member.smart.strength, member.trains, member.tasks["sst"].head) == (5, ["sst"], "mlp")
-    assert (base.smart.strength, base.trains, base.tasks["sst"].head) == (0, ["sst", "qqp", "sts"], "linear")
+    assert (member.smart.weight, member.trains, member.tasks["sst"].head) == (5, ["sst"], "mlp")
+    assert (base.smart.weight, base.trains, base.tasks["sst"].head) == (0, ["sst", "qqp", "sts"], "linear")
     assert base.answers("a") == ("sst", "qqp", "sts") and base.answers("b") == ("sst",)
 
 

@@ -8,8 +8,6 @@ from bertrio.core.files import read_json
 from bertrio.core.runtime import Runtime, set_up
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.techniques.regularizers.bregman import Bregman
-from bertrio.training import build
 from bertrio.training.build import build_trainer, fine_enough, weight_penalty
 from bertrio.training.data import load_split
 from bertrio.training.finetune import Inputs, finetune, predict
@@ -208,35 +206,27 @@ def test_the_average_is_what_fine_tuning_saves_and_predicts_with(workspace):
 
 
 @pytest.mark.parametrize(("max_steps", "total"), [(None, 16), (5, 5), (99, 16)])
-def test_the_teacher_is_a_copy_that_moves_after_every_step_of_the_run(workspace, monkeypatch, max_steps, total):
-    made, moved = [], []
-
-    class Watched(Bregman):
-        def __init__(self, *of):
-            super().__init__(*of)
-            made.append(self)
-
-        def update(self, model, step):
-            moved.append(step)
-            before = {name: value.double().clone() for name, value in self.teacher.state_dict().items()}
-            super().update(model, step)
-            beta, now = self.momentum_at(step), model.state_dict()
-            for name, value in self.teacher.state_dict().items():
-                expected = beta * before[name] + (1 - beta) * now[name].double()
-                torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-7)
-
-    monkeypatch.setattr(build, "Bregman", Watched)
+def test_the_teacher_is_a_copy_that_moves_after_every_step_of_the_run(workspace, max_steps, total):
     params, model, train = setting(
         workspace, {"bregman": {"mu": 1, "momentum": 0.5, "late_momentum": 0.9}, "finetune": {"max_steps": max_steps}}
     )
     start = weights_of(model)
     trainer, _ = build_trainer(params, model, train)
-    (bregman,) = made
-    assert bregman.total_steps == total
-    assert same(start, bregman.teacher.state_dict())
+    teacher = trainer.objective.regularizers["bregman"].teacher
+    assert same(start, teacher.module.state_dict())
+    by_hand, steps = {name: value.double() for name, value in start.items()}, []
+
+    def follow(step):
+        steps.append(step)
+        beta, now = 0.5 if 10 * step <= total else 0.9, model.state_dict()
+        for name, value in teacher.module.state_dict().items():
+            by_hand[name] = beta * by_hand[name] + (1 - beta) * now[name].double()
+            torch.testing.assert_close(value.double(), by_hand[name], rtol=1e-5, atol=1e-6)
+
+    trainer.after_step = [*trainer.after_step, follow]
     logs = list(trainer.run("test"))
-    assert moved == list(range(1, total + 1))
-    assert all(parameter.grad is None for parameter in bregman.teacher.model.parameters())
+    assert steps == list(range(1, total + 1))
+    assert all(parameter.grad is None for parameter in teacher.parameters())
     assert all(logs[-1].losses[f"bregman_{task}"] > 0 for task in TASKS)
 
 

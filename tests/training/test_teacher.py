@@ -12,7 +12,7 @@ from bertrio.evaluation.predictions import read_predictions
 from bertrio.inference.predictor import Predictor
 from bertrio.training.data import hold_out, load_split
 from bertrio.training.finetune import Inputs, finetune
-from bertrio.training.teacher import taught
+from bertrio.training.teacher import teacher_predictions
 
 TASKS = ("sst", "qqp", "sts")
 
@@ -31,7 +31,7 @@ def teacher(workspace):
 
 def asked(params):
     rows = load_split(params, "train", "data/splits", "models/tokenizer")
-    return rows, taught(
+    return rows, teacher_predictions(
         params,
         {task: rows[task] for task in params.trains},
         "data/splits",
@@ -55,7 +55,7 @@ def test_rows_that_are_held_out_leave_the_others_with_what_is_said_of_them(works
     params = workspace.params(distill={"weight": 1, "teacher": teacher, "tasks": ["sst"]})
     rows, said = asked(params)
     kept, _ = hold_out(rows, 0.5, 1)
-    fewer = taught(params, kept, "data/splits", set_up(1, device="cpu", precision="float32"))
+    fewer = teacher_predictions(params, kept, "data/splits", set_up(1, device="cpu", precision="float32"))
     assert set(fewer) == {"sst"}
     places = pd.Index(rows["sst"].ids).get_indexer(kept["sst"].ids)
     torch.testing.assert_close(fewer["sst"], said["sst"][places])

@@ -206,9 +206,9 @@ def _training(params: Params, found: Found) -> str:
     best = ", ".join(f"{escaped(name)}: {epoch}" for name, epoch in found.evaluation.get("best_epoch", {}).items())
     chosen = found.evaluation.get("selected_on")
     on = [
-        "smart" * bool(params.smart.strength),
-        "bregman" * bool(params.bregman.mu),
-        "r_drop" * bool(params.r_drop.alpha),
+        "smart" * bool(params.smart.weight),
+        "bregman" * bool(params.bregman.weight),
+        "r_drop" * bool(params.r_drop.weight),
         "distillation" * bool(params.distill.weight),
     ]
     surgery = "" if params.surgery.method == "none" else f"surgery {params.surgery.method}"

@@ -25,17 +25,18 @@ from bertrio.config.groups import (
 from bertrio.config.tasks import BATCH_LOSSES, SharingParams, TaskParams
 from bertrio.config.techniques import (
     SCHEDULES,
-    BregmanParams,
-    DistillParams,
     PenaltyParams,
-    RDropParams,
     ScheduleParams,
-    SmartParams,
     SurgeryParams,
     WeightingParams,
 )
 from bertrio.core.options import Group
 from bertrio.core.tasks import TEXT_COLUMNS
+from bertrio.techniques.regularizers import REGULARIZERS
+from bertrio.techniques.regularizers.bregman import BregmanOptions
+from bertrio.techniques.regularizers.distillation import DistillOptions
+from bertrio.techniques.regularizers.r_drop import RDropOptions
+from bertrio.techniques.regularizers.smart import SmartOptions
 
 OVERALL = ("overall_normalized", "overall_mean")
 SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
@@ -72,10 +73,10 @@ class Params(Group):
     schedule: ScheduleParams
     weighting: WeightingParams
     surgery: SurgeryParams
-    smart: SmartParams
-    bregman: BregmanParams
-    r_drop: RDropParams
-    distill: DistillParams
+    smart: SmartOptions
+    bregman: BregmanOptions
+    r_drop: RDropOptions
+    distill: DistillOptions
     penalties: PenaltyParams
     tracking: TrackingParams
     checkpoints: CheckpointParams
@@ -179,12 +180,7 @@ class Params(Group):
 
     def _technique_problems(self) -> list[str | None]:
         trains = self.trains
-        on = {
-            "smart": self.smart.strength,
-            "bregman": self.bregman.mu,
-            "r_drop": self.r_drop.alpha,
-            "distill": self.distill.weight,
-        }
+        on = {name: getattr(self, name).weight for name in REGULARIZERS}
         return [
             *self._surgery_problems(),
             *[
@@ -206,7 +202,7 @@ class Params(Group):
                 f"bregman.{name}: found 0, which makes the teacher the model itself, and no penalty; "
                 f"the paper has {usual}"
                 for name, usual in (("momentum", 0.99), ("late_momentum", 0.999))
-                if self.bregman.mu and getattr(self.bregman, name) == 0
+                if self.bregman.weight and getattr(self.bregman, name) == 0
             ],
             *self._accumulate_problems(),
             *self._encoder_problems(),
@@ -246,7 +242,7 @@ class Params(Group):
             ],
             f"finetune.accumulate: found {pieces}, but smart.projection rescale moves the noise by a gradient that "
             "depends on the size of the batch; use 1, or projection ball"
-            if self.smart.strength and self.smart.projection == "rescale"
+            if self.smart.weight and self.smart.projection == "rescale"
             else None,
         ]
 
@@ -261,7 +257,7 @@ class Params(Group):
             ],
             "encoder.compile: found true, but the teacher of bregman, a copy that is not compiled, would draw other "
             "masks of dropout than the model; set it to false, or bregman.mu to 0"
-            if self.encoder.compile and self.bregman.mu
+            if self.encoder.compile and self.bregman.weight
             else None,
         ]
 

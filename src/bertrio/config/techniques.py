@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from bertrio.config.choices import PluginOptions, choice
-from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Real, Share, Whole
+from bertrio.core.options import Count, Group, NotNegative, Positive, Real
 
 # The names of bertrio's own; a test holds them against the modules, which import torch.
 SCHEDULES = ("joint", "sequential", "per_epoch", "round_robin", "annealed", "temperature")
@@ -91,44 +90,6 @@ class SurgeryParams(Group):
     @model_validator(mode="after")
     def _options_are_read(self) -> SurgeryParams:
         return _options_of_plugins(self, self.method, SURGERIES)
-
-
-def _norm_name(value: Any) -> Any:
-    """`dvc exp run -S smart.norm=inf` writes a float of YAML, and `=2` a number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return value
-    return "2" if value == 2 else "inf" if value == math.inf else value
-
-
-class SmartParams(Group):
-    strength: NotNegative = Field(alias="lambda")
-    tasks: list[str] | None
-    eta: NotNegative
-    sigma: NotNegative
-    radius: Positive
-    norm: Annotated[Literal["inf", "2"], BeforeValidator(_norm_name)]
-    steps: Annotated[Whole, Field(ge=0)]
-    projection: Literal["ball", "rescale"]
-    eps: Positive
-    every: Annotated[Whole, Field(ge=1)]
-
-
-class BregmanParams(Group):
-    mu: NotNegative
-    tasks: list[str] | None
-    momentum: Share
-    late_momentum: Share | None
-
-
-class RDropParams(Group):
-    alpha: NotNegative
-    tasks: list[str] | None
-
-
-class DistillParams(Group):
-    weight: NotNegative
-    teacher: InputPath | None
-    tasks: list[str] | None
 
 
 class PenaltyParams(Group):

@@ -20,7 +20,7 @@ from bertrio.data.tokens import TokenCache, Tokens, tokenise
 WINDOW = 50
 
 
-class Place(NamedTuple):
+class BatchShard(NamedTuple):
     """Where the rows of a batch stand in the one that it is a part of, where several processes share that out.
 
     Attributes:
@@ -40,19 +40,19 @@ class Place(NamedTuple):
 class Batch:
     """Rows of one task: `rows` are positions in its table, `inputs` one token batch a text or cross-encoded pair.
 
-    `place` is None unless the batch is a part of another one that several processes share.
+    `shard` is None unless the batch is a part of another one that several processes share.
     """
 
     task: str
     rows: np.ndarray
     inputs: tuple[Tokens, ...]
     labels: Tensor | None
-    place: Place | None = None
+    shard: BatchShard | None = None
 
     @property
     def weight(self) -> float:
         """The share of its rows in a mean over the whole batch: 1 unless it is a part of one."""
-        return 1.0 if self.place is None else self.place.weight
+        return 1.0 if self.shard is None else self.shard.weight
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on `device`; a CUDA device fetches it while the host goes on."""
@@ -81,7 +81,7 @@ class Batch:
         rows = np.array_split(np.arange(len(self.rows)), count)[index]
         weight = len(rows) / len(self.rows)
         rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        return replace(self._taken(rows), place=Place(torch.from_numpy(rows), len(self.rows), self.labels, weight))
+        return replace(self._taken(rows), shard=BatchShard(torch.from_numpy(rows), len(self.rows), self.labels, weight))
 
     def _taken(self, rows: np.ndarray) -> Batch:
         """The rows at these positions of the batch."""

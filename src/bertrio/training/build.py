@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +15,14 @@ from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import NARROW, Runtime, generator
 from bertrio.model.multitask import MultitaskModel
-from bertrio.techniques.regularizers.bregman import Bregman
-from bertrio.techniques.regularizers.moving_average import MovingAverage
+from bertrio.techniques.regularizers import REGULARIZERS, Regularizer, RunSetup
+from bertrio.techniques.regularizers.moving_average import moving_average
 from bertrio.techniques.regularizers.norms import l1, l2
 from bertrio.techniques.surgery import build_surgery
 from bertrio.techniques.weighting import build_weighting
 from bertrio.training.data import Split, build_losses, build_streams, plan_of
 from bertrio.training.loop import Trainer
-from bertrio.training.objective import Objective, bregman_term, distill_term, r_drop_term, smart_term
+from bertrio.training.objective import Objective
 from bertrio.training.stateful import Draws, Stateful
 from bertrio.training.trackers import Tracker
 
@@ -41,7 +42,7 @@ def fine_enough(params: Params, runtime: Runtime) -> Runtime:
     reach = smart.radius
     if smart.projection == "ball":
         reach = min(reach, smart.steps * smart.eta + smart.sigma)
-    if not smart.strength or (reach >= FINE_RADIUS and smart.norm == "inf") or runtime.compute == torch.float32:
+    if not smart.weight or (reach >= FINE_RADIUS and smart.norm == "inf") or runtime.compute == torch.float32:
         return runtime
     about = (
         f"SMART's noise (radius {smart.radius}, eta {smart.eta}, norm {smart.norm}) is less than bf16 can tell apart"
@@ -58,7 +59,7 @@ def build_trainer(
     model: MultitaskModel,
     train: Split,
     tracker: Tracker | None = None,
-    taught: Mapping[str, Tensor] | None = None,
+    teacher_predictions: Mapping[str, Tensor] | None = None,
 ) -> tuple[Trainer, MultitaskModel]:
     """A trainer with every technique that `params` asks for, and the model to score: `model`, or its average.
 
@@ -67,7 +68,7 @@ def build_trainer(
         model: with heads for all tasks.
         train: rows of the tasks that train, in training order.
         tracker: gets the curves of training.
-        taught: what `distill.teacher` says of these rows, see `training.teacher.taught`.
+        teacher_predictions: of `distill.teacher` for these rows, see `training.teacher`.
 
     Raises:
         UserError: if several processes are to share what can't be shared out.
@@ -76,18 +77,18 @@ def build_trainer(
     model.train()  # before any copy is made of it: a teacher has the dropout that the model has
     streams = build_streams(train, params)
     plan = plan_of(train, streams, params)
-    average = MovingAverage(model) if params.finetune.ema is not None else None
-    bregman = _bregman(params, model, plan)
+    ema = params.finetune.ema
+    average = None if ema is None else moving_average(model, lambda: ema)
+    regularizers = build_regularizers(params, model, total_steps(params, plan), teacher_predictions or {})
     draws = generator(params.runtime.seed, "surgery")
     kept: dict[str, Stateful] = {"surgery": Draws(draws)}
     follow: list[Callable[[int], None]] = []
     if average:
         kept["average"] = average
-        follow.append(lambda step: average.update(model, params.finetune.ema))
-    if bregman:
-        follow.append(lambda step: bregman.update(model, step))
+        follow.append(lambda step: average.update_parameters(model))
+    follow += [partial(each.after_step, model) for each in regularizers.values()]
     trainer = Trainer(
-        _objective(params, model, train, bregman, taught or {}),
+        _objective(params, model, train, regularizers),
         plan,
         streams,
         params.optimizer,
@@ -103,11 +104,11 @@ def build_trainer(
         kept=kept,
         tracker=tracker,
     )
-    return trainer, average.model if average else model
+    return trainer, average.module if average else model
 
 
 def _check_rescale(params: Params, runtime: Runtime) -> None:
-    if params.smart.strength and params.smart.projection == "rescale" and not runtime.processes.alone:
+    if params.smart.weight and params.smart.projection == "rescale" and not runtime.processes.alone:
         raise UserError(
             f"smart.projection: found rescale, in {runtime.processes.count} processes; it moves the noise by a "
             "gradient that depends on the size of the batch, of which each process has a part. Use projection ball, or "
@@ -115,31 +116,31 @@ def _check_rescale(params: Params, runtime: Runtime) -> None:
         )
 
 
-def _bregman(params: Params, model: MultitaskModel, plan: Sequence[Sequence[tuple[str, ...]]]) -> Bregman | None:
-    options = params.bregman
-    if not options.mu:
-        return None
+def total_steps(params: Params, plan: Sequence[Sequence[tuple[str, ...]]]) -> int:
+    """Return the number of updates of fine-tuning."""
     planned = sum(map(len, plan))
-    total = min(planned, params.finetune.max_steps or planned)
-    return Bregman(model, options.momentum, options.late_momentum, total)
+    return min(planned, params.finetune.max_steps or planned)
+
+
+def build_regularizers(
+    params: Params, model: MultitaskModel, steps: int, teacher_predictions: Mapping[str, Tensor]
+) -> dict[str, Regularizer]:
+    """Return the regularizers whose weight is above 0, by the name of their block in params.yaml."""
+    setup = RunSetup(model, params.trains, steps, partial(generator, params.runtime.seed), teacher_predictions)
+    options = {name: getattr(params, name) for name in REGULARIZERS}
+    return {name: REGULARIZERS[name](of, setup) for name, of in options.items() if of.weight}
 
 
 def _objective(
-    params: Params, model: MultitaskModel, train: Split, bregman: Bregman | None, taught: Mapping[str, Tensor]
+    params: Params, model: MultitaskModel, train: Split, regularizers: Mapping[str, Regularizer]
 ) -> Objective:
-    """What a batch is trained on: its loss, weighed, and every regularizer that is on."""
-    terms = {
-        "smart": smart_term(params),
-        "bregman": bregman_term(params, bregman),
-        "r_drop": r_drop_term(params),
-        "distill": distill_term(params, taught),
-    }
-    weighs = params.weighting
+    """Return the objective of a batch: its loss, weighted, and every regularizer that is on."""
+    weighting = params.weighting
     return Objective(
         model,
         build_losses(train, params),
-        build_weighting(weighs.method, train, weighs.weights, weighs.options.given()).to(model.runtime.device),
-        {name: term for name, term in terms.items() if term is not None},
+        build_weighting(weighting.method, train, weighting.weights, weighting.options.given()).to(model.runtime.device),
+        regularizers,
         of_batches=[task for task in train if not _is_mean_over_rows(params.tasks[task].loss)],
     )
 

@@ -26,7 +26,7 @@ from bertrio.training.data import Split, hold_out, load_split
 from bertrio.training.loop import Trainer
 from bertrio.training.progress import report_epoch
 from bertrio.training.resume import open_checkpoints, resumed
-from bertrio.training.teacher import taught
+from bertrio.training.teacher import teacher_predictions
 from bertrio.training.trackers import Tracker, build_tracker
 
 CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
@@ -79,7 +79,9 @@ def finetune(
         load_heads(model, inputs.prefinetuned)
         tracker = build_tracker(params, steps) if main else None
         rows = {task: train[task] for task in params.trains}
-        trainer, kept = build_trainer(params, model, rows, tracker, taught(params, rows, inputs.splits, runtime))
+        trainer, kept = build_trainer(
+            params, model, rows, tracker, teacher_predictions(params, rows, inputs.splits, runtime)
+        )
         say(f"finetune: {trainer.total_steps} steps on {runtime.describe()}")
         course = Course(params, kept, scored, Selection(params.finetune.select, params.finetune.select_on))
         with closing(tracker) if tracker else nullcontext():

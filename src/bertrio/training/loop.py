@@ -232,7 +232,7 @@ class Trainer:
         self.model.runtime.begin_step(step)
         together = self.one_pass and self._gradients is None
         # Passes that go backward together, as those of regularizers, would add up their gradients in bf16
-        with nullcontext() if self.objective.terms else self.model.runtime.casting_once():
+        with nullcontext() if self.objective.regularizers else self.model.runtime.casting_once():
             for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
                 batches = [next(self.streams[task]).to(self.model.runtime.device) for task in group]
                 rows.update({batch.task: batch.rows for batch in batches})

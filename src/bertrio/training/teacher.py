@@ -20,7 +20,7 @@ from bertrio.training.data import Split
 PARAM = "distill.teacher"
 
 
-def taught(params: Params, train: Split, splits: str | Path, runtime: Runtime) -> dict[str, Tensor]:
+def teacher_predictions(params: Params, train: Split, splits: str | Path, runtime: Runtime) -> dict[str, Tensor]:
     """What `distill.teacher` says of the rows of each task that is distilled.
 
     Args:

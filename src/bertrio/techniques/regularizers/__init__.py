@@ -1,10 +1,21 @@
-"""Regularizers: what is added to the losses so that a model stays smooth, near itself, or small.
+"""Regularizers: penalties that keep a model smooth, near itself, near a teacher, or small.
 
-`smart`: outputs must not change under small noise on the embeddings. `bregman`: outputs must stay near those of a
-moving average of the model. `r_drop`: outputs must not depend on the dropout mask. `distillation`: outputs must say
-what a teacher says. `norms`: parameters must stay small.
-`divergences` say how far apart two outputs for the same rows are, and `moving_average` keeps averaged weights.
-
-Each gives a number in float32, or one for each of several batches that share a pass; the caller multiplies it by its
-strength and adds it to the loss.
+`norms` penalises the weights themselves; all others are `Regularizer`s of a step's outputs. `divergences` measure how
+far apart two outputs for the same rows are, and `moving_average` keeps averaged weights.
 """
+
+from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup
+from bertrio.techniques.regularizers.bregman import Bregman
+from bertrio.techniques.regularizers.distillation import Distillation
+from bertrio.techniques.regularizers.r_drop import RDrop
+from bertrio.techniques.regularizers.smart import Smart
+
+__all__ = ["REGULARIZERS", "ForwardContext", "Regularizer", "RegularizerOptions", "RunSetup"]
+
+# By the name of their block in params.yaml, in the order in which they draw random numbers
+REGULARIZERS: dict[str, type[Regularizer]] = {
+    "smart": Smart,
+    "bregman": Bregman,
+    "r_drop": RDrop,
+    "distill": Distillation,
+}

@@ -1,79 +1,75 @@
-"""Distillation: `(outputs [B, size], taught) -> scalar`, how far a model's outputs are from what a teacher says.
-
-What is taught has no gradient: probabilities [B, C] that sum to 1, or scores [B, 1]. All are at least 0, exactly or but
-for rounding 0 where the model says the same, means over rows, and float32 whatever goes in.
-"""
+"""Distillation: outputs must equal a teacher's predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from bertrio.core.options import InputPath
+from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup
 
-Distillation = Callable[[Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def categorical(outputs: Tensor, taught: Tensor) -> Tensor:
-    r"""KL divergence of the model's distribution over classes from the teacher's.
+def teacher_divergence(name: str, outputs: Tensor, teacher: Tensor) -> Tensor:
+    r"""Distance of a model's outputs from a teacher's predictions, by the name of the target's divergence.
+
+    For classes and for yes or no, the KL divergence of the model's distribution q from the teacher's t (Hinton et al.
+    2015, "Distilling the Knowledge in a Neural Network", section 2, at temperature 1: the predictions are
+    probabilities, which an ensemble has softened already). Its gradient for the logits is (q - t) / B.
 
     .. math:: \frac{1}{B} \sum_b KL(t_b \| q_b) = \frac{1}{B} \sum_b \sum_c t_{bc} (\log t_{bc} - \log q_{bc})
 
-    Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2, at temperature 1: what is taught are
-    probabilities, which an ensemble has softened already. Their cross entropy differs by the teacher's entropy, a
-    constant. Its gradient for the logits is (q - t) / B.
-
-    Args:
-        outputs: [B, C], logits of q.
-        taught: [B, C], t.
-
-    Raises:
-        ValueError: if the shapes differ.
-    """
-    _check("categorical", outputs, taught)
-    taught = taught.float()
-    return (torch.xlogy(taught, taught) - taught * outputs.float().log_softmax(dim=-1)).sum(dim=-1).mean()
-
-
-def bernoulli(outputs: Tensor, taught: Tensor) -> Tensor:
-    r"""The same for one logit u of yes: :math:`q = (1 - \sigma(u), \sigma(u))`.
-
-    Args:
-        outputs: [B, 1], logits of yes; or [B, 2], logits (no, yes).
-        taught: [B, 2], probabilities of no and yes.
-
-    Raises:
-        ValueError: if the shapes do not fit.
-    """
-    if outputs.ndim == 2 and outputs.shape[1] == 1:
-        outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
-    return categorical(outputs, taught)
-
-
-def squared(outputs: Tensor, taught: Tensor) -> Tensor:
-    r"""Squared difference from the teacher's score.
+    For scores u, the squared difference:
 
     .. math:: \frac{1}{B} \sum_b (u_b - t_b)^2
 
     Args:
-        outputs: [B, 1], scores in the units of the labels.
-        taught: of the same shape.
+        name: `categorical`, `bernoulli` or `squared`.
+        outputs: [B, C], logits; for `bernoulli` [B, 1], the logit of yes, or [B, 2]; for `squared` [B, 1].
+        teacher: probabilities [B, C] that sum to 1 (`bernoulli`: of no and yes), or scores [B, 1]; without gradient.
+
+    Returns:
+        Scalar in float32, the mean over rows, at least 0 but for rounding.
 
     Raises:
-        ValueError: if the shapes differ.
+        ValueError: if the shapes do not fit: broadcasting would compare each row with all others.
     """
-    _check("squared", outputs, taught)
-    return (outputs.float() - taught.float()).square().mean()
+    import torch
 
-
-# By the name of the target's divergence
-DISTILLATIONS: dict[str, Distillation] = {"categorical": categorical, "bernoulli": bernoulli, "squared": squared}
-
-
-def _check(name: str, outputs: Tensor, taught: Tensor) -> None:
-    """Broadcasting would compare each row with all others without a word."""
-    if outputs.ndim != 2 or outputs.shape != taught.shape:
+    if name == "bernoulli" and outputs.ndim == 2 and outputs.shape[1] == 1:
+        outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
+    if outputs.ndim != 2 or outputs.shape != teacher.shape:
         raise ValueError(
-            f"{name}: outputs and what is taught must both be [B, size], got {list(outputs.shape)} and "
-            f"{list(taught.shape)}"
+            f"{name}: outputs and teacher must both be [B, size], got {list(outputs.shape)} and {list(teacher.shape)}"
+        )
+    outputs, teacher = outputs.float(), teacher.float()
+    if name == "squared":
+        return (outputs - teacher).square().mean()
+    return (torch.xlogy(teacher, teacher) - teacher * outputs.log_softmax(dim=-1)).sum(dim=-1).mean()
+
+
+class DistillOptions(RegularizerOptions):
+    """The `distill` block; `teacher` is a folder of models."""
+
+    teacher: InputPath | None
+
+
+class Distillation(Regularizer):
+    """`teacher_divergence` of each batch from the predictions of `distill.teacher` for its rows."""
+
+    Options = DistillOptions
+
+    def __init__(self, options: DistillOptions, setup: RunSetup) -> None:
+        super().__init__(options, setup)
+        self.predictions = setup.teacher_predictions
+
+    def __call__(self, context: ForwardContext) -> Tensor:
+        import torch
+
+        return torch.stack(
+            [
+                teacher_divergence(divergence, outputs, self.predictions[task][rows].to(outputs.device))
+                for task, divergence, rows, outputs in context.batches
+            ]
         )

@@ -1,4 +1,4 @@
-"""Divergences: `(outputs [B, size], others [B, size]) -> scalar`, how far apart two outputs for the same rows are.
+"""Divergences: `(outputs [B, size], others [B, size]) -> scalar`, the distance of two outputs for the same rows.
 
 All are symmetric, at least 0, exactly 0 for equal outputs, means over rows, and float32 whatever goes in. Gradients
 flow to both sides: detaching one, as public code does for SMART, halves the gradient where both come from one model.
@@ -7,10 +7,12 @@ flow to both sides: detaching one, as public code does for SMART, halves the gra
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Divergence = Callable[[Tensor, Tensor], Tensor]
+Divergence = Callable[["Tensor", "Tensor"], "Tensor"]
 
 
 def categorical(outputs: Tensor, others: Tensor) -> Tensor:

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING
 
-from bertrio.techniques.regularizers.divergences import Divergence
+from pydantic import Field
+
+from bertrio.core.options import NotNegative
+from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def r_drop(outputs: Tensor, second: Tensor, divergence: Divergence) -> Tensor:
+class RDropOptions(RegularizerOptions):
+    """The `r_drop` block."""
+
+    weight: NotNegative = Field(alias="alpha")
+
+
+class RDrop(Regularizer):
     r"""Half the symmetric divergence of two passes over the same rows with different dropout masks.
 
     .. math:: \frac{1}{2B} \sum_b KL(P_b \| Q_b) + KL(Q_b \| P_b)
 
     Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2, eq. 2. For scores it is half the
-    squared difference, which the paper does not have.
+    squared difference, which the paper does not have. Gradients flow to both passes.
 
-    Args:
-        outputs: [B, size], of the pass that the task's loss sees.
-        second: [B, size], of the other pass. Gradients flow to both.
-        divergence: of the task's target.
-
-    Returns:
-        What `divergence` gives, a scalar or one for each of several batches, in float32; at least 0, and 0 with dropout
-        off.
-
-    Departs from the paper: its eq. 3 sums the task's losses of both passes, whereas this penalty is meant to stand
-    beside the first pass's loss alone. That saves nothing, but the loss keeps its scale, so that a learning rate and
-    the weights of tasks mean the same with the penalty and without; the paper's alpha is twice the strength here.
+    Departs from the paper: its eq. 3 sums the task's losses of both passes, whereas this penalty stands beside the
+    first pass's loss alone. That saves nothing, but the loss keeps its scale, so that a learning rate and the weights
+    of tasks mean the same with the penalty and without; the paper's alpha is twice the weight here.
     """
-    return 0.5 * divergence(outputs, second)
+
+    Options = RDropOptions
+
+    def __call__(self, context: ForwardContext) -> Tensor:
+        return 0.5 * context.divergence(context.outputs, context.again())

@@ -3,40 +3,66 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import torch
-from torch import Tensor
+from pydantic import BeforeValidator, Field
 
-from bertrio.techniques.regularizers.divergences import Divergence
+from bertrio.core.options import NotNegative, Positive, Whole
+from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup
 
-Embeddings = tuple[Tensor, ...]  # one [B, T, H] for each text that is encoded on its own
-Places = tuple[tuple[Tensor, int], ...]  # for each of them where its rows stand in a larger batch, of how many rows
-Forward = Callable[[Embeddings], Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 NORMS = {"inf": math.inf, "2": 2.0}
 
 
+def _norm_name(value: Any) -> Any:
+    """Return the name of a norm: `dvc exp run -S smart.norm=inf` writes a float of YAML, and `=2` a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return "2" if value == 2 else "inf" if value == math.inf else value
+
+
+class SmartOptions(RegularizerOptions):
+    """The `smart` block.
+
+    Attributes:
+        eta: length of a step (`ball`) or factor of the gradient (`rescale`). Paper: 1e-3.
+        sigma: standard deviation of the draw. Paper: 1e-5.
+        radius: epsilon, in the units of the embeddings. Paper: 1e-5.
+        norm: p.
+        steps: T. Paper: 1.
+        eps: what `rescale` adds to the norm that it divides by. It is no radius.
+    """
+
+    weight: NotNegative = Field(alias="lambda")
+    eta: NotNegative
+    sigma: NotNegative
+    radius: Positive
+    norm: Annotated[Literal["inf", "2"], BeforeValidator(_norm_name)]
+    steps: Annotated[Whole, Field(ge=0)]
+    projection: Literal["ball", "rescale"]
+    eps: Positive
+
+
 def ball(noise: Tensor, radius: float, norm: str) -> Tensor:
-    """The nearest noise [B, T, H] in the ball: each row, over all its tokens, has norm `radius` at most.
+    """Return the nearest noise [B, T, H] in the ball: each row, over all its tokens, has norm `radius` at most.
 
     For `inf` each entry is clamped to [-radius, radius]; for `2` a row outside is scaled down to the sphere.
     """
     if norm == "inf":
         return noise.clamp(-radius, radius)
-    smallest = max(radius, torch.finfo(noise.dtype).tiny)  # radius 0 must give 0, not 0 / 0
-    return noise * (radius / _row_norm(noise, norm).clamp(min=smallest))
+    return noise * (radius / _row_norm(noise, norm).clamp(min=radius))
 
 
 def rescale(noise: Tensor, radius: float, norm: str, eps: float) -> Tensor:
-    """Noise [B, T, H] whose every token has norm `radius` over H; `eps` keeps a token without noise at 0."""
+    """Return noise [B, T, H] whose every token has norm `radius` over H; `eps` keeps a token without noise at 0."""
+    import torch
+
     return noise * (radius / (torch.linalg.vector_norm(noise, NORMS[norm], dim=-1, keepdim=True) + eps))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Smart:
+class Smart(Regularizer):
     r"""Smoothness-inducing adversarial regularization: outputs must not change under the worst small noise.
 
     .. math:: R_s(\theta) = \frac{1}{B} \sum_b \max_{\|\delta_b\|_p \le \epsilon}
@@ -55,8 +81,8 @@ class Smart:
 
     `projection` chooses between the paper and what its widespread ports do (smart_pytorch, early MT-DNN):
 
-    - `ball`: the equations above. :math:`\Pi` is the projection on the ball around the row, over all its tokens (of
-      each text on its own, where two are encoded apart), and so is the row of the norm that divides the gradient: the
+    - `ball`: the equations above. :math:`\Pi` is the projection on the ball around the row, over all its tokens
+      (two texts that are encoded apart are two rows), and so is the row of the norm that divides the gradient: the
       step has length eta whatever the batch and the gradient's size. The draw is projected as well.
     - `rescale`: the gradient is not divided, and instead of a projection each token's noise is divided by its own norm
       and multiplied by the radius: :math:`\delta_{bt} \leftarrow \epsilon \, v_{bt} / (\|v_{bt}\|_p + \text{eps})`,
@@ -68,132 +94,74 @@ class Smart:
     is divided by its 2-norm, where the paper has infinity alone; a row whose gradient is not finite makes no step;
     padding gets no noise. With T = 0 the noise is random, and projected or rescaled.
 
-    Args:
-        eta: length of a step (`ball`) or what the gradient is multiplied by (`rescale`), at least 0. Paper: 1e-3.
-        sigma: standard deviation of the draw, at least 0. Paper: 1e-5.
-        radius: epsilon, in the units of the embeddings, at least 0. Paper: 1e-5.
-        norm: p, `inf` or `2`.
-        steps: T, at least 0. Paper: 1.
-        projection: `ball` or `rescale`.
-        eps: what `rescale` adds to the norm that it divides by, above 0. It is no radius.
-        generator: on the CPU, of the draw alone; its state goes in checkpoints.
-
-    Raises:
-        ValueError: if an argument is out of its range.
+    Noise is drawn and added in float32 and its forward passes should compute in it: bf16 swallows noise of 1e-5. It is
+    drawn by a generator of its own on the CPU, so that it is the same whatever the device; where several processes
+    share a batch, for the whole of it. A row's noise follows from its own task's divergence alone.
     """
 
-    eta: float
-    sigma: float
-    radius: float
-    norm: str
-    steps: int
-    projection: str
-    eps: float = 1e-6
-    generator: torch.Generator
+    Options = SmartOptions
+    options: SmartOptions
 
-    def __post_init__(self) -> None:
-        for name, known in (("norm", NORMS), ("projection", ("ball", "rescale"))):
-            if getattr(self, name) not in known:
-                raise ValueError(f"Smart: {name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        for name in ("eta", "sigma", "radius", "steps"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"Smart: {name} must be finite and at least 0, got {getattr(self, name)}")
-        if not self.eps > 0:
-            raise ValueError(f"Smart: eps must be above 0, got {self.eps}")
-        if self.generator.device.type != "cpu":  # the same noise whatever the device
-            raise ValueError(f"Smart: generator must be on the CPU, got one on {self.generator.device}")
+    def __init__(self, options: SmartOptions, setup: RunSetup) -> None:
+        super().__init__(options, setup)
+        self.generator = setup.generator("smart noise")
 
-    def __call__(
-        self,
-        forward: Forward,
-        embeddings: Embeddings,
-        masks: tuple[Tensor, ...],
-        outputs: Tensor,
-        divergence: Divergence,
-        places: Places | None = None,
-    ) -> Tensor:
-        """The penalty, in float32 and at least 0: a scalar, or one number for each task if `divergence` gives that.
-
-        Args:
-            forward: from embeddings to outputs [B, size], with the dropout masks of the clean pass: with others the
-                penalty is above 0 without any noise. It is called `steps` + 1 times. It gets float32, and should
-                compute in it: matrix products in bf16 swallow noise of 1e-5.
-            embeddings: what goes in as `inputs_embeds`: [B, T, H], for one text or two that are encoded apart.
-            masks: [B, T] for each of the embeddings, 0 at padding.
-            outputs: of the clean pass, in the shape that `forward` gives ([B, size], or flat for several tasks); with
-                its graph, or the gradient is half of what it should be.
-            divergence: of the task's target; or, where the rows of several tasks go through together, one number for
-                each. A row's noise follows from its own task's alone, and the penalty is one number for each as well.
-            places: where the rows are a part of a larger batch, with which other processes are busy: for each of the
-                embeddings where its rows stand there, and of how many. Noise is drawn for the larger batch, so that it
-                is the same whoever has which rows. None: these are all.
-
-        Raises:
-            ValueError: if the masks do not fit the embeddings.
-        """
-        shapes = [list(x.shape[:2]) for x in embeddings], [list(mask.shape) for mask in masks]
-        if shapes[0] != shapes[1]:
-            raise ValueError(f"Smart: masks must be {shapes[0]}, as the embeddings, got {shapes[1]}")
-        start = tuple(map(self._draw, embeddings, masks, places or [None] * len(embeddings)))
-        noise = self._worst_noise(start, forward, embeddings, masks, outputs, divergence)
-        return divergence(forward(_add(embeddings, noise)), outputs)
+    def __call__(self, context: ForwardContext) -> Tensor:
+        noise = self._worst_noise(context, self._draw(context))
+        return context.divergence(context.from_embeddings(context.embeddings.float() + noise), context.outputs)
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's state, for a checkpoint."""
         return {"generator": self.generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
         self.generator.set_state(state["generator"])
 
-    def _worst_noise(
-        self,
-        noise: Embeddings,
-        forward: Forward,
-        embeddings: Embeddings,
-        masks: tuple[Tensor, ...],
-        outputs: Tensor,
-        divergence: Divergence,
-    ) -> Embeddings:
-        """Constant noise for each of the embeddings, from that which was drawn.
+    def _draw(self, context: ForwardContext) -> Tensor:
+        """Return random noise [N, T, H], 0 at padding."""
+        import torch
 
-        The gradient is asked for the noise alone: none is worked out for parameters, and their `.grad` stays.
+        rows, count = context.positions or (None, len(context.embeddings))
+        shape = (count, *context.embeddings.shape[1:])
+        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float32)
+        drawn = drawn if rows is None else drawn[rows]
+        return (drawn * self.options.sigma).to(context.embeddings.device) * context.mask.unsqueeze(-1)
+
+    def _worst_noise(self, context: ForwardContext, noise: Tensor) -> Tensor:
+        """Return constant noise, found by ascent from the draw.
+
+        The gradient is asked for the noise alone: none is computed for parameters, and their `.grad` stays.
         """
-        constants, outputs = tuple(x.detach() for x in embeddings), outputs.detach()
-        if self.projection == "ball" or not self.steps:
-            noise = tuple(self._project(delta) for delta in noise)
-        for _ in range(self.steps):
-            noise = tuple(delta.requires_grad_() for delta in noise)
-            gradients = torch.autograd.grad(divergence(forward(_add(constants, noise)), outputs).sum(), noise)
-            noise = tuple(self._step(delta.detach(), *of) for delta, *of in zip(noise, gradients, masks))
+        import torch
+
+        embeddings, outputs = context.embeddings.detach().float(), context.outputs.detach()
+        if self.options.projection == "ball" or not self.options.steps:
+            noise = self._project(noise)
+        for _ in range(self.options.steps):
+            noise.requires_grad_()
+            divergence = context.divergence(context.from_embeddings(embeddings + noise), outputs)
+            (gradient,) = torch.autograd.grad(divergence.sum(), noise)
+            noise = self._step(noise.detach(), gradient, context.mask)
         return noise
 
-    def _draw(self, embeddings: Tensor, mask: Tensor, place: tuple[Tensor, int] | None) -> Tensor:
-        """Random noise [B, T, H], 0 at padding; float32, for bf16 can't add 1e-5 to an embedding."""
-        rows, count = place or (None, len(embeddings))
-        drawn = torch.randn((count, *embeddings.shape[1:]), generator=self.generator, dtype=torch.float32)
-        drawn = drawn if rows is None else drawn[rows]
-        return (drawn * self.sigma).to(embeddings.device) * mask.unsqueeze(-1)
-
     def _step(self, noise: Tensor, gradient: Tensor, mask: Tensor) -> Tensor:
-        """One step of ascent from `noise` [B, T, H], back into the ball."""
+        """Return the noise [N, T, H] after one step of ascent, back in the ball."""
+        import torch
+
         finite = gradient.isfinite().flatten(1).all(dim=1)[:, None, None]
         gradient = torch.where(finite, gradient, 0.0) * mask.unsqueeze(-1)
-        if self.projection == "ball":
-            length = _row_norm(gradient, self.norm)
+        if self.options.projection == "ball":
+            length = _row_norm(gradient, self.options.norm)
             gradient = gradient / torch.where(length > 0, length, 1.0)  # no eps: KL's gradients are far below 1e-6
-        return self._project(noise + self.eta * gradient)
+        return self._project(noise + self.options.eta * gradient)
 
     def _project(self, noise: Tensor) -> Tensor:
-        if self.projection == "ball":
-            return ball(noise, self.radius, self.norm)
-        return rescale(noise, self.radius, self.norm, self.eps)
-
-
-def _add(embeddings: Embeddings, noise: Embeddings) -> Embeddings:
-    return tuple(x.float() + delta for x, delta in zip(embeddings, noise))
+        if self.options.projection == "ball":
+            return ball(noise, self.options.radius, self.options.norm)
+        return rescale(noise, self.options.radius, self.options.norm, self.options.eps)
 
 
 def _row_norm(values: Tensor, norm: str) -> Tensor:
-    """The norm of each row of [B, T, H], over all its tokens: [B, 1, 1]."""
+    """Return the norm of each row of [B, T, H], over all its tokens: [B, 1, 1]."""
+    import torch
+
     return torch.linalg.vector_norm(values, NORMS[norm], dim=(1, 2), keepdim=True)

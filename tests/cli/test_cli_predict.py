@@ -142,6 +142,7 @@ def test_what_can_not_be_done_is_a_message(run, monkeypatch, argv, message):
         bertrio("predict", *argv)
 
 
+@pytest.mark.heavy
 def test_a_reader_that_goes_away_is_no_error(run, root, tmp_path):
     (tmp_path / "rows.tsv").write_text("text\n" + f"{'word ' * 20}\n" * 3000)
     argv = ["predict", "--task", "sst", "--model", "models/members/base", "--in", str(tmp_path / "rows.tsv"), *PLAIN]

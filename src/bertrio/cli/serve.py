@@ -53,7 +53,7 @@ def _serve(args: argparse.Namespace) -> None:
             "queue as large at least, or requests smaller"
         )
     need_packages("serve", ["fastapi", "uvicorn", "prometheus_client"], "serve")
-    from bertrio.inference.serve.requests import Limits
+    from bertrio.inference.serve.schemas import Limits
     from bertrio.inference.serve.server import serve
 
     limits = Limits(args.max_batch, args.max_wait_ms / 1000, args.max_rows, args.max_chars, args.max_bytes, args.queue)

@@ -99,5 +99,5 @@ def most_similar(vectors: np.ndarray, top: int) -> list[Pair]:
         top_k=min(top, len(vectors)),
         score_function=dot_score,
     )
-    pairs = [Pair(first, second, round(cosine, DIGITS)) for cosine, first, second in found]
+    pairs = [Pair(int(first), int(second), round(cosine, DIGITS)) for cosine, first, second in found]
     return sorted(pairs, key=lambda pair: (-pair.cosine, pair.first, pair.second))

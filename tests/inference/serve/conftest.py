@@ -15,7 +15,7 @@ import pytest
 from bertrio.core.tasks import Task, build_target
 
 
-class Said(NamedTuple):
+class FakePrediction(NamedTuple):
     """A prediction, as `bertrio.inference.predictor.Prediction` is one."""
 
     label: int | float
@@ -35,7 +35,7 @@ class FakePredictor:
         self.hold, self.threads = threading.Event(), set()
         self.hold.set()
 
-    def predict(self, task: str, rows: list[Any]) -> list[Said]:
+    def predict(self, task: str, rows: list[Any]) -> list[FakePrediction]:
         self.batches.append((task, list(rows)))
         self.threads.add(threading.current_thread().name)
         assert self.hold.wait(20)
@@ -44,15 +44,15 @@ class FakePredictor:
             raise RuntimeError("secret of the inside")
         return [self.answer(task, row) for row in rows]
 
-    def answer(self, task: str, row: Any) -> Said:
+    def answer(self, task: str, row: Any) -> FakePrediction:
         length = len(row) if isinstance(row, str) else sum(map(len, row))
         target = self.tasks[task].target
         if not target.discrete:
-            return Said(min(length / 10, target.high), None, length / 10)
+            return FakePrediction(min(length / 10, target.high), None, length / 10)
         count = getattr(target, "count", 2)
         shares = [0.5 / (count - 1)] * count
         shares[length % count] = 0.5
-        return Said(length % count, tuple(shares), None)
+        return FakePrediction(length % count, tuple(shares), None)
 
 
 TASKS = {  # the three usual ones, and one of an own kind
@@ -111,16 +111,16 @@ class Client(NamedTuple):
 @contextmanager
 def running(app: Any) -> Iterator[Client]:
     """A server for `app` in a thread, on a free port of loopback; which must stop in time."""
-    from bertrio.inference.serve.server import bound, server_of
+    from bertrio.inference.serve.server import bind, server_for
 
-    with bound("127.0.0.1", 0) as own:
-        server = server_of(app)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [own]}, daemon=True)
+    with bind("127.0.0.1", 0) as bound:
+        server = server_for(app)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         wait_until(lambda: server.started or not thread.is_alive())
         assert server.started
         try:
-            yield Client(own.getsockname()[1])
+            yield Client(bound.getsockname()[1])
         finally:
             server.should_exit = True
             thread.join(20)
@@ -139,7 +139,7 @@ def wait_until(holds: Any, seconds: float = 20) -> None:
 def client() -> Iterator[Client]:
     """A client of a server with the usual limits, which the tests of a module share."""
     from bertrio.inference.serve.app import build_app
-    from bertrio.inference.serve.requests import Limits
+    from bertrio.inference.serve.schemas import Limits
 
     with running(build_app(FakePredictor(TASKS), Limits())) as client:
         yield client
@@ -151,7 +151,7 @@ def served(predictor):
     from contextlib import ExitStack
 
     from bertrio.inference.serve.app import build_app
-    from bertrio.inference.serve.requests import Limits
+    from bertrio.inference.serve.schemas import Limits
 
     with ExitStack() as stack:
 

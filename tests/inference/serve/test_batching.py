@@ -1,13 +1,12 @@
-"""Properties of joined batches: what is joined, what is kept apart, and what happens to those who leave."""
+"""Batches join rows of one task, and keep requests apart when they fail, are cancelled or the server stops."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
-from bertrio.inference.serve.batching import Batcher, Full, RowFailed, Stopped
+from bertrio.inference.serve.batching import Batcher, Unavailable
 
 
 def run(coroutine):
@@ -56,15 +55,13 @@ def test_a_request_larger_than_a_batch_is_cut(predictor):
     assert [len(rows) for _, rows in predictor.batches] == [4, 4, 2]
 
 
-def test_a_full_batch_does_not_wait_and_a_lone_row_waits_no_longer_than_max_wait(predictor):
+def test_a_full_batch_does_not_wait_and_a_lone_row_waits_for_max_wait_only(predictor):
     async def ask(rows, wait):
         async with batcher(predictor, max_wait=wait) as ours:
-            began = time.perf_counter()
-            await ours.predict("sst", rows)
-            return time.perf_counter() - began
+            return await ours.predict("sst", rows)
 
-    assert run(ask(["a"] * 4, 60)) < 5
-    assert 0.2 <= run(ask(["a"], 0.2)) < 5
+    assert len(run(ask(["a"] * 4, 1e6))) == 4
+    assert len(run(ask(["a"], 0.01))) == 1
 
 
 def test_the_oldest_row_is_served_first(predictor):
@@ -85,7 +82,7 @@ def test_the_oldest_row_is_served_first(predictor):
     assert predictor.batches == [("sst", ["first"]), ("qqp", [("a", "b"), ("c", "d")]), ("sst", ["second"])]
 
 
-def test_a_row_that_fails_fails_its_own_request_alone_and_names_its_place(predictor):
+def test_a_row_that_fails_fails_its_own_request_alone(predictor):
     async def ask():
         async with batcher(predictor, max_batch=8) as ours:
             requests = (["good"], ["good", "explode"], ["also good"])
@@ -94,7 +91,7 @@ def test_a_row_that_fails_fails_its_own_request_alone_and_names_its_place(predic
     good, failed, other = run(ask())
     assert good == [predictor.answer("sst", "good")]
     assert other == [predictor.answer("sst", "also good")]
-    assert isinstance(failed, RowFailed) and failed.place == 1 and isinstance(failed.__cause__, RuntimeError)
+    assert isinstance(failed, RuntimeError)
 
 
 def test_a_wrong_number_of_predictions_is_an_error_and_mixes_nothing_up(predictor):
@@ -102,7 +99,7 @@ def test_a_wrong_number_of_predictions_is_an_error_and_mixes_nothing_up(predicto
         async with Batcher(lambda task, rows: [], 4, 0, 10) as ours:
             await ours.predict("sst", ["a"])
 
-    with pytest.raises(RowFailed):
+    with pytest.raises(RuntimeError, match="0 predictions of 1 rows"):
         run(ask())
 
 
@@ -116,7 +113,7 @@ def test_without_room_a_request_is_refused_whole_and_room_comes_back(predictor):
                 await asyncio.sleep(0.001)
             waiting = asyncio.ensure_future(ours.predict("sst", ["a", "b"]))
             await settle()
-            with pytest.raises(Full):
+            with pytest.raises(Unavailable, match="2 rows waiting"):
                 await ours.predict("sst", ["c", "d"])
             assert ours.waiting == 2
             predictor.hold.set()
@@ -154,7 +151,7 @@ def test_the_end_waits_for_all_that_was_taken_and_takes_no_more(predictor):
 
     async def ask():
         ours = batcher(predictor, max_batch=1, max_wait=60)
-        with pytest.raises(Stopped):
+        with pytest.raises(Unavailable):
             await ours.predict("sst", ["too early"])
         async with ours:
             taken = [asyncio.ensure_future(ours.predict("sst", [str(place)])) for place in range(3)]
@@ -162,7 +159,7 @@ def test_the_end_waits_for_all_that_was_taken_and_takes_no_more(predictor):
             end = asyncio.ensure_future(ours.__aexit__(None, None, None))
             await settle()
             assert not ours.running
-            with pytest.raises(Stopped):
+            with pytest.raises(Unavailable):
                 await ours.predict("sst", ["too late"])
             predictor.hold.set()
             await end
@@ -171,13 +168,13 @@ def test_the_end_waits_for_all_that_was_taken_and_takes_no_more(predictor):
     assert run(ask()) == [[predictor.answer("sst", str(place))] for place in range(3)]
 
 
-def test_each_batch_is_told(predictor):
-    told = []
+def test_each_batch_is_reported(predictor):
+    batches = []
 
     async def ask():
-        async with batcher(predictor, told=lambda *of: told.append(of)) as ours:
+        async with batcher(predictor, on_batch=lambda *batch: batches.append(batch)) as ours:
             await ours.predict("sst", ["a"] * 6)
 
     run(ask())
-    assert [(task, rows) for task, rows, _ in told] == [("sst", 4), ("sst", 2)]
-    assert all(seconds >= 0 for *_, seconds in told)
+    assert [(task, rows) for task, rows, _ in batches] == [("sst", 4), ("sst", 2)]
+    assert all(seconds >= 0 for *_, seconds in batches)

@@ -12,11 +12,14 @@ pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
 from bertrio.inference.serve.app import build_app
-from bertrio.inference.serve.requests import Limits
+from bertrio.inference.serve.schemas import Limits
 from tests.experiments.test_report_in_browser import CHROMIUM, EVIL, Browser
 from tests.inference.serve.conftest import TASKS, FakePredictor, running, wait_until
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium")
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
+]
 CARDS = "Array.from(document.querySelectorAll('.answer'))"
 
 
@@ -141,7 +144,7 @@ def test_what_is_wrong_is_said_in_words(tab, client):
     assert tab.run("document.activeElement.id") == "first"
     tab.type("first", "x" * 10_001)
     tab.press("Enter", "\r")
-    wait_until(lambda: "10001 characters" in tab.status())
+    wait_until(lambda: "at most 10000 characters" in tab.status())
     assert tab.run(f"{CARDS}.length") == 0
 
 

@@ -42,7 +42,7 @@ def test_arrivals_are_as_many_as_asked_in_order_and_the_same_each_time(serving):
 def test_requests_do_not_wait_for_each_other_and_latency_counts_from_when_they_were_due(serving):
     """A server that stands still for half a second: none is sent late, and all tell of it."""
     from bertrio.inference.serve.app import build_app
-    from bertrio.inference.serve.requests import Limits
+    from bertrio.inference.serve.schemas import Limits
 
     class Slow(FakePredictor):
         def predict(self, task, rows):
@@ -59,7 +59,7 @@ def test_requests_do_not_wait_for_each_other_and_latency_counts_from_when_they_w
 
 def test_errors_and_requests_that_could_not_be_sent_are_counted(serving, monkeypatch):
     from bertrio.inference.serve.app import build_app
-    from bertrio.inference.serve.requests import Limits
+    from bertrio.inference.serve.schemas import Limits
 
     with running(build_app(FakePredictor(TASKS), Limits())) as client:
         outcomes, _, _ = asyncio.run(serving.bombard(client.port, "sst", ["a", "explode"], np.zeros(4)))
@@ -71,6 +71,7 @@ def test_errors_and_requests_that_could_not_be_sent_are_counted(serving, monkeyp
     assert gone.status is None
 
 
+@pytest.mark.heavy
 def test_it_runs_as_a_whole(root, tmp_path):
     command = [sys.executable, "benchmarks/serving.py", *TINY, "--rates", "5", "--seconds", "2", "--threads", "1"]
     done = subprocess.run(

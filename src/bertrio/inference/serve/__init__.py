@@ -1,5 +1,5 @@
-"""A trained model behind HTTP: JSON for programs, a page for people, health and metrics for those who run it.
+"""HTTP server for a trained model: JSON for programs, a page for people, health and metrics for operators.
 
-A request goes edge (headers, counts, unexpected errors) -> app (routes) -> requests (what may come in) -> batching (one
-thread that predicts) -> schemas (what goes out). Nothing here imports torch: the model comes in as a `Predictor`.
+A request passes edge (headers, size of the body, counts), app (routes), schemas (validation) and batching (one thread
+that predicts). Nothing here but `server` imports torch: the model comes in as a `Predictor`.
 """

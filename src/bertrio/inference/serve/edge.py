@@ -1,22 +1,19 @@
-"""The outermost layer of the server: headers for every response, a count of it, and what nobody expected."""
+"""Outermost layer of the server: security headers, limits of a request's body, and counts of requests."""
 
 from __future__ import annotations
 
-import logging
 import time
-from typing import Any
 
+import anyio
 from starlette.datastructures import MutableHeaders
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertrio.inference.serve.metrics import Metrics
 
-log = logging.getLogger("bertrio.inference.serve")
-
-ROUTES = {"/", "/page.css", "/page.js", "/tasks", "/health", "/metrics", "/openapi.json"}
-GONE = 499  # what nginx counts for clients that did not wait; no response has it
+BODY_SECONDS = 10.0  # a client that stalls does not hold its connection for longer
+GONE = 499  # nginx's status for clients that disconnect; no response has it
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -27,14 +24,10 @@ HEADERS = {
 
 
 class Edge:
-    """An ASGI layer around `app`.
+    """ASGI middleware that reads each request's body within limits before `app` sees the request."""
 
-    An exception that comes out of it is a bug: it is logged, and the client gets a bare 500. Texts of clients are never
-    logged.
-    """
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app, self._metrics = app, metrics
+    def __init__(self, app: ASGIApp, metrics: Metrics, max_bytes: int) -> None:
+        self._app, self._metrics, self._max_bytes = app, metrics, max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # start and end of the server
@@ -42,7 +35,7 @@ class Edge:
             return
         began, status = time.perf_counter(), GONE
 
-        async def send_on(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -50,20 +43,33 @@ class Edge:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_on)
+            await self._handle(scope, receive, send_with_headers)
         except ClientDisconnect:
             pass
         except Exception:
-            log.exception("%s %s failed", scope["method"], route_of(scope))
-            if status == GONE:  # else half a response is out, and all that is left is to break off
-                await JSONResponse({"error": "an error of the server"}, 500)(scope, receive, send_on)
+            status = 500
+            raise
         finally:
-            self._metrics.request(route_of(scope), status, time.perf_counter() - began)
+            route = getattr(scope.get("route"), "path", "other")  # few names, whatever paths clients try
+            self._metrics.request(route, status, time.perf_counter() - began)
 
+    async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = bytearray()
+        try:
+            with anyio.fail_after(BODY_SECONDS):
+                async for chunk in Request(scope, receive).stream():
+                    body += chunk
+                    if len(body) > self._max_bytes:
+                        error = f"body: found more than {self._max_bytes} bytes, expected at most {self._max_bytes}"
+                        await JSONResponse({"error": f"{error}; send fewer rows at a time"}, 413)(scope, receive, send)
+                        return
+        except TimeoutError:
+            error = f"body: found no end, expected all of it within {BODY_SECONDS:.0f} seconds"
+            await JSONResponse({"error": error}, 408, {"Connection": "close"})(scope, receive, send)
+            return
+        replayed: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
-def route_of(scope: dict[str, Any]) -> str:
-    """The path of a request as a metric's label: of those that there are, or `other`, however many are tried."""
-    path = scope["path"]
-    if path.startswith("/predict/"):
-        return "/predict/{task}"
-    return path if path in ROUTES else "other"
+        async def replay() -> Message:
+            return replayed.pop() if replayed else await receive()
+
+        await self._app(scope, replay, send)

@@ -1,4 +1,4 @@
-"""What Prometheus reads: counts and times of requests, sizes and times of batches, and how many rows wait."""
+"""Metrics for Prometheus: counts and times of requests, sizes and times of batches, and the number of waiting rows."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class Metrics:
         self._waiting = Gauge("bertrio_waiting_rows", "Rows that wait.", registry=registry)
 
     def watch_waiting(self, waiting: Callable[[], int]) -> None:
-        """Says how to find out how many rows wait: asked whenever the metrics are read."""
+        """Set the function that returns the number of waiting rows; it is called whenever the metrics are read."""
         self._waiting.set_function(waiting)
 
     def request(self, route: str, status: int, seconds: float) -> None:
-        """Counts a request."""
+        """Count a request."""
         self._requests.labels(route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def batch(self, task: str, rows: int, seconds: float) -> None:
-        """Counts a batch; may be called from any thread."""
+        """Count a batch; may be called from any thread."""
         self._rows.labels(task).observe(rows)
         self._batch_seconds.labels(task).observe(seconds)
 
     def text(self) -> bytes:
-        """All of them, in Prometheus' own format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,116 +1,117 @@
-"""What goes out: the JSON of answers, tasks, health and refusals, as OpenAPI describes it."""
+"""Limits of the server, and the JSON of requests and responses."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, create_model
+from pydantic_core import PydanticCustomError
 
 from bertrio.core.tasks import TARGETS, Task
+from bertrio.data.table import Unusable, clean_text
 
 if TYPE_CHECKING:
     from bertrio.inference.predictor import Prediction
 
 
-def _with(example: dict[str, Any]) -> ConfigDict:
-    return ConfigDict(json_schema_extra={"examples": [example]})
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the server.
+
+    Args:
+        max_batch: rows that are predicted together.
+        max_wait: seconds that a row waits for others to join it.
+        max_rows: rows of a request.
+        max_chars: characters of a text.
+        max_bytes: bytes of a request's body.
+        queue: rows of all requests that wait.
+    """
+
+    max_batch: int = 64
+    max_wait: float = 0.005
+    max_rows: int = 256
+    max_chars: int = 10_000
+    max_bytes: int = 2_000_000
+    queue: int = 1024
 
 
-ANSWER = {"label": 4, "probabilities": [0.01, 0.02, 0.05, 0.22, 0.7], "score": None}
-TASK = {
-    "name": "sst",
-    "kind": "single",
-    "encoding": "cross",
-    "target": "ordered",
-    "count": 5,
-    "labels": None,
-    "low": None,
-    "high": None,
-}
-REFUSAL = {"where": "rows[0]", "found": "a number", "expected": "a text, as task sst is of kind single"}
+def rows_model(kind: str, limits: Limits) -> type[BaseModel]:
+    """Return the model of a request's body, for tasks of kind `single` or `pair`."""
+    text: Any = Annotated[str, StringConstraints(max_length=limits.max_chars), AfterValidator(_clean)]
+    row: Any = text if kind == "single" else tuple[text, text]
+    example = "A warm and funny film." if kind == "single" else ["How do I learn to cook?", "How can I start cooking?"]
+    rows = Field(min_length=1, max_length=limits.max_rows, fail_fast=True, examples=[[example]])
+    return create_model(f"{kind.capitalize()}Rows", rows=(list[row], rows))
+
+
+def _clean(text: str) -> str:
+    try:
+        return clean_text(text)
+    except Unusable as reason:
+        raise PydanticCustomError("text", "expected words, not an {reason}", {"reason": str(reason)}) from None
 
 
 class Answer(BaseModel):
-    """The prediction for one row."""
+    """Prediction for one row."""
 
-    model_config = _with(ANSWER)
-    label: int | float = Field(
-        description="the class from 0 on, 0 for no and 1 for yes, or the score within the task's range"
-    )
-    probabilities: list[float] | None = Field(description="of each class; null for scores")
-    score: float | None = Field(description="the raw score, which may lie outside of the range; null for classes")
+    label: int | float = Field(description="class from 0 on, 0 for no and 1 for yes, or score within the task's range")
+    probabilities: list[float] | None = Field(description="one a class; null for scores")
+    score: float | None = Field(description="raw score, which may lie outside of the range; null for classes")
 
 
 class Answers(BaseModel):
-    """The predictions of a request, in the order of its rows."""
+    """Predictions of a request, in the order of its rows."""
 
-    model_config = _with({"task": "sst", "predictions": [ANSWER]})
     task: str
     predictions: list[Answer]
 
     @classmethod
     def of(cls, task: str, predictions: Sequence[Prediction]) -> Answers:
-        """The body for these predictions."""
-        found = [
-            Answer(
-                label=one.label,
-                probabilities=None if one.probabilities is None else list(one.probabilities),
-                score=one.score,
-            )
-            for one in predictions
-        ]
-        return cls(task=task, predictions=found)
+        """Return the response for these predictions."""
+        return cls(task=task, predictions=[Answer.model_validate(row._asdict()) for row in predictions])
 
 
 class TaskFacts(BaseModel):
-    """What a task takes and gives."""
+    """Rows and predictions of a task."""
 
-    model_config = _with(TASK)
     name: str
     kind: str = Field(description="single: a row is one text; pair: a list of two")
     encoding: str = Field(description="of pairs: cross (one sequence) or bi (each text alone)")
     target: str = Field(description="classes, ordered (classes with an order), binary (no, yes) or score")
-    count: int | None = Field(description="of classes")
-    labels: list[str] | None = Field(description="names of the classes, where they have names")
-    low: float | None = Field(description="the lowest score")
-    high: float | None = Field(description="the highest score")
+    count: int | None = Field(description="number of classes")
+    labels: list[str] | None = Field(description="names of the classes, if they have names")
+    low: float | None = Field(description="lowest score")
+    high: float | None = Field(description="highest score")
 
     @classmethod
     def of(cls, task: Task) -> TaskFacts:
-        """The facts of `task`."""
+        """Return the facts of `task`."""
         target = task.target
         return cls(
             name=task.name,
             kind=task.kind,
             encoding=task.encoding,
             target=next(name for name, kind in TARGETS.items() if kind is type(target)),
-            count=getattr(target, "count", None),
             labels=list(target.labels) or None,
-            low=getattr(target, "low", None),
-            high=getattr(target, "high", None),
+            **{name: getattr(target, name, None) for name in ("count", "low", "high")},
         )
 
 
 class Tasks(BaseModel):
     """All tasks of the model."""
 
-    model_config = _with({"tasks": [TASK]})
     tasks: list[TaskFacts]
 
 
 class Health(BaseModel):
-    """Whether requests are answered."""
+    """State of the server."""
 
-    model_config = _with({"status": "ready"})
     status: str = Field(description="ready; with status 503: not ready")
 
 
 class Refusal(BaseModel):
-    """Why a request got no answer."""
+    """Reason why a request has no answer."""
 
-    model_config = _with({"error": "rows[0]: found a number, expected a text", **REFUSAL})
-    error: str = Field(description="the reason in one line")
-    where: str = Field(description="the part of the request that is meant")
-    found: str
-    expected: str
+    error: str

@@ -10,16 +10,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # DVC copies (--temp, --queue) run their own code
 
 from bertrio.config import load_member
+from bertrio.core.distributed import init_distributed, is_main_process
 from bertrio.core.runtime import set_up
 from bertrio.core.stage import run_stage
 from bertrio.model.about import encoder_width
-from bertrio.training.distributed.processes import is_main, share_out
 from bertrio.training.finetune import Inputs, finetune
 
 
 def main(member: str) -> dict:
     params = load_member(member)
-    processes = share_out(params.runtime.processes, params.runtime.device)
+    processes = init_distributed(params.runtime.processes, params.runtime.device)
     inputs = Inputs()
     width = encoder_width(f"{inputs.prefinetuned}/encoder")
     runtime = set_up(**params.runtime.model_dump(), among=processes, width=width)
@@ -39,4 +39,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--member", required=True, help="a name in ensemble.members of params.yaml")
     name = parser.parse_args().member
-    run_stage(f"finetune-{name}", lambda: main(name), timing=is_main())
+    run_stage(f"finetune-{name}", lambda: main(name), timing=is_main_process())

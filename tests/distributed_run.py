@@ -21,15 +21,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertrio.config import load_params
+from bertrio.core.distributed import ALONE, Processes, init_distributed
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.model import encoder
 from bertrio.model.multitask import MultitaskModel, build_model
 from bertrio.training.build import build_trainer
 from bertrio.training.data import Split, load_split
-from bertrio.training.distributed.processes import ALONE, Processes, share_out
 from bertrio.training.loop import Trainer, infer
-from bertrio.training.resume import handed_on
 
 
 class Norms:
@@ -72,8 +71,8 @@ def train(settings: Path, processes: Processes) -> Trainer:
     scored.runtime = replace(scored.runtime, processes=ALONE)
     same = all(np.array_equal(infer(scored, of, 7), together[task]) for task, of in rows.items())
     found = weights(trainer, scored)
-    if processes.main:
-        into = Path("weights") / f"{settings.stem}-{processes.count}"
+    if processes.is_main:
+        into = Path("weights") / f"{settings.stem}-{processes.world_size}"
         save_file(found, f"{into}.safetensors")
         told = {"losses": losses, "conflicts": trainer.conflicts, "rows": trainer.rows_seen, "same_outputs": same}
         told["norms"] = trainer.tracker.found
@@ -87,13 +86,10 @@ def messages(processes: Processes) -> dict[str, Any]:
     dense, sparse, idle = (torch.nn.Parameter(torch.zeros(3, 2)) for _ in range(3))
     dense.grad = torch.full((3, 2), float(number))
     sparse.grad = torch.sparse_coo_tensor([[processes.rank, 2]], torch.ones(2, 2), (3, 2), check_invariants=False)
-    processes.add_up([dense, sparse, idle])
-    outputs = np.zeros(3)
-    outputs[processes.rank] = number
-    processes.put_together_on_host(outputs)
+    processes.all_reduce_gradients([dense, sparse, idle])
     own = torch.tensor([[float(number)]])
     state = {"step": 7, "parts": {"weights": torch.arange(3.0), "none": None, "numbers": [1.5, -2]}}
-    found = handed_on(state if processes.main else None, processes)
+    found = processes.broadcast(state if processes.is_main else None)
     try:
         processes.check_equal([torch.zeros(2), own])
         unequal = "not noticed"
@@ -104,20 +100,20 @@ def messages(processes: Processes) -> dict[str, Any]:
         "sparse": sparse.grad.to_dense().tolist(),
         "is_sparse": sparse.grad.is_sparse,
         "idle": idle.grad,
-        "sums": {name: value.item() for name, value in processes.sums({"a": own[0, 0], "b": own[0, 0] * 10}).items()},
-        "most": [processes.most(number), processes.most(-number)],
-        "rows": processes.put_together(own, torch.tensor([2 * processes.rank]), 4).flatten().tolist(),
-        "outputs": outputs.tolist(),
-        "from_main": processes.from_main(f"from {processes.rank}".encode()).decode(),
+        "sums": {
+            name: value.item()
+            for name, value in processes.all_reduce_sum({"a": own[0, 0], "b": own[0, 0] * 10}).items()
+        },
+        "max": [processes.all_reduce_max(number), processes.all_reduce_max(-number)],
+        "rows": processes.all_gather_rows(own, torch.tensor([2 * processes.rank]), 4).flatten().tolist(),
         "state": [found["step"], found["parts"]["weights"].tolist(), found["parts"]["none"], found["parts"]["numbers"]],
-        "no_state": handed_on(None, processes),
         "unequal": unequal,
     }
 
 
 def main(count: str, folder: str) -> None:
     os.chdir(folder)
-    processes = share_out(int(count), "cpu")
+    processes = init_distributed(int(count), "cpu")
     Path(f"messages-{processes.rank}.json").write_text(json.dumps(messages(processes)))
     for settings in sorted(Path("settings").glob("*.yaml")):
         train(settings, processes)

@@ -7,8 +7,7 @@ import pytest
 
 FLOORS = [  # a module may import from lower floors, and from its own room
     {"core", "core.errors", "core.files", "core.console", "core.tasks", "core.interruption", "core.options"},
-    {"core.workers"},
-    {"training.distributed", "core.plugins"},
+    {"core.distributed", "core.plugins"},
     {"techniques"},
     {"config", "model.heads", "model.lora", "model.pooling", "model.names", "core.runtime", "core.stage"},
     {"data", "model", "evaluation"},

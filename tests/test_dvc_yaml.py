@@ -20,7 +20,6 @@ NO_SAY = {
     "core.options",
     "core.plugins",
     "core.stage",
-    "core.workers",
 }
 # What stops training and lets it go on: to the same bytes, which other tests hold.
 NO_SAY_IN_TRAINING = {
@@ -29,7 +28,7 @@ NO_SAY_IN_TRAINING = {
 }  # fmt: skip
 # Of training, what those stages import and do not run that only predict.
 UNUSED_BY_PREDICTION = {
-    "techniques", "training.distributed", "techniques.losses", "techniques.regularizers",
+    "techniques", "core.distributed", "techniques.losses", "techniques.regularizers",
     "techniques.schedules", "training.build", "training.data",
     "training.objective", "training.optimizer", "training.teacher", "training.trackers", "inference.predictor",
 }  # fmt: skip

@@ -19,17 +19,6 @@ def test_the_seed_fixes_what_the_global_generator_draws():
     assert first[0] == first[1]
 
 
-def test_one_of_several_workers_has_its_share_of_the_threads(monkeypatch, tmp_path):
-    """And what is written down of the run, and decides which checkpoints are its own, is that share."""
-    before = torch.get_num_threads()
-    monkeypatch.setenv("BERTRIO_WORKERS", "3")
-    monkeypatch.setenv("BERTRIO_WORKERS_FOLDER", str(tmp_path))
-    monkeypatch.setattr(runtime, "ALL_THREADS", 7)
-    assert [set_up(1, "cpu").facts()["threads"] for _ in range(2)] == [2, 2]
-    assert set_up(1, "cpu", threads=1).facts()["threads"] == 1
-    torch.set_num_threads(before)
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has what the test wants missing")
 def test_a_device_that_is_not_there_is_an_error():
     with pytest.raises(UserError, match=r"runtime\.device: cuda is not on this machine; use auto or cpu"):

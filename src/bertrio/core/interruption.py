@@ -99,7 +99,7 @@ def stoppable() -> Iterator[None]:
 
     _asked.clear()
     with _handled(end):
-        if "DVC_STAGE" in os.environ:
+        if "DVC_STAGE" in os.environ or "LOCAL_RANK" in os.environ:
             threading.Thread(target=_end_after, args=(parents(),), daemon=True).start()
         yield
 
@@ -153,17 +153,22 @@ def _of_process(process: int, what: str) -> bytes:
     return b""
 
 
+def leave_watching_to_children() -> None:
+    """Let the processes that this one launches look for DVC's end themselves: each of them gets one signal then."""
+    _asked.set()
+
+
 def _end_after(started_by: list[int]) -> None:
     """Waits until one of the parents is gone, and ends this process: in good order if that is quick, else at once.
 
     A parent that dies leaves its children to another, so the list of them changes. Whether the last in the list was
     DVC to begin with is another question, see `_is_dvc`.
     """
-    if _is_dvc(started_by[-1]):
+    if "LOCAL_RANK" in os.environ or _is_dvc(started_by[-1]):  # a launcher of processes stands between
         while parents() == started_by:
             time.sleep(LOOK_EVERY)
-    _tell("DVC, which started this stage, is gone")
     if not _asked.is_set():  # a second signal would stop at once
+        _tell(f"{'DVC' if 'DVC_STAGE' in os.environ else 'the launcher'}, which started this stage, is gone")
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SAVE_WITHIN)
     os._exit(128 + signal.SIGTERM)

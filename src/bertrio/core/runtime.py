@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertrio.core.distributed import ALONE, Processes
 from bertrio.core.errors import UserError
-from bertrio.core.workers import share
-from bertrio.training.distributed.processes import ALONE, Processes
 
-ALL_THREADS = torch.get_num_threads()  # before a stage sets its own
 NARROW = 256  # hidden size below which casts to bf16, and a pass more than needed, cost more than they save
 
 
@@ -77,11 +75,11 @@ class Runtime:
         """Device, precision as params name it, threads of the CPU, and processes if there are several: what a run's
         cost is to be read with."""
         precision = "bf16" if self.compute == torch.bfloat16 else "float32"
-        several = {} if self.processes.alone else {"processes": self.processes.count}
+        several = {} if self.processes.alone else {"processes": self.processes.world_size}
         return {"device": str(self.device), "precision": precision, "threads": torch.get_num_threads(), **several}
 
     def describe(self) -> str:
-        several = "" if self.processes.alone else f" in each of {self.processes.count} processes"
+        several = "" if self.processes.alone else f" in each of {self.processes.world_size} processes"
         return "{device}, {precision}, {threads} threads".format(**self.facts()) + several
 
 
@@ -101,10 +99,10 @@ def set_up(
         seed: of the global torch, numpy and python generators, which draw initial heads and dropout.
         device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
         precision: `auto` (bf16 where the hardware multiplies it well), `float32` or `bf16`.
-        threads: CPU threads of torch; None leaves its own choice, all cores, or a share of them (`workers.share`).
+        threads: CPU threads of torch; None leaves its own choice: OMP_NUM_THREADS, or all cores.
         deterministic: on CUDA, take torch's deterministic algorithms, or fail where there is none; for the rest of
             the process. The CPU's are deterministic by themselves.
-        processes: how many share fine-tuning. `share_out` starts them; it has no say here.
+        processes: how many share fine-tuning; `init_distributed` starts them, and it is ignored here.
         among: those that share this run, of which this is one.
         width: the encoder's hidden size, if known; `auto` is float32 below `NARROW`, where casts to bf16 cost more
             than they save.
@@ -112,8 +110,6 @@ def set_up(
     Raises:
         UserError: if the device is not there.
     """
-    if among.alone:
-        device, threads = share(device, threads, ALL_THREADS, torch.cuda.device_count())
     if threads is not None:
         torch.set_num_threads(threads)
     random.seed(seed)

@@ -110,7 +110,7 @@ def build_trainer(
 def _check_rescale(params: Params, runtime: Runtime) -> None:
     if params.smart.weight and params.smart.projection == "rescale" and not runtime.processes.alone:
         raise UserError(
-            f"smart.projection: found rescale, in {runtime.processes.count} processes; it moves the noise by a "
+            f"smart.projection: found rescale, in {runtime.processes.world_size} processes; it moves the noise by a "
             "gradient that depends on the size of the batch, of which each process has a part. Use projection ball, or "
             "runtime.processes 1"
         )

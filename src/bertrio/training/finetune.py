@@ -72,8 +72,8 @@ def finetune(
     runtime = fine_enough(params, runtime)
     stage, reads = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
     reads += [str(Path(params.distill.teacher).expanduser())] if params.distill.weight else []
-    main, opened = runtime.processes.main, open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime)
-    with runtime.processes.one_speaks(), opened as checkpoints:
+    main, opened = runtime.processes.is_main, open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime)
+    with runtime.processes.main_process_output(), opened as checkpoints:
         train, scored, test = load_rows(params, inputs)
         model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
         load_heads(model, inputs.prefinetuned)
@@ -114,7 +114,7 @@ def _train(
         while not course.over and (log := next(epochs, None)):
             processes.check_equal(trainer.model.parameters())
             course.score(log, resume.pause)
-            if processes.main:
+            if processes.is_main:
                 report_epoch(course.lines[-1], last=course.over or log.step == trainer.total_steps)
             resume.after_scoring()
 

@@ -238,10 +238,10 @@ class Trainer:
                 rows.update({batch.task: batch.rows for batch in batches})
                 self._backward(batches, step, told)
                 if self._gradients is not None:
-                    self._processes.add_up(self._gradients.parameters)
+                    self._processes.all_reduce_gradients(self._gradients.parameters)
                     self._gradients.take(*group)
-        self._processes.add_up(self._others)
-        told = self._processes.sums(told)
+        self._processes.all_reduce_gradients(self._others)
+        told = self._processes.all_reduce_sum(told)
         if self._gradients is not None:
             self._combine(step, rows)
         if self.penalty is not None:
@@ -267,7 +267,7 @@ class Trainer:
         A piece counts by its share of the rows, so that the pieces add up to the mean over the batch; and so does this
         process's part of a piece, so that the processes add up to it as well.
         """
-        rank, count = self._processes.rank, self._processes.count
+        rank, count = self._processes.rank, self._processes.world_size
         for pieces in zip_longest(*[batch.pieces(self.accumulate) for batch in batches]):
             present = [(piece, batch) for piece, batch in zip(pieces, batches) if piece is not None]
             own = [piece.part(rank, count) for piece, _ in present]
@@ -356,15 +356,14 @@ def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[]
     # Not inference_mode, in which autocast keeps no casts
     with torch.no_grad(), model.runtime.casting_once(), progress(f"{rows.task.name}: predicting", len(rows)) as bar:
         for number, batch in enumerate(rows.sorted_batches(batch_size)):
-            turn = number % processes.count
+            turn = number % processes.world_size
             if turn == processes.rank:
                 batch = batch.to(model.runtime.device)
                 found.append((batch.rows, model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()))
             bar.advance(len(batch.rows))
-            if turn == processes.count - 1:
+            if turn == processes.world_size - 1:
                 pause()
-    outputs = np.zeros((len(rows), processes.most(found[0][1].shape[1] if found else 0)))
+    outputs = np.zeros((len(rows), processes.all_reduce_max(found[0][1].shape[1] if found else 0)))
     for places, values in found:
         outputs[places] = values
-    processes.put_together_on_host(outputs)
-    return outputs
+    return processes.all_reduce_sum(torch.from_numpy(outputs)).numpy()

@@ -179,7 +179,7 @@ class Objective:
                 return None
             counted = own.detach() if shard.weight else torch.zeros_like(own)
             at = shard.rows.to(own.device)
-            values = self.model.runtime.processes.put_together(counted, at, shard.count)
+            values = self.model.runtime.processes.all_gather_rows(counted, at, shard.count)
             return values.index_add(0, at, scale * (own - own.detach()))
 
         return HeadOutput(*map(whole, output))

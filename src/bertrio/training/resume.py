@@ -10,17 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from signal import Signals
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from bertrio.config import Params
 from bertrio.config.choices import plugins_of
 from bertrio.core.console import say
+from bertrio.core.distributed import ALONE, Processes
 from bertrio.core.interruption import Interruption, install
 from bertrio.core.runtime import Runtime
 from bertrio.training.checkpoints import Checkpoints, identity
-from bertrio.training.distributed.processes import ALONE, Processes
-from bertrio.training.state_files import MANIFEST, REST, TENSORS, State, read_state, write_state
 from bertrio.training.stateful import GlobalGenerators, Stateful
 
 GENERATORS = "generators"  # the name of the global ones among the parts
@@ -45,7 +43,7 @@ def open_checkpoints(
         UserError: if another process is at the same run.
     """
     processes = runtime.processes
-    if not processes.main:
+    if not processes.is_main:
         return Checkpoints(Path(), params.checkpoints, lock=None)
     settings = params.model_dump(by_alias=True, include=reads)
     settings.get("runtime", {}).pop("processes", None)
@@ -93,7 +91,7 @@ class Resume:
 
     def restore(self) -> None:
         """Loads the last checkpoint, if there is one."""
-        state = handed_on(self._checkpoints.latest() if self._processes.main else None, self._processes)
+        state = self._processes.broadcast(self._checkpoints.latest() if self._processes.is_main else None)
         if state is None:
             return
         for name, part in self._parts.items():
@@ -128,39 +126,26 @@ class Resume:
         Raises:
             Interrupted: if a signal came; then it has saved.
         """
-        requested = self._processes.most(self.interruption.requested or 0)
+        requested = self._processes.all_reduce_max(self.interruption.requested or 0)
         if requested:
             if self._saved is None:
                 self._save()
-            self._processes.most(0)  # nobody ends before it is saved: who starts them stops those that are left
+            self._processes.all_reduce_max(
+                0
+            )  # nobody ends before it is saved: who starts them stops those that are left
             self.interruption.requested = Signals(requested)
             self.interruption.stop(self.step, self._saved)
 
     def _save(self) -> None:
         self._saved = False
-        if self._processes.main:
+        if self._processes.is_main:
             parts = {name: part.state_dict() for name, part in self._parts.items()}
             state = {"step": self.step, "run": self._run(), "parts": parts}
             self._saved = self._checkpoints.save(self.step, state)
 
     def _run(self) -> dict[str, Any]:
         """What numbers are rounded by."""
-        return {"processes": self._processes.count}
-
-
-def handed_on(state: State | None, processes: Processes) -> State | None:
-    """The state that the main process has, for all of them; in the form that it has on disk, which nobody pickles."""
-    if processes.alone or not processes.most(state is not None):
-        return state
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        if processes.main:
-            write_state(folder, state)
-        for file in (TENSORS, REST, MANIFEST):
-            content = processes.from_main((folder / file).read_bytes() if processes.main else b"")
-            if not processes.main:
-                (folder / file).write_bytes(content)
-        return state if processes.main else read_state(folder)
+        return {"processes": self._processes.world_size}
 
 
 def _counted(processes: int) -> str:

@@ -75,7 +75,7 @@ def run_rows(
             raise
     if queue:
         say(
-            "next: dvc queue start (N at a time: BERTRIO_WORKERS=N dvc queue start -j N), dvc queue status, and in the "
+            "next: dvc queue start (N at a time: OMP_NUM_THREADS=M dvc queue start -j N), dvc queue status, and in the "
             "end bertrio recipes collect"
         )
     if failed:

@@ -1,1 +1,0 @@
-"""Several processes that train one model: how they are started, and how they talk."""

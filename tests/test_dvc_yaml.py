@@ -42,7 +42,7 @@ ALLOWED = {
     "finetune": NO_SAY_IN_TRAINING,
     "ensemble": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),
-    "analyze": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION | {"data.corpora", "data.sources"},
+    "analyze": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION | {"data.sources"},
 }
 
 

@@ -25,9 +25,9 @@ from bertrio.config import load_params, member_params, read_yaml
 from bertrio.config.loading import validate_params
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task, build_target
-from bertrio.data.delimited import read_delimited
 from bertrio.data.download import write_rejects
-from bertrio.data.sources.files import READERS, read_file
+from bertrio.data.formats import READERS, read_delimited
+from bertrio.data.sources.files import read_file
 from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import SCHEMA, read_predictions
 

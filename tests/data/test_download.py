@@ -101,7 +101,7 @@ def test_what_was_read_is_said(source, run, capsys):
 def test_a_task_without_rejects_has_a_file_with_the_header_alone(source, run, tmp_path):
     params = source()
     (tmp_path / "train.csv").write_text("text,label\nfine,1\n")
-    assert (run(params) / "rejects/sst.csv").read_text() == "task,split,file,row,reason,raw\n"
+    assert pd.read_csv(run(params) / "rejects/sst.csv").shape == (0, 6)
 
 
 def test_corpora_are_written_as_far_as_asked_and_only_for_mlm(source, run, capsys):

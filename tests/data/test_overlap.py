@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.data.overlap import join_train, overlap_of
+from bertrio.data.splits import join_train, overlap_of
 
 PAIR = ("text_a", "text_b")
 

@@ -16,7 +16,7 @@ import pandas as pd
 
 from bertrio.analysis.words import words_of
 from bertrio.core.tasks import Array, Binary, Score, Task
-from bertrio.data.overlap import comparable
+from bertrio.data.splits import comparable
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval
 from bertrio.evaluation.calibration import wilson
 from bertrio.evaluation.metrics import METRICS, Scored

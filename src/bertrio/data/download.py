@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from bertrio.config import DataParams, MlmRows, Params, build_tasks
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
-from bertrio.core.files import whole_folder, write_json, write_text
+from bertrio.core.files import whole_folder, write_csv, write_json
 from bertrio.core.tasks import Task
-from bertrio.data.corpora import write_corpus
 from bertrio.data.sources import SourceData, get_source, load_rows
+from bertrio.data.sources.corpora import write_corpus
 from bertrio.data.table import MORE, SPLITS, Reject, is_labelled, write_table
 
 REJECT_COLUMNS = ("task", "split", "file", "row", "reason", "raw")
@@ -67,22 +67,18 @@ def download(
 
 
 def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
-    """Writes rejected rows as CSV, one a row."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(REJECT_COLUMNS)
-    writer = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)  # else a carriage return would stand bare
-    writer.writerows([getattr(reject, column) for column in REJECT_COLUMNS] for reject in rejects)
-    write_text(path, text.getvalue())
+    """Write rejected rows as CSV, one a row."""
+    write_csv(pd.DataFrame(rejects, columns=REJECT_COLUMNS), path, quoted=True)
 
 
 def count_rejects(rejects: Sequence[Reject], tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Rejected rows by task: `total`, and by split as the source has it and reason (`missing_label`)."""
+    """Count rejected rows by task: `total`, and by split of the source and reason (`missing_label`)."""
     counted: dict[str, dict[str, Any]] = {}
     for task in tasks:
-        own = [reject for reject in rejects if reject.task == task]
-        counted[task] = {"total": len(own)}
+        of_task = [reject for reject in rejects if reject.task == task]
+        counted[task] = {"total": len(of_task)}
         for split in (*SPLITS, MORE):
-            if reasons := Counter(reject.reason for reject in own if reject.split == split):
+            if reasons := Counter(reject.reason for reject in of_task if reject.split == split):
                 counted[task][split] = _counted(reasons)
     return counted
 

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bertrio.core.tasks import Task
-from bertrio.data.overlap import overlap_of
+from bertrio.data.splits import overlap_of
 from bertrio.data.table import SPLITS, is_labelled
 
 CountTokens = Callable[..., Sequence[int]]

@@ -15,9 +15,8 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json, whole_folder, write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
-from bertrio.data.overlap import join_train
-from bertrio.data.reading import watched
-from bertrio.data.splits import keep_share, make_splits
+from bertrio.data.reading import track
+from bertrio.data.splits import join_train, keep_share, make_splits
 from bertrio.data.table import MORE, SPLITS, read_table, write_table
 from bertrio.model.names import origin_of
 
@@ -115,7 +114,7 @@ def _counter(tokenizer: Any, name: str) -> Callable[..., list[int]]:
     """Counts the tokens of texts or pairs, special tokens included, nothing cut off."""
 
     def count(*columns: list[str]) -> list[int]:
-        rows, lengths = watched(zip(*columns, strict=True), f"counting tokens of {name}", len(columns[0])), []
+        rows, lengths = track(zip(*columns, strict=True), f"counting tokens of {name}", len(columns[0])), []
         while batch := list(islice(rows, BATCH)):
             lengths += map(
                 len, tokenizer(*map(list, zip(*batch, strict=True)), truncation=False, verbose=False)["input_ids"]

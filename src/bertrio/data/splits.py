@@ -1,10 +1,11 @@
-"""How the rows of a task are shared out between train, dev and test."""
+"""The split of a task's rows into train, dev and test, and the rows that these have in common."""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -14,7 +15,6 @@ from scipy.sparse.csgraph import connected_components
 
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
-from bertrio.data.overlap import comparable
 from bertrio.data.table import SPLITS, is_labelled
 
 Tables = dict[str, pd.DataFrame]
@@ -24,7 +24,7 @@ SMALL = 0.005  # share of all rows: groups up to this size are drawn at random, 
 def make_splits(
     tables: Mapping[str, pd.DataFrame], strategy: str, fractions: Sequence[float], seed: int, task: str
 ) -> Tables:
-    """Shares out a task's rows.
+    """Split a task's rows.
 
     - `official`: as the source gives them; a missing test split becomes an empty one.
     - `random`: all labelled rows together, in fractions of a seeded permutation.
@@ -119,7 +119,7 @@ def _share_out(
 
 
 def keep_share(tables: Mapping[str, pd.DataFrame], shares: Mapping[str, float], seed: int, task: str) -> Tables:
-    """Keeps a share of the rows of each split, for runs that are to be quick.
+    """Keep a share of the rows of each split, for quick runs.
 
     A larger share has all rows of a smaller one, and all splits keep the order of their rows.
 
@@ -139,11 +139,11 @@ def _drawn(table: pd.DataFrame, share: float, seed: int, stream: str) -> pd.Data
 
 
 def sentence_groups(rows: pd.DataFrame) -> NDArray:
-    """A group number, 0 to G - 1, for each row [N]; rows that share a sentence are in one group, and so are theirs."""
-    texts = [rows[name] for name in rows.columns if name not in ("id", "label")]
-    codes, sentences = pd.factorize(comparable(pd.concat(texts, ignore_index=True)))
-    first, last = codes[: len(rows)], codes[-len(rows) :]  # the same column if there is but one
-    edges = coo_array((np.ones(len(rows), dtype=np.int8), (first, last)), shape=(len(sentences), len(sentences)))
+    """Return a group number, 0 to G - 1, for each row [N]; rows linked by shared sentences form one group."""
+    columns = [name for name in rows.columns if name not in ("id", "label")]
+    sentences = overlap_of({"rows": rows}, columns).sentences
+    first, last, size = sentences[:, 0], sentences[:, -1], sentences.max() + 1  # the same column if there is but one
+    edges = coo_array((np.ones(len(rows), dtype=np.int8), (first, last)), shape=(size, size))
     return connected_components(edges.tocsr(), directed=False)[1][first]
 
 
@@ -172,3 +172,69 @@ def _assign_groups(sizes: NDArray, shares: NDArray, random: np.random.RandomStat
 def _random_state(seed: int, task: str) -> np.random.RandomState:
     """Its streams never change between versions of NumPy, which `default_rng` does not promise."""
     return np.random.RandomState([seed, zlib.crc32(task.encode())])
+
+
+class Overlap(NamedTuple):
+    """Numbers for the texts of N rows; equal texts, and equal pairs, have equal numbers."""
+
+    sentences: NDArray  # [N, 1 or 2]
+    rows: NDArray  # [N], of all texts of a row, in either order
+    table: NDArray  # [N], names of the tables that the rows are from
+
+
+def comparable(texts: pd.Series) -> pd.Series:
+    """Normalise texts for comparison: neither case nor white space counts, as to most tokenizers.
+
+    `grouped` splits, the facts on shared sentences and `join_train` all compare this form: else a split that keeps
+    sentences apart by one of them would share some by another.
+    """
+    return texts.str.split().str.join(" ").str.casefold()
+
+
+def overlap_of(tables: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> Overlap:
+    """Number the texts of all rows of some tables, compared by `comparable`.
+
+    Args:
+        tables: by name, in the order of the numbers.
+        columns: those of the texts, one or two.
+    """
+    texts = pd.concat([table[column] for column in columns for table in tables.values()], ignore_index=True)
+    codes, sentences = pd.factorize(comparable(texts))
+    codes = codes.reshape(len(columns), -1).T
+    rows = codes.min(axis=1) * np.int64(len(sentences)) + codes.max(axis=1)
+    return Overlap(codes, rows, np.repeat(list(tables), [len(table) for table in tables.values()]))
+
+
+def join_train(
+    splits: Mapping[str, pd.DataFrame], more: pd.DataFrame, columns: Sequence[str], grouped: bool
+) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
+    """Append more rows to train, except those that stand in a split already: dev and test stay unseen.
+
+    Args:
+        splits: tables of train, dev and test.
+        more: rows in the same layout. Where they use an id of the splits, all of their ids become `more-<id>`, until
+            they do not.
+        columns: those of the texts.
+        grouped: whether a single sentence that stands in dev or test is enough to leave a row out.
+
+    Returns:
+        The splits with the longer train, and the rows left out, with a column `reason`: `also in dev`, `also in test`,
+        `also in train`, `shares a sentence with dev`, `given twice` and the like; the gravest counts.
+    """
+    tables = {**{split: splits[split] for split in SPLITS}, "more": more}
+    overlap = overlap_of(tables, columns)
+    extra = overlap.table == "more"
+    reason = np.full(len(more), "", dtype=object)
+    reason[pd.Series(overlap.rows[extra]).duplicated().to_numpy()] = "given twice"
+    for split in SPLITS:  # train first: what stands in dev or test as well is told as that
+        there = overlap.table == split
+        if grouped and split != "train":
+            shared = np.isin(overlap.sentences[extra], overlap.sentences[there]).any(axis=1)
+            reason[shared] = f"shares a sentence with {split}"
+        reason[np.isin(overlap.rows[extra], overlap.rows[there])] = f"also in {split}"
+    taken = pd.concat([table["id"] for table in splits.values()])
+    while more["id"].isin(taken).any():
+        more = more.assign(id="more-" + more["id"])
+    kept = more[reason == ""]
+    train = pd.concat([splits["train"], kept], ignore_index=True)
+    return {**splits, "train": train}, more.assign(reason=reason)[reason != ""].reset_index(drop=True)

@@ -9,10 +9,9 @@ from typing import Any, BinaryIO, NamedTuple
 from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Target
-from bertrio.data.delimited import read_delimited
-from bertrio.data.json_lines import read_json_lines
-from bertrio.data.reading import Found, check_columns
-from bertrio.data.table import RawRow, Unusable, clean_text
+from bertrio.data.formats import RawRow, RawTable, read_delimited, read_json_lines
+from bertrio.data.reading import check_columns
+from bertrio.data.table import Unusable, clean_text
 from bertrio.inference.predictor import Prediction, Predictor, Row
 
 CHUNK_ROWS, CHUNK_LETTERS = 8192, 2**24  # held in memory and sorted by length together
@@ -34,7 +33,7 @@ class Delimited:
     def __init__(self, delimiter: str) -> None:
         self._delimiter = delimiter
 
-    def read(self, file: BinaryIO, name: str) -> Found:
+    def read(self, file: BinaryIO, name: str) -> RawTable:
         """Return column names and rows; one row is in memory at a time."""
         return read_delimited(name, self._delimiter, file)
 
@@ -57,9 +56,9 @@ class Delimited:
 class JsonLines:
     """One JSON object a line."""
 
-    def read(self, file: BinaryIO, name: str) -> Found:
+    def read(self, file: BinaryIO, name: str) -> RawTable:
         """Return the rows, each with its own fields; one row is in memory at a time."""
-        return Found([], map(_check_numbers, read_json_lines(file)))
+        return RawTable([], map(_check_numbers, read_json_lines(file)))
 
     def write(self, row: Fields) -> str:
         """Return a row as a line."""

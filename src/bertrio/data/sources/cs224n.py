@@ -16,10 +16,10 @@ import pandas as pd
 from bertrio.config import DataParams
 from bertrio.core.errors import UserError, missing_path
 from bertrio.core.tasks import Task
-from bertrio.data.corpora import read_local_corpus
-from bertrio.data.delimited import read_delimited
+from bertrio.data.formats import read_delimited
 from bertrio.data.reading import build_table
 from bertrio.data.sources import SourceData
+from bertrio.data.sources.corpora import read_local_corpus
 from bertrio.data.table import Reject
 
 

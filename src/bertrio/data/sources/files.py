@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bertrio.config import DataParams
 from bertrio.config.data import FilesTask, MoreRows, TaskData
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
-from bertrio.data.corpora import read_local_corpus
-from bertrio.data.delimited import read_delimited
-from bertrio.data.json_lines import read_json_lines
-from bertrio.data.reading import Found, build_table
+from bertrio.data.formats import READERS, read_delimited
+from bertrio.data.reading import build_table
 from bertrio.data.sources import SourceData
-from bertrio.data.table import MORE, SPLITS, RawRow, Reject
+from bertrio.data.sources.corpora import read_local_corpus
+from bertrio.data.table import MORE, SPLITS, Reject
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
@@ -107,50 +102,3 @@ def read_file(
     found = READERS[kind](path) if delimiter is None else read_delimited(path, delimiter)
     hint = f"; say which column is which in {param}.columns"
     return build_table(found, columns, task, split, path.name, place, hint)
-
-
-def _json_lines(path: Path) -> Found:
-    columns: dict[str, None] = {}  # a set that keeps its order
-    try:
-        with open(path, "rb") as file:
-            rows = list(read_json_lines(file))
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror})") from error
-    for row in rows:
-        columns.update(dict.fromkeys(row.values))
-    if all(row.problem for row in rows):
-        found = f"{rows[0].problem} in line {rows[0].number}, and so for all lines" if rows else "nothing, it is empty"
-        raise UserError(f"{path}: found {found}; expected a JSON object a line, as UTF-8")
-    return Found(list(columns), rows, len(rows))
-
-
-def _parquet(path: Path) -> Found:
-    with _parquet_errors(path):
-        file = pq.ParquetFile(path)
-        return Found(file.schema_arrow.names, _parquet_rows(path, file), file.metadata.num_rows)
-
-
-def _parquet_rows(path: Path, file: pq.ParquetFile) -> Iterator[RawRow]:
-    with _parquet_errors(path):
-        rows = (values for batch in file.iter_batches() for values in batch.to_pylist())
-        for number, values in enumerate(rows, start=1):
-            yield RawRow(number, values)
-
-
-@contextmanager
-def _parquet_errors(path: Path) -> Iterator[None]:
-    """Damage shows when a file is opened, or only when its pages are read; some values have no equal in Python."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{path}: can't be read as Parquet ({reason}); write it again") from error
-
-
-READERS: dict[str, Callable[[Path], Found]] = {
-    ".csv": partial(read_delimited, delimiter=","),
-    ".tsv": partial(read_delimited, delimiter="\t"),
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
-    ".parquet": _parquet,
-}

@@ -20,13 +20,39 @@ from bertrio.config import DataParams, HubCorpus, HubTask
 from bertrio.core.console import console
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
-from bertrio.data.corpora import joined
-from bertrio.data.reading import Found, build_table, check_columns
+from bertrio.data.formats import RawRow, RawTable
+from bertrio.data.reading import build_table, check_columns
 from bertrio.data.sources import SourceData
-from bertrio.data.table import SPLITS, RawRow, Reject
+from bertrio.data.sources.corpora import joined
+from bertrio.data.table import SPLITS, Reject
 from bertrio.model.names import sha256
 
 Entry = HubTask | HubCorpus
+TASKS = {  # presets, for tasks without a block in data.hub.tasks
+    "sst": HubTask(
+        id="SetFit/sst5",
+        splits={"train": "train", "dev": "validation", "test": "test"},
+        columns={"text": "text", "label": "label"},
+    ),
+    "qqp": HubTask(  # its test labels are hidden
+        id="nyu-mll/glue",
+        config="qqp",
+        splits={"train": "train", "dev": "validation"},
+        columns={"id": "idx", "text_a": "question1", "text_b": "question2", "label": "label"},
+    ),
+    "sts": HubTask(
+        id="mteb/stsbenchmark-sts",
+        splits={"train": "train", "dev": "validation", "test": "test"},
+        columns={"text_a": "sentence1", "text_b": "sentence2", "label": "score"},
+    ),
+}
+CORPORA = {  # presets, for corpora without a block in data.hub.corpora
+    "imdb": HubCorpus(id="stanfordnlp/imdb", split="unsupervised", columns=["text"]),
+    "multinli": HubCorpus(id="nyu-mll/multi_nli", split="train", columns=["premise", "hypothesis"]),
+    "sick": HubCorpus(
+        id="RobZamp/sick", revision="refs/convert/parquet", split="train", columns=["sentence_A", "sentence_B"]
+    ),
+}
 PLAIN = (".parquet", ".arrow", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")  # files that hold rows
 PACKED = (".gz", ".bz2", ".xz", ".zst")  # of one file, which is read as it comes
 
@@ -38,8 +64,11 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
         UserError: if there is no network, or no such data set, revision, config, split or column, or it is an archive.
     """
     data = SourceData({})
-    for task in tasks.values():
-        read_task(task, params.hub.tasks[task.name], f"data.hub.tasks.{task.name}", data)
+    entries = {**TASKS, **params.hub.tasks}
+    for name, task in tasks.items():
+        if name not in entries:
+            raise UserError(f"data.hub.tasks: found no block for task {name}; known data sets: {', '.join(TASKS)}")
+        read_task(task, entries[name], f"data.hub.tasks.{name}", data)
     return data
 
 
@@ -68,9 +97,7 @@ def read_task(task: Task, entry: HubTask, place: str, data: SourceData) -> None:
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
     """The first `rows` texts of a corpus, streamed: rows behind them are not downloaded."""
     place = f"data.hub.corpora.{name}"
-    if name not in params.hub.corpora:
-        raise UserError(f"{place}: is missing, expected id, split and columns; or set mlm.rows.{name} to 0")
-    entry = params.hub.corpora[name]
+    entry = _corpus(params, name)
     data = _dataset(_builder(entry, place), entry, entry.split, place, streaming=True)
     return islice(_texts(data, entry, place, skipped), rows)
 
@@ -91,7 +118,12 @@ def _streamed(rows: Iterable[dict[str, Any]], entry: Entry, place: str) -> Itera
 
 def corpus_facts(params: DataParams, name: str) -> dict[str, str]:
     """Which data set, revision and commit a corpus comes from."""
-    return _facts(params.hub.corpora[name], f"data.hub.corpora.{name}")
+    return _facts(_corpus(params, name), f"data.hub.corpora.{name}")
+
+
+def _corpus(params: DataParams, name: str) -> HubCorpus:
+    """The data set of a corpus: its block in params, or else the preset."""
+    return {**CORPORA, **params.hub.corpora}[name]
 
 
 def _load(builder: Any, entry: HubTask, task: Task, split: str, place: str) -> tuple[pd.DataFrame, list[Reject]]:
@@ -99,7 +131,7 @@ def _load(builder: Any, entry: HubTask, task: Task, split: str, place: str) -> t
     data = _dataset(builder, entry, name, f"{place}.splits.{split}")
     label, scale = entry.columns.get("label", "label"), entry.label_scale
     rows = (RawRow(number, _scaled(row, label, scale, task), row) for number, row in enumerate(data, start=1))
-    found = Found(data.column_names, rows, len(data))
+    found = RawTable(data.column_names, rows, len(data))
     return build_table(
         found, entry.columns, task, split, f"{entry.id}:{name}", f"{place}.columns: {entry.id}, split {name}"
     )

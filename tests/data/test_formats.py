@@ -4,7 +4,7 @@ import random
 import pytest
 
 from bertrio.core.errors import UserError
-from bertrio.data.delimited import MOST_LINES, read_delimited
+from bertrio.data.formats import MAX_LINES, read_delimited
 
 
 def read(tmp_path, content, delimiter="\t"):
@@ -42,8 +42,8 @@ def test_a_quote_that_swallows_rows_of_a_tsv_up_to_the_next_one_is_found_out(tmp
 
 
 def test_an_open_quote_does_not_swallow_a_long_file(tmp_path):
-    _, rows = read(tmp_path, 'id,text\n1,"one\n' + "2,two\n" * (2 * MOST_LINES), ",")
-    assert len(rows) == 2 * MOST_LINES + 1 and [row.number for row in rows] == list(range(2, len(rows) + 2))
+    _, rows = read(tmp_path, 'id,text\n1,"one\n' + "2,two\n" * (2 * MAX_LINES), ",")
+    assert len(rows) == 2 * MAX_LINES + 1 and [row.number for row in rows] == list(range(2, len(rows) + 2))
     assert sum(row.problem is not None for row in rows) == 1
 
 

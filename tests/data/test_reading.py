@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError
-from bertrio.data.table import RawRow, is_labelled, normalise, read_table, write_table
+from bertrio.data.formats import RawRow
+from bertrio.data.reading import normalise
+from bertrio.data.table import is_labelled, read_table, write_table
 
 
 def rows(*values, **same):

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import whole_file
-from bertrio.data.delimited import read_delimited
-from bertrio.data.reading import Found, check_columns, watched
+from bertrio.data.formats import RawTable, read_delimited
+from bertrio.data.reading import check_columns, track
 
 ROW_GROUP = 1000  # texts that are in memory at a time
 
@@ -53,7 +53,7 @@ def read_local_corpus(folder: str | None, name: str, rows: int | None, skipped: 
     return islice(_texts(found, layout, skipped), rows)
 
 
-def _texts(found: Found, layout: _Layout, skipped: Counter[str]) -> Iterator[str]:
+def _texts(found: RawTable, layout: _Layout, skipped: Counter[str]) -> Iterator[str]:
     for row in found.rows:
         values = row.values
         if row.problem == "damaged quoting":
@@ -79,7 +79,7 @@ def joined(texts: Sequence[Any], skipped: Counter[str]) -> Iterator[str]:
 def write_corpus(texts: Iterable[str], path: str | Path, description: str, total: int | None = None) -> int:
     """Writes texts to a parquet file with the one column `text`, a row group at a time; returns how many there were."""
     schema = pa.schema([("text", pa.string())])
-    texts, count = watched(texts, description, total), 0
+    texts, count = track(texts, description, total), 0
     with whole_file(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         while group := list(islice(texts, ROW_GROUP)):
             writer.write_table(pa.table({"text": group}, schema=schema))

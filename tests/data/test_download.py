@@ -1,6 +1,7 @@
 import csv
 import json
 
+import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError

@@ -275,18 +275,14 @@ class Params(Group):
             return problems
         described = self.data.files if self.data.source == "files" else self.data.hub.tasks
         place = "data.files" if self.data.source == "files" else "data.hub.tasks"
-        problems += [
-            f"{place}: found no block for task {name}, and tasks.{name}.data says nothing either"
-            for name in self.of_source
-            if name not in described
-        ]
+        if self.data.source == "files":  # of a task that data.hub lacks there may be a preset
+            problems += [
+                f"{place}: found no block for task {name}, and tasks.{name}.data says nothing either"
+                for name in self.of_source
+                if name not in described
+            ]
         for name in [name for name in self.of_source if name in described]:
             problems += self._column_problems(f"{place}.{name}", name, described[name].columns)
-        if self.data.source == "hub" and self.mlm.enabled:
-            wanted = [name for name, rows in self.mlm.rows if rows and name not in self.data.hub.corpora]
-            problems += [
-                f"data.hub.corpora: found no block for {name}, of which mlm.rows asks for rows" for name in wanted
-            ]
         return problems
 
     def _data_problems(self, name: str) -> list[str | None]:

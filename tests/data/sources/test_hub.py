@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bertrio.data.sources import hub
+
 A, B, C, D, E, F = (letter * 40 for letter in "abcdef")  # commits
 SCORES = ["0.6", " 1 ", "2", "", None, "-1", "high", "nan"]  # as text, of 1 at most
 
@@ -136,7 +138,7 @@ def order(data_params):
 
     def order(task, **block):
         params = data_params(source="hub").model_dump()
-        params["hub"]["tasks"][task] = {**params["hub"]["tasks"][task], **block}
+        params["hub"]["tasks"][task] = {**hub.TASKS[task].model_dump(), **block}
         return {"params": params, "task": task}
 
     return order

@@ -18,7 +18,6 @@ NO_SAY = {
     "core.interruption",
     "config",
     "core.options",
-    "core.plugins",
     "core.stage",
 }
 # What stops training and lets it go on: to the same bytes, which other tests hold.

@@ -188,7 +188,7 @@ def test_until_steps_without_steps_is_an_error_that_says_so(name, steps):
 
 
 def test_an_unknown_schedule_is_an_error_that_lists_the_known_ones():
-    with pytest.raises(ValueError, match="^schedule: expected 'joint', 'sequential', 'per_epoch', .*found 'zipped'"):
+    with pytest.raises(ValueError, match="^schedule: expected one of joint, sequential, per_epoch, .*found 'zipped'"):
         plan("zipped")
 
 

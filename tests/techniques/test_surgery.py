@@ -303,11 +303,9 @@ def test_building_draws_nothing_from_the_generator():
     assert torch.equal(own.get_state(), before)
 
 
-def test_wrong_arguments_are_errors_that_list_the_right_ones():
-    with pytest.raises(ValueError, match="surgery: expected 'pcgrad', .*found 'pcgard'; did you mean pcgrad"):
+def test_an_unknown_method_is_an_error_that_lists_the_known_ones():
+    with pytest.raises(ValueError, match="surgery: expected one of pcgrad, .*found 'pcgard'; did you mean pcgrad"):
         build_surgery("pcgard", "sum", generator())
-    with pytest.raises(ValueError, match="unknown reduction 'max'"):
-        build_surgery("pcgrad", "max", generator())
 
 
 def test_a_gradient_that_is_not_finite_is_an_error_that_says_what_to_do():

@@ -1,6 +1,4 @@
 import itertools
-import subprocess
-import sys
 from typing import get_args
 
 import pandas as pd
@@ -200,8 +198,3 @@ def test_predictions_are_combined_without_models_and_nothing_stays_of_an_earlier
     assert [path.name for path in (workspace.root / "models/ensemble").iterdir()] == ["ensemble.json"]
     assert read_json("models/ensemble/ensemble.json")["weights"]["sts"] == {"base": 0.5, "second": 0.5}
     assert list(params.ensemble.members) == ["base", "second"]
-
-
-def test_only_a_soup_loads_torch(root):
-    code = "import sys; sys.path.insert(0, 'src'); import bertrio.training.soup; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0

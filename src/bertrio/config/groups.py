@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.config.choices import choice
 from bertrio.core.options import (
     Count,
     FileName,
@@ -20,10 +19,11 @@ from bertrio.core.options import (
     Seed,
     Share,
     Whole,
+    one_of,
 )
+from bertrio.model.pooling import POOLINGS
 
-POOLINGS = ("cls", "mean", "pooler")  # bertrio's own
-PoolingName = choice("poolings", POOLINGS)
+PoolingName = Annotated[str, one_of(POOLINGS)]
 Combine = Literal["vote", "mean", "mean_logits", "greedy", "uniform_soup", "greedy_soup"]
 
 
@@ -106,6 +106,14 @@ class OptimizerParams(Group):
     warmup_fraction: Share
     layer_decay: Annotated[Real, Field(gt=0, le=1)]
     max_grad_norm: Positive | None
+
+
+class PenaltyParams(Group):
+    """Penalties on the weights themselves."""
+
+    l1: NotNegative
+    l2: NotNegative
+    parameters: Literal["all", "encoder", "heads"]
 
 
 class MlmRows(Group):

@@ -18,30 +18,26 @@ from bertrio.config.groups import (
     FinetuneParams,
     MlmParams,
     OptimizerParams,
+    PenaltyParams,
     PrefinetuneParams,
     RuntimeParams,
     TrackingParams,
 )
-from bertrio.config.tasks import BATCH_LOSSES, SharingParams, TaskParams
-from bertrio.config.techniques import (
-    SCHEDULES,
-    PenaltyParams,
-    ScheduleParams,
-    SurgeryParams,
-    WeightingParams,
-)
+from bertrio.config.tasks import SharingParams, TaskParams
 from bertrio.core.options import Group
 from bertrio.core.tasks import TEXT_COLUMNS
+from bertrio.techniques.losses import LOSSES
 from bertrio.techniques.regularizers import REGULARIZERS
 from bertrio.techniques.regularizers.bregman import BregmanOptions
 from bertrio.techniques.regularizers.distillation import DistillOptions
 from bertrio.techniques.regularizers.r_drop import RDropOptions
 from bertrio.techniques.regularizers.smart import SmartOptions
+from bertrio.techniques.schedules import SEVERAL_TASKS_A_STEP, UNTIL, ScheduleOptions
+from bertrio.techniques.surgery import SurgeryOptions
+from bertrio.techniques.weighting import WeightingOptions
 
 OVERALL = ("overall_normalized", "overall_mean")
 SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
-UNTIL = ("shortest", "longest", "steps")
-_ONE_TASK_A_STEP = {*SCHEDULES} - {"joint"}  # another package's schedule may take several
 # Words that torch's modules have a meaning for, or that transformers adds to them: a model's heads have an entry a task
 OF_TORCH = frozenset(
     """
@@ -70,9 +66,9 @@ class Params(Group):
     mlm: MlmParams
     prefinetune: PrefinetuneParams
     finetune: FinetuneParams
-    schedule: ScheduleParams
-    weighting: WeightingParams
-    surgery: SurgeryParams
+    schedule: ScheduleOptions
+    weighting: WeightingOptions
+    surgery: SurgeryOptions
     smart: SmartOptions
     bregman: BregmanOptions
     r_drop: RDropOptions
@@ -142,7 +138,7 @@ class Params(Group):
             "data.path: found null, expected the folder of the course's files for data.source cs224n"
             if needs_path
             else None,
-            *self.sharing.problems(self.tasks),
+            self.sharing.problem(self.tasks),
             *self._schedule_problems(),
             *self._technique_problems(),
             *self._source_problems(),
@@ -168,7 +164,7 @@ class Params(Group):
                 f"tasks.{name}.epochs: only schedule sequential reads it, and schedule.name is {self.schedule.name}; "
                 "use finetune.epochs"
                 for name in own_epochs
-                if self.schedule.name in SCHEDULES and self.schedule.name != "sequential"
+                if self.schedule.name != "sequential"
             ],
             *[
                 f"{param}: task {name} does not train; expected some of {', '.join(trains)}"
@@ -220,7 +216,7 @@ class Params(Group):
                 f"{what}, but it takes a step of several tasks: it needs schedule.name joint and two or more tasks "
                 f"that train, found {self.schedule.name} and {', '.join(trains)}"
                 for what in apart
-                if self.schedule.name in _ONE_TASK_A_STEP or len(trains) < 2
+                if self.schedule.name not in SEVERAL_TASKS_A_STEP or len(trains) < 2
             ],
             *[
                 f"{what}, but it acts on the encoder's gradients, and encoder.frozen leaves none"
@@ -238,7 +234,7 @@ class Params(Group):
                 f"finetune.accumulate: found {pieces}, but loss {self.tasks[name].loss} of task {name} compares the "
                 "rows of a whole batch; use 1"
                 for name in self.trains
-                if name in self.tasks and self.tasks[name].loss in BATCH_LOSSES
+                if name in self.tasks and LOSSES[self.tasks[name].loss].whole_batch
             ],
             f"finetune.accumulate: found {pieces}, but smart.projection rescale moves the noise by a gradient that "
             "depends on the size of the batch; use 1, or projection ball"
@@ -265,7 +261,7 @@ class Params(Group):
         """Whether the head of task `name` has weights."""
         shares = self.sharing.layer in ("projection", "both") and name in self.sharing.tasks
         task = self.tasks[name]
-        return task.head != "cosine" or bool(task.head_options.projection) or shares
+        return task.head != "cosine" or bool(task.head_options.get("projection")) or shares
 
     def _source_problems(self) -> list[str | None]:
         problems = [problem for name in self.tasks for problem in self._data_problems(name)]

@@ -4,39 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
+import torch
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from bertrio.config.choices import Options, PluginOptions, choice
 from bertrio.config.data import TaskData
-from bertrio.core.options import Count, Group, Positive, Rate, Real, Whole
+from bertrio.core.options import Count, Group, Rate, Real, Whole, one_of, read_options
 from bertrio.core.tasks import TARGETS, TEXT_COLUMNS, Task, build_target
+from bertrio.model.heads import HEADS, SHARES, HeadSpec, build_heads, head_options, options_to_share
+from bertrio.techniques.losses import LOSSES, build_loss, loss_options
 
-# What a head is fed, and the options that it and each loss take. The modules themselves import torch, which what
-# only reads params need not wait for; a test holds these tables against them.
-ONE_VECTOR = ("linear", "mlp")
-TWO_VECTORS = ("concat", "siamese", "siamese_product", "siamese_cosine", "cosine")
-HEAD_OPTIONS = {
-    "linear": (),
-    "mlp": ("depth", "width", "activation"),
-    **dict.fromkeys(TWO_VECTORS[:-1], ("depth", "width", "activation", "projection")),
-    "cosine": ("activation", "projection", "scaling", "scale", "threshold"),
-}
-LOSS_OPTIONS = {
-    "cross_entropy": ("label_smoothing", "class_weights"),
-    "dual_objective": ("reduction", "class_weights"),
-    "ordinal_log_loss": ("alpha", "class_weights"),
-    "bce": ("class_weights",),
-    "siamese_softmax": ("class_weights",),
-    "mse": ("scale",),
-    "pearson": (),
-    "cosine_mse": (),
-    "cosine_embedding": ("threshold", "margin"),
-    "cosent": ("temperature",),
-}
-COSINE_LOSSES = ("cosine_mse", "cosine_embedding", "cosent")  # read the raw cosine
-BATCH_LOSSES = ("pearson", "cosent")  # one number for a batch, not a mean over its rows
-HeadName, LossName = choice("heads", HEAD_OPTIONS), choice("losses", LOSS_OPTIONS)
-SCALINGS = {"score": ("relu", "sigmoid", "affine"), "binary": ("relu", "logit")}
+ROWS, WIDTH = 2, 4  # of the batch that a head and a loss are tried on
 
 
 def _is_text(value: Any) -> Any:
@@ -52,27 +29,6 @@ ClassName = Annotated[
 ]
 
 
-class HeadOptions(Options):
-    depth: Annotated[Whole, Field(ge=0)] | None = None
-    width: Count | None = None
-    activation: Literal["relu", "leaky_relu", "gelu", "tanh"] | None = None
-    projection: bool | None = None
-    scaling: Literal["relu", "sigmoid", "affine", "logit"] | None = None
-    scale: Positive | None = None
-    threshold: Annotated[Real, Field(ge=-1, le=1)] | None = None
-
-
-class LossOptions(Options):
-    label_smoothing: Rate | None = None
-    class_weights: Literal["inverse"] | None = None
-    reduction: Literal["sum", "mean"] | None = None
-    alpha: Positive | None = None
-    scale: Literal["raw", "unit"] | None = None
-    threshold: Real | None = None
-    margin: Annotated[Real, Field(ge=-1, lt=1)] | None = None
-    temperature: Positive | None = None
-
-
 class TaskParams(Group):
     kind: Literal["single", "pair"]
     target: Literal["classes", "ordered", "binary", "score"]
@@ -82,26 +38,34 @@ class TaskParams(Group):
     metric: Annotated[str, Field(max_length=100)] | None = None
     data: TaskData | None = None
     encoding: Literal["cross", "bi"] | None = None
-    head: HeadName
-    head_options: SerializeAsAny[HeadOptions] = HeadOptions()
-    loss: LossName
-    loss_options: SerializeAsAny[LossOptions] = LossOptions()
+    head: Annotated[str, one_of(HEADS)]
+    head_options: dict[str, Any] = Field(default_factory=dict)  # those that are set; the rest are the head's defaults
+    loss: Annotated[str, one_of(LOSSES)]
+    loss_options: dict[str, Any] = Field(default_factory=dict)
     batch_size: Count
     dropout: Rate
     epochs: Count | None = None
 
-    @field_validator("head_options", "loss_options", mode="wrap")
+    @field_validator("head_options", "loss_options")
     @classmethod
-    def _of_plugins(cls, value: Any, handler: Any, info: ValidationInfo) -> Options:
-        """What a part of another package takes is not known before it is loaded."""
-        part = info.field_name.removesuffix("_options")
-        name, own = info.data.get(part), {"head": HEAD_OPTIONS, "loss": LOSS_OPTIONS}[part]
-        return handler(value) if name is None or name in own else PluginOptions.model_validate(value)
+    def _known_options(cls, raw: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        part = (info.field_name or "").removesuffix("_options")
+        name = info.data.get(part)
+        if name is None:  # the head or loss itself is wrong, which its own message says
+            return raw
+        return read_options({"head": head_options, "loss": loss_options}[part](name), raw, f"{part} {name}")
 
     def task(self, name: str) -> Task:
         """The task that the block stands for."""
         target = build_target(self.target, self.classes, self.range, self.labels, self.metric)
         return Task(name, self.kind, self.encoding or "cross", target)
+
+    def head_spec(self, name: str, sharing: SharingParams) -> HeadSpec:
+        """Return the head of the task called `name`, with the layers that it is to share."""
+        target, options = self.task(name).target, self.head_options
+        if name in sharing.tasks:  # also where the task is trained alone, before it shares
+            options = options_to_share(options, SHARES[sharing.layer])
+        return HeadSpec(self.head, target, target.outputs_for(self.loss), self.dropout, options)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> TaskParams:
@@ -114,10 +78,34 @@ class TaskParams(Group):
             raise ValueError(f"range: expected [lowest, highest], found {list(self.range)}")
         if (self.encoding is not None) != (self.kind == "pair"):
             raise ValueError("encoding goes with kind pair (cross or bi), and is left out or null for kind single")
-        problem = self._loss_problem() or self._head_problem() or self._option_problem() or self._data_problem()
+        problem = self._data_problem() or self._vectors_problem()
         if problem:
             raise ValueError(problem)
+        self._try_out()
         return self
+
+    def _vectors_problem(self) -> str | None:
+        needed = 2 if self.encoding == "bi" else 1
+        if HEADS[self.head].vectors == needed:
+            return None
+        how = f"encoding {self.encoding}" if self.kind == "pair" else "kind single"
+        fits = " or ".join(name for name, head in HEADS.items() if head.vectors == needed)
+        vectors = "two vectors" if needed == 2 else "one vector"
+        return f"head {self.head} does not fit {how}, which gives {vectors} a row: expected {fits}"
+
+    def _try_out(self) -> None:
+        """Build the head and the loss, small, and call them once.
+
+        Raises:
+            ValueError: as the head or the loss does, if they do not fit each other, the target or their options.
+        """
+        spec = self.head_spec("", SharingParams(layer="none", tasks=[]))
+        counts = [1] * max(2, spec.target.size) if spec.target.discrete else None
+        loss = build_loss(self.loss, spec.target, self.loss_options, counts)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            head = build_heads({"": spec}, WIDTH)[""]
+            output = head(*[torch.zeros(ROWS, WIDTH)] * HEADS[self.head].vectors)
+        loss(output, torch.zeros(ROWS, dtype=getattr(torch, spec.target.label_dtype)))
 
     def _label_problem(self) -> str | None:
         several = self.target in ("classes", "ordered")
@@ -149,52 +137,6 @@ class TaskParams(Group):
                 return f"data.columns: found {name!r}, expected {', '.join(allowed)} for kind {self.kind}"
         return None
 
-    def _loss_problem(self) -> str | None:
-        if self.loss not in LOSS_OPTIONS:
-            return None  # another package's: it is tried out when it is loaded
-        fits = TARGETS[self.target].losses
-        if self.loss not in fits:
-            return f"loss {self.loss} does not fit target {self.target}: expected {' or '.join(fits)}"
-        if self.loss in COSINE_LOSSES and self.head != "cosine":
-            return f"loss {self.loss} reads a cosine: it needs encoding bi and head cosine, found head {self.head}"
-        if self.loss == "siamese_softmax" and self.head == "cosine":
-            return "loss siamese_softmax needs two outputs, and head cosine has one: use bce, or another head"
-        cut, (low, high) = self.loss_options.threshold, self.range or (0, 1)
-        if cut is not None and not low < cut <= high:
-            return f"loss_options.threshold: found {cut}, expected a label above {low} and up to {high}"
-        return None
-
-    def _head_problem(self) -> str | None:
-        if self.head not in HEAD_OPTIONS:
-            return None
-        fits = TWO_VECTORS if self.encoding == "bi" else ONE_VECTOR
-        if self.head not in fits:
-            how = f"encoding {self.encoding}" if self.kind == "pair" else "kind single"
-            gives = "two vectors a row" if self.encoding == "bi" else "one vector a row"
-            return f"head {self.head} does not fit {how}, which gives {gives}: expected {' or '.join(fits)}"
-        if self.head != "cosine":
-            return None
-        if self.target not in SCALINGS:
-            return f"head cosine has one output, and target {self.target} needs one a class: use siamese"
-        scaling = self.head_options.scaling
-        if scaling is not None and scaling not in SCALINGS[self.target]:
-            fits = " or ".join(SCALINGS[self.target])
-            return f"head_options.scaling {scaling} does not fit target {self.target}: expected {fits}"
-        return None
-
-    def _option_problem(self) -> str | None:
-        for what, name, options, known in (
-            ("head", self.head, self.head_options, HEAD_OPTIONS),
-            ("loss", self.loss, self.loss_options, LOSS_OPTIONS),
-        ):
-            for option in options.given() if name in known else ():
-                if option not in known[name]:
-                    takes = ", ".join(known[name]) or "none"
-                    return f"{what}_options.{option}: {what} {name} has no such option; it takes {takes}"
-        if self.head == "mlp" and self.head_options.depth == 0:
-            return "head_options.depth: found 0, expected 1 or more for head mlp; without hidden layers it is linear"
-        return None
-
 
 class SharingParams(Group):
     """Layers that the heads of several pair tasks have in common."""
@@ -202,28 +144,17 @@ class SharingParams(Group):
     layer: Literal["none", "projection", "fusion", "both"]
     tasks: list[str]
 
-    def problems(self, tasks: dict[str, TaskParams]) -> list[str]:
-        """Why the tasks can't share what is asked for."""
+    def problem(self, tasks: dict[str, TaskParams]) -> str | None:
+        """Return why the tasks can't share these layers; None if they can."""
         if self.layer == "none":
-            return []
-        unknown = [name for name in self.tasks if name not in tasks]
-        if unknown or len(set(self.tasks)) < 2:
-            return [f"sharing.tasks: found {self.tasks}, expected two or more of {', '.join(tasks)}"]
-        shared = {name: tasks[name] for name in self.tasks if tasks[name].head in HEAD_OPTIONS}  # others when built
-        problems = []
-        for name, task in shared.items():
-            if self.layer in ("projection", "both") and task.head not in TWO_VECTORS:
-                problems.append(f"sharing.layer {self.layer}: tasks.{name}.head {task.head} has no projection; {APART}")
-            elif self.layer in ("fusion", "both") and task.head in ("linear", "cosine"):
-                problems.append(f"sharing.layer {self.layer}: tasks.{name}.head {task.head} has no fusion layer")
-            elif self.layer in ("fusion", "both") and task.head_options.depth == 0:
-                problems.append(f"sharing.layer {self.layer}: tasks.{name}.head_options.depth: expected 1 or more")
-            elif self.layer != "fusion" and task.head_options.projection is False:
-                problems.append(f"sharing.layer {self.layer}: tasks.{name}.head_options.projection: expected true")
-        joins = {(task.head, task.head_options.width) for task in shared.values()}
-        if self.layer in ("fusion", "both") and len(joins) > 1:
-            problems.append("sharing.layer fusion: expected the same head and head_options.width for all sharing.tasks")
-        return problems
-
-
-APART = "set its encoding to bi and its head to one for two vectors"
+            return None
+        if set(self.tasks) - tasks.keys() or len(set(self.tasks)) < 2:
+            return f"sharing.tasks: found {self.tasks}, expected two or more of {', '.join(tasks)}"
+        try:
+            with torch.random.fork_rng(devices=[]):
+                build_heads(
+                    {name: tasks[name].head_spec(name, self) for name in self.tasks}, WIDTH, self.layer, self.tasks
+                )
+        except ValueError as error:
+            return f"sharing.layer {self.layer}: {error}"
+        return None

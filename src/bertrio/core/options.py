@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 MAX_WHOLE = 10**9  # whole numbers count rows, tokens, steps or parameters
 MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255  # limits of file systems
@@ -63,14 +64,6 @@ class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
 
-class Options(Group):
-    """Options of a component; those left out have the component's defaults."""
-
-    def given(self) -> dict[str, Any]:
-        """Return the options that are set, by name."""
-        return self.model_dump(exclude_none=True)
-
-
 def choose(table: Mapping[str, T], name: str, kind: str = "") -> T:
     """Return `table[name]`.
 
@@ -87,3 +80,46 @@ def choose(table: Mapping[str, T], name: str, kind: str = "") -> T:
     close = difflib.get_close_matches(name, list(table), n=1)
     guess = f"; did you mean {close[0]}?" if close else ""
     raise ValueError(f"{kind and f'{kind}: '}expected one of {', '.join(table)}, found {name[:100]!r}{guess}")
+
+
+def one_of(table: Mapping[str, Any]) -> AfterValidator:
+    """Return the validator of a param that names a component of `table`."""
+
+    def check(name: str) -> str:
+        choose(table, name)
+        return name
+
+    return AfterValidator(check)
+
+
+def options_of(function: Callable[..., Any], names: Iterable[str], **more: tuple[Any, Any]) -> type[Group]:
+    """Return the typed options of a component, as its own signature declares them.
+
+    Args:
+        function: what takes the options.
+        names: which of its arguments users may set; their annotations say what is allowed.
+        more: options besides, by name: annotation and default.
+    """
+    hints, arguments = get_type_hints(function, include_extras=True), signature(function).parameters
+    fields: dict[str, Any] = {name: (hints[name], arguments[name].default) for name in names}
+    return create_model(function.__qualname__, __base__=Group, **fields, **more)
+
+
+def read_options(options: type[Group], raw: Mapping[str, Any], owner: str) -> dict[str, Any]:
+    """Return the options in `raw` that are set, checked and converted.
+
+    Args:
+        options: what is allowed, from `options_of`.
+        raw: as params give them; None stands for the default.
+        owner: what takes them, such as "loss mse".
+
+    Raises:
+        ValueError: naming an option that is unknown or out of range.
+    """
+    given = {name: value for name, value in raw.items() if value is not None}
+    for name in given.keys() - options.model_fields.keys():
+        takes = ", ".join(options.model_fields) or "none"
+        close = difflib.get_close_matches(name, list(options.model_fields), n=1)
+        guess = f"; did you mean {close[0]}?" if close else ""
+        raise ValueError(f"{name}: {owner} has no such option; it takes {takes}{guess}")
+    return options.model_validate(given).model_dump(exclude_unset=True)

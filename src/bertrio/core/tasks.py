@@ -58,7 +58,6 @@ class Target(ABC):
     """
 
     size: int  # outputs of a head, unless the loss wants another number
-    losses: ClassVar[tuple[str, ...]]  # names of the losses that fit, the usual one first
     divergence: ClassVar[str]  # name in regularizers/divergences.py: how far apart two outputs for the same row are
     measures: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the usual one first
     leading: ClassVar[tuple[str, ...]]  # those that can stand for the task: the higher, the better the model
@@ -144,7 +143,6 @@ class Classes(Target):
     labels: tuple[str, ...] = field(default=(), compare=False)
     metric: str | None = field(default=None, compare=False)
 
-    losses = ("cross_entropy", "dual_objective")
     divergence = "categorical"
     measures = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
     leading = ("accuracy", "macro_f1", "balanced_accuracy")
@@ -177,7 +175,6 @@ class Classes(Target):
 class Ordered(Classes):
     """One of `count` classes that have an order, such as degrees of sentiment."""
 
-    losses = ("cross_entropy", "dual_objective", "ordinal_log_loss")
     measures = ("accuracy", "macro_f1", "balanced_accuracy", "off_by_one", "mae", "quadratic_kappa", "ece", "brier")
     leading = ("accuracy", "macro_f1", "balanced_accuracy", "quadratic_kappa")
 
@@ -190,7 +187,6 @@ class Binary(Target):
     metric: str | None = field(default=None, compare=False)
 
     size = 1
-    losses = ("bce", "siamese_softmax", "cosine_mse", "cosine_embedding", "cosent")
     divergence = "bernoulli"
     measures = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
     leading = ("accuracy", "f1", "roc_auc", "average_precision")
@@ -225,7 +221,6 @@ class Score(Target):
     metric: str | None = field(default=None, compare=False)
 
     size = 1
-    losses = ("mse", "pearson", "cosine_mse", "cosine_embedding", "cosent")
     divergence = "squared"
     measures = ("pearson", "spearman", "rmse")
     leading = ("pearson", "spearman")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.config import Params, TaskParams, load_params, member_params
-from bertrio.config.choices import plugins_of
 from bertrio.config.data import DataParams, TaskData
 from bertrio.core.errors import UserError, missing_path
 from bertrio.core.files import write_json
@@ -33,8 +32,6 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
     - members.json: the order of the ensemble's members.
     - prefinetune.json: the task that `prefinetune` trains; nothing while that is off, as the task may not be there.
     - teacher.json: the files of `distill.teacher`, by member where members have their own.
-    - plugins.json: what other packages add that params ask for, by param: its package, version and files. It is tried
-      out first.
 
     Raises:
         UserError: for anything wrong in params.yaml, and for files and folders that are not there.
@@ -49,7 +46,6 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "order": _order(params),
         "members": list(params.ensemble.members),
         "prefinetune": _prefinetuned(params),
-        "plugins": _plugins(params),
         "teacher": _teachers_digest(params),
     }
     for name, value in written.items():
@@ -80,23 +76,6 @@ def _order(params: Params) -> dict[str, Any]:
     firsts = {at: list(view.schedule.first) for at, view in _views(params).items()}
     own = {at: order for at, order in firsts.items() if len(order) > 1 and (not at or order != firsts[""])}
     return {"tasks": list(params.tasks), **({"schedule.first": own} if own else {})}
-
-
-def _plugins(params: Params) -> dict[str, dict[str, str]]:
-    """Of each param that names a part of another package, what decides what that does, members' own included."""
-    views = _views(params)
-    found = {at: plugins_of(view) for at, view in views.items()}
-    if any(found.values()):
-        from bertrio.model.rehearsal import rehearse  # imports torch, which most runs of this stage do without
-
-        for view in views.values():
-            rehearse(view)
-    return {
-        f"{at}{param}": plugin.facts()
-        for at, plugins in found.items()
-        for param, plugin in plugins.items()
-        if not at or plugin != found[""].get(param)
-    }
 
 
 def _views(params: Params) -> dict[str, Params]:

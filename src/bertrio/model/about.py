@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, ValidationError
 
 from bertrio.config import Params
-from bertrio.config.choices import plugins_of
 from bertrio.config.groups import PoolingName
 from bertrio.config.tasks import SharingParams, TaskParams
 from bertrio.core.errors import UserError, need
@@ -41,7 +40,6 @@ class About(Group):
         trained: the tasks whose heads have been trained; answers to the others would be random.
         sharing: the layers that heads have in common.
         encoder: pooling and length.
-        plugins: what of it is made by parts of other packages, by param: their package and version.
     """
 
     format: Literal[1] = 1
@@ -49,7 +47,6 @@ class About(Group):
     trained: list[str]
     sharing: SharingParams
     encoder: AboutEncoder
-    plugins: dict[str, dict[str, str]] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, params: Params) -> About:
@@ -60,7 +57,6 @@ class About(Group):
             trained=[name for name in params.tasks if name in (*params.trains, *first)],
             sharing=params.sharing,
             encoder=AboutEncoder(pooling=params.encoder.pooling, max_length=params.encoder.max_length),
-            plugins={param: plugin.facts() for param, plugin in plugins_of(params).items()},
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -79,11 +75,12 @@ def read_about(folder: str | Path) -> About:
         raw = read_json(path)
         if not isinstance(raw, dict) or "format" not in raw:
             raise ValueError("format: found none, expected 1")
+        raw.pop("plugins", None)  # of folders that older versions wrote
         return About.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
-        problem = f"{where}: {first['msg']}, found {str(first['input'])[:100]!r}{_packages(raw)}"
+        problem = f"{where}: {first['msg']}, found {str(first['input'])[:100]!r}"
     except (OSError, ValueError, RecursionError) as error:
         problem = " ".join(str(error).split())[:200]
     raise UserError(
@@ -104,11 +101,3 @@ def encoder_width(folder: str | Path) -> int | None:
         return next((config[name] for name in WIDTHS if isinstance(config.get(name), int)), None)
     except (ValueError, AttributeError) as error:
         raise UserError(f"{path}: can't be read ({error}); run the stage that writes it again") from error
-
-
-def _packages(raw: dict[str, Any]) -> str:
-    """The other packages that the model needs, as it says itself; it may be damaged."""
-    plugins = raw.get("plugins")
-    found = [of for of in plugins.values() if isinstance(of, dict)] if isinstance(plugins, dict) else []
-    named = sorted({f"{of.get('distribution')} {of.get('version')}" for of in found})
-    return f"; it has parts of {', '.join(named)}, which must be installed" if named else ""

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from bertrio.config import EncoderParams
 from bertrio.core.errors import UserError, need
+from bertrio.core.options import choose
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.lora import merged_weights
 from bertrio.model.names import source_of
-from bertrio.model.pooling import pooling_of
+from bertrio.model.pooling import POOLINGS
 from bertrio.model.tiny import start_by_matching, tiny_config
 
 Tokens = dict[str, Tensor]
@@ -50,7 +51,7 @@ class Encoder(nn.Module):
             kind = transformer.config.model_type
             raise UserError(f"encoder.pooling: {kind} models have no pooler; use cls or mean")
         cheap_dropout(transformer)
-        self.transformer, self.pooling, self.frozen = transformer, pooling_of(pooling), frozen
+        self.transformer, self.pooling, self.frozen = transformer, choose(POOLINGS, pooling, "pooling"), frozen
         self._accepts = set(inspect.signature(transformer.forward).parameters)
         if frozen:
             self.requires_grad_(False)

@@ -6,7 +6,8 @@ All but `cosine` have one shape:
 
 where the projection, a linear layer and the activation on each vector, is left out unless asked for. Heads differ in
 their features, which are the class's one method. Two tasks can share their projection or their fusion, the layer that
-joins two sentences: `build_heads`. Other packages add heads in the entry-point group `bertrio.heads`.
+joins two sentences: `build_heads`. A head's options are arguments of its class, as annotated. To add a head, write the
+class and add it to `HEADS`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
-from typing import Any, ClassVar
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertrio.core.plugins import blamed, choose
+from bertrio.core.options import Count, Group, Positive, Real, Whole, choose, one_of, options_of, read_options
 from bertrio.core.tasks import Binary, HeadOutput, Score, Target
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -30,13 +32,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "tanh": torch.tanh,
 }
-
-
-def known(table: Mapping[str, Any], name: str, what: str) -> Any:
-    """`table[name]`, or a ValueError that lists what there is."""
-    if name not in table:
-        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(table) or 'none'}")
-    return table[name]
+Activation = Annotated[str, one_of(ACTIVATIONS)]
+Depth = Annotated[Whole, Field(ge=0)]
 
 
 def cosine_similarity(u: Tensor, v: Tensor) -> Tensor:
@@ -58,12 +55,12 @@ class Head(nn.Module):
     """
 
     vectors: ClassVar[int]  # pooled vectors it takes
-    options: ClassVar[frozenset[str]]  # what a user may set
+    options: ClassVar[tuple[str, ...]]  # the arguments that a user may set
     shareable: ClassVar[frozenset[str]]  # which of its linear layers another task may use as well
 
     def __init__(self, hidden_size: int, dropout: float, activation: str, projection: bool) -> None:
         super().__init__()
-        self.activation = known(ACTIVATIONS, activation, "activation")
+        self.activation = choose(ACTIVATIONS, activation, "activation")
         self.dropout = nn.Dropout(dropout)
         self.projection = nn.Linear(hidden_size, hidden_size) if projection else None
 
@@ -72,14 +69,6 @@ class Head(nn.Module):
         if self.projection is None:
             return list(pooled)
         return [self.activation(self.projection(vector)) for vector in pooled]
-
-
-def compared(head: nn.Module, pooled: Tensor) -> Tensor:
-    """What a head of a pair encoded apart compares: the vectors [B, H] behind its projection, if it has one.
-
-    Another package's head may be no `Head`; of it the pooled vectors are taken as they are.
-    """
-    return head.project([pooled])[0] if isinstance(head, Head) else pooled
 
 
 class FeedForward(Head, ABC):
@@ -96,12 +85,12 @@ class FeedForward(Head, ABC):
         projection: whether each vector passes a linear layer H to H and the activation first.
 
     Raises:
-        ValueError: if `activation` is unknown, or `depth`, `width` or `dropout` is out of range.
+        ValueError: if `activation` is unknown, or `depth` or `dropout` is out of range.
     """
 
     vectors = 2
     least_depth: ClassVar[int] = 0
-    options = frozenset({"depth", "width", "activation", "projection"})
+    options = ("depth", "width", "activation", "projection")
     shareable = frozenset({"projection", "fusion"})
 
     def __init__(
@@ -110,18 +99,16 @@ class FeedForward(Head, ABC):
         target: Target,
         size: int,
         dropout: float,
-        depth: int | None = None,
-        width: int | None = None,
-        activation: str = "relu",
+        depth: Depth | None = None,
+        width: Count | None = None,
+        activation: Activation = "relu",
         projection: bool = False,
     ) -> None:
         super().__init__(hidden_size, dropout, activation, projection)
         depth = self.least_depth if depth is None else depth
         width = hidden_size if width is None else width
         if depth < self.least_depth:
-            raise ValueError(f"depth must be at least {self.least_depth}, got {depth}")
-        if width < 1:
-            raise ValueError(f"width must be at least 1, got {width}")
+            raise ValueError(f"head_options.depth: expected {self.least_depth} or more, found {depth}; linear has none")
         joined = self.features(*[torch.zeros(1, hidden_size)] * self.vectors).shape[-1]
         self.hidden = nn.ModuleList(nn.Linear(width if layer else joined, width) for layer in range(depth))
         self.output = nn.Linear(width if depth else joined, size)
@@ -149,7 +136,7 @@ class Mlp(FeedForward):
 
     vectors = 1
     least_depth = 1
-    options = frozenset({"depth", "width", "activation"})  # no projection: one more hidden layer does the same
+    options = ("depth", "width", "activation")  # no projection: one more hidden layer does the same
     shareable = frozenset({"fusion"})  # of a cross-encoded pair, which the encoder has joined already
 
     @staticmethod
@@ -166,7 +153,7 @@ class Linear(Mlp):
     """
 
     least_depth = 0
-    options = frozenset()
+    options = ()
     shareable = frozenset()
 
 
@@ -312,12 +299,11 @@ class Cosine(Head):
         threshold: cosine of an even guess, from -1 to 1, in the scaling `logit`; the others don't look at it.
 
     Raises:
-        ValueError: if there is no scaling for the target, `scaling` is not one of them, `size` is not 1, or another
-            argument is unknown or out of range.
+        ValueError: if there is no scaling for the target, `scaling` is not one of them, or `size` is not 1.
     """
 
     vectors = 2
-    options = frozenset({"activation", "projection", "scaling", "scale", "threshold"})
+    options = ("activation", "projection", "scaling", "scale", "threshold")
     shareable = frozenset({"projection"})
 
     def __init__(
@@ -326,24 +312,20 @@ class Cosine(Head):
         target: Target,
         size: int,
         dropout: float,
-        activation: str = "relu",
+        activation: Activation = "relu",
         projection: bool = False,
         scaling: str = "relu",
-        scale: float = 5.0,
-        threshold: float = 0.0,
+        scale: Positive = 5.0,
+        threshold: Annotated[Real, Field(ge=-1, le=1)] = 0.0,
     ) -> None:
         super().__init__(hidden_size, dropout, activation, projection)
         kind = type(target)
         if kind not in SCALINGS:
             names = " or ".join(kind.__name__ for kind in SCALINGS)
-            raise ValueError(f"head cosine needs a {names} target, got {kind.__name__}")
+            raise ValueError(f"head cosine needs a {names} target, found {kind.__name__}; use siamese")
         if size != 1:
-            raise ValueError(f"head cosine has 1 output, but {size} are needed; choose another loss or head")
-        if not scale > 0:
-            raise ValueError(f"scale must be above 0, got {scale}")
-        if not -1 <= threshold <= 1:
-            raise ValueError(f"threshold must be from -1 to 1, got {threshold}")
-        self.scaling: Scaling = known(SCALINGS[kind], scaling, f"scaling for a {kind.__name__} target")
+            raise ValueError(f"head cosine has 1 output, and {size} are needed; use another loss or head")
+        self.scaling: Scaling = choose(SCALINGS[kind], scaling, f"head_options.scaling of a {kind.__name__} target")
         self.target, self.scale, self.threshold = target, scale, threshold
 
     def forward(self, u: Tensor, v: Tensor) -> HeadOutput:
@@ -360,7 +342,6 @@ HEADS: dict[str, type[Head]] = {
     "siamese_cosine": SiameseCosine,
     "cosine": Cosine,
 }
-VECTORS: dict[str, int] = {name: head.vectors for name, head in HEADS.items()}  # 2: for pairs encoded apart
 SHARES: dict[str, tuple[str, ...]] = {
     "none": (),
     "projection": ("projection",),
@@ -380,29 +361,24 @@ class HeadSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def head_options(name: str) -> set[str]:
-    """The options that a user may set for head `name`."""
-    return _options(choose("heads", HEADS, name)[0])
+@lru_cache
+def head_options(name: str) -> type[Group]:
+    """Return the options that a user may set for head `name`.
 
-
-def vectors_of(name: str) -> int:
-    """How many pooled vectors head `name` takes: 1, or 2 for pairs whose texts are encoded apart."""
-    return int(choose("heads", HEADS, name)[0].vectors)
-
-
-def _options(kind: Callable[..., nn.Module]) -> set[str]:
-    """What the class says, or else all arguments after the four that every head gets."""
-    said = getattr(kind, "options", None)
-    return set(list(signature(kind).parameters)[4:] if said is None else said)
+    Raises:
+        ValueError: if there is no such head.
+    """
+    kind = choose(HEADS, name, "head")
+    return options_of(kind.__init__, kind.options)
 
 
 def build_heads(
     specs: Mapping[str, HeadSpec], hidden_size: int, share: str = "none", share_tasks: Sequence[str] = ()
 ) -> dict[str, nn.Module]:
-    """The heads of all tasks, some of which may use one and the same linear layer.
+    """Return the heads of all tasks, some of which may use one and the same linear layer.
 
     `projection` is the layer on the sentence vectors, `fusion` the first hidden layer, which joins the two sentences.
-    Sharing a projection turns it on for those tasks, and sharing a fusion makes their depth at least 1. Only the linear
+    Sharing a projection turns it on for those tasks, and sharing a fusion gives them a hidden layer. Only the linear
     layer is shared; activation, dropout and all else stay each task's own. "BERT++: Trustworthy MultiTask Learning
     with BERT", section 5 (both); "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.1 (the fusion).
 
@@ -420,7 +396,7 @@ def build_heads(
         ValueError: for an unknown name or an option out of range; if a task has a head that can't share what is asked
             for; if fusions to be shared differ in width.
     """
-    parts = known(SHARES, share, "share")
+    parts = choose(SHARES, share, "share")
     sharing = _sharing_tasks(specs, parts, share_tasks)
     heads = {
         task: _build_head(task, spec, hidden_size, parts if task in sharing else ()) for task, spec in specs.items()
@@ -433,7 +409,8 @@ def build_heads(
         if len(set(widths.values())) > 1:
             found = ", ".join(f"{task} {inputs} to {outputs}" for task, (inputs, outputs) in widths.items())
             raise ValueError(
-                f"tasks that share a fusion need the same widths, got {found}; give them the same features"
+                f"tasks that share a fusion need the same widths, found {found}; give them the same head and "
+                "head_options.width"
             )
         for task in sharing[1:]:
             heads[task].hidden[0] = heads[sharing[0]].hidden[0]
@@ -441,43 +418,49 @@ def build_heads(
 
 
 def options_to_share(options: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-    """The options of a head that has the layers `parts`, of projection and fusion, to share."""
+    """Return the options of a head that has the layers `parts`, of projection and fusion, to share.
+
+    Raises:
+        ValueError: if the options rule out such a layer.
+    """
+    if "projection" in parts and options.get("projection") is False:
+        raise ValueError("head_options.projection: expected true, to share a projection, found false")
+    if "fusion" in parts and options.get("depth") == 0:
+        raise ValueError("head_options.depth: expected 1 or more, to share a fusion, found 0")
     with_projection = {"projection": True} if "projection" in parts else {}
-    with_fusion = {"depth": max(options.get("depth") or 0, 1)} if "fusion" in parts else {}
+    with_fusion = {"depth": options.get("depth") or 1} if "fusion" in parts else {}
     return {**options, **with_projection, **with_fusion}
 
 
-def _build_head(task: str, spec: HeadSpec, hidden_size: int, shared: Sequence[str]) -> nn.Module:
-    """The head of one task, with the layers that it is to share."""
+def _build_head(task: str, spec: HeadSpec, hidden_size: int, shared: Sequence[str]) -> Head:
+    """Return the head of one task, with the layers that it is to share."""
     try:
-        kind, plugin = choose("heads", HEADS, spec.name)
-        with blamed(plugin):
-            allowed = _options(kind)
-            for option in spec.options:
-                known(dict.fromkeys(sorted(allowed)), option, f"option of head {spec.name}")
-            return kind(hidden_size, spec.target, spec.size, spec.dropout, **options_to_share(spec.options, shared))
+        kind = choose(HEADS, spec.name, "head")
+        options = read_options(head_options(spec.name), options_to_share(spec.options, shared), f"head {spec.name}")
+        build: Callable[..., Head] = kind
+        return build(hidden_size, spec.target, spec.size, spec.dropout, **options)
     except ValueError as error:
-        raise ValueError(f"task {task}: {error}") from None
+        raise ValueError(f"{task and f'task {task}: '}{error}") from None
 
 
 def _sharing_tasks(specs: Mapping[str, HeadSpec], parts: Sequence[str], share_tasks: Sequence[str]) -> list[str]:
-    """The tasks that share `parts`, in the order of `specs`; empty if nothing is shared."""
+    """Return the tasks that share `parts`, in the order of `specs`; empty if nothing is shared."""
     if not parts:
         return []
     for task in share_tasks:
-        name = known(specs, task, "task in share_tasks").name
+        name = choose(specs, task, "task to share").name
         for part in parts:
-            if part not in getattr(choose("heads", HEADS, name)[0], "shareable", ()):
+            if part not in choose(HEADS, name, "head").shareable:
                 able = ", ".join(name for name, head in HEADS.items() if part in head.shareable)
                 raise ValueError(f"task {task}: head {name} can't share a {part}: {_why_not(name, part)}; can: {able}")
     sharing = [task for task in specs if task in share_tasks]
     if len(sharing) < 2:
-        raise ValueError(f"share_tasks: it takes two tasks to share, got {', '.join(share_tasks) or 'none'}")
+        raise ValueError(f"expected two or more tasks to share, found {', '.join(share_tasks) or 'none'}")
     return sharing
 
 
 def _why_not(name: str, part: str) -> str:
-    """Why head `name` has no `part` that it could share."""
+    """Return why head `name` has no `part` that it could share."""
     if part == "projection":
         return "it takes one vector, and the projection is for the two of a pair encoded apart"
     return "it has no hidden layer"

@@ -20,7 +20,7 @@ from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import HeadOutput, Target
 from bertrio.model.about import FILE, About, read_about
 from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer, recompute_hidden_states
-from bertrio.model.heads import SHARES, HeadSpec, build_heads, options_to_share
+from bertrio.model.heads import build_heads
 from bertrio.model.lora import add_lora
 
 HEADS_FILE = "heads.safetensors"
@@ -135,19 +135,10 @@ def _parts(
     """The encoder, and heads and targets by task, of a model as `about` describes it; heads are fresh."""
     encoder = Encoder(transformer, about.encoder.pooling, frozen)
     targets = {name: task.target for name, task in build_tasks(about).items()}
-    specs = {name: head_spec(about, name, target) for name, target in targets.items()}
+    specs = {name: task.head_spec(name, about.sharing) for name, task in about.tasks.items()}
     sharing = [name for name in about.sharing.tasks if name in specs]
     heads = build_heads(specs, encoder.size, about.sharing.layer if len(sharing) > 1 else "none", sharing)
     return encoder, heads, targets
-
-
-def head_spec(about: Params | About, name: str, target: Target) -> HeadSpec:
-    """The head of task `name`, with the layers that it is to share."""
-    task, sharing = about.tasks[name], about.sharing
-    options = task.head_options.given()
-    if name in sharing.tasks:  # also where the task is trained alone, before it shares
-        options = options_to_share(options, SHARES[sharing.layer])
-    return HeadSpec(task.head, target, target.outputs_for(task.loss), task.dropout, options)
 
 
 def save_model(model: MultitaskModel, folder: str | Path, about: About, tokenizer: str | Path) -> None:

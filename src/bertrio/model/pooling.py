@@ -1,6 +1,6 @@
 """Poolings: `(output of the transformer, attention mask [B, T]) -> one vector a text [B, H]`.
 
-Other packages add theirs in the entry-point group `bertrio.poolings`.
+To add one, write the function and add it to `POOLINGS`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-
-from bertrio.core.plugins import choose
 
 
 def cls(output: Any, mask: Tensor) -> Tensor:
@@ -31,13 +29,3 @@ def pooler(output: Any, mask: Tensor) -> Tensor:
 
 Pooling = Callable[[Any, Tensor], Tensor]
 POOLINGS: dict[str, Pooling] = {"cls": cls, "mean": mean, "pooler": pooler}
-
-
-def pooling_of(name: str) -> Pooling:
-    """The pooling called `name`.
-
-    Raises:
-        ValueError: if there is none.
-        UserError: if it is another package's, and can't be imported.
-    """
-    return choose("poolings", POOLINGS, name)[0]

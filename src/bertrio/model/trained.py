@@ -17,7 +17,6 @@ from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import Array, Predicted, Task
 from bertrio.data.batches import Batch, Rows
 from bertrio.model.about import read_about
-from bertrio.model.heads import compared
 from bertrio.model.multitask import MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
 
@@ -107,7 +106,7 @@ class TrainedModel:
         head = self.network.heads[task]
         vectors = np.empty((len(texts), self.network.encoder.size), dtype=np.float32)
         for batch in self._batches(task, pd.DataFrame({"text": texts}, dtype=object), alone):
-            vectors[batch.rows] = compared(head, self._pooled(batch.inputs[0])).cpu().numpy()
+            vectors[batch.rows] = head.project([self._pooled(batch.inputs[0])])[0].cpu().numpy()
         _check_finite(task, vectors)
         return vectors
 

@@ -26,7 +26,7 @@ max-size cycle (`beyond` 3.4)                `round_robin`, until `longest`
 staggered (`beyond` 3.4)                     `first: {qqp: 2}`, then the sampled round robin
 ===========================================  ===========================================================================
 
-Other packages add schedules in the entry-point group `bertrio.techniques.schedules`.
+To add a schedule, write the function and add it to `SCHEDULES`.
 
 Where the papers draw a random batch of a larger set, the stream gives the next one of a shuffled pass: a draw without
 replacement, which leaves no row out for long.
@@ -34,14 +34,15 @@ replacement, which leaves no row out for long.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from bertrio.core.plugins import blamed, check_options, choose, keyword_options
+from bertrio.core.options import Count, Group, Real, choose, one_of
 
 Step = tuple[str, ...]
 Epoch = list[Step]
@@ -185,48 +186,61 @@ SCHEDULES: dict[str, Callable[[Sizes, torch.Generator], list[Epoch]]] = {
 }
 
 
-def build_plan(
-    name: str, sizes: Sizes, generator: torch.Generator, options: Mapping[str, Any] | None = None
-) -> list[Epoch]:
-    """The plan of the schedule called `name`; the same sizes and the same seed of `generator` give the same plan.
+WITHOUT_UNTIL = ("sequential", "per_epoch")  # they do not read `until`
+SEVERAL_TASKS_A_STEP = ("joint",)
 
-    Args:
-        name: a key of `SCHEDULES`, or of another package's.
-        sizes: what the plan is made from.
-        generator: of those that draw.
-        options: keyword-only arguments, of another package's.
+
+class ScheduleOptions(Group):
+    """The block `schedule` of params.yaml."""
+
+    name: Annotated[str, one_of(SCHEDULES)]
+    tasks: Annotated[list[str], Field(min_length=1)] | None
+    first: dict[str, Count]
+    until: str | Annotated[list[str], Field(min_length=1)]
+    steps: Count | None
+    cycle: bool
+    temperature: Annotated[Real, Field(ge=1)]
+    cap: Count | Literal["shortest"] | None
+    redraw: bool
+    match_lengths: bool
+    batch_sizes: Literal["fixed", "proportional"]
+    base_batch: Count
+    max_batches: Count | None
+
+    @model_validator(mode="after")
+    def _steps_are_there(self) -> ScheduleOptions:
+        if self.until == "steps" and self.steps is None and self.reads_until:
+            raise ValueError("steps: found null, expected the number of steps in an epoch, for until: steps")
+        return self
+
+    @property
+    def reads_until(self) -> bool:
+        """Whether the schedule reads `until`."""
+        return self.name not in WITHOUT_UNTIL
+
+    def trains(self, tasks: list[str]) -> list[str]:
+        """Return the tasks that train, in training order."""
+        return list(tasks) if self.tasks is None else self.tasks
+
+    def until_of(self, trains: Sequence[str]) -> str | tuple[str, ...]:
+        """Return what ends an epoch of these tasks; one task alone always counts its own passes."""
+        if len(trains) == 1 and self.until != "steps":
+            return "longest"
+        return self.until if isinstance(self.until, str) else tuple(self.until)
+
+    @property
+    def until_names(self) -> tuple[str, ...]:
+        """What `until` names, as a tuple."""
+        return (self.until,) if isinstance(self.until, str) else tuple(self.until)
+
+
+def build_plan(name: str, sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
+    """Return the plan of the schedule called `name`; the same sizes and seed of `generator` give the same plan.
 
     Raises:
         ValueError: if there is no such schedule, or `until` or `steps` of `sizes` say nothing that it can use.
-        UserError: if another package's schedule fails, or gives no plan.
     """
-    schedule, plugin = choose("schedules", SCHEDULES, name)
-    with blamed(plugin):
-        check_options(options or {}, keyword_options(schedule))
-        plan = schedule(sizes, generator, **(options or {}))
-        if plugin is not None:
-            _check_plan(plan, sizes)
-    return plan
-
-
-def _check_plan(plan: Any, sizes: Sizes) -> None:
-    """Checks that a plan is a list of epochs of steps, and that each step has known tasks, once each.
-
-    Raises:
-        ValueError: naming the first step that is none.
-    """
-    if not isinstance(plan, list) or not all(isinstance(epoch, list) for epoch in plan):
-        raise ValueError("expected a list of epochs, each a list of steps, a step being a tuple of tasks")
-    if not plan and sizes.epochs:
-        raise ValueError(f"expected {sizes.epochs} epochs, found none")
-    for number, epoch in enumerate(plan, start=1):
-        if not epoch:
-            raise ValueError(f"epoch {number} has no step")
-        for step in {id(step): step for step in epoch}.values():  # shared, so that they are few
-            if not isinstance(step, tuple) or not step or len(set(step)) < len(step) or set(step) - set(sizes.batches):
-                raise ValueError(
-                    f"epoch {number} has the step {step!r}, expected a tuple of some of {', '.join(sizes.batches)}"
-                )
+    return choose(SCHEDULES, name, "schedule")(sizes, generator)
 
 
 def annealed_exponent(epoch: int, epochs: int) -> float:

@@ -4,21 +4,20 @@ All methods here are linear in the task gradients: the update's gradient is sum_
 the Gramian [K, K] of inner products g_i . g_j alone. Their papers speak of weights of two sizes: PCGrad's are those of
 a sum (all 1 where nothing conflicts), the others' are those of a mean (about 1 / K each). Here all of them are on the
 scale of a sum, that is, the others times K, so that a method replaces the plain sum of the losses at the same learning
-rate; `build_surgery` also offers the scale of the mean. Other packages add methods in the entry-point group
-`bertrio.surgeries`.
+rate; `build_surgery` also offers the scale of the mean. To add a method, write the function and add it to
+`SURGERIES`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from bertrio.core.errors import UserError
-from bertrio.core.plugins import blamed, check_options, choose, keyword_options
+from bertrio.core.options import Group, choose, one_of
 
 Method = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -225,38 +224,37 @@ SURGERIES: dict[str, Method] = {
 }
 
 
+class SurgeryOptions(Group):
+    """The block `surgery` of params.yaml."""
+
+    method: Annotated[str, one_of({"none": None, **SURGERIES})]
+    reduction: Literal["sum", "mean"]
+    log_conflicts: bool
+
+
 def build_surgery(
-    method: str, reduction: str, generator: torch.Generator, options: Mapping[str, Any] | None = None
+    method: str, reduction: Literal["sum", "mean"], generator: torch.Generator
 ) -> Callable[[Tensor], Tensor]:
-    """The function from a Gramian [K, K] to the weights [K] of the gradients, both float64 on the CPU.
+    """Return the function from a Gramian [K, K] to the weights [K] of the gradients, both float64 on the CPU.
 
     A task whose gradient is zero conflicts with none: it is left out of the method's problem, which keeps the weights
     finite and, under MGDA, the other tasks moving. Its own weight, and that of a task alone in its step, is that of
     the plain sum or mean.
 
     Args:
-        method: a name in `SURGERIES`, or of another package's.
+        method: a name in `SURGERIES`.
         reduction: `sum` for weights of about 1, to replace the sum of the losses; `mean` for about 1 / K, to replace
             their mean.
         generator: for methods that draw; its state is the caller's to save.
-        options: keyword-only arguments, of another package's.
 
     Raises:
-        ValueError: if `method` or `reduction` is unknown.
-        UserError: if a library that `method` needs is missing, or another package's method fails; when the function is
-            called, if a gradient is not finite.
+        ValueError: if `method` is unknown.
+        UserError: if a library that `method` needs is missing; when the function is called, if a gradient is not
+            finite.
     """
-    if reduction not in ("sum", "mean"):
-        raise ValueError(f"build_surgery: unknown reduction {reduction!r}, expected 'sum' or 'mean'")
-    function, plugin = choose("surgeries", SURGERIES, method)
-    with blamed(plugin):
-        check_options(options or {}, keyword_options(function))
-    solve = partial(function, **options) if options else function
-    try:  # a rehearsal: what is missing shows here, not in the first step
-        with blamed(plugin):
-            weights = solve(torch.eye(2, dtype=torch.float64), torch.Generator())
-            if weights.shape != (2,):
-                raise ValueError(f"gave weights of shape {list(weights.shape)} for 2 tasks, expected [2]")
+    solve = choose(SURGERIES, method, "surgery")
+    try:  # what is missing shows here, not in the first step
+        solve(torch.eye(2, dtype=torch.float64), torch.Generator())
     except ImportError as error:
         raise UserError(
             f"surgery.method: {method} needs a library that is missing ({error}): "

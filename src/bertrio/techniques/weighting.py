@@ -1,19 +1,18 @@
 """Weighting of losses: what each task's loss is multiplied by before it runs backward.
 
-Other packages add modules in the entry-point group `bertrio.weightings`. They are called with the names of the tasks
-that train and the options, and have `forward(task, loss) -> loss`; their parameters learn at the rate `weighting.lr`.
+A weighting is a module with `forward(task, loss) -> loss`, whose parameters learn at the rate `weighting.lr`. To add
+one, write the class and add it to `WEIGHTINGS`.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from bertrio.core.plugins import blamed, choose
+from bertrio.core.options import Group, NotNegative, Positive, choose, one_of
 
 
 class Fixed(nn.Module):
@@ -23,16 +22,10 @@ class Fixed(nn.Module):
 
     Args:
         weights: a_t by task, finite and not below 0. A task that is not named has weight 1.
-
-    Raises:
-        ValueError: if a weight is below 0 or not finite.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         super().__init__()
-        for task, weight in weights.items():
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(f"Fixed: weights[{task!r}] must be finite and not below 0, got {weight}")
         self.weights = dict(weights)
 
     def forward(self, task: str, loss: Tensor) -> Tensor:
@@ -78,27 +71,29 @@ class Uncertainty(nn.Module):
         return torch.exp(-w) * loss + w
 
 
-WEIGHTINGS = {"fixed": Fixed, "uncertainty": Uncertainty}
+WEIGHTINGS: dict[str, Callable[[Iterable[str], Mapping[str, float]], nn.Module]] = {  # (tasks, weighting.weights)
+    "fixed": lambda tasks, weights: Fixed(weights),
+    "uncertainty": lambda tasks, weights: Uncertainty(tasks),
+}
 
 
-def build_weighting(
-    method: str, tasks: Iterable[str], weights: Mapping[str, float], options: Mapping[str, Any] | None = None
-) -> nn.Module:
-    """The weighting called `method`.
+class WeightingOptions(Group):
+    """The block `weighting` of params.yaml."""
+
+    method: Annotated[str, one_of(WEIGHTINGS)]
+    weights: dict[str, NotNegative]
+    lr: Positive
+
+
+def build_weighting(method: str, tasks: Iterable[str], weights: Mapping[str, float]) -> nn.Module:
+    """Return the weighting called `method`.
 
     Args:
-        method: a key of `WEIGHTINGS`, or of another package's.
+        method: a key of `WEIGHTINGS`.
         tasks: the names of all tasks that may train.
         weights: of `fixed`, by task.
-        options: keyword arguments, of another package's.
 
     Raises:
-        ValueError: if there is no such weighting, or a weight is out of range.
-        UserError: if another package's fails, or is no module.
+        ValueError: if there is no such weighting.
     """
-    part, plugin = choose("weightings", WEIGHTINGS, method)
-    with blamed(plugin):
-        weighting = part(weights if part is Fixed else list(tasks), **(options or {}))
-        if not isinstance(weighting, nn.Module):
-            raise ValueError(f"made {type(weighting).__name__}, expected a torch.nn.Module")
-    return weighting
+    return choose(WEIGHTINGS, method, "weighting")(tasks, weights)

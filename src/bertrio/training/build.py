@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from bertrio.config import Params
-from bertrio.config.tasks import BATCH_LOSSES, LOSS_OPTIONS
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import NARROW, Runtime, generator
 from bertrio.model.multitask import MultitaskModel
+from bertrio.techniques.losses import LOSSES
 from bertrio.techniques.regularizers import REGULARIZERS, Regularizer, RunSetup
 from bertrio.techniques.regularizers.moving_average import moving_average
 from bertrio.techniques.regularizers.norms import l1, l2
@@ -139,22 +139,22 @@ def _objective(
     return Objective(
         model,
         build_losses(train, params),
-        build_weighting(weighting.method, train, weighting.weights, weighting.options.given()).to(model.runtime.device),
+        build_weighting(weighting.method, train, weighting.weights).to(model.runtime.device),
         regularizers,
         of_batches=[task for task in train if not _is_mean_over_rows(params.tasks[task].loss)],
     )
 
 
 def _is_mean_over_rows(loss: str) -> bool:
-    """Whether a loss adds up over parts of a batch; one of another package is taken to need the whole batch."""
-    return loss in LOSS_OPTIONS and loss not in BATCH_LOSSES
+    """Whether a loss adds up over parts of a batch."""
+    return not LOSSES[loss].whole_batch
 
 
 def _surgery(params: Params, draws: torch.Generator) -> Callable[[Tensor], Tensor] | None:
     options = params.surgery
     if options.method == "none":
         return None
-    return build_surgery(options.method, options.reduction, draws, options.options.given())
+    return build_surgery(options.method, options.reduction, draws)
 
 
 def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.Parameter]], Tensor] | None:

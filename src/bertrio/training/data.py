@@ -85,7 +85,7 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
     )
     first = [[(task,)] * sizes.batches[task] for task, epochs in options.first.items() for _ in range(epochs)]
     draws = generator(params.runtime.seed, "schedule")
-    return first + build_plan(options.name, sizes, draws, options.options.given())
+    return first + build_plan(options.name, sizes, draws)
 
 
 def build_losses(train: Split, params: Params) -> dict[str, Loss]:
@@ -96,5 +96,5 @@ def build_losses(train: Split, params: Params) -> dict[str, Loss]:
         counts = None
         if target.discrete:
             counts = np.bincount(rows.label_values.astype(np.int64), minlength=max(2, target.size)).tolist()
-        losses[task] = build_loss(options.loss, target, options.loss_options.given(), counts)
+        losses[task] = build_loss(options.loss, target, options.loss_options, counts)
     return losses

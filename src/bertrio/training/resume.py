@@ -13,7 +13,6 @@ from signal import Signals
 from typing import Any
 
 from bertrio.config import Params
-from bertrio.config.choices import plugins_of
 from bertrio.core.console import say
 from bertrio.core.distributed import ALONE, Processes
 from bertrio.core.interruption import Interruption, install
@@ -50,8 +49,6 @@ def open_checkpoints(
     # Heads are drawn, and tasks trained, in these orders, which the identity would not tell apart
     ordered = {"tasks": settings.get("tasks"), "schedule.first": settings.get("schedule", {}).get("first")}
     settings["order"] = {param: list(of) for param, of in ordered.items() if of}
-    if plugins := plugins_of(params):
-        settings["plugins"] = {param: plugin.facts() for param, plugin in plugins.items()}
     decides = identity(stage, settings, inputs, runtime)
     if params.runtime.threads is None and not processes.alone:
         decides["threads"] = processes.threads

@@ -234,7 +234,7 @@ def _computation(params: Params) -> dict[str, Any]:
     found["sharing"] = params.sharing.model_dump() if params.sharing.layer != "none" else "none"
     for name, task in params.tasks.items():
         found |= {f"tasks.{name}.encoding": task.encoding, f"tasks.{name}.head": task.head}
-        found[f"tasks.{name}.head_options"] = task.head_options.given()
+        found[f"tasks.{name}.head_options"] = task.head_options
     return found
 
 

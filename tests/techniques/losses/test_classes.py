@@ -108,19 +108,3 @@ def test_weighted_cross_entropy_is_torchs_times_the_mean_weight(logits):
     half = cross_entropy(HeadOutput(logits[:3]), LABELS[:3], weights=weights)
     torchs = F.cross_entropy(logits[:3], LABELS[:3], weight=weights)
     torch.testing.assert_close(half, torchs * weights[LABELS[:3]].mean())
-
-
-@pytest.mark.parametrize(
-    ("loss", "option", "value"),
-    [
-        (cross_entropy, "label_smoothing", 1.0),
-        (cross_entropy, "label_smoothing", -0.1),
-        (dual_objective, "reduction", "none"),
-        (ordinal_log_loss, "alpha", 0.0),
-        (ordinal_log_loss, "alpha", -1.0),
-        (ordinal_log_loss, "alpha", math.nan),
-    ],
-)
-def test_an_option_out_of_range_is_an_error_that_names_it(logits, loss, option, value):
-    with pytest.raises(ValueError, match=f"{option}: expected .*, found {value}"):
-        loss(HeadOutput(logits), LABELS, **{option: value})

@@ -26,11 +26,6 @@ def test_mse_on_the_unit_scale_is_that_of_both_sides_mapped_to_the_unit_range(sc
     torch.testing.assert_close(unit, mse(HeadOutput(scores), LABELS - 1, low=-1, high=4) / 25)
 
 
-def test_mse_refuses_an_unknown_scale(scores):
-    with pytest.raises(ValueError, match="scale: expected raw or unit, found log"):
-        mse(HeadOutput(scores), LABELS, scale="log", low=0, high=5)
-
-
 def test_pearson_is_one_minus_scipys_correlation(scores):
     r = pearsonr(scores.squeeze(1).double(), LABELS.double()).statistic
     assert pearson(HeadOutput(scores), LABELS).item() == pytest.approx(1 - r, rel=1e-5)

@@ -3,6 +3,7 @@ import torch
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
 from bertrio.core.tasks import Binary, Classes, Ordered, Score
+from bertrio.techniques.losses import losses_for
 from bertrio.techniques.regularizers.divergences import DIVERGENCES, bernoulli, categorical, squared
 
 SIZES = [("categorical", 5), ("categorical", 2), ("bernoulli", 1), ("bernoulli", 2), ("squared", 1)]
@@ -114,6 +115,6 @@ def test_a_wrong_number_of_outputs_is_an_error():
 
 @pytest.mark.parametrize("target", [Classes(5), Ordered(5), Binary(), Score(0, 5)])
 def test_each_target_has_a_divergence_for_each_of_its_losses(target):
-    for loss in target.losses:
+    for loss in losses_for(target):
         outputs = torch.randn(4, target.outputs_for(loss))
         assert DIVERGENCES[target.divergence](outputs, outputs + torch.arange(outputs.shape[1]) + 1) > 0

@@ -14,7 +14,7 @@ from bertrio.core.tasks import Target, Task
 from bertrio.inference.export.sequence_classifier import build_classifier
 from bertrio.inference.export.source import Row, Source, columns_of, tokenised
 from bertrio.model.heads import Linear
-from bertrio.model.pooling import POOLINGS, pooling_of
+from bertrio.model.pooling import POOLINGS
 
 
 def write_encoder(source: Source, task: None, folder: Path) -> None:
@@ -30,7 +30,7 @@ def read_encoder(source: Source, task: None, folder: Path, rows: Sequence[Row]) 
 
     tokens = tokenised(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
     model = AutoModel.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True)
-    return pooling_of(source.about.encoder.pooling)(model.eval()(**tokens), tokens["attention_mask"])
+    return POOLINGS[source.about.encoder.pooling](model.eval()(**tokens), tokens["attention_mask"])
 
 
 def write_classifier(source: Source, task: Task, folder: Path) -> None:

@@ -18,7 +18,6 @@ from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import Task
 from bertrio.model.about import FILE, About, read_about
 from bertrio.model.encoder import Tokens
-from bertrio.model.heads import compared
 from bertrio.model.multitask import HEADS_FILE, MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
 
@@ -103,7 +102,7 @@ class Source:
     @torch.inference_mode()
     def vectors(self, task: Task, texts: Sequence[str]) -> Tensor:
         """What the head of a task that encodes texts apart compares: [B, H], behind its projection if it has one."""
-        return compared(self.model.heads[task.name], self.pooled(texts))
+        return self.model.heads[task.name].project([self.pooled(texts)])[0]
 
     def probes(self, task: Task | None) -> list[Row]:
         """A few rows to try an export on, from no words to more than the model reads, of words of the vocabulary.

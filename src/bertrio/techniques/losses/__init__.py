@@ -1,110 +1,109 @@
 """Losses: `(output, labels [B], *, options) -> scalar`, the mean over rows, in float32. None sees the model.
 
-A loss reads the head's `outputs` [B, size] or its `cosine` [B], of any floating dtype. Other packages add theirs in the
-entry-point group `bertrio.techniques.losses`.
+A loss reads the head's `outputs` [B, size] or its `cosine` [B], of any floating dtype. Its options are its keyword
+arguments, as annotated; `low` and `high` come from the target. To add a loss, write the function and add it to
+`LOSSES`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from inspect import Parameter, signature
+from types import UnionType
+from typing import Annotated, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from bertrio.core.plugins import blamed, check_options, choose, keyword_options
-from bertrio.core.tasks import HeadOutput, Score, Target
+from bertrio.core.options import Group, choose, one_of, options_of, read_options
+from bertrio.core.tasks import Binary, Classes, HeadOutput, Ordered, Score, Target
 from bertrio.techniques.losses.binary import bce, siamese_softmax
 from bertrio.techniques.losses.classes import cross_entropy, dual_objective, ordinal_log_loss
 from bertrio.techniques.losses.cosine import cosent, cosine_embedding, cosine_mse
 from bertrio.techniques.losses.scores import mse, pearson
 from bertrio.techniques.losses.weights import inverse_frequency
 
-__all__ = ["LOSSES", "Loss", "build_loss", "inverse_frequency", "options_of"]
+__all__ = ["LOSSES", "Loss", "LossKind", "build_loss", "inverse_frequency", "loss_options", "losses_for"]
 
 Loss = Callable[[HeadOutput, Tensor], Tensor]
 
-LOSSES: dict[str, Callable[..., Tensor]] = {
-    "cross_entropy": cross_entropy,
-    "dual_objective": dual_objective,
-    "ordinal_log_loss": ordinal_log_loss,
-    "bce": bce,
-    "siamese_softmax": siamese_softmax,
-    "mse": mse,
-    "pearson": pearson,
-    "cosine_mse": cosine_mse,
-    "cosine_embedding": cosine_embedding,
-    "cosent": cosent,
+
+class LossKind(NamedTuple):
+    """A loss and the kinds of target that it fits.
+
+    `whole_batch` losses compare the rows of a batch and are no mean over them: no batch can be cut into pieces.
+    """
+
+    function: Callable[..., Tensor]
+    targets: type[Target] | UnionType
+    whole_batch: bool = False
+
+
+LOSSES: dict[str, LossKind] = {
+    "cross_entropy": LossKind(cross_entropy, Classes),
+    "dual_objective": LossKind(dual_objective, Classes),
+    "ordinal_log_loss": LossKind(ordinal_log_loss, Ordered),
+    "bce": LossKind(bce, Binary),
+    "siamese_softmax": LossKind(siamese_softmax, Binary),
+    "mse": LossKind(mse, Score),
+    "pearson": LossKind(pearson, Score, whole_batch=True),
+    "cosine_mse": LossKind(cosine_mse, Binary | Score),
+    "cosine_embedding": LossKind(cosine_embedding, Binary | Score),
+    "cosent": LossKind(cosent, Binary | Score, whole_batch=True),
 }
-LIMITS = {"low", "high"}  # arguments that come from the target
+FROM_TARGET = {"low", "high"}  # arguments that no user sets
 CLASS_WEIGHTS = {"inverse": inverse_frequency}
+ClassWeights = Annotated[str, one_of(CLASS_WEIGHTS)]
 
 
-def options_of(name: str) -> set[str]:
-    """The options that a user may give for the loss `name`.
+def losses_for(target: Target) -> list[str]:
+    """Return the names of the losses that fit `target`."""
+    return [name for name, kind in LOSSES.items() if isinstance(target, kind.targets)]
 
-    They are its keyword arguments, without those that the target decides, and with `class_weights` (how to make
-    them) for `weights`.
+
+@lru_cache
+def loss_options(name: str) -> type[Group]:
+    """Return the options that a user may set for the loss `name`: `class_weights` stands for its `weights`.
 
     Raises:
         ValueError: if there is no such loss.
     """
-    return _options(choose("losses", LOSSES, name)[0])
-
-
-def _options(function: Callable[..., Tensor]) -> set[str]:
-    options = keyword_options(function) - LIMITS
-    return options - {"weights"} | {"class_weights"} if "weights" in options else options
+    function = choose(LOSSES, name, "loss").function
+    names = _keywords(function)
+    more = {"class_weights": (ClassWeights, None)} if "weights" in names else {}
+    return options_of(function, [name for name in names if name not in {"weights", *FROM_TARGET}], **more)
 
 
 def build_loss(
     name: str, target: Target, options: Mapping[str, Any], label_counts: Sequence[int] | None = None
 ) -> Loss:
-    """The loss `name` for `target`, ready to be called with a head's output and labels.
+    """Return the loss `name` for `target`, ready to be called with a head's output and labels.
 
     Args:
-        name: a key of `LOSSES`, or of another package's.
+        name: a key of `LOSSES`.
         target: what the task predicts; its range goes to the losses that ask for one.
-        options: as in `options_of`; those left out have their defaults. `class_weights` is `inverse` or None.
+        options: as in `loss_options`; those left out have their defaults.
         label_counts: [C], training rows by class (binary: no, yes), for `class_weights`.
 
     Raises:
-        ValueError: if the name, an option or its value is unknown or out of range, or the counts are missing.
-        UserError: if another package's loss does not take the options, or fails on a row of the target.
+        ValueError: if the name, an option or its value is unknown or out of range, the loss does not fit the target,
+            or the counts are missing.
     """
-    function, plugin = choose("losses", LOSSES, name)
-    with blamed(plugin):
-        known = _options(function)
-        check_options(options, known, f"loss {name}: ")
-        arguments = {key: value for key, value in options.items() if key != "class_weights"}
-        if options.get("class_weights") is not None:
-            arguments["weights"] = _class_weights(options["class_weights"], label_counts)
-        if keyword_options(function) >= LIMITS:
-            low, high = (target.low, target.high) if isinstance(target, Score) else (0.0, 1.0)
-            arguments |= {"low": low, "high": high}
-        loss = partial(function, **arguments)
-        _try_out(loss, name, target)
-    return loss
+    arguments = read_options(loss_options(name), options, f"loss {name}")
+    if name not in (fits := losses_for(target)):
+        kind = type(target).__name__.lower()
+        raise ValueError(f"loss {name} does not fit target {kind}: expected {' or '.join(fits)}")
+    if weights := arguments.pop("class_weights", None):
+        if label_counts is None:
+            raise ValueError(f"label_counts: expected the rows of each class for class_weights {weights}, found None")
+        arguments["weights"] = CLASS_WEIGHTS[weights](label_counts)
+    function = LOSSES[name].function
+    if _keywords(function).keys() >= FROM_TARGET:
+        low, high = (target.low, target.high) if isinstance(target, Score) else (0.0, 1.0)
+        arguments |= {"low": low, "high": high}
+    return partial(function, **arguments)
 
 
-def _class_weights(method: str, label_counts: Sequence[int] | None) -> Tensor:
-    if method not in CLASS_WEIGHTS:
-        raise ValueError(f"class_weights: expected {_listed(CLASS_WEIGHTS)} or None, found {method}")
-    if label_counts is None:
-        raise ValueError(f"label_counts: expected the rows of each class for class_weights {method}, found None")
-    return CLASS_WEIGHTS[method](label_counts)
-
-
-def _try_out(loss: Loss, name: str, target: Target) -> None:
-    """Calls `loss` on one row of zeros, so that a wrong option is an error now and not in the first step."""
-    output = HeadOutput(torch.zeros(1, target.outputs_for(name)), torch.zeros(1))
-    result = loss(output, torch.zeros(1, dtype=getattr(torch, target.label_dtype)))
-    if not isinstance(result, Tensor) or result.shape != () or result.dtype != torch.float32:
-        found = f"{list(result.shape)}, {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
-        raise ValueError(f"loss {name}: gave {found}, expected a scalar in float32")
-
-
-def _listed(names: Mapping[str, Any] | set[str]) -> str:
-    """Alternatives, as an error message lists them."""
-    return " or ".join(sorted(names))
+def _keywords(function: Callable[..., Tensor]) -> dict[str, Parameter]:
+    """Return the keyword-only arguments of a loss."""
+    return {name: one for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}

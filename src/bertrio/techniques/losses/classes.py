@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertrio.core.options import Positive, Rate
 from bertrio.core.tasks import HeadOutput
 from bertrio.techniques.losses.weights import weighted_mean
 
 
 def cross_entropy(
-    output: HeadOutput, labels: Tensor, *, label_smoothing: float = 0.0, weights: Tensor | None = None
+    output: HeadOutput, labels: Tensor, *, label_smoothing: Rate = 0.0, weights: Tensor | None = None
 ) -> Tensor:
     r"""Softmax cross entropy, with a share of the gold class's target spread over all classes if wished.
 
@@ -26,19 +29,14 @@ def cross_entropy(
         labels: [B], class indices, int64.
         label_smoothing: epsilon, from 0 to below 1.
         weights: [C], of the rows' labels (`weighted_mean`); the smoothed part of a row has its row's weight.
-
-    Raises:
-        ValueError: if an option is out of its range.
     """
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing: expected a number from 0 to below 1, found {label_smoothing}")
     logits = output.outputs.float()
     rows = F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
     return weighted_mean(rows, labels, weights, logits.shape[1])
 
 
 def dual_objective(
-    output: HeadOutput, labels: Tensor, *, reduction: str = "sum", weights: Tensor | None = None
+    output: HeadOutput, labels: Tensor, *, reduction: Literal["sum", "mean"] = "sum", weights: Tensor | None = None
 ) -> Tensor:
     r"""One-versus-all binary cross entropy: each class is a yes or no of its own.
 
@@ -53,12 +51,7 @@ def dual_objective(
         labels: [B], class indices, int64.
         reduction: over classes: `sum`, as in the formula, or `mean`, as in the text.
         weights: [C], of the rows' labels (`weighted_mean`).
-
-    Raises:
-        ValueError: if an option is out of its range.
     """
-    if reduction not in ("sum", "mean"):
-        raise ValueError(f"reduction: expected sum or mean, found {reduction}")
     logits = output.outputs.float()
     gold = F.one_hot(labels, logits.shape[1]).float()
     rows = F.binary_cross_entropy_with_logits(logits, gold, reduction="none").sum(dim=1)
@@ -67,7 +60,7 @@ def dual_objective(
 
 
 def ordinal_log_loss(
-    output: HeadOutput, labels: Tensor, *, alpha: float = 1.5, weights: Tensor | None = None
+    output: HeadOutput, labels: Tensor, *, alpha: Positive = 1.5, weights: Tensor | None = None
 ) -> Tensor:
     r"""Penalises probability put on a class by that class's distance from the gold one.
 
@@ -85,14 +78,9 @@ def ordinal_log_loss(
         alpha: exponent of the distance, above 0. The larger, the more a far miss costs beside a near one.
         weights: [C], of the rows' labels (`weighted_mean`).
 
-    Raises:
-        ValueError: if an option is out of its range.
-
     Departs from the paper in form alone: p is the sigmoid of the margin of the class's logit over the log-sum-exp of
     the others, so log(1 - p) is the log-sigmoid of minus that margin, which stays finite where p rounds to 1.
     """
-    if not alpha > 0:
-        raise ValueError(f"alpha: expected a number above 0, found {alpha}")
     logits = output.outputs.float()
     classes = torch.arange(logits.shape[1], device=logits.device)
     own = classes.unsqueeze(0) == classes.unsqueeze(1)

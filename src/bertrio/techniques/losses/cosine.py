@@ -5,10 +5,14 @@ They train the cosine alone: what a head does with it afterwards, such as a lear
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from bertrio.core.options import Positive, Real
 from bertrio.core.tasks import HeadOutput
 
 
@@ -36,8 +40,8 @@ def cosine_embedding(
     output: HeadOutput,
     labels: Tensor,
     *,
-    threshold: float | None = None,
-    margin: float = 0.0,
+    threshold: Real | None = None,
+    margin: Annotated[Real, Field(ge=-1, lt=1)] = 0.0,
     low: float,
     high: float,
 ) -> Tensor:
@@ -58,19 +62,17 @@ def cosine_embedding(
         high: the highest label.
 
     Raises:
-        ValueError: if an option is out of its range, or the head gives no cosine.
+        ValueError: if `threshold` is out of its range, or the head gives no cosine.
     """
     if threshold is None:
         threshold = (low + high) / 2
     if not low < threshold <= high:
-        raise ValueError(f"threshold: expected a number above {low} and at most {high}, found {threshold}")
-    if not -1 <= margin < 1:
-        raise ValueError(f"margin: expected a number from -1 to below 1, found {margin}")
+        raise ValueError(f"loss_options.threshold: expected a label above {low} and at most {high}, found {threshold}")
     cosine = _cosine(output, "cosine_embedding")
     return torch.where(labels.float() >= threshold, 1 - cosine, (cosine - margin).clamp(min=0)).mean()
 
 
-def cosent(output: HeadOutput, labels: Tensor, *, temperature: float = 0.05) -> Tensor:
+def cosent(output: HeadOutput, labels: Tensor, *, temperature: Positive = 0.05) -> Tensor:
     r"""Ranks the pairs of a batch: a larger label asks for a larger cosine.
 
     .. math:: L = \log \Big( 1 + \sum_{i, j:\ y_i > y_j} \exp \frac{\cos_j - \cos_i}{\tau} \Big)
@@ -88,10 +90,8 @@ def cosent(output: HeadOutput, labels: Tensor, *, temperature: float = 0.05) -> 
         It is 0, with a gradient of zero, where all labels are equal.
 
     Raises:
-        ValueError: if `temperature` is not above 0, or the head gives no cosine.
+        ValueError: if the head gives no cosine.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature: expected a number above 0, found {temperature}")
     cosine = _cosine(output, "cosent") / temperature
     ordered = labels.unsqueeze(1) > labels.unsqueeze(0)  # [B, B]: row i has the larger label
     excess = (cosine.unsqueeze(0) - cosine.unsqueeze(1)).masked_fill(~ordered, -torch.inf)

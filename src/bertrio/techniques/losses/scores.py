@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,7 +13,9 @@ from bertrio.core.tasks import HeadOutput
 FLAT = 1e-6  # a spread below this share of the values is the rounding of their float32 mean, and no variance
 
 
-def mse(output: HeadOutput, labels: Tensor, *, scale: str = "raw", low: float, high: float) -> Tensor:
+def mse(
+    output: HeadOutput, labels: Tensor, *, scale: Literal["raw", "unit"] = "raw", low: float, high: float
+) -> Tensor:
     r"""Mean squared error, on the labels' own scale or with their range taken to be of length 1.
 
     .. math:: L = \frac{1}{B} \sum_b \left( \frac{o_b - y_b}{s} \right)^2
@@ -28,12 +32,7 @@ def mse(output: HeadOutput, labels: Tensor, *, scale: str = "raw", low: float, h
         scale: `raw` or `unit`.
         low: the lowest score.
         high: the highest score.
-
-    Raises:
-        ValueError: if `scale` is none of the two.
     """
-    if scale not in ("raw", "unit"):
-        raise ValueError(f"scale: expected raw or unit, found {scale}")
     length = high - low if scale == "unit" else 1.0
     return F.mse_loss(output.outputs.float().squeeze(1) / length, labels.float() / length)
 

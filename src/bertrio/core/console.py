@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
@@ -101,8 +101,9 @@ def print_table(frame: pd.DataFrame, title: str = "", to: Console | None = None)
     Words stand to the left, numbers to the right. Texts of users show as they are.
     """
     table = Table(title=Text(title), title_justify="left")
-    for name in frame.columns:
-        table.add_column(Text(str(name)), justify="right" if frame[name].dtype.kind in "iuf" else "left")
+    for index, name in enumerate(frame.columns):
+        side: Literal["left", "right"] = "right" if frame[name].dtype.kind in "iuf" else "left"
+        table.add_column(Text(str(name)), justify=side, no_wrap=index == 0, overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*[Text("".join(c if c.isprintable() else " " for c in _cell(value))) for value in row])
     (to or console).print(table)

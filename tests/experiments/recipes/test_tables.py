@@ -22,12 +22,12 @@ def recipes() -> Recipes:
 
 
 def test_a_table_as_it_is_written(recipes, root):
-    assert markdown(paper_tables(recipes, measured(), "p")) == (root / "tests/experiments/table.md").read_text()
+    assert markdown(paper_tables(recipes, measured(), "p")) == (root / "tests/experiments/recipes/table.md").read_text()
 
 
 def test_nothing_measured_is_all_dashes_and_says_what_to_run(recipes):
     tables = paper_tables(recipes, [], "p")
-    text = markdown(tables)
+    text = plain(markdown(tables))
     assert "Measured: nothing yet; bertrio recipes run p measures all rows." in text
     assert "| p-base | - | 0.500 | - | 0.700 | - | 0.200 | - |" in text
     assert "0 of 4 rows measured." in text
@@ -35,6 +35,11 @@ def test_nothing_measured_is_all_dashes_and_says_what_to_run(recipes):
     assert frame(tables)["measured"].isna().all()
     asked = markdown(paper_tables(recipes, [], "p", Setting("quick", "cs224n")))
     assert "nothing yet with --budget quick --source cs224n; bertrio recipes run p --budget quick measures" in asked
+
+
+def plain(text: str) -> str:
+    """Return Markdown without the padding of its tables."""
+    return re.sub(" {2,}", " ", text)
 
 
 def shown(tables, width):
@@ -46,7 +51,7 @@ def shown(tables, width):
 def test_rows_of_our_own_have_no_columns_for_a_paper(recipes):
     papers = {name: replace(paper, own=True) for name, paper in recipes.papers.items()}
     own = replace(recipes, papers=papers)
-    text = markdown(paper_tables(own, measured(), "p"))
+    text = plain(markdown(paper_tables(own, measured(), "p")))
     assert text.startswith("# p: A Paper\n\nMeasured: budget quick")
     assert "reported" not in text.lower() and ": paper" not in text and "as printed" not in text
     assert "| p-better | 1 | 0.750 [" in text
@@ -74,7 +79,7 @@ def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes, tmp_path):
 def test_overall_scores_over_other_tasks_are_not_compared(recipes):
     own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
     runs = [with_nli(run) if run.row == "p-better" else run for run in measured()]
-    text = markdown(paper_tables(own, runs, "p"))
+    text = plain(markdown(paper_tables(own, runs, "p")))
     assert "Not all runs have the same tasks; overall scores are over those that a run has." in text
     usual = "sst accuracy, qqp accuracy, sts pearson"
     assert f"overall_mean: of p-base it is {usual} and of p-better it is {usual}, nli macro_f1" in text
@@ -96,7 +101,9 @@ def test_another_first_metric_of_a_task_is_told_and_not_compared(recipes):
         return replace(run, metrics=run.metrics | {"dev": dev})
 
     own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
-    text = markdown(paper_tables(own, [by_rank(run) if run.row == "p-better" else run for run in measured()], "p"))
+    text = plain(
+        markdown(paper_tables(own, [by_rank(run) if run.row == "p-better" else run for run in measured()], "p"))
+    )
     assert "sts pearson or spearman" in text or "sts spearman or pearson" in text
     assert "sts: of p-base it is sts pearson and of p-better it is sts spearman" in text
 
@@ -109,7 +116,7 @@ def test_figures_by_another_metric_never_stand_beside_a_papers(recipes):
     tables = paper_tables(recipes, [by_f1(run) if run.row == "p-better" else run for run in measured()], "p")
     [line] = [line for line in tables.parts[0].lines if line.row.name == "p-better"]
     assert {"sst", "sts"} <= set(line.scores) and not {"qqp", "overall_mean", "overall_normalized"} & set(line.scores)
-    text = markdown(tables)
+    text = plain(markdown(tables))
     assert "0.123" not in text
     assert re.search(r"Left out of p-better[^:]*: figures by other metrics, or over other tasks, than", text)
 
@@ -128,20 +135,8 @@ def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(rec
     )  # dev and test
     assert not [line for line in told if line.startswith("│")]
     told = shown(paper_tables(recipes, measured(), "p"), 80)
-    assert "Nothing of this table is measured: the runs had no labels of test." in told
+    assert "Nothing of this table is measured: the runs have other metrics, or no labels of test." in told
     assert "3 of 4 rows measured" in told
-
-
-@pytest.mark.parametrize("paper", ["smart", "strategies", "beyond"])
-def test_names_of_rows_are_whole_on_a_narrow_terminal(root, paper):
-    recipes = load_recipes(root / "recipes")
-    rows = recipes.paper(paper).rows
-    runs = [simulate(row.name, seed) for row in rows if row.run_as == row.name for seed in (1, 2)]
-    told = shown(paper_tables(recipes, runs, paper), 80)
-    names = {line.split("│")[1].split()[0] for line in told.splitlines() if line.startswith("│ ") and line[2] != " "}
-    assert {row.name for row in rows} <= names <= {row.name for row in rows} | {"(the"}
-    assert "…" not in told
-    assert max(len(line) for line in told.splitlines() if line[:1] == "│") <= 80
 
 
 def test_rows_are_compared_with_any_row_that_was_run(recipes):
@@ -157,9 +152,9 @@ def test_rows_are_compared_with_any_row_that_was_run(recipes):
 
 
 def test_a_row_whose_run_is_compared_with_has_no_difference_to_itself(recipes):
-    lines = markdown(paper_tables(recipes, measured(), "p", against="p-better")).splitlines()
+    lines = plain(markdown(paper_tables(recipes, measured(), "p", against="p-better"))).splitlines()
     for name in ("p-better", "p-again"):
-        assert any(line.startswith(f"| {name} |  |  |  |  |  | 61 | 900 |") for line in lines)
+        assert f"| {name} | | | | | | 61 | 900 | |" in lines
 
 
 def test_runs_on_other_dev_rows_are_shown_and_not_compared(recipes):

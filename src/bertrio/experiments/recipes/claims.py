@@ -84,9 +84,10 @@ class Judged:
     @property
     def rows_alone(self) -> bool:
         """Whether held or refuted rests on a test that knows nothing of seeds, for a side has a single one."""
+        deciding = [part.difference for part in self.parts if part.difference and part.verdict == self.verdict]
         if self.verdict == REFUTED:  # any one of the parts that refute it would do
-            return all(part.difference.rows_alone for part in self.parts if part.verdict == REFUTED)
-        return self.verdict == HELD and any(part.difference.rows_alone for part in self.parts)
+            return all(difference.rows_alone for difference in deciding)
+        return self.verdict == HELD and any(difference.rows_alone for difference in deciding)
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,8 @@ class ClaimFile(Group):
     def _names_its_rows(self) -> ClaimFile:
         between = set(self.expect.values()) == {"between"}
         named = {name for name in ("row", "than", "low", "middle", "high") if getattr(self, name)}
-        if named != ({"low", "middle", "high"} if between else {"row", "than"}) or (
-            "between" in self.expect.values() and not between
-        ):
+        mixed = "between" in self.expect.values() and not between
+        if mixed or named != ({"low", "middle", "high"} if between else {"row", "than"}):
             raise ValueError("expected row and than or, where all that it expects is between, low, middle and high")
         if unknown := [metric for metric in self.expect if metric not in METRICS]:
             raise ValueError(f"expect: {unknown[0]}: no such metric; {nearest(unknown[0], METRICS)}")
@@ -128,10 +128,13 @@ class ClaimFile(Group):
 
     def parts(self) -> tuple[Part, ...]:
         """The comparisons that it makes; between is two."""
-        if self.middle:
-            pairs = ((self.middle, self.low), (self.high, self.middle))
-            return tuple(Part(row, than, metric, "better") for metric in self.expect for row, than in pairs)
-        return tuple(Part(self.row, self.than, metric, direction) for metric, direction in self.expect.items())
+        pairs = [(self.middle, self.low), (self.high, self.middle)] if self.middle else [(self.row, self.than)]
+        return tuple(
+            Part(row, than, metric, "better" if direction == "between" else direction)
+            for metric, direction in self.expect.items()
+            for row, than in pairs
+            if row and than
+        )
 
 
 def load_claims(recipes: Recipes, path: str | Path = FILE) -> tuple[Claim, ...]:

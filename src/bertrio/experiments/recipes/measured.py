@@ -178,7 +178,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
     firsts = {name: task.target.metrics[0] for name, task in revision.tasks().items()}
     evaluation, timing = revision.json("metrics/evaluation.json"), revision.json("metrics/timing.json")
     training = {stage: of for stage, of in timing.items() if stage.startswith(TRAINING)}
-    last = next((of for stage, of in training.items() if stage.startswith("finetune-")), {})
+    last: Mapping[str, Any] = next((of for stage, of in training.items() if stage.startswith("finetune-")), {})
     return Measured(
         seed=settings["runtime"]["seed"],
         source=settings["data"]["source"],

@@ -67,7 +67,7 @@ class Line:
         """Both overall scores of the paper's figures; empty where it does not report all three tasks."""
         if any(task not in self.reported for task in FIRSTS):
             return {}
-        firsts = {task: (metric, np.float64(self.reported[task])) for task, metric in FIRSTS.items()}
+        firsts = {task: (metric, np.array(self.reported[task])) for task, metric in FIRSTS.items()}
         return {name: float(value) for name, value in overall(firsts).items()}
 
     def follows(self, convention: str | None) -> bool:
@@ -165,15 +165,15 @@ def score_of(
         figures.append({task: first for task, first in firsts.items() if metric in OVERALL or task == metric})
     if any(of != figures[0] for of in figures):
         return None
-    values = [value_of(run, metric, split) for run in runs]
-    if not values or None in values:
+    values = [value for run in runs if (value := value_of(run, metric, split)) is not None]
+    if not values or len(values) < len(runs):
         return None
     if len(values) > 1:
         return Score(mean(values), stdev(values), None)
     interval = runs[0].intervals.get(split, {}).get(metric)
     if isinstance(interval, Mapping):
         interval = next(iter(interval.values()), None)
-    return Score(values[0], None, tuple(interval) if interval else None)
+    return Score(values[0], None, (interval[0], interval[1]) if interval else None)
 
 
 def _runnable(row: Row) -> Row:
@@ -199,7 +199,7 @@ def _parts(table: Table, runs: Runs, base: Row | None, firsts: Mapping[str, str]
     if base is None:
         yield Part(table, "dev", lines, firsts)
     else:
-        yield _compared(Part(table, "dev", lines, firsts, base), runs.of(base.run_as))
+        yield _compared(Part(table, "dev", lines, firsts, base), base, runs.of(base.run_as))
     tested = [_line(row, row.reported_test, "test", runs, firsts) for row in table.rows if row.reported_test]
     if tested:
         yield Part(table, "test", tested, firsts)
@@ -212,10 +212,10 @@ def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs, first
     return Line(row, reported, own, {metric: score for metric, score in scores.items() if score}, {})
 
 
-def _compared(part: Part, base: Sequence[Measured]) -> Part:
-    """The same part with differences to the runs of `base`, and what stood in their way."""
+def _compared(part: Part, against: Row, base: Sequence[Measured]) -> Part:
+    """The same part with differences to the runs `base` of the row `against`, and why some are missing."""
     if not base:
-        return replace(part, notes=(f"{part.against.name} is not measured yet",))
+        return replace(part, notes=(f"{against.name} is not measured yet",))
     lines, notes = [], []
     for line in part.lines:
         differences = {}

@@ -44,8 +44,8 @@ def test_it_writes_all_that_is_promised_and_the_same_bytes_again(finished):
         dev = read_table(f"data/splits/{task}/dev.parquet").set_index("id")
         said = table[(table["task"] == task) & (table["split"] == "dev")].set_index("id")
         assert len(errors[task]) == 4
-        badness = [row.get("confidence", row.get("error")) for row in errors[task]]
-        assert badness == sorted(badness, reverse=True)
+        row_error = [row.get("confidence", row.get("error")) for row in errors[task]]
+        assert row_error == sorted(row_error, reverse=True)
         for row in errors[task]:
             assert row["label"] == dev.loc[row["id"], "label"]
             assert row["prediction"] == pytest.approx(said.loc[row["id"], "prediction"], abs=1e-6)

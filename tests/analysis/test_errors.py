@@ -100,7 +100,7 @@ def test_distance_is_that_of_scores_and_the_total_variation_of_probabilities():
 
 @pytest.mark.parametrize("task", [SINGLE, PAIR, Task("same", "pair", "cross", Binary())])
 def test_a_description_has_all_that_is_asked_for_and_no_rows_have_none(near, task):
-    frame = pd.DataFrame({"id": ["r"], "label": [1.0], "prediction": [0.0], "badness": [0.9]})
+    frame = pd.DataFrame({"id": ["r"], "label": [1.0], "prediction": [0.0], "row_error": [0.9]})
     for column in task.text_columns:
         frame[column] = "bad film"
     train = frame.assign(id="t")

@@ -2,7 +2,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.analysis.scorer import Scorer, whose
+from bertrio.analysis.figures import model_caption
+from bertrio.analysis.scorer import Scorer
 from bertrio.config import build_tasks, load_member, member_params
 from bertrio.core.errors import UserError
 from bertrio.data.table import read_table
@@ -86,9 +87,9 @@ def test_a_soup_speaks_for_all_members(run):
 
 def test_whose_figures_they_are_is_said_where_the_ensemble_is_more_than_one_model():
     asked = {"sst": "base", "qqp": "second", "sts": "base"}
-    assert whose(asked, ["base", "second"]).endswith("not the ensemble: base for sst, sts; second for qqp.")
-    assert whose(asked, ["base"]) == whose(dict.fromkeys(asked, "ensemble"), ["base", "second"]) == ""
-    assert whose({}, ["base", "second"]) == ""
+    assert model_caption(asked, ["base", "second"]).endswith("not the ensemble: base for sst, sts; second for qqp.")
+    assert model_caption(asked, ["base"]) == model_caption(dict.fromkeys(asked, "ensemble"), ["base", "second"]) == ""
+    assert model_caption({}, ["base", "second"]) == ""
 
 
 def test_no_rows_and_rows_without_a_word(finished):

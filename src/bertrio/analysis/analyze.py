@@ -11,7 +11,7 @@ import pandas as pd
 
 from bertrio.analysis.card import write_card
 from bertrio.analysis.challenges import write_challenges
-from bertrio.analysis.errors import badness, describe_worst, worst_rows
+from bertrio.analysis.errors import describe_worst, row_error, worst_rows
 from bertrio.analysis.labels import suspects
 from bertrio.analysis.perturbations import write_robustness
 from bertrio.analysis.scorer import Scorer
@@ -91,8 +91,8 @@ class _Rows:
     def __init__(self, task: Task, dev: pd.DataFrame, table: pd.DataFrame, train: pd.DataFrame) -> None:
         self.dev, self.train = dev, train
         self.scored = Scored.of(table)
-        bad = badness(self.scored, task)
-        self.table = table.drop(columns=["probabilities"]).assign(badness=bad)
+        bad = row_error(self.scored, task)
+        self.table = table.drop(columns=["probabilities"]).assign(row_error=bad)
 
     @classmethod
     def of(cls, task: Task, frame: pd.DataFrame, folder: Path) -> _Rows:

@@ -17,7 +17,7 @@ from bertrio.evaluation.metrics import Scored
 Positions = NDArray[np.int64]
 
 
-def badness(scored: Scored, task: Task) -> Array:
+def row_error(scored: Scored, task: Task) -> Array:
     """How wrong each row [N] is: the confidence in a wrong class and 0 for right rows, or the distance of the score."""
     if task.target.discrete and len(scored.labels):
         return np.where(scored.labels == scored.predictions, 0.0, scored.confidence)
@@ -26,7 +26,7 @@ def badness(scored: Scored, task: Task) -> Array:
 
 def worst_rows(scored: Scored, task: Task, count: int) -> Positions:
     """Positions of the `count` worst rows, or as many as are wrong at all, the worst first and the first of equals."""
-    bad = badness(scored, task)
+    bad = row_error(scored, task)
     order = np.argsort(-bad, kind="stable")[:count]
     return order[bad[order] > 0]
 
@@ -39,7 +39,7 @@ def describe_worst(
     Args:
         scorer: asked about training rows and changed texts.
         task: what the rows belong to.
-        rows: with `id`, the task's text columns, `label`, `prediction` and `badness`.
+        rows: with `id`, the task's text columns, `label`, `prediction` and `row_error`.
         train: rows to look for neighbours in.
         near: finds words to put in place of others.
         neighbours: how many training rows to give for each.
@@ -58,7 +58,7 @@ def describe_worst(
             "texts": [row[column] for column in task.text_columns],
             "label": row["label"],
             "prediction": row["prediction"],
-            measure: row["badness"],
+            measure: row["row_error"],
             "neighbours": like,
             "change": change,
         }

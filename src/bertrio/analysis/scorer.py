@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,18 +82,3 @@ class Scorer:
     def embed(self, task: str, texts: pd.DataFrame) -> Array:
         """The pooled vector of each row, float32 [N, H]; of pairs encoded apart the mean of both. Args as `predict`."""
         return self.models[task].embed(task, texts)
-
-
-def whose(models: Mapping[str, str], members: Sequence[str]) -> str:
-    """A sentence that says which members figures are of, where the ensemble is more than one model; else nothing.
-
-    Args:
-        models: the name of the model that was asked, by task.
-        members: the names of all members.
-    """
-    own = {task: name for task, name in models.items() if name != ENSEMBLE}
-    if not own or len(members) < 2:
-        return ""
-    tasks = {name: [task for task, asked in own.items() if asked == name] for name in dict.fromkeys(own.values())}
-    named = "; ".join(f"{name} for {', '.join(asked)}" for name, asked in tasks.items())
-    return f"One member was asked for each task, not the ensemble: {named}."

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from bertrio.analysis.scorer import whose
+from bertrio.analysis.figures import model_caption
 from bertrio.core.tasks import Task
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from bertrio.experiments.cells import (
@@ -181,8 +181,8 @@ def _models(run: Run) -> dict[str, str]:
 
 
 def _whose(run: Run, models: Mapping[str, str]) -> str:
-    """See `whose`."""
-    return whose(models, list((run.revision.settings().get("ensemble") or {}).get("members") or ()))
+    """See `model_caption`."""
+    return model_caption(models, list((run.revision.settings().get("ensemble") or {}).get("members") or ()))
 
 
 def challenges(run: Run) -> Built:

@@ -1,108 +1,136 @@
-"""Search for params that score higher: Optuna proposes them, DVC experiments try them, and hopeless runs are given up.
+"""Search for params with a higher dev score: an Optuna study whose trials are DVC experiments.
 
-Every trial is a DVC experiment named after the search. What came of each is kept in trials.json: a search that was
-stopped is started again with the same command, runs the trial that was cut short once more, and goes on as if nothing
-had happened.
+Optuna stores the study in a journal file, `<out>/<study>/journal.log`, so the same command continues a stopped search.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from bertrio.config.loading import read_yaml
-from bertrio.core.console import say
-from bertrio.core.errors import UserError
-from bertrio.experiments.bench import SEED
-from bertrio.experiments.places import settings_text
-from bertrio.experiments.plan import Plan
-from bertrio.experiments.proposer import Proposer, Prune
+import filelock
+import pandas as pd
+
+from bertrio.config import build_tasks
+from bertrio.config.loading import read_yaml, validate_params
+from bertrio.core.console import say, show_table
+from bertrio.core.errors import UserError, writing_to
+from bertrio.core.files import write_csv, write_text
+from bertrio.experiments.dvc_experiments import experiments, run_experiment, short_digest
+from bertrio.experiments.places import of_any_machine, settings_text
 from bertrio.experiments.recipes.params import changes, value_text, with_numbers
-from bertrio.experiments.recipes.rows import load_recipes
-from bertrio.experiments.sheets import console_for_sheets
-from bertrio.experiments.space import Point, Space, parse_space, values_at
-from bertrio.experiments.trial_bench import Outcome, Stops, TrialBench
-from bertrio.experiments.trials import Trial, best, read_trials, sheet, write_trials
-from bertrio.training.folder_lock import FolderLock
+from bertrio.experiments.recipes.resolving import SEED, resolve
+from bertrio.experiments.recipes.rows import Recipes, Row, load_recipes
+from bertrio.experiments.revision import Revision
+from bertrio.experiments.space import Space, import_optuna, parse_space, values_at
+from bertrio.training.progress import VARIABLE as PROGRESS
 
-LOOKS = 50  # points of a space, of which one at least has to be possible
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a folder, and the beginning of experiments' names
+if TYPE_CHECKING:
+    from optuna import Study, Trial
 
-
-class Bench(Protocol):
-    """Where trials are run."""
-
-    def experiment(self, number: int) -> str:
-        """The name of a trial's run."""
-
-    def refusal(self, values: Mapping[str, Any]) -> str | None:
-        """Why it can't be run; None if it can."""
-
-    def run(self, number: int, values: Mapping[str, Any], stops: Stops) -> Outcome | None:
-        """Runs it, unless it has run; None if `stops`, asked after each epoch, gave it up. A UserError: it failed."""
+Prune = Literal["median", "hyperband", "none"]
+PRUNERS: dict[str, str] = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "none": "NopPruner"}  # of Optuna
+OVERALL = ("overall_normalized", "overall_mean")
+CHECKPOINTS = "BERTRIO_CHECKPOINTS"  # training.checkpoints.VARIABLE, which would import torch
+STAGE = "finetune"
+PROBES = 50  # random points, at least one of which must have valid params
+IMPORTANCE_FROM = 10  # finished trials
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a folder, and the first part of the experiments' names
 
 
-def explore(plan: Plan, bench: Bench, count: int, known: Sequence[Trial] = ()) -> Iterator[tuple[Trial, list[Trial]]]:
-    """Makes trials one after the other, and gives each that is new with all that there are.
-
-    A trial depends on the plan and the trials before it alone. Those that failed are run again, with the same params.
-    Params that an earlier trial had are not run a second time.
+@dataclass(frozen=True)
+class TrialRunner:
+    """Runs trials as DVC experiments.
 
     Args:
-        plan: what to look for.
-        bench: runs them.
-        count: how many trials there are in the end.
-        known: those that were made before, by number from 1 on.
+        name: of the study; the experiment of a trial is `<name>-<six digits of its params>`.
+        folder: of the study; it holds the progress files and checkpoints of running trials.
+        recipes: rows and budgets.
+        row, budget, overrides, params: what every trial starts from, see `resolve`.
+        metric: of dev: an overall score, or a task and its metric.
+        root: the folder that holds dvc.yaml.
     """
-    proposer, trials = Proposer(plan.space, plan.seed, plan.prune), []
-    for number in range(1, count + 1):
-        old = known[number - 1] if number <= len(known) else None
-        point = proposer.propose(old.point if old else None)
-        values = values_at(plan.space, point)
-        trial = old if old and old.state != "failed" else _without_run(number, point, values, trials, bench)
-        if trial:
-            for score in trial.epochs:
-                proposer.stops(score)
-        else:
-            trial = _run(number, point, values, proposer, bench)
-        proposer.close(trial.state, trial.score)
-        trials.append(trial)
-        if trial is not old:
-            yield trial, [*trials, *known[number:]]
+
+    name: str
+    folder: Path
+    recipes: Recipes
+    row: Row
+    budget: str
+    overrides: Mapping[str, Any]
+    params: Mapping[str, Any]
+    metric: tuple[str, ...]
+    root: Path
+
+    def settings(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the raw params of a trial.
+
+        Raises:
+            UserError: if they are invalid.
+        """
+        overrides = {**self.overrides, **values}
+        try:
+            return resolve(self.recipes, self.row, self.budget, overrides, base=self.params)
+        except UserError as error:
+            where = "".join(f", -S {param}={value_text(value)}" for param, value in overrides.items()) + ": "
+            raise UserError("; ".join(line.strip().split(where)[-1] for line in str(error).splitlines())) from None
+
+    def experiment(self, values: Mapping[str, Any]) -> str:
+        """Return the name of a trial's experiment."""
+        return f"{self.name}-{short_digest(json.dumps(values, sort_keys=True))}"
+
+    def run(self, trial: Trial, values: Mapping[str, Any]) -> float:
+        """Run a trial, unless its experiment exists, and return its score.
+
+        Raises:
+            UserError: if the run fails.
+            optuna.TrialPruned: if the pruner stopped it.
+        """
+        pruned = import_optuna().TrialPruned
+        name, reported = self.experiment(values), set()
+        progress = self.folder.absolute() / f"{name}.jsonl"
+        progress.unlink(missing_ok=True)
+        checkpoints = Path(os.environ.get(CHECKPOINTS) or self.folder).expanduser().absolute() / f"checkpoints-{name}"
+
+        def watch() -> None:
+            for epoch, score, last in read_epochs(progress, f"dev_{'_'.join(self.metric)}"):
+                if epoch not in reported:
+                    reported.add(epoch)
+                    trial.report(score, epoch)
+                    if trial.should_prune() and not last:
+                        raise pruned
+
+        environment = {PROGRESS: str(progress), CHECKPOINTS: str(checkpoints)}
+        try:
+            run_experiment(name, self.settings(values), self.root, watch=watch, environment=environment)
+        except pruned:
+            shutil.rmtree(checkpoints, ignore_errors=True)
+            raise
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        score: Any = Revision.open(experiments(self.root)[name], self.root).json("metrics/evaluation.json")["dev"]
+        for key in self.metric:
+            if key not in score:
+                raise UserError(f"{name}: metrics/evaluation.json has no {key} of dev, but {', '.join(score)}")
+            score = score[key]
+        return float(score)
 
 
-def _without_run(
-    number: int, point: Point, values: Mapping[str, Any], before: Sequence[Trial], bench: Bench
-) -> Trial | None:
-    """The trial, if it can't be run or need not be."""
-    if refusal := bench.refusal(values):
-        return Trial(number, point, values, "refused", why=refusal)
-    for same in before:
-        if same.values == values and same.state != "failed":
-            return replace(same, number=number, point=point, why=f"has the params of t{same.number}")
-    return None
+def read_epochs(path: Path, metric: str) -> list[tuple[int, float, bool]]:
+    """Return the epochs that a run has written so far: number, score, and whether it is the last one.
 
-
-def _run(number: int, point: Point, values: Mapping[str, Any], proposer: Proposer, bench: Bench) -> Trial:
-    epochs: list[float] = []
-
-    def stops(score: float, last: bool) -> bool:
-        epochs.append(score)
-        return proposer.stops(score, last)
-
-    name = bench.experiment(number)
-    try:
-        outcome = bench.run(number, values, stops)
-    except UserError as error:
-        why = "; ".join(line.strip() for line in str(error).splitlines())
-        return Trial(number, point, values, "failed", name, epochs=tuple(epochs), why=why)
-    if outcome is None:
-        return Trial(number, point, values, "pruned", name, epochs=tuple(epochs))
-    return Trial(number, point, values, "finished", name, outcome.score, tuple(epochs), outcome.seconds)
+    Of an ensemble, the first member that trains counts.
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = [json.loads(line) for line in text.split("\n")[:-1]]  # the last line may be incomplete
+    lines = [line for line in lines if line["stage"].startswith(STAGE) and metric in line]
+    return [(line["epoch"], line[metric], line["last"]) for line in lines if line["stage"] == lines[0]["stage"]]
 
 
 def search(
@@ -113,132 +141,252 @@ def search(
     overrides: Mapping[str, Any] | None = None,
     seed: int = 1,
     prune: Prune = "median",
-    metric: str = "overall_normalized",
+    metric: str = OVERALL[0],
     study: str | None = None,
     out: str | Path = "recipes/search",
     root: str | Path = ".",
-) -> list[Trial]:
-    """Searches a space of params, and writes the trials so far to a folder of `out` after each.
+) -> Study:
+    """Search a space of params, and write the trials to a folder of `out` after each of them.
+
+    Points are drawn by a tree-structured Parzen estimator (Bergstra et al. 2011, "Algorithms for Hyper-Parameter
+    Optimization"), the first ten at random. `median` stops a run whose best epoch is below the median of earlier runs
+    at that epoch, from the sixth run on; `hyperband` is Li et al. 2018.
 
     Args:
-        texts: the space, as `parse_space` takes it.
-        trials: how many there are to be in the end, those of a search that goes on included.
-        base, budget, overrides, seed, prune, metric: see `Plan`.
-        study: the name of the search; None takes one that stands for the plan.
-        out: gets a folder with the name of the search: trials.json, trials.md and trials.csv.
+        texts: the space, see `parse_space`.
+        trials: how many finished or pruned trials there are in the end, earlier ones included.
+        base: the row to start from; None: params.yaml.
+        budget: of every run.
+        overrides: dotted params and values on top of base and budget.
+        seed: of the sampler.
+        prune: median, hyperband or none.
+        metric: the dev score to raise: overall_normalized, overall_mean, or a task (its first metric).
+        study: the name of the search; None derives one from the arguments and params.yaml.
+        out: gets a folder with the name of the search: journal.log, trials.md and trials.csv.
         root: the folder that holds dvc.yaml and recipes/.
 
     Returns:
-        The trials, by number.
+        Optuna's study.
 
     Raises:
-        UserError: before anything is run if an argument is wrong, or no point of the space can be run; at the end if
-            runs failed.
+        UserError: before any run if an argument is wrong, or no point of the space is valid; at the end if runs failed.
     """
     root, space, overrides = Path(root), parse_space(texts), dict(overrides or {})
-    _check(space, overrides, study)
-    recipes = load_recipes(root / "recipes")
-    plan = Plan(space, base, budget, overrides, seed, prune, metric, _params(root))
-    name = study or plan.name
-    folder = Path(out) / name
-    bench = TrialBench(plan, name, folder, recipes, root)
-    _check_possible(plan, bench)
-    lock = _locked(folder, f"search {name}")
-    try:
-        made = known = read_trials(folder, plan)
-        for trial, made in explore(plan, bench, trials, known):
-            write_trials(made, folder, plan, _notes(made, plan))
-            say(_line(trial, made, plan))
-    except KeyboardInterrupt:
-        say(f"stopped; the same command goes on with {name}")
-        raise
-    finally:
-        lock.release()
-    _finish(made, plan, folder)
-    return made
-
-
-def _check(space: Space, overrides: Mapping[str, Any], study: str | None) -> None:
-    for param in space:
-        if param in overrides:
-            raise UserError(
-                f"-S {param}={value_text(overrides[param])}: the search sets {param}; leave out one of them"
-            )
+    for param in space.keys() & overrides.keys():
+        raise UserError(f"-S {param}={value_text(overrides[param])}: the search sets {param}; leave out one of them")
     if SEED in space:
-        raise UserError(
-            f"{SEED}: the best of several seeds is the luckiest; search without, then try others with the best"
-        )
+        raise UserError(f"{SEED}: the best of several seeds is the luckiest; search without it, then try other seeds")
     if study is not None and not NAME.fullmatch(study):
         raise UserError(f"--study {study}: expected up to 100 letters, digits, dots, dashes and underscores")
+    recipes, params = load_recipes(root / "recipes"), read_yaml(root / "params.yaml")
+    row = recipes.row(base) if base else Row("params.yaml", "params", "", "params.yaml")
+    path = _metric(metric, resolve(recipes, row, budget, overrides, base=params))
+    plan: dict[str, Any] = {
+        "space": {text.partition("=")[0].strip(): text.partition("=")[2].strip() for text in texts},
+        **{"base": base, "budget": budget, "seed": seed, "prune": prune, "metric": metric},
+        "overrides": of_any_machine(overrides),
+        "params": of_any_machine({param: own for param, (_, own) in changes({}, with_numbers(params)).items()}),
+    }
+    plan = json.loads(json.dumps(plan, default=str))
+    name = study or f"search-{short_digest(json.dumps(plan, sort_keys=True))}"
+    folder = Path(out) / name
+    runner = TrialRunner(name, folder, recipes, row, budget, overrides, params, path, root)
+    _check_possible(space, runner)
+    with _locked(folder, name):
+        opened = _open_study(folder, name, plan)
+        try:
+            _explore(opened, space, trials, seed, runner)
+        except KeyboardInterrupt:
+            say(f"stopped; the same command continues {name}")
+            raise
+    return opened
 
 
-def _check_possible(plan: Plan, bench: Bench) -> None:
-    """Raises if no point of the space can be run: then not some of its values are wrong, but one of its params is."""
-    proposer, refusals = Proposer(plan.space, plan.seed, "none"), []
-    for _ in range(LOOKS):
-        refusal = bench.refusal(values_at(plan.space, proposer.propose()))
-        if refusal is None:
+def _metric(wanted: str, settings: dict[str, Any]) -> tuple[str, ...]:
+    tasks = build_tasks(validate_params(settings, "params.yaml"))
+    if wanted not in (*OVERALL, *tasks):
+        raise UserError(f"--metric {wanted}: expected {', '.join([*OVERALL, *tasks])}")
+    return (wanted, tasks[wanted].target.metrics[0]) if wanted in tasks else (wanted,)
+
+
+def _check_possible(space: Space, runner: TrialRunner) -> None:
+    """Raise a UserError if no random point is valid: then a param of the space is wrong, not some of its values."""
+    optuna, refusals = import_optuna(), []
+    probe = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    for _ in range(PROBES):
+        try:
+            runner.settings(values_at(probe.ask(space).params))
+        except UserError as error:
+            refusals.append(str(error))
+        else:
             return
-        proposer.close("failed")
-        refusals.append(refusal)
     [(usual, _)] = Counter(refusals).most_common(1)
-    raise UserError(f"none of {LOOKS} points of this space can be run; most often because of: {usual}")
+    raise UserError(f"none of {PROBES} points of this space can be run; most often because of: {usual}")
 
 
-def _locked(folder: Path, what: str) -> FolderLock:
-    """Makes the folder of a search, and keeps others from it."""
-    lock = FolderLock(folder)
-    try:
+@contextmanager
+def _locked(folder: Path, name: str) -> Iterator[None]:
+    """Create the folder of a search and lock it."""
+    lock = filelock.FileLock(folder / "lock", blocking=False)
+    with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock.take(what)
-    except OSError as error:
-        raise UserError(
-            f"{folder}: can't be written ({error.strerror or error}); name another place with --out"
-        ) from error
-    return lock
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise UserError(f"search {name}: another process runs it; wait until it ends, or stop it") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-def _params(root: Path) -> dict[str, Any]:
-    return {param: own for param, (_, own) in changes({}, with_numbers(read_yaml(root / "params.yaml"))).items()}
+def _open_study(folder: Path, name: str, plan: Mapping[str, Any]) -> Study:
+    """Open or create the study, and mark trials of a killed process as failed."""
+    optuna = import_optuna()
+    journal = optuna.storages.journal
+    storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(folder / "journal.log")))
+    pruner = getattr(optuna.pruners, PRUNERS[plan["prune"]])()
+    study = optuna.create_study(
+        storage=storage, study_name=name, direction="maximize", pruner=pruner, load_if_exists=True
+    )
+    if wrong := changes(study.user_attrs.get("plan", plan), plan):
+        lines = "".join(
+            f"\n  {key}: there {value_text(old)}, asked for {value_text(new)}" for key, (old, new) in wrong.items()
+        )
+        raise UserError(f"{folder}: is another search; give this one another name with --study{lines}")
+    study.set_user_attr("plan", dict(plan))
+    for trial in study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
+        study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+    return study
 
 
-def _notes(trials: Sequence[Trial], plan: Plan) -> list[str]:
-    states = ", ".join(f"{count} {state}" for state, count in Counter(trial.state for trial in trials).items())
-    space = "; ".join(f"{param}={of}" for param, of in plan.space.items())
-    settings = settings_text(plan.overrides)
-    notes = [
-        f"Search on {plan.base or 'params.yaml'}, budget {plan.budget}",
-        f"Score: {plan.metric} on dev. Space: {space}{settings}. Seed {plan.seed}, pruning: {plan.prune}. {states}.",
+def _explore(study: Study, space: Space, count: int, seed: int, runner: TrialRunner) -> None:
+    """Run trials until `count` are finished or pruned, failed and interrupted ones of earlier calls first."""
+    optuna = import_optuna()
+    state, finished = optuna.trial.TrialState, _finished(study)
+    points = [trial.params for trial in finished]
+    for failed in study.get_trials(states=(state.FAIL,)):
+        if failed.params.keys() == space.keys() and failed.params not in points:
+            study.enqueue_trial(failed.params)
+            points.append(failed.params)
+    failures = []
+    for _ in range(count - len(finished)):
+        # Seeded by the trials so far: a stopped search proposes what it would have proposed without the stop
+        drawn = len(_finished(study)) + len(failures)
+        study.sampler = optuna.samplers.TPESampler(seed=1000 * seed + drawn)
+        trial = study.ask(dict(space))
+        try:
+            _evaluate(study, trial, runner)
+        except UserError as error:
+            study.tell(trial, state=state.FAIL)
+            failures.append(f"  trial {trial.number}: {'; '.join(map(str.strip, str(error).splitlines()))}")
+        _report(study, trial.number, runner.folder)
+    _summary(study, runner.folder)
+    if failures:
+        raise UserError("\n".join([f"{len(failures)} runs failed; the same command tries them again:", *failures]))
+
+
+def _finished(study: Study) -> list[Any]:
+    states = import_optuna().trial.TrialState
+    return study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED))
+
+
+def _evaluate(study: Study, trial: Trial, runner: TrialRunner) -> None:
+    """Run one trial and record its outcome. Invalid params and params of an earlier trial are not run."""
+    optuna = import_optuna()
+    state, values = optuna.trial.TrialState, values_at(trial.params)
+    for earlier in _finished(study):
+        if values_at(earlier.params) == values:
+            for epoch, score in earlier.intermediate_values.items():
+                trial.report(score, epoch)
+            attributes = {**earlier.user_attrs, "why": f"has the params of trial {earlier.number}"}
+            for key, value in attributes.items():
+                trial.set_user_attr(key, value)
+            study.tell(trial, earlier.value if earlier.state == state.COMPLETE else None, state=earlier.state)
+            return
+    try:
+        runner.settings(values)
+    except UserError as error:
+        trial.set_user_attr("why", f"invalid: {error}")
+        study.tell(trial, state=state.PRUNED)
+        return
+    trial.set_user_attr("experiment", runner.experiment(values))
+    try:
+        score = runner.run(trial, values)
+    except optuna.TrialPruned:
+        study.tell(trial, state=state.PRUNED)
+    else:
+        study.tell(trial, score)
+
+
+def table(study: Study) -> pd.DataFrame:
+    """Return the trials, the highest score first."""
+    rows = []
+    for trial in study.get_trials(deepcopy=False):
+        epochs, complete = trial.intermediate_values, trial.state.name == "COMPLETE"
+        rows.append(
+            {
+                "trial": trial.number,
+                "state": trial.state.name.lower(),
+                "score": trial.value if complete else None,
+                **{param: value_text(value) for param, value in values_at(trial.params).items()},
+                "epochs": len(epochs),
+                "last_epoch": epochs[max(epochs)] if epochs else None,
+                "seconds": trial.duration.total_seconds() if trial.duration else None,
+                "experiment": trial.user_attrs.get("experiment", ""),
+                "why": trial.user_attrs.get("why", ""),
+            }
+        )
+    frame = pd.DataFrame(rows).astype({"score": float, "last_epoch": float, "seconds": float})
+    return frame.sort_values(["score", "trial"], ascending=[False, True])
+
+
+def _report(study: Study, number: int, folder: Path) -> None:
+    """Print the trial that just ended, and write trials.md and trials.csv."""
+    frame, title = table(study), _title(study)
+    write_csv(frame, folder / "trials.csv")
+    shown = frame.to_markdown(index=False, floatfmt=".4f", missingval="-")
+    write_text(folder / "trials.md", "\n\n".join([f"# {title[0]}", shown, *title[1:], *_notes(study)]) + "\n")
+    trial = study.trials[number]
+    params = ", ".join(f"{param} {value_text(value)}" for param, value in values_at(trial.params).items())
+    score = "" if trial.value is None else f" {trial.value:.4f}"
+    why = f", {trial.user_attrs['why']}" if "why" in trial.user_attrs else ""
+    say(f"trial {number}: {trial.state.name.lower()}{score}{why} ({params})")
+
+
+def _summary(study: Study, folder: Path) -> None:
+    """Print all trials, the best one, and which params mattered."""
+    if study.trials:
+        frame = table(study).drop(columns=["last_epoch", "why"]).round({"seconds": 0})
+        rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
+        show_table(_title(study)[0], list(frame.columns), rows)
+    for note in [*_notes(study), f"wrote {folder}/trials.md and trials.csv"]:
+        print(note.replace("**", "").replace("`", ""))
+
+
+def _title(study: Study) -> list[str]:
+    plan = study.user_attrs["plan"]
+    space = "; ".join(f"{param}={values}" for param, values in plan["space"].items())
+    settings = settings_text(plan["overrides"])
+    return [
+        f"Search on {plan['base'] or 'params.yaml'}, budget {plan['budget']}",
+        f"Score: {plan['metric']} on dev. Space: {space}{settings}. Seed {plan['seed']}, pruning: {plan['prune']}.",
     ]
-    if plan.prune != "none" and all(len(trial.epochs) < 2 for trial in trials):
+
+
+def _notes(study: Study) -> list[str]:
+    """The best trial, how to apply it, and the importance of each param."""
+    optuna, notes = import_optuna(), []
+    complete = [trial for trial in study.trials if trial.state == optuna.trial.TrialState.COMPLETE]
+    if study.user_attrs["plan"]["prune"] != "none" and all(len(trial.intermediate_values) < 2 for trial in complete):
         notes.append("No run had a second epoch, so there was nothing to prune.")
-    if top := best(trials):
-        notes += [
-            f"Best: **t{top.number}**, {top.score:.4f}, with {top.set}: `dvc exp apply {top.experiment}`.",
-            "It was chosen on these rows, which flatters it; test or other seeds say what it is worth.",
-        ]
+    if complete:
+        best = study.best_trial
+        notes.append(
+            f"Best: **trial {best.number}**, {best.value:.4f}: `dvc exp apply {best.user_attrs['experiment']}`."
+        )
+        notes.append("It was chosen on these dev rows, so its score is optimistic; confirm it on test or other seeds.")
+    if len(complete) >= IMPORTANCE_FROM and len({trial.value for trial in complete}) > 1:
+        importances = optuna.importance.get_param_importances(study).items()
+        notes.append("Importance: " + ", ".join(f"{param} {share:.2f}" for param, share in importances) + ".")
     return notes
-
-
-def _line(trial: Trial, trials: Sequence[Trial], plan: Plan) -> str:
-    """A trial that was just made."""
-    score = "" if trial.score is None else f" {trial.score:.4f}"
-    told = f"t{trial.number}: {trial.told}{score} ({trial.set})"
-    if trial == best(trials):
-        told += ", the best so far"
-    if trial.number == 1 and plan.prune != "none" and len(trial.epochs) == 1:
-        told += "; it has one epoch, so there is nothing to prune"
-    return told
-
-
-def _finish(trials: Sequence[Trial], plan: Plan, folder: Path) -> None:
-    """Shows all trials; raises if some failed."""
-    console = console_for_sheets()
-    sheet(trials).show(console)
-    for note in _notes(trials, plan)[1:]:
-        console.print(note.replace("**", "").replace("`", ""), markup=False, soft_wrap=True)
-    console.print(f"wrote {folder}/trials.md, trials.csv and trials.json", markup=False, soft_wrap=True)
-    failed = [trial for trial in trials if trial.state == "failed"]
-    if failed:
-        reasons = "\n".join(f"  t{trial.number}: {trial.why}" for trial in failed)
-        raise UserError(f"{len(failed)} of {len(trials)} runs failed; the same command tries them again:\n{reasons}")

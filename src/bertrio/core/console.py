@@ -56,6 +56,7 @@ class Stderr:
 
 
 console = Console(file=Stderr(), highlight=False)  # type: ignore[arg-type]
+WIDE = 180  # characters of a line where standard output is no terminal
 
 
 class Bar:
@@ -93,6 +94,12 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
 def say(text: str) -> None:
     """Prints one line of plain text; square brackets in it are not markup."""
     console.print(text, markup=False, soft_wrap=True)
+
+
+def output_console() -> Console:
+    """Return a console on standard output, wide enough for most tables where that is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDE)
 
 
 def print_table(frame: pd.DataFrame, title: str = "", to: Console | None = None) -> None:

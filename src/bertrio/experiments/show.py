@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bertrio.core.console import output_console, print_table
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.experiments.cells import chance
-from bertrio.experiments.sheets import Sheet, console_for_sheets
 
-FIGURES = ("A", "B", "B - A", "95 % interval")
 PARAMS = 12  # changed params that are listed; --json has all
 
 
 def show_comparison(result: dict[str, Any], console: Console | None = None) -> None:
-    """Prints what `compare` returned to standard output: who is compared, the figures, a sentence each, the rows."""
-    console = console or console_for_sheets()
+    """Print the result of `compare` to standard output."""
+    console = console or output_console()
     for letter, side in (("A", result["first"]), ("B", result["second"])):
         names = [f"{one['name']} ({one['commit'][:7]})" if one["commit"] else one["name"] for one in side["revisions"]]
         _line(console, f"{letter}  {', '.join(names)}")
     _show_params(result["params"], console)
-    _main_sheet(result).show(console)
+    title = f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)"
+    print_table(_tested(result), title, console)
     if "overall" in result:
         _line(console, f"Overall scores are of {', '.join(result['tasks'])}.")
-    others = _others_sheet(result)
-    if others.rows:
-        others.show(console)
+    others = _others(result)
+    if not others.empty:
+        print_table(others, "Other metrics, without tests", console)
     for figures in (*result["tasks"].values(), *result.get("overall", {}).values()):
         _line(console, figures["sentence"])
     for note in result["notes"]:
@@ -44,23 +45,26 @@ def _show_params(params: dict[str, list[list[str]]], console: Console) -> None:
         _line(console, f"   and {len(params) - PARAMS} more params, which --json lists")
 
 
-def _main_sheet(result: dict[str, Any]) -> Sheet:
+def _tested(result: dict[str, Any]) -> pd.DataFrame:
     lines = [(f"{name} {figures['metric']}", figures) for name, figures in result["tasks"].items()]
-    rows = []
-    for name, figures in (*lines, *result.get("overall", {}).items()):
-        better = {"first": "A", "second": "B", None: "-"}[figures["better"]]
-        rows.append([name, *_numbers(figures), chance(figures["p"]), chance(figures.get("p_holm")), better])
-    title = f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)"
-    return Sheet(["metric", *FIGURES, "p", "Holm", "better"], rows, title, groups=[len(FIGURES), 3])
+    return pd.DataFrame(
+        {
+            "metric": name,
+            **_numbers(figures),
+            "p": chance(figures["p"]),
+            "Holm": chance(figures.get("p_holm")),
+            "better": {"first": "A", "second": "B", None: "-"}[figures["better"]],
+        }
+        for name, figures in (*lines, *result.get("overall", {}).items())
+    )
 
 
-def _others_sheet(result: dict[str, Any]) -> Sheet:
-    rows = [
-        [f"{task} {metric}{' (less is better)' if metric in LOWER_IS_BETTER else ''}", *_numbers(own)]
+def _others(result: dict[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"metric": f"{task} {metric}{' (less is better)' if metric in LOWER_IS_BETTER else ''}", **_numbers(values)}
         for task, figures in result["tasks"].items()
-        for metric, own in figures["others"].items()
-    ]
-    return Sheet(["metric", *FIGURES], rows, "Other metrics, without tests")
+        for metric, values in figures["others"].items()
+    )
 
 
 def _rows_table(task: str, figures: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> Table:
@@ -87,14 +91,18 @@ def _value(value: float) -> str:
 
 
 def _printable(text: str) -> str:
-    """A text from the data may hold characters that steer a terminal."""
+    """Replace the control characters of a text from the data."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _numbers(figures: dict[str, Any]) -> list[str]:
+def _numbers(figures: dict[str, Any]) -> dict[str, str]:
     low, high = figures["interval"]
-    change = f"{figures['difference']:+.4f}"
-    return [f"{figures['first']:.4f}", f"{figures['second']:.4f}", change, f"[{low:+.4f}, {high:+.4f}]"]
+    return {
+        "A": f"{figures['first']:.4f}",
+        "B": f"{figures['second']:.4f}",
+        "B - A": f"{figures['difference']:+.4f}",
+        "95 % interval": f"[{low:+.4f}, {high:+.4f}]",
+    }
 
 
 def _line(console: Console, text: str) -> None:

@@ -10,13 +10,13 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from bertrio.core.console import print_table
+from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_text
 from bertrio.evaluation.significance import ALPHA
 from bertrio.experiments.cells import chance
 from bertrio.experiments.recipes.claims import HELD, MISSING, NOISE, REFUTED, Judged, Judgement, Outcome
 from bertrio.experiments.recipes.table_text import MISSING as ABSENT
-from bertrio.experiments.recipes.table_text import NAMES, output_console, signed, to_markdown
+from bertrio.experiments.recipes.table_text import NAMES, signed, to_markdown
 
 TITLE = "What the papers claim, and what was measured"
 ALONE = " (rows alone)"  # beside what a single seed decided

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from bertrio.config.loading import read_yaml
-from bertrio.core.console import print_table
+from bertrio.core.console import output_console, print_table
 from bertrio.experiments.recipes.params import ABSENT, changes, value_text, with_numbers
 from bertrio.experiments.recipes.resolving import resolve, without_seed
 from bertrio.experiments.recipes.rows import Recipes, Row
-from bertrio.experiments.recipes.table_text import output_console
 
 MAIN = ("sst", "qqp", "sts", "overall")  # the figures that a line has room for
 

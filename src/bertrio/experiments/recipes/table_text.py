@@ -12,23 +12,16 @@ import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
-from bertrio.core.console import print_table
+from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.paired import firsts_of
 from bertrio.experiments.recipes.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
 from bertrio.experiments.runs import Runs
 
 FOLDER = "recipes/tables"
-WIDE = 180  # characters of a line where standard output is no terminal
 MISSING = "-"
 ODD, ALONE = "*", "°"  # marks of cells that a note below the table explains
 NAMES = {metric: name for name, metric in CONVENTIONS.items()}
-
-
-def output_console() -> Console:
-    """Return a console on standard output, wide enough for most tables where that is no terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
 
 
 def to_markdown(frame: pd.DataFrame, words: int = 1) -> str:

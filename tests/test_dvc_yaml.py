@@ -22,7 +22,7 @@ NO_SAY = {
 }
 # What stops training and lets it go on: to the same bytes, which other tests hold.
 NO_SAY_IN_TRAINING = {
-    "training.checkpoints", "training.folder_lock", "training.progress", "training.resume", "training.state_files",
+    "training.checkpoints", "training.progress", "training.resume",
     "training.stateful", "training.watch",
 }  # fmt: skip
 # Of training, what those stages import and do not run that only predict.

@@ -5,7 +5,6 @@ Each run is a process of its own, as users have it. `make soak` does the same at
 
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -41,6 +40,7 @@ def project(tmp_path_factory):
     made.close()
 
 
+@pytest.mark.heavy
 def test_a_run_that_is_stopped_again_and_again_goes_on_and_ends_with_the_same_bytes(project):
     project.start_over()
     per_step = project.undisturbed.counts["pass"] // project.undisturbed.counts["update"]
@@ -59,6 +59,7 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_and_ends_with_the_same_by
     assert not project.whole_checkpoints(), "nobody needs them any more"
 
 
+@pytest.mark.heavy
 def test_what_is_not_writable_leaves_checkpoints_and_the_outputs_before_whole(project):
     project.write_params(EVERYTHING | {"runtime": {"seed": 5}})
     # fresh, as what is said goes through a pipe then; into a file it would end where the disk does
@@ -86,12 +87,6 @@ def test_the_long_version_kills_at_each_event_with_each_technique_on_and_off_and
             assert len(on) >= 3
             assert all(0 < sum(name in of for of in on) < len(on) for name in TECHNIQUES)
         assert {settings["schedule"]["name"] for settings, _ in drawn} == {"joint", *SCHEDULES}
-
-
-def test_each_promise_of_the_page_has_its_test():
-    named = re.findall(r"(tests/[\w/]+\.py)::(\w+)", (ROOT / "docs/reliability.md").read_text(encoding="utf-8"))
-    assert len(named) > 30
-    assert [name for file, name in named if f"def {name}(" not in (ROOT / file).read_text(encoding="utf-8")] == []
 
 
 def dvc(project: StoppedProject, *command: str, said: int = subprocess.PIPE) -> subprocess.Popen[str]:
@@ -126,6 +121,7 @@ def processes(folder: Path) -> list[int]:
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_killing_dvc_ends_its_training_and_the_next_repro_gives_the_same_bytes(project, tmp_path):
     project.start_over()

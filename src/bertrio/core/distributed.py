@@ -108,7 +108,7 @@ class Processes:
             return
         checksum = 0
         for tensor in tensors:
-            checksum = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy(), checksum)
+            checksum = zlib.crc32(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data, checksum)
         if (self.all_reduce_max(checksum), self.all_reduce_max(-checksum)) != (checksum, -checksum):
             raise UserError(
                 f"the processes of this run hold different {name}. All machines need the same code, params.yaml, data/ "

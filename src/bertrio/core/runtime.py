@@ -54,16 +54,20 @@ class Runtime:
         """The state of the generator that dropout on this device draws from."""
         return _generator_of(self.device).get_rng_state(*_place(self.device))
 
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Restore a state that `random_state` returned."""
+        _generator_of(self.device).set_rng_state(state, *_place(self.device))
+
     @contextmanager
     def replayed(self, state: torch.Tensor) -> Iterator[None]:
         """A context that draws from `state` on, so that the same passes get the same dropout masks; afterwards the
         generator goes on as if nothing had been drawn."""
         kept = self.random_state()
-        _generator_of(self.device).set_rng_state(state, *_place(self.device))
+        self.set_random_state(state)
         try:
             yield
         finally:
-            _generator_of(self.device).set_rng_state(kept, *_place(self.device))
+            self.set_random_state(kept)
 
     def begin_step(self, step: int) -> None:
         """Where several processes share a run, dropout in update `step` draws from a seed of step and process: it has

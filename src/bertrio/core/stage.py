@@ -72,7 +72,7 @@ def explained(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        return _with_advice(f"{place}{error.strerror or error}", OF_DISKS.get(error.errno))
+        return _with_advice(f"{place}{error.strerror or error}", OF_DISKS.get(error.errno or 0))
     number = re.search(r"\(os error (\d+)\)", str(error))  # libraries in Rust (safetensors, tokenizers) put it so
     if number:
         return _with_advice(str(error), OF_DISKS.get(int(number[1])))

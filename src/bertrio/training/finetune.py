@@ -26,6 +26,7 @@ from bertrio.training.data import Split, hold_out, load_split
 from bertrio.training.loop import Trainer
 from bertrio.training.progress import report_epoch
 from bertrio.training.resume import open_checkpoints, resumed
+from bertrio.training.stateful import Stateful
 from bertrio.training.teacher import teacher_predictions
 from bertrio.training.trackers import Tracker, build_tracker
 
@@ -105,7 +106,7 @@ def _train(
     trainer: Trainer, course: Course, tracker: Tracker | None, checkpoints: Checkpoints, runtime: Runtime
 ) -> None:
     """Trains and scores, from the last checkpoint on, until the plan or patience has come to its end."""
-    parts = {"trainer": trainer, "course": course} | ({"tracker": tracker} if tracker else {})
+    parts: dict[str, Stateful] = {"trainer": trainer, "course": course} | ({"tracker": tracker} if tracker else {})
     processes = runtime.processes
     with resumed(checkpoints, runtime, parts) as resume:
         processes.check_equal(trainer.model.parameters())

@@ -127,11 +127,9 @@ class Resume:
         if requested:
             if self._saved is None:
                 self._save()
-            self._processes.all_reduce_max(
-                0
-            )  # nobody ends before it is saved: who starts them stops those that are left
+            self._processes.all_reduce_max(0)  # the launcher stops the others when the first one ends
             self.interruption.requested = Signals(requested)
-            self.interruption.stop(self.step, self._saved)
+            self.interruption.stop(self.step, bool(self._saved))
 
     def _save(self) -> None:
         self._saved = False

@@ -39,12 +39,12 @@ def predict(args: argparse.Namespace) -> dict[str, Any]:
 
 def write_model(args: argparse.Namespace, folder: Path) -> None:
     """A model folder with fresh heads."""
-    from bertrio.model.about import About
+    from bertrio.model.config import ModelConfig
     from bertrio.model.multitask import build_model, save_model
 
     params, runtime = load(args)
     model = build_model(params, args.work / "models/encoder", runtime)
-    save_model(model, folder, About.of(params), args.work / "models/tokenizer")
+    save_model(model, folder, ModelConfig.from_params(params), args.work / "models/tokenizer")
 
 
 def mine(args: argparse.Namespace) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
     from bertrio.config import merged, read_yaml
     from bertrio.config.loading import validate_params
     from bertrio.core.runtime import set_up
-    from bertrio.model.about import encoder_width
+    from bertrio.model.config import encoder_width
 
     own = merged(args.set, {"runtime": {"seed": args.seed}, "finetune": {"max_steps": args.warmup + args.steps}})
     params = validate_params(merged(read_yaml(args.work / "params.yaml"), own), str(args.work / "params.yaml"))

@@ -94,7 +94,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     """
     from bertrio.config import load_member, load_params
     from bertrio.core.runtime import set_up
-    from bertrio.model.about import encoder_width
+    from bertrio.model.config import encoder_width
     from bertrio.model.multitask import build_model, load_heads
     from bertrio.training.build import build_trainer, fine_enough
     from bertrio.training.finetune import Inputs, load_rows

@@ -60,12 +60,12 @@ def write_model(work: Path, folder: Path) -> None:
     """A model folder with fresh heads out of what `prepared` made."""
     from argparse import Namespace
 
-    from bertrio.model.about import About
+    from bertrio.model.config import ModelConfig
     from bertrio.model.multitask import build_model, save_model
 
     params, runtime = load(Namespace(work=work, set={}, seed=1, warmup=1, steps=1))
     model = build_model(params, work / "models/encoder", runtime)
-    save_model(model, folder, About.of(params), work / "models/tokenizer")
+    save_model(model, folder, ModelConfig.from_params(params), work / "models/tokenizer")
 
 
 @contextmanager

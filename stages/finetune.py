@@ -13,7 +13,7 @@ from bertrio.config import load_member
 from bertrio.core.distributed import init_distributed, is_main_process
 from bertrio.core.runtime import set_up
 from bertrio.core.stage import run_stage
-from bertrio.model.about import encoder_width
+from bertrio.model.config import encoder_width
 from bertrio.training.finetune import Inputs, finetune
 
 

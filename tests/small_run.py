@@ -14,7 +14,7 @@ from bertrio.core.runtime import set_up
 from bertrio.data.sources.sample import generate
 from bertrio.data.table import write_table
 from bertrio.evaluation.predictions import write_predictions
-from bertrio.model.about import About
+from bertrio.model.config import ModelConfig
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, save_model
 from bertrio.model.tokenizer import build_tokenizer
@@ -65,7 +65,7 @@ class Run:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter += 0.1 * torch.randn(parameter.shape)
-        save_model(model, folder or f"models/members/{name}", About.of(params), "models/tokenizer")
+        save_model(model, folder or f"models/members/{name}", ModelConfig.from_params(params), "models/tokenizer")
         splits = {split: load_split(params, split, "data/splits", "models/tokenizer") for split in ("dev", "test")}
         table = pd.concat([predict(model, rows, split, 64) for split, rows in splits.items()], ignore_index=True)
         write_predictions(table, f"predictions/members/{name}/predictions.parquet")

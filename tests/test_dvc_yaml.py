@@ -30,6 +30,7 @@ UNUSED_BY_PREDICTION = {
     "techniques", "core.distributed", "techniques.losses", "techniques.regularizers",
     "techniques.schedules", "training.build", "training.data",
     "training.objective", "training.optimizer", "training.teacher", "training.trackers", "inference.predictor",
+    "inference.trained_model",
 }  # fmt: skip
 ALLOWED = {
     "download": set(),
@@ -37,7 +38,7 @@ ALLOWED = {
     "pretrain_mlm": NO_SAY_IN_TRAINING | {"data.tokens", "core.tasks"},  # its batches are of blocks, not of rows
     "prefinetune": NO_SAY_IN_TRAINING
     | {"techniques", "techniques.regularizers", "techniques.schedules", "training.build", "training.trackers"}
-    | {"evaluation.ensembling", "inference.predictor", "training.teacher"},
+    | {"evaluation.ensembling", "inference.predictor", "inference.trained_model", "training.teacher"},
     "finetune": NO_SAY_IN_TRAINING,
     "ensemble": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),

@@ -30,9 +30,9 @@ from bertrio.analysis.scorer import Scorer
 from bertrio.core.files import read_json
 from bertrio.core.runtime import set_up
 from bertrio.core.tasks import Binary, Classes, Ordered, Predicted, Score, Task
+from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model
-from bertrio.model.trained import TrainedModel
 
 TEXTS = [
     "It 's a lovely film , and Thomas does n't know it .",

@@ -5,8 +5,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AutoModel
 
-from bertrio.model.attention import NAME, attend, cheap_dropout
-from bertrio.model.dropout import BitDropout, kept_entries
+from bertrio.model.attention import NAME, BitDropout, attend, cheap_dropout, kept_entries
 from bertrio.model.encoder import Encoder, load_transformer, set_dropout
 from tests.model.test_encoder import CONFIGS, pooled, tokens_of
 

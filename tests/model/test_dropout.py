@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertrio.model.dropout import LEVELS, BitDropout, draw_bits
+from bertrio.model.attention import LEVELS, BitDropout, draw_bits
 
 
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])

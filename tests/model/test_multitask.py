@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from bertrio.core.runtime import Runtime, set_up
-from bertrio.model.about import About
+from bertrio.model.config import ModelConfig
 from bertrio.model.multitask import build_model, load_heads, load_model, save_heads, save_model
 
 
@@ -50,7 +50,7 @@ def test_a_saved_model_needs_nothing_beside_it_and_gives_the_same_outputs_again(
     default_params, encoder_folder, tokenizer_folder, tmp_path
 ):
     model = build(default_params, encoder_folder, seed=1)
-    save_model(model, tmp_path / "saved", About.of(default_params), tokenizer_folder)
+    save_model(model, tmp_path / "saved", ModelConfig.from_params(default_params), tokenizer_folder)
     (tmp_path / "saved").rename(tmp_path / "elsewhere")
     again = load_model(tmp_path / "elsewhere", Runtime(torch.device("cpu"), torch.float32))
     for task in model.heads:

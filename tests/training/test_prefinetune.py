@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
 from bertrio.core.runtime import set_up
-from bertrio.model.about import encoder_width
+from bertrio.model.config import encoder_width
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.training import resume

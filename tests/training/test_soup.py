@@ -14,7 +14,7 @@ from bertrio.data.table import write_table
 from bertrio.evaluation.ensembling import in_selection, mark_selection
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions, write_predictions
-from bertrio.model.about import About, read_about
+from bertrio.model.config import ModelConfig, read_model_config
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads, save_model
 from bertrio.training.data import load_split
@@ -52,7 +52,7 @@ def train(params, name, seed):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=of)
-    save_model(model, f"models/members/{name}", About.of(params), "models/tokenizer")
+    save_model(model, f"models/members/{name}", ModelConfig.from_params(params), "models/tokenizer")
     tables = [
         predict(model, load_split(params, split, "data/splits", "models/tokenizer"), split, 64)
         for split in ("dev", "test")
@@ -128,7 +128,11 @@ def test_a_uniform_soup_is_one_model_with_the_mean_of_all_weights_and_its_own_pr
     assert read_json("models/ensemble/ensemble.json") == {
         "combine": "uniform_soup", "members": ["base", "second"], "weights": dict.fromkeys(params.tasks, half),
     }  # fmt: skip
-    assert read_about("models/ensemble") == read_about("models/members/base") == About.of(params)
+    assert (
+        read_model_config("models/ensemble")
+        == read_model_config("models/members/base")
+        == ModelConfig.from_params(params)
+    )
     assert load_transformer("models/ensemble/encoder").config.hidden_size == 16
 
 

@@ -12,7 +12,7 @@ from bertrio.config import Params, member_params
 from bertrio.core.tasks import Array, Predicted, Task
 
 if TYPE_CHECKING:
-    from bertrio.model.trained import TrainedModel
+    from bertrio.inference.trained_model import TrainedModel
 
 
 ENSEMBLE = "ensemble"  # the name and folder of a soup
@@ -45,8 +45,8 @@ class Scorer:
             UserError: if a model is missing or damaged.
         """
         from bertrio.core.runtime import set_up
-        from bertrio.model.about import encoder_width
-        from bertrio.model.trained import TrainedModel
+        from bertrio.inference.trained_model import TrainedModel
+        from bertrio.model.config import encoder_width
         from bertrio.training.build import fine_enough
 
         members = list(params.ensemble.members)

@@ -22,9 +22,8 @@ from bertrio.core.runtime import choose
 from bertrio.core.tasks import TEXT_COLUMNS, Array, Predicted, Task
 from bertrio.data.table import Unusable, clean_text
 from bertrio.evaluation.ensembling import RULES, combine_answers, picks_of
-from bertrio.model.about import FILE as ABOUT
-from bertrio.model.about import encoder_width
-from bertrio.model.trained import TrainedModel
+from bertrio.inference.trained_model import TrainedModel
+from bertrio.model.config import CONFIG_FILE, encoder_width
 
 Row = str | tuple[str, str]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
@@ -109,13 +108,13 @@ class Predictor:
             runtime = choose(device, precision, encoder_width(where / "encoder"))
             return TrainedModel.load(where, runtime, batch_size)
 
-        if (folder / ABOUT).exists():
+        if (folder / CONFIG_FILE).exists():
             model = loaded(folder)
             return cls({folder.name: model}, {task: {folder.name: 1.0} for task in model.tasks})
         if not (folder / ENSEMBLE).exists():
             raise UserError(
-                f"{path}: found neither {ABOUT} nor {ENSEMBLE} there, expected a run's folder models, or the folder "
-                "of one model, such as models/members/base; dvc repro makes them"
+                f"{path}: found neither {CONFIG_FILE} nor {ENSEMBLE} there, expected a run's folder models, or the "
+                "folder of one model, such as models/members/base; dvc repro makes them"
             )
         ensemble = read_ensemble(folder)
         asked = [name for name in ensemble.members if any(shares.get(name) for shares in ensemble.weights.values())]
@@ -232,7 +231,7 @@ def read_ensemble(folder: str | Path) -> Ensemble:
     if found.combine not in RULES:
         raise UserError(
             f"{path}: combine: found {found.combine!r}, expected one of {_listed(RULES)}; a soup has a "
-            f"{ABOUT} beside it; {AGAIN}"
+            f"{CONFIG_FILE} beside it; {AGAIN}"
         )
     for task, shares in found.weights.items():
         if not set(shares) <= set(found.members) or not _are_weights(shares.values(), found.combine):

@@ -18,7 +18,7 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import whole_file, write_json
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import HeadOutput, Target
-from bertrio.model.about import FILE, About, read_about
+from bertrio.model.config import CONFIG_FILE, ModelConfig, read_model_config
 from bertrio.model.encoder import Encoder, Tokens, check_length, load_transformer, recompute_hidden_states
 from bertrio.model.heads import build_heads
 from bertrio.model.lora import add_lora
@@ -119,35 +119,35 @@ def load_model(folder: str | Path, runtime: Runtime) -> MultitaskModel:
     """
     folder = Path(folder)
     heads = need(folder / HEADS_FILE)
-    about = read_about(folder)
+    config = read_model_config(folder)
     with torch.random.fork_rng(devices=[]):  # weights that are drawn only to be replaced
-        model = MultitaskModel(*_parts(about, load_transformer(folder / "encoder")), runtime)
+        model = MultitaskModel(*_parts(config, load_transformer(folder / "encoder")), runtime)
     load_heads(model, folder)
     lost = sorted(set(model.heads.state_dict()) - set(_read_heads(heads)))
     if lost:
-        raise UserError(f"{heads}: lacks {lost[0]}, which {FILE} beside it speaks of; run the finetune stage again")
+        raise UserError(f"{heads}: lacks {lost[0]}, which {CONFIG_FILE} names; run the finetune stage again")
     return model.eval()
 
 
 def _parts(
-    about: Params | About, transformer: nn.Module, frozen: bool = False
+    config: Params | ModelConfig, transformer: nn.Module, frozen: bool = False
 ) -> tuple[Encoder, dict[str, nn.Module], dict[str, Target]]:
-    """The encoder, and heads and targets by task, of a model as `about` describes it; heads are fresh."""
-    encoder = Encoder(transformer, about.encoder.pooling, frozen)
-    targets = {name: task.target for name, task in build_tasks(about).items()}
-    specs = {name: task.head_spec(name, about.sharing) for name, task in about.tasks.items()}
-    sharing = [name for name in about.sharing.tasks if name in specs]
-    heads = build_heads(specs, encoder.size, about.sharing.layer if len(sharing) > 1 else "none", sharing)
+    """The encoder, and heads and targets by task, of a model that `config` describes; heads are fresh."""
+    encoder = Encoder(transformer, config.encoder.pooling, frozen)
+    targets = {name: task.target for name, task in build_tasks(config).items()}
+    specs = {name: task.head_spec(name, config.sharing) for name, task in config.tasks.items()}
+    sharing = [name for name in config.sharing.tasks if name in specs]
+    heads = build_heads(specs, encoder.size, config.sharing.layer if len(sharing) > 1 else "none", sharing)
     return encoder, heads, targets
 
 
-def save_model(model: MultitaskModel, folder: str | Path, about: About, tokenizer: str | Path) -> None:
+def save_model(model: MultitaskModel, folder: str | Path, config: ModelConfig, tokenizer: str | Path) -> None:
     """Writes a model folder, which needs nothing beside it: encoder/, heads.safetensors and bertrio.json.
 
     Args:
         model: what to save.
         folder: what to write.
-        about: what the model is, for bertrio.json.
+        config: what the model is, for bertrio.json.
         tokenizer: the tokenizer's folder. Its files go into encoder/, which then is what transformers expects of one.
     """
     folder = Path(folder)
@@ -155,7 +155,7 @@ def save_model(model: MultitaskModel, folder: str | Path, about: About, tokenize
     for file in sorted(need(tokenizer).iterdir()):
         shutil.copyfile(file, folder / "encoder" / file.name)
     save_heads(model, list(model.heads), folder)
-    write_json(folder / FILE, about.as_json(), digits=None)
+    write_json(folder / CONFIG_FILE, config.as_json(), digits=None)
 
 
 def save_heads(model: MultitaskModel, tasks: list[str], folder: str | Path) -> None:

@@ -17,7 +17,7 @@ from bertrio.core.files import whole_folder, write_csv, write_json
 from bertrio.core.runtime import Runtime
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
-from bertrio.model.about import About
+from bertrio.model.config import ModelConfig
 from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
 from bertrio.training.build import build_trainer, fine_enough
 from bertrio.training.checkpoints import Checkpoints
@@ -93,7 +93,7 @@ def finetune(
             tables.append(predict(kept, test, "test", params.finetune.eval_batch_size))
         if main:
             with whole_folder(model_folder) as folder:
-                save_model(kept, folder, About.of(params), inputs.tokenizer)
+                save_model(kept, folder, ModelConfig.from_params(params), inputs.tokenizer)
             write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
             write_json(f"{predictions}/summary.json", course.selection.summary())
             write_history(course.lines, history)

@@ -61,7 +61,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
         return {"epochs": 0}, {}
 
     from bertrio.core.runtime import set_up
-    from bertrio.model.about import encoder_width
+    from bertrio.model.config import encoder_width
     from bertrio.model.multitask import save_heads  # torch and transformers take seconds to import: only if needed
     from bertrio.training.course import told
     from bertrio.training.data import load_split

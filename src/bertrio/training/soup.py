@@ -156,7 +156,7 @@ class Kitchen:
 
     def __init__(self, params: Params, members: Mapping[str, Params], models: str, splits: str, tokenizer: str) -> None:
         from bertrio.core.runtime import set_up
-        from bertrio.model.about import encoder_width, read_about
+        from bertrio.model.config import encoder_width, read_model_config
         from bertrio.model.multitask import load_model
         from bertrio.training.data import load_split
 
@@ -164,9 +164,9 @@ class Kitchen:
         runtime = set_up(**params.runtime.model_dump(), width=encoder_width(Path(models) / first / "encoder"))
         self.states = {name: _weights(load_model(Path(models) / name, runtime)) for name in members}
         self.model = load_model(Path(models) / first, runtime)
-        abouts = [read_about(Path(models) / name) for name in members]
-        trained = [task for task in abouts[0].tasks if any(task in about.trained for about in abouts)]
-        self.about, self.tokenizer = abouts[0].model_copy(update={"trained": trained}), tokenizer
+        configs = [read_model_config(Path(models) / name) for name in members]
+        trained = [task for task in configs[0].tasks if any(task in config.trained for config in configs)]
+        self.config, self.tokenizer = configs[0].model_copy(update={"trained": trained}), tokenizer
         self.tasks, self.batch_size = build_tasks(params), params.finetune.eval_batch_size
         self.splits = {name: load_split(members[first], name, splits, tokenizer) for name in ("dev", "test")}
 
@@ -195,7 +195,7 @@ class Kitchen:
         """Writes the model as it is."""
         from bertrio.model.multitask import save_model
 
-        save_model(self.model, folder, self.about, self.tokenizer)
+        save_model(self.model, folder, self.config, self.tokenizer)
 
     def _fill(self, chosen: Sequence[str]) -> None:
         self.model.load_state_dict(average({name: self.states[name] for name in chosen}))

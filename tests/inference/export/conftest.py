@@ -10,7 +10,7 @@ import yaml
 
 from bertrio.config import load_params, merged, read_yaml
 from bertrio.core.runtime import Runtime, set_up
-from bertrio.model.about import About
+from bertrio.model.config import ModelConfig
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, save_model
 
@@ -33,7 +33,7 @@ def make_model(root, tokenizer_folder, tmp_path_factory):
         set_up(1, "cpu", "float32")
         initial_transformer(params.encoder, 200).save_pretrained(work / "start")
         model = build_model(params, work / "start", Runtime(torch.device("cpu"), torch.float32))
-        save_model(model, work / "base", About.of(params), tokenizer_folder)
+        save_model(model, work / "base", ModelConfig.from_params(params), tokenizer_folder)
         return work / "base"
 
     return make

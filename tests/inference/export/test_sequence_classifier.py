@@ -18,7 +18,7 @@ OWN_SIZES = {
                    "position_buckets": 8, "norm_rel_ebd": "layer_norm", "position_biased_input": False,
                    "type_vocab_size": 0},
 }  # fmt: skip
-ABOUT = {"id2label": {0: "a", 1: "b", 2: "c"}, "problem_type": "single_label_classification"}
+CONFIG_FILE = {"id2label": {0: "a", 1: "b", 2: "c"}, "problem_type": "single_label_classification"}
 CLASSES = 3
 
 
@@ -46,7 +46,7 @@ def batch():
 
 def difference(model, pooling, weight, bias):
     """Between the classifier and the head on the pooled vectors, as a share of the largest logit."""
-    classifier = build_classifier(model, pooling, weight, bias, ABOUT)
+    classifier = build_classifier(model, pooling, weight, bias, CONFIG_FILE)
     tokens = batch()
     with torch.inference_mode():
         expected = POOLINGS[pooling](model(**tokens), tokens["attention_mask"]) @ weight.T + bias
@@ -75,7 +75,7 @@ def test_small_and_large_logits_come_through_alike(kind, pooling, scale):
 def test_the_mean_costs_one_layer_and_the_others_none():
     model = transformer("bert")
     layers = {
-        pooling: build_classifier(model, pooling, *head(), ABOUT).config.num_hidden_layers for pooling in POOLINGS
+        pooling: build_classifier(model, pooling, *head(), CONFIG_FILE).config.num_hidden_layers for pooling in POOLINGS
     }
     assert layers == {"cls": 2, "mean": 3, "pooler": 2}
 
@@ -83,7 +83,7 @@ def test_the_mean_costs_one_layer_and_the_others_none():
 def test_the_encoder_itself_stays_as_it_was():
     model = transformer("bert")
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    build_classifier(model, "mean", *head(), ABOUT)
+    build_classifier(model, "mean", *head(), CONFIG_FILE)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.config.num_hidden_layers == 2
 
@@ -91,4 +91,4 @@ def test_the_encoder_itself_stays_as_it_was():
 def test_an_unknown_architecture_is_named_with_those_that_are_known():
     model = transformers.MPNetModel(transformers.MPNetConfig(**SIZES))
     with pytest.raises(ValueError, match="mpnet models, only for bert, "):
-        build_classifier(model, "cls", *head(), ABOUT)
+        build_classifier(model, "cls", *head(), CONFIG_FILE)

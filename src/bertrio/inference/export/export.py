@@ -18,7 +18,7 @@ from bertrio.inference.export import huggingface, onnx, sentence_transformer
 from bertrio.inference.export.huggingface import class_names
 from bertrio.inference.export.source import Row, Source
 
-ABOUT = "export.json"  # in every export: what it is
+CONFIG_FILE = "export.json"  # in every export: what it is
 TOLERANCE = 1e-4  # between an export and the model, as a share of the largest number where that is above 1
 
 
@@ -105,7 +105,7 @@ def export_model(
         kind.write(source, of, folder)
         if int8:
             onnx.quantise(folder)
-        write_json(folder / ABOUT, _about(source, format, of, int8))
+        write_json(folder / CONFIG_FILE, _about(source, format, of, int8))
         difference = _difference(kind.read(source, of, folder, rows), kind.expected(source, of, rows))
         if not int8 and not difference <= TOLERANCE:
             raise UserError(
@@ -146,13 +146,13 @@ def _check_place(model: Path, to: Path) -> None:
         raise UserError(f"--to {to}: is in or around the model's folder {model}; name another place")
     if to.is_dir() and not any(to.iterdir()):
         return
-    if to.exists() and not (to / ABOUT).is_file():
-        raise UserError(f"--to {to}: is there and no former export (it has no {ABOUT}); name another place")
+    if to.exists() and not (to / CONFIG_FILE).is_file():
+        raise UserError(f"--to {to}: is there and no former export (it has no {CONFIG_FILE}); name another place")
 
 
 def _about(source: Source, format: str, task: Task | None, int8: bool) -> dict[str, Any]:
     """What export.json says: what the folder holds, and how its answers are to be read."""
-    encoder = source.about.encoder
+    encoder = source.config.encoder
     found = {"format": format, "pooling": encoder.pooling, "max_length": encoder.max_length}
     if task is None:
         return found

@@ -30,7 +30,7 @@ def read_encoder(source: Source, task: None, folder: Path, rows: Sequence[Row]) 
 
     tokens = tokenised(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
     model = AutoModel.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True)
-    return POOLINGS[source.about.encoder.pooling](model.eval()(**tokens), tokens["attention_mask"])
+    return POOLINGS[source.config.encoder.pooling](model.eval()(**tokens), tokens["attention_mask"])
 
 
 def write_classifier(source: Source, task: Task, folder: Path) -> None:
@@ -49,7 +49,7 @@ def write_classifier(source: Source, task: Task, folder: Path) -> None:
     if type(head) is not Linear:
         raise UserError(f"task {task.name}: only a head linear can be a classifier of transformers; {others}")
     weight, bias = as_logits(task.target, head.output.weight.detach(), head.output.bias.detach())
-    encoder, pooling = source.model.encoder, source.about.encoder.pooling
+    encoder, pooling = source.model.encoder, source.config.encoder.pooling
     if pooling not in POOLINGS:
         raise UserError(
             f"encoder.pooling: found {pooling}, and a classifier of transformers can only have {', '.join(POOLINGS)}; "

@@ -80,7 +80,7 @@ def write_graph(source: Source, task: Task, folder: Path) -> None:
     rows = list(TRACED) if task.kind == "single" else [TRACED, TRACED[::-1]]
     texts = source.tokens(task, rows)
     fields = source.fields
-    batch, most = torch.export.Dim("batch"), source.about.encoder.max_length
+    batch, most = torch.export.Dim("batch"), source.config.encoder.max_length
     lengths = [torch.export.Dim(f"length{side}", max=most) for side in SIDES[: len(texts)]]
     try:
         with torch.no_grad(), _quiet():

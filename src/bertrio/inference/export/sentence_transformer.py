@@ -114,7 +114,7 @@ def _pooled(source: Source) -> list[Any]:
     """The modules that turn a text into its pooled vector."""
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-    encoder, pooling = source.model.encoder, source.about.encoder.pooling
+    encoder, pooling = source.model.encoder, source.config.encoder.pooling
     if pooling not in POOLINGS:
         raise UserError(
             f"encoder.pooling: found {pooling}, and sentence-transformers can only have {', '.join(POOLINGS)}; "
@@ -123,7 +123,7 @@ def _pooled(source: Source) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:  # the module only loads from one
         encoder.save(folder)
         source.save_tokenizer(folder)
-        transformer = Transformer(folder, max_seq_length=source.about.encoder.max_length)
+        transformer = Transformer(folder, max_seq_length=source.config.encoder.max_length)
     modules = [transformer, Pooling(encoder.size, pooling_mode="mean" if pooling == "mean" else "cls")]
     if pooling == "pooler":
         modules.append(_dense(_pooler_of(encoder.transformer), nn.Tanh()))

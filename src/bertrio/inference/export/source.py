@@ -16,7 +16,7 @@ from bertrio.config import build_tasks
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import Task
-from bertrio.model.about import FILE, About, read_about
+from bertrio.model.config import CONFIG_FILE, ModelConfig, read_model_config
 from bertrio.model.encoder import Tokens
 from bertrio.model.multitask import HEADS_FILE, MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
@@ -32,14 +32,14 @@ class Source:
 
     Attributes:
         folder: as finetune or a soup wrote it.
-        about: what its bertrio.json says.
+        config: what its bertrio.json says.
         tasks: by name.
         model: without dropout.
         tokenizer: of the encoder; its `model_max_length` is what the model was trained with.
     """
 
     folder: Path
-    about: About
+    config: ModelConfig
     tasks: dict[str, Task]
     model: MultitaskModel
     tokenizer: Any
@@ -54,9 +54,9 @@ class Source:
         folder = Path(folder)
         if not (folder / HEADS_FILE).exists():
             raise _no_model(folder)
-        about = read_about(folder)
+        config = read_model_config(folder)
         model = load_model(folder, Runtime(torch.device("cpu"), torch.float32))
-        return cls(folder, about, build_tasks(about), model, fresh_tokenizer(folder, about))
+        return cls(folder, config, build_tasks(config), model, fresh_tokenizer(folder, config))
 
     def task(self, name: str | None) -> Task:
         """The task of that name, or the only one there is.
@@ -70,7 +70,7 @@ class Source:
         task = self.tasks.get(next(iter(self.tasks)) if name is None else name)
         if task is None:
             raise UserError(f"--task: found {name}, expected one of {known}, the tasks of {self.folder}")
-        if task.name not in self.about.trained:
+        if task.name not in self.config.trained:
             raise UserError(f"--task: found {task.name}, which {self.folder} was not trained on: its head is random")
         return task
 
@@ -81,7 +81,7 @@ class Source:
 
     def save_tokenizer(self, folder: str | Path) -> None:
         """Writes the tokenizer's files; a fresh one, as what it was asked last would go into them."""
-        fresh_tokenizer(self.folder, self.about).save_pretrained(str(folder))
+        fresh_tokenizer(self.folder, self.config).save_pretrained(str(folder))
 
     def tokens(self, task: Task, rows: Sequence[Row]) -> tuple[Tokens, ...]:
         """The rows as the task's model takes them: one batch of tokens [B, T], or one for each text of a pair."""
@@ -111,15 +111,15 @@ class Source:
             task: whose rows; None: single texts.
         """
         words, draw = _words(self.tokenizer), random.Random(0)
-        counts = [*PROBE_WORDS, self.about.encoder.max_length]
+        counts = [*PROBE_WORDS, self.config.encoder.max_length]
         texts = [" ".join(draw.choices(words, k=count)) for count in counts]
         return list(texts) if task is None or task.kind == "single" else list(zip(texts, texts[3:] + texts[:3]))
 
 
-def fresh_tokenizer(folder: Path, about: About) -> Any:
+def fresh_tokenizer(folder: Path, config: ModelConfig) -> Any:
     """The tokenizer of a model folder, which cuts texts at the model's own length."""
     tokenizer = load_tokenizer(folder / "encoder")
-    tokenizer.model_max_length = about.encoder.max_length
+    tokenizer.model_max_length = config.encoder.max_length
     return tokenizer
 
 
@@ -143,7 +143,7 @@ def _words(tokenizer: Any) -> list[str]:
 def _no_model(folder: Path) -> UserError:
     """Why there is nothing to export in `folder`."""
     members = folder / "members" if (folder / "members").is_dir() else folder.parent / "members"
-    models = sorted(str(path.parent) for path in members.glob(f"*/{FILE}"))
+    models = sorted(str(path.parent) for path in members.glob(f"*/{CONFIG_FILE}"))
     advice = f"; export one model: {', '.join(models)}" if models else ""
     if (folder / "ensemble.json").exists():
         soup = ", or make one model of all members with ensemble.combine: uniform_soup"

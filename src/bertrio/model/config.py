@@ -1,4 +1,4 @@
-"""bertrio.json: what a model folder says of itself, which is all that it takes to run the model without params.yaml."""
+"""bertrio.json: the description in a model folder, which replaces params.yaml when the model runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json
 from bertrio.core.options import Count, Group
 
-FILE = "bertrio.json"
+CONFIG_FILE = "bertrio.json"
 WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what architectures call it: BERT, DistilBERT, T5, GPT-2
 OF_TRAINING = {"batch_size", "epochs", "data"}  # what is left out of a task's params
 
@@ -24,15 +24,15 @@ def _without_training(task: Any) -> Any:
     return {"batch_size": 1, **task} if isinstance(task, dict) else task
 
 
-class AboutEncoder(Group):
+class EncoderConfig(Group):
     """How texts are cut, and how their hidden states become one vector."""
 
     pooling: PoolingName
     max_length: Count
 
 
-class About(Group):
-    """What a model is.
+class ModelConfig(Group):
+    """Description of a trained model.
 
     Attributes:
         format: of bertrio.json; to be raised when what it holds changes its meaning.
@@ -46,37 +46,37 @@ class About(Group):
     tasks: dict[str, Annotated[TaskParams, BeforeValidator(_without_training)]]
     trained: list[str]
     sharing: SharingParams
-    encoder: AboutEncoder
+    encoder: EncoderConfig
 
     @classmethod
-    def of(cls, params: Params) -> About:
-        """What is to be said of a model that was trained with `params`."""
+    def from_params(cls, params: Params) -> ModelConfig:
+        """Describe a model that was trained with `params`."""
         first = [params.prefinetune.task] if params.prefinetune.epochs else []
         return cls(
             tasks={name: task.model_dump(exclude=OF_TRAINING) for name, task in params.tasks.items()},
             trained=[name for name in params.tasks if name in (*params.trains, *first)],
             sharing=params.sharing,
-            encoder=AboutEncoder(pooling=params.encoder.pooling, max_length=params.encoder.max_length),
+            encoder=EncoderConfig(pooling=params.encoder.pooling, max_length=params.encoder.max_length),
         )
 
     def as_json(self) -> dict[str, Any]:
-        """What `read_about` reads."""
+        """Return the content of bertrio.json."""
         return self.model_dump(exclude={"tasks": {"__all__": OF_TRAINING}})
 
 
-def read_about(folder: str | Path) -> About:
-    """What the bertrio.json in `folder` says.
+def read_model_config(folder: str | Path) -> ModelConfig:
+    """Read the bertrio.json in `folder`.
 
     Raises:
         UserError: if there is none, it is damaged, or an older version of bertrio wrote it.
     """
-    path = need(Path(folder) / FILE)
+    path = need(Path(folder) / CONFIG_FILE)
     try:
         raw = read_json(path)
         if not isinstance(raw, dict) or "format" not in raw:
             raise ValueError("format: found none, expected 1")
         raw.pop("plugins", None)  # of folders that older versions wrote
-        return About.model_validate(raw)
+        return ModelConfig.model_validate(raw)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))

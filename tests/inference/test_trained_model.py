@@ -5,10 +5,10 @@ import torch
 
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import Runtime, set_up
-from bertrio.model.about import About, read_about
+from bertrio.inference.trained_model import TrainedModel
+from bertrio.model.config import ModelConfig, read_model_config
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, load_model, save_model
-from bertrio.model.trained import TrainedModel
 
 TEXTS = pd.DataFrame({"text": ["a good film", "why", "is this a good question or a bad one", "bad", "the film is bad"]})
 PAIRS = pd.DataFrame({"text_a": TEXTS["text"], "text_b": TEXTS["text"][::-1].tolist()})
@@ -24,7 +24,7 @@ def folder(default_params, tokenizer, tokenizer_folder, tmp_path_factory):
     set_up(1, "cpu", "float32")
     initial_transformer(default_params.encoder, len(tokenizer)).save_pretrained(folder / "start")
     model = build_model(default_params, folder / "start", runtime())
-    save_model(model, folder / "saved", About.of(default_params), tokenizer_folder)
+    save_model(model, folder / "saved", ModelConfig.from_params(default_params), tokenizer_folder)
     return folder / "saved"
 
 
@@ -58,8 +58,8 @@ def test_outputs_that_are_not_finite_are_an_error(folder):
 
 
 def test_a_model_says_of_itself_what_params_said(folder, default_params):
-    found = read_about(folder)
-    assert found == About.of(default_params)
+    found = read_model_config(folder)
+    assert found == ModelConfig.from_params(default_params)
     assert found.trained == list(default_params.tasks) and found.encoder.max_length == default_params.encoder.max_length
     saved = (folder / "bertrio.json").read_text()
     assert "batch_size" not in saved and "epochs" not in saved
@@ -69,5 +69,5 @@ def test_a_task_that_was_trained_first_and_alone_counts_as_trained(default_param
     schedule = default_params.schedule.model_copy(update={"tasks": ["sst"]})
     prefinetune = default_params.prefinetune.model_copy(update={"task": "qqp", "epochs": 1})
     params = default_params.model_copy(update={"schedule": schedule})
-    assert About.of(params).trained == ["sst"]
-    assert About.of(params.model_copy(update={"prefinetune": prefinetune})).trained == ["sst", "qqp"]
+    assert ModelConfig.from_params(params).trained == ["sst"]
+    assert ModelConfig.from_params(params.model_copy(update={"prefinetune": prefinetune})).trained == ["sst", "qqp"]

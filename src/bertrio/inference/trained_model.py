@@ -16,7 +16,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import Array, Predicted, Task
 from bertrio.data.batches import Batch, Rows
-from bertrio.model.about import read_about
+from bertrio.model.config import read_model_config
 from bertrio.model.multitask import MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
 
@@ -61,10 +61,10 @@ class TrainedModel:
         Raises:
             UserError: if there is none, or a part of it is missing or damaged.
         """
-        network, about = load_model(folder, runtime), read_about(folder)
+        network, config = load_model(folder, runtime), read_model_config(folder)
         tokenizer = load_tokenizer(Path(folder) / "encoder")
-        length = about.encoder.max_length
-        return cls(Path(folder).name, network, tokenizer, build_tasks(about), about.trained, length, batch_size)
+        length = config.encoder.max_length
+        return cls(Path(folder).name, network, tokenizer, build_tasks(config), config.trained, length, batch_size)
 
     @torch.inference_mode()
     def predict(self, task: str, texts: pd.DataFrame) -> Predicted:

@@ -59,7 +59,8 @@ def figure(evaluation: Mapping[str, Any], split: str, task: str, metric: str | N
     values, ends = (part.get(split, {}).get(task) for part in (evaluation, evaluation.get("intervals", {})))
     if metric is not None:
         values, ends = ((part or {}).get(metric) for part in (values, ends))
-    return Figure(values, *(ends or (None, None)), drawn=metric not in UNBOUNDED)
+    low, high = ends or (None, None)
+    return Figure(values, low, high, drawn=metric not in UNBOUNDED)
 
 
 def metrics(evaluation: Mapping[str, Any]) -> pd.DataFrame:
@@ -139,7 +140,7 @@ def challenges(content: Mapping[str, Any]) -> pd.DataFrame:
 
 def _challenge(entry: Mapping[str, Any], metric: str) -> Figure:
     ends = entry.get("intervals", {}).get(metric) or (None, None)
-    return Figure(entry[metric], *ends, drawn=metric not in UNBOUNDED)
+    return Figure(entry[metric], ends[0], ends[1], drawn=metric not in UNBOUNDED)
 
 
 def asked_models(robustness: Mapping[str, Any], challenges: Mapping[str, Any]) -> dict[str, str]:

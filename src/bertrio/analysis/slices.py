@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,9 @@ NEGATIONS = (  # beside all that ends in n't
 )  # fmt: skip
 
 
-Slices = pd.Categorical  # of N rows, its categories being all slices of the family in the order to show them in
+Slices: TypeAlias = (
+    pd.Categorical
+)  # of N rows, its categories being all slices of the family in the order to show them in
 
 
 @dataclass(frozen=True)
@@ -107,9 +110,8 @@ def overlap(facts: Facts) -> Slices:
 def misleading_overlap(facts: Facts) -> Slices:
     """Pairs whose shared words point the wrong way, and all others; a score above the middle counts as alike."""
     target = facts.task.target
-    score = isinstance(target, Score)
-    yes, no = ("alike", "not alike") if score else ("a paraphrase", "not a paraphrase")
-    alike = facts.labels > ((target.low + target.high) / 2 if score else 0.5)
+    yes, no = ("alike", "not alike") if isinstance(target, Score) else ("a paraphrase", "not a paraphrase")
+    alike = facts.labels > ((target.low + target.high) / 2 if isinstance(target, Score) else 0.5)
     tricky = np.select(
         [~alike & (facts.overlap >= OVERLAPS[1]), alike & (facts.overlap < OVERLAPS[0])], [0, 1], default=2
     )
@@ -119,7 +121,7 @@ def misleading_overlap(facts: Facts) -> Slices:
 def label(facts: Facts) -> Slices:
     """The class, or the part of the range that the score is in."""
     target = facts.task.target
-    if target.discrete:
+    if not isinstance(target, Score):
         classes = facts.labels.astype(np.int64)
         return pd.Categorical.from_codes(classes, [f"label {target.name_of(i)}" for i in range(max(2, target.size))])
     edges = np.linspace(target.low, target.high, BANDS + 1)

@@ -340,7 +340,7 @@ def _ece(scored: Scored) -> Weighted:
 
 def _brier_rows(scored: Scored) -> Array:
     """[N, 1]."""
-    return calibration.brier_terms(scored.probabilities, scored.labels)[:, None]
+    return calibration.brier_terms(scored.class_probabilities, scored.labels)[:, None]
 
 
 def _squared_errors(scored: Scored) -> Array:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # half a second to import, and whoever imports this module ma
 
 INK, MUTED, FAINT, RED = "#1f2937", "#6b7280", "#e5e7eb", "#d62728"
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe and Ito: for all kinds of sight
-STYLE = {
+STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
     "font.size": 9,
     "text.color": INK,
@@ -65,7 +65,8 @@ def titled(figure: Figure, title: str, under: str, right: float = 1.0) -> None:
     width, height = figure.get_size_inches()
     lines = textwrap.wrap(under, int((width - 2 * EDGE) / LETTER), break_long_words=False, break_on_hyphens=False)
     top = 0.62 + 0.15 * (len(lines) - 1)
-    figure.get_layout_engine().set(rect=(0, 0, right, 1 - top / height), h_pad=0.06, w_pad=0.08)
+    engine: Any = figure.get_layout_engine()  # a ConstrainedLayoutEngine, see `picture`
+    engine.set(rect=(0, 0, right, 1 - top / height), h_pad=0.06, w_pad=0.08)
     figure.text(EDGE / width, 1 - 0.12 / height, title, fontsize=12, fontweight="bold", va="top")
     figure.text(EDGE / width, 1 - 0.38 / height, "\n".join(lines), fontsize=8.5, color=MUTED, va="top")
 
@@ -74,4 +75,4 @@ def colours_of(count: int) -> Sequence[Any]:
     """As many colours, told apart with ease while they are few."""
     from matplotlib import colormaps
 
-    return LINES if count <= len(LINES) else colormaps["turbo"](np.linspace(0.05, 0.95, count))
+    return LINES if count <= len(LINES) else list(colormaps["turbo"](np.linspace(0.05, 0.95, count)))

@@ -42,7 +42,8 @@ def vote(said: Predicted) -> Predicted:
     Ties between classes go to the larger summed probability, and then to the lowest class.
     """
     if said.probabilities is None:
-        return Predicted(np.median(said.values, axis=0), None, np.median(said.scores, axis=0))
+        scores = None if said.scores is None else np.median(said.scores, axis=0)
+        return Predicted(np.median(said.values, axis=0), None, scores)
     votes = (said.values[:, :, None] == np.arange(said.probabilities.shape[2])).sum(axis=0)
     most = votes == votes.max(axis=1, keepdims=True)
     probabilities = mean_of_members(said.probabilities)
@@ -53,7 +54,8 @@ def vote(said: Predicted) -> Predicted:
 def mean(said: Predicted) -> Predicted:
     """The class of the largest mean probability (binary: yes above 0.5), the lowest of equals; or the mean score."""
     if said.probabilities is None:
-        return Predicted(mean_of_members(said.values), None, mean_of_members(said.scores))
+        scores = None if said.scores is None else mean_of_members(said.scores)
+        return Predicted(mean_of_members(said.values), None, scores)
     return _likeliest(mean_of_members(said.probabilities))
 
 
@@ -238,8 +240,9 @@ def combine_answers(said: Sequence[Predicted], how: str, weights: Sequence[float
     if how not in RULES:
         raise ValueError(f"combine: found {how!r}, expected one of {', '.join(RULES)}")
     picked = picks_of(weights) if how == "greedy" else list(range(len(said)))
-    parts = [None if of[0] is None else np.stack(of) for of in zip(*said)]
-    return _blend(COMBINE.get(how, mean), Predicted(*parts), picked)
+    probabilities, scores = (None if parts[0] is None else np.stack(parts) for parts in list(zip(*said))[1:])
+    stacked = Predicted(np.stack([one.values for one in said]), probabilities, scores)
+    return _blend(COMBINE.get(how, mean), stacked, picked)
 
 
 def picks_of(weights: Sequence[float]) -> list[int]:
@@ -283,7 +286,7 @@ def _combine_task(frames: Mapping[str, pd.DataFrame], how: str, task: Task) -> t
         first = mark_selection(first)
         rows = np.flatnonzero((first["split"] == SELECTION) & first["label"].notna())
         labels, metric = first["label"].to_numpy(np.float64)[rows], METRICS[task.target.metrics[0]]
-        chosen_on = Predicted(*[None if part is None else part[:, rows] for part in said])
+        chosen_on = _each(said, lambda part: part[:, rows])
         picked = pick_members(chosen_on, lambda result: metric(Scored(labels, result.values, result.probabilities)))
     result = _blend(COMBINE.get(how, mean), said, picked)
     nothing = [None] * len(first)
@@ -298,8 +301,14 @@ def _combine_task(frames: Mapping[str, pd.DataFrame], how: str, task: Task) -> t
 def _blend(rule: Callable[[Predicted], Predicted], said: Predicted, picked: Sequence[int]) -> Predicted:
     """What the picked members say together; one alone is left as it is, down to its rounding errors."""
     if len(picked) == 1:
-        return Predicted(*[None if part is None else part[picked[0]] for part in said])
-    return rule(Predicted(*[None if part is None else part[picked] for part in said]))
+        return _each(said, lambda part: part[picked[0]])
+    return rule(_each(said, lambda part: part[picked]))
+
+
+def _each(said: Predicted, change: Callable[[Array], Array]) -> Predicted:
+    """Apply `change` to the values, and to the probabilities or scores."""
+    probabilities, scores = (None if part is None else change(part) for part in said[1:])
+    return Predicted(change(said.values), probabilities, scores)
 
 
 def _said(frames: Mapping[str, pd.DataFrame], task: Task) -> Predicted:

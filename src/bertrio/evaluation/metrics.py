@@ -55,7 +55,18 @@ class Scored:
     @property
     def confidence(self) -> Array:
         """[N], the probability of the class that was predicted (which a vote may choose against the largest)."""
-        return self.probabilities[np.arange(len(self.labels)), self.predictions.astype(np.int64)]
+        return self.class_probabilities[np.arange(len(self.labels)), self.predictions.astype(np.int64)]
+
+    @property
+    def class_probabilities(self) -> Array:
+        """[N, C], of a task with classes.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if self.probabilities is None:
+            raise ValueError("scores have no probabilities of classes")
+        return self.probabilities
 
 
 # Classes: functions of counts [..., C, C] of (label, prediction)
@@ -164,15 +175,19 @@ def average_precision(yes: Array, no: Array) -> Array:
 
 def thresholds(scored: Scored) -> tuple[NDArray[np.int64], int]:
     """The rank [N] of each row's probability of class 1 among the G distinct ones, from 0, and G."""
-    values, rank = np.unique(scored.probabilities[:, 1], return_inverse=True)
+    values, rank = np.unique(scored.class_probabilities[:, 1], return_inverse=True)
     return rank, len(values)
+
+
+def _on_counts(metric: Callable[[Array], Array]) -> Callable[[Scored], float]:
+    return lambda scored: float(metric(count(scored)))
 
 
 def _at_thresholds(metric: Callable[[Array, Array], Array]) -> Callable[[Scored], float]:
     def measure(scored: Scored) -> float:
         rank, size = thresholds(scored)
-        yes = np.bincount(rank, weights=scored.labels, minlength=size)
-        return float(metric(yes, np.bincount(rank, minlength=size) - yes))
+        yes = np.bincount(rank, weights=scored.labels, minlength=size).astype(np.float64)
+        return float(metric(yes, np.bincount(rank, minlength=size).astype(np.float64) - yes))
 
     return measure
 
@@ -219,7 +234,7 @@ def ece(scored: Scored) -> float:
 
 def brier(scored: Scored) -> float:
     """Brier's score, see `calibration.brier`."""
-    return calibration.brier(scored.probabilities, scored.labels)
+    return calibration.brier(scored.class_probabilities, scored.labels)
 
 
 ON_COUNTS: dict[str, Callable[[Array], Array]] = {
@@ -230,7 +245,7 @@ ON_THRESHOLDS: dict[str, Callable[[Array, Array], Array]] = {
     "average_precision": average_precision,
 }
 METRICS: dict[str, Callable[[Scored], float]] = {
-    **{name: lambda scored, metric=metric: float(metric(count(scored))) for name, metric in ON_COUNTS.items()},
+    **{name: _on_counts(metric) for name, metric in ON_COUNTS.items()},
     **{name: _at_thresholds(metric) for name, metric in ON_THRESHOLDS.items()},
     "ece": ece,
     "brier": brier,
@@ -268,7 +283,7 @@ def _evaluate_split(scored: Mapping[str, Scored], tasks: Mapping[str, Task]) -> 
         name: {metric: METRICS[metric](one) for metric in metrics[name]} for name, one in scored.items()
     }
     if len(scored) == len(tasks):
-        firsts = {name: (own[0], np.float64(results[name][own[0]])) for name, own in metrics.items()}
+        firsts = {name: (own[0], np.asarray(results[name][own[0]], np.float64)) for name, own in metrics.items()}
         results |= {name: float(value) for name, value in overall(firsts).items()}
     return results
 

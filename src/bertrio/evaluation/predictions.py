@@ -77,7 +77,7 @@ def predicted_rows(task: Task, split: str, ids: Sequence[str], labels: Array, pr
     )
 
 
-def object_column(values: Sequence[Array | None]) -> np.ndarray:
+def object_column(values: Sequence[Array | None] | Array) -> np.ndarray:
     """A one-dimensional array of objects, from arrays that numpy by itself would turn into a matrix."""
     column = np.empty(len(values), dtype=object)
     for place, value in enumerate(values):

@@ -136,7 +136,9 @@ def score_of(run: Run, metric: str) -> float:
     """The value of a task's first metric, or of an overall score."""
     if metric in run:
         return run[metric].value
-    return float(overall({task: (score.metric, np.float64(score.value)) for task, score in run.items()})[metric])
+    return float(
+        overall({task: (score.metric, np.asarray(score.value, np.float64)) for task, score in run.items()})[metric]
+    )
 
 
 def _weights(run: Run, metric: str) -> dict[str, float]:

@@ -118,7 +118,8 @@ def project(tmp_path, root):
     )
     write_text(tmp_path / "plots/history/base.csv", "epoch,step,dev_sst_accuracy\n1,1250,0.59\n")
     (tmp_path / "plots/pictures").mkdir(parents=True)
-    (tmp_path / "plots/pictures/confusion-sst.png").write_bytes(png())
+    (tmp_path / "plots/pictures/conflicts.png").write_bytes(png())
+    write_text(tmp_path / "plots/confusion/sst.csv", "gold,predicted\nfine,fine\nfine,awful\nfine,fine\n")
     return tmp_path
 
 
@@ -159,7 +160,7 @@ def test_every_section_says_what_its_file_holds(project):
         "challenges": ["paws", "677", "0.410 [0.370, 0.450]", "0.876"],
         "errors": ["preference → taste: 0 (0.98) → 4 (0.61)", "seen before (label 3, similarity 0.87)", "0.999"],
         "suspects": ["doubt", "0.910"],
-        "pictures": ["confusion, sst"],
+        "pictures": ["conflicts", "Confusion, sst", "predicted awful"],
         "settings": ["finetune.lr", "6e-05"],
         "data": ["Source: sample (seed: 0)", "30 (75%)", "empty text: 2", "bag of words", "0.526"],
         "training": ["epoch 3 was kept", "1,250"],
@@ -242,7 +243,7 @@ def test_pictures_keep_their_bytes(project):
     _, page = page_of(project)
     image = next(of for tag, of in page.elements if tag == "img")
     assert base64.b64decode(image["src"].partition(",")[2]) == png()
-    assert (image["width"], image["height"], image["alt"]) == ("1", "1", "confusion, sst")
+    assert (image["width"], image["height"], image["alt"]) == ("1", "1", "conflicts")
 
 
 def test_anchors_are_unique_and_lead_somewhere(project):
@@ -324,7 +325,7 @@ def test_settings_that_differ_from_the_last_commit_come_first(repository):
 def test_a_commit_can_be_reported(repository):
     html, page = page_of(repository, name="HEAD")
     assert EVIL in page.sections["errors"]
-    assert "confusion, sst" in page.sections["pictures"]
+    assert "conflicts" in page.sections["pictures"]
     assert "<title>HEAD · bertrio</title>" in html
 
 

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from bertrio.analysis.figures import model_caption
 from bertrio.core.tasks import Task
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
@@ -304,11 +306,23 @@ def _of_csv(value: str, kind: str) -> Cell:
 
 
 def pictures(run: Run) -> Built:
-    """Every PNG."""
+    """Confusion tables, and every PNG."""
     paths = [path for path in run.revision.files("plots") if path.endswith(".png")]
     names = [path.removeprefix("plots/").removeprefix("pictures/").removesuffix(".png") for path in paths]
     titles = [re.sub("[-/]", ", ", name, count=1).replace("_", " ") for name in names]
-    return "", [Picture(title, run.revision.read(path)) for title, path in zip(titles, paths)]
+    tables = [_confusion(run, path) for path in run.revision.files("plots/confusion")]
+    return "", [*tables, *[Picture(title, run.revision.read(path)) for title, path in zip(titles, paths)]]
+
+
+def _confusion(run: Run, path: str) -> Table:
+    """Counts of the labelled dev rows, a row a gold class and a column a predicted class."""
+    frame = pd.read_csv(io.BytesIO(run.revision.read(path)), dtype=str, keep_default_na=False)
+    counts = pd.crosstab(frame["gold"], frame["predicted"])
+    rows = [
+        [Cell(str(gold)), *[number(int(count)) for count in line]] for gold, line in zip(counts.index, counts.values)
+    ]
+    columns = [Column("gold", "word"), *[Column(f"predicted {name}") for name in counts.columns]]
+    return Table(f"Confusion, {Path(path).stem}", columns, rows)
 
 
 def settings(run: Run) -> Built:

@@ -177,6 +177,7 @@ class Started:
         os.killpg(self.process.pid, signal.SIGKILL)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="shells between DVC and a stage are seen on Linux alone")
 def test_a_stage_ends_with_dvc_and_other_runs_outlive_their_shell(tmp_path):
     runs = {

@@ -47,12 +47,6 @@ SETTINGS = {  # each technique in company of others, and each schedule
             "surgery": {"method": "none", "log_conflicts": False},
         },
     ),
-    "annealed, bregman, accumulate": {
-        "schedule": {"name": "annealed"},
-        "bregman": {"mu": 1},
-        "finetune": {"accumulate": 3},
-        "tracking": {"every": 3},
-    },
     "temperature, uncertainty, ema": {
         "schedule": {"name": "temperature", "until": "steps", "steps": 9, "temperature": 2},
         "weighting": {"method": "uncertainty"},
@@ -67,19 +61,11 @@ SETTINGS = {  # each technique in company of others, and each schedule
         "schedule": {"name": "sequential", "first": {"qqp": 1}, "max_batches": 4},
         "finetune": {"epochs": 1, "select_on": "holdout", "train_metrics": True},
     },
-    "bf16, dropout, smart on the upper layer": {
+    "bf16, dropout, smart": {
         "runtime": {"precision": "bf16"},
         "encoder": {"dropout": 0.2, "attention_dropout": 0.2},
         "smart": {"lambda": 1, "radius": 0.05, "every": 3},
     },
-    "one pass each, bf16, r_drop, pcgrad": {
-        "runtime": {"precision": "bf16"},
-        "encoder": {"dropout": 0.2},
-        "finetune": {"one_pass": False},
-        "r_drop": {"alpha": 1, "tasks": ["sts"]},
-        "surgery": {"method": "pcgrad"},
-    },
-    "capped, redrawn": {"schedule": {"cap": 21, "until": "longest"}, "finetune": {"epochs": 3}},
     "capped once, tasks sit out": {
         "schedule": {"cap": 30, "redraw": False, "until": "longest", "cycle": False},
         "tasks": {"sts": {"batch_size": 3}},

@@ -1,4 +1,4 @@
-"""The terminal: one console, progress bars that fall silent where nobody watches, result tables."""
+"""The terminal: one console, progress bars that only terminals show, result tables."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class Stderr:
-    """Standard error that falls silent where nobody can read it any more: a terminal that was closed, a pipe whose end
-    is gone, a log on a full disk. What is told of the work never ends the work."""
+    """Standard error that goes silent once it cannot be written: a closed terminal or pipe, a log on a full disk.
+    Output never ends the work."""
 
     def write(self, text: str) -> int:
         """Writes, as to a file."""
@@ -50,7 +50,7 @@ class Stderr:
         return getattr(self._file, name)
 
     def _fall_silent(self) -> None:
-        """Sends the rest nowhere: Python writes it out once more at its end, and fails if it can't."""
+        """Discard the rest: Python flushes once more at its end, and fails if it cannot."""
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self._file.fileno())
 
@@ -73,7 +73,7 @@ class Bar:
 
 @contextmanager
 def progress(description: str, total: float | None = None) -> Iterator[Bar]:
-    """Shows a progress bar on the terminal for the length of the block, and nothing when output is no terminal.
+    """Show a progress bar on the terminal for the length of the block, and nothing when output is no terminal.
 
     Args:
         description: what is being done.
@@ -92,7 +92,7 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
 
 
 def say(text: str) -> None:
-    """Prints one line of plain text; square brackets in it are not markup."""
+    """Print one line of plain text; square brackets in it are not markup."""
     console.print(text, markup=False, soft_wrap=True)
 
 
@@ -117,7 +117,7 @@ def print_table(frame: pd.DataFrame, title: str = "", to: Console | None = None)
 
 
 def show_table(title: str, header: list[str], rows: list[list[Any]], to: Console | None = None) -> None:
-    """Prints a table; floats get four decimals, None a dash."""
+    """Print a table; floats get four decimals, None a dash."""
     table = Table(title=title, title_justify="left")
     for index, name in enumerate(header):
         table.add_column(name, justify="left" if index == 0 else "right")

@@ -1,4 +1,4 @@
-"""The one exception that users are meant to see, and what is often said with it."""
+"""The exception whose message users see, and messages that are used in several places."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Something that the user can put right: a param, a file, a row, a missing network.
+    """An error that the user can fix: a param, a file, a row, a missing network.
 
     The message names the file, row or param, what was found, what was expected and what to do. Stages and the
     command line print it without a traceback and exit with code 2.
@@ -14,7 +14,7 @@ class UserError(Exception):
 
 
 def missing_path(param: str, value: object) -> UserError:
-    """The error for a param whose file or folder is not there."""
+    """Return the error for a param whose file or folder is not there."""
     return UserError(
         f"{param}: there is no file or folder {value} (seen from {Path.cwd()}). Relative paths start at the "
         "repository; experiments with --queue or --temp run in a copy of it and need an absolute path"
@@ -22,14 +22,14 @@ def missing_path(param: str, value: object) -> UserError:
 
 
 def missing_package(what: str, packages: Iterable[str], extra: str) -> UserError:
-    """The error for a command or param that takes packages which an extra of bertrio installs."""
+    """Return the error for a command or param that takes packages which an extra of bertrio installs."""
     named = ", ".join(packages)
     return UserError(f"{what}: needs the package {named}; install it with: pip install 'bertrio[{extra}]'")
 
 
 @contextmanager
 def writing_to(out: str | Path) -> Iterator[None]:
-    """Makes a message to the user of what the system has against writing to the place that the user named.
+    """Turn an error of the system while writing to a place that the user named into a message.
 
     Args:
         out: as the message names it, such as `--out FOLDER`.
@@ -44,7 +44,7 @@ def writing_to(out: str | Path) -> Iterator[None]:
 
 
 def need(path: str | Path) -> Path:
-    """`path`, if it is there.
+    """Return `path` if it exists.
 
     Raises:
         UserError: if it is not: an earlier stage makes it.

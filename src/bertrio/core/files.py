@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # this module starts fast
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path`; at the end it is synced to disk and renamed to `path`.
+    """Yield a temporary path beside `path`; at the end it is synced to disk and renamed to `path`.
 
     An error inside the block leaves whatever stood at `path` before untouched.
     """
@@ -40,7 +40,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: str | Path) -> Iterator[Path]:
-    """Gives a new folder beside `path`; at the end it is synced to disk and takes the place of what is at `path`.
+    """Yield a new folder beside `path`; at the end it is synced to disk and takes the place of what is at `path`.
 
     An error inside the block leaves whatever stood at `path` before. A folder can't be renamed over another one, so
     there is a moment with none at `path`, but never half of one. The new folder has a name of its own, `.<name>.new`,
@@ -69,7 +69,7 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Removes a file, a link or a folder, if it is there."""
+    """Remove a file, a link or a folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -77,9 +77,7 @@ def _remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on disk."""
-    if path.is_dir() and os.name != "posix":
-        return  # Windows opens no folders
+    """Wait until a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -94,13 +92,13 @@ def _umask() -> int:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Writes `text` as UTF-8 with `\\n` line ends."""
+    """Write `text` as UTF-8 with `\\n` line ends."""
     with whole_file(path) as temporary:
         temporary.write_bytes(text.encode("utf-8"))
 
 
 def write_json(path: str | Path, value: Any, digits: int | None = 6) -> None:
-    """Writes `value` as indented JSON with floats rounded to `digits` decimals; None, for settings, leaves all digits.
+    """Write `value` as indented JSON with floats rounded to `digits` decimals; None, for settings, leaves all digits.
 
     Raises:
         ValueError: if a float is not finite (JSON has no word for it).
@@ -109,7 +107,7 @@ def write_json(path: str | Path, value: Any, digits: int | None = 6) -> None:
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path, quoted: bool = False) -> None:
-    """Writes a table with a header, `\\n` line ends, and six digits of each number.
+    """Write a table with a header, `\\n` line ends, and six digits of each number.
 
     Args:
         frame: the table; its index is left out.
@@ -123,12 +121,12 @@ def write_csv(frame: pd.DataFrame, path: str | Path, quoted: bool = False) -> No
 
 
 def read_json(path: str | Path) -> Any:
-    """Reads a JSON file."""
+    """Read a JSON file."""
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
 def rounded(value: Any, digits: int | None) -> Any:
-    """`value` as JSON has it, floats anywhere in it rounded to `digits` decimals; None leaves all digits."""
+    """Return `value` as JSON has it, floats anywhere in it rounded to `digits` decimals; None leaves all digits."""
     if isinstance(value, dict):
         return {str(key): rounded(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

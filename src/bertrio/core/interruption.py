@@ -1,4 +1,4 @@
-"""Stopping a run in good order: signals that wait for the end of a step, and DVC that has died."""
+"""Stopping a run in good order: signals wait for the end of a step, and a stage ends when DVC is gone."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Interrupted(KeyboardInterrupt):
 
     Args:
         by: the signal.
-        told: what the user is told of it, after the name of the stage.
+        message: for the user, after the name of the stage.
     """
 
-    def __init__(self, by: int, told: str = AT_ONCE) -> None:
-        super().__init__(told)
+    def __init__(self, by: int, message: str = AT_ONCE) -> None:
+        super().__init__(message)
         self.by = signal.Signals(by)
 
     @property
@@ -47,7 +47,7 @@ class Interruption:
         self.requested: signal.Signals | None = None
 
     def stop(self, step: int, saved: bool = True) -> None:
-        """To be called between two steps, after a checkpoint was saved if `requested`: ends the run if it is to end.
+        """End the run if a signal came; call it between two steps, after saving a checkpoint if `requested`.
 
         Args:
             step: the number of steps done.
@@ -64,7 +64,7 @@ class Interruption:
 
 @contextmanager
 def install() -> Iterator[Interruption]:
-    """For training: the first of SIGNALS in this block is only noted; a second one acts as outside, at once.
+    """Note the first of SIGNALS in this block instead of acting on it; a second one acts at once, as outside.
 
     At the end of the block signals act at once again, beginning with one that was noted and that nobody has acted on.
     Ignored signals stay so, such as Ctrl-C under nohup. In a thread that is not the main one, where Python has no
@@ -80,7 +80,7 @@ def install() -> Iterator[Interruption]:
         interruption.requested = signal.Signals(number)
         for other, handler in before.items():
             signal.signal(other, handler)
-        _tell("stopping after this step; once more stops at once")
+        _print_safely("stopping after this step; once more stops at once")
 
     with _handled(note) as before:
         yield interruption
@@ -90,8 +90,8 @@ def install() -> Iterator[Interruption]:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """For a whole stage: each of SIGNALS raises `Interrupted` in this block, as Ctrl-C raises KeyboardInterrupt
-    elsewhere, so that what is half-written is cleaned up; and the stage ends when DVC, if that runs it, is gone."""
+    """Raise `Interrupted` for each of SIGNALS in this block, so that half-written files are cleaned up, and end the
+    stage when DVC or the launcher that started it is gone."""
 
     def end(number: int, frame: Any) -> None:
         _asked.set()
@@ -106,7 +106,7 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Any) -> Iterator[dict[int, Any]]:
-    """Sets the handler of all signals, and puts back those that were there, which it gives."""
+    """Set the handler of all signals in this block; yield the handlers before."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
         found = {number: signal.getsignal(number) for number in SIGNALS}
@@ -121,7 +121,7 @@ def _handled(handler: Any) -> Iterator[dict[int, Any]]:
 
 
 def parents() -> list[int]:
-    """The processes that this one was started by, its parent first: shells that DVC runs its command in, and DVC.
+    """Return the ancestors of this process, its parent first: shells that DVC runs its command in, and DVC.
 
     DVC sets DVC_STAGE for its commands and has none itself. Where environments can't be read (there is no /proc on
     macOS), the parent alone; most shells put the command in their own place, and it is DVC.
@@ -136,8 +136,8 @@ def parents() -> list[int]:
 
 
 def _is_dvc(process: int) -> bool:
-    """Whether a process, the last of `parents`, is DVC. If not, DVC died before this process could look, and the shell
-    in between was left to `process`, which takes orphans in.
+    """Return whether a process, the last of `parents`, is DVC. If not, DVC died before this process could
+    look, and the shell in between was left to `process`, which takes orphans in.
 
     DVC's commands are in its own process group, unless something between the two makes another (`timeout`, `torchrun`);
     then the command line tells.
@@ -159,7 +159,7 @@ def leave_watching_to_children() -> None:
 
 
 def _end_after(started_by: list[int]) -> None:
-    """Waits until one of the parents is gone, and ends this process: in good order if that is quick, else at once.
+    """Wait until one of the parents is gone, and end this process: in good order if that is quick, else at once.
 
     A parent that dies leaves its children to another, so the list of them changes. Whether the last in the list was
     DVC to begin with is another question, see `_is_dvc`.
@@ -168,13 +168,13 @@ def _end_after(started_by: list[int]) -> None:
         while parents() == started_by:
             time.sleep(LOOK_EVERY)
     if not _asked.is_set():  # a second signal would stop at once
-        _tell(f"{'DVC' if 'DVC_STAGE' in os.environ else 'the launcher'}, which started this stage, is gone")
+        _print_safely(f"{'DVC' if 'DVC_STAGE' in os.environ else 'the launcher'}, which started this stage, is gone")
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SAVE_WITHIN)
     os._exit(128 + signal.SIGTERM)
 
 
-def _tell(text: str) -> None:
-    """Prints a line from a place where `print` might be in the middle of another one, or might have nobody to read."""
+def _print_safely(text: str) -> None:
+    """Print a line from a signal handler or a thread, where `print` may be in the middle of another one."""
     with suppress(OSError):
         os.write(2, f"\n{text}\n".encode())

@@ -1,4 +1,4 @@
-"""What all stage scripts share: one way to run, to fail and to tell what it cost."""
+"""Running a stage: exit codes, messages and the timing file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
 from bertrio.core.interruption import AT_ONCE, Interrupted, stoppable
 
-OF_DISKS = {
+DISK_ADVICE = {
     errno.ENOENT: "it is missing, or was taken away meanwhile; dvc repro brings back what stages made",
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "make room there",
@@ -24,14 +24,14 @@ OF_DISKS = {
     errno.EPERM: "see who may write there",
     errno.EROFS: "see how it is mounted",
 }
-OF_MEMORY = (
+MEMORY_ADVICE = (
     "take smaller batches (tasks.NAME.batch_size, finetune.eval_batch_size), or the same in pieces "
     "(finetune.accumulate: 2), or less of each (encoder.checkpointing: true, encoder.max_length)"
 )
 
 
 def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool = True) -> None:
-    """Runs a stage and ends the process: 0 if all went well, 2 for a message to the user, 130 for Ctrl-C, 143 for
+    """Run a stage and end the process: 0 if all went well, 2 for a message to the user, 130 for Ctrl-C, 143 for
     SIGTERM, 129 for a terminal that is gone. When DVC runs it and dies, the stage ends within seconds.
 
     Args:
@@ -54,38 +54,38 @@ def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool
         say(f"{name}: {AT_ONCE}")
         sys.exit(130)
     except Exception as error:
-        told = explained(error)
-        if told is None:
+        message = explained(error)
+        if message is None:
             raise
-        _fail(name, told)
+        _fail(name, message)
 
 
-def _fail(name: str, told: str) -> NoReturn:
+def _fail(name: str, message: str) -> NoReturn:
     console.print(f"[bold red]error[/bold red] in {name}:", end=" ")
-    say(told)
+    say(message)
     sys.exit(2)
 
 
 def explained(error: Exception) -> str | None:
-    """What to tell the user of an error that is no fault of the code; None for all others, whose traceback counts."""
+    """Return the message for an error that is no fault of the code; None for all others, which keep their traceback."""
     if isinstance(error, UserError):
         return str(error)
     if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        return _with_advice(f"{place}{error.strerror or error}", OF_DISKS.get(error.errno or 0))
+        return _with_advice(f"{place}{error.strerror or error}", DISK_ADVICE.get(error.errno or 0))
     number = re.search(r"\(os error (\d+)\)", str(error))  # libraries in Rust (safetensors, tokenizers) put it so
     if number:
-        return _with_advice(str(error), OF_DISKS.get(int(number[1])))
-    if _is_of_memory(error):
-        return _with_advice(f"out of memory: {error}".splitlines()[0].removesuffix(": "), OF_MEMORY)
+        return _with_advice(str(error), DISK_ADVICE.get(int(number[1])))
+    if _is_out_of_memory(error):
+        return _with_advice(f"out of memory: {error}".splitlines()[0].removesuffix(": "), MEMORY_ADVICE)
     return None
 
 
-def _with_advice(told: str, advice: str | None) -> str:
-    return f"{told}; {advice}" if advice else told
+def _with_advice(message: str, advice: str | None) -> str:
+    return f"{message}; {advice}" if advice else message
 
 
-def _is_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """MemoryError is Python's and numpy's; torch has its own for CUDA, and on the CPU and Apple's GPUs only a text."""
     texts = ("out of memory", "not enough memory", "can't allocate memory")
     return isinstance(error, MemoryError) or (
@@ -94,7 +94,7 @@ def _is_of_memory(error: Exception) -> bool:
 
 
 def peak_memory_mb() -> float:
-    """The most memory that this process has held so far, in MB: on the GPU where one was used, else resident."""
+    """Return the peak memory of this process in MB: on the GPU if one was used, else resident."""
     torch = sys.modules.get("torch")  # a stage that never imported it need not wait for it here
     if torch is not None and torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
         return torch.cuda.max_memory_allocated() / 2**20

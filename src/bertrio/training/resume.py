@@ -1,4 +1,4 @@
-"""Ties the parts of a training stage to its checkpoints, so that a run that was stopped goes on to the same bytes.
+"""Tie the parts of a training stage to its checkpoints, so that a run that was stopped goes on to the same bytes.
 
 A run that goes on builds everything as a fresh one does, from the same params, files and seeds, and then loads what
 changed since: the parts' `state_dict`s and the global generators. What can be built again is in no checkpoint.
@@ -26,7 +26,7 @@ GENERATORS = "generators"  # the name of the global ones among the parts
 def open_checkpoints(
     stage: str, params: Params, reads: Any, inputs: Sequence[str | Path], runtime: Runtime
 ) -> Checkpoints:
-    """The checkpoints of a run of `stage`; a context manager, which holds their lock.
+    """Return the checkpoints of a run of `stage`; a context manager, which holds their lock.
 
     Several processes of a run have one state, which the main one saves; the others get checkpoints that are never due.
     How many share the run decides no more than roundings: they may be more or fewer when it goes on.
@@ -57,8 +57,8 @@ def open_checkpoints(
 
 @contextmanager
 def resumed(checkpoints: Checkpoints, runtime: Runtime, parts: Mapping[str, Stateful]) -> Iterator[Resume]:
-    """Puts the parts where the last checkpoint left them, if there is one. In the block, training, a signal waits for
-    the next time that `Resume` is called.
+    """Restore the parts from the last checkpoint, if there is one. In the block, a signal waits for the next call of
+    `Resume`.
 
     Args:
         checkpoints: of this run.
@@ -87,7 +87,7 @@ class Resume:
         self._saved: bool | None = None  # whether what the parts hold now was saved; None: nobody has tried
 
     def restore(self) -> None:
-        """Loads the last checkpoint, if there is one."""
+        """Load the last checkpoint, if there is one."""
         state = self._processes.broadcast(self._checkpoints.latest() if self._processes.is_main else None)
         if state is None:
             return
@@ -100,7 +100,7 @@ class Resume:
             say(f"it is of a run in {_counted(**before)}; in {_counted(**now)}, numbers are rounded otherwise")
 
     def after_step(self, step: int, in_any_case: bool = False) -> None:
-        """To be called after every step; saves if it is time, or `in_any_case`.
+        """Save if it is time, or `in_any_case`; call it after every step.
 
         Raises:
             Interrupted: if a signal came; then it has saved.
@@ -111,12 +111,12 @@ class Resume:
         self.pause()
 
     def after_scoring(self) -> None:
-        """To be called when an epoch is scored and its scores are kept; saves. Raises as `after_step`."""
+        """Save; call it when an epoch is scored. Raises as `after_step`."""
         self._save()
         self.pause()
 
     def pause(self) -> None:
-        """To be called now and then while no part changes, such as in scoring.
+        """Stop if a signal came; call it now and then while no part changes, such as in scoring.
 
         A signal that has reached one of the processes stops them all, in the same place.
 
@@ -139,7 +139,7 @@ class Resume:
             self._saved = self._checkpoints.save(self.step, state)
 
     def _run(self) -> dict[str, Any]:
-        """What numbers are rounded by."""
+        """Return what the rounding of numbers depends on."""
         return {"processes": self._processes.world_size}
 
 

@@ -38,7 +38,7 @@ def test_every_extension_changes_some_base(root):
         (("capped", "cyc-train"), "cyc-train and capped exclude each other"),
         (("surgery-mean",), "has no effect without grad-surg"),
         (("round-robin", "annealed"), "takes the place of round-robin"),
-        (("shared-layer",), "sharing.layer fusion: tasks.qqp.head linear has no fusion layer"),
+        (("shared-layer",), "sharing.layer fusion: "),
     ],
 )
 def test_what_does_not_go_together_is_refused(root, names, why):

@@ -10,7 +10,7 @@ from bertrio.core.errors import UserError
 from bertrio.experiments import dvc_experiments
 from bertrio.experiments.bench import Outcome
 from bertrio.experiments.ladder import Gain, best
-from bertrio.experiments.stepwise import climb, stepwise
+from bertrio.experiments.stepwise import forward_selection, stepwise
 from tests.experiments.planted import Planted
 
 
@@ -53,7 +53,7 @@ def drawn(seed, names="abcde"):
 
 
 def run(bench, candidates="abcde", **options):
-    return list(climb(list(candidates), bench, **options))[-1]
+    return list(forward_selection(list(candidates), bench, **options))[-1]
 
 
 def kept(ladder):
@@ -91,7 +91,7 @@ def test_of_many_that_were_tried_one_is_lucky():
     assert kept(run(Bench(adding(a=0.02, b=0.01, c=0.01), ps=ps), "abc")) == [()]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("beam", [1, 2, 10])
 def test_the_ladder_is_one(seed, beam):
     """Whatever the scores: a kept set extends a kept one and beats it; no more than the beam at a depth, and those the
@@ -113,7 +113,7 @@ def test_the_ladder_is_one(seed, beam):
             assert frozenset({*names, other}) in {frozenset(tried) for tried in scores}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(4))
 def test_a_beam_that_keeps_all_finds_no_less_than_one(seed):
     bests = [best(run(Bench(drawn(seed)), beam=beam, unproven=True)).score for beam in (1, 100)]
     assert bests[0] <= bests[1]
@@ -140,7 +140,7 @@ def test_what_is_refused_is_told_once_and_not_run():
 
 
 @pytest.mark.parametrize("beam", [1, 2])
-@pytest.mark.parametrize("stop", range(1, 12))
+@pytest.mark.parametrize("stop", [1, 5, 9])
 def test_what_was_stopped_goes_on(beam, stop):
     """Stopped before its n-th run and started again: the same ladder, of which some was there, and no run twice."""
     whole = Bench(drawn(3))
@@ -154,7 +154,7 @@ def test_what_was_stopped_goes_on(beam, stop):
 
     first, ladders = Stopped(drawn(3)), []
     try:
-        ladders.extend(climb(list("abcde"), first, beam))
+        ladders.extend(forward_selection(list("abcde"), first, beam))
     except KeyboardInterrupt:
         assert len(first.started) == stop < len(whole.started)
     assert ladder[: len(ladders[-1])] == ladders[-1]
@@ -172,7 +172,7 @@ def test_a_failed_run_decides_nothing_and_hinders_no_other():
 
     bench, ladders = Failing(adding(a=0.02, b=0.04, c=0.03)), []
     with pytest.raises(UserError, match=r"1 of 3 runs failed.*\n.*b: ran out of memory"):
-        ladders.extend(climb(list("abc"), bench))
+        ladders.extend(forward_selection(list("abc"), bench))
     assert kept(ladders[-1]) == [()] and bench.started == [(), ("a",), ("c",)]
 
 

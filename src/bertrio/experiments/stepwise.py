@@ -37,8 +37,10 @@ class Bench(Protocol):
         """Whether one set that has run is better than another."""
 
 
-def climb(candidates: Sequence[str], bench: Bench, beam: int = 1, unproven: bool = False) -> Iterator[list[Step]]:
-    """Selects extensions step by step, and gives the ladder so far at the start and after every depth.
+def forward_selection(
+    candidates: Sequence[str], bench: Bench, beam: int = 1, unproven: bool = False
+) -> Iterator[list[Step]]:
+    """Select extensions step by step, and yield the ladder so far at the start and after every depth.
 
     At each depth every candidate is tried on every set that was kept. Sets that score higher than the one they extend,
     with p below 5 % by Holm's correction over all sets of this depth, are kept, up to `beam` of them. It ends where
@@ -57,7 +59,8 @@ def climb(candidates: Sequence[str], bench: Bench, beam: int = 1, unproven: bool
     outcome = bench.measure(())
     ladder = [Step((), "the base", outcome.score, outcome.seconds, kept=True)]
     yield ladder
-    tried, kept = {bench.key(()): ()}, list(ladder)
+    tried: dict[str, Names] = {bench.key(()): ()}
+    kept = list(ladder)
     while kept:
         pairs = [(parent.names, name) for parent in kept for name in candidates if name not in parent.names]
         steps = [_try(parent, name, bench, tried) for parent, name in pairs]
@@ -106,20 +109,23 @@ def _without_repeats(steps: Sequence[Step], ladder: Sequence[Step]) -> list[Step
 
 
 def _judged(steps: Sequence[Step], beam: int, unproven: bool) -> list[Step]:
-    """The steps of one depth with their verdicts: those that ran first, the best at the top."""
-    ran = [step for step in steps if step.gain]
-    corrected = holm([step.gain.p for step in ran])
-    ran = [replace(step, p_holm=p) for step, p in zip(ran, corrected)]
-    ran.sort(key=lambda step: -step.score)  # stable: of equals the earlier stays first
-    better = [step for step in ran if step.gain.difference > 0 and (unproven or step.p_holm < ALPHA)]
-    kept = {step.names for step in better[:beam]}
-    judged = [replace(step, kept=step.names in kept, why=_why(step, step.names in kept)) for step in ran]
+    """Decide the steps of one depth: those that ran come first, the best at the top."""
+    ran = [(step, step.gain) for step in steps if step.gain]
+    corrected = holm([gain.p for _, gain in ran])
+    ran = [(replace(step, p_holm=p), gain) for (step, gain), p in zip(ran, corrected)]
+    ran.sort(key=lambda pair: -(pair[0].score or 0.0))  # stable: of equals the earlier stays first
+    shown = {step.names: step.p_holm is not None and step.p_holm < ALPHA for step, _ in ran}
+    better = [step.names for step, gain in ran if gain.difference > 0 and (unproven or shown[step.names])]
+    kept = better[:beam]
+    judged = [
+        replace(step, kept=step.names in kept, why=_why(gain.difference, shown[step.names], step.names in kept))
+        for step, gain in ran
+    ]
     return judged + [step for step in steps if not step.gain]
 
 
-def _why(step: Step, kept: bool) -> str:
-    shown = step.p_holm < ALPHA
-    if step.gain.difference <= 0:
+def _why(difference: float, shown: bool, kept: bool) -> str:
+    if difference <= 0:
         return "hurts" if shown else "no better"
     if not shown:
         return "kept, though luck may explain it" if kept else "higher, which luck may explain"
@@ -142,7 +148,7 @@ def stepwise(
     Args:
         candidates: names of recipes/extensions.yaml.
         base: the row to start from; None: params.yaml as it is.
-        beam, unproven: see `climb`.
+        beam, unproven: see `forward_selection`.
         budget, seeds, overrides: of every run, see `DvcBench`.
         out: the folder of ladder.md, ladder.csv and ladder.png.
         root: the folder that holds dvc.yaml and recipes/.
@@ -159,7 +165,7 @@ def stepwise(
     bench = DvcBench(load_recipes(folder), extensions, base, budget, seeds, overrides, root)
     title = f"Stepwise selection on {base or 'params.yaml'}, budget {budget}, {seeds} seed{'s' if seeds > 1 else ''}"
     ladder: list[Step] = []
-    for ladder in climb(candidates, bench, beam, unproven):
+    for ladder in forward_selection(candidates, bench, beam, unproven):
         write_ladder(ladder, out, title, _notes(ladder, extensions, bench, beam, unproven, overrides or {}))
         for step in ladder:
             if step.depth == ladder[-1].depth:

@@ -115,7 +115,7 @@ def test_what_differs_from_the_model_is_not_kept(models, tmp_path, monkeypatch):
             FORMATS["classifier"].write, lambda *args, wrong=wrong: wrong(right(*args)), FORMATS["classifier"].expected
         )
         monkeypatch.setitem(FORMATS, "classifier", broken)
-        with pytest.raises(UserError, match="says something else than the model"):
+        with pytest.raises(UserError, match="the export differs from the model by"):
             export_model(models["mean"], tmp_path / "out", "classifier", "sst")
     assert files(tmp_path / "out") == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

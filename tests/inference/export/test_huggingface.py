@@ -113,10 +113,9 @@ def test_more_classes_than_there_is_room_for_are_refused(make_model, tmp_path):
 
 
 @pytest.mark.shared
-@pytest.mark.parametrize("pooling", POOLINGS)
-def test_minilm_loads_in_transformers(make_model, shared, tmp_path, pooling):
+def test_minilm_loads_in_transformers(make_model, shared, tmp_path):
     name = str(shared / "models/all-MiniLM-L6-v2")
-    folder = make_model(encoder={"name": name, "pooling": pooling})
+    folder = make_model(encoder={"name": name, "pooling": "mean"})
     for task, rows in (("sst", TEXTS), ("sts", PAIRS)):
         export_model(folder, tmp_path / task, "classifier", task)
         source = Source.open(folder)

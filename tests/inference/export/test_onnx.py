@@ -12,7 +12,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
 from bertrio.core.tasks import Binary, Ordered, Score  # noqa: E402
 from bertrio.inference.export.export import export_model  # noqa: E402
-from bertrio.inference.export.onnx import answers, expected_answers, quantise, read_graph  # noqa: E402
+from bertrio.inference.export.onnx import answers, expected_answers, quantize, read_graph  # noqa: E402
 from bertrio.inference.export.source import Source  # noqa: E402
 
 SHAPES = [(1, 1), (1, 2), (1, 24), (2, 7), (5, 24), (33, 3)]
@@ -71,7 +71,7 @@ def test_eight_bits_are_smaller_and_near(exported, models, tmp_path):
     task, rows = source.tasks["sst"], source.probes(source.tasks["sst"])
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    quantise(tmp_path)
+    quantize(tmp_path)
     before, after = ((where / "model.onnx").stat().st_size for where in (folder, tmp_path))
     assert after < before
     found = read_graph(source, task, tmp_path, rows)

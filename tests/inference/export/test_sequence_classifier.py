@@ -4,13 +4,12 @@ import pytest
 import torch
 import transformers
 
-from bertrio.inference.export.sequence_classifier import KNOWN, build_classifier
+from bertrio.inference.export.sequence_classifier import FAMILIES, build_classifier
 from bertrio.model.pooling import POOLINGS
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
          "max_position_embeddings": 40, "initializer_range": 0.5}  # fmt: skip
 OWN_SIZES = {
-    "modernbert": {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2},
     "electra": {"embedding_size": 16},
     "distilbert": {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
     # as in DeBERTa-v3
@@ -54,7 +53,7 @@ def difference(model, pooling, weight, bias):
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("kind", FAMILIES)
 def test_logits_are_those_of_the_head(kind, pooling):
     assert difference(transformer(kind), pooling, *head()) < 1e-5
 
@@ -65,11 +64,10 @@ def test_the_pooler_is_the_classifiers_own(kind):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 10.0])
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_small_and_large_logits_come_through_alike(kind, pooling, scale):
+def test_small_and_large_logits_come_through_alike(pooling, scale):
     weight, _ = head(scale=scale)
-    assert difference(transformer(kind), pooling, weight, torch.zeros(CLASSES)) < 1e-5
+    assert difference(transformer("bert"), pooling, weight, torch.zeros(CLASSES)) < 1e-5
 
 
 def test_the_mean_costs_one_layer_and_the_others_none():

@@ -1,4 +1,4 @@
-"""`bertrio export`: a model folder as another library loads it, held against the model before it is put in place."""
+"""`bertrio export`: write a model for another library, and compare it with the model before it is put in place."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from torch import Tensor
 
 from bertrio.core.errors import UserError, missing_package
 from bertrio.core.files import whole_folder, write_json
-from bertrio.core.tasks import Task
+from bertrio.core.tasks import Score, Task
 from bertrio.inference.export import huggingface, onnx, sentence_transformer
 from bertrio.inference.export.huggingface import class_names
 from bertrio.inference.export.source import Row, Source
 
-CONFIG_FILE = "export.json"  # in every export: what it is
+CONFIG_FILE = "export.json"  # description of the export, in each one
 TOLERANCE = 1e-4  # between an export and the model, as a share of the largest number where that is above 1
 
 
 @dataclass(frozen=True)
 class Format:
-    """One kind of export.
+    """One export format.
 
     Attributes:
-        write: `(source, task, folder)` writes it.
-        read: `(source, task, folder, rows)` loads it with its own library, and gives what that says of the rows.
-        expected: `(source, task, rows)` gives the same by the model itself.
-        of_task: whether it holds one task, or the encoder alone.
-        extra: of bertrio, which installs the packages that it takes; a key of EXTRAS, or nothing.
+        write: `(source, task, folder)` writes the export.
+        read: `(source, task, folder, rows)` loads it with its library and returns that library's outputs for the rows.
+        expected: `(source, task, rows)` returns the same outputs by the model itself.
+        of_task: whether the export holds one task, or the encoder alone.
+        extra: extra of bertrio that installs `packages`.
+        packages: packages that the format needs besides those of bertrio.
     """
 
     write: Callable[[Source, Any, Path], None]
@@ -39,57 +40,63 @@ class Format:
     expected: Callable[[Source, Any, list[Row]], Tensor]
     of_task: bool = True
     extra: str = ""
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was exported: the `task`, or None for the encoder, and the largest `difference` from the model on `rows`."""
+    """An export: its task (None for the encoder), and its largest difference from the model on so many rows."""
 
     task: Task | None
     difference: float
     rows: int
 
 
-EXTRAS = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "sentence-transformers": ("sentence_transformers",)}
+SENTENCE_TRANSFORMERS = ("sentence-transformers", ("sentence_transformers",))
 FORMATS: dict[str, Format] = {
     "encoder": Format(
-        huggingface.write_encoder,
-        huggingface.read_encoder,
-        lambda source, task, rows: source.pooled(rows),
-        of_task=False,
+        huggingface.write_encoder, huggingface.read_encoder, lambda source, task, rows: source.pooled(rows), False
     ),
     "classifier": Format(huggingface.write_classifier, huggingface.read_classifier, huggingface.expected_logits),
     "cross-encoder": Format(
         sentence_transformer.write_cross_encoder,
         sentence_transformer.read_cross_encoder,
         sentence_transformer.expected_scores,
-        extra="sentence-transformers",
+        True,
+        *SENTENCE_TRANSFORMERS,
     ),
     "sentence-transformer": Format(
         sentence_transformer.write_sentence_transformer,
         sentence_transformer.read_sentence_transformer,
         sentence_transformer.expected_vectors,
-        extra="sentence-transformers",
+        True,
+        *SENTENCE_TRANSFORMERS,
     ),
-    "onnx": Format(onnx.write_graph, onnx.read_graph, onnx.expected_answers, extra="onnx"),
+    "onnx": Format(
+        onnx.write_graph,
+        onnx.read_graph,
+        onnx.expected_answers,
+        True,
+        "onnx",
+        ("onnx", "onnxruntime", "onnxscript"),
+    ),
 }
 
 
 def export_model(
     model: str | Path, to: str | Path, format: str, task: str | None = None, int8: bool = False
 ) -> Exported:
-    """Writes a model, or one task of it, as another library loads it.
+    """Write a model, or one task of it, in the format of another library.
 
-    What was written is loaded with that library and asked about a few texts, and only takes the place of what was at
-    `to` if it says the same as the model, to within `TOLERANCE`. Numbers of 8 bits are another model, whose difference
-    is told, not judged.
+    The export is loaded with that library, and replaces what is at `to` only if its outputs for a few texts equal
+    those of the model within `TOLERANCE`. With 8-bit weights the difference is reported, not checked.
 
     Args:
-        model: a model folder: models/members/NAME, or models/ensemble of a soup.
-        to: the folder to write; what a former export left there is replaced.
+        model: model folder: models/members/NAME, or models/ensemble of a soup.
+        to: folder to write; a former export there is replaced.
         format: name in FORMATS.
-        task: which task, if there are several; the encoder alone has none.
-        int8: onnx: weights of the linear layers in 8 bits.
+        task: task to export, needed if there are several; the encoder alone has none.
+        int8: quantize the weights to 8 bits (onnx).
 
     Raises:
         UserError: if there is no such model or task, the format can't hold it, a package is missing, or the folder
@@ -99,28 +106,28 @@ def export_model(
     _check_arguments(kind, format, task, int8)
     _check_place(Path(model), Path(to))
     source = Source.open(model)
-    of = source.task(task) if kind.of_task else None
-    rows = source.probes(of)
+    spec = source.task(task) if kind.of_task else None
+    rows = source.probes(spec)
     with whole_folder(to) as folder:
-        kind.write(source, of, folder)
+        kind.write(source, spec, folder)
         if int8:
-            onnx.quantise(folder)
-        write_json(folder / CONFIG_FILE, _about(source, format, of, int8))
-        difference = _difference(kind.read(source, of, folder, rows), kind.expected(source, of, rows))
+            onnx.quantize(folder)
+        write_json(folder / CONFIG_FILE, _about(source, format, spec, int8))
+        difference = _difference(kind.read(source, spec, folder, rows), kind.expected(source, spec, rows))
         if not int8 and not difference <= TOLERANCE:
             raise UserError(
-                f"--format {format}: what was written says something else than the model (by {difference:.2g}, at most "
-                f"{TOLERANCE} expected), so it was not kept; this encoder's architecture is not fit for this format"
+                f"--format {format}: the export differs from the model by {difference:.2g}, expected "
+                f"{TOLERANCE} at most, so it was not kept; this format does not fit the encoder's architecture"
             )
-    return Exported(of, difference, len(rows))
+    return Exported(spec, difference, len(rows))
 
 
-def _difference(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, as a share of the largest number where that is above 1; infinite if shapes differ."""
-    if found.shape != expected.shape:
+def _difference(exported: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest value if that is above 1; infinite if shapes differ."""
+    if exported.shape != expected.shape:
         return float("inf")
     scale = max(1.0, expected.abs().max().item())
-    return ((found - expected).abs().max() / scale).item() if torch.isfinite(found).all() else float("inf")
+    return ((exported - expected).abs().max() / scale).item() if torch.isfinite(exported).all() else float("inf")
 
 
 def _check_arguments(kind: Format, format: str, task: str | None, int8: bool) -> None:
@@ -128,18 +135,18 @@ def _check_arguments(kind: Format, format: str, task: str | None, int8: bool) ->
         raise UserError(f"--int8: goes with --format onnx, found {format}")
     if task and not kind.of_task:
         raise UserError(f"--task: found {task}, but --format {format} holds the encoder alone; leave it out")
-    missing = [name for name in EXTRAS.get(kind.extra, ()) if find_spec(name) is None]
+    missing = [name for name in kind.packages if find_spec(name) is None]
     if missing:
         raise missing_package(f"--format {format}", missing, kind.extra)
 
 
 def _check_place(model: Path, to: Path) -> None:
-    """Checks that nothing but a former export is replaced.
+    """Check that nothing but a former export is replaced.
 
     Raises:
-        UserError: if `to` has no name of its own, is in or around the model, or holds something else.
+        UserError: if `to` has no name, is in or around the model, or holds something else.
     """
-    if not to.name or to.name == "..":  # its own name is needed, to put a whole folder in its place at once
+    if not to.name or to.name == "..":
         raise UserError(f"--to {to}: expected the name of a folder that may be made anew, such as {to / 'exported'}")
     inner, outer = model.resolve(), to.resolve()
     if inner == outer or inner in outer.parents or outer in inner.parents:
@@ -151,14 +158,14 @@ def _check_place(model: Path, to: Path) -> None:
 
 
 def _about(source: Source, format: str, task: Task | None, int8: bool) -> dict[str, Any]:
-    """What export.json says: what the folder holds, and how its answers are to be read."""
+    """Return the contents of export.json: what the folder holds, and how to read its outputs."""
     encoder = source.config.encoder
-    found = {"format": format, "pooling": encoder.pooling, "max_length": encoder.max_length}
+    about: dict[str, Any] = {"format": format, "pooling": encoder.pooling, "max_length": encoder.max_length}
     if task is None:
-        return found
+        return about
     target = task.target
-    found |= {"task": task.name, "kind": task.kind} | ({"encoding": task.encoding} if task.kind == "pair" else {})
-    found |= {"classes": class_names(target)} if target.discrete else {"range": [target.low, target.high]}
+    about |= {"task": task.name, "kind": task.kind} | ({"encoding": task.encoding} if task.kind == "pair" else {})
+    about |= {"range": [target.low, target.high]} if isinstance(target, Score) else {"classes": class_names(target)}
     if format == "onnx":
-        found |= {"inputs": onnx.input_names(task, source.fields), "output": onnx.output_name(target), "int8": int8}
-    return found
+        about |= {"inputs": onnx.input_names(task, source.fields), "output": onnx.output_name(target), "int8": int8}
+    return about

@@ -1,4 +1,4 @@
-"""Export to transformers: the encoder by itself, and a task as a model for sequence classification."""
+"""Export to transformers: the encoder alone, and a task as a sequence classifier."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from torch import Tensor
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Target, Task
 from bertrio.inference.export.sequence_classifier import build_classifier
-from bertrio.inference.export.source import Row, Source, columns_of, tokenised
+from bertrio.inference.export.source import Row, Source, columns_of, tokenize
 from bertrio.model.heads import Linear
 from bertrio.model.pooling import POOLINGS
 
 
 def write_encoder(source: Source, task: None, folder: Path) -> None:
-    """Writes what `AutoModel.from_pretrained` and `AutoTokenizer.from_pretrained` load."""
+    """Write the files that `AutoModel.from_pretrained` and `AutoTokenizer.from_pretrained` load."""
     source.model.encoder.save(folder)
     source.save_tokenizer(folder)
 
 
 @torch.inference_mode()
 def read_encoder(source: Source, task: None, folder: Path, rows: Sequence[Row]) -> Tensor:
-    """The pooled vectors [B, H] of single texts, by the exported encoder."""
+    """Return the pooled vectors [B, H] of single texts by the exported encoder."""
     from transformers import AutoModel, AutoTokenizer
 
-    tokens = tokenised(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
+    tokens = tokenize(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
     model = AutoModel.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True)
     return POOLINGS[source.config.encoder.pooling](model.eval()(**tokens), tokens["attention_mask"])
 
 
 def write_classifier(source: Source, task: Task, folder: Path) -> None:
-    """Writes what `AutoModelForSequenceClassification.from_pretrained` loads: logits of classes, or a score.
+    """Write the files that `AutoModelForSequenceClassification.from_pretrained` loads: class logits, or a score.
 
     Raises:
-        UserError: with the reason, if the task's head can't be one.
+        UserError: if the task's head has no such form.
     """
     head = source.model.heads[task.name]
     if task.encoding == "bi":
@@ -50,11 +50,6 @@ def write_classifier(source: Source, task: Task, folder: Path) -> None:
         raise UserError(f"task {task.name}: only a head linear can be a classifier of transformers; {others}")
     weight, bias = as_logits(task.target, head.output.weight.detach(), head.output.bias.detach())
     encoder, pooling = source.model.encoder, source.config.encoder.pooling
-    if pooling not in POOLINGS:
-        raise UserError(
-            f"encoder.pooling: found {pooling}, and a classifier of transformers can only have {', '.join(POOLINGS)}; "
-            "--format onnx may do"
-        )
     try:
         model = build_classifier(encoder.transformer, pooling, weight, bias, classes_of(task.target))
     except ValueError as error:
@@ -65,10 +60,10 @@ def write_classifier(source: Source, task: Task, folder: Path) -> None:
 
 @torch.inference_mode()
 def read_classifier(source: Source, task: Task, folder: Path, rows: Sequence[Row]) -> Tensor:
-    """The logits [B, C], or the raw score [B, 1], by the exported classifier."""
+    """Return the logits [B, C], or the raw score [B, 1], by the exported classifier."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    tokens = tokenised(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
+    tokens = tokenize(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
     model = AutoModelForSequenceClassification.from_pretrained(
         str(folder), trust_remote_code=False, use_safetensors=True
     )
@@ -76,29 +71,29 @@ def read_classifier(source: Source, task: Task, folder: Path, rows: Sequence[Row
 
 
 def expected_logits(source: Source, task: Task, rows: Sequence[Row]) -> Tensor:
-    """The same by the model itself."""
+    """Return the same by the model itself."""
     outputs = source.outputs(task, rows)
-    return torch.cat((torch.zeros_like(outputs), outputs), dim=-1) if needs_no(task.target, outputs) else outputs
+    return torch.cat((torch.zeros_like(outputs), outputs), dim=-1) if lacks_no(task.target, outputs) else outputs
 
 
 def as_logits(target: Target, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Weight [C, H] and bias [C] of one logit a class, from those of a head.
+    """Return the weight [C, H] and bias [C] that give one logit a class.
 
-    A binary head's one logit becomes that of yes, beside 0 for no: softmax over both is the sigmoid of the one. With
-    one logit alone, the text-classification pipeline would answer the same label to everything.
+    The single logit of a binary head becomes that of yes, beside 0 for no: softmax over both is the sigmoid of the one.
+    With a single logit, the text-classification pipeline would return the same label for every text.
     """
-    if not needs_no(target, bias):
+    if not lacks_no(target, bias):
         return weight, bias
     return torch.cat((torch.zeros_like(weight), weight)), torch.cat((torch.zeros_like(bias), bias))
 
 
-def needs_no(target: Target, outputs: Tensor) -> bool:
-    """Whether the outputs [..., C] of a head are the logit of yes alone."""
+def lacks_no(target: Target, outputs: Tensor) -> bool:
+    """Return whether the outputs [..., C] are the logit of yes alone."""
     return target.discrete and outputs.shape[-1] == 1
 
 
 def classes_of(target: Target) -> dict[str, Any]:
-    """What a transformers config says of the classes: `id2label`, `label2id`, `problem_type`."""
+    """Return the fields of a transformers config for the classes: `id2label`, `label2id`, `problem_type`."""
     names = class_names(target)
     return {
         "id2label": dict(enumerate(names)),
@@ -108,7 +103,7 @@ def classes_of(target: Target) -> dict[str, Any]:
 
 
 def class_names(target: Target) -> list[str]:
-    """The names of a task's classes: their own, else no and yes, or their numbers; a score is one class."""
+    """Return the names of the classes: those of the task, else no and yes, or numbers; a score is one class."""
     if not target.discrete:
         return ["score"]
     if target.labels:

@@ -1,4 +1,4 @@
-"""Export to ONNX: one task from tokens to its answer, for any runtime, in any batch size and length."""
+"""Export to ONNX: one task from tokens to predictions, for any runtime, batch size and length."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bertrio.core.errors import UserError
-from bertrio.core.tasks import Target, Task
-from bertrio.inference.export.source import Row, Source, columns_of, tokenised
+from bertrio.core.tasks import Score, Target, Task
+from bertrio.inference.export.source import Row, Source, columns_of, tokenize
 from bertrio.model.encoder import Tokens
 from bertrio.model.multitask import MultitaskModel
 
 GRAPH = "model.onnx"
-OPSET = 20  # what torch's exporter writes without converting; in onnxruntime since 1.17
-SIDES = ("_a", "_b")  # behind the names of inputs, of a pair whose texts are encoded apart
-TRACED = ("a", "two or three words")  # texts of different lengths, so that none is taken for a fixed number
+OPSET = 20  # torch's exporter writes it without conversion; onnxruntime reads it since 1.17
+SIDES = ("_a", "_b")  # suffixes of the inputs of a bi-encoded pair
+TRACED = ("a", "two or three words")  # of different lengths, so that no length is taken for a constant
 
 
 class Graph(nn.Module):
-    """One task of a model, from tokens to answers.
+    """One task of a model, from tokens to predictions.
 
     Args:
-        model: with the task's head.
-        task: its name and target.
-        fields: of the tokens of a text; inputs are these for the first text, then for the second if there are two.
+        model: model with the task's head.
+        task: task to export.
+        fields: names of the tokens' tensors; the inputs are these for the first text, then for the second if any.
     """
 
     def __init__(self, model: MultitaskModel, task: Task, fields: Sequence[str]) -> None:
         super().__init__()
-        self.encoder, self.head = model.encoder, model.heads[task.name]
+        self.encoder: Any = model.encoder
+        self.head = model.heads[task.name]
         self.target, self.fields = task.target, list(fields)
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Answers from int64 tensors [B, T]; the two texts of a pair may differ in T."""
+        """Return predictions from int64 tensors [B, T]; the two texts of a pair may differ in T."""
         count = len(self.fields)
         texts = [dict(zip(self.fields, inputs[at : at + count])) for at in range(0, len(inputs), count)]
         return answers(self.target, self.head(*[self._pooled(tokens) for tokens in texts]).outputs)
 
     def _pooled(self, tokens: Tokens) -> Tensor:
-        words = self.encoder.transformer.get_input_embeddings()
-        return self.encoder.encode(words(tokens["input_ids"]), tokens)
+        embeddings = self.encoder.transformer.get_input_embeddings()(tokens["input_ids"])
+        return self.encoder.encode(embeddings, tokens)
 
 
 def answers(target: Target, outputs: Tensor) -> Tensor:
-    """Probabilities [B, C] (binary: no, yes), or scores [B] within their range: `Target.predict` in torch."""
-    if not target.discrete:
+    """Return probabilities [B, C] (binary: no, yes), or scores [B] within their range: `Target.predict` in torch."""
+    if isinstance(target, Score):
         return outputs[:, 0].clamp(target.low, target.high)
     if outputs.shape[1] == 1:
         return torch.cat((-outputs, outputs), dim=1).sigmoid()
@@ -59,20 +61,20 @@ def answers(target: Target, outputs: Tensor) -> Tensor:
 
 
 def output_name(target: Target) -> str:
-    """What the graph's output is called."""
+    """Return the name of the graph's output."""
     return "probabilities" if target.discrete else "score"
 
 
 def input_names(task: Task, fields: Sequence[str]) -> list[str]:
-    """What the graph's inputs are called: as a tokenizer calls them, with `_a` and `_b` where two texts go in apart."""
+    """Return the names of the graph's inputs: those of the tokenizer, with `_a` and `_b` for a bi-encoded pair."""
     return [field + side for side in (SIDES if task.encoding == "bi" else ("",)) for field in fields]
 
 
 def write_graph(source: Source, task: Task, folder: Path) -> None:
-    """Writes model.onnx and the tokenizer.
+    """Write model.onnx and the tokenizer.
 
-    Torch's exporter follows the Python code (`dynamo`), where the older one wrote down one run of it, in which
-    transformers leaves out the mask of a batch without padding.
+    The exporter follows the Python code (`dynamo`). The older one traces one run, in which transformers leaves out the
+    mask of a batch without padding.
 
     Raises:
         UserError: if torch can't export the architecture.
@@ -95,17 +97,19 @@ def write_graph(source: Source, task: Task, folder: Path) -> None:
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        kind, reason = source.model.encoder.transformer.config.model_type, str(error).strip().splitlines()[0]
+        config: Any = source.model.encoder.transformer.config
+        kind, reason = config.model_type, str(error).strip().splitlines()[0]
         raise UserError(f"--format onnx: torch can't export {kind} models ({reason}); use another format") from error
+    assert program is not None  # only without `dynamo`
     program.save(str(folder / GRAPH), external_data=False)
     _tidy(folder / GRAPH)
     source.save_tokenizer(folder)
 
 
-def quantise(folder: Path) -> None:
-    """Makes the weights of the graph's matrix products and embeddings integers of 8 bits, in place.
+def quantize(folder: Path) -> None:
+    """Quantize the weights of matrix products and embeddings to 8-bit integers, in place.
 
-    Each column has a scale of its own; what it is multiplied with is scaled as it comes.
+    Each column has its own scale; activations are scaled dynamically.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -116,7 +120,7 @@ def quantise(folder: Path) -> None:
 
 
 def read_graph(source: Source, task: Task, folder: Path, rows: Sequence[Row]) -> Tensor:
-    """What onnxruntime says of the rows: probabilities [B, C] or scores [B]."""
+    """Return onnxruntime's predictions for the rows: probabilities [B, C] or scores [B]."""
     import onnxruntime
     from transformers import AutoTokenizer
 
@@ -124,19 +128,19 @@ def read_graph(source: Source, task: Task, folder: Path, rows: Sequence[Row]) ->
     session = onnxruntime.InferenceSession(str(folder / GRAPH), providers=["CPUExecutionProvider"])
     columns = columns_of(rows)
     texts = [[column] for column in columns] if task.encoding == "bi" else [columns]
-    tokens = [tokenised(tokenizer, *text) for text in texts]
-    values = [value.numpy() for of in tokens for value in of.values()]
+    tokens = [tokenize(tokenizer, *text) for text in texts]
+    values = [value.numpy() for text in tokens for value in text.values()]
     return torch.from_numpy(session.run(None, dict(zip(input_names(task, list(tokens[0])), values)))[0])
 
 
 def expected_answers(source: Source, task: Task, rows: Sequence[Row]) -> Tensor:
-    """The same by the model itself."""
+    """Return the same by the model itself."""
     return answers(task.target, source.outputs(task, rows))
 
 
 def _tidy(path: Path) -> None:
-    """Takes out of a graph what the exporter noted of the Python code behind each node, paths among it, and the shapes
-    in between: some are those from before its optimisations, which the quantiser takes for an error."""
+    """Remove the exporter's notes on the Python code, which hold paths, and the shapes in between: some are older than
+    its optimizations, which the quantizer takes for an error."""
     import onnx
 
     model = onnx.load(path)
@@ -150,7 +154,7 @@ def _tidy(path: Path) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' remarks, none of which a user could act on."""
+    """Silence the exporters' remarks, none of which a user could act on."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "root")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

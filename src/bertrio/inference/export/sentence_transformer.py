@@ -1,4 +1,4 @@
-"""Export to sentence-transformers: vectors of sentences, and cross-encoders, of the library's own modules."""
+"""Export to sentence-transformers: sentence vectors and cross-encoders, built of the library's modules."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
-from bertrio.inference.export.source import Row, Source
+from bertrio.inference.export.source import Row, Source, columns_of
 from bertrio.model.heads import ACTIVATIONS, Head, Linear, Mlp
-from bertrio.model.pooling import POOLINGS
 
-# What ACTIVATIONS are as modules. Their names are written down, and must be of torch to be trusted when they are read
+# ACTIVATIONS as modules of torch, the only ones that sentence-transformers loads by name
 MODULES: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "leaky_relu": nn.LeakyReLU,
@@ -26,7 +25,7 @@ MODULES: dict[str, type[nn.Module]] = {
 
 
 def write_sentence_transformer(source: Source, task: Task, folder: Path) -> None:
-    """Writes what `SentenceTransformer(folder)` loads: the vectors that the task's head compares.
+    """Write the files that `SentenceTransformer(folder)` loads: the vectors that the task's head compares.
 
     Raises:
         UserError: if the task has no vector of one text alone.
@@ -40,7 +39,7 @@ def write_sentence_transformer(source: Source, task: Task, folder: Path) -> None
             "--format classifier or onnx has its answers"
         )
     head, modules = source.model.heads[task.name], _pooled(source)
-    if isinstance(head, Head) and head.projection is not None:  # another package's head may be no Head
+    if isinstance(head, Head) and head.projection is not None:
         modules.append(_dense(head.projection, _module_of(head.activation)))
     SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="cosine").save(
         str(folder), create_model_card=False
@@ -48,29 +47,29 @@ def write_sentence_transformer(source: Source, task: Task, folder: Path) -> None
 
 
 def read_sentence_transformer(source: Source, task: Task, folder: Path, rows: Sequence[Row]) -> Tensor:
-    """The vectors [B, H] of the first texts of pairs, by the exported model."""
+    """Return the vectors [B, H] of the first texts of pairs by the exported model."""
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
-    return model.encode([first for first, _ in rows], convert_to_tensor=True, show_progress_bar=False)
+    model: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return model.encode(columns_of(rows)[0], convert_to_tensor=True, show_progress_bar=False)
 
 
 def expected_vectors(source: Source, task: Task, rows: Sequence[Row]) -> Tensor:
-    """The same by the model itself."""
-    return source.vectors(task, [first for first, _ in rows])
+    """Return the same by the model itself."""
+    return source.vectors(task, columns_of(rows)[0])
 
 
 def write_cross_encoder(source: Source, task: Task, folder: Path) -> None:
-    """Writes what `CrossEncoder(folder)` loads: logits of classes, the probability of yes, or a raw score.
+    """Write the files that `CrossEncoder(folder)` loads: class logits, the probability of yes, or a raw score.
 
-    Pooling and head are modules of their own, so that any pooling will do, and hidden layers as well.
+    Pooling and head are separate modules, so that any pooling and hidden layers are possible.
 
     Raises:
         UserError: if the task's texts are no pairs, or encoded apart.
     """
     from sentence_transformers import CrossEncoder
 
-    head = source.model.heads[task.name]
+    head: Any = source.model.heads[task.name]
     if task.kind == "single":
         raise UserError(
             f"task {task.name}: reads single sentences, and a cross-encoder pairs; --format classifier or onnx may do"
@@ -92,34 +91,30 @@ def write_cross_encoder(source: Source, task: Task, folder: Path) -> None:
 
 
 def read_cross_encoder(source: Source, task: Task, folder: Path, rows: Sequence[Row]) -> Tensor:
-    """What `predict` says of the rows: [B, C] or [B, 1], by the exported model."""
+    """Return `predict` of the exported model for the rows: [B, C] or [B, 1]."""
     from sentence_transformers import CrossEncoder
 
     model = CrossEncoder(str(folder), device="cpu", local_files_only=True)
-    found = model.predict(list(rows), convert_to_tensor=True, show_progress_bar=False)
-    return found if found.ndim == 2 else found.unsqueeze(-1)
+    scores: Any = model.predict(list(rows), convert_to_tensor=True, show_progress_bar=False)
+    return scores if scores.ndim == 2 else scores.unsqueeze(-1)
 
 
 def expected_scores(source: Source, task: Task, rows: Sequence[Row]) -> Tensor:
-    """The same by the model itself."""
-    return _activation(task, source.model.heads[task.name].output)(source.outputs(task, rows))
+    """Return the same by the model itself."""
+    head: Any = source.model.heads[task.name]
+    return _activation(task, head.output)(source.outputs(task, rows))
 
 
 def _activation(task: Task, output: nn.Linear) -> nn.Module:
-    """What turns outputs into what `CrossEncoder.predict` gives, unless told otherwise."""
+    """Return the default activation of `CrossEncoder.predict` for the task."""
     return nn.Sigmoid() if task.target.discrete and output.out_features == 1 else nn.Identity()
 
 
 def _pooled(source: Source) -> list[Any]:
-    """The modules that turn a text into its pooled vector."""
+    """Return the modules from a text to its pooled vector."""
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     encoder, pooling = source.model.encoder, source.config.encoder.pooling
-    if pooling not in POOLINGS:
-        raise UserError(
-            f"encoder.pooling: found {pooling}, and sentence-transformers can only have {', '.join(POOLINGS)}; "
-            "--format onnx may do"
-        )
     with tempfile.TemporaryDirectory() as folder:  # the module only loads from one
         encoder.save(folder)
         source.save_tokenizer(folder)
@@ -131,7 +126,7 @@ def _pooled(source: Source) -> list[Any]:
 
 
 def _pooler_of(transformer: Any) -> nn.Linear:
-    """The linear layer of a pooler that is one, followed by tanh, on the first token; as of BERT and RoBERTa."""
+    """Return the linear layer of a pooler that is one followed by tanh, as in BERT and RoBERTa."""
     pooler = transformer.pooler
     if [type(part) for part in pooler.children()] != [nn.Linear, nn.Tanh]:
         raise UserError(
@@ -142,16 +137,16 @@ def _pooler_of(transformer: Any) -> nn.Linear:
 
 
 def _module_of(activation: Any) -> nn.Module:
-    """The module that is a head's activation."""
+    """Return the module of a head's activation."""
     return MODULES[next(name for name, function in ACTIVATIONS.items() if function is activation)]()
 
 
 def _dense(layer: nn.Linear, activation: nn.Module, to: str | None = None) -> Any:
-    """A linear layer and an activation, on the pooled vector; the result takes its place, or is put down as `to`."""
+    """Return a linear layer and an activation as a module that replaces the pooled vector, or writes to `to`."""
     from sentence_transformers.base.modules import Dense
 
     weight, bias = (value.detach().clone() for value in (layer.weight, layer.bias))
-    with torch.random.fork_rng():  # it draws weights before it takes these
+    with torch.random.fork_rng():  # Dense draws random weights first
         return Dense(
             layer.in_features,
             layer.out_features,

@@ -1,4 +1,4 @@
-r"""A task's linear head as the classifier that transformers has for the encoder's architecture.
+r"""A task's linear head as transformers' own classifier of the encoder's architecture.
 
 Those classifiers pool in one way only: a dense layer and an activation on the first token, then a linear layer:
 
@@ -35,13 +35,16 @@ LOUDER = 2.0**40  # of the constant beside the logits
 
 @dataclass(frozen=True)
 class Family:
-    """What an architecture calls the parts that matter here.
+    """Names of an architecture's parts.
 
     Attributes:
-        dense: the layer in front of the activation, in the classifier.
-        output: the linear layer behind it.
-        slope: of f(x) - f(-x) at 0: 2 for tanh, 1 for ReLU and GELU.
-        layers: of the encoder; values, joined (what attention gives goes through it), and two norms inside of each.
+        dense: linear layer before the classifier's activation.
+        output: linear layer after it.
+        slope: slope of f(x) - f(-x) at 0: 2 for tanh, 1 for ReLU and GELU.
+        layers: layers of the encoder.
+        values: value projection of a layer's attention.
+        joined: output projection of a layer's attention.
+        norms: norms of a layer.
     """
 
     dense: str
@@ -73,34 +76,28 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-MODERNBERT = "modernbert"  # pools both ways by itself, but then has a dense layer and a norm
-KNOWN = (*FAMILIES, MODERNBERT)
-
-
 def build_classifier(transformer: Any, pooling: str, weight: Tensor, bias: Tensor, about: Mapping[str, Any]) -> Any:
-    """The architecture's `...ForSequenceClassification`, which says `weight @ pooled + bias`.
+    """Return the architecture's `...ForSequenceClassification` that computes `weight @ pooled + bias`.
 
     Args:
         transformer: the encoder.
         pooling: `cls`, `mean` or `pooler`.
-        weight: [C, H], of the head.
-        bias: [C].
-        about: fields of its config: id2label, label2id, problem_type.
+        weight: weight of the head, [C, H].
+        bias: bias of the head, [C].
+        about: fields of the config: id2label, label2id, problem_type.
 
     Raises:
-        ValueError: with the reason, if the architecture or this number of classes can't have it.
+        ValueError: if the architecture or the number of classes allows no such weights.
     """
     from transformers import AutoModelForSequenceClassification
 
     config = copy.deepcopy(transformer.config)
-    if config.model_type not in KNOWN:
-        raise ValueError(f"not known how for {config.model_type} models, only for {', '.join(KNOWN)}")
+    if config.model_type not in FAMILIES:
+        raise ValueError(f"not known how for {config.model_type} models, only for {', '.join(FAMILIES)}")
     if pooling != "pooler" and 2 * len(weight) + 2 > weight.shape[1]:
         raise ValueError(f"{len(weight)} logits do not fit into a hidden size of {weight.shape[1]}")
     config.update(dict(about))
-    if config.model_type == MODERNBERT:
-        config.update({"classifier_pooling": pooling, "classifier_activation": "linear", "classifier_bias": True})
-    elif pooling == "mean":
+    if pooling == "mean":
         config.num_hidden_layers += 1
     model = AutoModelForSequenceClassification.from_config(config).eval()
     prefix, own = model.base_model_prefix, model.state_dict()
@@ -112,24 +109,22 @@ def build_classifier(transformer: Any, pooling: str, weight: Tensor, bias: Tenso
 
 
 def _filled(config: Any, prefix: str, pooling: str, transformer: Any, weight: Tensor, bias: Tensor) -> State:
-    """The classifier's weights that are not the encoder's, but for those that are zero."""
-    if config.model_type == MODERNBERT:
-        return _modernbert(weight) | {"classifier.bias": bias}
+    """Return the classifier's weights that are neither the encoder's nor zero."""
     family = FAMILIES[config.model_type]
     if pooling == "pooler":
-        found = _pooler(family, transformer.pooler.dense, weight)
+        state = _pooler(family, transformer.pooler.dense, weight)
     elif pooling == "cls":
-        found = _first(family, SMALL * weight)
+        state = _first(family, SMALL * weight)
     else:
         layer = f"{prefix}.{family.layers}.{config.num_hidden_layers - 1}"
-        found = _mean(
+        state = _mean(
             family, layer, weight, getattr(config, "layer_norm_eps", 0.0)
         )  # DistilBERT's is not worth a param
-    return found | {f"{family.output}.bias": bias}
+    return state | {f"{family.output}.bias": bias}
 
 
 def _pooler(family: Family, dense: torch.nn.Linear, weight: Tensor) -> State:
-    """The pooler, a dense layer and tanh, and the head behind it, as they are."""
+    """Return the weights of the pooler, a dense layer and tanh, and of the head."""
     if family.slope != 2:
         raise ValueError("its pooler has tanh, and its classifier another activation")
     return {
@@ -140,7 +135,7 @@ def _pooler(family: Family, dense: torch.nn.Linear, weight: Tensor) -> State:
 
 
 def _first(family: Family, rows: Tensor) -> State:
-    """The dense layer on the first token, of which `rows` [C, H] make SMALL times the logits, and what takes those."""
+    """Return the weights of both layers, where `rows` [C, H] give SMALL times the logits of the first token."""
     classes, hidden = rows.shape
     return {
         f"{family.dense}.weight": pairs_of(rows),
@@ -150,8 +145,8 @@ def _first(family: Family, rows: Tensor) -> State:
 
 
 def _mean(family: Family, layer: str, weight: Tensor, eps: float) -> State:
-    """The last `layer`, which hands logits of the mean to `_first`. Of its two norms, the second finds a standard
-    deviation of 1."""
+    """Return the weights of the additional `layer`, which hands logits of the mean to `_first`. The second of its two
+    norms finds a standard deviation of 1."""
     classes, hidden = weight.shape
     values = torch.zeros(hidden, hidden)
     values[:classes] = weight
@@ -165,37 +160,26 @@ def _mean(family: Family, layer: str, weight: Tensor, eps: float) -> State:
     }
 
 
-def _modernbert(weight: Tensor) -> State:
-    """A dense layer on the pooled vector, without activation, and a norm, against which the constant helps here too."""
-    classes, hidden = weight.shape
-    return {
-        "head.dense.weight": pairs_of(LOUD * weight),
-        "head.dense.bias": constant_of(hidden),
-        "head.norm.weight": torch.ones(hidden),
-        "classifier.weight": differences(classes, hidden, 1 / gain_of(hidden)),
-    }
-
-
 def pairs_of(rows: Tensor) -> Tensor:
-    """A square matrix [H, H]: rows 2c and 2c + 1 are row c of `rows` [C, H] and its negative, and others zero."""
+    """Return a square matrix [H, H]: rows 2c and 2c + 1 are row c of `rows` [C, H] and its negative, others zero."""
     square = torch.zeros(rows.shape[1], rows.shape[1])
     square[: 2 * len(rows)] = torch.stack((rows, -rows), dim=1).flatten(0, 1)
     return square
 
 
 def differences(classes: int, hidden: int, factor: float) -> Tensor:
-    """A matrix [C, H] that takes the difference of units 2c and 2c + 1, times `factor`."""
+    """Return a matrix [C, H] that takes the difference of units 2c and 2c + 1, times `factor`."""
     return factor * pairs_of(torch.eye(hidden)[:classes]).T[:classes]
 
 
 def constant_of(hidden: int) -> Tensor:
-    """What is added to H numbers so that they have mean 0 and standard deviation LOUDER sqrt(2 / H): [H]."""
+    """Return a vector [H] that gives H small numbers mean 0 and standard deviation LOUDER sqrt(2 / H)."""
     constant = torch.zeros(hidden)
     constant[-2:] = torch.tensor([LOUDER, -LOUDER])
     return constant
 
 
 def gain_of(hidden: int) -> float:
-    """What a logit is multiplied by when it was added as a pair, LOUD and -LOUD times itself, beside the constant, and
-    the difference is taken behind the norm."""
+    """Return the factor of a logit after the norm and the difference, if it was added to the constant as a pair, LOUD
+    and -LOUD times itself."""
     return 2 * LOUD / LOUDER * (hidden / 2) ** 0.5

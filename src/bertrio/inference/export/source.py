@@ -1,4 +1,4 @@
-"""The trained model that is exported, and what it says of a few texts, which every export is held against."""
+"""The model that is exported, and its outputs for a few texts, which every export is compared with."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Source:
     """A model folder, opened on the CPU in float32.
 
     Attributes:
-        folder: as finetune or a soup wrote it.
-        config: what its bertrio.json says.
+        folder: model folder that finetune or a soup wrote.
+        config: contents of its bertrio.json.
         tasks: by name.
-        model: without dropout.
-        tokenizer: of the encoder; its `model_max_length` is what the model was trained with.
+        model: the model in evaluation mode.
+        tokenizer: tokenizer of the encoder; its `model_max_length` is the one of training.
     """
 
     folder: Path
@@ -46,7 +46,7 @@ class Source:
 
     @classmethod
     def open(cls, folder: str | Path) -> Source:
-        """The model in `folder`.
+        """Open the model in `folder`.
 
         Raises:
             UserError: if there is none, it is damaged, or it is an ensemble of several.
@@ -59,7 +59,7 @@ class Source:
         return cls(folder, config, build_tasks(config), model, fresh_tokenizer(folder, config))
 
     def task(self, name: str | None) -> Task:
-        """The task of that name, or the only one there is.
+        """Return the task of that name, or the only one there is.
 
         Raises:
             UserError: if there is no such task, or its head was never trained.
@@ -76,39 +76,39 @@ class Source:
 
     @property
     def fields(self) -> list[str]:
-        """What the tokenizer makes of a text, of FIELDS."""
-        return list(tokenised(self.tokenizer, ["a"]))
+        """Names of the tokenizer's outputs that the model takes, of FIELDS."""
+        return list(tokenize(self.tokenizer, ["a"]))
 
     def save_tokenizer(self, folder: str | Path) -> None:
-        """Writes the tokenizer's files; a fresh one, as what it was asked last would go into them."""
+        """Save a fresh tokenizer, since truncation and padding of the last call are saved with it."""
         fresh_tokenizer(self.folder, self.config).save_pretrained(str(folder))
 
     def tokens(self, task: Task, rows: Sequence[Row]) -> tuple[Tokens, ...]:
-        """The rows as the task's model takes them: one batch of tokens [B, T], or one for each text of a pair."""
+        """Return one batch of tokens [B, T], or one for each text of a bi-encoded pair."""
         together, apart = [columns_of(rows)], [[column] for column in columns_of(rows)]
-        return tuple(tokenised(self.tokenizer, *texts) for texts in (apart if task.encoding == "bi" else together))
+        return tuple(tokenize(self.tokenizer, *texts) for texts in (apart if task.encoding == "bi" else together))
 
     @torch.inference_mode()
     def outputs(self, task: Task, rows: Sequence[Row]) -> Tensor:
-        """What the task's head says of the rows, on the scale that `Target.predict` reads: [B, outputs]."""
+        """Return the outputs [B, C] of the task's head, on the scale that `Target.predict` reads."""
         return self.model(task.name, self.tokens(task, rows)).outputs
 
     @torch.inference_mode()
-    def pooled(self, texts: Sequence[str]) -> Tensor:
-        """The pooled vectors of texts: [B, H]."""
-        tokens = tokenised(self.tokenizer, list(texts))
+    def pooled(self, texts: Sequence[Any]) -> Tensor:
+        """Return the pooled vectors [B, H] of texts."""
+        tokens = tokenize(self.tokenizer, list(texts))
         return self.model.encode(self.model.embed(tokens), tokens)
 
     @torch.inference_mode()
     def vectors(self, task: Task, texts: Sequence[str]) -> Tensor:
-        """What the head of a task that encodes texts apart compares: [B, H], behind its projection if it has one."""
+        """Return the vectors [B, H] that the head of a bi-encoded task compares, after its projection if it has one."""
         return self.model.heads[task.name].project([self.pooled(texts)])[0]
 
     def probes(self, task: Task | None) -> list[Row]:
-        """A few rows to try an export on, from no words to more than the model reads, of words of the vocabulary.
+        """Return a few rows of words of the vocabulary, from no words to more than the model reads.
 
         Args:
-            task: whose rows; None: single texts.
+            task: task of the rows; None for single texts.
         """
         words, draw = _words(self.tokenizer), random.Random(0)
         counts = [*PROBE_WORDS, self.config.encoder.max_length]
@@ -117,31 +117,31 @@ class Source:
 
 
 def fresh_tokenizer(folder: Path, config: ModelConfig) -> Any:
-    """The tokenizer of a model folder, which cuts texts at the model's own length."""
+    """Load the tokenizer of a model folder, which truncates texts at the model's maximal length."""
     tokenizer = load_tokenizer(folder / "encoder")
     tokenizer.model_max_length = config.encoder.max_length
     return tokenizer
 
 
 def columns_of(rows: Sequence[Row]) -> list[list[str]]:
-    """The texts of rows, column by column: one list of single sentences, or two of pairs."""
+    """Return the texts of rows by column: one list of single texts, or two of pairs."""
     return [list(column) for column in zip(*[(row,) if isinstance(row, str) else row for row in rows])]
 
 
-def tokenised(tokenizer: Any, *columns: list[str]) -> Tokens:
-    """Single texts, or pairs of texts, as tokens [B, T], cut at the tokenizer's `model_max_length`."""
-    found = tokenizer(*columns, truncation=True, padding=True, return_tensors="pt")
-    return {name: found[name] for name in FIELDS if name in found}
+def tokenize(tokenizer: Any, *columns: list[str]) -> Tokens:
+    """Return tokens [B, T] of single texts or pairs, truncated at the tokenizer's `model_max_length`."""
+    tokens = tokenizer(*columns, truncation=True, padding=True, return_tensors="pt")
+    return {name: tokens[name] for name in FIELDS if name in tokens}
 
 
 def _words(tokenizer: Any) -> list[str]:
-    """Words of the tokenizer's vocabulary, or pieces of them, in alphabetical order."""
-    found = {re.sub(r"[\W\d_]", "", token) for token in tokenizer.get_vocab()}
-    return sorted(found - {""}) or ["word"]
+    """Return the words and pieces of words of the vocabulary, in alphabetical order."""
+    words = {re.sub(r"[\W\d_]", "", token) for token in tokenizer.get_vocab()}
+    return sorted(words - {""}) or ["word"]
 
 
 def _no_model(folder: Path) -> UserError:
-    """Why there is nothing to export in `folder`."""
+    """Return the error for a folder that holds no model."""
     members = folder / "members" if (folder / "members").is_dir() else folder.parent / "members"
     models = sorted(str(path.parent) for path in members.glob(f"*/{CONFIG_FILE}"))
     advice = f"; export one model: {', '.join(models)}" if models else ""

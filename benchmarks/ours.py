@@ -25,8 +25,8 @@ from bertrio.core.stage import peak_memory_mb
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Trains as the stage `finetune` does, without scoring."""
     trainer, kept, rows, runtime = trainer_of(args)
-    clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.rows_seen)
-    trainer.after_step = [*trainer.after_step, clock]
+    clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.meter.rows_seen)
+    trainer.callbacks = [*trainer.callbacks, clock]
     for _ in trainer.run("benchmark"):
         pass
     return {**clock.measured(), **work_of(kept.encoder.transformer.config, rows), "runtime": runtime.describe()}
@@ -38,23 +38,24 @@ def mlm(args: argparse.Namespace) -> dict[str, Any]:
 
     from case import language_model
 
-    from bertrio.core.runtime import generator
     from bertrio.model.attention import cheap_dropout
     from bertrio.model.tokenizer import load_tokenizer
     from bertrio.training.masking import mask_tokens
-    from bertrio.training.mlm import Pretrainer, shuffled_batches
+    from bertrio.training.mlm import build_trainer
 
     params, runtime = load(args)
     tokenizer = load_tokenizer(args.work / "models/tokenizer")
     model, blocks = language_model(args, params, tokenizer)
     cheap_dropout(model)
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=params.mlm.mask_probability)
-    order, masks_of = (generator(args.seed, name) for name in ("mlm order", "mlm masks"))
-    batches = shuffled_batches(np.arange(len(blocks)), params.mlm.batch_size, order)
-    total = args.warmup + args.steps
-    trainer = Pretrainer(model.to(runtime.device), blocks, batches, mask, masks_of, params, runtime, total, [total])
-    clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.blocks_done)
-    trainer.run(clock)
+    steps = args.warmup + args.steps
+    options = params.mlm.model_copy(update={"epochs": steps, "max_steps": steps})
+    params = params.model_copy(update={"mlm": options})
+    trainer = build_trainer(model.to(runtime.device), blocks, np.arange(len(blocks)), mask, params, runtime)
+    clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.meter.rows_seen)
+    trainer.callbacks = [clock]
+    for _ in trainer.run("benchmark"):
+        pass
     return {**clock.measured(), **work_of_blocks(model.config, params.mlm), "runtime": runtime.describe()}
 
 
@@ -77,8 +78,8 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
     dev = load_split(params, "dev", args.work / "data/splits", args.work / "models/tokenizer")[args.task]
     outputs = outputs_of(scored, dev, params.finetune.eval_batch_size)
     return {
-        "seconds": trainer.seconds,
-        "rows": trainer.rows_seen,
+        "seconds": trainer.meter.seconds,
+        "rows": trainer.meter.rows_seen,
         "score": dev_score(dev.task, dev.label_values, outputs),
         "peak_memory_mb": peak_memory_mb(),
         "runtime": runtime.describe(),
@@ -123,10 +124,12 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     trainer, kept = build_trainer(member, model, rows, None, teacher_predictions(member, rows, splits, runtime))
     points = []
     for _ in trainer.run("benchmark"):
-        points.append((seconds + trainer.seconds, scores_of(kept, scored["dev"], "dev", member)["overall_normalized"]))
+        points.append(
+            (seconds + trainer.meter.seconds, scores_of(kept, scored["dev"], "dev", member)["overall_normalized"])
+        )
     return {
-        "seconds": seconds + trainer.seconds,
-        "rows": trainer.rows_seen,
+        "seconds": seconds + trainer.meter.seconds,
+        "rows": trainer.meter.rows_seen,
         "points": points,
         "peak_memory_mb": peak_memory_mb(),
         "runtime": runtime.describe(),

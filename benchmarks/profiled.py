@@ -76,7 +76,7 @@ def case(args: argparse.Namespace) -> dict[str, Any]:
         if step == profiled.last:
             profiler.stop()
 
-    trainer.after_step = [*trainer.after_step, watch]
+    trainer.callbacks = [*trainer.callbacks, watch]
     for _ in trainer.run("benchmark"):
         pass
     return {

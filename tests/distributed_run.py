@@ -74,7 +74,12 @@ def train(settings: Path, processes: Processes) -> Trainer:
     if processes.is_main:
         into = Path("weights") / f"{settings.stem}-{processes.world_size}"
         save_file(found, f"{into}.safetensors")
-        told = {"losses": losses, "conflicts": trainer.conflicts, "rows": trainer.rows_seen, "same_outputs": same}
+        told = {
+            "losses": losses,
+            "conflicts": trainer.combiner.conflicts,
+            "rows": trainer.meter.rows_seen,
+            "same_outputs": same,
+        }
         told["norms"] = trainer.tracker.found
         Path(f"{into}.json").write_text(json.dumps(told))
     return trainer

@@ -22,8 +22,7 @@ NO_SAY = {
 }
 # What stops training and lets it go on: to the same bytes, which other tests hold.
 NO_SAY_IN_TRAINING = {
-    "training.checkpoints", "training.progress", "training.resume",
-    "training.stateful", "training.watch",
+    "training.callbacks", "training.checkpoints", "training.resume", "training.stateful",
 }  # fmt: skip
 # Of training, what those stages import and do not run that only predict.
 UNUSED_BY_PREDICTION = {
@@ -35,9 +34,13 @@ UNUSED_BY_PREDICTION = {
 ALLOWED = {
     "download": set(),
     "split": set(),
-    "pretrain_mlm": NO_SAY_IN_TRAINING | {"data.tokens", "core.tasks"},  # its batches are of blocks, not of rows
+    # its batches are of blocks, not of rows, and it has no task, regularizer or surgery
+    "pretrain_mlm": NO_SAY_IN_TRAINING
+    | {"data.tokens", "core.tasks", "techniques", "techniques.regularizers", "techniques.gradients"}
+    | {"techniques.weighting", "techniques.losses", "training.trackers"},
     "prefinetune": NO_SAY_IN_TRAINING
-    | {"techniques", "techniques.regularizers", "techniques.schedules", "training.build", "training.trackers"}
+    | {"techniques", "techniques.gradients", "techniques.regularizers", "techniques.schedules", "training.build"}
+    | {"training.trackers"}
     | {"evaluation.ensembling", "inference.predictor", "inference.trained_model", "training.teacher"},
     "finetune": NO_SAY_IN_TRAINING,
     "ensemble": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION,

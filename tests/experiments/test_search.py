@@ -207,7 +207,7 @@ STAGE = """
 import json, os, time
 from pathlib import Path
 import yaml
-from bertrio.training.progress import report_epoch
+from bertrio.training.callbacks import report_epoch
 
 weight = yaml.safe_load(open("params.yaml"))["smart"]["lambda"]
 folder = Path(os.environ["BERTRIO_CHECKPOINTS"])

@@ -178,7 +178,7 @@ def test_the_moving_average_is_what_is_scored_and_training_goes_on_unaffected(wo
     assert scored is not model
     model.train()
     for step in (1, 2):
-        trainer._step(TASKS, step)
+        trainer.step(TASKS, step)
         for name, value in model.named_parameters():
             by_hand[name] = 0.75 * by_hand[name] + 0.25 * value.detach().double()
     for name, value in scored.named_parameters():
@@ -223,7 +223,7 @@ def test_the_teacher_is_a_copy_that_moves_after_every_step_of_the_run(workspace,
             by_hand[name] = beta * by_hand[name] + (1 - beta) * now[name].double()
             torch.testing.assert_close(value.double(), by_hand[name], rtol=1e-5, atol=1e-6)
 
-    trainer.after_step = [*trainer.after_step, follow]
+    trainer.callbacks = [*trainer.callbacks, follow]
     logs = list(trainer.run("test"))
     assert steps == list(range(1, total + 1))
     assert all(parameter.grad is None for parameter in teacher.parameters())
@@ -251,7 +251,7 @@ def test_a_task_that_is_absent_from_a_step_leaves_its_log_variance_untouched(wor
     model.train()
     w = {task: value.item() for task, value in trainer.objective.weighting.log_variances.items()}
     for step, task in enumerate((*TASKS, *TASKS), start=1):
-        trainer._step((task,), step)
+        trainer.step((task,), step)
         now = {name: value.item() for name, value in trainer.objective.weighting.log_variances.items()}
         assert [name for name in TASKS if now[name] != w[name]] == [task]
         w = now
@@ -266,7 +266,7 @@ def test_clipping_counts_the_model_alone_and_leaves_the_gradients_of_log_varianc
         trainer, _ = build_trainer(params, model, train)
         trainer.optimizer.zero_grad = lambda **_: None
         model.train()
-        trainer._step(TASKS, 1)
+        trainer.step(TASKS, 1)
         total = torch.cat([p.grad.to_dense().flatten() for p in model.parameters() if p.grad is not None]).norm().item()
         learnt = [w.grad.item() for w in trainer.objective.weighting.parameters()]
         found[norm] = (total, learnt)
@@ -291,7 +291,7 @@ def test_fixed_weights_scale_the_gradients_of_their_tasks(workspace):
         trainer, _ = build_trainer(params, model, train)
         trainer.optimizer.zero_grad = lambda **_: None
         model.train()
-        told = trainer._step(TASKS, 1)
+        told = trainer.step(TASKS, 1)
         found[weight] = told, {task: model.heads[task].output.weight.grad.clone() for task in TASKS}
     assert found[1.0][0] == found[0.25][0], "losses are told unweighted"
     for task, factor in {"sst": 1.0, "qqp": 0.25, "sts": 1.0}.items():
@@ -341,7 +341,7 @@ def test_a_step_without_any_parameter_to_penalise_is_a_step_without_penalty(work
     trainer, _ = build_trainer(params, model, train)
     model.train()
     for step, tasks in enumerate(trainer.plan[0][:3], start=1):
-        trainer._step(tasks, step)
+        trainer.step(tasks, step)
 
 
 def test_patience_stops_after_so_many_epochs_without_a_better_score(workspace, monkeypatch):

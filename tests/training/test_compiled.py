@@ -39,7 +39,7 @@ def test_clean_and_perturbed_passes_draw_the_same_masks(workspace):
     params, model, rows = setting(
         workspace, encoder={"dropout": 0.2, "attention_dropout": 0.2, **ON["encoder"]}, **quiet
     )
-    logged = trainer_of(params, model, rows)._step(("sst", "qqp", "sts"), 1)
+    logged = trainer_of(params, model, rows).step(("sst", "qqp", "sts"), 1)
     assert all(value.item() == pytest.approx(0, abs=1e-6) for name, value in logged.items() if "_" in name)
 
 

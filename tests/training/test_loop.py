@@ -60,7 +60,7 @@ def test_a_joint_step_has_the_gradient_of_the_summed_losses(workspace):
     seen = watched(trainer)
     trainer.optimizer.zero_grad = lambda **_: None  # leaves the step's gradients to be looked at
     model.train()
-    losses = trainer._step(tuple(train), 1)
+    losses = trainer.step(tuple(train), 1)
     assert all(len(batches) == 1 and len(batches[0]) == 8 for batches in seen.values())
     total, expected = gradient_of_the_sum(workspace, seen, **STILL)
     assert sum(losses.values()) == pytest.approx(total, rel=1e-5)
@@ -162,7 +162,7 @@ def a_step(workspace, step=TASKS, change=lambda model: None, losses=None, **over
     trainer.objective.losses.update(losses or {})
     trainer.optimizer.zero_grad = lambda **_: None
     model.train()
-    told = trainer._step(step, 1)
+    told = trainer.step(step, 1)
     return model, trainer, {name: value.item() for name, value in told.items()}
 
 
@@ -203,7 +203,7 @@ def test_heads_and_layers_that_some_tasks_share_take_the_plain_sum_under_surgery
     seen = watched(trainer)
     trainer.optimizer.zero_grad = lambda **_: None
     model.train()
-    trainer._step(TASKS, 1)
+    trainer.step(TASKS, 1)
     _, plain = gradient_of_the_sum(workspace, seen, **shared)
     for name, parameter in model.heads.named_parameters():
         expected = dict(plain.heads.named_parameters())[name].grad
@@ -234,7 +234,7 @@ def test_pcgrad_of_two_tasks_at_odds_equals_its_algorithm_by_hand(workspace, red
     trainer.optimizer.zero_grad = lambda **_: None
     seen = watched(trainer)
     model.train()
-    trainer._step(("sts", "qqp"), 1)
+    trainer.step(("sts", "qqp"), 1)
 
     def flat(model):
         return torch.cat(
@@ -247,7 +247,7 @@ def test_pcgrad_of_two_tasks_at_odds_equals_its_algorithm_by_hand(workspace, red
     assert dot < 0
     by_hand = (one - dot / (other @ other) * other) + (other - dot / (one @ one) * one)
     torch.testing.assert_close(flat(model), share * by_hand, rtol=1e-4, atol=1e-6)
-    (row,) = trainer.conflicts
+    (row,) = trainer.combiner.conflicts
     assert (row["step"], row["task_a"], row["task_b"]) == (1, "sts", "qqp")
     assert row["dot"] == pytest.approx(dot.item(), rel=1e-4)
     assert row["cosine"] == pytest.approx((dot / (one.norm() * other.norm())).item(), rel=1e-4)
@@ -259,12 +259,12 @@ def test_loss_weights_come_before_surgery_and_clipping_after_it(workspace):
     surgery = {"surgery": {"method": "pcgrad", "log_conflicts": True}}
     _, plain, _ = a_step(workspace, ("sts", "qqp"), at_odds, PULL, **surgery)
     model, weighted, _ = a_step(workspace, ("sts", "qqp"), at_odds, PULL, **surgery, **weights)
-    (before,), (after,) = plain.conflicts, weighted.conflicts
+    (before,), (after,) = plain.combiner.conflicts, weighted.combiner.conflicts
     assert after["norm_a"] == pytest.approx(3 * before["norm_a"], rel=1e-4)
     assert after["norm_b"] == pytest.approx(before["norm_b"], rel=1e-4)
     clip = {"optimizer": {"max_grad_norm": 0.01}}
     clipped, trainer, _ = a_step(workspace, ("sts", "qqp"), at_odds, PULL, **surgery, **weights, **clip)
-    assert trainer.conflicts == weighted.conflicts
+    assert trainer.combiner.conflicts == weighted.combiner.conflicts
     norm = sum(of.square().sum() for of in gradients(model).values() if of is not None).sqrt()
     for name, gradient in gradients(clipped).items():
         if gradient is not None:
@@ -285,7 +285,7 @@ def test_logging_conflicts_alone_changes_no_bit_of_training_where_tasks_pass_one
         list(trainers[-1].run("test"))
         weights.append(model.state_dict())
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert trainers[0].conflicts == [] and len(trainers[1].conflicts) == 5 * 3
+    assert trainers[0].combiner.conflicts == [] and len(trainers[1].combiner.conflicts) == 5 * 3
 
 
 def test_logging_conflicts_alone_leaves_the_gradient_of_a_joint_step(workspace):
@@ -301,9 +301,9 @@ def test_conflicts_are_logged_for_every_pair_of_tasks_in_every_step(workspace):
     params, model, train = setting(workspace, surgery={"log_conflicts": True})
     trainer = trainer_of(params, model, train, max_steps=5)
     list(trainer.run("test"))
-    assert [row["step"] for row in trainer.conflicts] == [step for step in range(1, 6) for _ in range(3)]
-    assert all(-1 <= row["cosine"] <= 1 for row in trainer.conflicts)
-    assert len({row["dot"] for row in trainer.conflicts}) == 15
+    assert [row["step"] for row in trainer.combiner.conflicts] == [step for step in range(1, 6) for _ in range(3)]
+    assert all(-1 <= row["cosine"] <= 1 for row in trainer.combiner.conflicts)
+    assert len({row["dot"] for row in trainer.combiner.conflicts}) == 15
 
 
 # which batches meet in a step must not depend on how tasks share passes of the encoder: runs with and without a
@@ -337,7 +337,7 @@ def test_what_no_task_used_keeps_no_gradient_under_surgery_and_does_not_move(wor
         before = {name: value.clone() for name, value in model.state_dict().items()}
         trainer = trainer_of(params, model, train)
         model.train()
-        trainer._step(("qqp", "sts"), 1)
+        trainer.step(("qqp", "sts"), 1)
         return {name for name, value in model.state_dict().items() if torch.equal(value, before[name])}
 
     for overrides in ({}, {"surgery": {"method": "pcgrad"}}, {"penalties": {"l1": 0.1, "l2": 0.1}}):
@@ -385,8 +385,8 @@ def test_the_log_tells_losses_and_penalties_unweighted_as_means_over_the_batches
         weighting={"weights": {"sst": 0.0}},
     )
     trainer = trainer_of(params, model, train, epochs=1)
-    told, step = [], trainer._step
-    trainer._step = lambda *of: told.append(step(*of)) or told[-1]
+    told, step = [], trainer.step
+    trainer.step = lambda *of: told.append(step(*of)) or told[-1]
     (log,) = trainer.run("test")
     assert set(log.losses) == {"sst", "qqp", "sts", "r_drop_sts"}
     for name, value in log.losses.items():

@@ -31,7 +31,7 @@ from bertrio.experiments.recipes.resolving import SEED, resolve
 from bertrio.experiments.recipes.rows import Recipes, Row, load_recipes
 from bertrio.experiments.revision import Revision
 from bertrio.experiments.space import Space, import_optuna, parse_space, values_at
-from bertrio.training.progress import VARIABLE as PROGRESS
+from bertrio.training.callbacks import VARIABLE as PROGRESS
 
 if TYPE_CHECKING:
     from optuna import Study, Trial

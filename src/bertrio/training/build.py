@@ -23,7 +23,7 @@ from bertrio.techniques.weighting import build_weighting
 from bertrio.training.data import Split, build_losses, build_streams, plan_of
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective
-from bertrio.training.stateful import Draws, Stateful
+from bertrio.training.optimizer import Combiner, GramianCombiner, Optimization
 from bertrio.training.trackers import Tracker
 
 FINE_RADIUS = 1e-3  # of SMART's noise, below which training is in float32
@@ -80,28 +80,30 @@ def build_trainer(
     ema = params.finetune.ema
     average = None if ema is None else moving_average(model, lambda: ema)
     regularizers = build_regularizers(params, model, total_steps(params, plan), teacher_predictions or {})
-    draws = generator(params.runtime.seed, "surgery")
-    kept: dict[str, Stateful] = {"surgery": Draws(draws)}
-    follow: list[Callable[[int], None]] = []
+    callbacks: list[Callable[[int], None]] = [partial(each.after_step, model) for each in regularizers.values()]
     if average:
-        kept["average"] = average
-        follow.append(lambda step: average.update_parameters(model))
-    follow += [partial(each.after_step, model) for each in regularizers.values()]
+        callbacks.insert(0, lambda step: average.update_parameters(model))
+    objective = _objective(params, model, train, regularizers)
+    learned, options = list(objective.weighting.parameters()), params.finetune
     trainer = Trainer(
-        _objective(params, model, train, regularizers),
+        objective,
         plan,
         streams,
-        params.optimizer,
-        params.finetune.lr * params.encoder.lr_factor,
-        params.finetune.max_steps,
-        accumulate=params.finetune.accumulate,
-        one_pass=model.encoder.size < NARROW if params.finetune.one_pass == "auto" else params.finetune.one_pass,
-        weighting_lr=params.weighting.lr,
-        surgery=_surgery(params, draws),
-        log_conflicts=params.surgery.log_conflicts,
+        Optimization(
+            model,
+            params.optimizer,
+            options.lr * params.encoder.lr_factor,
+            plan,
+            options.max_steps,
+            learned,
+            params.weighting.lr,
+        ),
+        build_combiner(params, model, learned),
         penalty=weight_penalty(params, model),
-        after_step=follow,
-        kept=kept,
+        accumulate=options.accumulate,
+        one_pass=model.encoder.size < NARROW if options.one_pass == "auto" else options.one_pass,
+        callbacks=callbacks,
+        stateful={"average": average} if average else {},
         tracker=tracker,
     )
     return trainer, average.module if average else model
@@ -150,11 +152,18 @@ def _is_mean_over_rows(loss: str) -> bool:
     return not LOSSES[loss].whole_batch
 
 
-def _surgery(params: Params, draws: torch.Generator) -> Callable[[Tensor], Tensor] | None:
-    options = params.surgery
-    if options.method == "none":
-        return None
-    return build_surgery(options.method, options.reduction, draws)
+def build_combiner(params: Params, model: MultitaskModel, learned: Sequence[nn.Parameter]) -> Combiner:
+    """Return what combines the gradients of tasks; `learned` are parameters beside the model's."""
+    options, processes = params.surgery, model.runtime.processes
+    parameters = [*model.parameters(), *learned]
+    if options.method == "none" and not options.log_conflicts:
+        return Combiner(parameters, processes)
+    shared = [parameter for parameter in model.encoder.parameters() if parameter.requires_grad]
+    draws = generator(params.runtime.seed, "surgery")
+    surgery = None
+    if options.method != "none":
+        surgery = build_surgery(options.method, options.reduction, draws)
+    return GramianCombiner(parameters, processes, shared, surgery, draws, options.log_conflicts)
 
 
 def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.Parameter]], Tensor] | None:

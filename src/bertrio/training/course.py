@@ -16,8 +16,9 @@ from bertrio.core.tasks import Task
 from bertrio.evaluation.metrics import evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import object_column, prediction_rows
 from bertrio.model.multitask import MultitaskModel
+from bertrio.training.callbacks import EpochLog
 from bertrio.training.data import Split
-from bertrio.training.loop import EpochLog, infer
+from bertrio.training.loop import infer
 
 
 def predict(

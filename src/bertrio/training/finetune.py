@@ -20,11 +20,11 @@ from bertrio.evaluation.predictions import write_predictions
 from bertrio.model.config import ModelConfig
 from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
 from bertrio.training.build import build_trainer, fine_enough
+from bertrio.training.callbacks import report_epoch
 from bertrio.training.checkpoints import Checkpoints
 from bertrio.training.course import Course, Selection, predict
 from bertrio.training.data import Split, hold_out, load_split
 from bertrio.training.loop import Trainer
-from bertrio.training.progress import report_epoch
 from bertrio.training.resume import open_checkpoints, resumed
 from bertrio.training.stateful import Stateful
 from bertrio.training.teacher import teacher_predictions
@@ -97,7 +97,7 @@ def finetune(
             write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
             write_json(f"{predictions}/summary.json", course.selection.summary())
             write_history(course.lines, history)
-            write_conflicts(trainer.conflicts, conflicts)
+            write_conflicts(trainer.combiner.conflicts, conflicts)
             checkpoints.finish()
     return training_cost(trainer, runtime)
 
@@ -136,8 +136,8 @@ def training_cost(trainer: Trainer, runtime: Runtime) -> dict[str, str | float]:
     steps."""
     return {
         **runtime.facts(),
-        "rows_per_second": trainer.rows_seen / trainer.seconds,
-        "ms_per_step": 1000 * trainer.seconds / trainer.steps_done,
+        "rows_per_second": trainer.meter.rows_seen / trainer.meter.seconds,
+        "ms_per_step": 1000 * trainer.meter.seconds / trainer.steps_done,
         "steps": trainer.steps_done,
     }
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,22 +22,17 @@ from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import whole_folder
 from bertrio.core.runtime import Runtime, choose, generator
-from bertrio.data.batches import Passes
+from bertrio.data.batches import Batch, Passes
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.encoder import Encoder, check_length, initial_language_model, initial_transformer
 from bertrio.model.names import fetched, local_folder
 from bertrio.model.tokenizer import load_tokenizer, pinned
 from bertrio.training.checkpoints import Checkpoints
+from bertrio.training.loop import Trainer
 from bertrio.training.masking import mask_tokens, word_beginnings
-from bertrio.training.optimizer import (
-    build_lr_schedule,
-    build_optimizer,
-    clip_gradients,
-    load_optimizer_state,
-    optimizer_state,
-)
+from bertrio.training.objective import Parts
+from bertrio.training.optimizer import Combiner, Optimization
 from bertrio.training.resume import open_checkpoints, resumed
-from bertrio.training.watch import Watch, read_every
 
 Mask = Callable[..., tuple[Tensor, Tensor]]  # `mask_tokens` with all but the blocks and the generator filled in
 READS = {  # the params that pretraining reads
@@ -49,7 +43,7 @@ READS = {  # the params that pretraining reads
 # matrix products take longer to set up for a new size than to do
 ROUND = 64
 NO_LABEL = -100
-PROGRESS = ("before", "steps_done", "blocks_done", "seconds")
+TASK = "mlm"
 
 
 def pretrain_mlm(
@@ -156,103 +150,112 @@ def _text_batches(corpora: Path, size: int = 1000) -> Iterator[list[str]]:
                 bar.advance(batch.num_rows)
 
 
-@dataclass
-class Pretrainer:
-    """Trains a masked-language model on batches of blocks.
+class Blocks:
+    """Blocks of token ids [N, T] as rows; their positions are their ids."""
+
+    def __init__(self, blocks: np.ndarray) -> None:
+        self.blocks, self.ids = blocks, np.arange(len(blocks))
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """Return the blocks at these positions."""
+        return Batch(TASK, rows, ({"input_ids": _ids(self.blocks, rows)},), None)
+
+
+class BlockStream:
+    """An endless stream of batches of blocks.
 
     Args:
-        model: on its device.
-        blocks: [N, T] token ids.
-        batches: the positions of the blocks of each batch.
-        mask: picks and masks.
-        masks_of: the generator that masks are drawn from.
-        total: updates of the run.
-        epoch_ends: the number of updates after which each epoch ends, rising.
-        before: held-out perplexity before the first update; None until it is measured.
+        rows: all blocks.
+        batches: positions of the blocks of each batch.
     """
 
-    model: nn.Module
-    blocks: np.ndarray
-    batches: Passes
-    mask: Mask
-    masks_of: torch.Generator
-    params: Params
-    runtime: Runtime
-    total: int
-    epoch_ends: list[int]
-    before: float | None = None
-    steps_done: int = 0
-    blocks_done: int = 0
-    seconds: float = 0.0
+    def __init__(self, rows: Blocks, batches: Passes) -> None:
+        self.rows, self._batches = rows, batches
 
-    def __post_init__(self) -> None:
-        lr = self.params.mlm.lr * self.params.encoder.lr_factor
-        self.optimizer = build_optimizer(self.model, self.params.optimizer, lr)
-        self.lr_schedule = build_lr_schedule(self.optimizer, self.params.optimizer, self.total, self.epoch_ends)
-        self._watch = Watch(lambda _, rows: rows, "try a lower mlm.lr")
-        self._read_every = read_every(self.runtime.device)
-
-    def run(self, checkpoint: Callable[[int], None]) -> None:
-        """Takes the updates that are not done; `checkpoint` is called after each with its number.
-
-        Raises:
-            UserError: if a loss or a gradient is not finite, as `training.loop.Trainer`.
-        """
-        self.model.train()
-        with progress("mlm", total=self.total) as bar:
-            bar.advance(self.steps_done)
-            for step in range(self.steps_done + 1, self.total + 1):
-                began = time.perf_counter()
-                loss, note = self._step(step), None
-                if step % self._read_every == 0 or step == self.total:
-                    self._watch.read()
-                    note = f"loss {float(loss):.3f}"
-                self.seconds += time.perf_counter() - began
-                bar.advance(note=note)
-                checkpoint(step)
-
-    def _step(self, step: int) -> Tensor:
-        positions = next(self.batches)
-        gold = _ids(self.blocks, positions)
-        ids, picked = self.mask(gold, of=self.masks_of)
-        loss = _loss(self.model, ids, picked, gold, self.runtime)
-        self._check(step, "the masked-language-model loss", positions, loss)
-        loss.backward()
-        norm = clip_gradients(self.model, self.params.optimizer.max_grad_norm)
-        self._check(step, "the norm of the gradients", positions, norm)
-        self.optimizer.step()
-        self.lr_schedule.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.steps_done, self.blocks_done = step, self.blocks_done + len(positions)
-        return loss.detach()
-
-    def _check(self, step: int, what: str, positions: np.ndarray, value: Tensor) -> None:
-        """Has a number watched, and looked at at once where that makes nobody wait."""
-        self._watch.add(step, what, {"the corpora's blocks": positions}, value)
-        if self._read_every == 1:
-            self._watch.read()
+    def __next__(self) -> Batch:
+        return self.rows.batch(next(self._batches))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that decides what is still to come, between two updates; the blocks are made again."""
-        self._watch.read()
-        return {
-            "model": self.model.state_dict(),
-            "optimizer": optimizer_state(self.optimizer),
-            "lr_schedule": self.lr_schedule.state_dict(),
-            "batches": self.batches.state_dict(),
-            "masks": self.masks_of.get_state(),
-            "progress": {name: getattr(self, name) for name in PROGRESS},
-        }
+        """Return where in which pass the stream is."""
+        return self._batches.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where one that was built alike was."""
-        self.model.load_state_dict(state["model"])
-        load_optimizer_state(self.optimizer, state["optimizer"])
-        self.lr_schedule.load_state_dict(state["lr_schedule"])
-        self.batches.load_state_dict(state["batches"])
-        self.masks_of.set_state(state["masks"])
-        for name in PROGRESS:
-            setattr(self, name, state["progress"][name])
+        """Restore what `state_dict` returned."""
+        self._batches.load_state_dict(state)
+
+
+class MlmObjective:
+    """Cross entropy of the masked tokens of a batch of blocks, as an objective of `training.loop.Trainer`.
+
+    Args:
+        model: a masked-language model, on its device.
+        mask: picks and masks.
+        generator: that masks are drawn from.
+        runtime: device and precision.
+    """
+
+    def __init__(self, model: nn.Module, mask: Mask, generator: torch.Generator, runtime: Runtime) -> None:
+        self.model, self.runtime, self.weighting = model, runtime, nn.Module()  # which has nothing to learn
+        self._mask, self._generator = mask, generator
+
+    def begin(self, tasks: Sequence[str]) -> None:
+        """Do nothing."""
+
+    def groups(self, tasks: Sequence[str]) -> list[list[str]]:
+        """Return the one task."""
+        return [list(tasks)]
+
+    def keeping_casts(self) -> Any:
+        """Return a context that does nothing: a step has one pass."""
+        return nullcontext()
+
+    def __call__(self, *batches: Batch) -> list[Parts]:
+        (batch,) = batches
+        gold = batch.inputs[0]["input_ids"].cpu()
+        ids, picked = self._mask(gold, of=self._generator)
+        loss = _loss(self.model, ids, picked, gold, self.runtime)
+        return [Parts(loss, loss, {})]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the generator."""
+        return {"masks": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._generator.set_state(state["masks"])
+
+
+@dataclass
+class MlmProgress:
+    """Held-out perplexity before the first update, and epochs done, for checkpoints."""
+
+    before: float | None = None
+    epochs: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return both."""
+        return {"before": self.before, "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.before, self.epochs = state["before"], state["epochs"]
+
+
+def build_trainer(
+    model: nn.Module, blocks: np.ndarray, train: np.ndarray, mask: Mask, params: Params, runtime: Runtime
+) -> Trainer:
+    """Return the trainer of a masked-language model on the blocks at the positions `train`."""
+    options, seed = params.mlm, params.runtime.seed
+    plan = [[(TASK,)] * math.ceil(len(train) / options.batch_size)] * options.epochs
+    lr = options.lr * params.encoder.lr_factor
+    return Trainer(
+        MlmObjective(model, mask, generator(seed, "mlm masks"), runtime),
+        plan,
+        {TASK: BlockStream(Blocks(blocks), shuffled_batches(train, options.batch_size, generator(seed, "mlm order")))},
+        Optimization(model, params.optimizer, lr, plan, options.max_steps),
+        Combiner(list(model.parameters()), runtime.processes),
+        lr_param="mlm.lr",
+    )
 
 
 def _train(
@@ -262,25 +265,23 @@ def _train(
     order = torch.randperm(len(blocks), generator=generator(seed, "mlm held out")).numpy()
     count = min(max(1, round(options.held_out * len(blocks))), len(blocks) - 1)
     held, train = np.sort(order[:count]), np.sort(order[count:])
-    per_epoch = math.ceil(len(train) / options.batch_size)
-    ends = [per_epoch * (epoch + 1) for epoch in range(options.epochs)]
-    total = min(ends[-1], options.max_steps or ends[-1])
     begins = word_beginnings(tokenizer) if options.whole_word else None
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=options.mask_probability, begins=begins)
-    batches = shuffled_batches(train, options.batch_size, generator(seed, "mlm order"))
-    masks_of = generator(seed, "mlm masks")
-    trainer = Pretrainer(model, blocks, batches, mask, masks_of, params, runtime, total, ends)
-    with resumed(checkpoints, runtime, {"trainer": trainer}) as resume:
-        if trainer.before is None:
-            trainer.before = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, resume.pause)
-        said = f"{len(blocks)} blocks, {total} steps on {runtime.describe()}"
-        say(f"mlm: {said}; held-out perplexity {trainer.before:.1f} before")
-        trainer.run(lambda step: resume.after_step(step, in_any_case=step in (*ends, total)))
+    trainer, done = build_trainer(model, blocks, train, mask, params, runtime), MlmProgress()
+    with resumed(checkpoints, runtime, {"trainer": trainer, "progress": done}) as resume:
+        trainer.checkpoint = resume.after_step
+        if done.before is None:
+            done.before = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, resume.pause)
+        scale = f"{len(blocks)} blocks, {trainer.total_steps} steps on {runtime.describe()}"
+        say(f"mlm: {scale}; held-out perplexity {done.before:.1f} before")
+        for log in trainer.run("mlm", done=done.epochs):
+            done.epochs = log.epoch
+            resume.after_scoring()
         after = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, resume.pause)
     say(f"mlm: held-out perplexity {after:.1f} after")
-    metrics = {"blocks": len(blocks), "steps": total, "perplexity": {"before": trainer.before, "after": after}}
-    rows_per_second = trainer.blocks_done / trainer.seconds
-    return metrics, {**runtime.facts(), "rows_per_second": rows_per_second, "steps": total}
+    steps, meter = trainer.total_steps, trainer.meter
+    metrics = {"blocks": len(blocks), "steps": steps, "perplexity": {"before": done.before, "after": after}}
+    return metrics, {**runtime.facts(), "rows_per_second": meter.rows_seen / meter.seconds, "steps": steps}
 
 
 def shuffled_batches(positions: np.ndarray, size: int, of: torch.Generator) -> Passes:

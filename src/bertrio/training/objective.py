@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import HeadOutput
 from bertrio.data.batches import Batch, BatchShard
 from bertrio.model.multitask import Block, MultitaskModel
@@ -107,6 +109,11 @@ class Parts(NamedTuple):
     loss: Tensor
     penalties: dict[str, Tensor]
 
+    def named(self, task: str) -> dict[str, Tensor]:
+        """Return loss and penalties by the name that logs give them, without their graph."""
+        penalties = {f"{name}_{task}": value.detach() for name, value in self.penalties.items()}
+        return {task: self.loss.detach(), **penalties}
+
 
 @dataclass
 class Objective:
@@ -129,6 +136,18 @@ class Objective:
     regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     of_batches: Collection[str] = ()
     turns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    @property
+    def runtime(self) -> Runtime:
+        """Device and processes."""
+        return self.model.runtime
+
+    def keeping_casts(self) -> Any:
+        """Return a context in which weights are cast once for all passes of a step.
+
+        Not with regularizers: passes that go backward together would add up their gradients in bf16.
+        """
+        return nullcontext() if self.regularizers else self.runtime.casting_once()
 
     def begin(self, tasks: Sequence[str]) -> None:
         """Tells that a step of these tasks begins."""

@@ -1,12 +1,13 @@
-"""AdamW with parameter groups, and the learning rate over the steps."""
+"""From gradients to an update: combining those of tasks, clipping, AdamW, and the learning rate over the steps."""
 
 from __future__ import annotations
 
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 from bertrio.config import OptimizerParams
+from bertrio.core.distributed import Processes
+from bertrio.techniques.gradients import TaskGradients, conflict_rows
+from bertrio.training.callbacks import FiniteCheck
 
 
 def build_optimizer(
@@ -183,3 +187,133 @@ class RowGradients:
 
 def _is_sparse(gradient: Tensor | None) -> bool:
     return gradient is not None and gradient.is_sparse
+
+
+class Combiner:
+    """Add up the gradients of a step's tasks, and of the processes that share the run.
+
+    Attributes:
+        separate: whether each task needs a pass of its own.
+        conflicts: inner products of the tasks' gradients, a row a step and pair of tasks, if they are logged.
+    """
+
+    separate = False
+
+    def __init__(self, parameters: Sequence[nn.Parameter], processes: Processes) -> None:
+        self._parameters, self._processes = list(parameters), processes
+        self.conflicts: list[dict[str, Any]] = []
+
+    def take(self, tasks: Sequence[str]) -> None:
+        """Take the gradients of a backward pass of these tasks."""
+
+    def combine(self, step: int, finite: FiniteCheck) -> None:
+        """Leave the combined gradients in `.grad`."""
+        self._processes.all_reduce_gradients(self._parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+
+
+class GramianCombiner(Combiner):
+    """Combine the gradients that tasks have for shared parameters by surgery on their Gramian, and log conflicts.
+
+    Args:
+        parameters: all that train; gradients of those beside `shared` are added up.
+        processes: that share the run.
+        shared: the encoder's.
+        surgery: `gramian [K, K] -> weights [K]`; None takes the sum.
+        generator: that surgery draws from.
+        log_conflicts: keep the gradients' inner products of every step, in `conflicts`.
+    """
+
+    separate = True
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        processes: Processes,
+        shared: Sequence[nn.Parameter],
+        surgery: Callable[[Tensor], Tensor] | None,
+        generator: torch.Generator,
+        log_conflicts: bool,
+    ) -> None:
+        apart = {id(parameter) for parameter in shared}
+        super().__init__([parameter for parameter in parameters if id(parameter) not in apart], processes)
+        self._gradients, self._surgery, self._generator = TaskGradients(shared), surgery, generator
+        self._log_conflicts = log_conflicts
+
+    def take(self, tasks: Sequence[str]) -> None:
+        (task,) = tasks
+        self._processes.all_reduce_gradients(self._gradients.parameters)
+        self._gradients.take(task)
+
+    def combine(self, step: int, finite: FiniteCheck) -> None:
+        super().combine(step, finite)
+        gramian, tasks = self._gradients.gramian(), self._gradients.tasks
+        finite.gradients(tasks, gramian)
+        if self._log_conflicts:
+            self.conflicts += conflict_rows(step, tasks, gramian)
+        plain = torch.ones(len(tasks), dtype=gramian.dtype)
+        self._gradients.put(plain if self._surgery is None else self._surgery(gramian))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"generator": self._generator.get_state(), "conflicts": self.conflicts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._generator.set_state(state["generator"])
+        self.conflicts = state["conflicts"]
+
+
+class Optimization:
+    """The updates of a run: clipping, AdamW and its learning rate.
+
+    Args:
+        model: what is trained.
+        params: the `optimizer` group.
+        lr: the peak learning rate.
+        plan: the steps of each epoch.
+        max_steps: stop after so many updates; the learning rate is laid out over what is left.
+        extra, extra_lr: as `build_optimizer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        params: OptimizerParams,
+        lr: float,
+        plan: Sequence[Sequence[Any]],
+        max_steps: int | None = None,
+        extra: Iterable[nn.Parameter] = (),
+        extra_lr: float = 0.0,
+    ) -> None:
+        ends = list(accumulate(len(epoch) for epoch in plan))
+        self.total_steps = min(ends[-1], max_steps or ends[-1])
+        self.max_grad_norm, self._model, self._rows = params.max_grad_norm, model, RowGradients()
+        self.optimizer = build_optimizer(model, params, lr, extra, extra_lr)
+        self.lr_schedule = build_lr_schedule(self.optimizer, params, self.total_steps, ends)
+        self.last_lr = 0.0
+
+    def clip(self) -> Tensor:
+        """Clip the gradients; return their norm before that."""
+        return clip_gradients(self._model, self.max_grad_norm)
+
+    def step(self) -> None:
+        """Move the weights by their gradients, which are then gone."""
+        self.last_lr = self.optimizer.param_groups[0]["lr"]
+        with self._rows.dense(self._model.parameters()):
+            self.optimizer.step()
+        self.lr_schedule.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"optimizer": optimizer_state(self.optimizer), "lr_schedule": self.lr_schedule.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.lr_schedule.load_state_dict(state["lr_schedule"])

@@ -97,6 +97,7 @@ def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Tr
     from bertrio.training.data import build_losses
     from bertrio.training.loop import Trainer
     from bertrio.training.objective import Objective
+    from bertrio.training.optimizer import Combiner, Optimization
 
     options, name = params.prefinetune, params.prefinetune.task
     model = build_model(params, encoder, runtime)
@@ -105,5 +106,9 @@ def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Tr
     plan = [[(name,)] * len(stream)] * options.epochs
     lr = options.lr * params.encoder.lr_factor
     return Trainer(
-        Objective(model, build_losses(train, params)), plan, {name: stream}, params.optimizer, lr, options.max_steps
+        Objective(model, build_losses(train, params)),
+        plan,
+        {name: stream},
+        Optimization(model, params.optimizer, lr, plan, options.max_steps),
+        Combiner(list(model.parameters()), runtime.processes),
     )

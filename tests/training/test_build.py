@@ -73,7 +73,7 @@ def test_the_order_of_surgery_is_drawn_on_where_a_checkpoint_left_it(workspace):
         return build_trainer(params, model, train)[0]
 
     def drawn(trainer):
-        return trainer.state_dict()["kept"]["surgery"]["generator"]
+        return trainer.state_dict()["combiner"]["generator"]
 
     trainer, again = made(), made()
     fresh = drawn(again).clone()

@@ -11,7 +11,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def __getattr__(name: str) -> Any:
-    """`from bertrio import Predictor, Prediction`; only who asks for them waits for torch."""
+    """Import `Predictor` and `Prediction` lazily, since they need torch."""
     if name in ("Predictor", "Prediction"):
         from bertrio.inference import predictor
 

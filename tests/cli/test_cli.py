@@ -44,7 +44,7 @@ def test_check_wants_what_members_track_by(root, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["metrics", "--help"]])
 def test_help_needs_nothing_heavy(arguments):
     code = f"import sys; from bertrio.cli.main import main\ntry: main({arguments})\nexcept SystemExit: pass\n"
-    code += "sys.exit(bool({'torch', 'pandas', 'pydantic', 'rich'} & set(sys.modules)))"
+    code += "sys.exit(bool({'torch', 'transformers', 'dvc', 'pandas', 'pydantic', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 

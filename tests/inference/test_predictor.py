@@ -1,14 +1,11 @@
 import json
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from bertrio import Prediction, Predictor
+from bertrio import Predictor
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
 from bertrio.data.table import read_table
@@ -275,21 +272,3 @@ def test_what_is_asked_of_load_is_checked(finished, tmp_path):
         load(precision="fp16")
     with pytest.raises(UserError, match="batch_size: found 0, expected 1 or more"):
         load(batch_size=0)
-
-
-def test_a_prediction_is_a_plain_tuple(finished):
-    (found,) = load().predict("qqp", [("a good film", "a bad film")])
-    assert isinstance(found, Prediction) and found._fields == ("label", "probabilities", "score")
-    assert sum(found.probabilities) == pytest.approx(1) and found.label == int(found.probabilities[1] > 0.5)
-    assert json.loads(json.dumps(found)) == [found.label, list(found.probabilities), None]
-
-
-def test_bertrio_itself_imports_no_torch(root):
-    code = "import sys; sys.path.insert(0, 'src'); import bertrio; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
-
-
-def test_texts_of_a_table_are_answered_as_they_are(finished):
-    predictor = load()
-    found = predictor.answer("sst", pd.DataFrame({"text": ["", "."]}))
-    assert found.values.shape == (2,) and np.isfinite(found.probabilities).all()

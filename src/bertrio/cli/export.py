@@ -1,4 +1,4 @@
-"""The command that makes models that other libraries load: export."""
+"""Command that writes models for other libraries: export."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMATS = {
 
 
 def add_export_commands(commands: Any) -> None:
-    """Adds the command to the parser's `commands`."""
+    """Add the command to the parser's `commands`."""
     export = commands.add_parser("export", help="write a trained model as other libraries load it")
     model = "a member's folder, or models/ensemble of a soup (default: %(default)s)"
     export.add_argument("--model", metavar="FOLDER", default="models/members/base", help=model)

@@ -17,7 +17,7 @@ REVISION = "an experiment, commit, tag, branch or workspace; several with commas
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs one command; returns the exit code: 0, 2 for a message to the user, or 130 for Ctrl-C."""
+    """Run one command and return the exit code: 0, 2 for a message to the user, or 130 for Ctrl-C."""
     args = _parser().parse_args(argv)
     try:
         return args.run(args) or 0
@@ -44,17 +44,17 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--params", default="params.yaml", help="the file to check (default: %(default)s)")
     check.set_defaults(run=_check)
 
-    compare = commands.add_parser("compare", help="tell whether one experiment is better than another, or only lucky")
+    compare = commands.add_parser("compare", help="test whether one experiment is better than another")
     compare.add_argument("first", metavar="REV_A", help=f"what to compare with: {REVISION}")
-    compare.add_argument("second", metavar="REV_B", help="what to judge, named likewise")
+    compare.add_argument("second", metavar="REV_B", help="what to compare, named likewise")
     compare.add_argument("--split", default="dev", help="dev, test or selection (default: %(default)s)")
     compare.add_argument(
-        "--rows", type=_count, nargs="?", const=10, metavar="N", help="show N rows (10) that they decide differently"
+        "--rows", type=_count, nargs="?", const=10, metavar="N", help="show N rows (10) on which they differ"
     )
     compare.add_argument("--json", metavar="FILE", help="write all figures to FILE as well")
     compare.set_defaults(run=_compare)
 
-    report = commands.add_parser("report", help="write all that is known of an experiment to one HTML page")
+    report = commands.add_parser("report", help="write an HTML report of an experiment")
     one = "an experiment, commit, tag or branch"
     report.add_argument("revision", metavar="REV", nargs="?", default="workspace", help=f"{one} (default: workspace)")
     report.add_argument("--baseline", metavar="REV", help="compare it with this one: likewise, or workspace")

@@ -15,22 +15,22 @@ SET = "set a param on top, as in -S finetune.lr=2e-5; * is any one key; can be r
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on."""
+    """Parse a whole number from 1 on."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1 on")
     return int(text)
 
 
 def add_set(parser: argparse.ArgumentParser, text: str = SET) -> None:
-    """Adds `-S KEY=VALUE`, to be given any number of times; `parse_settings` reads `args.set`."""
+    """Add `-S KEY=VALUE`, which can be repeated; `parse_settings` reads `args.set`."""
     parser.add_argument("-S", dest="set", metavar="KEY=VALUE", action="append", default=[], help=text)
 
 
 def need_folder(out: str) -> None:
-    """Makes the folder that `--out` names.
+    """Create the folder that `--out` names.
 
     Raises:
-        UserError: if it is none, or nothing can be written there.
+        UserError: if it is not a folder, or not writable.
     """
     with writing_to(f"--out {out}"):
         Path(out).mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def need_packages(command: str, packages: Sequence[str], extra: str) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds what `Predictor.load` takes: which model, and how it computes."""
+    """Add the arguments of `Predictor.load`: the model, its device and precision."""
     folder = "a run's models folder, or one model's, such as models/members/base (default: %(default)s)"
     parser.add_argument("--model", metavar="FOLDER", default="models", help=folder)
     parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""The commands that ask a trained model: predict and mine."""
+"""Commands that apply a trained model to files: predict and mine."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from bertrio.cli.options import add_model, need_packages, positive
 from bertrio.core.errors import UserError
 
 FORMATS = ("tsv", "csv", "jsonl")
-NAMED = "ours=theirs, as in text_a=sentence1: what the file calls text, or text_a and text_b"
-MOST_PAIRS = 1_000_000  # that mine holds in memory, some 300 bytes each
-NOBODY_READS = 141  # the exit code of programs that write to a pipe whose end is gone, as shells have it
+NAMED = "ours=theirs, as in text_a=sentence1: the file's names of columns text, or text_a and text_b"
+MAX_PAIRS = 1_000_000  # that mine holds in memory, some 300 bytes each
+BROKEN_PIPE = 141  # exit code after SIGPIPE, as in shells
 
 
 def add_predict_commands(commands: Any) -> None:
-    """Adds the commands to the parser's `commands`."""
+    """Add the commands to the parser's `commands`."""
     _add_predict(commands)
     _add_mine(commands)
 
 
 def _add_predict(commands: Any) -> None:
-    predict = commands.add_parser("predict", help="answer the rows of a file with the last run's ensemble")
-    predict.add_argument("--task", required=True, help="the task to answer, such as sts")
-    _add_files(predict, "rows to answer, with a header that names columns text, or text_a and text_b")
+    predict = commands.add_parser("predict", help="predict the rows of a file with the last run's ensemble")
+    predict.add_argument("--task", required=True, help="the task to predict, such as sts")
+    _add_files(predict, "rows to predict, with a header that names columns text, or text_a and text_b")
     kind = "of what is read and written (default: as the ending of --in says, else tsv)"
     predict.add_argument("--format", choices=FORMATS, help=kind)
     predict.add_argument(
         "--columns", metavar="NAME=NAME", nargs="+", action="extend", type=_pair, default=[], help=NAMED
     )
-    predict.add_argument("--strict", action="store_true", help="stop at the first row that can't be answered")
+    predict.add_argument("--strict", action="store_true", help="stop at the first row that can't be used")
     _add_model(predict)
     predict.set_defaults(run=_predict)
 
@@ -43,8 +43,8 @@ def _add_predict(commands: Any) -> None:
 def _add_mine(commands: Any) -> None:
     mine = commands.add_parser("mine", help="find the most similar pairs of sentences in a file")
     mine.add_argument("file", metavar="FILE", nargs="?", help="a sentence a line (default: standard input)")
-    mine.add_argument("--task", help="the pair task to compare by; it must be encoded apart (encoding: bi)")
-    top = f"pairs to find, {MOST_PAIRS:,} at most (default: %(default)s)"
+    mine.add_argument("--task", help="the pair task to compare by; it must have encoding: bi")
+    top = f"pairs to find, {MAX_PAIRS:,} at most (default: %(default)s)"
     mine.add_argument("--top", type=_pairs, default=100, metavar="N", help=top)
     mine.add_argument("--out", metavar="FILE", help="where the pairs go, as TSV (default: standard output)")
     _add_model(mine)
@@ -53,7 +53,7 @@ def _add_mine(commands: Any) -> None:
 
 def _add_files(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--in", dest="source", metavar="FILE", help=f"{what} (default: standard input)")
-    out = "where they go with their answers (default: standard output); written whole or not at all"
+    out = "where they go with their predictions (default: standard output); written whole or not at all"
     parser.add_argument("--out", metavar="FILE", help=out)
 
 
@@ -65,8 +65,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _pairs(text: str) -> int:
     count = positive(text)
-    if count > MOST_PAIRS:
-        raise argparse.ArgumentTypeError(f"found {text}, expected {MOST_PAIRS:,} at most")
+    if count > MAX_PAIRS:
+        raise argparse.ArgumentTypeError(f"found {text}, expected {MAX_PAIRS:,} at most")
     return count
 
 
@@ -116,7 +116,7 @@ def _load(args: argparse.Namespace) -> Any:
 
 
 def _between(source: str | None, target: str | None, work: Callable[[BinaryIO, str, BinaryIO], None]) -> int:
-    """Opens what to read and what to write, lets `work` do the rest, and returns the exit code."""
+    """Open the source and the target, run `work` on them, and return the exit code."""
     from bertrio.core.stage import explained
 
     try:
@@ -125,7 +125,7 @@ def _between(source: str | None, target: str | None, work: Callable[[BinaryIO, s
     except BrokenPipeError:
         with open(os.devnull, "wb") as nowhere:  # Python writes out what is left at its end, and would fail again
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
-        return NOBODY_READS
+        return BROKEN_PIPE
     except OSError as error:
         raise UserError(explained(error)) from error
     return 0

@@ -1,4 +1,4 @@
-"""The command that puts a model behind HTTP: serve."""
+"""Command that serves a model over HTTP: serve."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertrio.core.errors import UserError
 
 
 def add_serve_commands(commands: Any) -> None:
-    """Adds the command to the parser's `commands`."""
+    """Add the command to the parser's `commands`."""
     serve = commands.add_parser("serve", help="answer requests for predictions, and show a page to try a model on")
     add_model(serve)
     host = "address to listen on (default: %(default)s, this machine alone; 0.0.0.0 is everyone)"

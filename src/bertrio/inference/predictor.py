@@ -1,6 +1,6 @@
-"""Trained models as a library call: `Predictor.load("models").predict("qqp", [("a", "b"), ...])`.
+"""Prediction as a library call: `Predictor.load("models").predict("qqp", [("a", "b"), ...])`.
 
-It speaks for the same ensemble that the pipeline's last run made, from the models' folders alone.
+It loads the models' folders alone, and predicts as the ensemble of the pipeline's last run.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Row = str | tuple[str, str]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
 PRECISIONS = ("auto", "float32", "bf16")
 ENSEMBLE = "ensemble.json"
-LONGEST = 80  # characters of a row that a message shows
-WANTED = {1: "a text", 2: "a pair of texts"}
-AGAIN = "run the finetune and ensemble stages again"
+MAX_SHOWN = 80  # characters of a row that a message shows
+EXPECTED = {1: "a text", 2: "a pair of texts"}
+RERUN = "run the finetune and ensemble stages again"
 
 
 class Prediction(NamedTuple):
-    """What is predicted for one row.
+    """Prediction for one row.
 
     Attributes:
         label: the class from 0 on, 0 or 1 for no or yes, or the score within the task's range.
@@ -49,7 +49,7 @@ class Prediction(NamedTuple):
 
 
 class Ensemble(Group):
-    """What ensemble.json says, see `bertrio.evaluation.ensembling.record_ensemble`."""
+    """Contents of ensemble.json, which `bertrio.evaluation.ensembling.record_ensemble` writes."""
 
     combine: str
     members: list[FileName]
@@ -57,29 +57,33 @@ class Ensemble(Group):
 
 
 class Predictor:
-    """One trained model, or an ensemble of several, that answers for any text and from any thread.
+    """One trained model, or an ensemble of several, that predicts any text and from any thread.
 
     Args:
-        members: the models by name.
-        weights: the members that answer each task, with their weights.
-        combine: how answers of several members become one, see `bertrio.evaluation.ensembling.combine`.
+        members: models by name.
+        weights: weights of each task's members, by task and member.
+        combine: rule that combines the members' predictions, see `bertrio.evaluation.ensembling`.
 
     Attributes:
-        tasks: the tasks that it answers, by name. Tasks whose heads were not trained are none of them.
-        members: as above.
+        tasks: the tasks that it predicts, by name, without those whose heads were not trained.
+        members: models by name.
 
     Raises:
-        UserError: if the members of a task do not speak of the same task.
+        UserError: if members define a task differently.
     """
 
     def __init__(
         self, members: Mapping[str, TrainedModel], weights: Mapping[str, Mapping[str, float]], combine: str = "vote"
     ) -> None:
         self.members, self._combine = dict(members), combine
-        self._weights = {task: {name: of for name, of in shares.items() if of} for task, shares in weights.items()}
-        known = {task: self._agreed(task, list(shares)) for task, shares in self._weights.items()}
+        self._weights = {
+            task: {name: share for name, share in shares.items() if share} for task, shares in weights.items()
+        }
+        known = {task: self._common_task(task, list(shares)) for task, shares in self._weights.items()}
         self.tasks = {
-            task: of for task, of in known.items() if any(task in members[name].trained for name in self._weights[task])
+            name: task
+            for name, task in known.items()
+            if any(name in members[member].trained for member in self._weights[name])
         }
         self._untrained = [task for task in known if task not in self.tasks]
 
@@ -87,10 +91,10 @@ class Predictor:
     def load(
         cls, path: str | Path = "models", device: str = "auto", precision: str = "auto", batch_size: int = 64
     ) -> Predictor:
-        """The predictor of a finished run, or of one of its members.
+        """Load a finished run, or one of its members.
 
         Args:
-            path: a run's folder `models`, for its ensemble, or the folder of one model: `models/members/NAME`, or
+            path: folder `models` of a run, for its ensemble, or the folder of one model: `models/members/NAME`, or
                 `models/ensemble` of a soup.
             device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
             precision: `auto` (bf16 where the hardware multiplies it well and the model is not narrow), `float32` or
@@ -104,12 +108,12 @@ class Predictor:
         folder = Path(path)
         folder = folder / "ensemble" if (folder / "ensemble").is_dir() else folder
 
-        def loaded(where: Path) -> TrainedModel:
+        def load_member(where: Path) -> TrainedModel:
             runtime = choose(device, precision, encoder_width(where / "encoder"))
             return TrainedModel.load(where, runtime, batch_size)
 
         if (folder / CONFIG_FILE).exists():
-            model = loaded(folder)
+            model = load_member(folder)
             return cls({folder.name: model}, {task: {folder.name: 1.0} for task in model.tasks})
         if not (folder / ENSEMBLE).exists():
             raise UserError(
@@ -117,21 +121,21 @@ class Predictor:
                 "folder of one model, such as models/members/base; dvc repro makes them"
             )
         ensemble = read_ensemble(folder)
-        asked = [name for name in ensemble.members if any(shares.get(name) for shares in ensemble.weights.values())]
+        used = [name for name in ensemble.members if any(shares.get(name) for shares in ensemble.weights.values())]
         beside = (folder.resolve() if folder.name in ("", "..") else folder).parent / "members"
-        members = {name: loaded(need(beside / name)) for name in asked}
+        members = {name: load_member(need(beside / name)) for name in used}
         return cls(members, ensemble.weights, ensemble.combine)
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the models."""
         return next(iter(self.members.values())).network.runtime.device
 
     def task(self, name: str) -> Task:
-        """The task of this name.
+        """Return the task of this name.
 
         Raises:
-            UserError: if there is none that is answered here.
+            UserError: if there is none, or its head was not trained.
         """
         if name in self.tasks:
             return self.tasks[name]
@@ -142,12 +146,11 @@ class Predictor:
         raise UserError(f"task {name!r}: no such task, expected one of {_listed(self.tasks)}{guess}")
 
     def predict(self, task: str, rows: Iterable[Row]) -> list[Prediction]:
-        """What is predicted for each row.
+        """Predict rows of a task.
 
         Args:
             task: one of `tasks`.
-            rows: texts, or pairs of texts where the task compares two. Outer white space is taken off, as it was in
-                training.
+            rows: texts, or pairs of texts if the task compares two. Outer white space is stripped, as in training.
 
         Returns:
             One prediction a row, in the order of the rows.
@@ -155,35 +158,34 @@ class Predictor:
         Raises:
             UserError: for an unknown task, or a row of the wrong shape or without text.
         """
-        of = self.task(task)
-        answers = self.answer(task, _table(of.text_columns, rows))
-        labels = answers.values.astype(np.int64) if of.target.discrete else answers.values
-        nothing = [None] * len(labels)
-        probabilities = nothing if answers.probabilities is None else map(tuple, answers.probabilities.tolist())
-        scores = nothing if answers.scores is None else answers.scores.tolist()
+        spec = self.task(task)
+        predicted = self.answer(task, _table(spec.text_columns, rows))
+        labels = predicted.values.astype(np.int64) if spec.target.discrete else predicted.values
+        none = [None] * len(labels)
+        probabilities = none if predicted.probabilities is None else map(tuple, predicted.probabilities.tolist())
+        scores = none if predicted.scores is None else predicted.scores.tolist()
         return [Prediction(*row) for row in zip(labels.tolist(), probabilities, scores)]
 
     def answer(self, task: str, texts: pd.DataFrame) -> Predicted:
-        """The same as arrays, for a table with the task's text columns, whose texts are taken as they are."""
+        """Predict a table with the task's text columns as arrays; texts are not cleaned."""
         shares = self._weights[self.task(task).name]
-        said = [self.members[name].predict(task, texts) for name in shares]
-        return combine_answers(said, self._combine, list(shares.values()))
+        predictions = [self.members[name].predict(task, texts) for name in shares]
+        return combine_answers(predictions, self._combine, list(shares.values()))
 
     def encode(self, texts: Sequence[str], task: str | None = None) -> Array:
-        """The vector of each text that a bi-encoded task compares by: float32 [N, H], not normalised.
+        """Return the vector of each text that a bi-encoded task compares: float32 [N, H], not normalized.
 
         Args:
             texts: N texts.
-            task: whose vectors; None is the bi-encoded task, if there is one alone.
+            task: a bi-encoded task; None if it is the only one.
 
         Raises:
-            UserError: if the task encodes both texts together, or several models answer it, so that it has no such
-                vectors; or for a text that is none.
+            UserError: if the task is not bi-encoded, several models predict it, or a text is empty.
         """
         task = self._bi_encoded() if task is None else self.task(task).name
-        of, shares = self.tasks[task], self._weights[task]
-        if of.encoding != "bi":
-            raise UserError(f"task {task}: {_why_no_vectors(of)}")
+        spec, shares = self.tasks[task], self._weights[task]
+        if spec.encoding != "bi":
+            raise UserError(f"task {task}: {_why_no_vectors(spec)}")
         if len(shares) > 1:
             raise UserError(
                 f"task {task}: {len(shares)} models answer it, and vectors of unlike models can't be compared; load "
@@ -193,54 +195,54 @@ class Predictor:
         return self.members[name].encode(task, _table(TEXT_COLUMNS["single"], texts)["text"].tolist())
 
     def _bi_encoded(self) -> str:
-        found = [name for name, task in self.tasks.items() if task.kind == "pair" and task.encoding == "bi"]
-        if not found:
+        names = [name for name, task in self.tasks.items() if task.kind == "pair" and task.encoding == "bi"]
+        if not names:
             pairs = [name for name, task in self.tasks.items() if task.kind == "pair"]
             raise UserError(
                 f"none of the tasks {_listed(self.tasks)} encodes its texts apart; {_apart(pairs or ['NAME'])}"
             )
-        if len(found) > 1:
+        if len(names) > 1:
             raise UserError(
-                f"several tasks encode their texts apart, each in its own way: name one of {_listed(found)}"
+                f"several tasks encode their texts apart, each in its own way: name one of {_listed(names)}"
             )
-        return found[0]
+        return names[0]
 
-    def _agreed(self, name: str, answering: list[str]) -> Task:
-        """The task as those who answer it know it: they may encode pairs in ways of their own, and no more."""
-        for member in answering:
+    def _common_task(self, name: str, members: list[str]) -> Task:
+        """Return the task as its members define it; they may differ in how they encode pairs."""
+        for member in members:
             if name not in self.members[member].tasks:
-                raise UserError(f"member {member}: does not know task {name}, which the ensemble asks it; {AGAIN}")
-        first, *others = [self.members[member].tasks[name] for member in answering]
+                raise UserError(f"member {member}: does not know task {name}, which the ensemble asks it; {RERUN}")
+        first, *others = [self.members[member].tasks[name] for member in members]
         if any((other.kind, other.target) != (first.kind, first.target) for other in others):
-            raise UserError(f"task {name}: members {_listed(answering)} do not mean the same by it; {AGAIN}")
+            raise UserError(f"task {name}: members {_listed(members)} do not mean the same by it; {RERUN}")
         return first
 
 
 def read_ensemble(folder: str | Path) -> Ensemble:
-    """How the members in `folder`/../members make an ensemble.
+    """Read ensemble.json in `folder`.
 
     Raises:
         UserError: if the file is not there, or damaged.
     """
     path = need(Path(folder) / ENSEMBLE)
     try:
-        found = Ensemble.model_validate(read_json(path))
+        ensemble = Ensemble.model_validate(read_json(path))
     except (OSError, ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{path}: does not describe an ensemble ({reason}); {AGAIN}") from None
-    if found.combine not in RULES:
+        raise UserError(f"{path}: does not describe an ensemble ({reason}); {RERUN}") from None
+    if ensemble.combine not in RULES:
         raise UserError(
-            f"{path}: combine: found {found.combine!r}, expected one of {_listed(RULES)}; a soup has a "
-            f"{CONFIG_FILE} beside it; {AGAIN}"
+            f"{path}: combine: found {ensemble.combine!r}, expected one of {_listed(RULES)}; a soup has a "
+            f"{CONFIG_FILE} beside it; {RERUN}"
         )
-    for task, shares in found.weights.items():
-        if not set(shares) <= set(found.members) or not _are_weights(shares.values(), found.combine):
-            raise UserError(f"{path}: weights.{task}: found {shares}, expected members' shares, of sum 1; {AGAIN}")
-    return found
+    for task, shares in ensemble.weights.items():
+        if not set(shares) <= set(ensemble.members) or not _are_weights(shares.values(), ensemble.combine):
+            raise UserError(f"{path}: weights.{task}: found {shares}, expected members' shares, of sum 1; {RERUN}")
+    return ensemble
 
 
 def _are_weights(shares: Collection[float], how: str) -> bool:
-    """Whether they are what an ensemble of this kind has: of sum 1, and with `greedy` made by picks."""
+    """Return whether weights have the sum 1, and come from picks with `greedy`."""
     try:
         return bool(picks_of(list(shares))) if how == "greedy" else min(shares) > 0 and abs(sum(shares) - 1) < 1e-3
     except ValueError:
@@ -257,13 +259,13 @@ def _check_arguments(device: str, precision: str, batch_size: int) -> None:
 
 
 def _table(columns: tuple[str, ...], rows: Iterable[Row]) -> pd.DataFrame:
-    """Texts, or pairs of texts if there are two columns, as a table.
+    """Return texts, or pairs of texts if there are two columns, as a table.
 
     Raises:
         UserError: naming the first row that is of the wrong shape or without text.
     """
     if isinstance(rows, (str, bytes)):
-        raise UserError(f"rows: found one text, expected a list, each item {WANTED[len(columns)]}")
+        raise UserError(f"rows: found one text, expected a list, each item {EXPECTED[len(columns)]}")
     clean = [_clean(place, row, len(columns)) for place, row in enumerate(rows)]
     texts = zip(*clean) if clean else [()] * len(columns)
     return pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in zip(columns, texts)})
@@ -272,11 +274,11 @@ def _table(columns: tuple[str, ...], rows: Iterable[Row]) -> pd.DataFrame:
 def _clean(place: int, row: Any, count: int) -> tuple[str, ...]:
     texts = (row,) if count == 1 else row
     if not isinstance(texts, (tuple, list)) or len(texts) != count:
-        raise UserError(f"rows[{place}]: found {_shown(row)}, expected {WANTED[count]}")
+        raise UserError(f"rows[{place}]: found {_shown(row)}, expected {EXPECTED[count]}")
     try:
         return tuple(clean_text(text) for text in texts)
     except Unusable as problem:
-        raise UserError(f"rows[{place}]: {problem}: found {_shown(row)}, expected {WANTED[count]}") from None
+        raise UserError(f"rows[{place}]: {problem}: found {_shown(row)}, expected {EXPECTED[count]}") from None
 
 
 def _why_no_vectors(task: Task) -> str:
@@ -286,7 +288,7 @@ def _why_no_vectors(task: Task) -> str:
 
 
 def _apart(tasks: list[str]) -> str:
-    """What to set for a task that encodes its texts apart."""
+    """Return the advice to train a bi-encoded task."""
     return f"train with tasks.{tasks[-1]}.encoding: bi and tasks.{tasks[-1]}.head: cosine, or another for two vectors"
 
 
@@ -296,4 +298,4 @@ def _listed(names: Iterable[str]) -> str:
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."

@@ -1,4 +1,4 @@
-"""A model folder that is loaded and ready to be asked about any text."""
+"""A model folder, loaded for prediction."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from bertrio.model.tokenizer import load_tokenizer
 
 
 class TrainedModel:
-    """A model with its tokenizer, which answers for texts in any number and from any thread.
+    """A model with its tokenizer, which predicts any number of texts from any thread.
 
     Texts come as a table with the task's text columns (`Task.text_columns`); rows of similar length are batched, and
-    answers are in the order of the rows. Texts may be empty here: whoever asks has cleaned them.
+    results are in the order of the rows. Texts may be empty here: callers have cleaned them.
 
     Args:
-        name: what it is called: its folder's name.
+        name: name of its folder.
         network: the model.
         tokenizer: a transformers fast tokenizer.
-        tasks: by name, as the model knows them.
-        trained: the names of those whose heads have been trained.
+        tasks: tasks by name.
+        trained: names of the tasks whose heads were trained.
         max_length: tokens kept of each sequence.
         batch_size: rows in a batch.
     """
@@ -52,11 +52,11 @@ class TrainedModel:
         self.max_length, self.batch_size = max_length, batch_size
         if network.runtime.compute != torch.float32:
             _cast_products(network.encoder.transformer, network.runtime.compute)
-        self._tokenising = threading.Lock()  # truncation is a setting of the tokenizer, which can't be set in use
+        self._tokenizer_lock = threading.Lock()  # truncation is a state of the tokenizer
 
     @classmethod
     def load(cls, folder: str | Path, runtime: Runtime, batch_size: int) -> TrainedModel:
-        """The model of a model folder.
+        """Load a model folder.
 
         Raises:
             UserError: if there is none, or a part of it is missing or damaged.
@@ -68,25 +68,25 @@ class TrainedModel:
 
     @torch.inference_mode()
     def predict(self, task: str, texts: pd.DataFrame) -> Predicted:
-        """What the model says of each row: values [N], and probabilities [N, C] or raw scores [N], float64.
+        """Predict each row: values [N], and probabilities [N, C] or raw scores [N], float64.
 
         Raises:
             UserError: if an output is not finite.
         """
         target = self.tasks[task].target
-        found = [
+        batches = [
             (batch.rows, self.network(task, batch.inputs).outputs.float().cpu().numpy())
             for batch in self._batches(task, texts)
         ]
-        outputs = np.empty((len(texts), found[0][1].shape[1] if found else target.size))
-        for rows, values in found:
+        outputs = np.empty((len(texts), batches[0][1].shape[1] if batches else target.size))
+        for rows, values in batches:
             outputs[rows] = values
         _check_finite(task, outputs)
         return target.predict(outputs)
 
     @torch.inference_mode()
     def embed(self, task: str, texts: pd.DataFrame) -> Array:
-        """The pooled vector of each row, float32 [N, H]; of pairs encoded apart the mean of both."""
+        """Return the pooled vector of each row, float32 [N, H]; the mean of both for bi-encoded pairs."""
         vectors = np.empty((len(texts), self.network.encoder.size), dtype=np.float32)
         for batch in self._batches(task, texts):
             pooled = [self._pooled(tokens) for tokens in batch.inputs]
@@ -95,12 +95,10 @@ class TrainedModel:
 
     @torch.inference_mode()
     def encode(self, task: str, texts: list[str]) -> Array:
-        """What the head of a pair task that encodes apart compares: the vector of each text, float32 [N, H].
-
-        The pooled vector, or where the head has a projection, what that makes of it.
+        """Return the vectors [N, H] that the head of a bi-encoded task compares: pooled, then projected if it projects.
 
         Raises:
-            UserError: if a number is not finite.
+            UserError: if an output is not finite.
         """
         alone = Task(task, "single", "cross", self.tasks[task].target)  # each text makes a sequence of its own
         head = self.network.heads[task]
@@ -111,31 +109,33 @@ class TrainedModel:
         return vectors
 
     def word_vectors(self) -> Array:
-        """The encoder's own embedding of each token of its vocabulary, float32 [V, H]."""
+        """Return the encoder's embedding of each token of its vocabulary, float32 [V, H]."""
         weights = self.network.encoder.transformer.get_input_embeddings().weight
         return weights.detach().float().cpu().numpy()
 
     def _pooled(self, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
         return self.network.encode(self.network.embed(tokens), tokens)
 
-    def _batches(self, task: str, texts: pd.DataFrame, of: Task | None = None) -> Iterator[Batch]:
-        """Batches of the rows, longest first, on the model's device."""
+    def _batches(self, task: str, texts: pd.DataFrame, spec: Task | None = None) -> Iterator[Batch]:
+        """Yield batches of the rows, longest first, on the model's device."""
         if texts.empty:
             return
-        of = of or self.tasks[task]
-        with self._tokenising:
-            rows = Rows(texts[list(of.text_columns)].assign(id="", label=np.nan), of, self.tokenizer, self.max_length)
+        spec = spec or self.tasks[task]
+        with self._tokenizer_lock:
+            rows = Rows(
+                texts[list(spec.text_columns)].assign(id="", label=np.nan), spec, self.tokenizer, self.max_length
+            )
         for batch in rows.sorted_batches(self.batch_size):
             yield batch.to(self.network.runtime.device)
 
 
-def _check_finite(task: str, found: Array) -> None:
-    if not np.isfinite(found).all():
+def _check_finite(task: str, outputs: Array) -> None:
+    if not np.isfinite(outputs).all():
         raise UserError(f"task {task}: the model's outputs are not finite; its training diverged, train it again")
 
 
 def _cast_products(transformer: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Casts once what autocast would cast in every pass: a third of the time of a single text, and no other result."""
+    """Cast weights once instead of in every pass, as autocast does: faster for single texts, with equal results."""
     for module in transformer.modules():
         if isinstance(module, torch.nn.Linear):
             module.to(dtype)

@@ -91,12 +91,6 @@ def test_the_same_model_gives_the_same_bytes(models, tmp_path):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 
 
-def test_no_code_comes_with_it(models, tmp_path):
-    export_model(models["mean"], tmp_path / "out", "classifier", "sst")
-    assert not list((tmp_path / "out").rglob("*.py"))
-    assert "auto_map" not in (tmp_path / "out/config.json").read_text()
-
-
 def test_hidden_layers_and_pairs_apart_are_refused_with_the_reason(make_model, apart, tmp_path):
     deep = make_model(tasks={"sst": {"head": "mlp"}})
     with pytest.raises(UserError, match="task sst: only a head linear .* --format onnx"):

@@ -10,9 +10,8 @@ pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 
-from bertrio.core.tasks import Binary, Ordered, Score  # noqa: E402
 from bertrio.inference.export.export import export_model  # noqa: E402
-from bertrio.inference.export.onnx import answers, expected_answers, quantize, read_graph  # noqa: E402
+from bertrio.inference.export.onnx import expected_answers, quantize, read_graph  # noqa: E402
 from bertrio.inference.export.source import Source  # noqa: E402
 
 SHAPES = [(1, 1), (1, 2), (1, 24), (2, 7), (5, 24), (33, 3)]
@@ -84,21 +83,6 @@ def test_the_graph_says_nothing_of_where_it_was_made(exported, root):
         raw = (folder / "model.onnx").read_bytes()
         assert str(root).encode() not in raw
         assert b"site-packages" not in raw
-
-
-@pytest.mark.parametrize(
-    ("target", "outputs"),
-    [
-        (Ordered(5), [[0.1, -3.0, 40.0, 2.0, 2.0]]),
-        (Binary(), [[-50.0], [0.0], [3.0]]),
-        (Binary(), [[-1.0, 2.0], [5.0, 5.0]]),  # as siamese_softmax has it
-        (Score(0.0, 5.0), [[-1.0], [2.5], [9.0]]),
-    ],
-)
-def test_answers_are_those_of_the_target(target, outputs):
-    expected = target.predict(np.array(outputs))
-    wanted = expected.values if expected.probabilities is None else expected.probabilities
-    np.testing.assert_allclose(answers(target, torch.tensor(outputs)).numpy(), wanted, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import http.client
 import json
 import logging
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -203,47 +202,12 @@ def test_rows_of_a_client_that_has_gone_are_not_predicted(served, predictor):
     assert client.metric('bertrio_requests_total{route="/predict/sst",status="499"}') == 1
 
 
-def test_told_to_stop_it_finishes_what_it_took(predictor):
-    answers = []
-    app = build_app(predictor, Limits(max_batch=1, max_wait=0))
-    with running(app) as client:
-        predictor.hold.clear()
-        predictor.batches.clear()
-        threads = [
-            threading.Thread(target=lambda text=text: answers.append(client.predict("sst", [text]))) for text in "abc"
-        ]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: client.waiting() == 2)
-        threading.Timer(0.5, predictor.hold.set).start()  # the server is told to stop before
-    for thread in threads:
-        thread.join(20)
-    assert [status for status, _ in answers] == [200, 200, 200]
-
-
 def test_it_is_ready_once_the_model_has_answered_and_no_sooner(predictor):
     app = build_app(predictor, Limits())
     with running(app) as client:
         assert {task for task, _ in predictor.batches} == set(predictor.tasks)
         status, _, body = client.get("/health")
         assert (status, body) == (200, {"status": "ready"})
-
-
-def test_health_says_so_where_nothing_is_answered(predictor):
-    """Without the server's start, as before it and after its end."""
-    import asyncio
-
-    app, sent = build_app(predictor, Limits()), []
-
-    async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": []}
-    asyncio.run(app({**scope, "raw_path": b"/health", "root_path": "", "scheme": "http"}, receive, send))
-    assert sent[0]["status"] == 503 and b"not ready" in sent[1]["body"]
 
 
 def test_tasks_tell_what_they_take_and_give(client):

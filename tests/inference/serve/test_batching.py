@@ -23,17 +23,6 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def test_each_request_gets_its_own_answers_in_its_own_order(predictor):
-    requests = [[f"{'x' * place}", f"{'y' * (place + 20)}"] for place in range(1, 10)]
-
-    async def ask():
-        async with batcher(predictor) as ours:
-            return await asyncio.gather(*[ours.predict("sst", rows) for rows in requests])
-
-    expected = [[predictor.answer("sst", row) for row in rows] for rows in requests]
-    assert run(ask()) == expected
-
-
 def test_concurrent_rows_of_one_task_are_joined_up_to_max_batch_in_one_thread(predictor):
     async def ask():
         async with batcher(predictor) as ours:
@@ -101,49 +90,6 @@ def test_a_wrong_number_of_predictions_is_an_error_and_mixes_nothing_up(predicto
 
     with pytest.raises(RuntimeError, match="0 predictions of 1 rows"):
         run(ask())
-
-
-def test_without_room_a_request_is_refused_whole_and_room_comes_back(predictor):
-    predictor.hold.clear()
-
-    async def ask():
-        async with batcher(predictor, max_batch=1, room=3) as ours:
-            working = asyncio.ensure_future(ours.predict("sst", ["working"]))
-            while not predictor.batches:
-                await asyncio.sleep(0.001)
-            waiting = asyncio.ensure_future(ours.predict("sst", ["a", "b"]))
-            await settle()
-            with pytest.raises(Unavailable, match="2 rows waiting"):
-                await ours.predict("sst", ["c", "d"])
-            assert ours.waiting == 2
-            predictor.hold.set()
-            await asyncio.gather(working, waiting)
-            assert len(await ours.predict("sst", ["c", "d"])) == 2
-
-    run(ask())
-
-
-def test_rows_of_a_cancelled_request_are_not_predicted_and_leave_their_room(predictor):
-    predictor.hold.clear()
-
-    async def ask():
-        async with batcher(predictor, max_wait=0, room=4) as ours:
-            working = asyncio.ensure_future(ours.predict("sst", ["working"]))
-            while not predictor.batches:
-                await asyncio.sleep(0.001)
-            gone = asyncio.ensure_future(ours.predict("sst", ["gone"] * 4))
-            await settle()
-            gone.cancel()
-            await settle()
-            assert ours.waiting == 0
-            stays = asyncio.ensure_future(ours.predict("sst", ["stays"]))
-            await settle()
-            working.cancel()  # of what is being predicted already, the answer is dropped
-            predictor.hold.set()
-            assert await stays == [predictor.answer("sst", "stays")]
-
-    run(ask())
-    assert [rows for _, rows in predictor.batches] == [["working"], ["stays"]]
 
 
 def test_the_end_waits_for_all_that_was_taken_and_takes_no_more(predictor):

@@ -148,15 +148,6 @@ def test_what_is_wrong_is_said_in_words(tab, client):
     assert tab.run(f"{CARDS}.length") == 0
 
 
-def test_a_model_that_only_compares_asks_for_a_second_sentence(tab):
-    with running(build_app(FakePredictor({"qqp": TASKS["qqp"]}), Limits())) as client:
-        tab.visit(client.url)
-        tab.type("first", "why?")
-        tab.press("Enter", "\r")
-        assert "second" in tab.failed()
-        assert tab.run("document.activeElement.id") == "second"
-
-
 def test_a_failing_and_a_vanished_server_are_told_of(tab):
     with running(build_app(FakePredictor(TASKS), Limits())) as client:
         tab.visit(client.url)

@@ -19,10 +19,10 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json
 from bertrio.core.options import FileName, Group
 from bertrio.core.runtime import choose
-from bertrio.core.tasks import TEXT_COLUMNS, Array, Predicted, Task
+from bertrio.core.tasks import TEXT_COLUMNS, Predicted, Task
 from bertrio.data.table import Unusable, clean_text
 from bertrio.evaluation.ensembling import RULES, combine_answers, picks_of
-from bertrio.inference.trained_model import TrainedModel
+from bertrio.inference.trained_model import TrainedModel, Vectors
 from bertrio.model.config import CONFIG_FILE, encoder_width
 
 Row = str | tuple[str, str]
@@ -172,7 +172,7 @@ class Predictor:
         predictions = [self.members[name].predict(task, texts) for name in shares]
         return combine_answers(predictions, self._combine, list(shares.values()))
 
-    def encode(self, texts: Sequence[str], task: str | None = None) -> Array:
+    def encode(self, texts: Sequence[str], task: str | None = None) -> Vectors:
         """Return the vector of each text that a bi-encoded task compares: float32 [N, H], not normalized.
 
         Args:

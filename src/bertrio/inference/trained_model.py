@@ -10,15 +10,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from bertrio.config import build_tasks
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import Runtime
-from bertrio.core.tasks import Array, Predicted, Task
+from bertrio.core.tasks import Predicted, Task
 from bertrio.data.batches import Batch, Rows
 from bertrio.model.config import read_model_config
 from bertrio.model.multitask import MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
+
+Vectors = NDArray[np.float32]
 
 
 class TrainedModel:
@@ -85,32 +88,34 @@ class TrainedModel:
         return target.predict(outputs)
 
     @torch.inference_mode()
-    def embed(self, task: str, texts: pd.DataFrame) -> Array:
+    def embed(self, task: str, texts: pd.DataFrame) -> Vectors:
         """Return the pooled vector of each row, float32 [N, H]; the mean of both for bi-encoded pairs."""
         vectors = np.empty((len(texts), self.network.encoder.size), dtype=np.float32)
         for batch in self._batches(task, texts):
             pooled = [self._pooled(tokens) for tokens in batch.inputs]
-            vectors[batch.rows] = (sum(pooled) / len(pooled)).cpu().numpy()
+            total = pooled[0] if len(pooled) == 1 else pooled[0] + pooled[1]
+            vectors[batch.rows] = (total / len(pooled)).cpu().numpy()
         return vectors
 
     @torch.inference_mode()
-    def encode(self, task: str, texts: list[str]) -> Array:
+    def encode(self, task: str, texts: list[str]) -> Vectors:
         """Return the vectors [N, H] that the head of a bi-encoded task compares: pooled, then projected if it projects.
 
         Raises:
             UserError: if an output is not finite.
         """
         alone = Task(task, "single", "cross", self.tasks[task].target)  # each text makes a sequence of its own
-        head = self.network.heads[task]
+        head: Any = self.network.heads[task]
         vectors = np.empty((len(texts), self.network.encoder.size), dtype=np.float32)
         for batch in self._batches(task, pd.DataFrame({"text": texts}, dtype=object), alone):
             vectors[batch.rows] = head.project([self._pooled(batch.inputs[0])])[0].cpu().numpy()
         _check_finite(task, vectors)
         return vectors
 
-    def word_vectors(self) -> Array:
+    def word_vectors(self) -> Vectors:
         """Return the encoder's embedding of each token of its vocabulary, float32 [V, H]."""
-        weights = self.network.encoder.transformer.get_input_embeddings().weight
+        transformer: Any = self.network.encoder.transformer
+        weights = transformer.get_input_embeddings().weight
         return weights.detach().float().cpu().numpy()
 
     def _pooled(self, tokens: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -129,7 +134,7 @@ class TrainedModel:
             yield batch.to(self.network.runtime.device)
 
 
-def _check_finite(task: str, outputs: Array) -> None:
+def _check_finite(task: str, outputs: NDArray[np.floating[Any]]) -> None:
     if not np.isfinite(outputs).all():
         raise UserError(f"task {task}: the model's outputs are not finite; its training diverged, train it again")
 

@@ -102,7 +102,8 @@ class Source:
     @torch.inference_mode()
     def vectors(self, task: Task, texts: Sequence[str]) -> Tensor:
         """Return the vectors [B, H] that the head of a bi-encoded task compares, after its projection if it has one."""
-        return self.model.heads[task.name].project([self.pooled(texts)])[0]
+        head: Any = self.model.heads[task.name]
+        return head.project([self.pooled(texts)])[0]
 
     def probes(self, task: Task | None) -> list[Row]:
         """Return a few rows of words of the vocabulary, from no words to more than the model reads.

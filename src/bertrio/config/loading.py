@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import difflib
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 from pydantic import ValidationError
 
 from bertrio.config.reading import printable, read_yaml
 from bertrio.config.root import Params
+from bertrio.config.tasks import TaskParams
 from bertrio.core.errors import UserError
 from bertrio.core.options import Group
 from bertrio.core.tasks import Task
@@ -201,6 +203,13 @@ def _is_group(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Group)
 
 
-def build_tasks(params: Params) -> dict[str, Task]:
-    """The tasks of params.yaml, in its order."""
+class HasTasks(Protocol):
+    """Params, or the description of a trained model."""
+
+    @property
+    def tasks(self) -> Mapping[str, TaskParams]: ...
+
+
+def build_tasks(params: HasTasks) -> dict[str, Task]:
+    """Return the tasks, in the order of `params`."""
     return {name: task.task(name) for name, task in params.tasks.items()}

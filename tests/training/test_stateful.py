@@ -93,13 +93,15 @@ def test_what_cannot_be_written_is_named_before_anything_is(tmp_path, leaf, mess
 
 
 @pytest.mark.parametrize("name", [TENSORS, REST])
-@pytest.mark.parametrize("length", [None, 0, -1], ids=["missing", "empty", "cut off"])
-def test_a_state_that_is_not_whole_is_refused(tmp_path, name, length):
+@pytest.mark.parametrize("damage", ["missing", "empty", "cut off", "a flipped bit"])
+def test_a_state_that_is_not_whole_is_refused(tmp_path, name, damage):
     write_state(tmp_path, {"weights": torch.arange(5.0), "loss": 0.25})
     content = (tmp_path / name).read_bytes()
     (tmp_path / name).unlink()
-    if length is not None:
-        (tmp_path / name).write_bytes(content[:length])
+    if damage != "missing":
+        flipped = content[:-1] + bytes([content[-1] ^ 1])
+        left = {"empty": b"", "cut off": content[:-1], "a flipped bit": flipped}
+        (tmp_path / name).write_bytes(left[damage])
     with pytest.raises((OSError, ValueError, safetensors.SafetensorError)):
         read_state(tmp_path)
 

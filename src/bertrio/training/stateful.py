@@ -1,10 +1,12 @@
-"""Training state that checkpoints save, and the two files that hold it: safetensors for tensors, JSON for the rest.
+"""Training state that checkpoints save, and the two files that hold it: safetensors for tensors, and for the rest JSON
+below a line with the SHA-256 of both.
 
 Nothing is pickled, so reading a state runs no code.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -89,7 +91,7 @@ def write_state(folder: Path, state: State) -> None:
     tensors: dict[str, Tensor] = {}
     tree = json.dumps(_encode(state, "state", tensors))
     safetensors.torch.save_file(tensors, folder / TENSORS)
-    (folder / REST).write_text(tree, encoding="utf-8")
+    (folder / REST).write_text(f"{_digest(folder, tree)}\n{tree}", encoding="utf-8")
     for path in (folder / TENSORS, folder / REST, folder):
         sync(path)
 
@@ -98,10 +100,21 @@ def read_state(folder: Path) -> State:
     """Read what `write_state` wrote.
 
     Raises:
-        OSError, ValueError, safetensors.SafetensorError: if a file is missing, cut off or cannot be read.
+        OSError, ValueError, safetensors.SafetensorError: if a file is missing, damaged or cannot be read.
     """
-    tree = json.loads((folder / REST).read_text(encoding="utf-8"))
-    return _decode(tree, safetensors.torch.load_file(folder / TENSORS))
+    digest, _, tree = (folder / REST).read_text(encoding="utf-8").partition("\n")
+    if digest != _digest(folder, tree):
+        raise ValueError("its bytes are not those that were written")
+    return _decode(json.loads(tree), safetensors.torch.load_file(folder / TENSORS))
+
+
+def _digest(folder: Path, tree: str) -> str:
+    """Return the SHA-256 of the tensors' file and the text that stands for the rest."""
+    digest = hashlib.sha256(tree.encode())
+    with (folder / TENSORS).open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _encode(value: Any, where: str, tensors: dict[str, Tensor]) -> Any:

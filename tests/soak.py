@@ -1,6 +1,6 @@
 """Kills finetune (-9) at random points under random combinations of techniques, runs it again, and compares bytes.
 
-    python -m tests.soak --kills 25 --seed 0 --into docs/reliability.md
+    python -m tests.soak --kills 25 --seed 0 --into docs/architecture.md
 
 Prints a table and, if asked, puts it into a Markdown file between the two marks. Fails if a single byte differs.
 """

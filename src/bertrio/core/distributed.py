@@ -237,7 +237,7 @@ def _join(device: str) -> Processes:
         place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"the processes of this run cannot meet at {place} ({reason}); see docs/reliability.md"
+            f"the processes of this run cannot meet at {place} ({reason}); see docs/experiments.md"
         ) from error
     atexit.register(state.destroy_process_group)
     where = state.device if _on_cuda(device) else torch.device("cpu")

@@ -73,9 +73,9 @@ FACTORS = {
 }
 REFUSED = (  # the documented words for what can't be
     "does not fit encoding",
-    "reads a cosine: it needs encoding bi and head cosine",
-    "needs two outputs, and head cosine has one",
-    "head cosine has one output",
+    "expected a head that gives the raw cosine",
+    "head cosine has 1 output",
+    "head cosine needs a Score or Binary target",
     "needs schedule.name joint",
 )
 Setting = dict[str, str]

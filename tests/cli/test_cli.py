@@ -67,10 +67,3 @@ def test_a_place_that_can_not_be_written_to_is_named(root, tmp_path, monkeypatch
     told = capsys.readouterr().err
     assert f"{arguments[-1]}: can't be written (" in told and "name another place" in told
     assert (tmp_path / "file").read_text() == "kept"
-
-
-def test_there_is_no_report_of_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["report"]) == 2
-    assert "has no params.yaml; run this from the folder that holds dvc.yaml" in capsys.readouterr().err
-    assert not (tmp_path / "report.html").exists()

@@ -102,15 +102,6 @@ def test_bad_rows_do_not_stop_the_rest_unless_asked_and_then_nothing_is_half_wri
     assert capsys.readouterr().err.splitlines()[-1] == "predict: 2 rows predicted, 1 left out"
 
 
-def test_columns_may_be_named_together_or_one_by_one(run, tmp_path):
-    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
-    rows.write_text("one,two\nab,cd\n")
-    named = ("predict", "--task", "qqp", "--in", rows, "--out", out, *PLAIN, "--columns", "text_a=one")
-    for more in (["text_b=two"], ["--columns", "text_b=two"]):
-        assert bertrio(*named, *more) == 0
-        assert out.read_text().startswith("one,two,prediction,p_no,p_yes\nab,cd,")
-
-
 def test_a_file_can_be_answered_in_its_own_place_and_a_device_stays_one(run, tmp_path):
     rows = tmp_path / "rows.tsv"
     rows.write_text("said\nab\n")

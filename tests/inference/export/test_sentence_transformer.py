@@ -54,12 +54,6 @@ def test_cosines_of_vectors_are_those_that_the_head_compares(make_model, tmp_pat
     assert torch.allclose(first, source.vectors(source.tasks["sts"], list(next(zip(*PAIRS)))), atol=1e-5)
 
 
-def test_texts_are_cut_where_the_model_cuts_them(apart, tmp_path):
-    export_model(apart, tmp_path / "out", "sentence-transformer", "sts")
-    model = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
-    assert model.max_seq_length == 24
-
-
 def test_what_compares_no_vectors_is_refused_with_the_reason(models, apart, tmp_path):
     for folder, format, task, message in (
         (models["mean"], "sentence-transformer", "sts", "reads both texts of a pair together"),

@@ -42,7 +42,7 @@ def load(args: argparse.Namespace) -> tuple[Any, Any]:
 
 def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:
     """The tokenised training rows of the tasks that train."""
-    from bertrio.training.data import load_split
+    from bertrio.training.build import load_split
 
     split = load_split(params, "train", args.work / "data/splits", args.work / "models/tokenizer")
     return {task: split[task] for task in params.trains}

@@ -73,7 +73,7 @@ def case(args: argparse.Namespace) -> dict[str, Any]:
     """Trains as the stage `finetune` does, without scoring, and saves."""
     from bertrio.config.groups import CheckpointParams
     from bertrio.training.checkpoints import Checkpoints
-    from bertrio.training.course import Selection
+    from bertrio.training.evaluator import Selection
     from bertrio.training.resume import Resume
 
     args.steps = 2 * args.saves * args.block

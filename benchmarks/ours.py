@@ -40,8 +40,7 @@ def mlm(args: argparse.Namespace) -> dict[str, Any]:
 
     from bertrio.model.attention import cheap_dropout
     from bertrio.model.tokenizer import load_tokenizer
-    from bertrio.training.masking import mask_tokens
-    from bertrio.training.mlm import build_trainer
+    from bertrio.training.mlm import build_trainer, mask_tokens
 
     params, runtime = load(args)
     tokenizer = load_tokenizer(args.work / "models/tokenizer")
@@ -64,8 +63,7 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
     from case import dev_score
 
     from bertrio.model.multitask import build_model
-    from bertrio.training.build import build_trainer
-    from bertrio.training.data import load_split
+    from bertrio.training.build import build_trainer, load_split
     from bertrio.training.loop import infer as outputs_of
 
     params, runtime = load(args)
@@ -97,12 +95,11 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     from bertrio.core.runtime import set_up
     from bertrio.model.config import encoder_width
     from bertrio.model.multitask import build_model, load_heads
-    from bertrio.training.build import build_trainer, fine_enough
+    from bertrio.training.build import build_trainer, resolve_precision, teacher_predictions
     from bertrio.training.finetune import Inputs, load_rows
     from bertrio.training.finetune import score as scores_of
     from bertrio.training.mlm import pretrain_mlm
     from bertrio.training.prefinetune import prefinetune
-    from bertrio.training.teacher import teacher_predictions
 
     os.environ["BERTRIO_CHECKPOINTS"] = str(args.work / f"checkpoints-{args.seed}")  # no run goes on from another's
     given = args.work / f"params-{args.seed}.yaml"
@@ -116,7 +113,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     seconds = time.perf_counter() - began
 
     member = load_member(next(iter(params.ensemble.members)), given)
-    runtime = fine_enough(member, set_up(**member.runtime.model_dump(), width=encoder_width(f"{before}/encoder")))
+    runtime = resolve_precision(member, set_up(**member.runtime.model_dump(), width=encoder_width(f"{before}/encoder")))
     train, scored, _ = load_rows(member, Inputs(splits, tokenizer, before))
     model = build_model(member, f"{before}/encoder", runtime)
     load_heads(model, before)

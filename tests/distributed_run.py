@@ -24,10 +24,10 @@ from bertrio.config import load_params
 from bertrio.core.distributed import ALONE, Processes, init_distributed
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
+from bertrio.data.batches import Split
 from bertrio.model import encoder
 from bertrio.model.multitask import MultitaskModel, build_model
-from bertrio.training.build import build_trainer
-from bertrio.training.data import Split, load_split
+from bertrio.training.build import build_trainer, load_split
 from bertrio.training.loop import Trainer, infer
 
 

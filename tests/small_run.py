@@ -18,7 +18,7 @@ from bertrio.model.config import ModelConfig
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, save_model
 from bertrio.model.tokenizer import build_tokenizer
-from bertrio.training.data import load_split
+from bertrio.training.build import load_split
 from bertrio.training.finetune import predict
 from bertrio.training.soup import build_ensemble
 

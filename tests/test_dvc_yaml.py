@@ -27,8 +27,8 @@ NO_SAY_IN_TRAINING = {
 # Of training, what those stages import and do not run that only predict.
 UNUSED_BY_PREDICTION = {
     "techniques", "core.distributed", "techniques.losses", "techniques.regularizers",
-    "techniques.schedules", "training.build", "training.data",
-    "training.objective", "training.optimizer", "training.teacher", "training.trackers", "inference.predictor",
+    "techniques.schedules", "training.build",
+    "training.objective", "training.optimizer", "inference.predictor",
     "inference.trained_model",
 }  # fmt: skip
 ALLOWED = {
@@ -37,11 +37,10 @@ ALLOWED = {
     # its batches are of blocks, not of rows, and it has no task, regularizer or surgery
     "pretrain_mlm": NO_SAY_IN_TRAINING
     | {"data.tokens", "core.tasks", "techniques", "techniques.regularizers", "techniques.gradients"}
-    | {"techniques.weighting", "techniques.losses", "training.trackers"},
+    | {"techniques.weighting", "techniques.losses"},
     "prefinetune": NO_SAY_IN_TRAINING
     | {"techniques", "techniques.gradients", "techniques.regularizers", "techniques.schedules", "training.build"}
-    | {"training.trackers"}
-    | {"evaluation.ensembling", "inference.predictor", "inference.trained_model", "training.teacher"},
+    | {"evaluation.ensembling", "inference.predictor", "inference.trained_model"},
     "finetune": NO_SAY_IN_TRAINING,
     "ensemble": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),

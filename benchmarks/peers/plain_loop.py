@@ -97,7 +97,7 @@ def shuffled(rows: Any, size: int, seed: int) -> Iterator[Any]:
 def train(args: Any) -> dict[str, Any]:
     from transformers import AutoModel
 
-    from bertrio.training.data import build_streams
+    from bertrio.training.build import build_streams
 
     params, runtime = load(args)
     rows = training_rows(args, params)

@@ -33,7 +33,7 @@ def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, capsys):
 
 
 def test_check_wants_what_members_track_by(root, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bertrio.training.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("bertrio.training.callbacks.find_spec", lambda name: None)
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["ensemble"]["members"]["base"] = {"tracking": {"to": ["wandb"]}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))

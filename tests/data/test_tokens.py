@@ -11,7 +11,7 @@ import torch
 from bertrio.data import tokens as module
 from bertrio.data.table import write_table
 from bertrio.data.tokens import CHUNK, KEPT, LEFT, TokenCache, tokenise
-from bertrio.training.data import load_split
+from bertrio.training.build import load_split
 
 ROWS = 57
 WORDS = ["good", "bad", "film", "question", "why"]

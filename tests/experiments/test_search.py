@@ -16,7 +16,7 @@ from bertrio.experiments import search as module
 from bertrio.experiments.dvc_experiments import experiments
 from bertrio.experiments.revision import Revision
 from bertrio.experiments.search import CHECKPOINTS, read_epochs, search
-from bertrio.training import checkpoints, progress
+from bertrio.training import callbacks, checkpoints
 from tests.experiments.planted import Planted
 from tests.toy_project import toy_project
 
@@ -46,7 +46,7 @@ class Project(Planted):
             raise UserError(f"{name}: ran out\nof memory")
         worse = abs(math.log10(lr) + 3) / 4 + abs(dropout - 0.2)
         for epoch in range(1, EPOCHS + 1):
-            with open(environment[progress.VARIABLE], "a") as file:
+            with open(environment[callbacks.VARIABLE], "a") as file:
                 file.write(epoch_line(epoch, 0.9 - worse - 0.2 / epoch, last=epoch == EPOCHS))
             watch()
         self.experiment(name, settings, overall_normalized=0.9 - worse, sst={"accuracy": 0.5})
@@ -182,8 +182,8 @@ def test_epochs_are_those_of_the_first_member_without_incomplete_lines(tmp_path)
 
 
 def test_writing_progress_never_ends_a_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "none/progress.jsonl"))
-    progress.report_epoch({"epoch": 1}, last=False)
+    monkeypatch.setenv(callbacks.VARIABLE, str(tmp_path / "none/progress.jsonl"))
+    callbacks.report_epoch({"epoch": 1}, last=False)
     assert "can't be written (No such file or directory)" in capsys.readouterr().err
 
 

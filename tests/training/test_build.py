@@ -8,8 +8,7 @@ from bertrio.core.files import read_json
 from bertrio.core.runtime import Runtime, set_up
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.training.build import build_trainer, fine_enough, weight_penalty
-from bertrio.training.data import load_split
+from bertrio.training.build import build_trainer, load_split, resolve_precision, weight_penalty
 from bertrio.training.finetune import Inputs, finetune, predict
 
 TASKS = ("sst", "qqp", "sts")
@@ -346,7 +345,7 @@ def test_a_step_without_any_parameter_to_penalise_is_a_step_without_penalty(work
 
 def test_patience_stops_after_so_many_epochs_without_a_better_score(workspace, monkeypatch):
     scores = iter([0.1, 0.5, 0.4, 0.3, 0.9, 0.9])
-    monkeypatch.setattr("bertrio.training.course.selection_score", lambda *_: next(scores))
+    monkeypatch.setattr("bertrio.training.evaluator.selection_score", lambda *_: next(scores))
     timing = run(workspace.params(finetune={"epochs": 6, "patience": 2, "select": "sst"}), "a")
     assert len(pd.read_csv("a/h.csv")) == 4
     assert timing["steps"] == 4 * 8
@@ -402,5 +401,5 @@ def test_targets_of_adapters_that_the_encoder_does_not_have_are_an_error(workspa
 )
 def test_noise_that_bf16_would_swallow_is_trained_on_in_float32(workspace, precision, smart, expected):
     params = workspace.params(runtime={"precision": precision}, smart=smart)
-    assert fine_enough(params, Runtime(torch.device("cpu"), torch.bfloat16)).compute == expected
-    assert fine_enough(params, Runtime(torch.device("cpu"), torch.float32)).compute == torch.float32
+    assert resolve_precision(params, Runtime(torch.device("cpu"), torch.bfloat16)).compute == expected
+    assert resolve_precision(params, Runtime(torch.device("cpu"), torch.float32)).compute == torch.float32

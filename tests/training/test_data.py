@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from bertrio.core.tasks import HeadOutput
-from bertrio.training.data import build_losses, build_streams, load_split, plan_of
+from bertrio.training.build import build_losses, build_streams, load_split, plan_of
 
 TASKS = ("sst", "qqp", "sts")
 

@@ -24,8 +24,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
 from bertrio.model.multitask import build_model
-from bertrio.training.build import build_trainer
-from bertrio.training.data import load_split
+from bertrio.training.build import build_trainer, load_split
 from tests.distributed_run import train
 from tests.training.conftest import Workspace
 

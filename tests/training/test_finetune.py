@@ -8,7 +8,7 @@ from bertrio.core.runtime import Runtime, set_up
 from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.training.data import hold_out, load_split
+from bertrio.training.build import hold_out, load_split
 from bertrio.training.finetune import Inputs, Selection, finetune, load_rows, predict
 
 

@@ -7,8 +7,7 @@ import torch
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.model.multitask import build_model
-from bertrio.training.build import build_trainer
-from bertrio.training.data import build_losses, load_split
+from bertrio.training.build import build_losses, build_trainer, load_split
 from bertrio.training.loop import infer
 
 STILL = {

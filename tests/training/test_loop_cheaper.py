@@ -119,14 +119,14 @@ def test_looking_at_the_losses_every_few_steps_as_on_a_gpu_changes_nothing_but_w
     for every in (1, 4):
         params, model, train = setting(workspace)
         trainer = trainer_of(params, model, train, max_steps=6)
-        trainer._read_every = every
+        trainer._finite._every = every
         logs.append(list(trainer.run("test")))
         weights.append(model.state_dict())
     assert logs[0] == logs[1]
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     params, model, train = setting(workspace)
     trainer = trainer_of(params, model, train, max_steps=6)
-    trainer._read_every = 4
+    trainer._finite._every = 4
     with torch.no_grad():
         model.heads["sts"].output.weight.fill_(float("inf"))
     with pytest.raises(UserError, match=r"the loss of sts is (nan|inf) at step 1 \(rows "):
@@ -137,7 +137,7 @@ def test_looking_at_the_losses_every_few_steps_as_on_a_gpu_changes_nothing_but_w
 def test_no_state_is_given_out_before_all_numbers_were_looked_at(workspace):
     params, model, train = setting(workspace)
     trainer = trainer_of(params, model, train, max_steps=6)
-    trainer._read_every = 4  # as on a GPU
+    trainer._finite._every = 4  # as on a GPU
     model.heads["sts"].output.weight.register_hook(lambda gradient: gradient * float("nan"))
     trainer.checkpoint = lambda step: trainer.state_dict()
     with pytest.raises(UserError, match="the norm of the gradients is nan at step 1"):

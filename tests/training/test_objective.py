@@ -9,8 +9,7 @@ from bertrio.core.runtime import set_up
 from bertrio.model.multitask import Block, build_model
 from bertrio.model.pooling import POOLINGS
 from bertrio.techniques.weighting import Fixed, Uncertainty
-from bertrio.training.build import build_regularizers
-from bertrio.training.data import build_losses, build_streams, load_split
+from bertrio.training.build import build_losses, build_regularizers, build_streams, load_split
 from bertrio.training.objective import Objective
 
 NOISY = {

@@ -13,7 +13,7 @@ from bertrio.model.config import encoder_width
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.training import resume
-from bertrio.training.data import load_split
+from bertrio.training.build import load_split
 from bertrio.training.prefinetune import _trainer, prefinetune
 
 FOLDERS = ("models/encoder", "data/splits", "models/tokenizer")

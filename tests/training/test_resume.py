@@ -18,7 +18,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
 from bertrio.core.interruption import Interrupted
 from bertrio.core.runtime import set_up
-from bertrio.training.course import Course
+from bertrio.training.evaluator import EpochEvaluator
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
 from bertrio.training.prefinetune import prefinetune
@@ -168,7 +168,7 @@ def test_gradients_of_words_may_be_sparse(workspace, stopped, monkeypatch):
 
 
 def test_what_happens_on_a_gpu_where_losses_are_read_every_few_steps(workspace, stopped, monkeypatch):
-    monkeypatch.setattr("bertrio.training.loop.read_every", lambda device: 5)
+    monkeypatch.setattr("bertrio.training.callbacks.read_every", lambda device: 5)
     params = workspace.params(tracking={"every": 4}, checkpoints={"steps": 3})
     train(params, "whole")
     for at, by in ((4, Interrupted), (11, Killed)):
@@ -178,9 +178,9 @@ def test_what_happens_on_a_gpu_where_losses_are_read_every_few_steps(workspace, 
 
 
 PLACES = (  # functions, and which call of them it is
-    ("course.evaluate_predictions", 1),  # scoring, before anything of it is kept
-    ("course.evaluate_predictions", 2),
-    ("course.history_line", 1),  # when half of it is
+    ("evaluator.evaluate_predictions", 1),  # scoring, before anything of it is kept
+    ("evaluator.evaluate_predictions", 2),
+    ("evaluator.history_line", 1),  # when half of it is
     ("finetune.save_model", 1),  # writing, after the last checkpoint
     ("finetune.write_conflicts", 1),
 )
@@ -215,18 +215,18 @@ def die_in(patch, place, time):
 def test_a_signal_that_comes_while_scoring_waits_for_no_more_than_a_batch(workspace, monkeypatch):
     params = workspace.params(**SHORT)
     train(params, "whole")
-    scored, score = [], Course.score
+    scored, score = [], EpochEvaluator.score
 
-    def scoring(course, log, pause):
+    def scoring(evaluator, log, pause):
         def signalled():
             scored.append(log.epoch)
             pause.__self__.interruption.requested = signal.SIGINT
             pause()
 
-        score(course, log, signalled)
+        score(evaluator, log, signalled)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Course, "score", scoring)
+        patch.setattr(EpochEvaluator, "score", scoring)
         with pytest.raises(Interrupted, match="stopped at step 4, checkpoint saved; the same command goes on") as stop:
             train(params, "parts")
     assert stop.value.code == 130 and scored == [1]
@@ -236,7 +236,7 @@ def test_a_signal_that_comes_while_scoring_waits_for_no_more_than_a_batch(worksp
 
 def test_patience_that_has_come_to_its_end_is_not_forgotten(workspace, monkeypatch):
     worse = [0.5, 0.4, 0.3, 0.9, 0.9]
-    monkeypatch.setattr("bertrio.training.course.selection_score", lambda *_: worse.pop(0))
+    monkeypatch.setattr("bertrio.training.evaluator.selection_score", lambda *_: worse.pop(0))
     params = workspace.params(**merged(SHORT, {"finetune": {"epochs": 5, "patience": 2, "select": "sst"}}))
     with monkeypatch.context() as patch:
         patch.setattr("bertrio.training.finetune.save_model", lambda *_: (_ for _ in ()).throw(Killed))
@@ -283,7 +283,7 @@ def test_a_gpu_with_deterministic_algorithms_gives_the_same_bytes_too(workspace,
 
 @pytest.mark.parametrize("read_every", [1, 4])
 def test_numbers_that_are_not_finite_are_in_no_checkpoint(workspace, monkeypatch, capsys, read_every):
-    monkeypatch.setattr("bertrio.training.loop.read_every", lambda device: read_every)
+    monkeypatch.setattr("bertrio.training.callbacks.read_every", lambda device: read_every)
     params = workspace.params(
         optimizer={"max_grad_norm": None, "warmup_fraction": 0}, finetune={"lr": 1e30}, checkpoints={"steps": 1}
     )

@@ -17,7 +17,7 @@ from bertrio.evaluation.predictions import read_predictions, write_predictions
 from bertrio.model.config import ModelConfig, read_model_config
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads, save_model
-from bertrio.training.data import load_split
+from bertrio.training.build import load_split
 from bertrio.training.finetune import predict
 from bertrio.training.soup import average, build_ensemble, greedy_soup
 from tests.reading import Reads

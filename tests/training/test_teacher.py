@@ -10,9 +10,8 @@ from bertrio.core.runtime import set_up
 from bertrio.data.table import read_table
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.inference.predictor import Predictor
-from bertrio.training.data import hold_out, load_split
+from bertrio.training.build import hold_out, load_split, teacher_predictions
 from bertrio.training.finetune import Inputs, finetune
-from bertrio.training.teacher import teacher_predictions
 
 TASKS = ("sst", "qqp", "sts")
 

@@ -8,9 +8,9 @@ import torch
 
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
-from bertrio.training import trackers
+from bertrio.training import callbacks
+from bertrio.training.callbacks import Means, Table, build_tracker, need_trackers
 from bertrio.training.finetune import Inputs, finetune
-from bertrio.training.trackers import Means, Table, build_tracker, need_trackers
 
 
 class Kept:
@@ -168,7 +168,7 @@ def test_wandb_keeps_a_run_on_this_machine(workspace, monkeypatch):
 
 
 def test_what_is_not_installed_says_how_to_get_it(workspace, monkeypatch):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
     need_trackers(["table"])
     with pytest.raises(UserError, match=r"tracking\.to: wandb is not installed.*pip install 'bertrio\[wandb\]'"):
         build_tracker(workspace.params(tracking={"to": ["table", "wandb"]}), "t.csv")
@@ -181,7 +181,7 @@ def test_an_unknown_tracker_is_an_error_that_lists_the_known_ones(workspace):
 
 def test_the_table_alone_imports_no_torch_and_no_other_package(root):
     code = (
-        "import sys; from bertrio.training.trackers import Table, need_trackers; need_trackers(['table']); "
+        "import sys; from bertrio.training.callbacks import Table, need_trackers; need_trackers(['table']); "
         "sys.exit(bool({'torch', 'tensorboard', 'wandb', 'dvclive', 'pandas'} & set(sys.modules)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}

@@ -47,7 +47,7 @@ class Scorer:
         from bertrio.core.runtime import set_up
         from bertrio.inference.trained_model import TrainedModel
         from bertrio.model.config import encoder_width
-        from bertrio.training.build import fine_enough
+        from bertrio.training.build import resolve_precision
 
         members = list(params.ensemble.members)
         soup = (Path(models) / ENSEMBLE / "heads.safetensors").exists()
@@ -63,7 +63,7 @@ class Scorer:
             folder = Path(models) / (ENSEMBLE if soup else f"members/{name}")
             runtime = set_up(**computes.runtime.model_dump(), width=encoder_width(folder / "encoder"))
             if not soup:
-                runtime = fine_enough(own, runtime)
+                runtime = resolve_precision(own, runtime)
             loaded[name] = TrainedModel.load(folder, runtime, computes.finetune.eval_batch_size)
         return cls({task: loaded[name] for task, name in asked.items()})
 

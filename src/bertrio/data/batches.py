@@ -140,6 +140,9 @@ class Rows:
             yield self.batch(order[start : start + size])
 
 
+Split = dict[str, Rows]  # rows by task
+
+
 def similar_length_batches(
     lengths: np.ndarray, size: int, generator: torch.Generator, common: torch.Generator | None = None
 ) -> list[np.ndarray]:

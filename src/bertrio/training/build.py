@@ -5,31 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bertrio.config import Params
+from bertrio.config import Params, build_tasks
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import NARROW, Runtime, generator
+from bertrio.core.tasks import Predicted, Task
+from bertrio.data.batches import BatchStream, Rows, Split
+from bertrio.data.table import read_table
+from bertrio.data.tokens import TokenCache
+from bertrio.inference.predictor import Predictor
 from bertrio.model.multitask import MultitaskModel
-from bertrio.techniques.losses import LOSSES
+from bertrio.model.tokenizer import load_tokenizer
+from bertrio.techniques.losses import LOSSES, Loss, build_loss
 from bertrio.techniques.regularizers import REGULARIZERS, Regularizer, RunSetup
 from bertrio.techniques.regularizers.moving_average import moving_average
 from bertrio.techniques.regularizers.norms import l1, l2
+from bertrio.techniques.schedules import Epoch, Sizes, build_plan, proportional_batch_sizes
 from bertrio.techniques.surgery import build_surgery
 from bertrio.techniques.weighting import build_weighting
-from bertrio.training.data import Split, build_losses, build_streams, plan_of
+from bertrio.training.callbacks import Tracker
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective
 from bertrio.training.optimizer import Combiner, GramianCombiner, Optimization
-from bertrio.training.trackers import Tracker
 
+PARAM = "distill.teacher"
 FINE_RADIUS = 1e-3  # of SMART's noise, below which training is in float32
 
 
-def fine_enough(params: Params, runtime: Runtime) -> Runtime:
+def resolve_precision(params: Params, runtime: Runtime) -> Runtime:
     """The runtime, in float32 if `auto` chose bf16 and SMART's noise is below what bf16 can tell apart.
 
     How large noise gets in one entry is at most the radius, and for `ball` no more than its steps reach; by norm 2, all
@@ -68,7 +77,7 @@ def build_trainer(
         model: with heads for all tasks.
         train: rows of the tasks that train, in training order.
         tracker: gets the curves of training.
-        teacher_predictions: of `distill.teacher` for these rows, see `training.teacher`.
+        teacher_predictions: of `distill.teacher` for these rows, see `training.build`.
 
     Raises:
         UserError: if several processes are to share what can't be shared out.
@@ -179,3 +188,144 @@ def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.P
         return options.l1 * l1(of) + options.l2 * l2(of)
 
     return penalty
+
+
+def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: str | Path) -> Split:
+    """The rows of split `name` of every task; a task whose test split is empty is left out.
+
+    What the tokenizer makes of them is kept in a folder `tokens` beside `splits`, for the stages that read them next.
+
+    Raises:
+        UserError: if a task has no training or dev rows.
+    """
+    tokenizer = load_tokenizer(tokenizer_folder)
+    split = {}
+    for task in build_tasks(params).values():
+        path = Path(splits) / task.name / f"{name}.parquet"
+        frame = read_table(path)
+        if len(frame):
+            cache = TokenCache(path, Path(tokenizer_folder), Path(splits).parent / "tokens" / task.name)
+            split[task.name] = Rows(frame, task, tokenizer, params.encoder.max_length, cache)
+        elif name != "test":
+            raise UserError(f"{path}: found no rows; see data.split for how rows are shared out")
+    return split
+
+
+def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
+    """Parts training rows into those to train on and a seeded share of about `fraction` to select epochs on."""
+    kept, held = {}, {}
+    for task, rows in train.items():
+        order = torch.randperm(len(rows), generator=generator(seed, f"holdout {task}")).numpy()
+        count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
+        held[task], kept[task] = rows.take(np.sort(order[:count])), rows.take(np.sort(order[count:]))
+    return kept, held
+
+
+def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
+    """A stream of training batches for each task as `schedule` asks for, its order drawn by a generator of its own, but
+    for when short rows come if `match_lengths`."""
+    options = params.schedule
+    cap = min(len(rows) for rows in train.values()) if options.cap == "shortest" else options.cap
+    sizes = {task: params.tasks[task].batch_size for task in train}
+    if options.batch_sizes == "proportional":
+        passes = {task: len(rows) if cap is None else min(cap, len(rows)) for task, rows in train.items()}
+        sizes = proportional_batch_sizes(passes, options.base_batch)
+    seed = params.runtime.seed
+
+    def stream(task: str, rows: Rows) -> BatchStream:
+        common = generator(seed, "batches by length") if options.match_lengths else None
+        return BatchStream(rows, sizes[task], generator(seed, f"batches {task}"), cap, options.redraw, common)
+
+    return {task: stream(task, rows) for task, rows in train.items()}
+
+
+def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> list[Epoch]:
+    """The steps of every epoch of fine-tuning, as `schedule` asks for."""
+    options = params.schedule
+    limit = options.max_batches or max(len(stream) for stream in streams.values())
+    sizes = Sizes(
+        batches={task: min(len(stream), limit) for task, stream in streams.items()},
+        rows={task: len(rows) for task, rows in train.items()},
+        epochs=params.finetune.epochs,
+        task_epochs={task: params.tasks[task].epochs for task in train if params.tasks[task].epochs is not None},
+        until=options.until_of(list(train)),
+        steps=options.steps,
+        cycle=options.cycle,
+        temperature=options.temperature,
+    )
+    first = [[(task,)] * sizes.batches[task] for task, epochs in options.first.items() for _ in range(epochs)]
+    draws = generator(params.runtime.seed, "schedule")
+    return first + build_plan(options.name, sizes, draws)
+
+
+def build_losses(train: Split, params: Params) -> dict[str, Loss]:
+    """The loss of each task that trains, with class weights counted on its training rows where they are asked for."""
+    losses = {}
+    for task, rows in train.items():
+        options, target = params.tasks[task], rows.task.target
+        counts = None
+        if target.discrete:
+            counts = np.bincount(rows.label_values.astype(np.int64), minlength=max(2, target.size)).tolist()
+        losses[task] = build_loss(options.loss, target, options.loss_options, counts)
+    return losses
+
+
+def teacher_predictions(params: Params, train: Split, splits: str | Path, runtime: Runtime) -> dict[str, Tensor]:
+    """What `distill.teacher` says of the rows of each task that is distilled.
+
+    Args:
+        params: as the member sees them.
+        train: rows of the tasks that train.
+        splits: the folder that they were read from, for their texts.
+        runtime: whose device and precision the teacher takes as well.
+
+    Returns:
+        By task, in the order of the rows: probabilities [N, C] of classes (binary: no, yes), or scores [N, 1], float32
+        on the CPU. Nothing if distillation is off.
+
+    Raises:
+        UserError: if the teacher can't be loaded, or knows a task not at all or otherwise.
+    """
+    options = params.distill
+    if not options.weight:
+        return {}
+    teacher = Predictor.load(
+        Path(options.teacher).expanduser(),
+        str(runtime.device),
+        "float32" if runtime.compute == torch.float32 else "bf16",
+        params.finetune.eval_batch_size,
+    )
+    said = {}
+    for name in options.tasks or train:
+        rows = train[name]
+        _check_same(rows.task, teacher)
+        say(f"{name}: the teacher answers {len(rows)} rows of train")
+        texts = read_table(Path(splits) / name / "train.parquet").set_index("id").loc[rows.ids].reset_index()
+        said[name] = _as_tensor(teacher.answer(name, texts))
+    # Each process has asked the teacher that its own machine has
+    runtime.processes.check_equal(said.values(), "answers of distill.teacher")
+    return said
+
+
+def _check_same(task: Task, teacher: Predictor) -> None:
+    try:
+        known = teacher.task(task.name)
+    except UserError as error:
+        raise UserError(f"{PARAM}: {error}; see distill.tasks") from None
+    if (known.kind, known.target) != (task.kind, task.target):
+        raise UserError(
+            f"{PARAM}: task {task.name}: the teacher knows it as {known.kind}, {known.target}, and params.yaml says "
+            f"{task.kind}, {task.target}; take a teacher of the same task, or leave it out of distill.tasks"
+        )
+    names = [of.target.labels for of in (known, task)]
+    if names[0] != names[1] and set(names[0]) == set(names[1]):  # numbers are what is learnt
+        raise UserError(
+            f"{PARAM}: task {task.name}: the teacher has its classes in the order {', '.join(names[0])}, and "
+            f"params.yaml {', '.join(names[1])}; give tasks.{task.name}.labels the teacher's order, or leave it out of "
+            "distill.tasks"
+        )
+
+
+def _as_tensor(said: Predicted) -> Tensor:
+    values = said.scores[:, None] if said.probabilities is None else said.probabilities
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))

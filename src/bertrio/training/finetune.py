@@ -15,20 +15,18 @@ from bertrio.config.loading import MEMBER_GROUPS
 from bertrio.core.console import say
 from bertrio.core.files import whole_folder, write_csv, write_json
 from bertrio.core.runtime import Runtime
+from bertrio.data.batches import Split
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
 from bertrio.model.config import ModelConfig
 from bertrio.model.multitask import MultitaskModel, build_model, load_heads, save_model
-from bertrio.training.build import build_trainer, fine_enough
-from bertrio.training.callbacks import report_epoch
+from bertrio.training.build import build_trainer, hold_out, load_split, resolve_precision, teacher_predictions
+from bertrio.training.callbacks import Tracker, build_tracker, report_epoch
 from bertrio.training.checkpoints import Checkpoints
-from bertrio.training.course import Course, Selection, predict
-from bertrio.training.data import Split, hold_out, load_split
+from bertrio.training.evaluator import EpochEvaluator, Selection, predict
 from bertrio.training.loop import Trainer
 from bertrio.training.resume import open_checkpoints, resumed
 from bertrio.training.stateful import Stateful
-from bertrio.training.teacher import teacher_predictions
-from bertrio.training.trackers import Tracker, build_tracker
 
 CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
 
@@ -70,7 +68,7 @@ def finetune(
     Returns:
         What the stage's timing file reports besides seconds and memory.
     """
-    runtime = fine_enough(params, runtime)
+    runtime = resolve_precision(params, runtime)
     stage, reads = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
     reads += [str(Path(params.distill.teacher).expanduser())] if params.distill.weight else []
     main, opened = runtime.processes.is_main, open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime)
@@ -84,39 +82,41 @@ def finetune(
             params, model, rows, tracker, teacher_predictions(params, rows, inputs.splits, runtime)
         )
         say(f"finetune: {trainer.total_steps} steps on {runtime.describe()}")
-        course = Course(params, kept, scored, Selection(params.finetune.select, params.finetune.select_on))
+        evaluator = EpochEvaluator(params, kept, scored, Selection(params.finetune.select, params.finetune.select_on))
         with closing(tracker) if tracker else nullcontext():
-            _train(trainer, course, tracker, checkpoints, runtime)
-        course.selection.restore(kept)
-        tables = [course.selection.predictions]
+            _train(trainer, evaluator, tracker, checkpoints, runtime)
+        evaluator.selection.restore(kept)
+        tables = [evaluator.selection.predictions]
         if test:
             tables.append(predict(kept, test, "test", params.finetune.eval_batch_size))
         if main:
             with whole_folder(model_folder) as folder:
                 save_model(kept, folder, ModelConfig.from_params(params), inputs.tokenizer)
             write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
-            write_json(f"{predictions}/summary.json", course.selection.summary())
-            write_history(course.lines, history)
+            write_json(f"{predictions}/summary.json", evaluator.selection.summary())
+            write_history(evaluator.lines, history)
             write_conflicts(trainer.combiner.conflicts, conflicts)
             checkpoints.finish()
     return training_cost(trainer, runtime)
 
 
 def _train(
-    trainer: Trainer, course: Course, tracker: Tracker | None, checkpoints: Checkpoints, runtime: Runtime
+    trainer: Trainer, evaluator: EpochEvaluator, tracker: Tracker | None, checkpoints: Checkpoints, runtime: Runtime
 ) -> None:
     """Trains and scores, from the last checkpoint on, until the plan or patience has come to its end."""
-    parts: dict[str, Stateful] = {"trainer": trainer, "course": course} | ({"tracker": tracker} if tracker else {})
+    parts: dict[str, Stateful] = {"trainer": trainer, "evaluator": evaluator} | (
+        {"tracker": tracker} if tracker else {}
+    )
     processes = runtime.processes
     with resumed(checkpoints, runtime, parts) as resume:
         processes.check_equal(trainer.model.parameters())
         trainer.checkpoint = resume.after_step
-        epochs = trainer.run("finetune", done=len(course.lines))
-        while not course.over and (log := next(epochs, None)):
+        epochs = trainer.run("finetune", done=len(evaluator.lines))
+        while not evaluator.over and (log := next(epochs, None)):
             processes.check_equal(trainer.model.parameters())
-            course.score(log, resume.pause)
+            evaluator.score(log, resume.pause)
             if processes.is_main:
-                report_epoch(course.lines[-1], last=course.over or log.step == trainer.total_steps)
+                report_epoch(evaluator.lines[-1], last=evaluator.over or log.step == trainer.total_steps)
             resume.after_scoring()
 
 

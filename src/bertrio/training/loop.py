@@ -15,11 +15,10 @@ from bertrio.core.console import progress
 from bertrio.core.runtime import Runtime
 from bertrio.data.batches import Batch, Rows
 from bertrio.model.multitask import MultitaskModel
-from bertrio.training.callbacks import EpochLog, FiniteCheck, Meter
+from bertrio.training.callbacks import EpochLog, FiniteCheck, Meter, Tracker
 from bertrio.training.objective import Parts
 from bertrio.training.optimizer import Combiner, Optimization
 from bertrio.training.stateful import Stateful
-from bertrio.training.trackers import Tracker
 
 
 class Objective(Stateful, Protocol):

@@ -14,7 +14,7 @@ from bertrio.core.files import whole_folder
 
 if TYPE_CHECKING:
     from bertrio.core.runtime import Runtime
-    from bertrio.training.data import Split
+    from bertrio.data.batches import Split
     from bertrio.training.loop import Trainer
 
 READS = {  # the params that the stage reads
@@ -63,8 +63,8 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     from bertrio.core.runtime import set_up
     from bertrio.model.config import encoder_width
     from bertrio.model.multitask import save_heads  # torch and transformers take seconds to import: only if needed
-    from bertrio.training.course import told
-    from bertrio.training.data import load_split
+    from bertrio.training.build import load_split
+    from bertrio.training.evaluator import describe_epoch
     from bertrio.training.finetune import score, training_cost
     from bertrio.training.resume import open_checkpoints, resumed
 
@@ -80,7 +80,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
             for log in trainer.run("prefinetune", done=scores.epochs):
                 scores.last = score(trainer.model, dev, "dev", params, resume.pause)
                 scores.epochs = log.epoch
-                say(f"prefinetune epoch {log.epoch}: {told(log, scores.last)}")
+                say(f"prefinetune epoch {log.epoch}: {describe_epoch(log, scores.last)}")
                 resume.after_scoring()
         with whole_folder(folder) as new:
             trainer.model.encoder.save(new / "encoder")
@@ -94,7 +94,7 @@ def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Tr
     from bertrio.core.runtime import generator
     from bertrio.data.batches import BatchStream
     from bertrio.model.multitask import build_model
-    from bertrio.training.data import build_losses
+    from bertrio.training.build import build_losses
     from bertrio.training.loop import Trainer
     from bertrio.training.objective import Objective
     from bertrio.training.optimizer import Combiner, Optimization

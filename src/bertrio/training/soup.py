@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 State = Mapping[str, "Tensor"]  # what `state_dict` gives
-Worth = Callable[[Sequence[str]], float]  # of a soup of these members; larger is better
+Score = Callable[[Sequence[str]], float]  # of a soup of these members; larger is better
 
 
 def build_ensemble(
@@ -67,14 +67,14 @@ def build_ensemble(
         combine_members(list(members), how, tasks, answers, predictions, path, folder)
         return
     check_alike(members, answers)
-    kitchen = Kitchen(params, members, models, splits, tokenizer)
+    builder = SoupBuilder(params, members, models, splits, tokenizer)
     if how == "greedy_soup" and len(members) > 1:
-        kitchen.check_halves()
-    chosen = SOUPS[how](list(members), kitchen.worth, lambda name: kitchen.worth([name]))
-    table = kitchen.serve(chosen)
+        builder.check_halves()
+    chosen = SOUPS[how](list(members), builder.score, lambda name: builder.score([name]))
+    table = builder.predict(chosen)
     weights = {name: 1 / len(chosen) if name in chosen else 0.0 for name in members}
     with whole_folder(folder) as new:
-        kitchen.save(new)
+        builder.save(new)
         record_ensemble(new, how, list(members), dict.fromkeys(tasks, weights))
     write_predictions(mark_selection(table) if how == "greedy_soup" and len(members) > 1 else table, path)
 
@@ -113,21 +113,21 @@ def average(states: Mapping[str, State]) -> dict[str, Tensor]:
     }
 
 
-def uniform_soup(members: Sequence[str], worth: Worth, alone: Callable[[str], float]) -> list[str]:
+def uniform_soup(members: Sequence[str], score: Score, alone: Callable[[str], float]) -> list[str]:
     """All members (Wortsman et al. 2022, table 2, "uniform soup")."""
     return list(members)
 
 
-def greedy_soup(members: Sequence[str], worth: Worth, alone: Callable[[str], float]) -> list[str]:
+def greedy_soup(members: Sequence[str], score: Score, alone: Callable[[str], float]) -> list[str]:
     """Members from the best to the worst, each kept in the soup if it does not make it worse.
 
-    Wortsman et al. 2022, section 2, recipe 1. Of equally good members the first goes first. A worth is looked at to
+    Wortsman et al. 2022, section 2, recipe 1. Of equally good members the first goes first. Scores are compared to
     12 decimals.
 
     Args:
         members: their names.
-        worth: of a soup.
-        alone: what a member is worth by itself.
+        score: of a soup.
+        alone: score of a member by itself.
 
     Returns:
         The members in the soup, in the order in which they went in.
@@ -138,16 +138,16 @@ def greedy_soup(members: Sequence[str], worth: Worth, alone: Callable[[str], flo
     first, *others = sorted(members, key=scores.__getitem__, reverse=True)
     chosen, best = [first], scores[first]
     for name in others:
-        score = round(worth([*chosen, name]), 12)
-        if score >= best:
-            chosen, best = [*chosen, name], score
+        found = round(score([*chosen, name]), 12)
+        if found >= best:
+            chosen, best = [*chosen, name], found
     return chosen
 
 
 SOUPS = {"uniform_soup": uniform_soup, "greedy_soup": greedy_soup}
 
 
-class Kitchen:
+class SoupBuilder:
     """Makes soups of the members' models, and tries and saves them.
 
     A soup is good where its members were fine-tuned from the same weights, which for members of different seeds is
@@ -158,7 +158,7 @@ class Kitchen:
         from bertrio.core.runtime import set_up
         from bertrio.model.config import encoder_width, read_model_config
         from bertrio.model.multitask import load_model
-        from bertrio.training.data import load_split
+        from bertrio.training.build import load_split
 
         first = next(iter(members))
         runtime = set_up(**params.runtime.model_dump(), width=encoder_width(Path(models) / first / "encoder"))
@@ -178,7 +178,7 @@ class Kitchen:
         ]
         mark_selection(pd.concat(rows, ignore_index=True))
 
-    def worth(self, chosen: Sequence[str]) -> float:
+    def score(self, chosen: Sequence[str]) -> float:
         """`overall_normalized` of the soup of these members on the selection half of dev."""
         half = {
             task: rows.take(np.flatnonzero(in_selection(task, rows.ids))) for task, rows in self.splits["dev"].items()
@@ -186,7 +186,7 @@ class Kitchen:
         self._fill(chosen)
         return evaluate_predictions(self._predict(half, SELECTION), self.tasks)[SELECTION]["overall_normalized"]
 
-    def serve(self, chosen: Sequence[str]) -> pd.DataFrame:
+    def predict(self, chosen: Sequence[str]) -> pd.DataFrame:
         """The prediction table of the soup of these members, for dev and test; `save` then saves it."""
         self._fill(chosen)
         return pd.concat([self._predict(rows, name) for name, rows in self.splits.items() if rows], ignore_index=True)
@@ -201,7 +201,7 @@ class Kitchen:
         self.model.load_state_dict(average({name: self.states[name] for name in chosen}))
 
     def _predict(self, rows: Any, split: str) -> pd.DataFrame:
-        from bertrio.training.course import predict
+        from bertrio.training.evaluator import predict
 
         return predict(self.model, rows, split, self.batch_size)
 

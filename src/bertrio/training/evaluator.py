@@ -1,4 +1,4 @@
-"""The course of a run, epoch by epoch: what each scored, and which one is kept."""
+"""Score a run epoch by epoch and keep the best one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch import Tensor
 from bertrio.config import Params, build_tasks
 from bertrio.core.console import say
 from bertrio.core.tasks import Task
+from bertrio.data.batches import Split
 from bertrio.evaluation.metrics import evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import object_column, prediction_rows
 from bertrio.model.multitask import MultitaskModel
 from bertrio.training.callbacks import EpochLog
-from bertrio.training.data import Split
 from bertrio.training.loop import infer
 
 
@@ -84,7 +84,7 @@ class Selection:
 
 
 @dataclass
-class Course:
+class EpochEvaluator:
     """The epochs that are scored: which one is kept, and the history's lines.
 
     Args:
@@ -118,7 +118,7 @@ class Course:
         scores = {name: evaluate_predictions(table, self.tasks)[name] for name, table in tables.items()}
         best = self.selection.offer(self.model, log.epoch, scores, self.tasks, tables["dev"])
         self.lines.append(history_line(log, scores))
-        say(f"epoch {log.epoch}: {told(log, scores['dev'])}{' (best so far)' if best else ''}")
+        say(f"epoch {log.epoch}: {describe_epoch(log, scores['dev'])}{' (best so far)' if best else ''}")
         if self.over:
             say(f"finetune: no better for {self.params.finetune.patience} epochs, stopped")
 
@@ -147,7 +147,7 @@ def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, 
     return line
 
 
-def told(log: EpochLog, dev: dict[str, Any]) -> str:
+def describe_epoch(log: EpochLog, dev: dict[str, Any]) -> str:
     """An epoch in a line: loss and first metric of each task."""
     parts = [  # a penalty of 1e-7 is not 0
         f"{task} loss {loss:.1e}" if 0 < abs(loss) < 1e-3 else f"{task} loss {loss:.4f}"

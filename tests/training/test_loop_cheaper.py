@@ -26,7 +26,7 @@ def test_a_batch_in_pieces_has_the_gradient_of_the_whole(workspace, pieces, tech
     _, whole, told = a_step(workspace, **technique)
     _, cut, told_of_pieces = a_step(workspace, **technique, finetune={"accumulate": pieces})
     assert told_of_pieces == pytest.approx(told, rel=1e-4, abs=1e-7)
-    assert cut.rows_seen == whole.rows_seen
+    assert cut.meter.rows_seen == whole.meter.rows_seen
     for one, other in zip(whole.model.parameters(), cut.model.parameters(), strict=True):
         assert (one.grad is None) == (other.grad is None)
         if one.grad is not None:

@@ -17,20 +17,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from bertrio.config import Params
 from bertrio.config.loading import MEMBER_GROUPS, member_params
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv
-
-if TYPE_CHECKING:  # the stage that checks params needs no torch
-    import numpy as np
-    import torch
-    from torch import Tensor
-
-    from bertrio.data.batches import Batch
+from bertrio.data.batches import Batch
 
 # Steps between two reads on a GPU: each makes the host wait, and the GPU run dry. A number that is not finite is found
 # so many steps late, but before any checkpoint; on the CPU, before the update.
@@ -104,8 +102,6 @@ class FiniteCheck:
         Raises:
             UserError: naming the first that is not finite, its step, tasks and rows.
         """
-        import torch
-
         if not self._unread:
             return
         values = torch.stack([value.float() for *_, value in self._unread]).tolist()

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from bertrio.core.options import Count, Group, NotNegative
-
-if TYPE_CHECKING:  # config reads the options of this package, and must not wait for torch
-    import numpy as np
-    import torch
-    from torch import Tensor, nn
 
 
 class BatchOutputs(NamedTuple):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
+from torch import Tensor, nn
 
 from bertrio.core.options import NotNegative, Share
 from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup
 from bertrio.techniques.regularizers.moving_average import moving_average
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 class BregmanOptions(RegularizerOptions):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
+from torch import Tensor
 
 from bertrio.core.options import InputPath
 from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def teacher_divergence(name: str, outputs: Tensor, teacher: Tensor) -> Tensor:
@@ -35,8 +33,6 @@ def teacher_divergence(name: str, outputs: Tensor, teacher: Tensor) -> Tensor:
     Raises:
         ValueError: if the shapes do not fit: broadcasting would compare each row with all others.
     """
-    import torch
-
     if name == "bernoulli" and outputs.ndim == 2 and outputs.shape[1] == 1:
         outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
     if outputs.ndim != 2 or outputs.shape != teacher.shape:
@@ -65,8 +61,6 @@ class Distillation(Regularizer):
         self.predictions = setup.teacher_predictions
 
     def __call__(self, context: ForwardContext) -> Tensor:
-        import torch
-
         return torch.stack(
             [
                 teacher_divergence(divergence, outputs, self.predictions[task][rows].to(outputs.device))

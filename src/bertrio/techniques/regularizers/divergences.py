@@ -7,12 +7,10 @@ flow to both sides: detaching one, as public code does for SMART, halves the gra
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from torch import Tensor
 
-Divergence = Callable[["Tensor", "Tensor"], "Tensor"]
+Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def categorical(outputs: Tensor, others: Tensor) -> Tensor:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim.swa_utils import AveragedModel
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 
 def moving_average(model: nn.Module, momentum: Callable[[], float]) -> AveragedModel:
@@ -23,8 +22,6 @@ def moving_average(model: nn.Module, momentum: Callable[[], float]) -> AveragedM
         model: in float32 or wider: bf16 rounds the small moves of a slow average away.
         momentum: returns beta of the next update.
     """
-    import torch
-    from torch.optim.swa_utils import AveragedModel
 
     def towards(averages: list[Tensor], current: list[Tensor], count: Tensor) -> None:
         torch._foreach_lerp_(averages, current, 1 - momentum())  # as torch's get_ema_multi_avg_fn does

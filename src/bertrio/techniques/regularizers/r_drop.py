@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
+from torch import Tensor
 
 from bertrio.core.options import NotNegative
 from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class RDropOptions(RegularizerOptions):

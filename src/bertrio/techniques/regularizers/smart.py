@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import BeforeValidator, Field
+from torch import Tensor
 
 from bertrio.core.options import NotNegative, Positive, Whole
 from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NORMS = {"inf": math.inf, "2": 2.0}
 
@@ -57,8 +56,6 @@ def ball(noise: Tensor, radius: float, norm: str) -> Tensor:
 
 def rescale(noise: Tensor, radius: float, norm: str, eps: float) -> Tensor:
     """Return noise [B, T, H] whose every token has norm `radius` over H; `eps` keeps a token without noise at 0."""
-    import torch
-
     return noise * (radius / (torch.linalg.vector_norm(noise, NORMS[norm], dim=-1, keepdim=True) + eps))
 
 
@@ -118,8 +115,6 @@ class Smart(Regularizer):
 
     def _draw(self, context: ForwardContext) -> Tensor:
         """Return random noise [N, T, H], 0 at padding."""
-        import torch
-
         rows, count = context.positions or (None, len(context.embeddings))
         shape = (count, *context.embeddings.shape[1:])
         drawn = torch.randn(shape, generator=self.generator, dtype=torch.float32)
@@ -131,8 +126,6 @@ class Smart(Regularizer):
 
         The gradient is asked for the noise alone: none is computed for parameters, and their `.grad` stays.
         """
-        import torch
-
         embeddings, outputs = context.embeddings.detach().float(), context.outputs.detach()
         if self.options.projection == "ball" or not self.options.steps:
             noise = self._project(noise)
@@ -145,8 +138,6 @@ class Smart(Regularizer):
 
     def _step(self, noise: Tensor, gradient: Tensor, mask: Tensor) -> Tensor:
         """Return the noise [N, T, H] after one step of ascent, back in the ball."""
-        import torch
-
         finite = gradient.isfinite().flatten(1).all(dim=1)[:, None, None]
         gradient = torch.where(finite, gradient, 0.0) * mask.unsqueeze(-1)
         if self.options.projection == "ball":
@@ -162,6 +153,4 @@ class Smart(Regularizer):
 
 def _row_norm(values: Tensor, norm: str) -> Tensor:
     """Return the norm of each row of [B, T, H], over all its tokens: [B, 1, 1]."""
-    import torch
-
     return torch.linalg.vector_norm(values, NORMS[norm], dim=(1, 2), keepdim=True)

@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import time
 
+import pandas as pd
 import pytest
 
-from bertrio.experiments.page import Bar, Cell, Column, Fold, Section, Table, Tile, write_page
+from bertrio.analysis.figures import Figure
+from bertrio.analysis.report import Section, Table, Texts, Tile, render_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -126,31 +128,27 @@ def page(tmp_path_factory):
     ]
     rows = [
         [
-            Cell(text, lines=["second sentence"], fold="Nearest training rows", folded=["one", "two", "three"]),
-            Cell(f"{place * 37 % 1009}", key=place * 37 % 1009) if place else Cell("-"),
-            Cell("a word → another: 0 → 4"),
-            Cell(f"id-{place}"),
+            Texts([text, "second sentence"], ["one", "two", "three"]),
+            place * 37 % 1009 if place else None,
+            "a word → another: 0 → 4",
+            f"id-{place}",
         ]
         for place, text in enumerate(texts)
     ]
-    columns = [Column("text", "text"), Column("confidence"), Column("one word changed", "phrase"), Column("id", "word")]
-    metric = [[Cell("accuracy"), Cell("0.862 [0.841, 0.882]", key=0.862, bar=Bar(0.862, 0.841, 0.882))]] * 3
-    wide = Table("Wide", [Column("a long name of a column " + "x" * 30)] * 12, [[Cell("1,000", key=1000)] * 12] * 3)
+    worst = pd.DataFrame(rows, columns=["text", "confidence", "one word changed", "id"], dtype=object)
+    metric = pd.DataFrame([["accuracy", Figure(0.862, 0.841, 0.882, drawn=True)]] * 3, columns=["metric", "dev"])
+    wide = pd.DataFrame(
+        [[1000] * 12] * 3, columns=[f"a long name of a column {'x' * 30} {place}" for place in range(12)]
+    )
+    params = pd.DataFrame({"param": ["x" * 200]})
     sections = [
-        Section(
-            "metrics",
-            "Metrics",
-            "What they say.",
-            [Table("sst", [Column("m", "word"), Column("dev", "measure")], metric)],
-        ),
-        Section("errors", "Errors", blocks=[Table("Worst rows", columns, rows), wide]),
-        Section(
-            "settings", "Settings", blocks=[Fold("All", [Table("All", [Column("param", "word")], [[Cell("x" * 200)]])])]
-        ),
+        Section("metrics", "Metrics", "All metrics.", tables=[Table("sst", metric)]),
+        Section("errors", "Errors", tables=[Table("Worst rows", worst), Table("Wide", wide)]),
+        Section("settings", "Settings", tables=[Table("All", params, folded=True)]),
     ]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    tiles = [Tile("sst accuracy", Cell("0.862", bar=Bar(0.862, 0.841, 0.882)), ["bag of words: 0.526"])] * 5
-    write_page(path, "exp-" + "a" * 60, "0123456789" * 4, ["A note."], tiles, sections)
+    tiles = [Tile("sst accuracy", Figure(0.862, 0.841, 0.882, 0.526), ["bag of words: 0.526"])] * 5
+    path.write_text(render_page("exp-" + "a" * 60, "0123456789" * 4, ["A note."], tiles, sections), encoding="utf-8")
     return path
 
 
@@ -227,9 +225,12 @@ def test_a_search_finds_rows_on_all_pages(browser, page):
 
 
 def test_a_table_of_texts_is_searched_though_short(browser, tmp_path):
-    columns = [Column("text", "text")]
-    tables = [Table("One", columns, [[Cell("a film")]], search=True), Table("Two", columns, [[Cell("b")]] * 3)]
-    write_page(tmp_path / "short.html", "short", "", [], [], [Section("errors", "Errors", blocks=tables)])
+    tables = [
+        Table("One", pd.DataFrame({"text": [Texts(["a film"])]})),
+        Table("Two", pd.DataFrame({"word": ["b"] * 3})),
+    ]
+    html = render_page("short", "", [], [], [Section("errors", "Errors", tables=tables)])
+    (tmp_path / "short.html").write_text(html, encoding="utf-8")
     browser.open(tmp_path / "short.html")
     assert browser.run("document.querySelectorAll('input').length") == 1
     search(browser, "film")

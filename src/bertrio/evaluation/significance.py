@@ -175,3 +175,10 @@ def holm(ps: Sequence[float]) -> list[float]:
     corrected = np.empty(len(ps))
     corrected[order] = np.maximum.accumulate(steps)
     return corrected.tolist()
+
+
+def p_text(p: float | None) -> str:
+    """Return a p-value in words; a dash for none."""
+    if p is None:
+        return "-"
+    return "below 0.001" if p < 0.001 else f"{p:.3f}"

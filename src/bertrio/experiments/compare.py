@@ -20,8 +20,17 @@ from bertrio.core.errors import UserError
 from bertrio.core.tasks import Array, Target, Task
 from bertrio.evaluation.bootstrap import bootstrap, contributions, generator_for, interval
 from bertrio.evaluation.metrics import METRICS, ON_COUNTS, OVERALL, Scored
-from bertrio.evaluation.significance import ALPHA, DIGITS, Run, TaskScore, holm, paired_difference, score_of, widest
-from bertrio.experiments.cells import chance
+from bertrio.evaluation.significance import (
+    ALPHA,
+    DIGITS,
+    Run,
+    TaskScore,
+    holm,
+    p_text,
+    paired_difference,
+    score_of,
+    widest,
+)
 from bertrio.experiments.matching import Matched, match
 from bertrio.experiments.recipes.params import ABSENT, leaves
 from bertrio.experiments.revision import Revision
@@ -181,8 +190,8 @@ def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
         return f"{name}: both predict all {figures['rows']:,} rows alike."
     metric = "" if figures["metric"] == name else f" {figures['metric']}"
     ends = sorted(figures["interval"])
-    tests = f"{figures['test']}, p {chance(figures['p'])}"
-    tests += f", {chance(figures['p_holm'])} after Holm" if "p_holm" in figures else ""
+    tests = f"{figures['test']}, p {p_text(figures['p'])}"
+    tests += f", {p_text(figures['p_holm'])} after Holm" if "p_holm" in figures else ""
     if not figures["difference"]:
         return f"{name}: both have{metric} {figures['first']:.4f} (+-{max(map(abs, ends)):.4f} at 95 %; {tests})."
     ahead, behind, sign = (second, first, 1) if figures["difference"] > 0 else (first, second, -1)

@@ -1,61 +1,33 @@
-"""The report of an experiment: all that the pipeline found out about it, on one page."""
+"""The HTML report of a revision, compared with a baseline where one is named."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertrio.core.errors import UserError, writing_to
-from bertrio.evaluation.evaluate import how_chosen
-from bertrio.experiments.cells import short
-from bertrio.experiments.difference import comparison
-from bertrio.experiments.page import Bar, Cell, Section, Tile, write_page
-from bertrio.experiments.revision import WORKSPACE, Revision
-from bertrio.experiments.sections import (
-    Run,
-    calibration,
-    challenges,
-    changed_settings,
-    data,
-    errors,
-    interval_of,
-    metrics,
-    missing,
-    pictures,
-    robustness,
-    settings,
-    slices,
-    suspects,
-    timings,
-    training,
-)
+import pandas as pd
 
-SECTIONS = (  # anchor, title, what makes it, the file that it needs, and the stage that writes that
-    ("metrics", "Metrics", metrics, "metrics/evaluation.json", "evaluate"),
-    ("comparison", "Comparison with a baseline", comparison, "params.yaml", "check"),
-    ("calibration", "Calibration", calibration, "metrics/calibration.json", "evaluate"),
-    ("slices", "Slices", slices, "metrics/slices.json", "analyze"),
-    ("robustness", "Robustness", robustness, "metrics/robustness.json", "analyze"),
-    ("challenges", "Challenge files", challenges, "metrics/challenges.json", "analyze"),
-    ("errors", "Worst rows", errors, "predictions/analysis/errors.json", "analyze"),
-    ("suspects", "Suspect labels", suspects, "predictions/analysis/suspects.csv", "analyze"),
-    ("pictures", "Pictures", pictures, "plots/pictures", "evaluate"),
-    ("settings", "Settings", settings, "params.yaml", "check"),
-    ("data", "Data", data, "metrics/data.json", "split"),
-    ("training", "Training", training, "plots/history", "finetune"),
-    ("timings", "Timings", timings, "metrics/timing.json", "evaluate"),
-)
-OVERALL = {"overall_mean": "overall, mean", "overall_normalized": "overall, normalized"}
-NAMED = 6  # changed settings that the head of the page names
+from bertrio.analysis.figures import Figure, metric_name
+from bertrio.analysis.report import Report, Section, Table, Texts, label_text, render_page
+from bertrio.core.errors import UserError, writing_to
+from bertrio.core.files import write_text
+from bertrio.core.tasks import Task
+from bertrio.evaluation.significance import p_text
+from bertrio.experiments.compare import compare
+from bertrio.experiments.recipes.params import ABSENT, leaves
+from bertrio.experiments.revision import WORKSPACE, Revision
+
+DECIDED = 1000  # rows of each kind that two revisions decide differently, those that changed most
+COMPARISON = "comparison", "Comparison with a baseline"
 
 
 def write_report(
     name: str = WORKSPACE, baseline: str | None = None, out: str | Path = "report.html", root: str | Path = "."
 ) -> None:
-    """Writes the report of revision `name` to `out`, one file that needs no other and no network.
+    """Write the report of revision `name` to `out`, one file that needs no other and no network.
 
-    Sections whose files the revision does not have say which stage writes them. The same files give the same bytes.
+    Sections whose files the revision lacks say which stage writes them. The same files give the same bytes.
 
     Args:
         name: as `Revision.open` takes it.
@@ -67,63 +39,88 @@ def write_report(
         UserError: if there is no such revision, it has no params.yaml, a file is damaged, or `out` can't be written.
             Where only the comparison fails, as with predictions for other rows, its section says so.
     """
-    run = Run(Revision.open(name, root), None if baseline is None else Revision.open(baseline, root), _committed(root))
-    if not run.revision.exists("params.yaml"):
-        raise UserError(f"{run.revision.title}: has no params.yaml; run this from the folder that holds dvc.yaml")
-    notes, tiles = _headline(run)
-    sections = [_section(run, *parts) for parts in SECTIONS]
+    revision = Revision.open(name, root)
+    other = None if baseline is None else Revision.open(baseline, root)
+    if not revision.exists("params.yaml"):
+        raise UserError(f"{revision.title}: has no params.yaml; run this from the folder that holds dvc.yaml")
+    settings = revision.settings()
+    report = Report(
+        revision,
+        leaves(settings),
+        _changed_settings(leaves(settings), root),
+        list((settings.get("ensemble") or {}).get("members") or ()),
+        _comparison(revision, other),
+    )
     with writing_to(out):
-        write_page(out, run.revision.name, run.revision.commit or "", notes, tiles, sections)
+        write_text(out, render_page(revision.name, revision.commit or "", *report.headline(), report.sections()))
 
 
-def _committed(root: str | Path) -> Mapping[str, Any] | None:
+def _changed_settings(here: Mapping[str, str], root: str | Path) -> dict[str, tuple[str, str]] | None:
+    """Return the settings that differ from the last commit, with both values; None without a commit."""
     try:
-        return Revision.open("HEAD", root).settings()
-    except UserError:  # a folder without git, or without a commit: its settings can still be shown
+        there = leaves(Revision.open("HEAD", root).settings())
+    except UserError:
         return None
+    pairs = {name: (here.get(name, ABSENT), there.get(name, ABSENT)) for name in {**here, **there}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _section(run: Run, name: str, title: str, build: Any, path: str, stage: str) -> Section:
-    """The section that `build` makes, if the file that it needs is there."""
-    if not run.revision.exists(path):
-        return Section(name, title, blocks=[missing(path, stage)])
-    intro, blocks = build(run)
-    return Section(name, title, intro, blocks)
+def _comparison(revision: Revision, baseline: Revision | None) -> Section:
+    if baseline is None:
+        return Section(*COMPARISON, "No baseline was named: bertrio report REV --baseline REV compares two.")
+    try:
+        result = compare([baseline], [revision], rows=DECIDED)
+    except UserError as error:  # all else on the page stands without it
+        return Section(*COMPARISON, f"No comparison with {baseline.name}: {error}")
+    first, second = names = baseline.name, revision.name
+    tested = [*result["tasks"].items(), *result.get("overall", {}).items()]
+    others = [
+        [f"{task} {metric_name(metric)}", *_difference(figures)]
+        for task, parts in result["tasks"].items()
+        for metric, figures in parts["others"].items()
+    ]
+    differing = [[name, *[" or ".join(side) for side in sides]] for name, sides in result["params"].items()]
+    columns = ["metric", *names, "difference"]
+    tables = [
+        Table("Differences", pd.DataFrame([_tested(name, figures, names) for name, figures in tested],
+              columns=[*columns, "p", "Holm's p", "better"])),
+        Table("Other metrics, without tests", pd.DataFrame(others, columns=columns), folded=True),
+        Table("Settings that differ", pd.DataFrame(differing, columns=["param", *names]), folded=True),
+    ]  # fmt: skip
+    tasks = revision.tasks()
+    for task, rows in result["rows"].items():
+        for kind, side in (("fixed", second), ("broken", first)):
+            title = f"{task}: {kind} ({result['tasks'][task][kind]:,})"
+            note = f"{side} is right and the other wrong, or its error is smaller by more than a tenth of the range."
+            tables.append(Table(title, _decided(tasks[task], rows[kind], names), note))
+    intro = (
+        f"{second} against {first}, on the rows of {result['split']}. The difference is {second} minus {first}, p the "
+        "chance of one as large or larger if both were equally good, and Holm's p allows for the number of tasks."
+    )
+    notes = [*[figures["sentence"] for _, figures in tested], *[f"Note: {note}." for note in result["notes"]]]
+    return Section(*COMPARISON, intro, notes, tables)
 
 
-def _headline(run: Run) -> tuple[list[str], list[Tile]]:
-    """Short lines on what was run, and each task's first metric on dev beside the simple baseline's."""
-    changed = changed_settings(run)
-    notes = [] if changed is None else [_in_words(changed)]
-    found = run.json("metrics/evaluation.json", {})
-    split = next((name for name in ("dev", "selection", "test") if name in found), None)
-    if split is None:
-        return notes, []
-    chosen = found.get("selected_on")
-    how = how_chosen(chosen) if chosen else None
-    told = f"; the epoch was {how}" if how else ""
-    simple = run.json("metrics/data.json", {}).get("simple_baselines", {})
-    tiles = [_tile(found, split, name, values, simple.get(name, {})) for name, values in found[split].items()]
-    return [*notes, f"The figures below are of {split}{told}. Brackets and bars: 95 % intervals."], tiles
+def _difference(figures: Mapping[str, Any]) -> list[Any]:
+    low, high = figures["interval"]
+    text = f"{figures['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return [Figure(figures["first"]), Figure(figures["second"]), text]
 
 
-def _tile(found: Mapping[str, Any], split: str, name: str, values: Any, simple: Mapping[str, Any]) -> Tile:
-    metric = next(iter(values)) if isinstance(values, dict) else None
-    value = values[metric] if metric else values
-    interval = interval_of(found, split, name, metric)
-    below = {model.replace("_", " "): of[metric] for model, of in simple.items() if metric in of}
-    lines = [f"[{short(interval[0])}, {short(interval[1])}]"] if interval else []
-    lines += [f"{model}: {short(worth)}" for model, worth in below.items()]
-    bar = Bar(value, *(interval or (None, None)), mark=next(iter(below.values()), None))
-    if metric is None and "overall_tasks" in found:
-        lines.append(f"of {', '.join(found['overall_tasks'])}")
-    title = f"{name} {metric}" if metric else OVERALL.get(name, name)
-    return Tile(title, Cell(short(value), bar=bar), lines)
+def _tested(name: str, figures: Mapping[str, Any], names: tuple[str, str]) -> list[Any]:
+    better = {"first": names[0], "second": names[1], None: "neither"}[figures["better"]]
+    title = name if figures["metric"] == name else f"{name} {figures['metric']}"
+    return [title, *_difference(figures), p_text(figures["p"]), p_text(figures.get("p_holm")), better]
 
 
-def _in_words(changed: Mapping[str, tuple[str, str]]) -> str:
-    if not changed:
-        return "All settings are those of the last commit."
-    some = [f"{name} = {here}" for name, (here, _) in list(changed.items())[:NAMED]]
-    more = f" and {len(changed) - NAMED} more" if len(changed) > NAMED else ""
-    return f"Changed settings: {', '.join(some)}{more}."
+def _decided(task: Task, rows: Sequence[Mapping[str, Any]], names: tuple[str, str]) -> pd.DataFrame:
+    """Return the rows that one side decides better."""
+    cells = [
+        [
+            Texts([row[column] for column in task.text_columns]),
+            *[label_text(value, task) for value in (row["label"], row["first"][0], row["second"][0])],
+            str(row["id"]),
+        ]
+        for row in rows
+    ]
+    return pd.DataFrame(cells, columns=["text", "label", *names, "id"])

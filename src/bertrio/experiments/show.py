@@ -11,7 +11,7 @@ from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
-from bertrio.experiments.cells import chance
+from bertrio.evaluation.significance import p_text
 
 PARAMS = 12  # changed params that are listed; --json has all
 
@@ -51,8 +51,8 @@ def _tested(result: dict[str, Any]) -> pd.DataFrame:
         {
             "metric": name,
             **_numbers(figures),
-            "p": chance(figures["p"]),
-            "Holm": chance(figures.get("p_holm")),
+            "p": p_text(figures["p"]),
+            "Holm": p_text(figures.get("p_holm")),
             "better": {"first": "A", "second": "B", None: "-"}[figures["better"]],
         }
         for name, figures in (*lines, *result.get("overall", {}).items())

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_text
-from bertrio.evaluation.significance import ALPHA
-from bertrio.experiments.cells import chance
+from bertrio.evaluation.significance import ALPHA, p_text
 from bertrio.experiments.recipes.claims import HELD, MISSING, NOISE, REFUTED, Judged, Judgement, Outcome
 from bertrio.experiments.recipes.table_text import MISSING as ABSENT
 from bertrio.experiments.recipes.table_text import NAMES, signed, to_markdown
@@ -88,7 +87,7 @@ def comparisons(judgement: Judgement) -> pd.DataFrame:
             row |= {"difference": ABSENT, "p": ABSENT, "seeds": ABSENT, "verdict": _verdict(tested, judged)}
             if difference:
                 row["difference"] = signed(difference.difference, difference.low, difference.high)
-                row["p"] = chance(tested.p)
+                row["p"] = p_text(tested.p)
                 row["seeds"] = f"{difference.seeds[1]}, {difference.seeds[0]}" + ALONE * difference.rows_alone
             rows.append(row)
             claim, before = "", compared

@@ -17,10 +17,11 @@ from bertrio.config.tasks import TaskParams
 from bertrio.core.errors import UserError
 from bertrio.core.options import Group
 from bertrio.core.tasks import Task
+from bertrio.techniques.regularizers import REGULARIZERS
 
 MEMBER_GROUPS = (  # what finetune reads
-    "runtime", "tasks", "sharing", "encoder", "optimizer", "finetune", "schedule", "weighting", "surgery", "smart",
-    "bregman", "r_drop", "distill", "penalties", "tracking",
+    "runtime", "tasks", "sharing", "encoder", "optimizer", "finetune", "schedule", "weighting", "surgery",
+    *REGULARIZERS, "penalties", "tracking",
 )  # fmt: skip
 FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # what is predicted, of what rows
 MOST_PROBLEMS = 30  # that one message lists

@@ -121,10 +121,7 @@ class Params(Group):
             "schedule.tasks": self.trains,
             "weighting.weights": self.weighting.weights,
             "schedule.first": self.schedule.first,
-            "smart.tasks": self.smart.tasks or (),
-            "bregman.tasks": self.bregman.tasks or (),
-            "r_drop.tasks": self.r_drop.tasks or (),
-            "distill.tasks": self.distill.tasks or (),
+            **{f"{name}.tasks": getattr(self, name).tasks or () for name in REGULARIZERS},
         }
         return [
             *[_not_in(param, name, self.tasks, known) for param, names in named.items() for name in names],

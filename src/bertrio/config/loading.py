@@ -145,7 +145,7 @@ def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
         raise UserError("\n".join(lines[:MOST_PROBLEMS] + more)) from None
 
 
-def _message(item: dict[str, Any], prefix: str) -> str:
+def _message(item: Mapping[str, Any], prefix: str) -> str:
     keys = [str(key) for key in item["loc"] if "[" not in str(key)]  # what pydantic calls the types of a union
     name = ".".join(([prefix] if prefix else []) + keys)
     if item["type"] == "extra_forbidden":

@@ -63,7 +63,7 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self._open: list[int] = []  # values so far in each node that is being read, outermost first
-        self._values: dict[yaml.Node, int] = {}  # and in those that are finished
+        self._values: dict[yaml.Node | None, int] = {}  # and in those that are finished
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         mark, is_alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)

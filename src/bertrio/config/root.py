@@ -115,7 +115,7 @@ class Params(Group):
         known = ", ".join(self.tasks)
         select = (*self.tasks, *OVERALL, "last")
         needs_path = self.data.source == "cs224n" and self.data.path is None and self.of_source
-        named = {
+        named: dict[str, Iterable[str]] = {
             "data.split.tasks": self.data.split.tasks,
             "data.more": self.data.more,
             "schedule.tasks": self.trains,

@@ -101,8 +101,8 @@ def options_of(function: Callable[..., Any], names: Iterable[str], **more: tuple
         more: options besides, by name: annotation and default.
     """
     hints, arguments = get_type_hints(function, include_extras=True), signature(function).parameters
-    fields: dict[str, Any] = {name: (hints[name], arguments[name].default) for name in names}
-    return create_model(function.__qualname__, __base__=Group, **fields, **more)
+    fields: dict[str, Any] = {name: (hints[name], arguments[name].default) for name in names} | more
+    return create_model(function.__qualname__, __base__=Group, **fields)
 
 
 def read_options(options: type[Group], raw: Mapping[str, Any], owner: str) -> dict[str, Any]:

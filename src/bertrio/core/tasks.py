@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -46,7 +46,8 @@ class Predicted(NamedTuple):
     def take(self, rows: Sequence[int]) -> Predicted:
         """The predictions of some rows."""
         places = np.asarray(rows, dtype=np.int64)
-        return Predicted(*[None if part is None else part[places] for part in self])
+        parts: list[Any] = [None if part is None else part[places] for part in self]
+        return Predicted(*parts)
 
 
 class Target(ABC):
@@ -57,16 +58,24 @@ class Target(ABC):
     predictions are the same kind of numbers.
     """
 
-    size: int  # outputs of a head, unless the loss wants another number
     divergence: ClassVar[str]  # name in regularizers/divergences.py: how far apart two outputs for the same row are
     measures: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the usual one first
     leading: ClassVar[tuple[str, ...]]  # those that can stand for the task: the higher, the better the model
     discrete: ClassVar[bool]  # labels are class indices: members can vote, labels can be counted
     label_dtype: ClassVar[str]  # what the losses take: "int64" or "float32"
     symmetric: ClassVar[bool]  # whether the answer for a pair stays the same when its texts change places
-    margin: float = 0.5  # a value that is further than this from another says something else
     labels: tuple[str, ...] = ()
     metric: str | None = None
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Outputs of a head, unless the loss wants another number."""
+
+    @property
+    def margin(self) -> float:
+        """A value that is further than this from another says something else."""
+        return 0.5
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -122,6 +131,7 @@ class Target(ABC):
 
         How far: the absolute change of the probability of the class that was predicted before.
         """
+        assert before.probabilities is not None and after.probabilities is not None
         rows, classes = np.arange(len(before.values)), before.values.astype(np.int64)
         moved = np.abs(after.probabilities[rows, classes] - before.probabilities[rows, classes])
         return before.values != after.values, moved
@@ -144,8 +154,8 @@ class Classes(Target):
     metric: str | None = field(default=None, compare=False)
 
     divergence = "categorical"
-    measures = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
-    leading = ("accuracy", "macro_f1", "balanced_accuracy")
+    measures: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
+    leading: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy")
     discrete = True
     label_dtype = "int64"
     symmetric = False  # as in "the first text follows from the second"
@@ -280,11 +290,13 @@ def build_target(
         metric: one of the kind's `leading` ones, which is then the first; None: the usual one.
     """
     if name == "score":
+        assert limits is not None
         return Score(*limits, metric=metric)
     names = tuple(labels or ())
     if name == "binary":
         return Binary(names, metric)
-    return TARGETS[name](len(names) if classes is None else classes, names, metric)
+    kind: Callable[..., Target] = TARGETS[name]
+    return kind(len(names) if classes is None else classes, names, metric)
 
 
 TARGETS: dict[str, type[Target]] = {"classes": Classes, "ordered": Ordered, "binary": Binary, "score": Score}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,8 @@ from bertrio.data.tokens import TokenCache, Tokens, tokenise
 WINDOW = 50
 
 
-class BatchShard(NamedTuple):
+@dataclass(frozen=True)
+class BatchShard:
     """Where the rows of a batch stand in the one that it is a part of, where several processes share that out.
 
     Attributes:

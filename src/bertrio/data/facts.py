@@ -63,7 +63,7 @@ def _shared_with_train(splits: Mapping[str, pd.DataFrame], columns: Sequence[str
     """Counts by split; neither case nor white space of a sentence counts."""
     found = overlap_of(splits, columns)
     in_train = found.table == "train"
-    sentence = np.isin(found.sentences, found.sentences[in_train]).any(axis=1)
+    sentence: Any = np.isin(found.sentences, found.sentences[in_train]).any(axis=1)
     pair = np.isin(found.rows, found.rows[in_train])
     return {
         split: {

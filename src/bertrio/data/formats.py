@@ -90,7 +90,7 @@ def read_delimited(path: str | Path, delimiter: str, file: BinaryIO | None = Non
         problem = _header_problem(header)
     except OSError as error:
         problem = f"can't be read ({error.strerror})"
-    if problem:
+    if problem or header is None:
         lines.close()
         raise UserError(f"{path}: {problem}")
     columns = [name.strip() for name in header[2]]

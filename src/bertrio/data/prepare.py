@@ -114,7 +114,8 @@ def _counter(tokenizer: Any, name: str) -> Callable[..., list[int]]:
     """Counts the tokens of texts or pairs, special tokens included, nothing cut off."""
 
     def count(*columns: list[str]) -> list[int]:
-        rows, lengths = track(zip(*columns, strict=True), f"counting tokens of {name}", len(columns[0])), []
+        rows = track(zip(*columns, strict=True), f"counting tokens of {name}", len(columns[0]))
+        lengths: list[int] = []
         while batch := list(islice(rows, BATCH)):
             lengths += map(
                 len, tokenizer(*map(list, zip(*batch, strict=True)), truncation=False, verbose=False)["input_ids"]

@@ -24,7 +24,7 @@ MAX_COLUMNS, MAX_NAME = 50, 100  # that a message lists, and characters of each
 
 
 def build_table(
-    source: RawTable, columns: Mapping[str, str], task: Task, split: str, file: str, place: str, hint: str = ""
+    source: RawTable, columns: Mapping[Any, str], task: Task, split: str, file: str, place: str, hint: str = ""
 ) -> tuple[pd.DataFrame, list[Reject]]:
     """Return the table and the rejects of one task and split; a progress bar runs while rows are read.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # half a second to import, and whoever imports this module ma
 
 INK, MUTED, FAINT, RED = "#1f2937", "#6b7280", "#e5e7eb", "#d62728"
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe and Ito: for all kinds of sight
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
     "font.size": 9,
     "text.color": INK,

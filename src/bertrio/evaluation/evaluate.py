@@ -49,7 +49,8 @@ def evaluate(
     """
     predictions, metrics = Path(predictions), Path(metrics)
     frame = read_predictions(predictions / "ensemble.parquet")
-    result = evaluate_predictions(frame, tasks) | {"overall_tasks": list(tasks), "intervals": intervals(frame, tasks)}
+    result: dict[str, Any] = evaluate_predictions(frame, tasks)
+    result |= {"overall_tasks": list(tasks), "intervals": intervals(frame, tasks)}
     result |= selection(members, predictions / "members")
     if "selection" in result:
         result["selected_on"]["ensemble"] = "selection"

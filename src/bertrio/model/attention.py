@@ -52,15 +52,15 @@ def draw_bits(module: nn.Module) -> None:
                 setattr(parent, name, BitDropout(child.p, child.inplace).train(child.training))
 
 
-def cheap_dropout(transformer: nn.Module) -> None:
+def cheap_dropout(transformer: Any) -> None:
     """Makes all dropout of a transformer cheap on a CPU: of modules by `draw_bits`, of attention by `attend`.
 
     Attention changes where all of it is torch's `scaled_dot_product_attention`. The transformer's config names another
     one from then on, in memory alone: saved models know nothing of it.
     """
     draw_bits(transformer)
-    config = getattr(transformer, "config", None)
-    if getattr(config, "_attn_implementation", None) != "sdpa" or config.sub_configs:
+    config: Any = getattr(transformer, "config", None)
+    if config is None or getattr(config, "_attn_implementation", None) != "sdpa" or config.sub_configs:
         return
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask

@@ -44,7 +44,7 @@ class Encoder(nn.Module):
         UserError: for pooling `pooler`, if the architecture has no pooler.
     """
 
-    def __init__(self, transformer: nn.Module, pooling: str, frozen: bool = False) -> None:
+    def __init__(self, transformer: Any, pooling: str, frozen: bool = False) -> None:
         super().__init__()
         pooler = getattr(transformer, "pooler", None)
         if pooling == "pooler" and pooler is None:

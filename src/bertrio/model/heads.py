@@ -90,7 +90,7 @@ class FeedForward(Head, ABC):
 
     vectors = 2
     least_depth: ClassVar[int] = 0
-    options = ("depth", "width", "activation", "projection")
+    options: ClassVar[tuple[str, ...]] = ("depth", "width", "activation", "projection")
     shareable = frozenset({"projection", "fusion"})
 
     def __init__(
@@ -115,7 +115,7 @@ class FeedForward(Head, ABC):
 
     @staticmethod
     @abstractmethod
-    def features(*vectors: Tensor) -> Tensor:
+    def features(*vectors: Any, **names: Any) -> Tensor:
         """The vectors [B, H] made one: [B, F]."""
 
     def forward(self, *pooled: Tensor) -> HeadOutput:
@@ -136,7 +136,8 @@ class Mlp(FeedForward):
 
     vectors = 1
     least_depth = 1
-    options = ("depth", "width", "activation")  # no projection: one more hidden layer does the same
+    # No projection: one more hidden layer does the same
+    options: ClassVar[tuple[str, ...]] = ("depth", "width", "activation")
     shareable = frozenset({"fusion"})  # of a cross-encoded pair, which the encoder has joined already
 
     @staticmethod
@@ -215,7 +216,7 @@ class SiameseCosine(FeedForward):
 
 
 # Scalings: `(cosine [B], target, scale, threshold) -> output [B]` on the scale that the target's `predict` reads.
-Scaling = Callable[[Tensor, Target, float, float], Tensor]
+Scaling = Callable[[Tensor, Any, float, float], Tensor]
 
 
 def score_relu(cosine: Tensor, target: Score, scale: float, threshold: float) -> Tensor:
@@ -398,7 +399,7 @@ def build_heads(
     """
     parts = choose(SHARES, share, "share")
     sharing = _sharing_tasks(specs, parts, share_tasks)
-    heads = {
+    heads: dict[str, Any] = {
         task: _build_head(task, spec, hidden_size, parts if task in sharing else ()) for task, spec in specs.items()
     }
     if "projection" in parts:

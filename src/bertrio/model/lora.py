@@ -34,7 +34,8 @@ def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, ta
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise missing_package("encoder.lora", ["peft"], "lora") from error
-    config = LoraConfig(r=rank, lora_alpha=alpha, lora_dropout=dropout, target_modules=targets)
+    scale: Any = alpha  # peft declares an int and takes any number
+    config = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=targets)
     try:
         inject_adapter_in_model(config, transformer)
     except ValueError as error:

@@ -30,7 +30,7 @@ def tiny_config(tiny: TinyParams, vocab_size: int) -> Any:
 
 
 @torch.no_grad()
-def start_by_matching(bert: nn.Module) -> None:
+def start_by_matching(bert: Any) -> None:
     r"""Initial weights with which every token attends to its like from the first step on.
 
     A transformer with random weights takes thousands of steps to find out that the words of two sentences can be

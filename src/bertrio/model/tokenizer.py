@@ -74,7 +74,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int) -> Any:
     call a word is cut: a line of a megabyte without a space took hours.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-    from transformers import BertTokenizerFast
+    from transformers import BertTokenizerFast  # type: ignore[attr-defined]  # made when it is asked for
 
     texts = list(texts)
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()

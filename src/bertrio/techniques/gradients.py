@@ -96,6 +96,7 @@ class TaskGradients:
             for parameter, gradient in first:
                 parameter.grad = gradient
             for parameter, gradient in sparse:
+                assert parameter.grad is not None
                 parameter.grad = _sum(parameter.grad, gradient)
         self._store.clear()
 

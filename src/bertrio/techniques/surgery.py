@@ -11,7 +11,7 @@ rate; `build_surgery` also offers the scale of the mean. To add a method, write 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
@@ -199,7 +199,7 @@ def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tenso
     to_mean = g.mean(axis=1)  # [K]: g_k . g_0
     radius = c * max(to_mean.mean(), 0.0) ** 0.5
 
-    def length(alpha):
+    def length(alpha: Any) -> Any:
         return max(alpha @ g @ alpha, 1e-8) ** 0.5
 
     found = minimize(

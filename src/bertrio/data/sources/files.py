@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -75,7 +76,7 @@ def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counte
 
 
 def read_file(
-    path: Path, task: Task, split: str, columns: Mapping[str, str], param: str, key: str, delimiter: str | None = None
+    path: Path, task: Task, split: str, columns: Mapping[Any, str], param: str, key: str, delimiter: str | None = None
 ) -> tuple[pd.DataFrame, list[Reject]]:
     """The table and the rejects of one file of a task's rows.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -123,11 +123,13 @@ def corpus_facts(params: DataParams, name: str) -> dict[str, str]:
 
 def _corpus(params: DataParams, name: str) -> HubCorpus:
     """The data set of a corpus: its block in params, or else the preset."""
-    return {**CORPORA, **params.hub.corpora}[name]
+    own: Mapping[Any, HubCorpus] = params.hub.corpora
+    return own[name] if name in own else CORPORA[name]
 
 
 def _load(builder: Any, entry: HubTask, task: Task, split: str, place: str) -> tuple[pd.DataFrame, list[Reject]]:
-    name = entry.splits[split]
+    splits: Mapping[Any, str] = entry.splits
+    name = splits[split]
     data = _dataset(builder, entry, name, f"{place}.splits.{split}")
     label, scale = entry.columns.get("label", "label"), entry.label_scale
     rows = (RawRow(number, _scaled(row, label, scale, task), row) for number, row in enumerate(data, start=1))
@@ -170,7 +172,7 @@ def _commit(entry: Entry, place: str) -> str:
 def _resolve(name: str, revision: str | None) -> str:
     from huggingface_hub import HfApi
 
-    return HfApi().dataset_info(name, revision=revision).sha
+    return HfApi().dataset_info(name, revision=revision).sha  # type: ignore[return-value]  # None if left out by `expand`
 
 
 def _builder(entry: Entry, place: str) -> Any:

@@ -275,7 +275,8 @@ def _edited(rng: random.Random, event: _Event) -> _Event:
     if change == "negated":
         return event._replace(negated=not event.negated)
     if change in OPTIONAL and _chance(rng, 0.4):
-        return event._replace(**{change: None})
+        dropped: dict[str, Any] = {change: None}
+        return event._replace(**dropped)
     return event._replace(**{change: _other(rng, pools[change], event.agent, event.patient, getattr(event, change))})
 
 
@@ -383,7 +384,8 @@ def _splits(params: DataParams, task: Task) -> dict[str, pd.DataFrame]:
     if task.text_columns != GRAMMARS[task.name].columns:
         kind = "single" if task.kind == "pair" else "pair"
         raise UserError(f"tasks.{task.name}.kind: found {task.kind}, but source sample makes it of kind {kind}")
-    sample, tables, taken = params.sample, {}, frozenset()
+    sample, tables = params.sample, {}
+    taken: frozenset[str] = frozenset()
     for split in SPLITS:
         rows = getattr(sample, f"{split}_rows")
         tables[split] = generate(task.name, split, rows, sample.seed, sample.label_noise, taken)

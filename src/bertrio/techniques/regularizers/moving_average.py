@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+Tensors = list[Tensor] | tuple[Tensor, ...]
+
 
 def moving_average(model: nn.Module, momentum: Callable[[], float]) -> AveragedModel:
     r"""Return a copy of a model whose weights follow those of the model slowly, by `update_parameters`.
@@ -23,7 +25,7 @@ def moving_average(model: nn.Module, momentum: Callable[[], float]) -> AveragedM
         momentum: returns beta of the next update.
     """
 
-    def towards(averages: list[Tensor], current: list[Tensor], count: Tensor) -> None:
+    def towards(averages: Tensors, current: Tensors, count: Tensor | int) -> None:
         torch._foreach_lerp_(averages, current, 1 - momentum())  # as torch's get_ema_multi_avg_fn does
 
     average = AveragedModel(model, multi_avg_fn=towards).requires_grad_(False)

@@ -85,7 +85,8 @@ def read_challenge(name: str, challenge: Challenge, task: Task) -> tuple[pd.Data
     param, path = f"evaluate.challenges.{name}", Path(challenge.path).expanduser()
     if not path.is_file():
         raise missing_path(f"{param}.path", challenge.path)
-    return read_file(path, task, name, challenge.columns, param, "path", challenge.delimiter)
+    columns = {str(role): column for role, column in challenge.columns.items()}
+    return read_file(path, task, name, columns, param, "path", challenge.delimiter)
 
 
 def _predicted(scorer: Scorer, task: Task, split: str, rows: pd.DataFrame) -> pd.DataFrame:

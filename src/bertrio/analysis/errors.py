@@ -130,7 +130,7 @@ def strongest_changes(
 
 def distance(one: Predicted, other: Predicted) -> Array:
     """How far apart two predictions for each row [N] are: total variation, 0 to 1, or the difference of the scores."""
-    if one.probabilities is None:
+    if one.probabilities is None or other.probabilities is None:
         return np.abs(one.values - other.values)
     return np.abs(one.probabilities - other.probabilities).sum(axis=1) / 2
 
@@ -160,15 +160,16 @@ def _across(edit: dict[str, Any], near: NearWords) -> list[str]:
 
 def _variants(edit: dict[str, Any], words: Sequence[str]) -> list[dict[str, Any]]:
     """The word left out, and each of `words` in its place."""
-    text, span = edit["original"], edit["span"]
-    texts = {None: without(text, *span), **{word: instead(text, *span, word) for word in words}}
+    text, (start, end) = edit["original"], edit["span"]
+    texts: dict[str | None, str] = {None: without(text, start, end)}
+    texts |= {word: instead(text, start, end, word) for word in words}
     return [{**edit, "to": word, "changed": changed} for word, changed in texts.items()]
 
 
 def _told(edit: dict[str, Any], before: Predicted, row: int, after: Predicted, place: int) -> dict[str, Any]:
     told = {key: edit[key] for key in ("text", "position", "from", "to", "changed")}
     told |= {"before": float(before.values[row]), "after": float(after.values[place])}
-    if before.probabilities is not None:
-        for name, of, at in (("confidence_before", before, row), ("confidence_after", after, place)):
+    for name, of, at in (("confidence_before", before, row), ("confidence_after", after, place)):
+        if of.probabilities is not None:
             told[name] = float(of.probabilities[at, int(of.values[at])])
     return told

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from bertrio.core.files import write_json
-from bertrio.core.tasks import Task
+from bertrio.core.tasks import Array, Task
 from bertrio.evaluation.calibration import wilson
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def contracted(text: str) -> str | None:
     """Negated auxiliaries, and pronouns with is, are, am and will: "do not" becomes "don't", "it is" "it's"."""
     short = text
     for long, brief in IRREGULAR.items():
-        short = re.sub(rf"\b{long}\b", _cased(lambda match, brief=brief: brief), short, flags=re.IGNORECASE)
+        short = re.sub(rf"\b{long}\b", _cased(_always(brief)), short, flags=re.IGNORECASE)
     goes_on = r"(?= (?!n['\u2019]t)\w)"  # not at the end, as in "as old as I am", nor where "it is n't" goes on
     rules = {
         rf"\b({AUXILIARIES}) not\b": r"\1n't",
@@ -228,7 +229,7 @@ def robustness(scorer: Scorer, task: Task, rows: pd.DataFrame) -> dict[str, dict
     }
 
 
-def _figures(flipped: Sequence[bool], shift: Sequence[float]) -> dict[str, Any]:
+def _figures(flipped: NDArray[np.bool_], shift: Array) -> dict[str, Any]:
     n = len(flipped)
     if not n:
         return {"n": 0, "flips": None, "shift": None, "low": None, "high": None}
@@ -245,6 +246,10 @@ def _replaced(text: str, rules: Mapping[str, str]) -> str:
     for pattern, replacement in rules.items():
         text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
     return text
+
+
+def _always(word: str) -> Callable[[re.Match[str]], str]:
+    return lambda match: word
 
 
 def _cased(word_for: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from bertrio.config import Params, member_params
-from bertrio.core.tasks import Array, Predicted, Task
+from bertrio.core.tasks import Predicted, Task
 
 if TYPE_CHECKING:
-    from bertrio.inference.trained_model import TrainedModel
+    from bertrio.inference.trained_model import TrainedModel, Vectors
 
 
 ENSEMBLE = "ensemble"  # the name and folder of a soup
@@ -79,6 +79,6 @@ class Scorer:
         """
         return self.models[task].predict(task, texts)
 
-    def embed(self, task: str, texts: pd.DataFrame) -> Array:
+    def embed(self, task: str, texts: pd.DataFrame) -> Vectors:
         """The pooled vector of each row, float32 [N, H]; of pairs encoded apart the mean of both. Args as `predict`."""
         return self.models[task].embed(task, texts)

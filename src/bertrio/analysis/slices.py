@@ -136,7 +136,7 @@ def seen_in_train(facts: Facts) -> Slices:
     return pd.Categorical.from_codes(found.astype(int), ["no text is in train", "a text is in train"])
 
 
-def _binned(values: Array, limits: Sequence[float], names: list[str]) -> Slices:
+def _binned(values: Array, limits: Sequence[float] | Array, names: list[str]) -> Slices:
     """The bin of each value; a value at a limit is in the bin above it."""
     return pd.Categorical.from_codes(np.digitize(values, limits), names)
 

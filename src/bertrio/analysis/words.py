@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-
-from bertrio.core.tasks import Array
+from numpy.typing import NDArray
 
 WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")  # apostrophes and hyphens inside of a word are part of it
 
@@ -54,7 +53,7 @@ class NearWords:
         vectors: the encoder's word embeddings [V, H].
     """
 
-    def __init__(self, vocabulary: Mapping[str, int], tokenizer: Any, vectors: Array) -> None:
+    def __init__(self, vocabulary: Mapping[str, int], tokenizer: Any, vectors: NDArray[np.floating]) -> None:
         self._tokenizer, self._vectors = tokenizer, vectors
         by_token: dict[int, str] = {}
         words = sorted(vocabulary, key=lambda word: (-vocabulary[word], word))
@@ -97,7 +96,7 @@ class NearWords:
         return [ids[0] if len(ids) == 1 and ids[0] != unknown else None for ids in pieces]
 
 
-def unit(vectors: Array) -> Array:
+def unit(vectors: NDArray[np.floating]) -> NDArray[Any]:
     """The rows [N, H] at length 1; a row of zeros stays."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.maximum(norms, 1e-12)

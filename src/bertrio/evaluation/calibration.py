@@ -131,7 +131,7 @@ def reliability(scored: Scored, bins: int = BINS) -> pd.DataFrame:
     return table.reset_index()
 
 
-def wilson(share: Array, n: Array, z: float = 1.959964) -> tuple[Array, Array]:
+def wilson(share: float | Array, n: int | Array, z: float = 1.959964) -> tuple[Array, Array]:
     """Wilson's score interval of a share that was found in n rows, which keeps its promise near 0 and 1 and for few
     rows ("Probable Inference, the Law of Succession, and Statistical Inference", 1927).
 

@@ -232,6 +232,7 @@ def _fixed_and_broken(test: _Test) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _of_label(run: Scored) -> Array:
+    assert run.probabilities is not None
     return run.probabilities[np.arange(len(run.labels)), run.labels.astype(int)]
 
 
@@ -316,7 +317,8 @@ def _measured_alike(task: Task, targets: Sequence[Target]) -> Task:
     """The task with the metric that all of `targets` lead with, or else, whichever side comes first, its usual one."""
     if len({target.metrics[0] for target in targets}) == 1:
         return task
-    return replace(task, target=replace(task.target, metric=None))
+    target: Any = task.target  # each kind of target is a dataclass
+    return replace(task, target=replace(target, metric=None))
 
 
 def _other_metrics(revisions: Sequence[Revision], tasks: Mapping[str, Task]) -> list[str]:
@@ -400,4 +402,4 @@ def _alike(one: Scored, other: Scored, metric: str | None = None) -> bool:
     same = np.array_equal(one.predictions, other.predictions)
     if metric in ON_COUNTS or one.probabilities is None:
         return same
-    return same and np.array_equal(one.probabilities, other.probabilities)
+    return same and other.probabilities is not None and np.array_equal(one.probabilities, other.probabilities)

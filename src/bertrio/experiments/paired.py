@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import OVERALL
@@ -57,11 +57,12 @@ def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -
                 raise UserError(f"{run.row} has no contributions by row of {task}; collect it again")
         if len({run.by_row[task].rows for run in runs}) > 1:
             raise UserError(f"{second[0].row} and {first[0].row} were measured on other dev rows of {task}")
-    return paired_difference(*([_scores(run, metric) for run in side] for side in (first, second)), metric)
+    one, other = ([_scores(run, metric) for run in side] for side in (first, second))
+    return paired_difference(one, other, metric)
 
 
 def _scores(run: Measured, metric: str) -> Run:
+    dev: Mapping[str, Any] = run.metrics["dev"]
     return {
-        task: TaskScore(name, run.metrics["dev"][task][name], run.by_row[task].values)
-        for task, name in figure_of(run, metric).items()
+        task: TaskScore(name, dev[task][name], run.by_row[task].values) for task, name in figure_of(run, metric).items()
     }

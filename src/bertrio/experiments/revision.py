@@ -34,7 +34,8 @@ class Revision:
     def __init__(self, name: str, root: Path, commit: str | None, files: DVCFileSystem | None) -> None:
         self.name = name
         self.commit = commit
-        self._root, self._files = root, files
+        self._root = root
+        self._files: Any = files
 
     @classmethod
     def open(cls, name: str, root: str | Path = ".") -> Revision:
@@ -202,7 +203,7 @@ class Revision:
 
 
 def _task(name: str, block: dict[str, Any]) -> Task:
-    limits = tuple(float(end) for end in block.get("range") or ()) or None
+    limits: Any = tuple(float(end) for end in block.get("range") or ()) or None
     names = [str(name) for name in block.get("labels") or ()]
     target = build_target(block["target"], block.get("classes"), limits, names, block.get("metric"))
     return Task(name, block["kind"], block.get("encoding") or "cross", target)

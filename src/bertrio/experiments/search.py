@@ -269,7 +269,7 @@ def _explore(study: Study, space: Space, count: int, seed: int, runner: TrialRun
         if failed.params.keys() == space.keys() and failed.params not in points:
             study.enqueue_trial(failed.params)
             points.append(failed.params)
-    failures = []
+    failures: list[str] = []
     for _ in range(count - len(finished)):
         # Seeded by the trials so far: a stopped search proposes what it would have proposed without the stop
         drawn = len(_finished(study)) + len(failures)

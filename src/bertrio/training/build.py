@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -115,7 +116,7 @@ def build_trainer(
         stateful={"average": average} if average else {},
         tracker=tracker,
     )
-    return trainer, average.module if average else model
+    return trainer, cast(MultitaskModel, average.module) if average else model
 
 
 def _check_rescale(params: Params, runtime: Runtime) -> None:
@@ -247,13 +248,15 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
         batches={task: min(len(stream), limit) for task, stream in streams.items()},
         rows={task: len(rows) for task, rows in train.items()},
         epochs=params.finetune.epochs,
-        task_epochs={task: params.tasks[task].epochs for task in train if params.tasks[task].epochs is not None},
+        task_epochs={task: count for task in train if (count := params.tasks[task].epochs) is not None},
         until=options.until_of(list(train)),
         steps=options.steps,
         cycle=options.cycle,
         temperature=options.temperature,
     )
-    first = [[(task,)] * sizes.batches[task] for task, epochs in options.first.items() for _ in range(epochs)]
+    first: list[Epoch] = [
+        [(task,)] * sizes.batches[task] for task, epochs in options.first.items() for _ in range(epochs)
+    ]
     draws = generator(params.runtime.seed, "schedule")
     return first + build_plan(options.name, sizes, draws)
 
@@ -289,6 +292,7 @@ def teacher_predictions(params: Params, train: Split, splits: str | Path, runtim
     options = params.distill
     if not options.weight:
         return {}
+    assert options.teacher is not None  # `Params` checks it
     teacher = Predictor.load(
         Path(options.teacher).expanduser(),
         str(runtime.device),
@@ -327,5 +331,8 @@ def _check_same(task: Task, teacher: Predictor) -> None:
 
 
 def _as_tensor(said: Predicted) -> Tensor:
-    values = said.scores[:, None] if said.probabilities is None else said.probabilities
+    values = said.probabilities
+    if values is None:
+        assert said.scores is not None  # one of the two is there
+        values = said.scores[:, None]
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))

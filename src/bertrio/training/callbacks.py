@@ -212,10 +212,10 @@ class Meter:
         self.rows_seen, self.seconds = state["rows_seen"], state["seconds"]
 
 
-class Tracker(Protocol):
+class Sink(Protocol):
     """Takes the numbers of training as they come."""
 
-    def log(self, step: int, values: Mapping[str, float | Tensor]) -> None:
+    def log(self, step: int, values: Mapping[str, float]) -> None:
         """Takes the values of update `step`, from 1; names may differ from step to step, as tasks do."""
 
     def close(self) -> None:
@@ -228,6 +228,12 @@ class Tracker(Protocol):
         """Takes over what `state_dict` gave."""
 
 
+class Tracker(Sink, Protocol):
+    """A sink that takes tensors as well."""
+
+    def log(self, step: int, values: Mapping[str, float | Tensor]) -> None: ...
+
+
 class Means:
     """Hands on means: to each of `trackers`, for every `every` steps, the mean of each value over the steps that had
     it, and at the end those of the steps that are left.
@@ -236,8 +242,8 @@ class Means:
     Tensors are summed where they are and read once in `every` steps, so that a GPU need not be waited for.
     """
 
-    def __init__(self, trackers: Sequence[Tracker], every: int) -> None:
-        self.trackers, self.every, self.step = trackers, every, 0
+    def __init__(self, trackers: Sequence[Sink], every: int) -> None:
+        self.trackers, self.every, self.step, self._steps = trackers, every, 0, 0
         self._clear()
 
     def log(self, step: int, values: Mapping[str, float | Tensor]) -> None:
@@ -289,7 +295,8 @@ class Table:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.rows = path, []
+        self.path = path
+        self.rows: list[dict[str, float]] = []
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self.rows.append({"step": step, **{name: value for name, value in values.items() if name != MEASURED}})
@@ -297,7 +304,8 @@ class Table:
     def close(self) -> None:
         import pandas as pd
 
-        columns = dict.fromkeys(name for row in ({"step": 0}, *self.rows) for name in row)
+        rows: list[dict[str, float]] = [{"step": 0}, *self.rows]
+        columns = dict.fromkeys(name for row in rows for name in row)
         write_csv(pd.DataFrame(self.rows, columns=list(columns)), self.path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -379,7 +387,7 @@ class Live(Tool):
         self._live.end()
 
 
-OTHERS: dict[str, Callable[[Path, str, Mapping[str, object]], Tracker]] = {  # called as their packages are
+OTHERS: dict[str, Callable[[Path, str, Mapping[str, object]], Sink]] = {  # called as their packages are
     "tensorboard": TensorBoard,
     "wandb": Wandb,
     "dvclive": Live,

@@ -70,7 +70,8 @@ def finetune(
     """
     runtime = resolve_precision(params, runtime)
     stage, reads = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
-    reads += [str(Path(params.distill.teacher).expanduser())] if params.distill.weight else []
+    distill = params.distill
+    reads += [str(Path(distill.teacher).expanduser())] if distill.weight and distill.teacher else []
     main, opened = runtime.processes.is_main, open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime)
     with runtime.processes.main_process_output(), opened as checkpoints:
         train, scored, test = load_rows(params, inputs)
@@ -104,9 +105,9 @@ def _train(
     trainer: Trainer, evaluator: EpochEvaluator, tracker: Tracker | None, checkpoints: Checkpoints, runtime: Runtime
 ) -> None:
     """Trains and scores, from the last checkpoint on, until the plan or patience has come to its end."""
-    parts: dict[str, Stateful] = {"trainer": trainer, "evaluator": evaluator} | (
-        {"tracker": tracker} if tracker else {}
-    )
+    parts: dict[str, Stateful] = {"trainer": trainer, "evaluator": evaluator}
+    if tracker:
+        parts["tracker"] = tracker
     processes = runtime.processes
     with resumed(checkpoints, runtime, parts) as resume:
         processes.check_equal(trainer.model.parameters())

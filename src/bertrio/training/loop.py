@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import zip_longest
+from operator import add
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,8 +26,11 @@ from bertrio.training.stateful import Stateful
 class Objective(Stateful, Protocol):
     """What a step minimises: `training.objective.Objective` of labelled rows, `training.mlm.MlmObjective` of text."""
 
-    model: nn.Module
-    weighting: nn.Module
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def weighting(self) -> nn.Module: ...
 
     @property
     def runtime(self) -> Runtime: ...
@@ -191,7 +196,7 @@ class Trainer:
                     logged[name] = logged.get(name, 0.0) + share * value
             self.meter.rows_seen += sum(len(piece.rows) for piece, _ in present)
             self._finite.read_on_cpu()
-            sum(share * part.total for share, part in zip(shares, parts)).backward()
+            reduce(add, (share * part.total for share, part in zip(shares, parts))).backward()
 
     def _add_penalty(self) -> None:
         if self.penalty is None:

@@ -76,7 +76,7 @@ def pretrain_mlm(
     check_length(transformer.config, params.mlm.block_size, "mlm.block_size")
     known = choose(str(runtime.device), params.runtime.precision, transformer.config.hidden_size)
     runtime = replace(runtime, compute=known.compute)  # the width, which has a say in it, was not known before
-    inputs = [corpora, tokenizer_folder, *_source(start)]
+    inputs: list[str | Path] = [corpora, tokenizer_folder, *_source(start)]
     with open_checkpoints("pretrain_mlm", params, READS, inputs, runtime) as checkpoints:
         model, own_head = initial_language_model(start, len(tokenizer))
         cheap_dropout(model)
@@ -355,7 +355,8 @@ def _head_reads(model: nn.Module, places: Tensor) -> Iterator[None]:
         output["last_hidden_state"] = output.last_hidden_state.flatten(0, 1)[places].unsqueeze(0)
         return output
 
-    hook = model.base_model.register_forward_hook(at_places)
+    body: Any = model.base_model
+    hook = body.register_forward_hook(at_places)
     try:
         yield
     finally:
@@ -415,7 +416,7 @@ def word_beginnings(tokenizer: Any) -> Tensor:
     """
     vocabulary = tokenizer.get_vocab()
     marked = {mark: sum(token.startswith(mark) and token != mark for token in vocabulary) for mark in WORD_MARKS}
-    mark = max(marked, key=marked.get)
+    mark = max(marked, key=marked.__getitem__)
     if not marked[mark]:
         raise UserError(
             f"mlm.whole_word: found no token in this encoder's vocabulary that begins with {', '.join(WORD_MARKS)}, "

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -78,7 +78,8 @@ class ForwardContext:
 
     def of_model(self, model: nn.Module) -> Tensor:
         with self.model.runtime.replayed(self.state), torch.no_grad():
-            return flat(model.from_embeddings(model.embed(self.block.tokens), self.block))
+            copy = cast(MultitaskModel, model)
+            return flat(copy.from_embeddings(copy.embed(self.block.tokens), self.block))
 
     def again(self) -> Tensor:
         return flat(self.model.from_embeddings(self.embeddings, self.block))
@@ -180,6 +181,7 @@ class Objective:
             output, labels = self._of_whole_batch(output, batch.shard), batch.shard.labels
         else:
             labels = batch.labels
+        assert labels is not None  # rows that train have labels
         loss = total = self.losses[batch.task](output, labels)
         for name, penalty in penalties.items():
             total = total + self.regularizers[name].weight * penalty
@@ -193,15 +195,13 @@ class Objective:
         """
         scale = 1 / shard.weight if shard.weight else 0.0  # rows of weight 0 are others' rows, and leave no trace
 
-        def whole(own: Tensor | None) -> Tensor | None:
-            if own is None:
-                return None
+        def whole(own: Tensor) -> Tensor:
             counted = own.detach() if shard.weight else torch.zeros_like(own)
             at = shard.rows.to(own.device)
             values = self.model.runtime.processes.all_gather_rows(counted, at, shard.count)
             return values.index_add(0, at, scale * (own - own.detach()))
 
-        return HeadOutput(*map(whole, output))
+        return HeadOutput(whole(output.outputs), None if output.cosine is None else whole(output.cosine))
 
     def groups(self, tasks: Sequence[str]) -> list[list[str]]:
         """The tasks of a step, those with the same regularizers together: one pass does for each group."""

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ def build_optimizer(
         if parameter.requires_grad:
             below = places[name] if params.layer_decay < 1 else 0
             groups.setdefault((below, parameter.ndim > 1), []).append(parameter)
-    described = [
+    described: list[dict[str, Any]] = [
         {
             "params": of,
             "lr": lr * params.layer_decay**below,
@@ -72,8 +72,9 @@ def layers_below_heads(model: nn.Module) -> dict[str, int]:
     layers = 1 + max((int(found[1]) for found in numbers.values() if found), default=-1)
 
     def below(name: str) -> int:
-        if numbers.get(name):
-            return layers - int(numbers[name][1])
+        found = numbers.get(name)
+        if found:
+            return layers - int(found[1])
         on_top = not name.startswith(body) or "pooler" in name or "final_norm" in name
         return 0 if on_top else layers + 1  # what has no layer of its own feeds all of them
 
@@ -185,7 +186,7 @@ class RowGradients:
                 parameter.grad = gradient
 
 
-def _is_sparse(gradient: Tensor | None) -> bool:
+def _is_sparse(gradient: Tensor | None) -> TypeGuard[Tensor]:
     return gradient is not None and gradient.is_sparse
 
 

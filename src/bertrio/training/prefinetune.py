@@ -13,8 +13,8 @@ from bertrio.core.errors import need
 from bertrio.core.files import whole_folder
 
 if TYPE_CHECKING:
-    from bertrio.core.runtime import Runtime
     from bertrio.data.batches import Split
+    from bertrio.model.multitask import MultitaskModel
     from bertrio.training.loop import Trainer
 
 READS = {  # the params that the stage reads
@@ -60,9 +60,13 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
             shutil.copytree(need(encoder), new / "encoder")
         return {"epochs": 0}, {}
 
+    # torch and transformers take seconds to import: only if needed
     from bertrio.core.runtime import set_up
     from bertrio.model.config import encoder_width
-    from bertrio.model.multitask import save_heads  # torch and transformers take seconds to import: only if needed
+    from bertrio.model.multitask import (
+        build_model,
+        save_heads,
+    )  # torch and transformers take seconds to import: only if needed
     from bertrio.training.build import load_split
     from bertrio.training.evaluator import describe_epoch
     from bertrio.training.finetune import score, training_cost
@@ -71,36 +75,35 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     name = params.prefinetune.task
     params = params.model_copy(update={"tasks": {name: params.tasks[name]}})
     runtime = set_up(**params.runtime.model_dump(), width=encoder_width(encoder))
-    inputs = [encoder, Path(splits) / name, tokenizer]
+    inputs: list[str | Path] = [encoder, Path(splits) / name, tokenizer]
     with open_checkpoints("prefinetune", params, READS, inputs, runtime) as checkpoints:
         train, dev = (load_split(params, split, splits, tokenizer) for split in ("train", "dev"))
-        trainer, scores = _trainer(params, encoder, train, runtime), Scores()
+        model = build_model(params, encoder, runtime)
+        trainer, scores = _trainer(params, model, train), Scores()
         with resumed(checkpoints, runtime, {"trainer": trainer, "scores": scores}) as resume:
             trainer.checkpoint = resume.after_step
             for log in trainer.run("prefinetune", done=scores.epochs):
-                scores.last = score(trainer.model, dev, "dev", params, resume.pause)
+                scores.last = score(model, dev, "dev", params, resume.pause)
                 scores.epochs = log.epoch
                 say(f"prefinetune epoch {log.epoch}: {describe_epoch(log, scores.last)}")
                 resume.after_scoring()
         with whole_folder(folder) as new:
-            trainer.model.encoder.save(new / "encoder")
-            save_heads(trainer.model, [name], new)
+            model.encoder.save(new / "encoder")
+            save_heads(model, [name], new)
         checkpoints.finish()
     return {"epochs": params.prefinetune.epochs, "dev": {name: scores.last[name]}}, training_cost(trainer, runtime)
 
 
-def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Trainer:
+def _trainer(params: Params, model: MultitaskModel, train: Split) -> Trainer:
     """The trainer of the one task in `params`."""
     from bertrio.core.runtime import generator
     from bertrio.data.batches import BatchStream
-    from bertrio.model.multitask import build_model
     from bertrio.training.build import build_losses
     from bertrio.training.loop import Trainer
     from bertrio.training.objective import Objective
     from bertrio.training.optimizer import Combiner, Optimization
 
     options, name = params.prefinetune, params.prefinetune.task
-    model = build_model(params, encoder, runtime)
     order = generator(params.runtime.seed, f"prefinetune batches {name}")
     stream = BatchStream(train[name], params.tasks[name].batch_size, order)
     plan = [[(name,)] * len(stream)] * options.epochs
@@ -110,5 +113,5 @@ def _trainer(params: Params, encoder: str, train: Split, runtime: Runtime) -> Tr
         plan,
         {name: stream},
         Optimization(model, params.optimizer, lr, plan, options.max_steps),
-        Combiner(list(model.parameters()), runtime.processes),
+        Combiner(list(model.parameters()), model.runtime.processes),
     )

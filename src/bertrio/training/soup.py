@@ -6,6 +6,8 @@ Only a soup needs torch, a model and the data; what needs them is imported where
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +110,7 @@ def average(states: Mapping[str, State]) -> dict[str, Tensor]:
                     f"member {names[0]} and {shapes[1]} in member {name}; give them the same heads, or use vote or mean"
                 )
     return {
-        tensor: (sum(states[name][tensor].double() for name in names) / len(names)).to(value.dtype)
+        tensor: (reduce(add, (states[name][tensor].double() for name in names)) / len(names)).to(value.dtype)
         for tensor, value in first.items()
     }
 

@@ -39,8 +39,11 @@ class ForwardContext(Protocol):
             process has them all.
     """
 
-    embeddings: Tensor
-    positions: tuple[Tensor, int] | None
+    @property
+    def embeddings(self) -> Tensor: ...
+
+    @property
+    def positions(self) -> tuple[Tensor, int] | None: ...
 
     @property
     def mask(self) -> Tensor: ...

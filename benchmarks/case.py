@@ -86,8 +86,8 @@ def dev_score(task: Any, labels: Any, outputs: Any) -> float:
     """The first metric of a task from a head's outputs [N, size]."""
     import numpy as np
 
-    from bertrio.evaluation.metrics import METRICS, Scored
-    from bertrio.evaluation.predictions import prediction_rows
+    from bertrio.evaluation.metrics import METRICS
+    from bertrio.evaluation.predictions import Scored, prediction_rows
 
     frame = prediction_rows(task, "dev", [str(row) for row in range(len(labels))], labels, np.asarray(outputs))
     return METRICS[task.target.metrics[0]](Scored.of(frame))

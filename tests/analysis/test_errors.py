@@ -6,7 +6,7 @@ from sklearn.neighbors import NearestNeighbors
 from bertrio.analysis.errors import describe_worst, distance, nearest, strongest_changes, worst_rows
 from bertrio.analysis.words import NearWords, words_of
 from bertrio.core.tasks import Binary, Classes, Predicted, Score, Task
-from bertrio.evaluation.metrics import Scored
+from bertrio.evaluation.predictions import Scored
 
 SINGLE = Task("mood", "single", "cross", Classes(2))
 PAIR = Task("alike", "pair", "bi", Score(0, 5))

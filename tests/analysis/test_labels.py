@@ -3,7 +3,7 @@ import pytest
 
 from bertrio.analysis.labels import suspects
 from bertrio.core.tasks import Binary, Classes, Score, Task
-from bertrio.evaluation.metrics import Scored
+from bertrio.evaluation.predictions import Scored
 
 CLASSES = Task("t", "single", "cross", Classes(3))
 BINARY = Task("t", "pair", "cross", Binary())

@@ -8,7 +8,7 @@ from bertrio.analysis import slices
 from bertrio.analysis.slices import Facts, as_json, families, measure_slices
 from bertrio.analysis.words import count_words
 from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
-from bertrio.evaluation.metrics import Scored
+from bertrio.evaluation.predictions import Scored
 
 SINGLE = Task("one", "single", "cross", Ordered(3))
 PAIR = Task("two", "pair", "cross", Binary())

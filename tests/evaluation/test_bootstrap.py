@@ -17,8 +17,8 @@ from bertrio.evaluation.bootstrap import (
     overall,
     resamples_of,
 )
-from bertrio.evaluation.metrics import METRICS, Scored, evaluate_predictions
-from bertrio.evaluation.predictions import prediction_rows
+from bertrio.evaluation.metrics import METRICS, evaluate_predictions
+from bertrio.evaluation.predictions import Scored, prediction_rows
 
 TASKS = {
     "sst": Task("sst", "single", "cross", Ordered(5)),

@@ -20,8 +20,7 @@ from bertrio.evaluation.calibration import (
     wilson,
     write_calibration,
 )
-from bertrio.evaluation.metrics import Scored
-from bertrio.evaluation.predictions import object_column
+from bertrio.evaluation.predictions import Scored, object_column
 
 
 def drawn(rows=4000, classes=4, temperature=1.0, seed=0):

@@ -6,8 +6,8 @@ import sklearn.metrics
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
-from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS, Scored, evaluate_predictions, selection_score
-from bertrio.evaluation.predictions import prediction_rows
+from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS, evaluate_predictions, selection_score
+from bertrio.evaluation.predictions import Scored, prediction_rows
 
 TASKS = {
     "sst": Task("sst", "single", "cross", Ordered(5)),

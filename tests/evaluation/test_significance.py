@@ -5,7 +5,8 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
 from bertrio.evaluation.bootstrap import bootstrap, contributions
-from bertrio.evaluation.metrics import METRICS, Scored
+from bertrio.evaluation.metrics import METRICS
+from bertrio.evaluation.predictions import Scored
 from bertrio.evaluation.significance import ALPHA, TaskScore, holm, paired_difference
 
 TRIALS = 600  # the rate of 5 % is then known to +-1.8 points

@@ -7,7 +7,8 @@ import zlib
 import numpy as np
 
 from bertrio.evaluation.bootstrap import contributions
-from bertrio.evaluation.metrics import Scored, overall
+from bertrio.evaluation.metrics import overall
+from bertrio.evaluation.predictions import Scored
 from bertrio.experiments.recipes.measured import OVERALL, ByRow, Measured
 from bertrio.experiments.recipes.rows import Budget, Paper, Recipes, Row, Table
 

@@ -24,9 +24,8 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.table import read_table
-from bertrio.evaluation.metrics import Scored
 from bertrio.evaluation.plots import slices_picture
-from bertrio.evaluation.predictions import check_tasks, read_predictions
+from bertrio.evaluation.predictions import Scored, check_tasks, read_predictions
 
 SUSPECT_COLUMNS = ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from bertrio.analysis.scorer import Scorer
 from bertrio.analysis.words import WORD, NearWords, instead, unit, without, words_of
 from bertrio.core.tasks import Array, Predicted, Task
-from bertrio.evaluation.metrics import Scored
+from bertrio.evaluation.predictions import Scored
 
 Positions = NDArray[np.int64]
 

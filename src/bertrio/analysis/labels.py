@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.core.tasks import Array, Task
-from bertrio.evaluation.metrics import Scored
+from bertrio.evaluation.predictions import Scored
 
 FAR = 3.0  # standard deviations of the residuals beyond which a score looks wrong: 0.3 % of a normal distribution
 

@@ -20,7 +20,8 @@ from bertrio.core.tasks import Array, Binary, Score, Task
 from bertrio.data.splits import comparable
 from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval
 from bertrio.evaluation.calibration import wilson
-from bertrio.evaluation.metrics import METRICS, Scored
+from bertrio.evaluation.metrics import METRICS
+from bertrio.evaluation.predictions import Scored
 
 FEWEST = 5  # rows in a slice; of fewer there is nothing to say
 LENGTHS = (10, 20, 40)  # words

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -12,9 +11,7 @@ from numpy.typing import NDArray
 
 from bertrio.core.files import write_json
 from bertrio.core.tasks import Array, Task
-
-if TYPE_CHECKING:  # metrics imports this module
-    from bertrio.evaluation.metrics import Scored
+from bertrio.evaluation.predictions import Scored
 
 BINS = 15
 SMALLEST = 1e-12  # a probability of 0 counts as this: one row must not make a mean log-loss infinite

@@ -14,9 +14,10 @@ import pandas as pd
 from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder, write_json
 from bertrio.core.tasks import Array, Predicted, Task
-from bertrio.evaluation.metrics import METRICS, Scored
+from bertrio.evaluation.metrics import METRICS
 from bertrio.evaluation.predictions import (
     KEYS,
+    Scored,
     check_predictions,
     check_tasks,
     object_column,

@@ -7,7 +7,6 @@ serves the rows as they are and thousands of resamples of them (`bootstrap`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,57 +16,7 @@ from numpy.typing import NDArray
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Array, Task
 from bertrio.evaluation import calibration
-from bertrio.evaluation.predictions import check_tasks
-
-
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """Predictions of one task beside the labels, which is all that a metric sees.
-
-    `labels` [N] and `predictions` [N]: classes, 0 or 1, or scores; `probabilities` [N, C], or None for scores.
-    """
-
-    labels: Array
-    predictions: Array
-    probabilities: Array | None = None
-
-    @classmethod
-    def of(cls, rows: pd.DataFrame) -> Scored:
-        """From rows of a prediction table, all of one task; rows without a label are left out."""
-        rows = rows[rows["label"].notna()]
-        graded = len(rows) > 0 and rows["probabilities"].iloc[0] is not None
-        return cls(
-            rows["label"].to_numpy(np.float64),
-            rows["prediction"].to_numpy(np.float64),
-            np.stack(rows["probabilities"].to_list()) if graded else None,
-        )
-
-    def take(self, rows: NDArray[Any]) -> Scored:
-        """Some of the rows, by place or by mask."""
-        probabilities = None if self.probabilities is None else self.probabilities[rows]
-        return Scored(self.labels[rows], self.predictions[rows], probabilities)
-
-    @property
-    def correct(self) -> Array:
-        """[N], 1 where the prediction is the label, else 0."""
-        return (self.labels == self.predictions).astype(np.float64)
-
-    @property
-    def confidence(self) -> Array:
-        """[N], the probability of the class that was predicted (which a vote may choose against the largest)."""
-        return self.class_probabilities[np.arange(len(self.labels)), self.predictions.astype(np.int64)]
-
-    @property
-    def class_probabilities(self) -> Array:
-        """[N, C], of a task with classes.
-
-        Raises:
-            ValueError: if there are none.
-        """
-        if self.probabilities is None:
-            raise ValueError("scores have no probabilities of classes")
-        return self.probabilities
-
+from bertrio.evaluation.predictions import Scored, check_tasks
 
 # Classes: functions of counts [..., C, C] of (label, prediction)
 

@@ -12,7 +12,8 @@ from bertrio.core.files import write_csv
 from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import reliability
 from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, colours_of, picture, titled
-from bertrio.evaluation.metrics import LOWER_IS_BETTER, Scored
+from bertrio.evaluation.metrics import LOWER_IS_BETTER
+from bertrio.evaluation.predictions import Scored
 
 PANELS = 8  # members whose conflicts are drawn
 PLOTTED = 5000  # rows in a table of scores for DVC: its page holds every row of every revision

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.core.errors import UserError
-from bertrio.evaluation.metrics import Scored
+from bertrio.evaluation.predictions import Scored
 
 SHOWN = 3  # rows that a message names
 

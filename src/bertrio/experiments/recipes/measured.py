@@ -217,7 +217,7 @@ def _curve(revision: Revision, members: Sequence[str]) -> list[tuple[int, float]
 
 def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
     from bertrio.evaluation.bootstrap import contributions
-    from bertrio.evaluation.metrics import Scored
+    from bertrio.evaluation.predictions import Scored
 
     frame = revision.predictions()
     frame = frame[(frame["split"] == "dev") & frame["label"].notna()].sort_values("id")

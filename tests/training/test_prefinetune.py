@@ -30,7 +30,8 @@ def test_it_learns_at_its_own_rate(workspace):
     tiny = {"tiny": {"lr_factor": 20.0}}
     params = workspace.params(encoder=tiny, prefinetune={"epochs": 1, "lr": 1e-4}, finetune={"lr": 3e-3})
     train = load_split(params, "train", "data/splits", "models/tokenizer")
-    trainer = _trainer(params, "models/encoder", train, set_up(**params.runtime.model_dump()))
+    model = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
+    trainer = _trainer(params, model, train)
     assert [group["initial_lr"] for group in trainer.optimizer.param_groups] == pytest.approx([20 * 1e-4] * 2)
 
 

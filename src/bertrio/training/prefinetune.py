@@ -63,10 +63,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     # torch and transformers take seconds to import: only if needed
     from bertrio.core.runtime import set_up
     from bertrio.model.config import encoder_width
-    from bertrio.model.multitask import (
-        build_model,
-        save_heads,
-    )  # torch and transformers take seconds to import: only if needed
+    from bertrio.model.multitask import build_model, save_heads
     from bertrio.training.build import load_split
     from bertrio.training.evaluator import describe_epoch
     from bertrio.training.finetune import score, training_cost

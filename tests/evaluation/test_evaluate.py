@@ -7,8 +7,8 @@ import pytest
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
 from bertrio.core.tasks import Binary, Ordered, Score, Task
-from bertrio.evaluation.bootstrap import intervals
 from bertrio.evaluation.evaluate import collect_timings, evaluate, how_chosen, show_metrics
+from bertrio.evaluation.intervals import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import prediction_rows, write_predictions
 

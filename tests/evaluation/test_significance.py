@@ -4,7 +4,7 @@ from scipy import stats
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
-from bertrio.evaluation.bootstrap import bootstrap, contributions
+from bertrio.evaluation.intervals import bootstrap, contributions
 from bertrio.evaluation.metrics import METRICS
 from bertrio.evaluation.predictions import Scored
 from bertrio.evaluation.significance import ALPHA, TaskScore, holm, paired_difference

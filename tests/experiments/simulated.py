@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 
-from bertrio.evaluation.bootstrap import contributions
+from bertrio.evaluation.intervals import contributions
 from bertrio.evaluation.metrics import overall
 from bertrio.evaluation.predictions import Scored
 from bertrio.experiments.recipes.measured import OVERALL, ByRow, Measured

@@ -18,7 +18,7 @@ from bertrio.core.tasks import Task
 from bertrio.data.download import write_rejects
 from bertrio.data.sources.files import read_file
 from bertrio.data.table import Reject
-from bertrio.evaluation.bootstrap import intervals
+from bertrio.evaluation.intervals import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import predicted_rows, write_predictions
 

@@ -18,8 +18,8 @@ import pandas as pd
 from bertrio.analysis.words import words_of
 from bertrio.core.tasks import Array, Binary, Score, Task
 from bertrio.data.splits import comparable
-from bertrio.evaluation.bootstrap import bootstrap, generator_for, interval
 from bertrio.evaluation.calibration import wilson
+from bertrio.evaluation.intervals import bootstrap, generator_for, interval
 from bertrio.evaluation.metrics import METRICS
 from bertrio.evaluation.predictions import Scored
 

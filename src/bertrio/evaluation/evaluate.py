@@ -12,8 +12,8 @@ from bertrio.core.console import show_table
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
 from bertrio.core.tasks import Task
-from bertrio.evaluation.bootstrap import intervals
 from bertrio.evaluation.calibration import write_calibration
+from bertrio.evaluation.intervals import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.plots import write_plots
 from bertrio.evaluation.predictions import read_predictions

@@ -1,7 +1,7 @@
 """How good predictions are: one number a metric, and the overall scores of the papers.
 
 Most metrics are functions of counts alone, and are written as such, over any number of leading axes: so one definition
-serves the rows as they are and thousands of resamples of them (`bootstrap`).
+serves the rows as they are and thousands of resamples of them (`intervals`).
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class TaskScore:
     Args:
         metric: its name.
         value: its value.
-        rows: [N], what each row contributes to it, see `bootstrap.contributions`.
+        rows: [N], what each row contributes to it, see `intervals.contributions`.
     """
 
     metric: str

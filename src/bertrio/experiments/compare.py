@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Array, Target, Task
-from bertrio.evaluation.bootstrap import bootstrap, contributions, generator_for, interval
+from bertrio.evaluation.intervals import bootstrap, contributions, generator_for, interval
 from bertrio.evaluation.metrics import METRICS, ON_COUNTS, OVERALL
 from bertrio.evaluation.predictions import Scored
 from bertrio.evaluation.significance import (

@@ -8,7 +8,7 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_json, write_text
-from bertrio.evaluation.bootstrap import contributions
+from bertrio.evaluation.intervals import contributions
 from bertrio.evaluation.predictions import Scored
 from bertrio.experiments.recipes.measured import (
     ByRow,

@@ -36,7 +36,7 @@ class ByRow(NamedTuple):
 
     `rows` is a digest of their ids and labels: two runs can be compared pair by pair where it is the same. `values`
     [N], in the order of the ids: 1 for right and 0 for wrong, or the influence on another metric, see
-    `bootstrap.contributions`.
+    `intervals.contributions`.
     """
 
     rows: str
@@ -216,7 +216,7 @@ def _curve(revision: Revision, members: Sequence[str]) -> list[tuple[int, float]
 
 
 def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
-    from bertrio.evaluation.bootstrap import contributions
+    from bertrio.evaluation.intervals import contributions
     from bertrio.evaluation.predictions import Scored
 
     frame = revision.predictions()

@@ -6,7 +6,7 @@ import pytest
 import scipy.stats
 
 from bertrio.core.tasks import Binary, Ordered, Score, Task
-from bertrio.evaluation.bootstrap import (
+from bertrio.evaluation.intervals import (
     WEIGHTED,
     bootstrap,
     contributions,

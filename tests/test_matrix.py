@@ -198,7 +198,7 @@ def train(setting: Setting, ground) -> None:
     assert any(not torch.equal(before[name], after[name]) for name in after if name.startswith("encoder."))
     trained = {task for log in logs for task in log.losses}
     for name in rows:
-        weights = [key for key in after if key.startswith(f"heads.{name}.")]
+        weights = [key for key in after if key.startswith(f"heads.task_{name}.")]
         moved = any(not torch.equal(before[key], after[key]) for key in weights)
         assert moved == (name in trained and bool(weights)), name
 

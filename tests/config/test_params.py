@@ -93,7 +93,6 @@ def test_the_text_that_dvc_itself_writes_for_a_small_number_is_understood(tmp_pa
         ({"ensemble": {"members": {"b": {"tasks": {"sst": {"kind": "pair"}}}}}}, r"b\.tasks\.sst\.kind: can't differ"),
         ({"data": {"split": {"fractions": [0.7, 0.3]}}}, r"data\.split\.fractions: expected more values, found"),
         ({"tasks": {"last": TASK}}, r"tasks\.last: is a word of its own here"),
-        ({"tasks": {"values": TASK}}, r"tasks\.values: is a word of its own here"),
     ],
 )
 def test_a_mistake_is_an_error_that_names_the_param_and_what_was_expected(load, overrides, message):

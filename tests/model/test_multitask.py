@@ -3,7 +3,8 @@ import torch
 
 from bertrio.core.runtime import Runtime, set_up
 from bertrio.model.config import ModelConfig
-from bertrio.model.multitask import build_model, load_heads, load_model, save_heads, save_model
+from bertrio.model.multitask import TaskHeads, build_model, load_heads, load_model, save_heads, save_model
+from bertrio.techniques.weighting import Uncertainty
 
 
 @pytest.fixture
@@ -72,3 +73,10 @@ def test_a_folder_without_heads_leaves_all(default_params, encoder_folder, tmp_p
     before = {name: value.clone() for name, value in model.state_dict().items()}
     load_heads(model, tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_task_may_be_called_like_an_attribute_of_a_module():
+    names = ["keys", "values", "train", "type", "_modules"]
+    heads = TaskHeads({name: torch.nn.Linear(2, 1) for name in names})
+    assert list(heads) == names and "items" not in heads and len(list(heads.parameters())) == 2 * len(names)
+    assert list(Uncertainty(names).log_variances) == names

@@ -131,7 +131,7 @@ def test_heads_of_tasks_that_do_not_train_stay_exactly_as_built(workspace, train
     trainer, _ = build_trainer(params, model, train)
     log = next(trainer.run("test"))
     changed = {".".join(name.split(".")[:2]) for name in changed_names(model, before) if name.startswith("heads.")}
-    assert changed == {f"heads.{task}" for task in trains}
+    assert changed == {f"heads.task_{task}" for task in trains}
     assert list(log.losses) == trains
 
 
@@ -302,12 +302,12 @@ def test_penalties_have_the_gradient_of_their_equations_on_the_parameters_that_t
     params, model, _ = setting(workspace, {"penalties": {"l1": 0.01, "l2": 0.003, "parameters": part}})
     inside = {id(p) for p in {"all": model, "encoder": model.encoder, "heads": model.heads}[part].parameters()}
     live = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    took_part = [parameter for name, parameter in live.items() if "heads.sst" not in name]
+    took_part = [parameter for name, parameter in live.items() if "heads.task_sst" not in name]
     penalty = weight_penalty(params, model)(took_part)
     penalty.backward()
     by_hand = 0.0
     for name, parameter in live.items():
-        if "heads.sst" in name or id(parameter) not in inside:
+        if "heads.task_sst" in name or id(parameter) not in inside:
             assert parameter.grad is None, name
             continue
         w = parameter.detach().double()

@@ -62,7 +62,7 @@ SETTINGS = {  # each technique, alone or in company
 # Parameters on which no loss depends: attention weights do not see the keys' bias, nor Pearson's correlation a shift.
 # Their gradients are nothing but rounding, which Adam scales up to steps of the size of all others'
 FREE = ("attention.self.key.bias",)
-FREE_UNDER_PEARSON = ("heads.sts.output.bias",)
+FREE_UNDER_PEARSON = ("heads.task_sts.output.bias",)
 
 
 @pytest.fixture(scope="module")

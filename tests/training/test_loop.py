@@ -341,9 +341,9 @@ def test_what_no_task_used_keeps_no_gradient_under_surgery_and_does_not_move(wor
 
     for overrides in ({}, {"surgery": {"method": "pcgrad"}}, {"penalties": {"l1": 0.1, "l2": 0.1}}):
         found = untouched(**overrides)
-        assert {"heads.sst.output.weight", "heads.sst.output.bias"} <= found
+        assert {"heads.task_sst.output.weight", "heads.task_sst.output.bias"} <= found
         assert "encoder.transformer.pooler.dense.weight" in found, "mean pooling has no use for it"
-        assert "heads.sts.output.weight" not in found
+        assert "heads.task_sts.output.weight" not in found
 
 
 def test_penalties_on_weights_come_on_top_of_the_gradient_of_the_losses(workspace):

@@ -191,7 +191,7 @@ def test_members_that_compute_otherwise_are_an_error_that_names_the_param(worksp
         cook(workspace, "uniform_soup", {"base": 1, "second": 2}, second={"tasks": {"qqp": {"head": "mlp"}}})
     with pytest.raises(UserError, match="members.base.answers: found sst, but a soup is one model"):
         cook(workspace, "greedy_soup", {"base": 1, "second": 2}, base={"answers": ["sst"]})
-    with pytest.raises(UserError, match=r"heads?\.qqp\S* is \(1, 16\) in member base and \(2, 16\) in member second"):
+    with pytest.raises(UserError, match=r"heads\.task_qqp\S* is .1, 16. in member base and .2, 16. in member second"):
         cook(workspace, "uniform_soup", {"base": 1, "second": 2}, second={"tasks": {"qqp": TWO_OUTPUTS}})
 
 

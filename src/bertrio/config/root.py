@@ -38,19 +38,6 @@ from bertrio.techniques.weighting import WeightingOptions
 
 OVERALL = ("overall_normalized", "overall_mean")
 SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
-# Words that torch's modules have a meaning for, or that transformers adds to them: a model's heads have an entry a task
-OF_TORCH = frozenset(
-    """
-    add_module apply bfloat16 buffers call_super_init children clear compile copy cpu cuda double dump_patches eval
-    extra_repr float forward fromkeys get get_buffer get_extra_state get_parameter get_submodule half ipu items keys
-    load_state_dict modules mtia named_buffers named_children named_modules named_parameters parameters pop popitem
-    register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
-    register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
-    register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
-    register_state_dict_pre_hook requires_grad_ set_extra_state set_submodule setdefault share_memory smart_apply
-    state_dict to to_empty train training type update values xpu zero_grad
-    """.split()  # noqa: SIM905 - as a list it takes a screen
-)
 RESERVED = (*OVERALL, "last", *UNTIL)  # words with a meaning of their own where a task may be named
 
 
@@ -130,7 +117,7 @@ class Params(Group):
             *[
                 f"tasks.{name}: is a word of its own here; call the task otherwise"
                 for name in self.tasks
-                if name in RESERVED or name in OF_TORCH
+                if name in RESERVED
             ],
             "data.path: found null, expected the folder of the course's files for data.source cs224n"
             if needs_path

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +54,26 @@ class Block:
         return cls(padded, layout)
 
 
+class TaskHeads(nn.ModuleDict):
+    """Heads by task, registered as `task_<name>`, since a module has attributes that a task may be called like."""
+
+    def __setitem__(self, task: str, head: nn.Module) -> None:
+        self.add_module(f"task_{task}", head)
+
+    def __getitem__(self, task: str) -> nn.Module:
+        return self._modules[f"task_{task}"]  # type: ignore[return-value]
+
+    def __contains__(self, task: str) -> bool:
+        return f"task_{task}" in self._modules
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix("task_") for name in self._modules)
+
+    def tensors(self, tasks: Iterable[str]) -> dict[str, Tensor]:
+        """Return parameters and buffers of the heads of `tasks` as `<task>.<name>`, the names in files."""
+        return {f"{task}.{name}": value for task in tasks for name, value in self[task].state_dict().items()}
+
+
 class MultitaskModel(nn.Module):
     """An encoder that all tasks share, and `heads` and `targets` by task name.
 
@@ -65,7 +85,7 @@ class MultitaskModel(nn.Module):
         self, encoder: Encoder, heads: dict[str, nn.Module], targets: dict[str, Target], runtime: Runtime
     ) -> None:
         super().__init__()
-        self.encoder, self.heads, self.targets, self.runtime = encoder, nn.ModuleDict(heads), targets, runtime
+        self.encoder, self.heads, self.targets, self.runtime = encoder, TaskHeads(heads), targets, runtime
         self.to(runtime.device)
 
     def embed(self, tokens: Tokens) -> Tensor:
@@ -123,7 +143,7 @@ def load_model(folder: str | Path, runtime: Runtime) -> MultitaskModel:
     with torch.random.fork_rng(devices=[]):  # weights that are drawn only to be replaced
         model = MultitaskModel(*_parts(config, load_transformer(folder / "encoder")), runtime)
     load_heads(model, folder)
-    lost = sorted(set(model.heads.state_dict()) - set(_read_heads(heads)))
+    lost = sorted(set(model.heads.tensors(model.heads)) - set(_read_heads(heads)))
     if lost:
         raise UserError(f"{heads}: lacks {lost[0]}, which {CONFIG_FILE} names; run the finetune stage again")
     return model.eval()
@@ -160,10 +180,10 @@ def save_model(model: MultitaskModel, folder: str | Path, config: ModelConfig, t
 
 def save_heads(model: MultitaskModel, tasks: list[str], folder: str | Path) -> None:
     """Writes the heads of `tasks` to heads.safetensors."""
-    heads = nn.ModuleDict({task: model.heads[task] for task in tasks})
+    heads = model.heads.tensors(tasks)
     with whole_file(Path(folder) / HEADS_FILE) as path:
         # clones: safetensors refuses tensors that share memory, as shared layers do
-        save_file({name: value.detach().cpu().contiguous().clone() for name, value in heads.state_dict().items()}, path)
+        save_file({name: value.detach().cpu().contiguous().clone() for name, value in heads.items()}, path)
 
 
 def load_heads(model: MultitaskModel, folder: str | Path) -> None:

@@ -57,7 +57,13 @@ class Uncertainty(nn.Module):
 
     def __init__(self, tasks: Iterable[str]) -> None:
         super().__init__()
-        self.log_variances = nn.ParameterDict({task: nn.Parameter(torch.zeros(())) for task in tasks})
+        for task in tasks:  # with a prefix, since a module has attributes that a task may be called like
+            self.register_parameter(f"log_variance_{task}", nn.Parameter(torch.zeros(())))
+
+    @property
+    def log_variances(self) -> dict[str, nn.Parameter]:
+        """w by task."""
+        return {name.removeprefix("log_variance_"): w for name, w in self.named_parameters()}
 
     def forward(self, task: str, loss: Tensor) -> Tensor:
         """The weighted loss of `task` and its penalty on the variance, from its plain loss; both scalars.
@@ -65,9 +71,10 @@ class Uncertainty(nn.Module):
         Raises:
             ValueError: if `task` is none of those given at the start.
         """
-        if task not in self.log_variances:
-            raise ValueError(f"Uncertainty: unknown task {task!r}, expected one of {list(self.log_variances)}")
-        w = self.log_variances[task]
+        log_variances = self.log_variances
+        if task not in log_variances:
+            raise ValueError(f"Uncertainty: unknown task {task!r}, expected one of {list(log_variances)}")
+        w = log_variances[task]
         return torch.exp(-w) * loss + w
 
 

@@ -60,7 +60,7 @@ class Blocks:
         wait_for(self._device)
         self._began.append(time.perf_counter())
         if block % 2:
-            self._resume.after_step(step, in_any_case=True)
+            self._resume.after_step(step, force=True)
             self.saves.append(time.perf_counter() - self._began[-1])
 
     def seconds(self) -> tuple[list[float], list[float]]:
@@ -74,20 +74,19 @@ def case(args: argparse.Namespace) -> dict[str, Any]:
     from bertrio.config.groups import CheckpointParams
     from bertrio.training.checkpoints import Checkpoints
     from bertrio.training.evaluator import Selection
-    from bertrio.training.resume import Resume
 
     args.steps = 2 * args.saves * args.block
     trainer, kept, _, runtime = trainer_of(args)
     best = Selection("overall_normalized", "dev")
     best.weights = {name: value.detach().cpu().clone() for name, value in kept.state_dict().items()}
     where = CheckpointParams(minutes=None, steps=None, folder=args.folder)
-    with Checkpoints.open("benchmark", {"process": os.getpid()}, where) as checkpoints:
-        resume = Resume(checkpoints, {"trainer": trainer, "best": best})
-        trainer.checkpoint = blocks = Blocks(resume, args.warmup, args.block, runtime.device)
+    opened = Checkpoints.open("benchmark", {"process": os.getpid()}, where, runtime)
+    with opened as checkpoints, checkpoints.resumed({"trainer": trainer, "best": best}):
+        trainer.checkpoint = blocks = Blocks(checkpoints, args.warmup, args.block, runtime.device)
         for _ in trainer.run("benchmark"):
             pass
-        sizes = [path.stat().st_size for path in checkpoints.folder.glob("*-step-*/*")]
-        kept_folders = len(list(checkpoints.folder.glob("*-step-*")))
+        sizes = [path.stat().st_size for path in checkpoints.folder.glob("step-*.pt")]
+        kept_folders = len(list(checkpoints.folder.glob("step-*.pt")))
         checkpoints.finish()
     if len(blocks.saves) != args.saves or not kept_folders:
         sys.exit(

@@ -91,13 +91,13 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     On the clock is all that the stages before fine-tuning do, and of fine-tuning the steps. Every epoch runs, whatever
     `finetune.patience` says.
     """
-    from bertrio.config import load_member, load_params
+    from bertrio.config import build_tasks, load_member, load_params
     from bertrio.core.runtime import set_up
+    from bertrio.evaluation.metrics import evaluate_predictions
     from bertrio.model.config import encoder_width
     from bertrio.model.multitask import build_model, load_heads
     from bertrio.training.build import build_trainer, resolve_precision, teacher_predictions
-    from bertrio.training.finetune import Inputs, load_rows
-    from bertrio.training.finetune import score as scores_of
+    from bertrio.training.finetune import Inputs, load_rows, predict
     from bertrio.training.mlm import pretrain_mlm
     from bertrio.training.prefinetune import prefinetune
 
@@ -120,9 +120,11 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     rows = {task: train[task] for task in member.trains}
     trainer, kept = build_trainer(member, model, rows, None, teacher_predictions(member, rows, splits, runtime))
     points = []
+    tasks = build_tasks(member)
     for _ in trainer.run("benchmark"):
+        table = predict(kept, scored["dev"], "dev", member.finetune.eval_batch_size)
         points.append(
-            (seconds + trainer.meter.seconds, scores_of(kept, scored["dev"], "dev", member)["overall_normalized"])
+            (seconds + trainer.meter.seconds, evaluate_predictions(table, tasks)["dev"]["overall_normalized"])
         )
     return {
         "seconds": seconds + trainer.meter.seconds,

@@ -37,6 +37,9 @@ class Norms:
     def __init__(self) -> None:
         self.found: list[float] = []
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Takes the curves' values of one step."""
         self.found.append(float(values["grad_norm"]))

@@ -98,7 +98,7 @@ class Stage:
     def of_checkpoint(self, path: Any) -> bool:
         """Whether a path, or an open file, is a checkpoint or in one."""
         path = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else str(path)
-        return path.startswith(self._checkpoints) and "-step-" in path
+        return path.startswith(self._checkpoints) and "step-" in path
 
     def of_output(self, path: Any) -> str | None:
         """The event of a rename outside the checkpoints."""

@@ -22,7 +22,7 @@ NO_SAY = {
 }
 # What stops training and lets it go on: to the same bytes, which other tests hold.
 NO_SAY_IN_TRAINING = {
-    "training.callbacks", "training.checkpoints", "training.resume", "training.stateful",
+    "training.callbacks", "training.checkpoints",
 }  # fmt: skip
 # Of training, what those stages import and do not run that only predict.
 UNUSED_BY_PREDICTION = {

@@ -38,7 +38,7 @@ def test_check_wants_what_members_track_by(root, tmp_path, monkeypatch, capsys):
     params["ensemble"]["members"]["base"] = {"tracking": {"to": ["wandb"]}}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     assert main(["check", "--params", str(tmp_path / "params.yaml")]) == 2
-    assert "ensemble.members.base.tracking.to: wandb is not installed" in " ".join(capsys.readouterr().err.split())
+    assert "tracking.to of member base: wandb is not installed" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["metrics", "--help"]])

@@ -165,7 +165,7 @@ def test_rescaled_noise_in_several_processes_is_refused(workspace):
     runtime = set_up(1, "cpu", among=Processes(0, 2, torch.device("cpu")))
     model = build_model(params, "models/encoder", runtime)
     train_rows = load_split(params, "train", "data/splits", "models/tokenizer")
-    with pytest.raises(UserError, match="rescale, in 2 processes; .* Use projection ball"):
+    with pytest.raises(UserError, match="rescale in several processes; .* Use projection ball"):
         build_trainer(params, model, train_rows)
 
 
@@ -313,7 +313,7 @@ def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(pr
     project.write_params(processes=1)
     done = project.run()
     assert done.code == 0, done.said
-    assert "it is of a run in 2 processes; in 1 process, numbers are rounded otherwise" in done.said
+    assert "goes on after step" in done.said
     assert project.outputs().keys() == project.expected.keys()
 
 

@@ -4,6 +4,7 @@ from itertools import accumulate
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -18,13 +19,10 @@ from transformers import (
 
 from bertrio.training.optimizer import (
     RowGradients,
-    build_lr_schedule,
     build_optimizer,
     clip_gradients,
     layers_below_heads,
-    load_optimizer_state,
     lr_factor,
-    optimizer_state,
 )
 
 
@@ -72,6 +70,11 @@ def test_two_updates_equal_adamw_by_hand_with_betas_and_eps_of_ones_own(default_
         torch.testing.assert_close(model.weight.detach(), weight, rtol=1e-12, atol=0)
 
 
+def lr_schedule_of(optimizer, params, total, ends=()):
+    """The schedule of `Optimization`."""
+    return LambdaLR(optimizer, lambda step: lr_factor(step, total, 0, params, ends))
+
+
 def options(default_params, **changes):
     return default_params.optimizer.model_copy(update=changes)
 
@@ -97,7 +100,7 @@ def test_cosine_by_hand_and_as_transformers_has_it(default_params, model):
     by_hand = [1, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, 0]
     assert [lr_factor(step, 8, 0, cosine) for step in (0, 2, 4, 6, 8)] == pytest.approx(by_hand, abs=1e-15)
     ours_of, theirs_of = (build_optimizer(model, cosine, 0.1) for _ in range(2))
-    ours, theirs = build_lr_schedule(ours_of, cosine, 7), get_cosine_schedule_with_warmup(theirs_of, 0, 7)
+    ours, theirs = lr_schedule_of(ours_of, cosine, 7), get_cosine_schedule_with_warmup(theirs_of, 0, 7)
     for _ in range(7):
         assert ours_of.param_groups[0]["lr"] == pytest.approx(theirs_of.param_groups[0]["lr"], rel=1e-12)
         for step in (ours_of, theirs_of, ours, theirs):
@@ -116,7 +119,7 @@ def test_step_multiplies_the_rate_after_every_fifth_epoch_however_long_its_epoch
 def test_step_equals_that_of_torch_stepped_once_an_epoch(default_params, model):
     step = options(default_params, lr_schedule="step", step_epochs=2, gamma=0.5, warmup_fraction=0.0)
     ours_of, theirs_of = (build_optimizer(model, step, 0.1) for _ in range(2))
-    ours = build_lr_schedule(ours_of, step, 15, [3, 6, 9, 12, 15])
+    ours = lr_schedule_of(ours_of, step, 15, [3, 6, 9, 12, 15])
     theirs = torch.optim.lr_scheduler.StepLR(theirs_of, step_size=2, gamma=0.5)
     for update in range(15):
         assert ours_of.param_groups[0]["lr"] == pytest.approx(theirs_of.param_groups[0]["lr"], rel=1e-12)
@@ -201,7 +204,7 @@ def test_the_rate_halves_from_layer_to_layer_and_every_parameter_is_in_one_group
         assert found[name]["lr"] == pytest.approx(0.8 * 0.5**place), name
         decays = dict(bert.named_parameters())[name].ndim > 1
         assert found[name]["weight_decay"] == (halved.weight_decay if decays else 0)
-    schedule = build_lr_schedule(optimizer := build_optimizer(bert, halved, 0.8), halved, 10)
+    schedule = lr_schedule_of(optimizer := build_optimizer(bert, halved, 0.8), halved, 10)
     before = [group["lr"] for group in optimizer.param_groups]
     optimizer.step()
     schedule.step()
@@ -229,7 +232,7 @@ def test_parameters_beside_the_model_get_a_rate_of_their_own_and_no_weight_decay
 def test_the_decay_equals_that_of_transformers(default_params, model):
     linear = options(default_params, warmup_fraction=0.0, lr_schedule="linear")
     ours_of, theirs_of = (build_optimizer(model, linear, 0.1) for _ in range(2))
-    ours, theirs = build_lr_schedule(ours_of, linear, 7), get_linear_schedule_with_warmup(theirs_of, 0, 7)
+    ours, theirs = lr_schedule_of(ours_of, linear, 7), get_linear_schedule_with_warmup(theirs_of, 0, 7)
     for _ in range(7):
         assert ours_of.param_groups[0]["lr"] == pytest.approx(theirs_of.param_groups[0]["lr"], rel=1e-12)
         for step in (ours_of, theirs_of, ours, theirs):
@@ -298,34 +301,6 @@ def test_clipping_a_sparse_gradient_equals_clipping_the_dense_one(norm):
         found.append([model[0].weight.grad.to_dense(), model[1].weight.grad])
     for one, other in zip(*found):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
-
-
-def test_an_optimizer_goes_on_where_another_one_was(default_params):
-    """One parameter has had no gradient yet: it has no state, and none is made up."""
-    params, runs = options(default_params, warmup_fraction=0.5), []
-    for stop in (None, 3):
-        torch.manual_seed(0)
-        model = nn.ModuleList([nn.Linear(3, 2), nn.Linear(2, 2)])
-
-        def built(model=model):
-            optimizer = build_optimizer(model, params, 0.1)
-            return optimizer, build_lr_schedule(optimizer, params, 8)
-
-        optimizer, schedule = built()
-        for step in range(6):
-            if step == stop:
-                states = optimizer_state(optimizer), schedule.state_dict()
-                optimizer, schedule = built()
-                load_optimizer_state(optimizer, states[0])
-                schedule.load_state_dict(states[1])
-                assert len(optimizer.state) == 2
-            for parameter in model[step // 4].parameters():
-                parameter.grad = torch.randn_like(parameter)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        runs.append([of.detach() for of in model.parameters()] + [torch.tensor(schedule.get_last_lr())])
-    assert all(torch.equal(one, other) for one, other in zip(*runs))
 
 
 @pytest.mark.parametrize("norm", [None, 0.5])

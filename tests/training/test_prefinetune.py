@@ -12,9 +12,9 @@ from bertrio.core.runtime import set_up
 from bertrio.model.config import encoder_width
 from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.training import resume
-from bertrio.training.build import load_split
-from bertrio.training.prefinetune import _trainer, prefinetune
+from bertrio.training import checkpoints
+from bertrio.training.optimizer import Optimization
+from bertrio.training.prefinetune import prefinetune
 
 FOLDERS = ("models/encoder", "data/splits", "models/tokenizer")
 
@@ -26,13 +26,13 @@ def test_switched_off_the_encoder_passes_through_byte_for_byte(workspace):
         assert (Path("out/encoder") / file.name).read_bytes() == file.read_bytes()
 
 
-def test_it_learns_at_its_own_rate(workspace):
+def test_it_learns_at_its_own_rate(workspace, monkeypatch):
     tiny = {"tiny": {"lr_factor": 20.0}}
     params = workspace.params(encoder=tiny, prefinetune={"epochs": 1, "lr": 1e-4}, finetune={"lr": 3e-3})
-    train = load_split(params, "train", "data/splits", "models/tokenizer")
-    model = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
-    trainer = _trainer(params, model, train)
-    assert [group["initial_lr"] for group in trainer.optimizer.param_groups] == pytest.approx([20 * 1e-4] * 2)
+    made = Mock(wraps=Optimization)
+    monkeypatch.setattr("bertrio.training.optimizer.Optimization", made)
+    prefinetune(params, *FOLDERS, "out")
+    assert made.call_args.args[2] == pytest.approx(20 * 1e-4)
 
 
 @pytest.mark.parametrize("task", ["qqp", "sts"])
@@ -58,8 +58,8 @@ def test_the_width_of_a_saved_encoder_is_read_whatever_it_is_called(tmp_path, co
 def test_a_pretrained_encoder_that_is_narrow_trains_in_float32_as_it_predicts(workspace, monkeypatch, tmp_path, narrow):
     monkeypatch.setattr("bertrio.core.runtime._fast_bf16", lambda device: True)
     monkeypatch.setattr("bertrio.core.runtime.NARROW", 256 if narrow else 1)
-    opened = Mock(wraps=resume.open_checkpoints)
-    monkeypatch.setattr(resume, "open_checkpoints", opened)
+    opened = Mock(wraps=checkpoints.open_checkpoints)
+    monkeypatch.setattr(checkpoints, "open_checkpoints", opened)
     shutil.copytree("models/encoder", tmp_path / "pretrained")
     own = {"encoder": {"name": str(tmp_path / "pretrained")}, "runtime": {"precision": "auto"}}
     prefinetune(workspace.params(prefinetune={"epochs": 1, "max_steps": 1}, **own), *FOLDERS, "out")

@@ -18,11 +18,11 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
 from bertrio.core.interruption import Interrupted
 from bertrio.core.runtime import set_up
+from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.evaluator import EpochEvaluator
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
 from bertrio.training.prefinetune import prefinetune
-from bertrio.training.resume import Resume, open_checkpoints
 
 BI = {"encoding": "bi", "head": "siamese"}
 EVERYTHING = {
@@ -120,17 +120,17 @@ def stopped(monkeypatch):
     """Runs something until a step is done: then a signal comes, for which it saves, or it is killed."""
 
     def run(body, at, by):
-        after_step = Resume.after_step
+        after_step = Checkpoints.after_step
 
         def stopping(resume, step, **how):
             if step == at and by is Interrupted:
-                resume.interruption.requested = signal.SIGTERM
+                resume._interruption.requested = signal.SIGTERM
             after_step(resume, step, **how)
             if step == at:
                 raise Killed
 
         with monkeypatch.context() as patch:
-            patch.setattr(Resume, "after_step", stopping)
+            patch.setattr(Checkpoints, "after_step", stopping)
             with pytest.raises(by):
                 body()
 
@@ -182,7 +182,6 @@ PLACES = (  # functions, and which call of them it is
     ("evaluator.evaluate_predictions", 2),
     ("evaluator.history_line", 1),  # when half of it is
     ("finetune.save_model", 1),  # writing, after the last checkpoint
-    ("finetune.write_conflicts", 1),
 )
 
 
@@ -220,7 +219,7 @@ def test_a_signal_that_comes_while_scoring_waits_for_no_more_than_a_batch(worksp
     def scoring(evaluator, log, pause):
         def signalled():
             scored.append(log.epoch)
-            pause.__self__.interruption.requested = signal.SIGINT
+            pause.__self__._interruption.requested = signal.SIGINT
             pause()
 
         score(evaluator, log, signalled)

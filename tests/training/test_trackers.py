@@ -9,73 +9,47 @@ import torch
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.training import callbacks
-from bertrio.training.callbacks import Means, Table, build_tracker, need_trackers
+from bertrio.training.callbacks import Curves, build_curves, need_trackers
 from bertrio.training.finetune import Inputs, finetune
 
 
-class Kept:
+class Recorder:
+    """Stands for a tracker of accelerate."""
+
     def __init__(self):
         self.lines, self.closed = [], 0
 
-    def log(self, step, values):
+    def log(self, values, step):
         self.lines.append((step, dict(values)))
 
-    def close(self):
+    def finish(self):
         self.closed += 1
 
 
-def logged(every, steps):
-    kept = Kept()
-    tracker = Means([kept], every)
+@pytest.mark.parametrize(
+    ("every", "steps", "expected"),
+    [
+        (1, [{"a": 1.0}, {"a": 2.0}], [(1, {"a": 1.0}), (2, {"a": 2.0})]),
+        (3, [{"a": float(step)} for step in range(1, 8)], [(3, {"a": 2.0}), (6, {"a": 5.0}), (7, {"a": 7.0})]),
+        (3, [], []),
+        (4, [{"a": 1.0}, {"b": 10.0}, {"a": torch.tensor(3.0)}, {"b": 20.0}], [(4, {"a": 2.0, "b": 15.0})]),
+    ],
+)
+def test_points_are_means_over_the_steps_that_had_a_value_and_none_is_lost(tmp_path, every, steps, expected):
+    tool = Recorder()
+    curves = Curves(tmp_path / "t.csv", every, tools=[tool])
     for step, values in enumerate(steps, start=1):
-        tracker.log(step, values)
-    tracker.close()
-    assert kept.closed == 1
-    return kept.lines
-
-
-def test_points_are_means_over_the_steps_since_the_last_and_none_is_lost():
-    steps = [{"a": float(step)} for step in range(1, 8)]
-    assert logged(1, steps) == [(step, {"a": float(step)}) for step in range(1, 8)]
-    assert logged(3, steps) == [(3, {"a": 2.0}), (6, {"a": 5.0}), (7, {"a": 7.0})]
-    assert logged(100, steps) == [(7, {"a": 4.0})]
-    assert logged(3, []) == []
-
-
-def test_a_value_counts_over_the_steps_that_had_it():
-    turns = [{"loss_a": 1.0}, {"loss_b": 10.0}, {"loss_a": 3.0}, {"loss_b": 20.0}, {"loss_a": 5.0}, {"loss_a": 7.0}]
-    assert logged(4, turns) == [(4, {"loss_a": 2.0, "loss_b": 15.0}), (6, {"loss_a": 6.0})]
-
-
-def test_tensors_are_read_as_numbers():
-    [(_, values)] = logged(2, [{"norm": torch.tensor(1.0)}, {"norm": torch.tensor(2.0)}])
-    assert values == {"norm": 1.5} and isinstance(values["norm"], float)
+        curves.log(step, values)
+    curves.close()
+    assert tool.closed == 1 and tool.lines == expected
 
 
 def test_the_table_has_a_column_for_all_that_ever_came_but_no_speed(tmp_path):
-    table = Table(tmp_path / "deep" / "t.csv")
-    table.log(1, {"lr": 0.1, "loss_a": 1 / 3, "rows_per_second": 7.0})
-    table.log(2, {"lr": 0.2, "loss_b": 2.0, "rows_per_second": 8.0})
-    table.close()
+    curves = Curves(tmp_path / "deep" / "t.csv", 1)
+    curves.log(1, {"lr": 0.1, "loss_a": 1 / 3, "rows_per_second": 7.0})
+    curves.log(2, {"lr": 0.2, "loss_b": 2.0, "rows_per_second": 8.0})
+    curves.close()
     assert (tmp_path / "deep/t.csv").read_text() == "step,lr,loss_a,loss_b\n1,0.1,0.333333,\n2,0.2,,2\n"
-
-
-def test_curves_go_on_where_they_were(tmp_path):
-    """At any step, within a mean as well, whether values are numbers or tensors."""
-    draw = torch.Generator().manual_seed(0)
-    steps = [{"lr": step / 7, f"loss_{step % 2}": torch.rand((), generator=draw) / 3} for step in range(1, 9)]
-    for stop in range(9):
-        whole, parts = (Means([Table(tmp_path / f"{name}.csv")], 3) for name in ("whole", "parts"))
-        for step, values in enumerate(steps, start=1):
-            whole.log(step, values)
-            parts.log(step, values)
-            if step == stop:
-                state = parts.state_dict()
-                parts = Means([Table(tmp_path / "parts.csv")], 3)
-                parts.load_state_dict(state)
-        for tracker in (whole, parts):
-            tracker.close()
-        assert (tmp_path / "whole.csv").read_bytes() == (tmp_path / "parts.csv").read_bytes()
 
 
 def trained(workspace, name, **overrides):
@@ -130,7 +104,7 @@ def test_tensorboard_reads_what_was_logged(workspace):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     params = workspace.params(tracking={"to": ["tensorboard"], "every": 2})
-    tracker = build_tracker(params, "plots/steps/base.csv")
+    tracker = build_curves(params, "plots/steps/base.csv")
     for step in range(1, 6):
         tracker.log(step, {"loss_sst": float(step), "rows_per_second": 100.0})
     tracker.close()
@@ -144,7 +118,7 @@ def test_tensorboard_reads_what_was_logged(workspace):
 def test_dvclive_writes_its_tables_and_nothing_else(workspace):
     pytest.importorskip("dvclive")
     for _ in range(2):  # a second run takes the place of the first
-        tracker = build_tracker(workspace.params(tracking={"to": ["dvclive"], "every": 1}), "base.csv")
+        tracker = build_curves(workspace.params(tracking={"to": ["dvclive"], "every": 1}), "base.csv")
         for step in range(1, 4):
             tracker.log(step, {"loss_sst": step / 2})
         tracker.close()
@@ -157,7 +131,7 @@ def test_wandb_keeps_a_run_on_this_machine(workspace, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    tracker = build_tracker(workspace.params(tracking={"to": ["wandb"], "every": 1}), "base.csv")
+    tracker = build_curves(workspace.params(tracking={"to": ["wandb"], "every": 1}), "base.csv")
     tracker.log(1, {"loss_sst": 0.5})
     tracker.log(2, {"loss_sst": 0.25})
     run = wandb.run
@@ -171,7 +145,7 @@ def test_what_is_not_installed_says_how_to_get_it(workspace, monkeypatch):
     monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
     need_trackers(["table"])
     with pytest.raises(UserError, match=r"tracking\.to: wandb is not installed.*pip install 'bertrio\[wandb\]'"):
-        build_tracker(workspace.params(tracking={"to": ["table", "wandb"]}), "t.csv")
+        build_curves(workspace.params(tracking={"to": ["table", "wandb"]}), "t.csv")
 
 
 def test_an_unknown_tracker_is_an_error_that_lists_the_known_ones(workspace):
@@ -181,7 +155,7 @@ def test_an_unknown_tracker_is_an_error_that_lists_the_known_ones(workspace):
 
 def test_the_table_alone_imports_no_other_package(root):
     code = (
-        "import sys; from bertrio.training.callbacks import Table, need_trackers; need_trackers(['table']); "
+        "import sys; from bertrio.training.callbacks import need_trackers; need_trackers(['table']); "
         "sys.exit(bool({'tensorboard', 'wandb', 'dvclive'} & set(sys.modules)))"
     )
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}

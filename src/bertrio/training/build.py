@@ -16,7 +16,7 @@ from bertrio.config import Params, build_tasks
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import NARROW, Runtime, generator
-from bertrio.core.tasks import Predicted, Task
+from bertrio.core.tasks import Task
 from bertrio.data.batches import BatchStream, Rows, Split
 from bertrio.data.table import read_table
 from bertrio.data.tokens import TokenCache
@@ -30,12 +30,11 @@ from bertrio.techniques.regularizers.norms import l1, l2
 from bertrio.techniques.schedules import Epoch, Sizes, build_plan, proportional_batch_sizes
 from bertrio.techniques.surgery import build_surgery
 from bertrio.techniques.weighting import build_weighting
-from bertrio.training.callbacks import Tracker
+from bertrio.training.callbacks import Curves
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective
 from bertrio.training.optimizer import Combiner, GramianCombiner, Optimization
 
-PARAM = "distill.teacher"
 FINE_RADIUS = 1e-3  # of SMART's noise, below which training is in float32
 
 
@@ -49,18 +48,12 @@ def resolve_precision(params: Params, runtime: Runtime) -> Runtime:
     1e-3 on, and several times too large, all rounding, at 1e-5.
     """
     smart = params.smart
-    reach = smart.radius
-    if smart.projection == "ball":
-        reach = min(reach, smart.steps * smart.eta + smart.sigma)
-    if not smart.weight or (reach >= FINE_RADIUS and smart.norm == "inf") or runtime.compute == torch.float32:
+    if params.runtime.precision != "auto" or not smart.weight or runtime.compute == torch.float32:
         return runtime
-    about = (
-        f"SMART's noise (radius {smart.radius}, eta {smart.eta}, norm {smart.norm}) is less than bf16 can tell apart"
-    )
-    if params.runtime.precision != "auto":
-        say(f"note: {about}; runtime.precision auto would take float32")
+    steps = smart.steps * smart.eta + smart.sigma if smart.projection == "ball" else smart.radius
+    if min(smart.radius, steps) >= FINE_RADIUS and smart.norm == "inf":
         return runtime
-    say(f"{about}: in float32")
+    say("SMART's noise is less than bf16 can tell apart: training in float32")
     return replace(runtime, compute=torch.float32)
 
 
@@ -68,7 +61,7 @@ def build_trainer(
     params: Params,
     model: MultitaskModel,
     train: Split,
-    tracker: Tracker | None = None,
+    tracker: Curves | None = None,
     teacher_predictions: Mapping[str, Tensor] | None = None,
 ) -> tuple[Trainer, MultitaskModel]:
     """A trainer with every technique that `params` asks for, and the model to score: `model`, or its average.
@@ -83,7 +76,11 @@ def build_trainer(
     Raises:
         UserError: if several processes are to share what can't be shared out.
     """
-    _check_rescale(params, model.runtime)
+    if params.smart.weight and params.smart.projection == "rescale" and not model.runtime.processes.alone:
+        raise UserError(
+            "smart.projection: found rescale in several processes; it moves the noise by a gradient that depends on "
+            "the size of the batch, of which each process has a part. Use projection ball, or runtime.processes 1"
+        )
     model.train()  # before any copy is made of it: a teacher has the dropout that the model has
     streams = build_streams(train, params)
     plan = plan_of(train, streams, params)
@@ -119,15 +116,6 @@ def build_trainer(
     return trainer, cast(MultitaskModel, average.module) if average else model
 
 
-def _check_rescale(params: Params, runtime: Runtime) -> None:
-    if params.smart.weight and params.smart.projection == "rescale" and not runtime.processes.alone:
-        raise UserError(
-            f"smart.projection: found rescale, in {runtime.processes.world_size} processes; it moves the noise by a "
-            "gradient that depends on the size of the batch, of which each process has a part. Use projection ball, or "
-            "runtime.processes 1"
-        )
-
-
 def total_steps(params: Params, plan: Sequence[Sequence[tuple[str, ...]]]) -> int:
     """Return the number of updates of fine-tuning."""
     planned = sum(map(len, plan))
@@ -153,13 +141,8 @@ def _objective(
         build_losses(train, params),
         build_weighting(weighting.method, train, weighting.weights).to(model.runtime.device),
         regularizers,
-        of_batches=[task for task in train if not _is_mean_over_rows(params.tasks[task].loss)],
+        of_batches=[task for task in train if LOSSES[params.tasks[task].loss].whole_batch],
     )
-
-
-def _is_mean_over_rows(loss: str) -> bool:
-    """Whether a loss adds up over parts of a batch."""
-    return not LOSSES[loss].whole_batch
 
 
 def build_combiner(params: Params, model: MultitaskModel, learned: Sequence[nn.Parameter]) -> Combiner:
@@ -299,40 +282,34 @@ def teacher_predictions(params: Params, train: Split, splits: str | Path, runtim
         "float32" if runtime.compute == torch.float32 else "bf16",
         params.finetune.eval_batch_size,
     )
-    said = {}
+    predictions = {}
     for name in options.tasks or train:
         rows = train[name]
         _check_same(rows.task, teacher)
-        say(f"{name}: the teacher answers {len(rows)} rows of train")
+        say(f"{name}: the teacher predicts {len(rows)} rows of train")
         texts = read_table(Path(splits) / name / "train.parquet").set_index("id").loc[rows.ids].reset_index()
-        said[name] = _as_tensor(teacher.answer(name, texts))
+        _, probabilities, scores = teacher.answer(name, texts)
+        values = np.reshape(scores, (-1, 1)) if probabilities is None else probabilities
+        predictions[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
     # Each process has asked the teacher that its own machine has
-    runtime.processes.check_equal(said.values(), "answers of distill.teacher")
-    return said
+    runtime.processes.check_equal(predictions.values(), "predictions of distill.teacher")
+    return predictions
 
 
 def _check_same(task: Task, teacher: Predictor) -> None:
+    """Check that the teacher knows the task by the same kind and target, and by the same numbers for its classes."""
     try:
         known = teacher.task(task.name)
     except UserError as error:
-        raise UserError(f"{PARAM}: {error}; see distill.tasks") from None
-    if (known.kind, known.target) != (task.kind, task.target):
+        raise UserError(f"distill.teacher: {error}; see distill.tasks") from None
+    described = [
+        f"{each.kind}, {each.target}, classes {', '.join(each.target.labels) or 'without names'}"
+        for each in (known, task)
+    ]
+    names = [each.target.labels for each in (known, task)]
+    reordered = names[0] != names[1] and set(names[0]) == set(names[1])
+    if (known.kind, known.target) != (task.kind, task.target) or reordered:
         raise UserError(
-            f"{PARAM}: task {task.name}: the teacher knows it as {known.kind}, {known.target}, and params.yaml says "
-            f"{task.kind}, {task.target}; take a teacher of the same task, or leave it out of distill.tasks"
+            f"distill.teacher: task {task.name}: the teacher knows it as {described[0]}, and params.yaml says "
+            f"{described[1]}; take a teacher of the same task, or leave it out of distill.tasks"
         )
-    names = [of.target.labels for of in (known, task)]
-    if names[0] != names[1] and set(names[0]) == set(names[1]):  # numbers are what is learnt
-        raise UserError(
-            f"{PARAM}: task {task.name}: the teacher has its classes in the order {', '.join(names[0])}, and "
-            f"params.yaml {', '.join(names[1])}; give tasks.{task.name}.labels the teacher's order, or leave it out of "
-            "distill.tasks"
-        )
-
-
-def _as_tensor(said: Predicted) -> Tensor:
-    values = said.probabilities
-    if values is None:
-        assert said.scores is not None  # one of the two is there
-        values = said.scores[:, None]
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))

@@ -8,8 +8,11 @@ nobody has touched it for 30 days.
     <folder>/finetune-base-0123456789abcdef/
         identity.json                 what the 16 digits stand for
         lock                          one run at a time
-        000007-step-00000420/         the seventh that was saved; the last two are kept
-            tensors.safetensors, state.json
+        step-00000420.pt              the last two are kept
+
+A run that resumes builds everything as a fresh one does, from the same params, files and seeds, and then loads what
+changed since: the `state_dict`s of its parts and of the global generators. They are read without running code
+(`weights_only` of `torch.load`), so they hold tensors and plain values alone.
 """
 
 from __future__ import annotations
@@ -18,259 +21,291 @@ import hashlib
 import json
 import os
 import platform
-import re
+import random
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pickle import UnpicklingError
+from signal import Signals
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import platformdirs
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 
 import bertrio
 from bertrio.core.console import say
 from bertrio.core.errors import UserError, need
-from bertrio.core.files import sync, write_text
-from bertrio.training.stateful import State, read_state, write_state
+from bertrio.core.files import sync, whole_file, write_text
+from bertrio.core.interruption import Interruption, install
+from bertrio.core.runtime import Runtime
 
 if TYPE_CHECKING:
+    from bertrio.config import Params
     from bertrio.config.groups import CheckpointParams
-    from bertrio.core.runtime import Runtime
 
 VARIABLE = "BERTRIO_CHECKPOINTS"  # environment variable: the folder, where params name none
 KEPT = 2  # the newest, and the one before it in case the newest cannot be read
 DAYS = 30  # after which nobody is expected to resume a run
-# Those that compute
-LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft", "triton")
+LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft", "triton")  # compute
 IDENTITY, LOCK = "identity.json", "lock"
-CHECKPOINT = re.compile(r"(\d+)-step-\d+")  # numbered by saving: a step can be saved twice, before and after scoring
-RUN = re.compile(r"[A-Za-z0-9_-]+-[0-9a-f]{16}")
+
+
+class Stateful(Protocol):
+    """A part of training that can be saved, and restored into another one that was built alike."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that it needs to go on: tensors and plain values."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+
+
+class GlobalGenerators:
+    """The global generators of a process: torch's on the CPU and on the device that computes, numpy's and Python's."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all of them."""
+        name, numbers, *position = np.random.get_state()
+        device, python = self._runtime.random_state(), random.getstate()
+        numpy_state = (name, np.asarray(numbers).tolist(), *position)
+        return {"torch": torch.get_rng_state(), "device": device, "numpy": numpy_state, "python": python}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        torch.set_rng_state(state["torch"])
+        self._runtime.set_random_state(state["device"])
+        np.random.set_state(state["numpy"])
+        random.setstate(state["python"])
 
 
 class Checkpoints:
-    """The checkpoints of one run of one stage. A context manager, which releases their lock at its end.
+    """The checkpoints of one run of one stage. A context manager, which holds the lock of their folder.
 
-    Nothing here ends a training that goes well: if a checkpoint cannot be written, that is logged, and training
-    goes on.
+    Several processes of a run have one state: all of them make the same calls, and the main one reads and writes. How
+    many share the run decides no more than roundings, and there may be more or fewer when it resumes. A checkpoint
+    that cannot be written is reported, and training goes on.
+
+    Args:
+        folder: of this run.
+        options: when to save.
+        runtime: of the generator that dropout draws from, and the processes.
+        lock: of the folder; None saves nothing.
     """
 
-    def __init__(self, folder: Path, options: CheckpointParams, lock: FileLock | None) -> None:
-        self.folder, self._options, self._lock = folder, options, lock
-        self._last_step: int | None = None  # the step that was last due, or saved
-        self._saved_at = time.monotonic()
+    def __init__(self, folder: Path, options: CheckpointParams, runtime: Runtime, lock: FileLock | None) -> None:
+        self.folder, self._options, self._runtime, self._lock = folder, options, runtime, lock
+        self._parts: Mapping[str, Stateful] = {}
+        self._interruption = Interruption()
+        self._step, self._saved_at = 0, time.monotonic()
+        self._saved: bool | None = None  # whether what the parts hold now was saved; None: nobody has tried
 
     @classmethod
-    def open(cls, stage: str, identity: Mapping[str, Any], options: CheckpointParams) -> Checkpoints:
-        """Lock the folder of this run; remove remains of a save that was cut off, and folders of other runs that were
-        not touched for 30 days.
-
-        If the folder cannot be written, that is logged, and training goes on without checkpoints.
+    def open(cls, stage: str, identity: object, options: CheckpointParams, runtime: Runtime) -> Checkpoints:
+        """Lock the folder of this run, and remove folders of other runs that were not touched for 30 days.
 
         Args:
             stage: letters, digits, `-` and `_`.
-            identity: all that decides the result, from `identity`.
+            identity: all that decides the result, as JSON has it.
             options: when and where.
+            runtime: see above.
 
         Raises:
             UserError: if another process has locked the folder.
         """
-        root = _root(options.folder)
-        text = json.dumps(identity, sort_keys=True, indent=2)
-        folder = root / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        if not runtime.processes.is_main:
+            return cls(Path(), options, runtime, None)
+        chosen = options.folder or os.environ.get(VARIABLE)
+        root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("bertrio") / "checkpoints"
+        text = json.dumps(identity, indent=2)
+        folder = root.absolute() / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         lock = FileLock(folder / LOCK, thread_local=False)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock.acquire(blocking=False)
+            for unfinished in folder.glob(".*"):
+                unfinished.unlink()
+            write_text(folder / IDENTITY, text + "\n")
+            _remove_old(root)
         except Timeout as error:
             raise UserError(
                 f"checkpoints of {stage}: another process is at work in {folder}. Wait until it has ended, or end it; "
                 "then start this one again, and it resumes from the last checkpoint"
             ) from error
         except OSError as error:
-            say(
-                f"{stage}: no checkpoints can be written in {folder} ({_reason(error)}). Training goes on without; "
-                f"checkpoints.folder or {VARIABLE} names another folder"
-            )
-            return cls(folder, options, None)
-        with suppress(OSError):  # a full disk may have room again when the first checkpoint is due
-            for path in folder.glob(".*"):
-                shutil.rmtree(path, ignore_errors=True)
-            _remove_old(root)
-            write_text(folder / IDENTITY, text + "\n")
-        return cls(folder, options, lock)
+            say(f"{stage}: no checkpoints can be written ({error}). Training goes on without; see checkpoints.folder")
+            return cls(folder, options, runtime, None)
+        return cls(folder, options, runtime, lock)
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._close(finished=not self._saved())
+        if not self._files():
+            self.finish()
+        elif self._lock is not None:
+            self._lock.release()
 
-    def latest(self) -> State | None:
-        """Return the newest checkpoint that can be read, or None; any of them leads to the same result."""
-        saved = self._saved()
-        for folder in reversed(saved):
-            try:
-                return read_state(folder)
-            except (OSError, ValueError, SafetensorError) as error:
-                say(f"checkpoint {folder} cannot be read ({_reason(error)}); trying the one before it")
-        if saved:
-            say("no checkpoint is left that can be used: training starts afresh")
-        return None
-
-    def due(self, step: int) -> bool:
-        """Return whether it is time for a checkpoint: `minutes` after the last one or the start, or at a multiple of
-        `steps`; once for a step.
+    @contextmanager
+    def resumed(self, parts: Mapping[str, Stateful]) -> Iterator[None]:
+        """Restore the parts from the last checkpoint, if there is one. In the block, a signal waits for the next call
+        of `after_step` or `pause`.
 
         Args:
-            step: the number of steps done.
+            parts: all that changes, by name, built as for a fresh run; loaded in this order.
         """
-        if self._lock is None or step == self._last_step:
-            return False
-        minutes, steps = self._options.minutes, self._options.steps
-        late = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        if late or (steps is not None and step % steps == 0):
-            self._last_step = step
-            return True
-        return False
+        self._parts = {**parts, "generators": GlobalGenerators(self._runtime)}
+        state = self._runtime.processes.broadcast(self._load() if self._lock is not None else None)
+        if state is not None:
+            for name, part in self._parts.items():
+                part.load_state_dict(state["parts"][name])
+            self._step, self._saved = state["step"], True
+            say(f"goes on after step {self._step}, from the checkpoint in {self.folder}")
+        with install() as self._interruption:
+            yield
 
-    def save(self, step: int, state: State) -> bool:
-        """Write a checkpoint and remove those before the last two. It gets its name when all of it is on disk.
-
-        Args:
-            step: the number of steps done.
-            state: as in `write_state`.
-
-        Returns:
-            Whether it was written. If not, that is logged, and the checkpoints before stay whole.
+    def after_step(self, step: int, force: bool = False) -> None:
+        """Save if it is time, or in any case with `force`; call it between two steps, with the number of steps done.
 
         Raises:
-            TypeError: if the state holds something that cannot be written.
+            Interrupted: if a signal came; then it has saved.
         """
-        self._last_step = step
-        if self._lock is None:
-            return False
-        temporary = self.folder / f".saving-step-{step:08d}"
-        try:
-            temporary.mkdir(parents=True)
-            write_state(temporary, state)
-            saved = self._saved()
-            number = 1 + (_number(saved[-1]) if saved else 0)
-            os.replace(temporary, self.folder / f"{number:06d}-step-{step:08d}")
-            sync(self.folder)
-            for old in self._saved()[:-KEPT]:
-                _remove(old)
-        except (OSError, SafetensorError) as error:
-            say(
-                f"the checkpoint of step {step} could not be written to {self.folder} ({_reason(error)}). Training "
-                "goes on; if it is stopped, it resumes from the checkpoint before, or starts afresh if there is none"
-            )
-            return False
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            self._saved_at = time.monotonic()
-        return True
+        self._step, self._saved = step, None
+        minutes, steps = self._options.minutes, self._options.steps
+        late = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+        if force or late or (steps is not None and step % steps == 0):
+            self._save()
+        self.pause()
+
+    def pause(self) -> None:
+        """Stop if a signal came; call it now and then while no part changes, such as in scoring.
+
+        A signal that has reached one of the processes stops them all, in the same place.
+
+        Raises:
+            Interrupted: if a signal came; then it has saved.
+        """
+        processes = self._runtime.processes
+        requested = processes.all_reduce_max(self._interruption.requested or 0)
+        if requested:
+            if self._saved is None:
+                self._save()
+            processes.all_reduce_max(0)  # the launcher stops the others when the first one ends
+            self._interruption.requested = Signals(requested)
+            self._interruption.stop(self._step, bool(self._saved))
 
     def finish(self) -> None:
         """Remove the folder and release the lock: the stage has ended well, and its outputs are on disk."""
         if self._lock is not None:
-            for folder in self._saved():  # oldest first: if this is cut off, the newest is left
-                _remove(folder)
-        self._close(finished=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._lock.release()
+            self._lock = None
 
-    def _close(self, finished: bool) -> None:
+    def _files(self) -> list[Path]:
+        """Return the files of checkpoints, the newest last."""
+        return sorted(self.folder.glob("step-*.pt"))
+
+    def _load(self) -> dict[str, Any] | None:
+        """Return the newest checkpoint that can be read, or None; any of them leads to the same result."""
+        for path in reversed(self._files()):
+            try:
+                with zipfile.ZipFile(path) as archive:  # torch.load compares no checksums
+                    if archive.testzip():
+                        raise ValueError("its bytes are not those that were written")
+                return torch.load(path, map_location="cpu", weights_only=True)
+            except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, UnpicklingError) as error:
+                say(f"checkpoint {path} cannot be read ({error}); trying the one before it")
+        return None
+
+    def _save(self) -> None:
+        """Write a checkpoint, which gets its name when all of it is on disk, and remove those before the last two."""
+        self._saved = False
         if self._lock is None:
             return
-        if finished:
-            shutil.rmtree(self.folder, ignore_errors=True)
-        self._lock.release()
-        self._lock = None
+        state = {"step": self._step, "parts": {name: part.state_dict() for name, part in self._parts.items()}}
+        try:
+            path = self.folder / f"step-{self._step:08d}.pt"
+            with whole_file(path) as temporary, temporary.open("wb") as file:
+                torch.save(state, file)
+            sync(self.folder)
+            self._saved = True
+            for old in self._files()[:-KEPT]:
+                old.unlink()
+        except (OSError, RuntimeError) as error:
+            reason = error.__context__ if isinstance(error.__context__, OSError) else error  # torch hides a full disk
+            say(
+                f"the checkpoint of step {self._step} could not be written to {self.folder} ({reason}). Training goes "
+                "on; if it is stopped, it resumes from the checkpoint before, or starts afresh if there is none"
+            )
+        self._saved_at = time.monotonic()
 
-    def _saved(self) -> list[Path]:
-        """Return the folders of checkpoints, in the order in which they were saved."""
-        return sorted((path for path in self.folder.glob("*-step-*") if CHECKPOINT.fullmatch(path.name)), key=_number)
+
+def open_checkpoints(
+    stage: str, params: Params, reads: Any, inputs: Sequence[str | Path], runtime: Runtime
+) -> Checkpoints:
+    """Return the checkpoints of a run of `stage`. Args and errors as `identity` and `Checkpoints.open`."""
+    decides = identity(stage, params, reads, inputs, runtime) if runtime.processes.is_main else {}
+    return Checkpoints.open(stage, decides, params.checkpoints, runtime)
 
 
-def identity(stage: str, settings: Mapping[str, Any], inputs: Sequence[str | Path], runtime: Runtime) -> dict[str, Any]:
-    """Return all that decides the result of a training stage, for `Checkpoints.open`.
+def identity(
+    stage: str, params: Params, reads: Any, inputs: Sequence[str | Path], runtime: Runtime
+) -> dict[str, object]:
+    """Return all that decides the result of a training stage.
+
+    The order of tasks is a part of it: heads are drawn, and tasks trained, in this order.
 
     Args:
         stage: its name, with the member's if it has one.
-        settings: the params that the stage reads, as JSON has them.
+        params: all params, as the stage sees them.
+        reads: which of them it reads, as `include` of pydantic's `model_dump`: groups, or a dict of groups and params.
         inputs: files and folders that it reads, named as seen from the repository, so that a copy of it has the same.
         runtime: where it computes.
 
     Raises:
         UserError: if an input is missing.
     """
-    cuda = runtime.device.type == "cuda"
-    package = Path(bertrio.__file__).parent
+    settings = params.model_dump(by_alias=True, include=reads)
+    settings.get("runtime", {}).pop("processes", None)
+    package, cuda = Path(bertrio.__file__).parent, runtime.device.type == "cuda"
     script = getattr(sys.modules["__main__"], "__file__", None)  # of the stage
+    units = {"amx": torch.cpu._is_amx_tile_supported, "bf16": torch.cpu._is_avx512_bf16_supported}
     return {
         "stage": stage,
-        "settings": dict(settings),
+        "settings": settings,
         "inputs": {str(path): _hashes(need(path)) for path in inputs},
-        "code": {str(path.relative_to(package)): _hash(path) for path in sorted(package.rglob("*.py"))}
-        | ({"script": _hash(Path(script))} if script else {}),
+        "code": {str(path.relative_to(package)): _hash(path) for path in sorted(package.rglob("*.py"))},
+        "script": _hash(Path(script)) if script else None,
         "device": torch.cuda.get_device_name(runtime.device) if cuda else runtime.device.type,
         "compute": str(runtime.compute),
-        "threads": torch.get_num_threads(),
-        "machine": _machine(),
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
+        "threads": params.runtime.threads or runtime.processes.threads or torch.get_num_threads(),
+        # the rounding of sums, and of products in bf16, depends on it
+        "cpu": [platform.machine(), torch.backends.cpu.get_cpu_capability(), [n for n, has in units.items() if has()]],
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}},
     }
 
 
-def _root(folder: str | None) -> Path:
-    """Return the folder of all runs' checkpoints: the param's, the environment's, or one in the user's cache."""
-    chosen = folder or os.environ.get(VARIABLE)
-    if chosen:
-        return Path(os.path.expanduser(chosen)).absolute()
-    return platformdirs.user_cache_path("bertrio") / "checkpoints"
-
-
 def _version(library: str) -> str | None:
-    try:
+    with suppress(PackageNotFoundError):  # an extra
         return version(library)
-    except PackageNotFoundError:  # an extra
-        return None
-
-
-def _machine() -> str:
-    """Return the CPU's kind and units, on which the rounding of sums and of products in bf16 depends."""
-    units = {"amx": torch.cpu._is_amx_tile_supported, "bf16": torch.cpu._is_avx512_bf16_supported}
-    supported = [name for name, is_supported in units.items() if is_supported()]
-    return " ".join([platform.machine(), torch.backends.cpu.get_cpu_capability(), *supported])
+    return None
 
 
 def _remove_old(root: Path) -> None:
     """Remove the folders of runs, of any stage, that were not touched for 30 days and that nobody has locked."""
-    for folder in root.iterdir():
-        too_old = time.time() - folder.stat().st_mtime > DAYS * 24 * 3600  # saving touches it
-        if too_old and RUN.fullmatch(folder.name) and (folder / IDENTITY).is_file():
+    for folder in [path.parent for path in root.glob(f"*/{IDENTITY}")]:
+        if time.time() - folder.stat().st_mtime > DAYS * 24 * 3600:  # saving touches it
             with suppress(OSError, Timeout), FileLock(folder / LOCK, blocking=False):
                 shutil.rmtree(folder)
-                say(f"removed the checkpoints in {folder}: nobody has touched them for {DAYS} days")
-
-
-def _remove(folder: Path) -> None:
-    """Remove a checkpoint: first its name, so that none is ever half there under it."""
-    hidden = folder.with_name(f".{folder.name}")
-    with suppress(OSError):
-        os.replace(folder, hidden)
-    shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _number(folder: Path) -> int:
-    return int(folder.name.partition("-")[0])
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _hash(path: Path) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from torch import Tensor
 
 from bertrio.config import Params, build_tasks
 from bertrio.core.console import say
-from bertrio.core.tasks import Task
 from bertrio.data.batches import Split
 from bertrio.evaluation.metrics import evaluate_predictions, selection_score
-from bertrio.evaluation.predictions import object_column, prediction_rows
+from bertrio.evaluation.predictions import prediction_rows
 from bertrio.model.multitask import MultitaskModel
 from bertrio.training.callbacks import EpochLog
 from bertrio.training.loop import infer
@@ -72,15 +71,16 @@ class Selection:
 
     def state_dict(self) -> dict[str, Any]:
         """What was kept, for a checkpoint."""
-        predictions = None if self.predictions is None else _columns(self.predictions)
-        best = {"epoch": self.best_epoch, "score": self.best_score}
-        return {"best": best, "weights": self.weights, "predictions": predictions}
+        predictions = BytesIO()
+        if self.predictions is not None:
+            self.predictions.to_parquet(predictions)
+        best = (self.best_epoch, self.best_score, self.weights)
+        return {"best": best, "predictions": predictions.getvalue() or None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` gave."""
-        self.best_epoch, self.best_score = state["best"]["epoch"], state["best"]["score"]
-        self.weights = state["weights"]
-        self.predictions = None if state["predictions"] is None else _table(state["predictions"])
+        self.best_epoch, self.best_score, self.weights = state["best"]
+        self.predictions = pd.read_parquet(BytesIO(state["predictions"])) if state["predictions"] else None
 
 
 @dataclass
@@ -99,11 +99,7 @@ class EpochEvaluator:
     scored: Mapping[str, Split]
     selection: Selection
     lines: list[dict[str, float]] = field(default_factory=list)
-
-    @property
-    def tasks(self) -> dict[str, Task]:
-        """All tasks."""
-        return build_tasks(self.params)
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the last epoch, by split
 
     @property
     def over(self) -> bool:
@@ -115,62 +111,38 @@ class EpochEvaluator:
         """Scores an epoch that has just ended; `pause` is called now and then, while nothing of it is kept yet."""
         size = self.params.finetune.eval_batch_size
         tables = {name: predict(self.model, rows, name, size, pause) for name, rows in self.scored.items()}
-        scores = {name: evaluate_predictions(table, self.tasks)[name] for name, table in tables.items()}
-        best = self.selection.offer(self.model, log.epoch, scores, self.tasks, tables["dev"])
-        self.lines.append(history_line(log, scores))
-        say(f"epoch {log.epoch}: {describe_epoch(log, scores['dev'])}{' (best so far)' if best else ''}")
+        tasks = build_tasks(self.params)
+        self.scores = {name: evaluate_predictions(table, tasks)[name] for name, table in tables.items()}
+        best = self.selection.offer(self.model, log.epoch, self.scores, tasks, tables["dev"])
+        self.lines.append(history_line(log, self.scores))
+        say(f"epoch {log.epoch}: {describe_epoch(log, self.scores['dev'])}{' (best so far)' if best else ''}")
         if self.over:
-            say(f"finetune: no better for {self.params.finetune.patience} epochs, stopped")
+            say(f"no better for {self.params.finetune.patience} epochs, stopped")
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"selection": self.selection.state_dict(), "lines": self.lines}
+        return {"selection": self.selection.state_dict(), "lines": self.lines, "scores": self.scores}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what `state_dict` gave."""
         self.selection.load_state_dict(state["selection"])
-        self.lines = state["lines"]
+        self.lines, self.scores = state["lines"], state["scores"]
 
 
 def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """A row of the history: epoch, step, lr, `train_loss_<task>`, `<split>_<task>_<metric>`, `<split>_overall_*`."""
+    """Return a row of the history: epoch, step, lr, `train_loss_<task>`, `<split>_<task>_<metric>`,
+    `<split>_overall_*`."""
     line: dict[str, float] = {"epoch": log.epoch, "step": log.step, "lr": log.lr}
-    line.update({f"train_loss_{task}": loss for task, loss in log.losses.items()})
-    for split, of in scores.items():
-        for name, value in of.items():
-            values = (
-                {f"{name}_{metric}": score for metric, score in value.items()}
-                if isinstance(value, dict)
-                else {name: value}
-            )
-            line.update({f"{split}_{key}": score for key, score in values.items()})
+    line |= {f"train_loss_{task}": loss for task, loss in log.losses.items()}
+    for split, parts in scores.items():
+        for name, value in parts.items():
+            metrics = value if isinstance(value, dict) else {"": value}
+            line |= {"_".join(filter(None, (split, name, metric))): score for metric, score in metrics.items()}
     return line
 
 
 def describe_epoch(log: EpochLog, dev: dict[str, Any]) -> str:
-    """An epoch in a line: loss and first metric of each task."""
-    parts = [  # a penalty of 1e-7 is not 0
-        f"{task} loss {loss:.1e}" if 0 < abs(loss) < 1e-3 else f"{task} loss {loss:.4f}"
-        for task, loss in log.losses.items()
-    ]
-    for task, metrics in dev.items():
-        if isinstance(metrics, dict):
-            metric, value = next(iter(metrics.items()))
-            parts.append(f"{task} {metric} {value:.4f}")
-    return ", ".join(parts)
-
-
-def _columns(table: pd.DataFrame) -> dict[str, Any]:
-    """A prediction table as a checkpoint can hold it: the rows' probabilities, of unlike lengths, as one array."""
-    columns = {name: table[name].tolist() for name in ("id", "task", "split")}
-    columns |= {name: table[name].to_numpy(np.float64) for name in ("label", "prediction", "score")}
-    probabilities = [np.empty(0) if of is None else of for of in table["probabilities"]]
-    return columns | {"probabilities": np.concatenate(probabilities), "classes": [len(of) for of in probabilities]}
-
-
-def _table(columns: dict[str, Any]) -> pd.DataFrame:
-    """The prediction table that `_columns` was given."""
-    parts = np.split(columns["probabilities"], np.cumsum(columns["classes"])[:-1])
-    table = pd.DataFrame({name: of for name, of in columns.items() if name != "classes" and name != "probabilities"})
-    table.insert(5, "probabilities", object_column([of if len(of) else None for of in parts]))
-    return table
+    """Return an epoch in a line: loss and first metric of each task."""
+    parts = [f"{task} loss {loss:.4g}" for task, loss in log.losses.items()]
+    firsts = {task: next(iter(metrics.items())) for task, metrics in dev.items() if isinstance(metrics, dict)}
+    return ", ".join([*parts, *(f"{task} {metric} {value:.4f}" for task, (metric, value) in firsts.items())])

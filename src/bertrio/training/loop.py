@@ -14,38 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from bertrio.core.console import progress
-from bertrio.core.runtime import Runtime
 from bertrio.data.batches import Batch, Rows
 from bertrio.model.multitask import MultitaskModel
-from bertrio.training.callbacks import EpochLog, FiniteCheck, Meter, Tracker
-from bertrio.training.objective import Parts
+from bertrio.training.callbacks import Curves, EpochLog, FiniteCheck, Meter
+from bertrio.training.checkpoints import Stateful
+from bertrio.training.objective import StepObjective
 from bertrio.training.optimizer import Combiner, Optimization
-from bertrio.training.stateful import Stateful
-
-
-class Objective(Stateful, Protocol):
-    """What a step minimises: `training.objective.Objective` of labelled rows, `training.mlm.MlmObjective` of text."""
-
-    @property
-    def model(self) -> nn.Module: ...
-
-    @property
-    def weighting(self) -> nn.Module: ...
-
-    @property
-    def runtime(self) -> Runtime: ...
-
-    def begin(self, tasks: Sequence[str]) -> None:
-        """Count a step of these tasks."""
-
-    def groups(self, tasks: Sequence[str]) -> list[list[str]]:
-        """Return the tasks of a step, those together that can share a pass of the encoder."""
-
-    def keeping_casts(self) -> Any:
-        """Return a context in which weights are cast once for all passes of a step, where that is exact."""
-
-    def __call__(self, *batches: Batch) -> list[Parts]:
-        """Return the objective of each batch, from one pass of the encoder."""
 
 
 class Stream(Stateful, Protocol):
@@ -83,7 +57,7 @@ class Trainer:
             which is not asked after each step, some steps later, and before any checkpoint holds it.
     """
 
-    objective: Objective
+    objective: StepObjective
     plan: Sequence[Sequence[tuple[str, ...]]]
     streams: Mapping[str, Stream]
     optimization: Optimization
@@ -93,14 +67,14 @@ class Trainer:
     one_pass: bool = False
     callbacks: Sequence[Callable[[int], None]] = ()
     stateful: Mapping[str, Stateful] = field(default_factory=dict)
-    tracker: Tracker | None = None
+    tracker: Curves | None = None
     checkpoint: Callable[[int], None] | None = None
     lr_param: str = "lr"
 
     def __post_init__(self) -> None:
         self.model, self.runtime = self.objective.model, self.objective.runtime
         self.optimizer, self.total_steps = self.optimization.optimizer, self.optimization.total_steps
-        self.meter = Meter(self.runtime.device, self.tracker)
+        self.meter = Meter(self.tracker)
         self.steps_done = 0
         self._finite = FiniteCheck(
             self.runtime.device, lambda task, rows: self.streams[task].rows.ids[rows], f"try a lower {self.lr_param}"
@@ -111,7 +85,7 @@ class Trainer:
         logged = self._add_gradients(tasks, number)  # objective
         self.combiner.combine(number, self._finite)  # sum or surgery
         self._add_penalty()
-        norm = self._finite.norm(self.optimization.clip())
+        norm = self._clip()
         self.optimization.step()
         for callback in self.callbacks:  # averages
             callback(number)
@@ -134,7 +108,7 @@ class Trainer:
             if not steps:
                 return
             start, end = end, end + len(steps)
-            if epoch > done:
+            if epoch > done and end >= self.steps_done:
                 yield self._epoch(epoch, start, steps, f"{description}, epoch {epoch}/{len(self.plan)}")
 
     def _epoch(self, epoch: int, start: int, steps: Sequence[tuple[str, ...]], description: str) -> EpochLog:
@@ -172,7 +146,7 @@ class Trainer:
         with self.objective.keeping_casts():
             for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
                 batches = [next(self.streams[task]).to(self.runtime.device) for task in group]
-                self._finite.saw(batches)
+                self._finite.add_rows(batches)
                 self._backward(batches, logged)
                 self.combiner.take(group)
         return self.runtime.processes.all_reduce_sum(logged)
@@ -192,11 +166,18 @@ class Trainer:
             shares = [shard.weight * size / whole for shard, (size, whole) in zip(shards, sizes)]
             for shard, part, share in zip(shards, parts, shares):
                 for name, value in part.named(shard.task).items():
-                    self._finite.loss(name, value, shard)
+                    self._finite.add(f"the loss of {name}", value, [shard.task])
                     logged[name] = logged.get(name, 0.0) + share * value
             self.meter.rows_seen += sum(len(piece.rows) for piece, _ in present)
             self._finite.read_on_cpu()
             reduce(add, (share * part.total for share, part in zip(shares, parts))).backward()
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients; return their norm before that."""
+        norm = self.optimization.clip()
+        self._finite.add("the norm of the gradients", norm)
+        self._finite.read_on_cpu()
+        return norm
 
     def _add_penalty(self) -> None:
         if self.penalty is None:
@@ -215,6 +196,7 @@ class Trainer:
             "meter": self.meter,
             **{f"stream {task}": stream for task, stream in self.streams.items()},
             **self.stateful,
+            **({} if self.tracker is None else {"tracker": self.tracker}),
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,10 @@ from bertrio.model.attention import cheap_dropout
 from bertrio.model.encoder import Encoder, check_length, initial_language_model, initial_transformer
 from bertrio.model.names import fetched, local_folder
 from bertrio.model.tokenizer import load_tokenizer, pinned
-from bertrio.training.checkpoints import Checkpoints
+from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.loop import Trainer
-from bertrio.training.objective import Parts
+from bertrio.training.objective import Parts, StepObjective
 from bertrio.training.optimizer import Combiner, Optimization
-from bertrio.training.resume import open_checkpoints, resumed
 
 Mask = Callable[..., tuple[Tensor, Tensor]]  # `mask_tokens` with all but the blocks and the generator filled in
 READS = {  # the params that pretraining reads
@@ -52,7 +51,7 @@ def pretrain_mlm(
 ) -> tuple[dict, dict]:
     """Writes the encoder that the pipeline starts from to `folder`, pretrained on the corpora if `mlm.enabled`.
 
-    A run that was stopped goes on where it was, see `training.resume`, and writes the same bytes.
+    A run that was stopped goes on where it was, see `training.checkpoints`, and writes the same bytes.
 
     Args:
         params: all params.
@@ -185,7 +184,7 @@ class BlockStream:
         self._batches.load_state_dict(state)
 
 
-class MlmObjective:
+class MlmObjective(StepObjective):
     """Cross entropy of the masked tokens of a batch of blocks, as an objective of `training.loop.Trainer`.
 
     Args:
@@ -196,19 +195,8 @@ class MlmObjective:
     """
 
     def __init__(self, model: nn.Module, mask: Mask, generator: torch.Generator, runtime: Runtime) -> None:
-        self.model, self.runtime, self.weighting = model, runtime, nn.Module()  # which has nothing to learn
+        self.model, self.runtime = model, runtime
         self._mask, self._generator = mask, generator
-
-    def begin(self, tasks: Sequence[str]) -> None:
-        """Do nothing."""
-
-    def groups(self, tasks: Sequence[str]) -> list[list[str]]:
-        """Return the one task."""
-        return [list(tasks)]
-
-    def keeping_casts(self) -> Any:
-        """Return a context that does nothing: a step has one pass."""
-        return nullcontext()
 
     def __call__(self, *batches: Batch) -> list[Parts]:
         (batch,) = batches
@@ -269,16 +257,16 @@ def _train(
     begins = word_beginnings(tokenizer) if options.whole_word else None
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=options.mask_probability, begins=begins)
     trainer, done = build_trainer(model, blocks, train, mask, params, runtime), MlmProgress()
-    with resumed(checkpoints, runtime, {"trainer": trainer, "progress": done}) as resume:
-        trainer.checkpoint = resume.after_step
+    with checkpoints.resumed({"trainer": trainer, "progress": done}):
+        trainer.checkpoint = checkpoints.after_step
         if done.before is None:
-            done.before = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, resume.pause)
+            done.before = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, checkpoints.pause)
         scale = f"{len(blocks)} blocks, {trainer.total_steps} steps on {runtime.describe()}"
         say(f"mlm: {scale}; held-out perplexity {done.before:.1f} before")
         for log in trainer.run("mlm", done=done.epochs):
             done.epochs = log.epoch
-            resume.after_scoring()
-        after = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, resume.pause)
+            checkpoints.after_step(log.step, force=True)
+        after = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, checkpoints.pause)
     say(f"mlm: held-out perplexity {after:.1f} after")
     steps, meter = trainer.total_steps, trainer.meter
     metrics = {"blocks": len(blocks), "steps": steps, "perplexity": {"before": done.before, "after": after}}

@@ -116,8 +116,38 @@ class Parts(NamedTuple):
         return {task: self.loss.detach(), **penalties}
 
 
+class StepObjective:
+    """What a step minimises: `Objective` of labelled rows, `training.mlm.MlmObjective` of text."""
+
+    model: nn.Module
+    runtime: Runtime
+
+    def begin(self, tasks: Sequence[str]) -> None:
+        """Count a step of these tasks."""
+
+    def groups(self, tasks: Sequence[str]) -> list[list[str]]:
+        """Return the tasks of a step, those together that can share a pass of the encoder."""
+        return [list(tasks)]
+
+    def keeping_casts(self) -> Any:
+        """Return a context in which weights are cast once for all passes of a step, where that is exact."""
+        return nullcontext()
+
+    def __call__(self, *batches: Batch) -> list[Parts]:
+        """Return the objective of each batch, from one pass of the encoder."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, but for that of the model."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        raise NotImplementedError
+
+
 @dataclass
-class Objective:
+class Objective(StepObjective):
     r"""The objective of a batch of task t: weighting_t(loss + sum of weight_r * regularizer_r).
 
     The weight of a task scales its regularizers with its loss, so that `smart.lambda` keeps its meaning, a share of
@@ -138,10 +168,8 @@ class Objective:
     of_batches: Collection[str] = ()
     turns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
-    @property
-    def runtime(self) -> Runtime:
-        """Device and processes."""
-        return self.model.runtime
+    def __post_init__(self) -> None:
+        self.runtime = self.model.runtime
 
     def keeping_casts(self) -> Any:
         """Return a context in which weights are cast once for all passes of a step.
@@ -163,8 +191,7 @@ class Objective:
                 parts of others, all processes of the run must call with theirs, and what they get, each part times its
                 weight, adds up to what the whole batches give.
         """
-        runtime, names = self.model.runtime, self._due(batches[0].task)
-        state = runtime.random_state()
+        state, names = self.runtime.random_state(), self._due(batches[0].task)
         block = Block.of([(batch.task, batch.inputs) for batch in batches])
         embeddings = self.model.embed(block.tokens)
         outputs = self.model.from_embeddings(embeddings, block)
@@ -198,7 +225,7 @@ class Objective:
         def whole(own: Tensor) -> Tensor:
             counted = own.detach() if shard.weight else torch.zeros_like(own)
             at = shard.rows.to(own.device)
-            values = self.model.runtime.processes.all_gather_rows(counted, at, shard.count)
+            values = self.runtime.processes.all_gather_rows(counted, at, shard.count)
             return values.index_add(0, at, scale * (own - own.detach()))
 
         return HeadOutput(whole(output.outputs), None if output.cosine is None else whole(output.cosine))

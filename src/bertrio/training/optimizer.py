@@ -42,15 +42,12 @@ def build_optimizer(
             below = places[name] if params.layer_decay < 1 else 0
             groups.setdefault((below, parameter.ndim > 1), []).append(parameter)
     described: list[dict[str, Any]] = [
-        {
-            "params": of,
-            "lr": lr * params.layer_decay**below,
-            "weight_decay": params.weight_decay if decays else 0.0,
-        }
-        for (below, decays), of in sorted(groups.items(), key=lambda item: (item[0][0], not item[0][1]))
+        {"params": groups[below, decays], "lr": lr * params.layer_decay**below, "weight_decay": weight_decay}
+        for below in sorted({below for below, _ in groups})
+        for decays, weight_decay in ((True, params.weight_decay), (False, 0.0))
+        if (below, decays) in groups
     ]
-    beside = list(extra)
-    if beside:
+    if beside := list(extra):
         described.append({"params": beside, "lr": extra_lr, "weight_decay": 0.0})
     fused = described[0]["params"][0].device.type in ("cpu", "cuda")
     return AdamW(described, lr=lr, betas=params.betas, eps=params.eps, fused=fused)
@@ -105,33 +102,6 @@ def lr_factor(step: int, total: int, warmup: int, params: OptimizerParams, epoch
         "step": lambda: params.gamma ** (bisect_right(epoch_ends, step) // params.step_epochs),
     }
     return shapes[params.lr_schedule]()
-
-
-def build_lr_schedule(
-    optimizer: AdamW, params: OptimizerParams, total: int, epoch_ends: Sequence[int] = ()
-) -> LambdaLR:
-    """The learning rate over `total` updates, to be stepped after each of them."""
-    warmup = round(params.warmup_fraction * total)
-    return LambdaLR(optimizer, lambda step: lr_factor(step, total, warmup, params, epoch_ends))
-
-
-def optimizer_state(optimizer: AdamW) -> dict[str, Any]:
-    """The checkpoint of an optimizer: the rates of the groups, and the moments of each parameter, by its number."""
-    return {
-        "rates": [group["lr"] for group in optimizer.param_groups],
-        "parameters": {str(number): moments for number, moments in optimizer.state_dict()["state"].items()},
-    }
-
-
-def load_optimizer_state(optimizer: AdamW, state: dict[str, Any]) -> None:
-    """Restores what `optimizer_state` gave of an optimizer that was built alike.
-
-    A parameter that had no gradient yet has no moments either.
-    """
-    moments = {int(number): value for number, value in state["parameters"].items()}
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-    for group, rate in zip(optimizer.param_groups, state["rates"], strict=True):
-        group["lr"] = rate
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor:
@@ -255,7 +225,9 @@ class GramianCombiner(Combiner):
     def combine(self, step: int, finite: FiniteCheck) -> None:
         super().combine(step, finite)
         gramian, tasks = self._gradients.gramian(), self._gradients.tasks
-        finite.gradients(tasks, gramian)
+        for task, square in zip(tasks, gramian.diagonal()):
+            finite.add(f"the squared norm of the encoder's gradient of {task}", square, [task])
+        finite.read()  # costs no wait: the Gramian is on the CPU
         if self._log_conflicts:
             self.conflicts += conflict_rows(step, tasks, gramian)
         plain = torch.ones(len(tasks), dtype=gramian.dtype)
@@ -295,7 +267,10 @@ class Optimization:
         self.total_steps = min(ends[-1], max_steps or ends[-1])
         self.max_grad_norm, self._model, self._rows = params.max_grad_norm, model, RowGradients()
         self.optimizer = build_optimizer(model, params, lr, extra, extra_lr)
-        self.lr_schedule = build_lr_schedule(self.optimizer, params, self.total_steps, ends)
+        warmup = round(params.warmup_fraction * self.total_steps)
+        self.lr_schedule = LambdaLR(
+            self.optimizer, lambda step: lr_factor(step, self.total_steps, warmup, params, ends)
+        )
         self.last_lr = 0.0
 
     def clip(self) -> Tensor:
@@ -312,9 +287,9 @@ class Optimization:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
-        return {"optimizer": optimizer_state(self.optimizer), "lr_schedule": self.lr_schedule.state_dict()}
+        return {"optimizer": self.optimizer.state_dict(), "lr_schedule": self.lr_schedule.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        load_optimizer_state(self.optimizer, state["optimizer"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.lr_schedule.load_state_dict(state["lr_schedule"])

@@ -289,7 +289,7 @@ def teacher_predictions(params: Params, train: Split, splits: str | Path, runtim
         say(f"{name}: the teacher predicts {len(rows)} rows of train")
         texts = read_table(Path(splits) / name / "train.parquet").set_index("id").loc[rows.ids].reset_index()
         _, probabilities, scores = teacher.answer(name, texts)
-        values = np.reshape(scores, (-1, 1)) if probabilities is None else probabilities
+        values = np.asarray(scores).reshape(-1, 1) if probabilities is None else probabilities
         predictions[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
     # Each process has asked the teacher that its own machine has
     runtime.processes.check_equal(predictions.values(), "predictions of distill.teacher")

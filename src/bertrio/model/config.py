@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ValidationError
+from pydantic import BeforeValidator
 
 from bertrio.config import Params
 from bertrio.config.groups import PoolingName
@@ -20,7 +20,7 @@ OF_TRAINING = {"batch_size", "epochs", "data"}  # what is left out of a task's p
 
 
 def _without_training(task: Any) -> Any:
-    """A task's block as `TaskParams` takes it: it wants a batch size, which a finished model has no use for."""
+    """Return a task's block as `TaskParams` takes it: it wants a batch size, which a finished model has no use for."""
     return {"batch_size": 1, **task} if isinstance(task, dict) else task
 
 
@@ -42,7 +42,7 @@ class ModelConfig(Group):
         encoder: pooling and length.
     """
 
-    format: Literal[1] = 1
+    format: Literal[1]
     tasks: dict[str, Annotated[TaskParams, BeforeValidator(_without_training)]]
     trained: list[str]
     sharing: SharingParams
@@ -53,6 +53,7 @@ class ModelConfig(Group):
         """Describe a model that was trained with `params`."""
         first = [params.prefinetune.task] if params.prefinetune.epochs else []
         return cls(
+            format=1,
             tasks={name: task.model_dump(exclude=OF_TRAINING) for name, task in params.tasks.items()},
             trained=[name for name in params.tasks if name in (*params.trains, *first)],
             sharing=params.sharing,
@@ -73,24 +74,17 @@ def read_model_config(folder: str | Path) -> ModelConfig:
     path = need(Path(folder) / CONFIG_FILE)
     try:
         raw = read_json(path)
-        if not isinstance(raw, dict) or "format" not in raw:
-            raise ValueError("format: found none, expected 1")
         raw.pop("plugins", None)  # of folders that older versions wrote
         return ModelConfig.model_validate(raw)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        problem = f"{where}: {first['msg']}, found {str(first['input'])[:100]!r}"
-    except (OSError, ValueError, RecursionError) as error:
-        problem = " ".join(str(error).split())[:200]
-    raise UserError(
-        f"{path}: does not describe a model ({problem}); an older version of bertrio wrote it, or it is damaged: "
-        "run the finetune and ensemble stages again"
-    )
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path}: does not describe a model ({' '.join(str(error).split())[:300]}); an older version of bertrio "
+            "wrote it, or it is damaged: run the finetune and ensemble stages again"
+        ) from error
 
 
 def encoder_width(folder: str | Path) -> int | None:
-    """H, the hidden size of a saved encoder, by its config.json; None where that calls it by none of `WIDTHS`.
+    """Return H, the hidden size of a saved encoder, by its config.json; None where that calls it by none of `WIDTHS`.
 
     Raises:
         UserError: if there is no such file, or it is damaged.

@@ -14,7 +14,7 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.options import choose
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.lora import merged_weights
-from bertrio.model.names import source_of
+from bertrio.model.names import loading, source_of
 from bertrio.model.pooling import POOLINGS
 from bertrio.model.tiny import start_by_matching, tiny_config
 
@@ -84,7 +84,7 @@ class Encoder(nn.Module):
         return self.pooling(self.transformer(inputs_embeds=embeddings, **rest), tokens["attention_mask"])
 
     def save(self, folder: str | Path) -> None:
-        """Writes config.json and model.safetensors, which `AutoModel.from_pretrained` loads; adapters are merged in."""
+        """Write config.json and model.safetensors, which `AutoModel.from_pretrained` loads; adapters are merged in."""
         from transformers import logging
 
         logging.disable_progress_bar()  # writing takes less time than reading about it
@@ -93,7 +93,7 @@ class Encoder(nn.Module):
 
 
 def load_transformer(folder: str | Path, dropout: float | None = None, attention_dropout: float | None = None) -> Any:
-    """An encoder from a folder with config.json and safetensors weights, in float32.
+    """Return an encoder from a folder with config.json and safetensors weights, in float32.
 
     Args:
         folder: as written by `Encoder.save` or `save_pretrained`.
@@ -102,28 +102,20 @@ def load_transformer(folder: str | Path, dropout: float | None = None, attention
     Raises:
         UserError: if there is no such folder, or it is damaged.
     """
-    from transformers import AutoConfig, AutoModel, logging
+    from transformers import AutoConfig, AutoModel
 
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    need(folder)
-    try:
+    with loading(need(folder)):
         config = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
         set_dropout(config, dropout, attention_dropout)
-        model, _ = _loaded(AutoModel, str(folder), config=config)
-    except Exception as error:  # damage shows in many ways
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{folder}: can't be loaded ({reason}); run the stage that writes it again") from error
-    return model
+        return _from_folder(AutoModel, str(folder), config=config)[0]
 
 
-def initial_transformer(params: EncoderParams, vocab_size: int, auto_class: Any = None) -> Any:
-    """The encoder that the pipeline starts from: fresh for `tiny`, else from its folder or the hub.
+def initial_transformer(params: EncoderParams, vocab_size: int) -> Any:
+    """Return the encoder that the pipeline starts from: fresh for `tiny`, else from its folder or the hub.
 
     Args:
         params: the `encoder` group.
         vocab_size: of the tokenizer.
-        auto_class: `AutoModel` unless another head is wanted.
 
     Raises:
         UserError: if the weights can't be had, do not fit the config, or have fewer embeddings than the tokenizer
@@ -131,12 +123,11 @@ def initial_transformer(params: EncoderParams, vocab_size: int, auto_class: Any 
     """
     from transformers import AutoModel
 
-    model, _ = _initial(params, vocab_size, auto_class or AutoModel)
-    return model
+    return _initial(params, vocab_size, AutoModel)[0]
 
 
 def initial_language_model(params: EncoderParams, vocab_size: int) -> tuple[Any, bool]:
-    """The same encoder under a head that predicts masked tokens, and whether that head is the checkpoint's own.
+    """Return the same encoder under a head that predicts masked tokens, and whether that head is the checkpoint's own.
 
     What a checkpoint lacks of the head is drawn at random; the head is its own if it lacks nothing. Args and errors
     as for `initial_transformer`.
@@ -149,13 +140,13 @@ def initial_language_model(params: EncoderParams, vocab_size: int) -> tuple[Any,
 
 
 def _initial(params: EncoderParams, vocab_size: int, auto_class: Any) -> tuple[Any, set[str]]:
-    """The model as `auto_class` makes it, and the names of its tensors that no checkpoint gave."""
+    """Return the model as `auto_class` makes it, and the names of its tensors that no checkpoint gave."""
     if params.name == "tiny":
         model = auto_class.from_config(tiny_config(params.tiny, vocab_size))
         start_by_matching(model.base_model)
         return model, set(model.state_dict())
     with source_of(params.name, params.revision, "weights") as source:
-        model, missing = _loaded(auto_class, source)
+        model, missing = _from_folder(auto_class, source)
     rows = model.get_input_embeddings().num_embeddings
     if rows < vocab_size:
         raise UserError(
@@ -164,39 +155,32 @@ def _initial(params: EncoderParams, vocab_size: int, auto_class: Any) -> tuple[A
     return model, missing
 
 
-def _loaded(auto_class: Any, folder: str, **options: Any) -> tuple[Any, set[str]]:
-    """The model of a folder in float32, and the names of its tensors that the folder lacks: of a head or a pooler.
+def _from_folder(auto_class: Any, folder: str, **options: Any) -> tuple[Any, set[str]]:
+    """Return the model of a folder in float32, and the names of its tensors that the folder lacks: of a head or pooler.
 
     Raises:
-        ValueError: if the folder has not all of the encoder, in other shapes than its config says, or not as numbers;
-            transformers by itself draws at random what is missing.
+        ValueError: if tensors of the encoder are missing or of other shapes than its config says; transformers by
+            itself draws them at random, or names them in a log alone.
     """
-    model, found = auto_class.from_pretrained(
+    model, report = auto_class.from_pretrained(
         folder,
         dtype=torch.float32,
         use_safetensors=True,
         trust_remote_code=False,
-        ignore_mismatched_sizes=True,  # else it raises, and says only in a log which they are
+        ignore_mismatched_sizes=True,
         output_loading_info=True,
         **options,
     )
-    for name, saved, configured in sorted(found["mismatched_keys"]):
-        raise ValueError(
-            f"config.json does not fit the weights: {name} is {list(saved)} there, {list(configured)} by config.json"
-        )
-    body = model.base_model.state_dict()
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
-    lost = sorted(name for name in body if prefix + name in found["missing_keys"] and "pooler" not in name)
-    if lost:
-        raise ValueError(f"the weights lack {len(lost)} of {len(body)} tensors of the encoder, such as {lost[0]}")
-    broken = next((name for name, value in body.items() if not value.isfinite().all()), None)
-    if broken:
-        raise ValueError(f"the weights are damaged: {broken} holds numbers that are not finite")
-    return model, set(found["missing_keys"])
+    body = {prefix + name for name in model.base_model.state_dict() if "pooler" not in name}
+    unfit = body.intersection(report["missing_keys"]).union(name for name, *_ in report["mismatched_keys"])
+    if unfit:
+        raise ValueError(f"config.json does not fit the weights: {len(unfit)} tensors, such as {min(unfit)}")
+    return model, set(report["missing_keys"])
 
 
 def recompute_hidden_states(transformer: Any) -> None:
-    """Keeps no hidden states inside of a layer for the backward pass, but works them out again (Chen et al. 2016).
+    """Keep no hidden states inside of a layer for the backward pass, but compute them again (Chen et al. 2016).
 
     Raises:
         UserError: if the architecture can't.
@@ -209,7 +193,7 @@ def recompute_hidden_states(transformer: Any) -> None:
 
 
 def check_length(config: Any, tokens: int, param: str) -> None:
-    """Checks that the architecture has positions for texts of `tokens` tokens.
+    """Check that the architecture has positions for texts of `tokens` tokens.
 
     Raises:
         UserError: naming `param`, which asks for them.
@@ -224,7 +208,7 @@ def check_length(config: Any, tokens: int, param: str) -> None:
 
 
 def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None) -> None:
-    """Sets the dropout rates in a config, whatever its architecture calls them; None leaves them."""
+    """Set the dropout rates in a config, whatever its architecture calls them; None leaves them."""
     for fields, value in ((DROPOUT_FIELDS, dropout), (ATTENTION_DROPOUT_FIELDS, attention_dropout)):
         for field in fields:
             if value is not None and hasattr(config, field):

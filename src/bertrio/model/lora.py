@@ -18,7 +18,7 @@ from bertrio.core.errors import UserError, missing_package
 
 
 def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, targets: list[str] | None) -> None:
-    """Freezes `transformer` and puts trainable adapters beside its linear layers, in place.
+    """Freeze `transformer` and put trainable adapters beside its linear layers, in place.
 
     Args:
         transformer: an encoder of transformers.
@@ -44,13 +44,13 @@ def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, ta
 
 @contextmanager
 def merged_weights(transformer: Any) -> Iterator[dict[str, Tensor]]:
-    """The weights of `transformer` under their own names, adapters added in; without adapters simply its weights."""
+    """Yield the weights of `transformer` under their own names, with adapters added in."""
     adapted = [module for module in transformer.modules() if hasattr(module, "base_layer")]
     for module in adapted:
         module.merge(safe_merge=True)
     try:
         weights = transformer.state_dict()
-        yield {name.replace(".base_layer.", "."): of for name, of in weights.items() if ".lora_" not in name}
+        yield {name.replace(".base_layer.", "."): value for name, value in weights.items() if ".lora_" not in name}
     finally:
         for module in adapted:
             module.unmerge()

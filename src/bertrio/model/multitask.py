@@ -61,7 +61,7 @@ class TaskHeads(nn.ModuleDict):
         self.add_module(f"task_{task}", head)
 
     def __getitem__(self, task: str) -> nn.Module:
-        return self._modules[f"task_{task}"]  # type: ignore[return-value]
+        return self._modules[f"task_{task}"]
 
     def __contains__(self, task: str) -> bool:
         return f"task_{task}" in self._modules

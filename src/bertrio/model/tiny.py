@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bertrio.config import TinyParams
 
@@ -13,7 +13,7 @@ POSITION_SHARE, TYPE_SHARE, MATCH_SCALE = 0.2, 0.5, 1.2
 
 
 def tiny_config(tiny: TinyParams, vocab_size: int) -> Any:
-    """A small `BertConfig`."""
+    """Return a small `BertConfig`."""
     from transformers import BertConfig
 
     return BertConfig(
@@ -31,7 +31,7 @@ def tiny_config(tiny: TinyParams, vocab_size: int) -> Any:
 
 @torch.no_grad()
 def start_by_matching(bert: Any) -> None:
-    r"""Initial weights with which every token attends to its like from the first step on.
+    r"""Set initial weights with which every token attends to its like from the first step on.
 
     A transformer with random weights takes thousands of steps to find out that the words of two sentences can be
     compared at all. Pretrained ones have learned that long ago: their :math:`W_Q W_K^\top` has a heavy diagonal. So
@@ -51,12 +51,7 @@ def start_by_matching(bert: Any) -> None:
     bert.embeddings.token_type_embeddings.weight.mul_(TYPE_SHARE)
     for layer in bert.encoder.layer:
         attention = layer.attention.self
-        rows = [_orthonormal_rows(attention.attention_head_size, bert.config.hidden_size)
-                for _ in range(attention.num_attention_heads)]  # fmt: skip
+        heads = attention.query.weight.split(attention.attention_head_size)
+        rows = [nn.init.orthogonal_(torch.empty(head.shape)) for head in heads]
         attention.query.weight.copy_(MATCH_SCALE * torch.cat(rows))
         attention.key.weight.copy_(attention.query.weight)
-
-
-def _orthonormal_rows(rows: int, columns: int) -> Tensor:
-    """A random [rows, columns] matrix whose rows are orthonormal, from the global generator."""
-    return nn.init.orthogonal_(torch.empty(rows, columns))

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.config import EncoderParams
-from bertrio.core.errors import UserError, need
+from bertrio.core.errors import need
 from bertrio.core.files import read_json, write_json
-from bertrio.model.names import local_folder, source_of
+from bertrio.model.names import loading, local_folder, source_of
 
 OVERLONG = re.compile(r"(\S{1000})(?=\S)")  # longer than any word; WordPiece makes [UNK] of more than 100 letters
 SOURCE = "source.json"
@@ -19,7 +19,7 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def build_tokenizer(params: EncoderParams, texts: Iterable[str], folder: str | Path) -> Any:
-    """Saves the encoder's tokenizer to `folder` and returns it (a transformers fast tokenizer).
+    """Save the encoder's tokenizer to `folder` and return it (a transformers fast tokenizer).
 
     Args:
         params: the `encoder` group; `name` decides where the tokenizer comes from.
@@ -44,13 +44,13 @@ def build_tokenizer(params: EncoderParams, texts: Iterable[str], folder: str | P
 
 
 def pinned(params: EncoderParams, folder: str | Path) -> EncoderParams:
-    """The same params at the commit that the tokenizer in `folder` came from, where it came from the hub."""
+    """Return the same params at the commit that the tokenizer in `folder` came from, where it came from the hub."""
     source = Path(folder) / SOURCE
     return params.model_copy(update={"revision": read_json(source)["commit"]}) if source.is_file() else params
 
 
 def load_tokenizer(folder: str | Path) -> Any:
-    """The tokenizer that `build_tokenizer` saved.
+    """Return the tokenizer that `build_tokenizer` saved.
 
     Raises:
         UserError: if it is not there, or damaged.
@@ -58,15 +58,12 @@ def load_tokenizer(folder: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     need(Path(folder) / "tokenizer.json")  # without it transformers makes one that knows no word
-    try:
+    with loading(folder):
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-    except Exception as error:  # damage shows in many ways
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{folder}: can't be loaded ({reason}); run the stage that writes it again") from error
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int) -> Any:
-    """A lower-casing BERT tokenizer whose vocabulary depends on the texts alone.
+    """Train a lower-casing BERT tokenizer whose vocabulary depends on the texts alone.
 
     The trainer numbers continuation pieces in the order in which its hash map yields the words, which changes from
     process to process, and breaks ties of merges by those numbers. Giving the one-letter pieces fixed numbers up

@@ -106,4 +106,4 @@ def test_a_revision_is_taken_at_its_word(hub):
 def test_what_the_hub_does_not_have_says_so(hub, name, revision):
     ask, _ = hub
     message = ask("tokenizer", name, revision)["error"]
-    assert f"encoder.name: {name} can't be loaded" in message and "without a network" in message
+    assert f"encoder.name: {name}: can't be loaded" in message and "without a network" in message

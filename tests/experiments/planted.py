@@ -17,7 +17,7 @@ from bertrio.config import build_tasks
 from bertrio.config.loading import validate_params
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
-from bertrio.experiments.dvc_experiments import find_experiments
+from bertrio.experiments.revision import find_experiments
 
 
 class Planted:

@@ -26,15 +26,13 @@ DVC = {
 
 
 class Repository:
-    """A DVC project in a subfolder of a git repository, which is the harder case."""
+    """A git repository with DVC in `folder`, beside the folders of runs that its stage copies."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.folder = root, root / "project"
         self.folder.mkdir()
-        self.run("git", "init", "-q", "-b", "main", cwd=root)
-        self.run("git", "commit", "-q", "--allow-empty", "-m", "empty")
-        self.run("git", "tag", "empty")
-        self.run("dvc", "init", "-q", "--subdir")
+        self.run("git", "init", "-q", "-b", "main")
+        self.run("dvc", "init", "-q")
         self.run("dvc", "config", "core.analytics", "false")
         (self.folder / "dvc.yaml").write_text(yaml.safe_dump(DVC))
         (self.folder / ".gitignore").write_text("/predictions\n/data\n")
@@ -122,10 +120,8 @@ def test_the_workspace_and_a_commit_are_read_alike(repository, name):
     assert list(revision.tasks()) == ["qqp", "sst", "sts"]  # sorted by safe_dump
     assert len(revision.predictions()) == 3 * 150
     assert list(revision.rows("qqp", "dev")) == ["id", "text_a", "text_b", "label"]
-    with pytest.raises(UserError, match="missing|has no predictions/none.parquet"):
+    with pytest.raises(UserError, match="predictions/none.parquet: is missing"):
         revision.read("predictions/none.parquet")
-    with pytest.raises(UserError, match="params.yaml"):
-        revision.params()  # of another version: what this one needs is not there
 
 
 def test_names_that_are_none_are_errors_that_say_what_would_be(repository, tmp_path):
@@ -133,9 +129,7 @@ def test_names_that_are_none_are_errors_that_say_what_would_be(repository, tmp_p
         Revision.open("nosuch", repository.folder)
     with pytest.raises(UserError, match="run this from the folder that holds dvc.yaml"):
         Revision.open("HEAD", tmp_path)
-    with pytest.raises(UserError, match="empty: this revision is from before DVC"):
-        Revision.open("empty", repository.folder)
-    with pytest.raises(UserError, match="before .*: this revision has no params.yaml"):
+    with pytest.raises(UserError, match="before .*: params.yaml: is missing"):
         Revision.open("before", repository.folder).settings()
 
 
@@ -163,20 +157,13 @@ def test_compare_refuses_other_rows(repository, monkeypatch, capsys):
 
 
 def test_what_the_cache_has_lost_is_an_error_that_says_how_to_get_it(repository, monkeypatch, capsys):
-    """Last, since it takes the cache away. What helps depends on what the revision is."""
+    """Last, since it takes the cache away."""
     monkeypatch.chdir(repository.folder)
     cache = repository.folder / ".dvc" / "cache"
     cache.rename(repository.root / "gone")
-    helps = {
-        "HEAD": "the committed result was made on another machine: run dvc repro and commit dvc.lock, or dvc pull",
-        "better": "run dvc exp apply better && dvc repro, or dvc pull",
-        "base": f"run git checkout {Revision.open('base', repository.folder).short}, then dvc pull if a remote has it",
-    }
-    for name, help_of in helps.items():
+    for name in ("HEAD", "better"):
         assert main(["compare", name, name]) == 2
-        told = capsys.readouterr().err
-        assert told.startswith(f"error: {name} (")
-        assert f"the content of predictions/ensemble.parquet is not in DVC's cache; {help_of}" in told
-        for word in ("Traceback", "Errno", *[other for of, other in helps.items() if of != name]):
-            assert word not in told
+        message = capsys.readouterr().err
+        assert message.startswith(f"error: {name} (") and "Traceback" not in message
+        assert "the content of predictions/ensemble.parquet is not in DVC's cache; run dvc pull" in message
     (repository.root / "gone").rename(cache)

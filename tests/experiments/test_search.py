@@ -13,8 +13,7 @@ from filelock import FileLock
 from bertrio.cli.search import add_search_commands
 from bertrio.core.errors import UserError
 from bertrio.experiments import search as module
-from bertrio.experiments.dvc_experiments import experiments
-from bertrio.experiments.revision import Revision
+from bertrio.experiments.revision import Revision, find_experiments
 from bertrio.experiments.search import CHECKPOINTS, read_epochs, search
 from bertrio.training import callbacks, checkpoints
 from tests.experiments.planted import Planted
@@ -241,7 +240,7 @@ def test_a_pruned_run_of_dvc_leaves_neither_processes_nor_copies(root, tmp_path,
     )
     study = search(["smart.lambda=0,5"], 4, study="toy", out=tmp_path / "out", root=folder)
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "PRUNED"} and study.best_value == 0
-    assert list(experiments(folder)) == [study.best_trial.user_attrs["experiment"]]
+    assert list(find_experiments(folder)) == [study.best_trial.user_attrs["experiment"]]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     assert not list((folder / ".dvc/tmp/exps/standalone").glob("tmp*"))
     assert not list((tmp_path / "out/toy").glob("checkpoints*")) and made.git("status", "--porcelain") == ""

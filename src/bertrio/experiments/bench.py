@@ -15,7 +15,7 @@ from bertrio.config.loading import read_yaml, validate_params
 from bertrio.core.errors import UserError
 from bertrio.experiments.dvc_experiments import short_digest
 from bertrio.experiments.ladder import Gain, Names
-from bertrio.experiments.places import of_any_machine
+from bertrio.experiments.machine_paths import of_any_machine
 from bertrio.experiments.recipes.extensions import BASE, FILE, Extension
 from bertrio.experiments.recipes.params import changes
 from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
@@ -144,16 +144,11 @@ class DvcBench:
         return short_digest(json.dumps([self._base, self._budget, kept], sort_keys=True))
 
     def _run(self, names: Names, seed: int) -> Revision:
-        from bertrio.experiments.dvc_experiments import experiments, run_experiment
+        from bertrio.experiments.dvc_experiments import run_experiment
 
         name, settings = self.experiment(names, seed), self.settings(names, seed)
         run_experiment(name, settings, self._root)
-        found = experiments(self._root)
-        if name not in found:
-            raise UserError(f"{name}: the run left no experiment; dvc exp show lists those that there are")
-        run = Revision.open(found[name], self._root)
-        run.name = name
-        return run
+        return Revision.open(name, self._root)
 
     def _check_last(self, names: Names) -> None:
         """Raises if what the last extension says of the others speaks against it."""

@@ -1,60 +1,26 @@
-"""DVC experiments: list them, and run one with given params."""
+"""Run DVC experiments with given params."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bertrio.config.loading import read_yaml
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
-from bertrio.experiments.places import differences, with_absolute_paths
+from bertrio.experiments.machine_paths import differences, with_absolute_paths
 from bertrio.experiments.recipes.params import ABSENT, changes, dvc_overrides, listed, with_numbers
+from bertrio.experiments.revision import Experiment, Revision, find_experiments
 
 PARAMS = "params.yaml"
 LOOK_EVERY = 1.0  # seconds between two calls of `watch`
-REFERENCE = re.compile(r"refs/exps/(?P<a>[0-9a-f]{2})/(?P<b>[0-9a-f]{38})/(?P<name>\S+) (?P<commit>[0-9a-f]+)")
-
-
-class Experiment(NamedTuple):
-    """A finished experiment: its name, its commit, and the commit that it was started from."""
-
-    name: str
-    commit: str
-    baseline: str
-
-
-def experiments(root: str | Path = ".") -> dict[str, str]:
-    """Return the commits of all experiments of the repository by name, whatever commit they were started from."""
-    return {name: experiment.commit for name, experiment in find_experiments(root).items()}
-
-
-def find_experiments(root: str | Path = ".") -> dict[str, Experiment]:
-    """Return all experiments by name, the oldest first; of experiments that share a name, the newest.
-
-    DVC stores an experiment as the git reference `refs/exps/<baseline, 2 digits>/<38 digits>/<name>`.
-
-    Raises:
-        UserError: if `root` is no DVC repository.
-    """
-    if not (Path(root) / "dvc.yaml").exists():
-        raise UserError(f"{Path(root).resolve()} has no dvc.yaml; run this from the folder that holds dvc.yaml")
-    form = "--format=%(refname) %(objectname)"
-    command = ["git", "for-each-ref", "--sort=committerdate", form, "refs/exps"]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise UserError(f"{Path(root).resolve()}: {done.stderr.strip()}; run this in a clone of the repository")
-    found = (REFERENCE.fullmatch(line) for line in done.stdout.splitlines())
-    return {ref["name"]: Experiment(ref["name"], ref["commit"], ref["a"] + ref["b"]) for ref in found if ref}
 
 
 def run_experiment(
@@ -117,8 +83,6 @@ def _need_same(done: Experiment, settings: Mapping[str, Any], root: Path) -> Non
 
     A param that it lacks did not exist when it ran, and counts as equal where it now has its default.
     """
-    from bertrio.experiments.revision import Revision
-
     default = changes(with_numbers(read_yaml(root / PARAMS)), with_numbers(settings))
     wrong = {
         param: values
@@ -139,7 +103,7 @@ def _run(
     environment: Mapping[str, str],
     silent: bool = False,
 ) -> int:
-    """Run a command to its end and return its exit code; what stops this process stops all that the command started.
+    """Run a command and return its exit code; what stops this process stops all that the command started.
 
     The command gets its own process group. Ctrl-C, SIGTERM and what `watch` raises reach the whole group as Ctrl-C:
     DVC waits for the stage to end and removes its temporary copy. `python` is the interpreter of this process. `silent`
@@ -166,18 +130,8 @@ def _run(
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Make Ctrl-C and SIGTERM raise KeyboardInterrupt.
-
-    A shell starts background jobs with Ctrl-C ignored, and their children would inherit that.
-    """
-    if threading.current_thread() is not threading.main_thread():  # only there Python can change this
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    """Make Ctrl-C and SIGTERM raise KeyboardInterrupt, also in background jobs of a shell."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

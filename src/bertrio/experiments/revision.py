@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
+from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
@@ -15,43 +17,70 @@ from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task, build_target
 from bertrio.evaluation.predictions import check_tasks, read_predictions
 
-if TYPE_CHECKING:  # takes half a second to import, and most commands do without
-    from dvc.fs import GitFileSystem
-    from dvc.fs.dvc import DVCFileSystem
-
-    from bertrio.config import Params
-
 WORKSPACE = "workspace"
 PREDICTIONS = "predictions/ensemble.parquet"
+REFERENCE = re.compile(r"refs/exps/(?P<a>[0-9a-f]{2})/(?P<b>[0-9a-f]{38})/(?P<name>\S+) (?P<commit>[0-9a-f]+)")
+
+
+class Experiment(NamedTuple):
+    """A finished experiment: its name, its commit, and the commit that it was started from."""
+
+    name: str
+    commit: str
+    baseline: str
+
+
+def find_experiments(root: str | Path = ".") -> dict[str, Experiment]:
+    """Return all experiments by name, the oldest first; of experiments that share a name, the newest.
+
+    DVC stores an experiment as the git reference `refs/exps/<baseline, 2 digits>/<38 digits>/<name>`.
+
+    Raises:
+        UserError: if `root` is no DVC repository.
+    """
+    if not (Path(root) / "dvc.yaml").exists():
+        raise UserError(f"{Path(root).resolve()} has no dvc.yaml; run this from the folder that holds dvc.yaml")
+    done = _git(root, "for-each-ref", "--sort=committerdate", "--format=%(refname) %(objectname)", "refs/exps")
+    if done.returncode:
+        raise UserError(
+            f"{Path(root).resolve()}: {done.stderr.decode().strip()}; run this in a clone of the repository"
+        )
+    matches = (REFERENCE.fullmatch(line) for line in done.stdout.decode().splitlines())
+    return {ref["name"]: Experiment(ref["name"], ref["commit"], ref["a"] + ref["b"]) for ref in matches if ref}
 
 
 class Revision:
-    """What one revision holds, whether git or DVC's cache keeps it. The workspace and its files stay as they are.
+    """The files of one revision, whether git or DVC's cache stores them. The workspace stays as it is.
 
-    `name` is what the user called it, `commit` the hash it stands for, or None for the workspace.
+    Args:
+        name: what the user called it.
+        root: the folder that holds dvc.yaml, which is the root of the git repository.
+        commit: its hash; None for the workspace.
     """
 
-    def __init__(self, name: str, root: Path, commit: str | None, files: DVCFileSystem | None) -> None:
-        self.name = name
-        self.commit = commit
-        self._root = root
-        self._files: Any = files
+    def __init__(self, name: str, root: Path, commit: str | None = None) -> None:
+        self.name, self.commit, self._root = name, commit, root
 
     @classmethod
     def open(cls, name: str, root: str | Path = ".") -> Revision:
-        """The revision called `name`: `workspace`, or an experiment, commit, tag or branch.
-
-        Args:
-            name: as `git` and `dvc exp` take it; a branch or tag goes before an experiment of the same name.
-            root: the folder that holds dvc.yaml.
+        """Return the revision called `name`: `workspace`, a commit, tag or branch, or an experiment.
 
         Raises:
             UserError: if there is no such revision, or no repository.
         """
         root = Path(root)
         if name == WORKSPACE:
-            return cls(name, root, None, None)
-        return cls(name, root, *_open_commit(name, root))
+            return cls(name, root)
+        commit = _git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").stdout.decode().strip()
+        if not commit:
+            experiment = find_experiments(root).get(name)
+            if experiment is None:
+                raise UserError(
+                    f"{name}: there is no such revision; expected {WORKSPACE}, a commit, tag or branch, or an "
+                    "experiment that dvc exp list -A shows"
+                )
+            commit = experiment.commit
+        return cls(name, root, commit)
 
     @property
     def title(self) -> str:
@@ -64,50 +93,47 @@ class Revision:
         return self.commit[:7] if self.commit else WORKSPACE
 
     def exists(self, path: str) -> bool:
-        """Whether this revision has the file or folder `path`; its content may still be missing from the cache."""
-        if self._files is None:
+        """Return whether the revision has the file or folder; its content may still be missing from DVC's cache."""
+        if self.commit is None:
             return (self._root / path).exists()
-        return self._in_git(path) or self._files.exists(path)
+        return not _git(self._root, "cat-file", "-e", f"{self.commit}:{path}").returncode or self._dvc.exists(path)
 
     def files(self, folder: str) -> list[str]:
-        """The paths of all files below `folder`, sorted; empty if there is no such folder."""
-        if self._files is None:
-            found = [file for file in (self._root / folder).rglob("*") if file.is_file()]
-            return sorted(file.relative_to(self._root).as_posix() for file in found)
-        if not self._files.exists(folder):
-            return []
-        return sorted(str(file).lstrip("/") for file in self._files.find(folder))
+        """Return the paths of all files below `folder`, sorted; none if there is no such folder."""
+        if self.commit is None:
+            files = [file for file in (self._root / folder).rglob("*") if file.is_file()]
+            return sorted(file.relative_to(self._root).as_posix() for file in files)
+        return sorted(file.lstrip("/") for file in self._dvc.find(folder)) if self._dvc.exists(folder) else []
 
     def read(self, path: str) -> bytes:
-        """The content of file `path`.
+        """Return the content of a file.
 
         Raises:
-            UserError: if this revision has no such file, or neither DVC's cache nor its remote has the content.
+            UserError: if the revision has no such file, or its content is not in DVC's cache.
         """
         if not self.exists(path):
-            raise UserError(self._absent(path))
-        if self._files is None:
+            raise UserError(f"{self.title}: {path}: is missing; run dvc repro, or dvc checkout where it was run before")
+        if self.commit is None:
             return (self._root / path).read_bytes()
-        if self._in_git(path):
-            # Not self._git.cat_file: pygit2 streams by a thread, and on a busy machine its reader can wait for ever
-            content = ["git", "-C", str(self._root), "cat-file", "blob", f"{self.commit}:./{path}"]
-            return subprocess.run(content, check=True, capture_output=True).stdout
+        # Not by DVCFileSystem: pygit2 streams files of git in a thread, which can hang on a busy machine
+        blob = _git(self._root, "cat-file", "blob", f"{self.commit}:{path}")
+        if blob.returncode == 0:
+            return blob.stdout
         from dvc.exceptions import DvcException
 
         try:
-            return self._files.cat_file(path)
+            return self._dvc.cat_file(path)
         except (OSError, DvcException) as error:
-            known = isinstance(error, FileNotFoundError)  # its text would only repeat the path
-            reason = "" if known else f" ({getattr(error, 'strerror', None) or error})"
             raise UserError(
-                f"{self.title}: the content of {path} is not in DVC's cache{reason}; {self._made_again_by}"
+                f"{self.title}: the content of {path} is not in DVC's cache; run dvc pull if a remote has it. Or "
+                f"make it again: dvc exp apply {self.name} (or git checkout {self.short}), then dvc repro"
             ) from error
 
     def json(self, path: str) -> Any:
-        """What JSON file `path` holds.
+        """Return the content of a JSON file.
 
         Raises:
-            UserError: if it is missing or no JSON.
+            UserError: if it is missing or not JSON.
         """
         try:
             return json.loads(self.read(path))
@@ -115,31 +141,21 @@ class Revision:
             raise UserError(f"{self.title}: {path} is not JSON ({error}); run the stage that writes it") from error
 
     def settings(self) -> dict[str, Any]:
-        """What params.yaml holds, as it stands there: that of an older revision may not fit the params of today.
+        """Return the raw content of params.yaml, which in an older revision may not fit the params of today.
 
         Raises:
-            UserError: if it is missing or no mapping.
+            UserError: if it is missing or not a mapping.
         """
         try:
-            raw = yaml.safe_load(self.read("params.yaml").decode("utf-8-sig"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raw = yaml.safe_load(self.read("params.yaml"))
+        except yaml.YAMLError as error:
             raise UserError(f"{self.title}: params.yaml is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(raw, dict):
             raise UserError(f"{self.title}: params.yaml: found {type(raw).__name__}, expected groups of params")
         return raw
 
-    def params(self) -> Params:
-        """The params, checked.
-
-        Raises:
-            UserError: naming all that is wrong, such as params that did not exist when the revision was made.
-        """
-        from bertrio.config.loading import validate_params
-
-        return validate_params(self.settings(), f"{self.title}: params.yaml")
-
     def tasks(self) -> dict[str, Task]:
-        """The tasks, from what params.yaml says of texts and labels alone, so that older revisions can be read.
+        """Return the tasks, built from few params so that older revisions can be read.
 
         Raises:
             UserError: if params.yaml is missing or describes no tasks.
@@ -153,90 +169,32 @@ class Revision:
             ) from error
 
     def predictions(self) -> pd.DataFrame:
-        """The ensemble's prediction table.
+        """Return the ensemble's prediction table.
 
         Raises:
-            UserError: if it is missing, damaged, or holds tasks that params.yaml does not have.
+            UserError: if it is missing, damaged, or has tasks that params.yaml does not have.
         """
         frame = read_predictions(f"{self.title}: {PREDICTIONS}", content=self.read(PREDICTIONS))
         check_tasks(frame, self.tasks())
         return frame
 
     def rows(self, task: str, split: str) -> pd.DataFrame:
-        """The rows of `task` in train, dev or test: id, texts and label.
-
-        Raises:
-            UserError: if the table is missing.
-        """
+        """Return the rows of a task in train, dev or test: id, texts and label."""
         return pd.read_parquet(BytesIO(self.read(f"data/splits/{task}/{split}.parquet")))
 
-    @property
-    def _git(self) -> GitFileSystem:
-        return self._files.repo.fs
+    @cached_property
+    def _dvc(self) -> Any:
+        from dvc.api import DVCFileSystem  # takes half a second
 
-    def _in_git(self, path: str) -> bool:
-        """Whether git itself has the file, which is found 100 times as fast as what DVC keeps."""
-        return self._git.isfile(self._git.join(self._files.repo.root_dir, path))
+        return DVCFileSystem(str(self._root.resolve()), rev=self.commit)
 
-    @property
-    def _made_again_by(self) -> str:
-        """What brings files into the cache that it does not have."""
-        from dvc.repo.experiments.utils import exp_refs
 
-        scm = self._files.repo.scm
-        if self.commit == scm.get_rev():
-            return (
-                "the committed result was made on another machine: run dvc repro and commit dvc.lock, or dvc pull if a "
-                "remote has it"
-            )
-        if any(scm.get_ref(str(ref)) == self.commit for ref in exp_refs(scm)):
-            return f"run dvc exp apply {self.name} && dvc repro, or dvc pull in place of dvc repro if a remote has it"
-        return f"run git checkout {self.short}, then dvc pull if a remote has it, or else dvc repro and commit dvc.lock"
-
-    def _absent(self, path: str) -> str:
-        if self._files is None:
-            return f"{self._root / path}: is missing; run dvc repro, which writes it, or dvc checkout if it has run"
-        return (
-            f"{self.title}: this revision has no {path}: it was not run, or its outcome was not committed; run it with "
-            "dvc exp run, or run dvc repro and commit dvc.lock"
-        )
+def _git(root: str | Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, check=False)
 
 
 def _task(name: str, block: dict[str, Any]) -> Task:
     limits: Any = tuple(float(end) for end in block.get("range") or ()) or None
-    names = [str(name) for name in block.get("labels") or ()]
-    target = build_target(block["target"], block.get("classes"), limits, names, block.get("metric"))
+    labels = [str(label) for label in block.get("labels") or ()]
+    target = build_target(block["target"], block.get("classes"), limits, labels, block.get("metric"))
     return Task(name, block["kind"], block.get("encoding") or "cross", target)
-
-
-def _open_commit(name: str, root: Path) -> tuple[str, DVCFileSystem]:
-    """The hash that `name` stands for, and the files of that commit, with those that DVC keeps."""
-    from dvc.exceptions import DvcException, NotDvcRepoError
-    from dvc.fs import GitFileSystem
-    from dvc.fs.dvc import DVCFileSystem
-    from dvc.repo import Repo
-    from dvc.scm import RevError, resolve_rev
-    from scmrepo.exceptions import SCMError
-
-    try:
-        here = Repo(str(root))
-    except NotDvcRepoError as error:
-        raise UserError(f"{name}: {error}; run this from the folder that holds dvc.yaml") from error
-    try:
-        commit = resolve_rev(here.scm, name)
-        folder = Path(here.root_dir).relative_to(here.scm.root_dir).as_posix()  # "." but for a project in a subfolder
-        repo = Repo(f"/{folder}".rstrip("."), fs=GitFileSystem(scm=here.scm, rev=commit), scm=here.scm)
-    except NotDvcRepoError as error:
-        raise UserError(f"{name}: this revision is from before DVC came to the repository; name a later one") from error
-    except RevError as error:
-        if "ambiguous" in str(error):
-            raise UserError(
-                f"{name}: several experiments have this name; give the hash of one, as dvc exp show lists them"
-            ) from None
-        raise UserError(
-            f"{name}: there is no such revision; expected {WORKSPACE}, a commit, tag or branch, or an experiment that "
-            "dvc exp list -A shows"
-        ) from error
-    except (SCMError, DvcException, AttributeError) as error:
-        raise UserError(f"{name}: can't be read as a revision of {root.resolve()} ({error})") from error
-    return commit, DVCFileSystem(repo=repo)

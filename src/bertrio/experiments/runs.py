@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.experiments.places import is_override, overridden
+from bertrio.experiments.machine_paths import is_override, overridden
 from bertrio.experiments.recipes.params import value_text
 from bertrio.experiments.recipes.resolving import resolve
 

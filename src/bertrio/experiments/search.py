@@ -24,8 +24,8 @@ from bertrio.config.loading import read_yaml, validate_params
 from bertrio.core.console import say, show_table
 from bertrio.core.errors import UserError, writing_to
 from bertrio.core.files import write_csv, write_text
-from bertrio.experiments.dvc_experiments import experiments, run_experiment, short_digest
-from bertrio.experiments.places import of_any_machine, settings_text
+from bertrio.experiments.dvc_experiments import run_experiment, short_digest
+from bertrio.experiments.machine_paths import of_any_machine, settings_text
 from bertrio.experiments.recipes.params import changes, value_text, with_numbers
 from bertrio.experiments.recipes.resolving import SEED, resolve
 from bertrio.experiments.recipes.rows import Recipes, Row, load_recipes
@@ -114,7 +114,7 @@ class TrialRunner:
             shutil.rmtree(checkpoints, ignore_errors=True)
             raise
         shutil.rmtree(checkpoints, ignore_errors=True)
-        score: Any = Revision.open(experiments(self.root)[name], self.root).json("metrics/evaluation.json")["dev"]
+        score: Any = Revision.open(name, self.root).json("metrics/evaluation.json")["dev"]
         for key in self.metric:
             if key not in score:
                 raise UserError(f"{name}: metrics/evaluation.json has no {key} of dev, but {', '.join(score)}")

@@ -19,7 +19,7 @@ from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.bench import METRIC, DvcBench, Outcome
 from bertrio.experiments.ladder import Gain, Names, Step, best, label, write_ladder
-from bertrio.experiments.places import settings_text
+from bertrio.experiments.machine_paths import settings_text
 from bertrio.experiments.recipes.extensions import Extension, check_candidates, load_extensions
 from bertrio.experiments.recipes.rows import load_recipes
 

@@ -160,11 +160,10 @@ def sweep(
 
 def read_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
     """All finished experiments of the repository, the oldest first."""
-    from bertrio.experiments.dvc_experiments import experiments
-    from bertrio.experiments.revision import Revision
+    from bertrio.experiments.revision import Revision, find_experiments
 
-    for name, commit in experiments(root).items():
-        revision = Revision.open(commit, root)
+    for name in find_experiments(root):
+        revision = Revision.open(name, root)
         if revision.exists("metrics/evaluation.json"):
             found = revision.json("metrics/evaluation.json")
             if "dev" not in found.get("intervals", {}):
@@ -194,7 +193,7 @@ def measured_runs(swept: Swept, root: str | Path = ".") -> Iterator[Run]:
 
 
 def _run(name: str, swept: Swept, params: Mapping[str, Any], figures: Mapping[str, Figure]) -> Run:
-    from bertrio.experiments.places import OF_MACHINE, without_place
+    from bertrio.experiments.machine_paths import OF_MACHINE, without_place
 
     settings = leaves(params)
     own = {key: value for key, value in settings.items() if swept.takes(key)}

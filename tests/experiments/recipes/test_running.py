@@ -16,12 +16,12 @@ import yaml
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
-from bertrio.experiments.dvc_experiments import experiments, queued, run_experiment
+from bertrio.experiments.dvc_experiments import queued, run_experiment
 from bertrio.experiments.recipes import running
 from bertrio.experiments.recipes.measured import load_measured
 from bertrio.experiments.recipes.params import with_numbers
 from bertrio.experiments.recipes.running import collect, experiment_name, run_rows
-from bertrio.experiments.revision import Revision
+from bertrio.experiments.revision import Revision, find_experiments
 
 pytestmark = pytest.mark.heavy
 STAGE = """
@@ -145,7 +145,7 @@ def no_runs(monkeypatch):
 
 
 def test_rows_become_experiments_of_their_params_and_the_workspace_stays_as_it_is(repository, ran):
-    assert set(ran) == experiments(repository.folder).keys()  # and none of the run that failed
+    assert set(ran) == find_experiments(repository.folder).keys()  # and none of the run that failed
     default = with_numbers(read_yaml(repository.folder / "params.yaml"))
     found = repository.settings("toy-smart-quick-s1")
     assert found["finetune"] == default["finetune"] | {"epochs": 10, "lr": 6e-5}
@@ -249,7 +249,7 @@ def test_a_run_that_was_stopped_is_over_leaves_nothing_and_is_run_again(reposito
     assert "stopped; toy-base-paper-s1-" in told
     assert not Path(f"/proc/{started.read_text()}").exists()
     name = experiment_name("toy-base", "paper", 1, {"finetune.epochs": 77})
-    assert name not in experiments(repository.folder)
+    assert name not in find_experiments(repository.folder)
     assert not list((repository.folder / ".dvc/tmp/exps/standalone").glob("tmp*"))  # DVC's copy of the repository
     go_on.write_text("")
     assert run_rows(["toy-base"], "paper", overrides={"finetune.epochs": 77}, root=repository.folder) == [name]
@@ -271,7 +271,7 @@ def test_the_queue_gets_each_run_once(repository, capsys):
         assert error.count(": already in the queue") == skipped
         assert "next: dvc queue start" in error
         assert queued(repository.folder) == set(names)
-    assert not set(names) & experiments(repository.folder).keys()
+    assert not set(names) & find_experiments(repository.folder).keys()
 
 
 def test_collect_takes_every_experiment_of_a_row_and_no_other(repository, ran):

@@ -172,7 +172,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         UserError: if one of its files is missing or damaged.
     """
     from bertrio import __version__
-    from bertrio.experiments.places import without_place
+    from bertrio.experiments.machine_paths import without_place
 
     settings = revision.settings()
     firsts = {name: task.target.metrics[0] for name, task in revision.tasks().items()}

@@ -12,13 +12,13 @@ from typing import Any
 from bertrio.config.loading import read_yaml
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
-from bertrio.experiments.dvc_experiments import PARAMS, Experiment, find_experiments, run_experiment, short_digest
-from bertrio.experiments.places import by_last_names, is_override, of_any_machine, overridden
+from bertrio.experiments.dvc_experiments import PARAMS, run_experiment, short_digest
+from bertrio.experiments.machine_paths import by_last_names, is_override, of_any_machine, overridden
 from bertrio.experiments.recipes.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
 from bertrio.experiments.recipes.params import Block, changes, listed, with_numbers
 from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve, without_seed
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
-from bertrio.experiments.revision import Revision
+from bertrio.experiments.revision import Experiment, Revision, find_experiments
 
 
 def run_rows(

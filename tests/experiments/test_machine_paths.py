@@ -2,7 +2,7 @@
 
 import subprocess
 
-from bertrio.experiments.places import (
+from bertrio.experiments.machine_paths import (
     differences,
     is_override,
     overridden,

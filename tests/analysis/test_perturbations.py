@@ -31,6 +31,7 @@ from bertrio.core.files import read_json
 from bertrio.core.runtime import set_up
 from bertrio.core.tasks import Binary, Classes, Ordered, Predicted, Score, Task
 from bertrio.inference.trained_model import TrainedModel
+from bertrio.model.config import ModelConfig
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model
 
@@ -236,7 +237,7 @@ def test_a_real_model_that_reads_no_case_is_not_moved_by_it(default_params, defa
     runtime = set_up(1, "cpu", "float32", 1)
     initial_transformer(default_params.encoder, len(tokenizer)).save_pretrained(tmp_path / "encoder")
     network = build_model(default_params, tmp_path / "encoder", runtime)
-    model = TrainedModel("m", network, tokenizer, default_tasks, list(default_tasks), max_length=32, batch_size=4)
+    model = TrainedModel("m", network, tokenizer, ModelConfig.from_params(default_params), batch_size=4)
     scorer = Scorer(dict.fromkeys(default_tasks, model))
     pairs = pd.DataFrame({"text_a": ["A good film", "Is this BAD"], "text_b": ["a bad question", "why is James bad"]})
     rows = {"sst": SINGLE, "qqp": pairs, "sts": pairs}

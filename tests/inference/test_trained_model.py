@@ -54,7 +54,7 @@ def test_outputs_that_are_not_finite_are_an_error(folder):
     with torch.no_grad():
         next(trained.network.encoder.parameters()).fill_(torch.nan)
     with pytest.raises(UserError, match="task sts: the model's outputs are not finite"):
-        trained.encode("sts", ["a good film"])
+        trained.encode(["a good film"], "sts")
 
 
 def test_a_model_says_of_itself_what_params_said(folder, default_params):

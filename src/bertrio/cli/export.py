@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bertrio.core.errors import UserError
+from bertrio.cli.options import need_packages
+from bertrio.core.errors import writing_to
 
 FORMATS = {
     "encoder": "for transformers' AutoModel",
@@ -13,6 +14,11 @@ FORMATS = {
     "cross-encoder": "a task, for sentence-transformers' CrossEncoder",
     "sentence-transformer": "the vectors of a task with encoding bi, for SentenceTransformer",
     "onnx": "a task, for any ONNX runtime",
+}
+PACKAGES = {  # that a format needs besides those of bertrio, by the extra that installs them
+    "cross-encoder": ("sentence-transformers", ["sentence_transformers"]),
+    "sentence-transformer": ("sentence-transformers", ["sentence_transformers"]),
+    "onnx": ("onnx", ["onnx", "onnxruntime", "onnxscript"]),
 }
 
 
@@ -32,12 +38,12 @@ def add_export_commands(commands: Any) -> None:
 
 
 def _export(args: argparse.Namespace) -> None:
+    extra, packages = PACKAGES.get(args.format, ("", []))
+    need_packages(f"--format {args.format}", packages, extra)
     from bertrio.inference.export.export import export_model
 
-    try:
+    with writing_to(f"--to {args.to}"):
         done = export_model(args.model, args.to, args.format, args.task, args.int8)
-    except OSError as error:
-        raise UserError(f"--to {args.to}: can't be written ({error.strerror or error}); name another place") from error
     what = f"task {done.task.name}" if done.task else "the encoder"
     print(f"wrote {args.to}: {what} of {args.model}, --format {args.format}{' --int8' if args.int8 else ''}")
     print(f"largest difference from the model: {done.difference:.1e}, on {done.rows} texts")

@@ -192,7 +192,7 @@ class Predictor:
                 f"one of them, such as models/members/{next(iter(shares))}, or make a soup (ensemble.combine)"
             )
         (name,) = shares
-        return self.members[name].encode(task, _table(TEXT_COLUMNS["single"], texts)["text"].tolist())
+        return self.members[name].encode(_table(TEXT_COLUMNS["single"], texts)["text"].tolist(), task)
 
     def _bi_encoded(self) -> str:
         names = [name for name, task in self.tasks.items() if task.kind == "pair" and task.encoding == "bi"]

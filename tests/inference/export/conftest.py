@@ -50,3 +50,11 @@ def apart(make_model):
     """A model whose task sts encodes its texts apart, with a projection in front of the cosine."""
     options = {**APART["head_options"], "projection": True, "activation": "tanh"}
     return make_model(tasks={"sts": {**APART, "head_options": options}})
+
+
+@pytest.fixture(scope="session")
+def load():
+    """`load(folder)`: the model in float32 on the CPU."""
+    from bertrio.inference.trained_model import TrainedModel
+
+    return lambda folder: TrainedModel.load(folder, Runtime(torch.device("cpu"), torch.float32))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
-from bertrio.core.errors import UserError, missing_package
+from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder, write_json
-from bertrio.core.tasks import Score, Task
+from bertrio.core.runtime import Runtime
+from bertrio.core.tasks import TEXT_COLUMNS, Score, Task
 from bertrio.inference.export import huggingface, onnx, sentence_transformer
-from bertrio.inference.export.huggingface import class_names
-from bertrio.inference.export.source import Row, Source
+from bertrio.inference.trained_model import TrainedModel
+from bertrio.model.heads import Head, Linear, Mlp
+from bertrio.model.multitask import HEADS_FILE
 
 CONFIG_FILE = "export.json"  # description of the export, in each one
 TOLERANCE = 1e-4  # between an export and the model, as a share of the largest number where that is above 1
+PROBE_WORDS = (0, 1, 2, 5, 12, 40)  # of the first text of each row to try; the last row has too many tokens
 
 
 @dataclass(frozen=True)
@@ -27,20 +32,41 @@ class Format:
     """One export format.
 
     Attributes:
-        write: `(source, task, folder)` writes the export.
-        read: `(source, task, folder, rows)` loads it with its library and returns that library's outputs for the rows.
-        expected: `(source, task, rows)` returns the same outputs by the model itself.
-        of_task: whether the export holds one task, or the encoder alone.
-        extra: extra of bertrio that installs `packages`.
-        packages: packages that the format needs besides those of bertrio.
+        write: `(model, task, folder)` writes the export; without a task, the encoder alone.
+        compare: `(model, task, folder, texts)` loads it with its library and returns that library's outputs for the
+            texts, and the same outputs by the model itself.
+        takes: the tasks that it can hold, in words; empty for the encoder alone.
+        fits: whether it can hold a task with this head.
     """
 
-    write: Callable[[Source, Any, Path], None]
-    read: Callable[[Source, Any, Path, list[Row]], Tensor]
-    expected: Callable[[Source, Any, list[Row]], Tensor]
-    of_task: bool = True
-    extra: str = ""
-    packages: tuple[str, ...] = ()
+    write: Callable[[TrainedModel, Any, Path], None]
+    compare: Callable[[TrainedModel, Any, Path, pd.DataFrame], tuple[Tensor, Tensor]]
+    takes: str = ""
+    fits: Callable[[Task, Head], bool] = lambda task, head: True
+
+
+FORMATS: dict[str, Format] = {
+    "encoder": Format(huggingface.write_encoder, huggingface.compare_encoder),
+    "classifier": Format(
+        huggingface.write_classifier,
+        huggingface.compare_classifier,
+        "a task with head linear and encoding cross",
+        lambda task, head: type(head) is Linear and task.encoding == "cross",
+    ),
+    "cross-encoder": Format(
+        sentence_transformer.write_cross_encoder,
+        sentence_transformer.compare_cross_encoder,
+        "a pair task with head linear or mlp and encoding cross",
+        lambda task, head: type(head) in (Linear, Mlp) and (task.kind, task.encoding) == ("pair", "cross"),
+    ),
+    "sentence-transformer": Format(
+        sentence_transformer.write_sentence_transformer,
+        sentence_transformer.compare_sentence_transformer,
+        "a pair task with encoding bi",
+        lambda task, head: (task.kind, task.encoding) == ("pair", "bi"),
+    ),
+    "onnx": Format(onnx.write_graph, onnx.compare_graph, "any task"),
+}
 
 
 @dataclass(frozen=True)
@@ -50,37 +76,6 @@ class Exported:
     task: Task | None
     difference: float
     rows: int
-
-
-SENTENCE_TRANSFORMERS = ("sentence-transformers", ("sentence_transformers",))
-FORMATS: dict[str, Format] = {
-    "encoder": Format(
-        huggingface.write_encoder, huggingface.read_encoder, lambda source, task, rows: source.pooled(rows), False
-    ),
-    "classifier": Format(huggingface.write_classifier, huggingface.read_classifier, huggingface.expected_logits),
-    "cross-encoder": Format(
-        sentence_transformer.write_cross_encoder,
-        sentence_transformer.read_cross_encoder,
-        sentence_transformer.expected_scores,
-        True,
-        *SENTENCE_TRANSFORMERS,
-    ),
-    "sentence-transformer": Format(
-        sentence_transformer.write_sentence_transformer,
-        sentence_transformer.read_sentence_transformer,
-        sentence_transformer.expected_vectors,
-        True,
-        *SENTENCE_TRANSFORMERS,
-    ),
-    "onnx": Format(
-        onnx.write_graph,
-        onnx.read_graph,
-        onnx.expected_answers,
-        True,
-        "onnx",
-        ("onnx", "onnxruntime", "onnxscript"),
-    ),
-}
 
 
 def export_model(
@@ -99,73 +94,77 @@ def export_model(
         int8: quantize the weights to 8 bits (onnx).
 
     Raises:
-        UserError: if there is no such model or task, the format can't hold it, a package is missing, or the folder
-            holds something else.
+        UserError: if there is no such model or task, the format can't hold it, or the folder holds something else.
+        ModuleNotFoundError: if the format's library is not installed.
     """
-    kind = FORMATS[format]
-    _check_arguments(kind, format, task, int8)
-    _check_place(Path(model), Path(to))
-    source = Source.open(model)
-    spec = source.task(task) if kind.of_task else None
-    rows = source.probes(spec)
+    form, to = FORMATS[format], Path(to).resolve()
+    if int8 and format != "onnx":
+        raise UserError(f"--int8: goes with --format onnx, found {format}")
+    if to.exists() and not (to / CONFIG_FILE).is_file() and not (to.is_dir() and not any(to.iterdir())):
+        raise UserError(f"--to {to}: is there and no former export (it has no {CONFIG_FILE}); name another place")
+    if not (Path(model) / HEADS_FILE).exists():
+        raise UserError(
+            f"--model {model}: has no {HEADS_FILE}, expected the folder of one model, such as models/members/base; of "
+            "an ensemble that combines predictions, export a member, or make a soup (ensemble.combine: uniform_soup)"
+        )
+    trained = TrainedModel.load(model, Runtime(torch.device("cpu"), torch.float32))
+    spec = _pick_task(trained, format, task)
+    texts = _probe_texts(trained, "single" if spec is None else spec.kind)
     with whole_folder(to) as folder:
-        kind.write(source, spec, folder)
+        form.write(trained, spec, folder)
         if int8:
             onnx.quantize(folder)
-        write_json(folder / CONFIG_FILE, _about(source, format, spec, int8))
-        difference = _difference(kind.read(source, spec, folder, rows), kind.expected(source, spec, rows))
+        write_json(folder / CONFIG_FILE, _description(trained, format, spec, int8))
+        difference = _difference(*form.compare(trained, spec, folder, texts))
         if not int8 and not difference <= TOLERANCE:
             raise UserError(
                 f"--format {format}: the export differs from the model by {difference:.2g}, expected "
                 f"{TOLERANCE} at most, so it was not kept; this format does not fit the encoder's architecture"
             )
-    return Exported(spec, difference, len(rows))
+    return Exported(spec, difference, len(texts))
+
+
+def _pick_task(model: TrainedModel, format: str, name: str | None) -> Task | None:
+    """Return the task of that name, or the only one there is; None for the encoder alone."""
+    form, known = FORMATS[format], ", ".join(model.trained)
+    if not form.takes:
+        if name:
+            raise UserError(f"--task: found {name}, but --format {format} holds the encoder alone; leave it out")
+        return None
+    name = model.trained[0] if name is None and len(model.trained) == 1 else name
+    if name not in model.trained:
+        raise UserError(f"--task: found {name or 'none'}, expected one of {known}, which {model.name} was trained on")
+    task, head = model.tasks[name], model.network.heads[name]
+    assert isinstance(head, Head)
+    if not form.fits(task, head):
+        about = f"kind {task.kind}, encoding {task.encoding} and head {model.config.tasks[name].head}"
+        raise UserError(f"task {name}: has {about}, but --format {format} holds {form.takes}; --format onnx any task")
+    return task
+
+
+def _probe_texts(model: TrainedModel, kind: str) -> pd.DataFrame:
+    """Return a few rows of words of the vocabulary, from no words to more than the model reads."""
+    pieces = {re.sub(r"[\W\d_]", "", token) for token in model.tokenizer.get_vocab()}
+    words, draw = sorted(pieces - {""}) or ["word"], random.Random(0)
+    texts = [" ".join(draw.choices(words, k=count)) for count in (*PROBE_WORDS, model.config.encoder.max_length)]
+    return pd.DataFrame(dict(zip(TEXT_COLUMNS[kind], (texts, texts[3:] + texts[:3]))), dtype=object)
 
 
 def _difference(exported: Tensor, expected: Tensor) -> float:
     """Return the largest difference, relative to the largest value if that is above 1; infinite if shapes differ."""
-    if exported.shape != expected.shape:
+    if exported.shape != expected.shape or not exported.isfinite().all():
         return float("inf")
-    scale = max(1.0, expected.abs().max().item())
-    return ((exported - expected).abs().max() / scale).item() if torch.isfinite(exported).all() else float("inf")
+    return ((exported - expected).abs().max() / max(1.0, expected.abs().max().item())).item()
 
 
-def _check_arguments(kind: Format, format: str, task: str | None, int8: bool) -> None:
-    if int8 and format != "onnx":
-        raise UserError(f"--int8: goes with --format onnx, found {format}")
-    if task and not kind.of_task:
-        raise UserError(f"--task: found {task}, but --format {format} holds the encoder alone; leave it out")
-    missing = [name for name in kind.packages if find_spec(name) is None]
-    if missing:
-        raise missing_package(f"--format {format}", missing, kind.extra)
-
-
-def _check_place(model: Path, to: Path) -> None:
-    """Check that nothing but a former export is replaced.
-
-    Raises:
-        UserError: if `to` has no name, is in or around the model, or holds something else.
-    """
-    if not to.name or to.name == "..":
-        raise UserError(f"--to {to}: expected the name of a folder that may be made anew, such as {to / 'exported'}")
-    inner, outer = model.resolve(), to.resolve()
-    if inner == outer or inner in outer.parents or outer in inner.parents:
-        raise UserError(f"--to {to}: is in or around the model's folder {model}; name another place")
-    if to.is_dir() and not any(to.iterdir()):
-        return
-    if to.exists() and not (to / CONFIG_FILE).is_file():
-        raise UserError(f"--to {to}: is there and no former export (it has no {CONFIG_FILE}); name another place")
-
-
-def _about(source: Source, format: str, task: Task | None, int8: bool) -> dict[str, Any]:
+def _description(model: TrainedModel, format: str, task: Task | None, int8: bool) -> dict[str, Any]:
     """Return the contents of export.json: what the folder holds, and how to read its outputs."""
-    encoder = source.config.encoder
-    about: dict[str, Any] = {"format": format, "pooling": encoder.pooling, "max_length": encoder.max_length}
+    about: dict[str, Any] = {"format": format, **model.config.encoder.model_dump()}
     if task is None:
         return about
     target = task.target
     about |= {"task": task.name, "kind": task.kind} | ({"encoding": task.encoding} if task.kind == "pair" else {})
-    about |= {"range": [target.low, target.high]} if isinstance(target, Score) else {"classes": class_names(target)}
+    about |= {"range": [target.low, target.high]} if isinstance(target, Score) else {"classes": list(target.outcomes)}
     if format == "onnx":
-        about |= {"inputs": onnx.input_names(task, source.fields), "output": onnx.output_name(target), "int8": int8}
+        about |= {"inputs": onnx.input_names(model, task), "output": onnx.output_name(target), "int8": int8}
     return about

@@ -2,110 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Target, Task
 from bertrio.inference.export.sequence_classifier import build_classifier
-from bertrio.inference.export.source import Row, Source, columns_of, tokenize
-from bertrio.model.heads import Linear
-from bertrio.model.pooling import POOLINGS
+from bertrio.inference.trained_model import TrainedModel
 
 
-def write_encoder(source: Source, task: None, folder: Path) -> None:
+def write_encoder(model: TrainedModel, task: None, folder: Path) -> None:
     """Write the files that `AutoModel.from_pretrained` and `AutoTokenizer.from_pretrained` load."""
-    source.model.encoder.save(folder)
-    source.save_tokenizer(folder)
+    model.network.encoder.save(folder)
+    model.tokenizer.save_pretrained(str(folder))
 
 
 @torch.inference_mode()
-def read_encoder(source: Source, task: None, folder: Path, rows: Sequence[Row]) -> Tensor:
-    """Return the pooled vectors [B, H] of single texts by the exported encoder."""
-    from transformers import AutoModel, AutoTokenizer
+def compare_encoder(model: TrainedModel, task: None, folder: Path, texts: pd.DataFrame) -> tuple[Tensor, Tensor]:
+    """Return the pooled vectors [B, H] of single texts by the export and by the model."""
+    from transformers import AutoModel
 
-    tokens = tokenize(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
-    model = AutoModel.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True)
-    return POOLINGS[source.config.encoder.pooling](model.eval()(**tokens), tokens["attention_mask"])
+    tokens = _tokens(folder, texts)
+    encoder = AutoModel.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True).eval()
+    pooled = model.network.encoder.pooling(encoder(**tokens), tokens["attention_mask"])
+    return pooled, torch.from_numpy(model.encode(texts["text"].tolist()))
 
 
-def write_classifier(source: Source, task: Task, folder: Path) -> None:
+def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
     """Write the files that `AutoModelForSequenceClassification.from_pretrained` loads: class logits, or a score.
 
     Raises:
-        UserError: if the task's head has no such form.
+        UserError: if the encoder's architecture has no such form.
     """
-    head = source.model.heads[task.name]
-    if task.encoding == "bi":
-        raise UserError(
-            f"task {task.name}: encodes the texts of a pair apart, and a model for sequence classification reads one "
-            "sequence; --format sentence-transformer has its vectors, and --format onnx its answers"
-        )
-    others = "--format onnx may do" if task.kind == "single" else "--format cross-encoder or onnx may do"
-    if type(head) is not Linear:
-        raise UserError(f"task {task.name}: only a head linear can be a classifier of transformers; {others}")
-    weight, bias = as_logits(task.target, head.output.weight.detach(), head.output.bias.detach())
-    encoder, pooling = source.model.encoder, source.config.encoder.pooling
+    names = list(task.target.outcomes) or ["score"]
+    about = {
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: number for number, name in enumerate(names)},
+        "problem_type": "single_label_classification" if task.target.discrete else "regression",
+    }
+    head: Any = model.network.heads[task.name]
+    weight, bias = (with_no(task.target, value.detach(), dim=0) for value in (head.output.weight, head.output.bias))
     try:
-        model = build_classifier(encoder.transformer, pooling, weight, bias, classes_of(task.target))
+        transformer, pooling = model.network.encoder.transformer, model.config.encoder.pooling
+        classifier = build_classifier(transformer, pooling, weight, bias, about)
     except ValueError as error:
-        raise UserError(f"task {task.name}: can't be a classifier of transformers, {error}; {others}") from error
-    model.save_pretrained(str(folder))
-    source.save_tokenizer(folder)
+        raise UserError(
+            f"task {task.name}: can't be a classifier of transformers, {error}; --format onnx may do"
+        ) from error
+    classifier.save_pretrained(str(folder))
+    model.tokenizer.save_pretrained(str(folder))
 
 
 @torch.inference_mode()
-def read_classifier(source: Source, task: Task, folder: Path, rows: Sequence[Row]) -> Tensor:
-    """Return the logits [B, C], or the raw score [B, 1], by the exported classifier."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+def compare_classifier(model: TrainedModel, task: Task, folder: Path, texts: pd.DataFrame) -> tuple[Tensor, Tensor]:
+    """Return the logits [B, C], or the raw score [B, 1], by the export and by the model."""
+    from transformers import AutoModelForSequenceClassification
 
-    tokens = tokenize(AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False), *columns_of(rows))
-    model = AutoModelForSequenceClassification.from_pretrained(
+    classifier = AutoModelForSequenceClassification.from_pretrained(
         str(folder), trust_remote_code=False, use_safetensors=True
     )
-    return model.eval()(**tokens).logits
+    outputs = torch.from_numpy(model.outputs(task.name, texts)).float()
+    return classifier.eval()(**_tokens(folder, texts)).logits, with_no(task.target, outputs, dim=1)
 
 
-def expected_logits(source: Source, task: Task, rows: Sequence[Row]) -> Tensor:
-    """Return the same by the model itself."""
-    outputs = source.outputs(task, rows)
-    return torch.cat((torch.zeros_like(outputs), outputs), dim=-1) if lacks_no(task.target, outputs) else outputs
+def with_no(target: Target, values: Tensor, dim: int) -> Tensor:
+    """Return values with one entry a class along `dim`: the logit of yes alone gets 0 for no beside it.
 
-
-def as_logits(target: Target, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight [C, H] and bias [C] that give one logit a class.
-
-    The single logit of a binary head becomes that of yes, beside 0 for no: softmax over both is the sigmoid of the one.
-    With a single logit, the text-classification pipeline would return the same label for every text.
+    Softmax over both is the sigmoid of the one. With a single logit, the text-classification pipeline would return the
+    same label for every text.
     """
-    if not lacks_no(target, bias):
-        return weight, bias
-    return torch.cat((torch.zeros_like(weight), weight)), torch.cat((torch.zeros_like(bias), bias))
+    only_yes = target.discrete and values.shape[dim] == 1
+    return torch.cat((torch.zeros_like(values), values), dim=dim) if only_yes else values
 
 
-def lacks_no(target: Target, outputs: Tensor) -> bool:
-    """Return whether the outputs [..., C] are the logit of yes alone."""
-    return target.discrete and outputs.shape[-1] == 1
+def _tokens(folder: Path, texts: pd.DataFrame) -> Any:
+    """Return tokens [B, T] of texts by the exported tokenizer."""
+    from transformers import AutoTokenizer
 
-
-def classes_of(target: Target) -> dict[str, Any]:
-    """Return the fields of a transformers config for the classes: `id2label`, `label2id`, `problem_type`."""
-    names = class_names(target)
-    return {
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: number for number, name in enumerate(names)},
-        "problem_type": "single_label_classification" if target.discrete else "regression",
-    }
-
-
-def class_names(target: Target) -> list[str]:
-    """Return the names of the classes: those of the task, else no and yes, or numbers; a score is one class."""
-    if not target.discrete:
-        return ["score"]
-    if target.labels:
-        return list(target.labels)
-    return ["no", "yes"] if target.size == 1 else [str(number) for number in range(target.size)]
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    columns = [texts[name].tolist() for name in texts]
+    return tokenizer(*columns, truncation=True, padding=True, return_tensors="pt")

@@ -91,71 +91,59 @@ def build_classifier(transformer: Any, pooling: str, weight: Tensor, bias: Tenso
     """
     from transformers import AutoModelForSequenceClassification
 
-    config = copy.deepcopy(transformer.config)
+    config, (classes, hidden) = copy.deepcopy(transformer.config), weight.shape
     if config.model_type not in FAMILIES:
         raise ValueError(f"not known how for {config.model_type} models, only for {', '.join(FAMILIES)}")
-    if pooling != "pooler" and 2 * len(weight) + 2 > weight.shape[1]:
-        raise ValueError(f"{len(weight)} logits do not fit into a hidden size of {weight.shape[1]}")
+    if pooling != "pooler" and 2 * classes + 2 > hidden:
+        raise ValueError(f"{classes} logits do not fit into a hidden size of {hidden}")
     config.update(dict(about))
     if pooling == "mean":
         config.num_hidden_layers += 1
     model = AutoModelForSequenceClassification.from_config(config).eval()
-    prefix, own = model.base_model_prefix, model.state_dict()
-    body = {f"{prefix}.{name}": value for name, value in transformer.state_dict().items()}
-    empty = {name: torch.zeros_like(value) for name, value in own.items() if name not in body}
-    filled = _filled(config, prefix, pooling, transformer, weight, bias)
-    model.load_state_dict({name: value for name, value in (body | empty | filled).items() if name in own})
-    return model
-
-
-def _filled(config: Any, prefix: str, pooling: str, transformer: Any, weight: Tensor, bias: Tensor) -> State:
-    """Return the classifier's weights that are neither the encoder's nor zero."""
-    family = FAMILIES[config.model_type]
-    if pooling == "pooler":
-        state = _pooler(family, transformer.pooler.dense, weight)
+    prefix, family = model.base_model_prefix, FAMILIES[config.model_type]
+    if pooling == "pooler":  # a dense layer and tanh, as in the classifier
+        dense = transformer.pooler.dense
+        filled = {"dense.weight": dense.weight, "dense.bias": dense.bias, "output.weight": weight}
     elif pooling == "cls":
-        state = _first(family, SMALL * weight)
-    else:
-        layer = f"{prefix}.{family.layers}.{config.num_hidden_layers - 1}"
-        state = _mean(
-            family, layer, weight, getattr(config, "layer_norm_eps", 0.0)
-        )  # DistilBERT's is not worth a param
-    return state | {f"{family.output}.bias": bias}
-
-
-def _pooler(family: Family, dense: torch.nn.Linear, weight: Tensor) -> State:
-    """Return the weights of the pooler, a dense layer and tanh, and of the head."""
-    if family.slope != 2:
-        raise ValueError("its pooler has tanh, and its classifier another activation")
-    return {
-        f"{family.dense}.weight": dense.weight,
-        f"{family.dense}.bias": dense.bias,
-        f"{family.output}.weight": weight,
-    }
+        filled = _first(family, SMALL * weight)
+    else:  # DistilBERT's epsilon is no param
+        filled = _mean(family, weight, getattr(config, "layer_norm_eps", 0.0))
+    layer = f"{prefix}.{family.layers}.{config.num_hidden_layers - 1}"
+    places = {"dense": family.dense, "output": family.output, "layer": layer}
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    state |= {f"{prefix}.{name}": value for name, value in transformer.state_dict().items()}
+    for name, value in (filled | {"output.bias": bias}).items():
+        place, _, rest = name.partition(".")
+        state[f"{places[place]}.{rest}"] = value
+    model.load_state_dict({name: state[name] for name in model.state_dict()})
+    return model
 
 
 def _first(family: Family, rows: Tensor) -> State:
     """Return the weights of both layers, where `rows` [C, H] give SMALL times the logits of the first token."""
     classes, hidden = rows.shape
     return {
-        f"{family.dense}.weight": pairs_of(rows),
-        f"{family.dense}.bias": torch.zeros(hidden),
-        f"{family.output}.weight": differences(classes, hidden, 1 / (SMALL * family.slope)),
+        "dense.weight": pairs_of(rows),
+        "output.weight": differences(classes, hidden, 1 / (SMALL * family.slope)),
     }
 
 
-def _mean(family: Family, layer: str, weight: Tensor, eps: float) -> State:
-    """Return the weights of the additional `layer`, which hands logits of the mean to `_first`. The second of its two
-    norms finds a standard deviation of 1."""
+def _mean(family: Family, weight: Tensor, eps: float) -> State:
+    """Return the weights of the additional layer, which hands logits of the mean to `_first`.
+
+    The constant gives H small numbers mean 0 and standard deviation LOUDER sqrt(2 / H); `gain` is the factor of a logit
+    after the norm and the difference. The second of the layer's two norms finds a standard deviation of 1.
+    """
     classes, hidden = weight.shape
-    values = torch.zeros(hidden, hidden)
+    values, constant = torch.zeros(hidden, hidden), torch.zeros(hidden)
     values[:classes] = weight
-    gain = gain_of(hidden) / (1 + eps) ** 0.5
+    constant[-2:] = torch.tensor([LOUDER, -LOUDER])
+    gain = 2 * LOUD / LOUDER * (hidden / 2) ** 0.5 / (1 + eps) ** 0.5
     return {
-        f"{layer}.{family.values}.weight": values,
-        f"{layer}.{family.joined}.weight": pairs_of(LOUD * torch.eye(hidden)[:classes]),
-        f"{layer}.{family.joined}.bias": constant_of(hidden),
-        **{f"{layer}.{norm}.weight": torch.ones(hidden) for norm in family.norms},
+        f"layer.{family.values}.weight": values,
+        f"layer.{family.joined}.weight": pairs_of(LOUD * torch.eye(hidden)[:classes]),
+        f"layer.{family.joined}.bias": constant,
+        **{f"layer.{norm}.weight": torch.ones(hidden) for norm in family.norms},
         **_first(family, differences(classes, hidden, SMALL / gain)),
     }
 
@@ -170,16 +158,3 @@ def pairs_of(rows: Tensor) -> Tensor:
 def differences(classes: int, hidden: int, factor: float) -> Tensor:
     """Return a matrix [C, H] that takes the difference of units 2c and 2c + 1, times `factor`."""
     return factor * pairs_of(torch.eye(hidden)[:classes]).T[:classes]
-
-
-def constant_of(hidden: int) -> Tensor:
-    """Return a vector [H] that gives H small numbers mean 0 and standard deviation LOUDER sqrt(2 / H)."""
-    constant = torch.zeros(hidden)
-    constant[-2:] = torch.tensor([LOUDER, -LOUDER])
-    return constant
-
-
-def gain_of(hidden: int) -> float:
-    """Return the factor of a logit after the norm and the difference, if it was added to the constant as a pair, LOUD
-    and -LOUD times itself."""
-    return 2 * LOUD / LOUDER * (hidden / 2) ** 0.5

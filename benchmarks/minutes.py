@@ -6,7 +6,8 @@
 Each row trains as `bertrio recipes run` has it, with all that comes before fine-tuning on the clock, but one member
 alone; it is scored on dev after every epoch, off the clock. A turn is a seed. Trainer trains a model for each task, by
 params.yaml as it is (batch size, rate, warm-up and decay), the budget and -S, on the data set's own rows, without
-data.more; its score after n epochs is that of the three models. Besides the table a picture is drawn, minutes.png.
+data.extra_train; its score after n epochs is that of the three models. Besides the table a picture is drawn,
+minutes.png.
 Trainer runs unless `--only` leaves it out (extra: peers).
 """
 
@@ -63,7 +64,7 @@ def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
             for turn in range(1, args.repeats + 1):
                 raw = resolve(recipes, row, args.budget, settings, turn, base)
                 if name == TRAINER:
-                    raw["data"]["more"] = {}
+                    raw["data"]["extra_train"] = {}
                 write_text(work / f"params-{turn}.yaml", yaml.safe_dump(raw, sort_keys=False))
             if args.only and not any(case.split(":")[0] == name for case in args.only):
                 continue  # nothing of it will run

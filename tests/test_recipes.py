@@ -108,7 +108,11 @@ def test_every_pattern_of_a_budget_names_a_param():
 def test_the_params_kept_of_the_best_rows_are_what_the_recipes_make_today(row, folder):
     path = ROOT / "docs" / folder / "params.yaml"
     kept = read_yaml(path)
-    own = {"data.source": kept["data"]["source"], "data.path": kept["data"]["path"], "data.more": kept["data"]["more"]}
+    own = {
+        "data.source": kept["data"]["source"],
+        "data.path": kept["data"]["path"],
+        "data.extra_train": kept["data"]["extra_train"],
+    }
     own["encoder.name"] = kept["encoder"]["name"]
     made = resolve(RECIPES, RECIPES.row(row), overrides=own, seed=1, base=read_yaml(ROOT / "params.yaml"))
     assert validate_params(kept, str(path)) == validate_params(made, row)

@@ -144,7 +144,7 @@ def test_figures_of_one_member_are_not_passed_off_as_the_ensembles(root, default
 
 def test_more_rows_of_the_users_own_are_named_and_no_licence_is_made_up_for_them(default_params, metrics):
     found = read_json(metrics / "data.json")
-    write_json(metrics / "data.json", found | {"more": {"sst": "reviews.tsv"}})
+    write_json(metrics / "data.json", found | {"extra_train": {"sst": "reviews.tsv"}})
     (row,) = [line for line in card_of(default_params, metrics).splitlines() if "reviews.tsv" in line]
     assert "a file of the user's own | unknown" in row
 

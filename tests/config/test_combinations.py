@@ -127,10 +127,13 @@ def sharing(layer, tasks=PAIRS):
         ({"r_drop": {"tasks": ["x"]}}, r"r_drop\.tasks: found 'x', expected one of sst"),
         ({"distill": {"tasks": ["x"]}}, r"distill\.tasks: found 'x', expected one of sst"),
         ({"distill": {"weight": 1}}, r"distill\.teacher: found null, expected the folder models of a finished run"),
-        ({"data": {"more": {"qpp": {"train": "a.tsv"}}}}, r"data\.more: found 'qpp', .*did you mean qqp\?"),
         (
-            {"data": {"more": {"sst": {"train": "a.tsv", "columns": {"text_a": "review"}}}}},
-            r"data\.more\.sst\.columns: found 'text_a', expected one of id, text, label; did you mean text\?",
+            {"data": {"extra_train": {"qpp": {"train": "a.tsv"}}}},
+            r"data\.extra_train: found 'qpp', .*did you mean qqp\?",
+        ),
+        (
+            {"data": {"extra_train": {"sst": {"train": "a.tsv", "columns": {"text_a": "review"}}}}},
+            r"data\.extra_train\.sst\.columns: found 'text_a', expected one of id, text, label; did you mean text\?",
         ),
         (
             {"data": {"source": "files", "files": FILES}},

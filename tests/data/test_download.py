@@ -58,13 +58,17 @@ def test_a_file_with_more_rows_is_read_beside_the_source_and_its_rejects_are_tol
     (tmp_path / "more.csv").write_text("sentence,degree\nanother,3\nempty,\n")
     params = source(most=0.5)
     block = {"sst": {"train": "more.csv", "columns": {"text": "sentence", "label": "degree"}}}
-    data = params.data.model_validate({**params.data.model_dump(by_alias=True), "more": block})
+    data = params.data.model_validate({**params.data.model_dump(by_alias=True), "extra_train": block})
     out = run(params.model_copy(update={"data": data}))
-    more = read_table(out / "raw/sst/more.parquet")
-    assert (more["id"].tolist(), more["text"].tolist(), more["label"].tolist()) == (["more-2"], ["another"], [3.0])
+    more = read_table(out / "raw/sst/extra_train.parquet")
+    assert (more["id"].tolist(), more["text"].tolist(), more["label"].tolist()) == (
+        ["extra_train-2"],
+        ["another"],
+        [3.0],
+    )
     rejects = json.loads((out / "raw/facts.json").read_text())["rejects"]["sst"]
-    assert rejects["more"] == {"missing_label": 1} and rejects["total"] == 2
-    assert "sst: read 200 train, 1 dev, 1 more rows; rejected 2" in capsys.readouterr().err
+    assert rejects["extra_train"] == {"missing_label": 1} and rejects["total"] == 2
+    assert "sst: read 200 train, 1 dev, 1 extra_train rows; rejected 2" in capsys.readouterr().err
 
 
 def test_the_same_source_gives_the_same_bytes_and_nothing_old_is_left(source, run):

@@ -71,11 +71,11 @@ def test_a_changed_file_changes_the_digest_and_the_place_of_the_folder_does_not(
 def test_a_file_with_more_rows_is_looked_at_where_the_source_is(check, course):
     (course / "more.csv").write_text("x\n")
     more = {"qqp": {"train": "more.csv"}}
-    before = check(data={"path": str(course), "more": more})["source"]
+    before = check(data={"path": str(course), "extra_train": more})["source"]
     (course / "more.csv").write_text("y\n")
-    assert set(before) == {"more"} and check(data={"path": str(course), "more": more})["source"] != before
-    with pytest.raises(UserError, match=r"data\.more\.qqp\.train: there is no file or folder .*gone\.csv"):
-        check(data={"path": str(course), "more": {"qqp": {"train": "gone.csv"}}})
+    assert set(before) == {"extra_train"} and check(data={"path": str(course), "extra_train": more})["source"] != before
+    with pytest.raises(UserError, match=r"data\.extra_train\.qqp\.train: there is no file or folder .*gone\.csv"):
+        check(data={"path": str(course), "extra_train": {"qqp": {"train": "gone.csv"}}})
 
 
 def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, monkeypatch):

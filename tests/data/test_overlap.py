@@ -34,43 +34,43 @@ def test_case_and_white_space_make_no_other_sentence():
 
 
 def test_more_rows_stand_behind_those_of_train_and_dev_and_test_stay_as_they_are(splits):
-    joined, left_out = join_train(splits, pairs("more", ("i", "j"), ("k", "l")), PAIR, grouped=True)
+    joined, left_out = join_train(splits, pairs("extra", ("i", "j"), ("k", "l")), PAIR, grouped=True)
     assert joined["train"]["text_a"].tolist() == ["a", "c", "i", "k"] and left_out.empty
     assert joined["train"]["id"].is_unique
     assert joined["dev"] is splits["dev"] and joined["test"] is splits["test"]
 
 
 def test_rows_that_stand_in_a_split_or_come_twice_are_left_out_with_the_gravest_reason(splits):
-    more = pairs("more", ("f", "e"), ("h", "g"), ("d", "c"), ("i", "j"), ("j", "i"), ("b", "a"), ("e", "i"))
+    more = pairs("extra", ("f", "e"), ("h", "g"), ("d", "c"), ("i", "j"), ("j", "i"), ("b", "a"), ("e", "i"))
     joined, left_out = join_train(splits, more, PAIR, grouped=False)
-    assert joined["train"]["id"].tolist() == ["train-1", "train-2", "more-4", "more-7"]
+    assert joined["train"]["id"].tolist() == ["train-1", "train-2", "extra-4", "extra-7"]
     assert dict(zip(left_out["id"], left_out["reason"], strict=True)) == {
-        "more-1": "also in dev",
-        "more-2": "also in test",
-        "more-3": "also in train",
-        "more-5": "given twice",
-        "more-6": "also in dev",
+        "extra-1": "also in dev",
+        "extra-2": "also in test",
+        "extra-3": "also in train",
+        "extra-5": "given twice",
+        "extra-6": "also in dev",
     }
 
 
 def test_case_and_white_space_make_no_new_row(splits):
-    _, left_out = join_train(splits, pairs("more", ("E", " f"), ("e e", "x"), ("E  E", "X ")), PAIR, grouped=False)
+    _, left_out = join_train(splits, pairs("extra", ("E", " f"), ("e e", "x"), ("E  E", "X ")), PAIR, grouped=False)
     assert left_out["reason"].tolist() == ["also in dev", "given twice"]
 
 
 def test_where_splits_are_grouped_one_sentence_of_dev_or_test_is_enough_and_of_train_it_is_not(splits):
-    more = pairs("more", ("e", "i"), ("h", "j"), ("c", "i"))
+    more = pairs("extra", ("e", "i"), ("h", "j"), ("c", "i"))
     joined, left_out = join_train(splits, more, PAIR, grouped=True)
-    assert joined["train"]["id"].tolist() == ["train-1", "train-2", "more-3"]
+    assert joined["train"]["id"].tolist() == ["train-1", "train-2", "extra-3"]
     assert left_out["reason"].tolist() == ["shares a sentence with dev", "shares a sentence with test"]
 
 
 def test_ids_that_the_splits_use_as_well_are_changed(splits):
     joined, _ = join_train(splits, pairs("dev", ("i", "j"), ("k", "l")), PAIR, grouped=False)
-    assert joined["train"]["id"].tolist()[2:] == ["more-dev-1", "more-dev-2"]
-    taken = {**splits, "test": splits["test"].assign(id="more-dev-1")}
+    assert joined["train"]["id"].tolist()[2:] == ["extra-dev-1", "extra-dev-2"]
+    taken = {**splits, "test": splits["test"].assign(id="extra-dev-1")}
     joined, _ = join_train(taken, pairs("dev", ("i", "j")), PAIR, grouped=False)
-    assert joined["train"]["id"].tolist()[2:] == ["more-more-dev-1"]
+    assert joined["train"]["id"].tolist()[2:] == ["extra-extra-dev-1"]
 
 
 def test_single_sentences_are_compared_alone():
@@ -78,5 +78,5 @@ def test_single_sentences_are_compared_alone():
         return pd.DataFrame({"id": [f"{prefix}-{text}" for text in texts], "text": texts, "label": 0.0})
 
     splits = {"train": single("train", "a"), "dev": single("dev", "b"), "test": single("test")}
-    joined, left_out = join_train(splits, single("more", "b", "c"), ("text",), grouped=False)
+    joined, left_out = join_train(splits, single("extra", "b", "c"), ("text",), grouped=False)
     assert joined["train"]["text"].tolist() == ["a", "c"] and left_out["reason"].tolist() == ["also in dev"]

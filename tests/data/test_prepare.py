@@ -120,10 +120,10 @@ def test_more_rows_join_train_before_a_share_of_it_is_kept_and_what_is_left_out_
     dev = read_table(raw / "qqp/dev.parquet")
     dev.loc[0, "text_a"] = "a text\rwith a carriage return"
     write_table(dev, raw / "qqp/dev.parquet")
-    write_table(pd.concat([more, dev.iloc[:3].assign(id=["x", "y", "z"])]), raw / "qqp/more.parquet")
-    data = {"more": {"qqp": {"train": "more.tsv"}}, "split": {"keep": {"train": 0.5}}}
+    write_table(pd.concat([more, dev.iloc[:3].assign(id=["x", "y", "z"])]), raw / "qqp/extra_train.parquet")
+    data = {"extra_train": {"qqp": {"train": "more.tsv"}}, "split": {"keep": {"train": 0.5}}}
     out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw)
-    assert facts["more_left_out"] == {"qqp": {"also in dev": 3}}
+    assert facts["extra_left_out"] == {"qqp": {"also in dev": 3}}
     assert facts["tasks"]["qqp"]["train"]["rows"] == 41 and facts["tasks"]["sts"]["train"]["rows"] == 40
     left_out = pd.read_csv(out / "splits/qqp/left_out.csv")
     assert left_out["id"].tolist() == ["x", "y", "z"] and set(left_out["reason"]) == {"also in dev"}

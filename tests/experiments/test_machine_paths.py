@@ -32,12 +32,12 @@ def test_teachers_and_files_with_more_rows_become_absolute_and_another_teacher_i
     (tmp_path / "t").mkdir()
     (tmp_path / "m.tsv").write_text("")
     settings = {
-        "data": {"path": None, "more": {"qqp": {"train": "m.tsv"}}},
+        "data": {"path": None, "extra_train": {"qqp": {"train": "m.tsv"}}},
         "distill": {"teacher": "t"},
         "ensemble": {"members": {"a": {"distill": {"teacher": "t"}}, "b": {}, "c": None}},
     }
     found = with_absolute_paths(settings, tmp_path)
-    assert found["data"]["more"]["qqp"]["train"] == str(tmp_path / "m.tsv")
+    assert found["data"]["extra_train"]["qqp"]["train"] == str(tmp_path / "m.tsv")
     assert found["distill"]["teacher"] == str(tmp_path / "t")
     assert found["ensemble"]["members"]["a"]["distill"]["teacher"] == str(tmp_path / "t")
     one, other = ({"distill": {"teacher": f"/runs/{name}/models"}} for name in "ab")
@@ -51,14 +51,14 @@ def test_files_become_absolute_unless_git_has_them_or_they_start_at_data_path(tm
     subprocess.run(["git", "add", "tracked.tsv"], cwd=tmp_path, check=True)
     files = {"nli": {"train": "own.tsv", "dev": None}}
     settings = {
-        "data": {"path": None, "files": files, "more": {"qqp": {"train": "tracked.tsv"}}},
+        "data": {"path": None, "files": files, "extra_train": {"qqp": {"train": "tracked.tsv"}}},
         "tasks": {"nli": {"data": {"train": "own.tsv", "dev": "tracked.tsv", "test": "gone.tsv"}, "head": "own.tsv"}},
         "evaluate": {"challenges": {"hard": {"path": "hard.csv"}}},
     }
     found = with_absolute_paths(settings, tmp_path)
     there = str(tmp_path / "own.tsv")
     assert found["data"]["files"] == {"nli": {"train": there, "dev": None}}
-    assert found["data"]["more"] == {"qqp": {"train": "tracked.tsv"}}
+    assert found["data"]["extra_train"] == {"qqp": {"train": "tracked.tsv"}}
     assert found["tasks"]["nli"] == {
         "data": {"train": there, "dev": "tracked.tsv", "test": "gone.tsv"},
         "head": "own.tsv",
@@ -82,16 +82,16 @@ def test_of_folders_and_links_git_may_have_a_part_alone(tmp_path):
 
 
 def test_another_file_of_the_same_name_makes_another_run_and_measured_files_have_names_alone():
-    one, other = ({"data": {"more": {"qqp": {"train": f"/{place}/more.tsv"}}}} for place in ("here", "there"))
-    assert set(differences(one, other)) == {"data.more.qqp.train"}
-    assert overridden({"data": {"more": {}}}, one) == {"data.more.qqp.train": "more.tsv"}
+    one, other = ({"data": {"extra_train": {"qqp": {"train": f"/{place}/more.tsv"}}}} for place in ("here", "there"))
+    assert set(differences(one, other)) == {"data.extra_train.qqp.train"}
+    assert overridden({"data": {"extra_train": {}}}, one) == {"data.extra_train.qqp.train": "more.tsv"}
     names = [
-        experiment_name("row", "quick", 1, {"data.more.qqp": {"train": "/here/more.tsv"}}),
-        experiment_name("row", "quick", 1, {"data.more.qqp.train": "../there/more.tsv"}),
+        experiment_name("row", "quick", 1, {"data.extra_train.qqp": {"train": "/here/more.tsv"}}),
+        experiment_name("row", "quick", 1, {"data.extra_train.qqp.train": "../there/more.tsv"}),
     ]
     assert names[0] == names[1]
-    overrides = {"finetune.lr": 2e-5, "data.path": "/here/course", "data.more.qqp": {"train": "/here/more.tsv"}}
-    told = "; -S finetune.lr=2e-05; -S data.path=course; -S data.more.qqp.train=more.tsv"
+    overrides = {"finetune.lr": 2e-5, "data.path": "/here/course", "data.extra_train.qqp": {"train": "/here/more.tsv"}}
+    told = "; -S finetune.lr=2e-05; -S data.path=course; -S data.extra_train.qqp.train=more.tsv"
     assert settings_text(overrides) == told
 
 

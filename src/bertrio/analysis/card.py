@@ -180,7 +180,7 @@ def _data_rows(params: Params, tasks: Mapping[str, Task], data: Mapping[str, Any
     rows = []
     for name in tasks:
         origin, licence = _origin(params.source_of(name), name, data.get("origin") or {})
-        if more := data.get("more", {}).get(name):
+        if more := data.get("extra_train", {}).get(name):
             origin, licence = f"{origin}; for train also {more}, a file of the user's own", UNKNOWN
         splits = data["tasks"].get(name, {})
         counts = [splits.get(split, {}).get("rows", UNKNOWN) for split in ("train", "dev", "test")]

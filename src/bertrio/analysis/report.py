@@ -279,7 +279,7 @@ class Report:
             tables.append(Table(f"Labels of {task}", _with_shares(labels), folded=True))
         reasons = [
             [task, reason, str(count)]
-            for kind in ("rejects", "more_left_out", "extra_left_out")
+            for kind in ("rejects", "extra_left_out")
             for task, counts in content.get(kind, {}).items()
             for reason, count in _flat(counts).items()
             if reason != "total" and count

@@ -52,7 +52,7 @@ class FilesTask(Group):
     columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
 
 
-class MoreRows(Group):
+class ExtraRows(Group):
     """A file with more rows to train a task on; its path starts at `data.path`, or the repository if that is null."""
 
     train: InputPath
@@ -137,10 +137,10 @@ class DataParams(Group):
     sample: SampleParams
     split: SplitParams
     files: dict[str, FilesTask]
-    more: dict[str, MoreRows]
+    extra_train: dict[str, ExtraRows]
     hub: HubParams
 
     @property
     def base(self) -> Path:
-        """Where relative paths of `files` and `more` start."""
+        """Where relative paths of `files` and `extra_train` start."""
         return Path(self.path or ".").expanduser()

@@ -26,6 +26,7 @@ MEMBER_GROUPS = (  # what finetune reads
 FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # what is predicted, of what rows
 MOST_PROBLEMS = 30  # that one message lists
 LONGEST_VALUE = 200  # characters of a value that a message shows
+RENAMED = {"data.more": "data.extra_train"}
 PREPARED = ("encoder.name", "encoder.revision", "encoder.tiny")  # settled before finetune, the same for all members
 
 
@@ -149,7 +150,8 @@ def _message(item: Mapping[str, Any], prefix: str) -> str:
     keys = [str(key) for key in item["loc"] if "[" not in str(key)]  # what pydantic calls the types of a union
     name = ".".join(([prefix] if prefix else []) + keys)
     if item["type"] == "extra_forbidden":
-        return f"{name}: unknown param; {_nearest(item['loc'])}"
+        renamed = RENAMED.get(".".join(keys))
+        return f"{name}: unknown param; {f'it is called {renamed} now' if renamed else _nearest(item['loc'])}"
     text = re.sub(r"^(Value error, |Input )", "", item["msg"])
     if item["type"] == "missing":
         if isinstance(item["loc"][-1], int):

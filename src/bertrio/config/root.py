@@ -104,7 +104,7 @@ class Params(Group):
         needs_path = self.data.source == "cs224n" and self.data.path is None and self.of_source
         named: dict[str, Iterable[str]] = {
             "data.split.tasks": self.data.split.tasks,
-            "data.more": self.data.more,
+            "data.extra_train": self.data.extra_train,
             "schedule.tasks": self.trains,
             "weighting.weights": self.weighting.weights,
             "schedule.first": self.schedule.first,
@@ -249,8 +249,10 @@ class Params(Group):
 
     def _source_problems(self) -> list[str | None]:
         problems = [problem for name in self.tasks for problem in self._data_problems(name)]
-        for name, more in self.data.more.items():
-            problems += self._column_problems(f"data.more.{name}", name, more.columns) if name in self.tasks else []
+        for name, extra in self.data.extra_train.items():
+            problems += (
+                self._column_problems(f"data.extra_train.{name}", name, extra.columns) if name in self.tasks else []
+            )
         if self.data.source not in ("files", "hub"):
             return problems
         described = self.data.files if self.data.source == "files" else self.data.hub.tasks

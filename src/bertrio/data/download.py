@@ -17,7 +17,7 @@ from bertrio.core.files import whole_folder, write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.sources import SourceData, get_source, load_rows
 from bertrio.data.sources.corpora import write_corpus
-from bertrio.data.table import MORE, SPLITS, Reject, is_labelled, write_table
+from bertrio.data.table import EXTRA, SPLITS, Reject, is_labelled, write_table
 
 REJECT_COLUMNS = ("task", "split", "file", "row", "reason", "raw")
 
@@ -56,8 +56,8 @@ def download(
                 write_table(table, new_raw / task / f"{split}.parquet")
         facts: dict[str, Any] = {"source": params.data.source, "origin": data.facts}
         facts["rejects"] = count_rejects(data.rejects, list(tasks))
-        if params.data.more:
-            facts["more"] = {name: Path(block.train).name for name, block in params.data.more.items()}
+        if params.data.extra_train:
+            facts["extra_train"] = {name: Path(block.train).name for name, block in params.data.extra_train.items()}
         if data.downloads:
             facts["downloads"] = data.downloads
         if params.mlm.enabled:
@@ -77,7 +77,7 @@ def count_rejects(rejects: Sequence[Reject], tasks: Sequence[str]) -> dict[str, 
     for task in tasks:
         of_task = [reject for reject in rejects if reject.task == task]
         counted[task] = {"total": len(of_task)}
-        for split in (*SPLITS, MORE):
+        for split in (*SPLITS, EXTRA):
             if reasons := Counter(reject.reason for reject in of_task if reject.split == split):
                 counted[task][split] = _counted(reasons)
     return counted

@@ -23,7 +23,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
 
     - source.json, corpora.json: the files of `data.path` and `data.corpora_path`, for the sources that read them. Of
       tasks that say themselves where their rows are, source.json has what they say, and their files; and those of
-      `data.more`.
+      `data.extra_train`.
     - encoder.json: the files of a local encoder folder.
     - challenges.json: the files of `evaluate.challenges`, by challenge.
     - tasks.json: what the data need of each task, so that a new loss does not read them again.
@@ -86,16 +86,16 @@ def _views(params: Params) -> dict[str, Params]:
 
 def _source_digest(params: Params) -> dict[str, Any]:
     own = {name: _own_digest(name, task.data) for name, task in params.tasks.items() if task.data is not None}
-    more = {name: _more_digest(name, params.data) for name in params.data.more}
+    extra = {name: _extra_digest(name, params.data) for name in params.data.extra_train}
     digests: dict[str, Any] = _digest_of_source(params) if params.of_source else {}
-    return digests | ({"tasks": own} if own else {}) | ({"more": more} if more else {})
+    return digests | ({"tasks": own} if own else {}) | ({"extra_train": extra} if extra else {})
 
 
-def _more_digest(name: str, data: DataParams) -> str:
+def _extra_digest(name: str, data: DataParams) -> str:
     """SHA-256 of the file with more rows of a task."""
-    path = data.base / Path(data.more[name].train).expanduser()
+    path = data.base / Path(data.extra_train[name].train).expanduser()
     if not path.is_file():
-        raise missing_path(f"data.more.{name}.train", str(path))
+        raise missing_path(f"data.extra_train.{name}.train", str(path))
     return sha256(path)
 
 

@@ -17,12 +17,12 @@ from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
 from bertrio.data.reading import track
 from bertrio.data.splits import join_train, keep_share, make_splits
-from bertrio.data.table import MORE, SPLITS, read_table, write_table
+from bertrio.data.table import EXTRA, SPLITS, read_table, write_table
 from bertrio.model.names import origin_of
 
 Splits = dict[str, dict[str, pd.DataFrame]]  # by task and split
 BATCH = 1000  # rows that are tokenised together
-LEFT_OUT = "left_out.csv"  # rows of data.more that stand in the splits already
+LEFT_OUT = "left_out.csv"  # rows of data.extra_train that stand in the splits already
 
 
 def split_data(
@@ -38,15 +38,15 @@ def split_data(
         params: all params; `data`, `tasks` and `encoder` are read.
         raw: the folder that `download` wrote.
         splits_dir: gets <task>/<split>.parquet, all three of each task; made anew, whole or not at all. Rows of
-            `data.more` are in train, but for those that stand in a split already: these are in left_out.csv.
+            `data.extra_train` are in train, but for those that stand in a split already: these are in left_out.csv.
         tokenizer_dir: gets the encoder's tokenizer, which for `tiny` is trained on the training texts; so is it.
         metrics_path: gets the facts.
 
     Returns:
         The facts as written: `source`, `origin` and `corpora` (where the data come from), `rejects`, `tasks` (by
         split: rows, labels, token lengths, rows shared with train) and `simple_baselines`; by task how many rows of
-        `data.more` were left out, and why (`more_left_out`); and, of what came from the hub, `downloads` (SHA-256 of
-        the files, by task) and `encoder` (id, commit, and SHA-256 of its files).
+        `data.extra_train` were left out, and why (`extra_left_out`); and, of what came from the hub, `downloads`
+        (SHA-256 of the files, by task) and `encoder` (id, commit, and SHA-256 of its files).
 
     Raises:
         UserError: if raw files are missing or the rows can't be split as asked.
@@ -65,7 +65,7 @@ def split_data(
         metrics = {**found, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
         counts = {name: _reasons(rows) for name, rows in left_out.items() if rows is not None}
         if counts:
-            metrics["more_left_out"] = counts
+            metrics["extra_left_out"] = counts
         if fetched:
             metrics["encoder"] = fetched
         for name, tables in splits.items():
@@ -87,16 +87,16 @@ def _read_facts(raw: Path) -> dict[str, Any]:
 
 
 def _split(params: Params, task: Task, folder: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame | None]:
-    """The splits of a task, and of its rows of `data.more` those that are left out; None if it has no such rows."""
+    """Split a task's rows; return with them the rows of `data.extra_train` that are left out, None if it has none."""
     rule, seed = params.split_of(task.name), params.data.split.seed
-    files = {split: folder / f"{split}.parquet" for split in (*SPLITS, MORE)}
+    files = {split: folder / f"{split}.parquet" for split in (*SPLITS, EXTRA)}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
-    more, left_out = tables.pop(MORE, None), None
+    extra, left_out = tables.pop(EXTRA, None), None
     splits = make_splits(tables, rule.strategy, rule.fractions, seed, task.name)
-    if more is not None:
-        splits, left_out = join_train(splits, more, task.text_columns, rule.strategy == "grouped")
+    if extra is not None:
+        splits, left_out = join_train(splits, extra, task.text_columns, rule.strategy == "grouped")
         told = "".join(f", {count} {reason}" for reason, count in _reasons(left_out).items())
-        say(f"{task.name}: {len(more) - len(left_out)} of {len(more)} rows of data.more join train{told}")
+        say(f"{task.name}: {len(extra) - len(left_out)} of {len(extra)} rows of data.extra_train join train{told}")
     return keep_share(splits, params.data.split.keep.model_dump(), seed, task.name), left_out
 
 

@@ -206,13 +206,13 @@ def overlap_of(tables: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> Ov
 
 
 def join_train(
-    splits: Mapping[str, pd.DataFrame], more: pd.DataFrame, columns: Sequence[str], grouped: bool
+    splits: Mapping[str, pd.DataFrame], extra: pd.DataFrame, columns: Sequence[str], grouped: bool
 ) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
     """Append more rows to train, except those that stand in a split already: dev and test stay unseen.
 
     Args:
         splits: tables of train, dev and test.
-        more: rows in the same layout. Where they use an id of the splits, all of their ids become `more-<id>`, until
+        extra: rows in the same layout. Where they use an id of the splits, all of their ids become `extra-<id>`, until
             they do not.
         columns: those of the texts.
         grouped: whether a single sentence that stands in dev or test is enough to leave a row out.
@@ -221,20 +221,20 @@ def join_train(
         The splits with the longer train, and the rows left out, with a column `reason`: `also in dev`, `also in test`,
         `also in train`, `shares a sentence with dev`, `given twice` and the like; the gravest counts.
     """
-    tables = {**{split: splits[split] for split in SPLITS}, "more": more}
+    tables = {**{split: splits[split] for split in SPLITS}, "extra": extra}
     overlap = overlap_of(tables, columns)
-    extra = overlap.table == "more"
-    reason = np.full(len(more), "", dtype=object)
-    reason[pd.Series(overlap.rows[extra]).duplicated().to_numpy()] = "given twice"
+    in_extra = overlap.table == "extra"
+    reason = np.full(len(extra), "", dtype=object)
+    reason[pd.Series(overlap.rows[in_extra]).duplicated().to_numpy()] = "given twice"
     for split in SPLITS:  # train first: what stands in dev or test as well is told as that
         there = overlap.table == split
         if grouped and split != "train":
-            shared = np.isin(overlap.sentences[extra], overlap.sentences[there]).any(axis=1)
+            shared = np.isin(overlap.sentences[in_extra], overlap.sentences[there]).any(axis=1)
             reason[shared] = f"shares a sentence with {split}"
-        reason[np.isin(overlap.rows[extra], overlap.rows[there])] = f"also in {split}"
+        reason[np.isin(overlap.rows[in_extra], overlap.rows[there])] = f"also in {split}"
     taken = pd.concat([table["id"] for table in splits.values()])
-    while more["id"].isin(taken).any():
-        more = more.assign(id="more-" + more["id"])
-    kept = more[reason == ""]
+    while extra["id"].isin(taken).any():
+        extra = extra.assign(id="extra-" + extra["id"])
+    kept = extra[reason == ""]
     train = pd.concat([splits["train"], kept], ignore_index=True)
-    return {**splits, "train": train}, more.assign(reason=reason)[reason != ""].reset_index(drop=True)
+    return {**splits, "train": train}, extra.assign(reason=reason)[reason != ""].reset_index(drop=True)

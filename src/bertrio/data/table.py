@@ -19,7 +19,7 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import whole_file
 
 SPLITS = ("train", "dev", "test")
-MORE = "more"  # rows of data.more, which join train when it is split
+EXTRA = "extra_train"  # rows of data.extra_train, which join train when it is split
 
 
 @dataclass(frozen=True)

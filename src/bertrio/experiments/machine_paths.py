@@ -14,7 +14,7 @@ from bertrio.experiments.recipes.params import Block, changes, flatten, set_para
 
 FOLDERS = ("data.path", "data.corpora_path", "encoder.name")
 FILES = re.compile(
-    r"data\.files\.[^.]+\.(train|dev|test)|data\.more\.[^.]+\.train|tasks\.[^.]+\.data\.(train|dev|test)"
+    r"data\.files\.[^.]+\.(train|dev|test)|data\.extra_train\.[^.]+\.train|tasks\.[^.]+\.data\.(train|dev|test)"
     r"|evaluate\.challenges\.[^.]+\.path"
 )
 TEACHER = re.compile(r"(ensemble\.members\.[^.]+\.)?distill\.teacher")
@@ -38,7 +38,7 @@ def with_absolute_paths(settings: Mapping[str, Any], root: str | Path) -> Block:
         if (
             path.exists()
             and not _tracked(path, root)
-            and not (beside_data and re.match(r"data\.(files|more)\.", param))
+            and not (beside_data and re.match(r"data\.(files|extra_train)\.", param))
         ):
             set_param(result, param, os.path.abspath(path))
     return result

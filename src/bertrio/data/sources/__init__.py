@@ -53,7 +53,7 @@ def get_source(name: str) -> ModuleType:
 def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
     """The rows of all tasks: of those with a block `data` of their own from there, of all others from `data.source`.
 
-    Those of `data.more` stand beside them, as a table called `more`.
+    Those of `data.extra_train` stand beside them, as a table called `extra_train`.
 
     Raises:
         UserError: if a source can't be read.
@@ -69,6 +69,6 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
             data.facts[name] = {"files": {split: Path(path).name for split, path in own.files.items()}}
         else:
             get_source("hub").read_task(task, own.hub, f"{place}.hub", data)
-    for name, block in params.data.more.items():
-        get_source("files").read_more(tasks[name], block, params.data.base, data)
+    for name, block in params.data.extra_train.items():
+        get_source("files").read_extra(tasks[name], block, params.data.base, data)
     return data

@@ -10,14 +10,14 @@ from typing import Any
 import pandas as pd
 
 from bertrio.config import DataParams
-from bertrio.config.data import FilesTask, MoreRows, TaskData
+from bertrio.config.data import ExtraRows, FilesTask, TaskData
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
 from bertrio.data.formats import READERS, read_delimited
 from bertrio.data.reading import build_table
 from bertrio.data.sources import SourceData
 from bertrio.data.sources.corpora import read_local_corpus
-from bertrio.data.table import MORE, SPLITS, Reject
+from bertrio.data.table import EXTRA, SPLITS, Reject
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
@@ -58,15 +58,15 @@ def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, d
             data.rejects += rejects
 
 
-def read_more(task: Task, block: MoreRows, base: Path, data: SourceData) -> None:
-    """Adds the rows of `data.more` for one task to `data`, as a table called `more`, and those that can't be used.
+def read_extra(task: Task, block: ExtraRows, base: Path, data: SourceData) -> None:
+    """Add the rows of `data.extra_train` for one task to `data`, as a table `extra_train`, and the rejected ones.
 
     Raises:
         UserError: as `load_tasks`.
     """
     path = base / Path(block.train).expanduser()
-    table, rejects = read_file(path, task, MORE, block.columns, f"data.more.{task.name}", "train")
-    data.tables[task.name][MORE] = table
+    table, rejects = read_file(path, task, EXTRA, block.columns, f"data.extra_train.{task.name}", "train")
+    data.tables[task.name][EXTRA] = table
     data.rejects += rejects
 
 
@@ -98,7 +98,7 @@ def read_file(
     if not path.is_file():
         raise UserError(
             f"{place}: there is no such file; relative paths start at the repository, those in data.files and "
-            "data.more at data.path"
+            "data.extra_train at data.path"
         )
     found = READERS[kind](path) if delimiter is None else read_delimited(path, delimiter)
     hint = f"; say which column is which in {param}.columns"

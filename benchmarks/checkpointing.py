@@ -85,8 +85,8 @@ def case(args: argparse.Namespace) -> dict[str, Any]:
         trainer.checkpoint = blocks = Blocks(checkpoints, args.warmup, args.block, runtime.device)
         for _ in trainer.run("benchmark"):
             pass
-        sizes = [path.stat().st_size for path in checkpoints.folder.glob("step-*.pt")]
-        kept_folders = len(list(checkpoints.folder.glob("step-*.pt")))
+        sizes = [path.stat().st_size for path in checkpoints.folder.glob("step-*.safetensors")]
+        kept_folders = len(list(checkpoints.folder.glob("step-*.safetensors")))
         checkpoints.finish()
     if len(blocks.saves) != args.saves or not kept_folders:
         sys.exit(

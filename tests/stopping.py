@@ -114,7 +114,7 @@ class StoppedProject:
 
     def whole_checkpoints(self) -> list[str]:
         """Names of the checkpoints that are there."""
-        return sorted(path.name for path in self.checkpoints.glob("*/step-*.pt") if path.name[0] != ".")
+        return sorted(path.name for path in self.checkpoints.glob("*/step-*.safetensors") if path.name[0] != ".")
 
 
 def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:

@@ -49,7 +49,7 @@ def restored(root, **how):
 
 
 def test_the_last_state_comes_back_and_the_last_two_are_kept(tmp_path):
-    assert saved(tmp_path, 10, 20, 30) == ["step-00000020.pt", "step-00000030.pt"]
+    assert saved(tmp_path, 10, 20, 30) == ["step-00000020.safetensors", "step-00000030.safetensors"]
     assert restored(tmp_path) == 30
     assert restored(tmp_path, identity="b") == restored(tmp_path, stage="finetune-second") == 0
 
@@ -70,13 +70,13 @@ def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
 @pytest.mark.parametrize("damage", [b"", None, "a flipped bit"])
 def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_it_is_used(tmp_path, capsys, damage):
     saved(tmp_path, 1, 2)
-    path = next(tmp_path.glob("*/step-00000002.pt"))
+    path = next(tmp_path.glob("*/step-00000002.safetensors"))
     content = path.read_bytes()
     middle = len(content) // 2
     flipped = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
     path.write_bytes(content[:-1] if damage is None else flipped if damage else b"")
     assert restored(tmp_path) == 1
-    assert "step-00000002.pt cannot be read" in capsys.readouterr().err
+    assert "step-00000002.safetensors cannot be read" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_reported_keeps_what_is_there_and_passes(tmp_path, capsys):

@@ -8,11 +8,11 @@ nobody has touched it for 30 days.
     <folder>/finetune-base-0123456789abcdef/
         identity.json                 what the 16 digits stand for
         lock                          one run at a time
-        step-00000420.pt              the last two are kept
+        step-00000420.safetensors     the last two are kept
 
 A run that resumes builds everything as a fresh one does, from the same params, files and seeds, and then loads what
-changed since: the `state_dict`s of its parts and of the global generators. They are read without running code
-(`weights_only` of `torch.load`), so they hold tensors and plain values alone.
+changed since: the `state_dict`s of its parts and of the global generators. A checkpoint is one safetensors file, which
+has all that is no tensor as JSON in its metadata: reading it runs no code, as reading a pickle does.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ import random
 import shutil
 import sys
 import time
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from pickle import UnpicklingError
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,6 +36,8 @@ import numpy as np
 import platformdirs
 import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 import bertrio
 from bertrio.core.console import say
@@ -84,8 +84,9 @@ class GlobalGenerators:
         """Restore what `state_dict` returned."""
         torch.set_rng_state(state["torch"])
         self._runtime.set_random_state(state["device"])
-        np.random.set_state(state["numpy"])
-        random.setstate(state["python"])
+        np.random.set_state(tuple(state["numpy"]))
+        version, internal, gauss = state["python"]
+        random.setstate((version, tuple(internal), gauss))
 
 
 class Checkpoints:
@@ -212,17 +213,14 @@ class Checkpoints:
 
     def _files(self) -> list[Path]:
         """Return the files of checkpoints, the newest last."""
-        return sorted(self.folder.glob("step-*.pt"))
+        return sorted(self.folder.glob("step-*.safetensors"))
 
     def _load(self) -> dict[str, Any] | None:
         """Return the newest checkpoint that can be read, or None; any of them leads to the same result."""
         for path in reversed(self._files()):
             try:
-                with zipfile.ZipFile(path) as archive:  # torch.load compares no checksums
-                    if archive.testzip():
-                        raise ValueError("its bytes are not those that were written")
-                return torch.load(path, map_location="cpu", weights_only=True)
-            except (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, UnpicklingError) as error:
+                return _read(path)
+            except (OSError, ValueError, LookupError, SafetensorError) as error:
                 say(f"checkpoint {path} cannot be read ({error}); trying the one before it")
         return None
 
@@ -233,20 +231,70 @@ class Checkpoints:
             return
         state = {"step": self._step, "parts": {name: part.state_dict() for name, part in self._parts.items()}}
         try:
-            path = self.folder / f"step-{self._step:08d}.pt"
-            with whole_file(path) as temporary, temporary.open("wb") as file:
-                torch.save(state, file)
+            with whole_file(self.folder / f"step-{self._step:08d}.safetensors") as temporary:
+                _write(state, temporary)
             sync(self.folder)
             self._saved = True
             for old in self._files()[:-KEPT]:
                 old.unlink()
-        except (OSError, RuntimeError) as error:
-            reason = error.__context__ if isinstance(error.__context__, OSError) else error  # torch hides a full disk
+        except (OSError, SafetensorError) as error:
             say(
-                f"the checkpoint of step {self._step} could not be written to {self.folder} ({reason}). Training goes "
+                f"the checkpoint of step {self._step} could not be written to {self.folder} ({error}). Training goes "
                 "on; if it is stopped, it resumes from the checkpoint before, or starts afresh if there is none"
             )
         self._saved_at = time.monotonic()
+
+
+def _write(state: dict[str, Any], path: Path) -> None:
+    """Write a state of tensors, bytes and what JSON has, with a digest of all of it."""
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(_pack(state, tensors))
+    save_file(tensors, path, metadata={"state": text, "sha256": _digest(text, tensors)})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return what `_write` wrote; tuples come back as lists.
+
+    Raises:
+        ValueError, LookupError, SafetensorError: if the file is not as it was written.
+    """
+    with safe_open(path, "pt") as file:
+        text, digest = file.metadata()["state"], file.metadata()["sha256"]
+        tensors = {name: file.get_tensor(name) for name in sorted(file.keys(), key=int)}
+    if digest != _digest(text, tensors):
+        raise ValueError("its bytes are not those that were written")
+    return _unpack(json.loads(text), tensors)
+
+
+def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return the value as JSON can have it, and add its tensors and bytes to `tensors`."""
+    name = str(len(tensors))
+    if isinstance(value, torch.Tensor):
+        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return {"tensor": name}
+    if isinstance(value, bytes):
+        tensors[name] = torch.from_numpy(np.frombuffer(value, np.uint8).copy())
+        return {"bytes": name}
+    if isinstance(value, Mapping):
+        return {"items": [[key, _pack(item, tensors)] for key, item in value.items()]}  # keys need not be texts
+    return [_pack(item, tensors) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_unpack(item, tensors) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "items" in value:
+        return {key: _unpack(item, tensors) for key, item in value["items"]}
+    return tensors[value["tensor"]] if "tensor" in value else tensors[value["bytes"]].numpy().tobytes()
+
+
+def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for tensor in tensors.values():
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def open_checkpoints(

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from bertrio.config import merged
-from bertrio.core.distributed import ALONE, Processes, free_port, init_distributed, is_main_process
+from bertrio.core.distributed import ALONE, Processes, free_port, init_distributed
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
@@ -167,25 +167,6 @@ def test_rescaled_noise_in_several_processes_is_refused(workspace):
     train_rows = load_split(params, "train", "data/splits", "models/tokenizer")
     with pytest.raises(UserError, match="rescale in several processes; .* Use projection ball"):
         build_trainer(params, model, train_rows)
-
-
-@pytest.mark.parametrize("device", ["mps", "cuda:0"])
-def test_one_device_for_several_processes_is_refused(device):
-    with pytest.raises(UserError, match=f"found {device}, one device for 2 processes"):
-        init_distributed(2, device)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 7, reason="there are enough")
-def test_fewer_gpus_than_processes_are_refused():
-    with pytest.raises(UserError, match=r"8 processes on this machine, but it has \d GPUs, and each process needs one"):
-        init_distributed(8, "cuda")
-
-
-def test_the_main_process_has_rank_0_and_a_rank_without_a_launcher_is_none(monkeypatch):
-    for rank, size, main in [(None, None, True), ("0", "2", True), ("1", "2", False), ("1", None, True)]:
-        for key, value in {"RANK": rank, "WORLD_SIZE": size}.items():
-            monkeypatch.setenv(key, value) if value else monkeypatch.delenv(key, raising=False)
-        assert is_main_process() == main
 
 
 @pytest.mark.parametrize(("variable", "name"), [("MEGATRON_LM", "Megatron-LM"), ("FSDP", "FSDP")])

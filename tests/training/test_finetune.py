@@ -4,7 +4,7 @@ import torch
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
-from bertrio.core.runtime import Runtime, set_up
+from bertrio.core.runtime import set_up
 from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.model.multitask import build_model, load_heads
@@ -90,37 +90,12 @@ def test_with_a_holdout_its_rows_are_not_trained_on_and_dev_is_what_is_predicted
     assert set(read_predictions("a/out/predictions.parquet")["split"]) == {"dev", "test"}
 
 
-def test_selection_looks_at_the_rows_that_it_is_told_to(default_tasks):
-    selection = Selection("sst", "holdout")
-    for epoch, (held, dev) in enumerate([(0.9, 0.1), (0.2, 0.8)], start=1):
-        scores = {"holdout": {"sst": {"accuracy": held}}, "dev": {"sst": {"accuracy": dev}}}
-        selection.offer(torch.nn.Linear(1, 1), epoch, scores, default_tasks, object())
-    assert selection.best_epoch == 1
-
-
-def test_noise_that_bf16_cannot_tell_apart_trains_in_float32_where_precision_is_free(workspace):
-    params = workspace.params(
-        runtime={"precision": "auto"}, smart={"lambda": 1, "radius": 1e-5}, finetune={"max_steps": 1}
-    )
-    bf16 = Runtime(torch.device("cpu"), torch.bfloat16)
-    facts = finetune(params, bf16, Inputs(), "a/model", "a/out", "a/h.csv", "a/conflicts.csv", "a/steps.csv")
-    assert facts["precision"] == "float32"
-
-
 def test_the_rate_warms_up_to_its_peak_and_falls_to_its_end_at_the_last_step(workspace):
     tiny = {"tiny": {"lr_factor": 20.0}}
     options = {"finetune": {"lr": 1e-4, "max_steps": 10}, "optimizer": {"warmup_fraction": 0.2}}
     run(workspace.params(encoder=tiny, tracking={"every": 1}, **options), "a")
     # two steps of warm-up to 20 x 1e-4, then a straight line that is at 0 after the tenth
     by_hand = [2e-3 * factor for factor in (1 / 3, 2 / 3, *[1 - step / 8 for step in range(8)])]
-    assert pd.read_csv("a/steps.csv")["lr"].tolist() == pytest.approx(by_hand, rel=1e-4)
-
-
-def test_a_rate_that_falls_by_steps_falls_at_the_ends_of_epochs(workspace):
-    by_steps = {"lr_schedule": "step", "step_epochs": 1, "gamma": 0.1, "warmup_fraction": 0.0}
-    options = {"finetune": {"lr": 1e-3, "epochs": 3}, "schedule": {"max_batches": 3}, "tracking": {"every": 1}}
-    run(workspace.params(optimizer=by_steps, **options), "a")
-    by_hand = [1e-3 * 0.1**epoch for epoch in range(3) for _ in range(3)]
     assert pd.read_csv("a/steps.csv")["lr"].tolist() == pytest.approx(by_hand, rel=1e-4)
 
 

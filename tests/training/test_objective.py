@@ -70,25 +70,6 @@ def test_without_noise_smart_and_bregman_are_exactly_zero_with_dropout_on(worksp
     assert objective(batches[0])[0].penalties["bregman"] > 0, "the teacher's own head is what it is compared with"
 
 
-@pytest.mark.parametrize(("task", "encoding"), CASES)
-def test_smart_with_noise_is_above_zero_and_small_beside_dropout(workspace, task, encoding):
-    params, model, streams, losses = setting(workspace, encoding, smart={"lambda": 5}, r_drop={"alpha": 1})
-    (parts,) = objective_of(params, model, losses)(next(streams[task]))
-    assert 0 < parts.penalties["smart"] < 1e-4 * parts.penalties["r_drop"]
-
-
-@pytest.mark.parametrize("encoding", ["cross", "bi"])
-def test_r_drop_is_exactly_zero_without_dropout(workspace, encoding):
-    params, model, streams, losses = setting(workspace, encoding, r_drop={"alpha": 1})
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    for layer in model.encoder.transformer.encoder.layer:
-        layer.attention.self.dropout.p = 0.0
-    for parts in objective_of(params, model, losses)(*[next(streams[task]) for task in streams]):
-        assert parts.penalties["r_drop"].item() == 0.0
-
-
 @pytest.mark.parametrize("encoding", ["cross", "bi"])
 def test_replays_leave_the_random_state_and_the_losses_that_follow_as_without_them(workspace, encoding):
     def losses_of(**techniques):
@@ -185,12 +166,6 @@ def test_a_task_that_is_not_named_gets_no_penalty_and_no_second_pass(workspace):
     assert list(objective(next(streams["qqp"]))[0].penalties) == list(on)
 
 
-def test_what_is_off_is_not_built_and_without_a_list_penalties_are_for_the_tasks_that_train(workspace):
-    params, model, *_ = setting(workspace, smart={"lambda": 5}, r_drop={"alpha": 1}, schedule={"tasks": ["sts"]})
-    regularizers = build_regularizers(params, model, 10, {})
-    assert {name: each.tasks for name, each in regularizers.items()} == {"smart": {"sts"}, "r_drop": {"sts"}}
-
-
 def test_distillation_is_the_distance_from_what_is_said_of_the_same_rows(workspace):
     """In one pass of all tasks: KL of the teacher's probabilities from the model's, squared distance for scores."""
     params, model, streams, losses = setting(
@@ -272,14 +247,6 @@ def test_the_noise_of_a_task_hurts_its_own_penalty_whatever_shares_the_pass(work
     by_hand = [((p - q) * (p.log() - q.log())).sum(-1).mean()]
     by_hand += [((qqp.sigmoid() - qqp_noisy.sigmoid()) * (qqp - qqp_noisy)).mean(), (sts - sts_noisy).square().mean()]
     assert penalties == pytest.approx([value.item() for value in by_hand], rel=1e-3)
-
-
-def test_tasks_with_the_same_regularizers_make_one_group_and_none_is_left_out(workspace):
-    params, model, _, losses = setting(workspace, smart={"lambda": 5, "tasks": ["qqp"]}, r_drop={"alpha": 1})
-    assert Objective(model, losses).groups(("sst", "qqp", "sts")) == [["sst", "qqp", "sts"]]
-    objective = objective_of(params, model, losses)
-    assert objective.groups(("sst", "qqp", "sts")) == [["sst", "sts"], ["qqp"]]
-    assert objective.groups(("qqp",)) == [["qqp"]]
 
 
 def test_smart_every_third_step_counts_in_a_tasks_own_steps_and_draws_no_noise_in_between(workspace):

@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -7,12 +6,8 @@ import torch
 from safetensors.torch import load_file
 
 from bertrio.core.errors import UserError
-from bertrio.core.files import write_json
 from bertrio.core.runtime import set_up
-from bertrio.model.config import encoder_width
-from bertrio.model.encoder import load_transformer
 from bertrio.model.multitask import build_model, load_heads
-from bertrio.training import checkpoints
 from bertrio.training.optimizer import Optimization
 from bertrio.training.prefinetune import prefinetune
 
@@ -48,24 +43,6 @@ def test_one_task_is_trained_alone_and_its_head_is_carried_on(workspace, task):
     assert torch.equal(model.heads[task].output.weight, heads[f"{task}.output.weight"])
 
 
-@pytest.mark.parametrize(("config", "width"), [({"hidden_size": 128}, 128), ({"dim": 64}, 64), ({"n": 1}, None)])
-def test_the_width_of_a_saved_encoder_is_read_whatever_it_is_called(tmp_path, config, width):
-    write_json(tmp_path / "config.json", config)
-    assert encoder_width(tmp_path) == width
-
-
-@pytest.mark.parametrize("narrow", [True, False])
-def test_a_pretrained_encoder_that_is_narrow_trains_in_float32_as_it_predicts(workspace, monkeypatch, tmp_path, narrow):
-    monkeypatch.setattr("bertrio.core.runtime._fast_bf16", lambda device: True)
-    monkeypatch.setattr("bertrio.core.runtime.NARROW", 256 if narrow else 1)
-    opened = Mock(wraps=checkpoints.open_checkpoints)
-    monkeypatch.setattr(checkpoints, "open_checkpoints", opened)
-    shutil.copytree("models/encoder", tmp_path / "pretrained")
-    own = {"encoder": {"name": str(tmp_path / "pretrained")}, "runtime": {"precision": "auto"}}
-    prefinetune(workspace.params(prefinetune={"epochs": 1, "max_steps": 1}, **own), *FOLDERS, "out")
-    assert opened.call_args.args[-1].compute == (torch.float32 if narrow else torch.bfloat16)
-
-
 def carried_on(params):
     """Prefinetunes, and gives the model that fine-tuning starts from and the heads that were saved."""
     prefinetune(params, *FOLDERS, "out")
@@ -97,36 +74,12 @@ def test_layers_that_the_task_will_share_are_trained_and_carried_on_to_all_that_
     assert shared and all(torch.equal(other[name], own[name]) for name in shared)
 
 
-def test_a_task_may_be_trained_first_that_does_not_train_afterwards(workspace):
-    model, heads = carried_on(workspace.params(prefinetune={"task": "sts", "epochs": 1}, schedule={"tasks": ["sst"]}))
-    assert torch.equal(model.heads["sts"].output.weight, heads["sts.output.weight"])
-
-
-def test_a_head_without_weights_has_nothing_to_carry_on(workspace):
-    cosine = {"sts": {"encoding": "bi", "head": "cosine"}}
-    _, heads = carried_on(workspace.params(prefinetune={"task": "sts", "epochs": 1}, tasks=cosine))
-    assert heads == {}
-    start, end = (load_transformer(folder).state_dict() for folder in ("models/encoder", "out/encoder"))
-    assert any(not torch.equal(value, end[name]) for name, value in start.items())
-
-
 def test_adapters_are_merged_into_the_encoder_that_goes_on(workspace):
     carried_on(workspace.params(prefinetune={"task": "qqp", "epochs": 1, "lr": 0.01}, encoder={"lora": {"rank": 2}}))
     start, end = (load_file(f"{folder}/model.safetensors") for folder in ("models/encoder", "out/encoder"))
     assert start.keys() == end.keys()
     changed = {name for name, value in start.items() if not torch.equal(value, end[name])}
     assert any("query.weight" in name for name in changed) and not any("embeddings" in name for name in changed)
-
-
-def test_techniques_of_fine_tuning_have_no_say(workspace):
-    on = {"smart": {"lambda": 5}, "bregman": {"mu": 1}, "surgery": {"method": "pcgrad"}, "finetune": {"ema": 0.9}}
-    written = []
-    for overrides in ({}, on):
-        carried_on(workspace.params(prefinetune={"task": "qqp", "epochs": 1}, **overrides))
-        written.append(
-            [Path(f"out/{file}").read_bytes() for file in ("heads.safetensors", "encoder/model.safetensors")]
-        )
-    assert written[0] == written[1]
 
 
 def test_a_head_of_another_shape_than_the_one_that_goes_on_is_an_error(workspace):

@@ -39,14 +39,6 @@ SHORT = {
 SETTINGS = {  # each technique in company of others, and each schedule
     "plain": {},
     "everything": EVERYTHING,
-    "everything by turns": merged(
-        EVERYTHING,
-        {
-            "schedule": {"name": "round_robin"},
-            "smart": {"every": 2},
-            "surgery": {"method": "none", "log_conflicts": False},
-        },
-    ),
     "temperature, uncertainty, ema": {
         "schedule": {"name": "temperature", "until": "steps", "steps": 9, "temperature": 2},
         "weighting": {"method": "uncertainty"},
@@ -80,11 +72,6 @@ SETTINGS = {  # each technique in company of others, and each schedule
         "encoder": {"frozen": True},
         "finetune": {"max_steps": 13},
         "optimizer": {"lr_schedule": "step", "step_epochs": 1},
-    },
-    "unclipped, penalised, layer by layer": {
-        "optimizer": {"max_grad_norm": None, "layer_decay": 0.8, "lr_schedule": "cosine"},
-        "penalties": {"l1": 1e-3, "l2": 1e-3},
-        "schedule": {"tasks": ["sts", "sst"]},
     },
 }
 
@@ -154,15 +141,6 @@ def test_the_first_step_and_the_ends_of_epochs_are_no_exceptions(workspace, stop
     train(params, "whole")
     for at in (1, 4, 5, 8):  # epochs end at 4 and 8
         stopped(lambda: train(params, "parts"), at, Killed)
-    train(params, "parts")
-    assert_same("whole", "parts")
-
-
-def test_gradients_of_words_may_be_sparse(workspace, stopped, monkeypatch):
-    monkeypatch.setattr("bertrio.model.encoder.MANY_WORDS", 1)
-    params = workspace.params(**merged(SHORT, {"surgery": {"method": "pcgrad"}, "smart": {"lambda": 1}}))
-    train(params, "whole")
-    stopped(lambda: train(params, "parts"), 6, Interrupted)
     train(params, "parts")
     assert_same("whole", "parts")
 
@@ -339,9 +317,3 @@ def test_language_models_whose_training_was_stopped_are_the_same_bytes(workspace
     assert train("models/parts") == told
     assert_same("models/whole", "models/parts")
     assert not list(Path("checkpoints").iterdir()) and not list(Path("models").glob(".*"))
-
-
-def test_stages_that_train_nothing_keep_no_checkpoints(workspace):
-    prefinetune(workspace.params(), "models/encoder", "data/splits", "models/tokenizer", "out")
-    pretrain_mlm(workspace.params(), set_up(1), "data/corpora", "models/tokenizer", "models/out")
-    assert not Path("checkpoints").exists()

@@ -80,15 +80,3 @@ def test_a_teacher_of_classes_in_another_order_is_refused(workspace, teacher):
     ):
         asked(workspace.params(distill=distill, tasks={"sst": {"labels": names[::-1]}}))
     assert set(asked(workspace.params(distill=distill))[1]) == set(TASKS), "one that has no names says nothing else"
-
-
-def test_without_a_weight_nobody_is_asked(workspace):
-    assert asked(workspace.params(distill={"weight": 0, "teacher": "nowhere"}))[1] == {}
-
-
-def test_a_teacher_of_other_tasks_is_refused_with_their_names(workspace, teacher):
-    params = workspace.params(distill={"weight": 1, "teacher": teacher}, tasks={"sst": {"classes": 6}})
-    with pytest.raises(
-        UserError, match=r"distill\.teacher: task sst: the teacher knows it as single, .*count=5.*count=6"
-    ):
-        asked(params)

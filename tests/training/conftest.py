@@ -14,6 +14,7 @@ from bertrio.core.runtime import set_up
 from bertrio.data.table import write_table
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.tokenizer import build_tokenizer
+from bertrio.training.finetune import Inputs, finetune
 
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
@@ -70,6 +71,12 @@ class Workspace:
         path = self.root / "params.yaml"
         path.write_text(yaml.safe_dump(merged(merged(read_yaml(self._params_file), SMALL), overrides), sort_keys=False))
         return load_params(path)
+
+
+def run(params, name: str) -> dict:
+    """Fine-tune into the folder `name` and return the timing."""
+    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
+    return finetune(params, set_up(**params.runtime.model_dump()), Inputs(), f"{name}/model", f"{name}/out", *plots)
 
 
 @pytest.fixture

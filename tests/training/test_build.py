@@ -7,7 +7,8 @@ from bertrio.core.runtime import Runtime, set_up
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.training.build import build_trainer, load_split, resolve_precision, weight_penalty
-from bertrio.training.finetune import Inputs, finetune, predict
+from bertrio.training.finetune import predict
+from tests.training.conftest import run
 
 TASKS = ("sst", "qqp", "sts")
 NOISY = {
@@ -97,12 +98,6 @@ def test_heads_of_tasks_that_do_not_train_stay_exactly_as_built(workspace, train
     changed = {".".join(name.split(".")[:2]) for name in changed_names(model, before) if name.startswith("heads.")}
     assert changed == {f"heads.task_{task}" for task in trains}
     assert list(log.losses) == trains
-
-
-def run(params, name):
-    runtime = set_up(**params.runtime.model_dump())
-    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
-    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", *plots)
 
 
 def test_a_single_task_run_scores_and_predicts_all_tasks_with_untrained_heads(workspace):
@@ -223,14 +218,6 @@ def test_clipping_counts_the_model_alone_and_leaves_the_gradients_of_log_varianc
         found[norm] = (total, learnt)
     assert found[1e-3][0] == pytest.approx(1e-3, rel=1e-3) and found[None][0] > 0.1
     assert found[1e-3][1] == found[None][1]
-
-
-def test_only_tasks_that_train_have_a_log_variance(workspace):
-    params, model, train = setting(
-        workspace, {"weighting": {"method": "uncertainty"}, "schedule": {"tasks": ["sts", "qqp"], "until": "longest"}}
-    )
-    trainer, _ = build_trainer(params, model, train)
-    assert set(trainer.objective.weighting.log_variances) == {"sts", "qqp"}
 
 
 @pytest.mark.parametrize("part", ["all", "encoder", "heads"])

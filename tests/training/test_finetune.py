@@ -9,13 +9,8 @@ from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.training.build import hold_out, load_split
-from bertrio.training.finetune import Inputs, Selection, finetune, load_rows, predict
-
-
-def run(params, name):
-    runtime = set_up(**params.runtime.model_dump())
-    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
-    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", *plots)
+from bertrio.training.finetune import Inputs, Selection, load_rows, predict
+from tests.training.conftest import run
 
 
 def files(folder):

@@ -88,16 +88,6 @@ def test_whole_words_are_masked_whole_at_the_same_share_and_specials_never(token
     assert torch.equal(picked[:, 1:][continued], picked[:, :-1][continued])
 
 
-def test_the_80_10_10_is_a_matter_of_each_token_of_a_word(tokenizer):
-    blocks = torch.full((2000, 8), 6)
-    continues = torch.zeros(len(tokenizer), dtype=torch.bool)  # a block is one word
-    ids, picked = mask_tokens(blocks, tokenizer, 0.5, generator(2, "x"), continues)
-    assert torch.equal(picked.any(dim=1), picked.all(dim=1))
-    masked = (ids == tokenizer.mask_token_id)[picked.all(dim=1)].float()
-    assert masked.mean().item() == pytest.approx(0.8, abs=0.02)
-    assert (masked.mean(dim=1) == 1).float().mean().item() == pytest.approx(0.8**8, abs=0.05)
-
-
 def test_no_word_reaches_over_a_special_token_or_the_start_of_a_block():
     tokenizer = spelled(["a", "##b", "##c"])
     begins = word_beginnings(tokenizer)

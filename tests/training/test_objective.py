@@ -206,34 +206,6 @@ def test_the_gradient_of_the_penalty_reaches_the_clean_side_as_well(workspace):
     torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("encoding", ["cross", "bi"])
-def test_a_batch_has_the_same_parts_and_gradients_beside_others_as_alone(workspace, encoding):
-    """Bregman's penalty, as it is the one that draws nothing; the order of the batches makes no difference either."""
-
-    def run(*groups):
-        params, model, streams, losses = setting(workspace, encoding, noisy=False, bregman={"mu": 0.7})
-        objective = objective_of(params, model, losses, Fixed({"qqp": 0.5}))
-        torch.manual_seed(5)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(0.1 * torch.randn_like(parameter))
-        batches = {task: next(streams[task]) for task in ("sst", "qqp", "sts")}
-        logged = {}
-        for group in groups:
-            for task, parts in zip(group, found := objective(*[batches[task] for task in group])):
-                logged[task] = [parts.total.item(), parts.loss.item(), parts.penalties["bregman"].item()]
-            sum(parts.total for parts in found).backward()
-        return logged, [parameter.grad.to_dense() for parameter in model.parameters() if parameter.grad is not None]
-
-    logged, gradients = run(["sst"], ["qqp"], ["sts"])
-    for groups in ([["sst", "qqp", "sts"]], [["sts", "qqp"], ["sst"]]):
-        beside, beside_gradients = run(*groups)
-        for task, numbers in logged.items():
-            assert beside[task] == pytest.approx(numbers, rel=1e-4)
-        for one, other in zip(gradients, beside_gradients, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
-
-
 def test_the_noise_of_a_task_hurts_its_own_penalty_whatever_shares_the_pass(workspace):
     params, model, streams, losses = setting(workspace, noisy=False, smart={"lambda": 1, "sigma": 0.1, "radius": 0.1})
     objective, given = objective_of(params, model, losses), given_to(model)

@@ -6,7 +6,6 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import (
     BertConfig,
-    BertForMaskedLM,
     BertModel,
     ModernBertConfig,
     ModernBertModel,
@@ -134,15 +133,6 @@ def test_a_norm_behind_the_last_layer_counts_with_the_heads():
         "encoder.transformer.layers.0.attn.Wqkv.weight": 2,
         "encoder.transformer.layers.1.attn.Wqkv.weight": 1,
     }
-
-
-def test_a_masked_language_model_is_counted_alike_and_its_head_learns_at_the_full_rate():
-    config = BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
-    places = layers_below_heads(BertForMaskedLM(config))
-    assert {place for name, place in places.items() if name.startswith("cls.")} == {0}
-    assert places["bert.embeddings.word_embeddings.weight"] == 3
-    assert places["bert.encoder.layer.0.output.dense.weight"] == 2
-    assert places["bert.encoder.layer.1.output.dense.weight"] == 1
 
 
 def test_the_rate_halves_from_layer_to_layer_and_every_parameter_is_in_one_group(bert, default_params):

@@ -20,9 +20,9 @@ from bertrio.core.interruption import Interrupted
 from bertrio.core.runtime import set_up
 from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.evaluator import EpochEvaluator
-from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
 from bertrio.training.prefinetune import prefinetune
+from tests.training.conftest import run
 
 BI = {"encoding": "bi", "head": "siamese"}
 EVERYTHING = {
@@ -97,9 +97,7 @@ def scramble():
 def train(params, name):
     """Fine-tunes and gives the steps; everything goes into the folder `name`."""
     scramble()
-    runtime = set_up(**params.runtime.model_dump())
-    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
-    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", *plots)["steps"]
+    return run(params, name)["steps"]
 
 
 @pytest.fixture

@@ -11,15 +11,9 @@ from bertrio.data.table import read_table
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.inference.predictor import Predictor
 from bertrio.training.build import hold_out, load_split, teacher_predictions
-from bertrio.training.finetune import Inputs, finetune
+from tests.training.conftest import run
 
 TASKS = ("sst", "qqp", "sts")
-
-
-def run(params, name):
-    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
-    runtime = set_up(**params.runtime.model_dump())
-    return finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", *plots)
 
 
 @pytest.fixture

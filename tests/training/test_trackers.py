@@ -3,10 +3,9 @@ import pytest
 import torch
 
 from bertrio.core.errors import UserError
-from bertrio.core.runtime import set_up
 from bertrio.training import callbacks
 from bertrio.training.callbacks import Curves, build_curves, need_trackers
-from bertrio.training.finetune import Inputs, finetune
+from tests.training.conftest import run
 
 
 class Recorder:
@@ -49,10 +48,7 @@ def test_the_table_has_a_column_for_all_that_ever_came_but_no_speed(tmp_path):
 
 
 def trained(workspace, name, **overrides):
-    params = workspace.params(**overrides)
-    runtime = set_up(**params.runtime.model_dump())
-    plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
-    finetune(params, runtime, Inputs(), f"{name}/model", f"{name}/out", *plots)
+    run(workspace.params(**overrides), name)
     return pd.read_csv(f"{name}/steps.csv")
 
 

@@ -44,13 +44,6 @@ def test_a_cap_bounds_the_rows_of_a_pass(workspace, cap):
         assert len(flat(one_pass(stream))) == 20
 
 
-def test_capped_rows_are_drawn_anew_for_each_pass_or_once_for_all(workspace):
-    for redraw in (True, False):
-        _, _, streams, _ = setting(workspace, schedule={"cap": 20, "redraw": redraw})
-        first, second = (set(flat(one_pass(streams["sst"]))) for _ in range(2))
-        assert (first == second) == (not redraw)
-
-
 def test_matched_streams_have_short_rows_in_the_same_steps_and_all_rows_all_the_same(workspace):
     _, _, streams, _ = setting(workspace, schedule={"match_lengths": True})
     passes = {task: [np.array(batch) for batch in one_pass(stream)] for task, stream in streams.items()}
@@ -120,18 +113,6 @@ def test_epochs_of_single_tasks_come_before_all_else(workspace, name):
 def test_one_task_alone_has_epochs_of_its_own_whatever_until_says(workspace, name):
     *_, plan = setting(workspace, schedule={"name": name, "tasks": ["qqp"]})  # until: sst
     assert plan == [[("qqp",)] * 8] * 2
-
-
-def test_tasks_are_drawn_by_their_rows_and_the_temperature_makes_them_even(workspace):
-    def share(**schedule):
-        schedule = {"name": "temperature", "until": "steps", "steps": 4000, "tasks": ["sst", "sts"], **schedule}
-        *_, plan = setting(workspace, rows={"sts": 20}, schedule=schedule, finetune={"epochs": 1})
-        return sum(step == ("sts",) for step in plan[0]) / 4000
-
-    # 20 of 80 rows; at temperature 2, the roots: sqrt(20) / (sqrt(20) + sqrt(60)); four standard errors are 0.03
-    assert share() == pytest.approx(0.25, abs=0.03)
-    assert share(temperature=2.0) == pytest.approx(20**0.5 / (20**0.5 + 60**0.5), abs=0.03)
-    assert share(name="annealed") == pytest.approx(0.25, abs=0.03)
 
 
 def test_losses_are_those_of_the_tasks_that_train_with_their_options(workspace):

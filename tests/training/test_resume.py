@@ -134,15 +134,6 @@ def test_fine_tuning_that_was_stopped_anywhere_gives_the_same_bytes(workspace, s
     assert not list(Path("checkpoints").iterdir()), "nothing is left of a run that has ended well"
 
 
-def test_the_first_step_and_the_ends_of_epochs_are_no_exceptions(workspace, stopped):
-    params = workspace.params(**merged(merged(SHORT, EVERYTHING), {"checkpoints": {"steps": 1}}))
-    train(params, "whole")
-    for at in (1, 4, 5, 8):  # epochs end at 4 and 8
-        stopped(lambda: train(params, "parts"), at, Killed)
-    train(params, "parts")
-    assert_same("whole", "parts")
-
-
 def test_what_happens_on_a_gpu_where_losses_are_read_every_few_steps(workspace, stopped, monkeypatch):
     monkeypatch.setattr("bertrio.training.callbacks.read_every", lambda device: 5)
     params = workspace.params(tracking={"every": 4}, checkpoints={"steps": 3})

@@ -293,7 +293,7 @@ def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256(text.encode())
     for tensor in tensors.values():
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -61,7 +61,7 @@ def test_each_task_is_asked_of_the_first_member_that_answers_it(run):
     models = load(params).models
     assert {task: model.name for task, model in models.items()} == {"sst": "second", "qqp": "base", "sts": "base"}
     assert models["qqp"].network is models["sts"].network
-    assert (models["sst"].max_length, models["qqp"].max_length) == (32, 128)
+    assert (models["sst"].config.encoder.max_length, models["qqp"].config.encoder.max_length) == (32, 128)
 
 
 def test_params_that_were_read_give_a_member_what_the_file_gives_it(run):

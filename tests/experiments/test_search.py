@@ -180,12 +180,6 @@ def test_epochs_are_those_of_the_first_member_without_incomplete_lines(tmp_path)
     assert read_epochs(path, "dev_overall_normalized") == [(1, 0.1, False), (2, 0.2, True)]
 
 
-def test_writing_progress_never_ends_a_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(callbacks.VARIABLE, str(tmp_path / "none/progress.jsonl"))
-    callbacks.report_epoch({"epoch": 1}, last=False)
-    assert "can't be written (No such file or directory)" in capsys.readouterr().err
-
-
 def test_the_variable_is_that_of_the_checkpoints():
     assert checkpoints.VARIABLE == CHECKPOINTS
 

@@ -49,7 +49,7 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_and_ends_with_the_same_by
     assert stopped.code == 143, stopped.said
     assert f"finetune-base: stopped at step {EVERY + 2}, checkpoint saved; the same command goes on" in stopped.said
     assert "Traceback" not in stopped.said
-    saving = project.run("kill", "sync", 2)
+    saving = project.run("kill", "sync", 1)
     assert saving.code == KILL and saving.counts["update"] == 1, "it went on at the very step, and saved after the next"
     assert project.run("kill", "rename", 1).code == KILL  # between fsync and rename
     assert project.run("kill", "scored", 1).code == KILL  # at the end of an epoch

@@ -154,8 +154,6 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
             "layers": args.layers,
             "heads": max(1, args.hidden // 64),
             "intermediate_size": 4 * args.hidden,
-            "initializer_range": 0.02,
-            "dropout": 0.1,
             "lr_factor": 1.0,
         }
     return merged(read_yaml(ROOT / "params.yaml"), own)
@@ -178,7 +176,10 @@ def write_encoder(params: Any, vocab_size: int, folder: Path) -> None:
     from bertrio.model.tiny import tiny_config
 
     if params.encoder.name == "tiny":
-        encoder = AutoModel.from_config(tiny_config(params.encoder.tiny, max(vocab_size, BERT_VOCABULARY)))
+        config = tiny_config(params.encoder.tiny, max(vocab_size, BERT_VOCABULARY))
+        config.initializer_range = 0.02
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.1
+        encoder = AutoModel.from_config(config)
     else:
         encoder = initial_transformer(params.encoder, vocab_size)
     encoder.save_pretrained(folder)

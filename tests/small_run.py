@@ -27,7 +27,7 @@ SMALL = {
     "encoder": {
         "tiny": {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32},
     },
-    "analyze": {"worst": 4, "neighbours": 2, "words": 2, "rows": 40},
+    "analyze": {"worst": 4, "rows": 40},
 }
 ROWS = {"train": 60, "dev": 40, "test": 8}
 

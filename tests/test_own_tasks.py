@@ -25,7 +25,7 @@ SMALL = {
     "data": {"sample": {"train_rows": 160, "dev_rows": 40, "test_rows": 30}},
     "encoder": {"tiny": {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32}},
     "finetune": {"epochs": 1, "max_steps": 12},
-    "analyze": {"worst": 2, "neighbours": 1, "words": 1, "rows": 20},
+    "analyze": {"worst": 2, "rows": 20},
 }
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = ["entailment", "neutral", "contradiction"]

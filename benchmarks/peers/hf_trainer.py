@@ -34,6 +34,8 @@ def arguments_of(folder: str, args: Any, params: Any, runtime: Any, batch: int, 
     import torch
     from transformers import TrainingArguments
 
+    from bertrio.training.optimizer import BETAS
+
     return TrainingArguments(
         folder,
         per_device_train_batch_size=batch,
@@ -41,8 +43,8 @@ def arguments_of(folder: str, args: Any, params: Any, runtime: Any, batch: int, 
         num_train_epochs=args.epochs or 1,
         warmup_steps=round(params.optimizer.warmup_fraction * planned),
         weight_decay=params.optimizer.weight_decay,
-        adam_beta1=params.optimizer.betas[0],
-        adam_beta2=params.optimizer.betas[1],
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
         adam_epsilon=params.optimizer.eps,
         max_grad_norm=params.optimizer.max_grad_norm or 0.0,
         lr_scheduler_type=params.optimizer.lr_schedule,

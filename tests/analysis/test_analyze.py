@@ -50,7 +50,7 @@ def test_it_writes_all_that_is_promised_and_the_same_bytes_again(finished):
             assert row["label"] == dev.loc[row["id"], "label"]
             assert row["prediction"] == pytest.approx(said.loc[row["id"], "prediction"], abs=1e-6)
             assert row["texts"] == [dev.loc[row["id"], column] for column in dev.columns[:-1]]
-            assert len(row["neighbours"]) == 2
+            assert len(row["neighbours"]) == 3
             assert row["change"]["before"] == pytest.approx(row["prediction"], abs=1e-5)
             assert row["change"]["changed"] != row["texts"][row["change"]["text"]]
         assert slices[task]["all"]["all rows"]["n"] == len(dev)

@@ -24,7 +24,6 @@ def nested(dotted, value):
         ("finetune.max_steps", None, None),
         ("finetune.epochs", "4", 4),
         ("optimizer.max_grad_norm", "1e0", 1.0),
-        ("optimizer.betas", [0.9, "0.99"], (0.9, 0.99)),
         ("data.split.fractions", [0.8, 0.1, 0.1], (0.8, 0.1, 0.1)),
         ("encoder.dropout", None, None),
         ("encoder.frozen", "true", True),

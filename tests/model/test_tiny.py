@@ -35,4 +35,3 @@ def test_the_config_is_what_params_say(default_params):
     config = tiny_config(default_params.encoder.tiny, 300)
     tiny = default_params.encoder.tiny
     assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (tiny.hidden_size, tiny.layers, 300)
-    assert config.hidden_dropout_prob == config.attention_probs_dropout_prob == tiny.dropout

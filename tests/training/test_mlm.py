@@ -190,7 +190,7 @@ def test_a_head_at_the_picked_places_alone_learns_what_it_learns_at_all_of_them(
 
 
 def pretrained(workspace, folder, **mlm):
-    params = workspace.params(mlm={"block_size": 16, "batch_size": 8, "epochs": 15, "lr": 0.01, "held_out": 0.1, **mlm})
+    params = workspace.params(mlm={"block_size": 16, "batch_size": 8, "epochs": 15, "lr": 0.01, **mlm})
     runtime = set_up(**params.runtime.model_dump())
     return pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", folder)
 

@@ -289,7 +289,7 @@ def test_prefinetuning_that_was_stopped_gives_the_same_bytes(workspace, stopped,
 def test_language_models_whose_training_was_stopped_are_the_same_bytes(workspace, stopped, whole_word):
     Path("data/corpora").mkdir()
     pq.write_table(pa.table({"text": workspace.texts}), "data/corpora/imdb.parquet")
-    options = {"enabled": True, "block_size": 16, "batch_size": 8, "epochs": 2, "lr": 0.01, "held_out": 0.1}
+    options = {"enabled": True, "block_size": 16, "batch_size": 8, "epochs": 2, "lr": 0.01}
     params = workspace.params(mlm={**options, "whole_word": whole_word}, checkpoints={"steps": 2})
 
     def train(name):

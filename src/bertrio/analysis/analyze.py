@@ -27,6 +27,8 @@ from bertrio.data.table import read_table
 from bertrio.evaluation.plots import slices_picture
 from bertrio.evaluation.predictions import Scored, check_tasks, read_predictions
 
+NEIGHBOURS = 3  # training rows shown beside each of the worst rows
+WORDS = 5  # near words tried in place of each of its words
 SUSPECT_COLUMNS = ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
 
 
@@ -115,7 +117,7 @@ def _analyze_task(scorer: Scorer, task: Task, rows: _Rows, options: AnalyzeParam
     near = NearWords(counts, model.tokenizer, model.word_vectors())
     worst = rows.table.iloc[worst_rows(rows.scored, task, options.worst)]
     train = _drawn(rows.train, options.rows)
-    described = describe_worst(scorer, task, worst, train, near, options.neighbours, options.words)
+    described = describe_worst(scorer, task, worst, train, near, NEIGHBOURS, WORDS)
     facts = Facts(task, rows.table, rows.scored.labels, rows.train, counts)
     return {"errors": described, "slices": measure_slices(facts, rows.scored)}
 

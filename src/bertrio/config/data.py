@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Rate, Seed, Share
+from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Seed, Share
 
 
 class SampleParams(Group):
@@ -15,7 +15,6 @@ class SampleParams(Group):
     train_rows: Count
     dev_rows: Count
     test_rows: Count
-    label_noise: Rate
 
 
 class SplitRule(Group):

@@ -12,7 +12,6 @@ from bertrio.core.options import (
     Group,
     InputPath,
     NotNegative,
-    OutputFolder,
     Positive,
     Rate,
     Real,
@@ -42,8 +41,6 @@ class TinyParams(Group):
     layers: Count
     heads: Count
     intermediate_size: Count
-    initializer_range: Positive
-    dropout: Rate
     lr_factor: Positive
 
     @model_validator(mode="after")
@@ -97,7 +94,6 @@ class EncoderParams(Group):
 
 
 class OptimizerParams(Group):
-    betas: tuple[Rate, Rate]
     eps: Positive
     weight_decay: NotNegative
     lr_schedule: Literal["constant", "linear", "cosine", "step"]
@@ -128,7 +124,6 @@ class MlmParams(Group):
     block_size: Annotated[Whole, Field(ge=8)]
     whole_word: bool
     mask_probability: Annotated[Real, Field(gt=0, lt=1)]
-    held_out: Annotated[Real, Field(gt=0, lt=1)]
     epochs: Count
     max_steps: Count | None
     batch_size: Count
@@ -152,7 +147,6 @@ class FinetuneParams(Group):
     patience: Count | None
     select: str
     select_on: Literal["dev", "holdout"]
-    holdout_fraction: Annotated[Real, Field(gt=0, lt=1)]
     train_metrics: bool
     eval_batch_size: Count
 
@@ -173,7 +167,6 @@ class TrackingParams(Group):
 
     to: list[Literal["table", "tensorboard", "wandb", "dvclive"]]
     every: Count
-    folder: OutputFolder
 
 
 class CheckpointParams(Group):
@@ -202,6 +195,4 @@ class AnalyzeParams(Group):
     """How far the analysis of a finished run goes."""
 
     worst: Annotated[Whole, Field(ge=0)]
-    neighbours: Annotated[Whole, Field(ge=0)]
-    words: Annotated[Whole, Field(ge=0)]
     rows: Count

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
@@ -45,15 +45,7 @@ def _usable_path(value: str) -> str:
     return value
 
 
-def _inside(value: str) -> str:
-    path = PurePosixPath(value)
-    if path.is_absolute() or ".." in path.parts or value.startswith("~"):
-        raise ValueError(f"expected a folder inside the repository, a relative path without '..', found {value!r}")
-    return value
-
-
 InputPath = Annotated[str, AfterValidator(_usable_path)]  # of what is read: anywhere
-OutputFolder = Annotated[str, AfterValidator(_usable_path), AfterValidator(_inside)]  # of what is written
 # Names become names of files and folders, and DVC drops stages that are called by a number.
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,99}$")]
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from bertrio.config import TinyParams
 
+INITIALIZER_RANGE = 0.1
 POSITION_SHARE, TYPE_SHARE, MATCH_SCALE = 0.2, 0.5, 1.2
 
 
@@ -22,9 +23,9 @@ def tiny_config(tiny: TinyParams, vocab_size: int) -> Any:
         num_hidden_layers=tiny.layers,
         num_attention_heads=tiny.heads,
         intermediate_size=tiny.intermediate_size,
-        initializer_range=tiny.initializer_range,
-        hidden_dropout_prob=tiny.dropout,
-        attention_probs_dropout_prob=tiny.dropout,
+        initializer_range=INITIALIZER_RANGE,
+        hidden_dropout_prob=0.0,  # unless encoder.dropout or encoder.attention_dropout says otherwise
+        attention_probs_dropout_prob=0.0,
         max_position_embeddings=512,
     )
 

@@ -32,6 +32,7 @@ from bertrio.data.batches import Batch
 # so many steps late, but before any checkpoint; on the CPU, before the update.
 READ_EVERY = 16
 SPEED = "rows_per_second"  # differs from run to run: for watching, not for the table, which is a result
+LOGS = "logs"  # the folder of other trackers than the table; git ignores it
 SHOWN = 5  # row ids of a task that a message names
 VARIABLE = "BERTRIO_PROGRESS"  # of the environment: the file to write to
 STAGE = "DVC_STAGE"  # of the environment: the stage, as in finetune@base, where DVC runs it
@@ -328,7 +329,7 @@ def build_curves(params: Params, table: str | Path) -> Curves:
     options = params.tracking
     need_trackers(options.to)
     settings = params.model_dump(by_alias=True, include=set(MEMBER_GROUPS))
-    tools = [start_tool(kind, Path(options.folder), Path(table).stem, settings) for kind in options.to if kind in TOOLS]
+    tools = [start_tool(kind, Path(LOGS), Path(table).stem, settings) for kind in options.to if kind in TOOLS]
     return Curves(table, options.every, "table" in options.to, tools)
 
 

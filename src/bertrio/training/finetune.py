@@ -23,6 +23,7 @@ from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.evaluator import EpochEvaluator, Selection, predict
 from bertrio.training.loop import Trainer
 
+HOLDOUT = 0.1  # share of the training rows that finetune.select_on: holdout takes
 CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
 
 
@@ -117,7 +118,7 @@ def load_rows(params: Params, inputs: Inputs) -> tuple[Split, dict[str, Split], 
     train, dev, test = [load_split(params, name, inputs.splits, inputs.tokenizer) for name in ("train", "dev", "test")]
     scored = {"dev": dev}
     if params.finetune.select_on == "holdout":
-        train, scored["holdout"] = hold_out(train, params.finetune.holdout_fraction, params.runtime.seed)
+        train, scored["holdout"] = hold_out(train, HOLDOUT, params.runtime.seed)
     if params.finetune.train_metrics:
         scored["train"] = train
     return train, scored, test

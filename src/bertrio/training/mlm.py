@@ -41,6 +41,7 @@ READS = {  # the params that pretraining reads
 # matrix products take longer to set up for a new size than to do
 ROUND = 64
 NO_LABEL = -100
+HELD_OUT = 0.05  # share of the blocks that perplexity is measured on
 WORD_MARKS = {"##": "continues", "Ġ": "begins", "▁": "begins"}  # WordPiece, byte-level BPE, SentencePiece
 
 TASK = "mlm"
@@ -252,7 +253,7 @@ def _train(
 ) -> tuple[dict, dict]:
     options, seed = params.mlm, params.runtime.seed
     order = torch.randperm(len(blocks), generator=generator(seed, "mlm held out")).numpy()
-    count = min(max(1, round(options.held_out * len(blocks))), len(blocks) - 1)
+    count = min(max(1, round(HELD_OUT * len(blocks))), len(blocks) - 1)
     held, train = np.sort(order[:count]), np.sort(order[count:])
     begins = word_beginnings(tokenizer) if options.whole_word else None
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=options.mask_probability, begins=begins)

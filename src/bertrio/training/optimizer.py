@@ -20,6 +20,8 @@ from bertrio.core.distributed import Processes
 from bertrio.techniques.gradients import TaskGradients, conflict_rows
 from bertrio.training.callbacks import FiniteCheck
 
+BETAS = (0.9, 0.999)  # of AdamW
+
 
 def build_optimizer(
     model: nn.Module, params: OptimizerParams, lr: float, extra: Iterable[nn.Parameter] = (), extra_lr: float = 0.0
@@ -50,7 +52,7 @@ def build_optimizer(
     if beside := list(extra):
         described.append({"params": beside, "lr": extra_lr, "weight_decay": 0.0})
     fused = described[0]["params"][0].device.type in ("cpu", "cuda")
-    return AdamW(described, lr=lr, betas=params.betas, eps=params.eps, fused=fused)
+    return AdamW(described, lr=lr, betas=BETAS, eps=params.eps, fused=fused)
 
 
 def layers_below_heads(model: nn.Module) -> dict[str, int]:

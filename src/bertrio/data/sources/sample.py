@@ -33,6 +33,7 @@ Concept = tuple[str, ...]  # words that mean the same here
 SPLITS = ("test", "dev", "train")  # in the order they are made: a change of train_rows leaves the other two as they are
 
 
+LABEL_NOISE = 0.04  # share of labels that are wrong on purpose, so that no task saturates
 VOCABULARY = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 CONCEPTS: dict[str, tuple[Concept, ...]] = {
     name: tuple(tuple(words.split()) for words in concepts) for name, concepts in VOCABULARY["concepts"].items()
@@ -388,7 +389,7 @@ def _splits(params: DataParams, task: Task) -> dict[str, pd.DataFrame]:
     taken: frozenset[str] = frozenset()
     for split in SPLITS:
         rows = getattr(sample, f"{split}_rows")
-        tables[split] = generate(task.name, split, rows, sample.seed, sample.label_noise, taken)
+        tables[split] = generate(task.name, split, rows, sample.seed, LABEL_NOISE, taken)
         taken = taken.union(*(tables[split][column] for column in task.text_columns))
     for label in sorted(set(chain(*(table["label"] for table in tables.values())))):
         problem = task.target.label_problem(label)

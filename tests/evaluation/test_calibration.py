@@ -9,7 +9,6 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 from bertrio.core.files import read_json
 from bertrio.core.tasks import Binary, Ordered, Score, Task
 from bertrio.evaluation.calibration import (
-    BINS,
     TEMPERATURES,
     equal_mass_bins,
     fit_temperature,
@@ -19,7 +18,7 @@ from bertrio.evaluation.calibration import (
     wilson,
     write_calibration,
 )
-from bertrio.evaluation.metrics import METRICS
+from bertrio.evaluation.metrics import BINS, METRICS
 from bertrio.evaluation.predictions import Scored, object_column
 
 

@@ -6,8 +6,8 @@ import pytest
 import scipy.stats
 
 from bertrio.core.tasks import Binary, Ordered, Score, Task
-from bertrio.evaluation.intervals import WEIGHTED, bootstrap, contributions, interval, intervals, metric_interval
-from bertrio.evaluation.metrics import METRICS, evaluate_predictions, overall
+from bertrio.evaluation.intervals import bootstrap, contributions, interval, intervals, metric_interval
+from bertrio.evaluation.metrics import METRICS, WEIGHTED, evaluate_predictions, overall
 from bertrio.evaluation.predictions import Scored, prediction_rows
 
 TASKS = {

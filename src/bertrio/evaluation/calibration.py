@@ -1,8 +1,9 @@
-"""How far a model's probabilities can be taken at their word, and the one number that often mends them."""
+"""Calibration: reliability of a model's probabilities, and the temperature that often mends them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,63 +12,22 @@ from numpy.typing import NDArray
 
 from bertrio.core.files import write_json
 from bertrio.core.tasks import Array, Task
+from bertrio.evaluation.metrics import BINS, METRICS
 from bertrio.evaluation.predictions import Scored
 
-BINS = 15
 SMALLEST = 1e-12  # a probability of 0 counts as this: one row must not make a mean log-loss infinite
 TEMPERATURES = (0.05, 20.0)  # a half of dev that is all right, or all wrong, would ask for 0 or infinity
 SEED = 0  # of the halves of dev; the same for every experiment, so that they are compared on the same rows
 
 
-def equal_mass_bins(confidence: Array, bins: int = BINS) -> NDArray[np.int64]:
-    """The bin of each row, 0 to bins - 1, by its rank in confidence; bins hold N / bins rows, give or take one.
+def equal_mass_bins(confidence: Array) -> NDArray[np.int64]:
+    """Bin of each row [N], 0 to BINS - 1, by its rank in `confidence` [N]; bins hold N / BINS rows, give or take one.
 
     Rows of the same confidence share a bin, so that the order of rows has no say; a bin may then be larger, or empty.
-
-    Args:
-        confidence: [N].
-        bins: how many.
     """
     _, group, counts = np.unique(confidence, return_inverse=True, return_counts=True)
     middle = np.cumsum(counts) - counts / 2  # mean rank of the group, counted from 0.5
-    return (middle * bins / len(confidence)).astype(np.int64)[group]
-
-
-def ece(confidence: Array, correct: Array, bins: int = BINS) -> float:
-    r"""Expected calibration error: how far confidence and accuracy lie apart, on average over rows; 0 is best, 1 worst.
-
-    $\sum_b \frac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|$ over bins with about equally many rows ("Mitigating Bias
-    in Calibration Error Estimation"; with bins of equal width, most would be empty). Even a perfect model's is above
-    0 on few rows: about $\sqrt{\mathrm{bins} / N} / 3$.
-
-    Args:
-        confidence: [N], the probability of the class that was predicted.
-        correct: [N], 1 where the prediction is the label, else 0.
-        bins: how many.
-    """
-    bin_of = equal_mass_bins(confidence, bins)
-    gaps = np.bincount(bin_of, weights=np.asarray(correct, np.float64) - confidence)
-    return float(np.abs(gaps).sum() / len(confidence))
-
-
-def brier(probabilities: Array, labels: Array) -> float:
-    """Mean squared distance of the probabilities from the truth; 0 is best.
-
-    Summed over classes, 0 to 2, as Brier defined it (1950); of two classes it is (p - y)^2 of one of them, 0 to 1, as
-    usual, which is half of that.
-
-    Args:
-        probabilities: [N, C], rows sum to 1.
-        labels: [N], the class.
-    """
-    return float(brier_terms(probabilities, labels).mean())
-
-
-def brier_terms(probabilities: Array, labels: Array) -> Array:
-    """What each row adds to the mean that `brier` is: [N]."""
-    truth = np.eye(probabilities.shape[1])[labels.astype(np.int64)]
-    total = np.square(probabilities - truth).sum(axis=1)
-    return total / 2 if probabilities.shape[1] == 2 else total
+    return (middle * BINS / len(confidence)).astype(np.int64)[group]
 
 
 def log_loss(probabilities: Array, labels: Array) -> float:
@@ -77,8 +37,8 @@ def log_loss(probabilities: Array, labels: Array) -> float:
         probabilities: [N, C]; those below 1e-12 count as 1e-12.
         labels: [N], the class.
     """
-    given = probabilities[np.arange(len(labels)), labels.astype(np.int64)]
-    return float(-np.log(np.maximum(given, SMALLEST)).mean())
+    of_label = probabilities[np.arange(len(labels)), labels.astype(np.int64)]
+    return float(-np.log(np.maximum(of_label, SMALLEST)).mean())
 
 
 def temper(probabilities: Array, temperature: float) -> Array:
@@ -92,7 +52,7 @@ def temper(probabilities: Array, temperature: float) -> Array:
 
 
 def fit_temperature(probabilities: Array, labels: Array) -> float:
-    r"""The temperature whose tempered probabilities have the smallest log-loss, within `TEMPERATURES`.
+    r"""Temperature whose tempered probabilities have the smallest log-loss, within `TEMPERATURES`.
 
     Guo et al. 2017, "On Calibration of Modern Neural Networks", section 4.2. With $z = \log p$ and
     $\beta = 1 / T$, the loss is convex in $\beta$ and its slope is $E[\sum_c p_c(\beta) z_c - z_{label}]$, which is
@@ -112,28 +72,26 @@ def fit_temperature(probabilities: Array, labels: Array) -> float:
     return float(np.sqrt(cold * hot))
 
 
-def reliability(scored: Scored, bins: int = BINS) -> pd.DataFrame:
-    """What share of rows is right at each confidence: the table behind `ece` and the reliability picture.
+def reliability(scored: Scored) -> pd.DataFrame:
+    """Table of the share of right rows at each confidence, which the reliability plot shows.
 
     Returns:
         A row a bin that holds rows: bin, n, mean confidence, accuracy, and the 95 % Wilson interval of the accuracy
-        as low and high. n adds up to N; sum of n / N * |accuracy - confidence| is the `ece` of as many bins.
+        as low and high. n adds up to N; sum of n / N * |accuracy - confidence| is the `ece`.
     """
-    bin_of = equal_mass_bins(scored.confidence, bins)
-    rows = pd.DataFrame({"bin": bin_of, "confidence": scored.confidence, "accuracy": scored.correct})
-    table = rows.groupby("bin").agg(
-        n=("confidence", "size"), confidence=("confidence", "mean"), accuracy=("accuracy", "mean")
-    )
+    rows = pd.DataFrame({"confidence": scored.confidence, "accuracy": scored.correct})
+    bins = rows.groupby(equal_mass_bins(scored.confidence))
+    table = bins.size().rename_axis("bin").to_frame("n").join(bins.mean())
     table["low"], table["high"] = wilson(table["accuracy"].to_numpy(), table["n"].to_numpy())
     return table.reset_index()
 
 
 def wilson(share: float | Array, n: int | Array, z: float = 1.959964) -> tuple[Array, Array]:
-    """Wilson's score interval of a share that was found in n rows, which keeps its promise near 0 and 1 and for few
+    """Wilson's score interval of a share of n rows, which keeps its promise near 0 and 1 and for few
     rows ("Probable Inference, the Law of Succession, and Statistical Inference", 1927).
 
     Args:
-        share: what was found, 0 to 1; a number or an array.
+        share: 0 to 1; a number or an array.
         n: of how many rows, 1 or more.
         z: of the normal distribution; 1.96 for 95 %.
 
@@ -146,36 +104,27 @@ def wilson(share: float | Array, n: int | Array, z: float = 1.959964) -> tuple[A
 
 
 def write_calibration(frame: pd.DataFrame, tasks: Mapping[str, Task], path: str | Path) -> None:
-    """Writes how well calibrated each task with classes is on dev, as it is and after temperature scaling.
+    """Write how well calibrated each task with classes is on dev, as it is and after temperature scaling.
 
     `{task: {"rows", "ece", "brier", "nll", "temperature", "ece_scaled", "brier_scaled", "nll_scaled"}}`. The
     temperature is fitted on one half of the labelled dev rows and all figures are those of the other half, whose
     size is `rows`. Halves are drawn with a fixed seed: the same for every experiment on the same rows. Tasks that
     predict a score, or have fewer than two such rows, are left out.
     """
-    write_json(path, {name: report for name in tasks if (report := _calibration(frame, name))})
+    report = {}
+    for name, task in tasks.items():
+        scored = Scored.of(frame[(frame["task"] == name) & (frame["split"] == "dev")])
+        rows = len(scored.labels)
+        if task.target.discrete and rows > 1:
+            fitted, measured = np.split(np.random.default_rng(SEED).permutation(rows), [rows // 2])
+            half, scored = scored.take(fitted), scored.take(measured)
+            temperature = fit_temperature(half.class_probabilities, half.labels)
+            scaled = replace(scored, probabilities=temper(scored.class_probabilities, temperature))
+            report[name] = {"rows": len(measured), **_figures(scored), "temperature": temperature}
+            report[name] |= {f"{figure}_scaled": value for figure, value in _figures(scaled).items()}
+    write_json(path, report)
 
 
-def _calibration(frame: pd.DataFrame, task: str) -> dict[str, float]:
-    rows = frame[(frame["task"] == task) & (frame["split"] == "dev") & frame["label"].notna()]
-    rows = rows[rows["probabilities"].notna()]
-    if len(rows) < 2:
-        return {}
-    order = np.random.default_rng(SEED).permutation(len(rows))
-    fitted, measured = np.array_split(order, [len(rows) // 2])
-    labels, predictions = rows["label"].to_numpy(np.float64), rows["prediction"].to_numpy(np.int64)
-    probabilities = np.stack(rows["probabilities"].to_list())
-    temperature = fit_temperature(probabilities[fitted], labels[fitted])
-    labels, predictions, plain = labels[measured], predictions[measured], probabilities[measured]
-    report = {"rows": len(measured), **_figures(labels, predictions, plain), "temperature": temperature}
-    scaled = _figures(labels, predictions, temper(plain, temperature))
-    return report | {f"{name}_scaled": value for name, value in scaled.items()}
-
-
-def _figures(labels: Array, predictions: NDArray[np.int64], probabilities: Array) -> dict[str, float]:
-    confidence = probabilities[np.arange(len(predictions)), predictions]
-    return {
-        "ece": ece(confidence, labels == predictions),
-        "brier": brier(probabilities, labels),
-        "nll": log_loss(probabilities, labels),
-    }
+def _figures(scored: Scored) -> dict[str, float]:
+    nll = log_loss(scored.class_probabilities, scored.labels)
+    return {"ece": METRICS["ece"](scored), "brier": METRICS["brier"](scored), "nll": nll}

@@ -1,7 +1,7 @@
-"""How good predictions are: one number a metric, and the overall scores of the papers.
+"""Metrics of predictions: one number a metric, and the overall scores of the papers.
 
-Most metrics are functions of counts alone, and are written as such, over any number of leading axes: so one definition
-serves the rows as they are and thousands of resamples of them (`intervals`).
+A metric is written as a function of weights [R, N] of the N rows that gives its value [R] for each set of weights. One
+definition thus serves the rows as they are (weights of 1) and thousands of resamples of them (`intervals`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Array, Task
-from bertrio.evaluation import calibration
 from bertrio.evaluation.predictions import Scored, check_tasks
+
+BINS = 15  # of the calibration error
+Weighted = Callable[[Array], Array]  # weights [R, N] of the rows -> the metric [R]
 
 # Classes: functions of counts [..., C, C] of (label, prediction)
 
@@ -74,13 +75,6 @@ def quadratic_kappa(confusion: Array) -> Array:
     return np.where(by_chance > 0, 1 - _ratio(apart * total, by_chance), 0.0)
 
 
-def count(scored: Scored, classes: int = 0) -> Array:
-    """Counts [C, C] of (label, prediction); C is `classes`, or more where a class beyond them occurs."""
-    labels, predictions = scored.labels.astype(np.int64), scored.predictions.astype(np.int64)
-    size = int(max(classes, 2, labels.max() + 1, predictions.max() + 1))
-    return np.bincount(labels * size + predictions, minlength=size * size).reshape(size, size).astype(np.float64)
-
-
 def _f1_by_class(confusion: Array) -> Array:
     return _ratio(2 * _diagonal(confusion), confusion.sum(-1) + confusion.sum(-2))
 
@@ -117,98 +111,173 @@ def average_precision(yes: Array, no: Array) -> Array:
 
     The share of class 1 is what a constant reaches. 0 without rows of class 1.
     """
-    found = np.cumsum(yes[..., ::-1], axis=-1)
+    hits = np.cumsum(yes[..., ::-1], axis=-1)
     chosen = np.cumsum((yes + no)[..., ::-1], axis=-1)
-    return _ratio((yes[..., ::-1] * _ratio(found, chosen)).sum(-1), yes.sum(-1))
+    return _ratio((yes[..., ::-1] * _ratio(hits, chosen)).sum(-1), yes.sum(-1))
 
 
-def thresholds(scored: Scored) -> tuple[NDArray[np.int64], int]:
-    """The rank [N] of each row's probability of class 1 among the G distinct ones, from 0, and G."""
-    values, rank = np.unique(scored.class_probabilities[:, 1], return_inverse=True)
-    return rank, len(values)
+# Metrics as functions of weights
 
 
-def _on_counts(metric: Callable[[Array], Array]) -> Callable[[Scored], float]:
-    return lambda scored: float(metric(count(scored)))
+def _by_counts(metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]:
+    """A metric of counts [R, C, C] of (label, prediction)."""
+
+    def prepare(scored: Scored) -> Weighted:
+        labels, predictions = scored.labels.astype(np.int64), scored.predictions.astype(np.int64)
+        size = int(max(2, labels.max() + 1, predictions.max() + 1))
+        cell = labels * size + predictions
+
+        def measure(weights: Array) -> Array:
+            counts = np.stack([np.bincount(cell, row, size * size) for row in weights], dtype=np.float64)
+            return metric(counts.reshape(-1, size, size))
+
+        return measure
+
+    return prepare
 
 
-def _at_thresholds(metric: Callable[[Array, Array], Array]) -> Callable[[Scored], float]:
-    def measure(scored: Scored) -> float:
-        rank, size = thresholds(scored)
-        yes = np.bincount(rank, weights=scored.labels, minlength=size).astype(np.float64)
-        return float(metric(yes, np.bincount(rank, minlength=size).astype(np.float64) - yes))
+def _by_thresholds(metric: Callable[[Array, Array], Array]) -> Callable[[Scored], Weighted]:
+    """A metric of counts [R, G] of yes and of no at each probability of yes."""
+
+    def prepare(scored: Scored) -> Weighted:
+        total = _sum_by_group(scored.class_probabilities[:, 1])
+        return lambda weights: metric(yes := total(weights * scored.labels), total(weights) - yes)
+
+    return prepare
+
+
+def _by_means(columns: Callable[[Scored], Array], metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]:
+    """A metric of the means [k, R] of `columns` [k, N]."""
+
+    def prepare(scored: Scored) -> Weighted:
+        table = columns(scored)
+        return lambda weights: metric((weights @ table.T / len(scored.labels)).T)
+
+    return prepare
+
+
+def standardised(values: Array) -> Array:
+    """Values [N] less their mean, by their standard deviation; zeros where all are equal."""
+    spread = values.std() if np.ptp(values) else 1.0
+    return (values - values.mean()) / spread
+
+
+def _moments(scored: Scored) -> Array:
+    """[5, N]: x, y, x^2, y^2 and x y, both standardised, so that no digits are lost to a large mean."""
+    x, y = standardised(scored.labels), standardised(scored.predictions)
+    return np.stack([x, y, x * x, y * y, x * y])
+
+
+def _pearson(means: Array) -> Array:
+    """Pearson's correlation, -1 to 1, from the means of `_moments`.
+
+    Undefined where either side is constant (a variance of 0 divides): 0 then, for a constant says nothing about the
+    other, and a model that collapsed must not stop a run or leave a NaN in the metrics.
+    """
+    x, y, xx, yy, xy = means
+    return _cosine(xy - x * y, xx - x * x, yy - y * y)
+
+
+def spearman(scored: Scored) -> Weighted:
+    """Spearman's correlation: Pearson's of the ranks, ties sharing their mean rank; 0 for constants."""
+    rank_labels, rank_predictions = _ranks(scored.labels), _ranks(scored.predictions)
+
+    def measure(weights: Array) -> Array:
+        x, y = rank_labels(weights), rank_predictions(weights)
+        return _cosine(*[(weights * product).mean(axis=1) for product in (x * y, x * x, y * y)])
 
     return measure
 
 
-# Scores
+def _cosine(both: Array, one: Array, other: Array) -> Array:
+    """both / sqrt(one * other), 0 where either is 0 but for rounding, given that they are about 1 elsewhere."""
+    constant = np.minimum(one, other) < 1e-12
+    return np.where(constant, 0.0, np.clip(both / np.sqrt(np.where(constant, 1.0, one * other)), -1.0, 1.0))
 
 
-def pearson(scored: Scored) -> float:
-    """Pearson's correlation of labels and predictions, -1 to 1.
+def _ranks(values: Array) -> Weighted:
+    """The mean rank of each row's value among all weighted rows [R, N], 0 in the middle, and scaled by N / 4."""
+    _, group = np.unique(values, return_inverse=True)
+    total = _sum_by_group(values)
 
-    Undefined where either is constant (a variance of 0 divides): 0 then, for a constant says nothing about the
-    other, and a model that collapsed must not stop a run or leave a NaN in the metrics.
+    def rank(weights: Array) -> Array:
+        sizes = total(weights)
+        middle = np.cumsum(sizes, axis=1) - (sizes + len(values)) / 2
+        return (middle / (len(values) / 4))[:, group]
+
+    return rank
+
+
+def _sum_by_group(values: Array) -> Weighted:
+    """Sums of columns [R, N] over equal `values` [N], these rising: [R, G]."""
+    order = np.argsort(values, kind="stable")
+    starts = np.flatnonzero(np.diff(values[order], prepend=-np.inf))
+    return lambda columns: np.add.reduceat(columns[:, order], starts, axis=1)
+
+
+def ece(scored: Scored) -> Weighted:
+    r"""Expected calibration error: how far confidence and accuracy lie apart, on average over rows; 0 is best, 1 worst.
+
+    $\sum_b \frac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|$ over bins with about equally many rows ("Mitigating Bias
+    in Calibration Error Estimation"; with bins of equal width, most would be empty). Rows of the same confidence share
+    a bin. Even a perfect model's is above 0 on few rows: about $\sqrt{\mathrm{bins} / N} / 3$.
     """
-    return _correlation(scored.labels, scored.predictions)
+    rows, gap = len(scored.labels), scored.correct - scored.confidence
+    total = _sum_by_group(scored.confidence)
+
+    def measure(weights: Array) -> Array:
+        sizes = total(weights)
+        middle = np.cumsum(sizes, axis=1) - sizes / 2  # mean rank of the group, counted from 0.5
+        bin_of = np.minimum((middle * BINS / rows).astype(np.int64), BINS - 1)  # last groups may be empty: at N itself
+        bin_of += BINS * np.arange(len(weights))[:, None]
+        gaps = np.bincount(bin_of.reshape(-1), total(weights * gap).reshape(-1), BINS * len(weights))
+        return np.abs(gaps).reshape(-1, BINS).sum(axis=1) / rows
+
+    return measure
 
 
-def spearman(scored: Scored) -> float:
-    """Spearman's correlation: Pearson's of the ranks, ties sharing their mean rank. Constants as in `pearson`."""
-    from scipy.stats import rankdata
+def _brier_terms(scored: Scored) -> Array:
+    """Squared distance of each row's probabilities from the truth [1, N]; the mean is Brier's score, 0 is best.
 
-    return _correlation(rankdata(scored.labels), rankdata(scored.predictions))
-
-
-def _correlation(one: Array, other: Array) -> float:
-    if np.ptp(one) == 0 or np.ptp(other) == 0:
-        return 0.0
-    from scipy.stats import pearsonr  # takes a second to import, and most of bertrio does without
-
-    return float(pearsonr(one, other).statistic)
+    Summed over classes, 0 to 2, as Brier defined it (1950); of two classes it is (p - y)^2 of one of them, 0 to 1, as
+    usual, which is half of that.
+    """
+    probabilities = scored.class_probabilities
+    truth = np.eye(probabilities.shape[1])[scored.labels.astype(np.int64)]
+    total = np.square(probabilities - truth).sum(axis=1)
+    return (total / 2 if probabilities.shape[1] == 2 else total)[None]
 
 
-def rmse(scored: Scored) -> float:
-    """Square root of the mean squared error, in the unit of the labels."""
-    return float(np.sqrt(np.mean(np.square(scored.labels - scored.predictions))))
+def _squared_errors(scored: Scored) -> Array:
+    """[1, N]; the root of the mean is in the unit of the labels."""
+    return np.square(scored.labels - scored.predictions)[None]
 
 
-# Probabilities
-
-
-def ece(scored: Scored) -> float:
-    """Expected calibration error, see `calibration.ece`."""
-    return calibration.ece(scored.confidence, scored.correct)
-
-
-def brier(scored: Scored) -> float:
-    """Brier's score, see `calibration.brier`."""
-    return calibration.brier(scored.class_probabilities, scored.labels)
+def _measure(prepare: Callable[[Scored], Weighted]) -> Callable[[Scored], float]:
+    return lambda scored: float(prepare(scored)(np.ones((1, len(scored.labels))))[0])
 
 
 ON_COUNTS: dict[str, Callable[[Array], Array]] = {
     metric.__name__: metric for metric in (accuracy, f1, macro_f1, balanced_accuracy, off_by_one, mae, quadratic_kappa)
 }
-ON_THRESHOLDS: dict[str, Callable[[Array, Array], Array]] = {
-    "roc_auc": roc_auc,
-    "average_precision": average_precision,
-}
-METRICS: dict[str, Callable[[Scored], float]] = {
-    **{name: _on_counts(metric) for name, metric in ON_COUNTS.items()},
-    **{name: _at_thresholds(metric) for name, metric in ON_THRESHOLDS.items()},
+WEIGHTED: dict[str, Callable[[Scored], Weighted]] = {
+    **{name: _by_counts(metric) for name, metric in ON_COUNTS.items()},
+    "roc_auc": _by_thresholds(roc_auc),
+    "average_precision": _by_thresholds(average_precision),
     "ece": ece,
-    "brier": brier,
-    "pearson": pearson,
+    "brier": _by_means(_brier_terms, lambda means: means[0]),
+    "pearson": _by_means(_moments, _pearson),
     "spearman": spearman,
-    "rmse": rmse,
+    "rmse": _by_means(_squared_errors, lambda means: np.sqrt(means[0])),
 }
+METRICS: dict[str, Callable[[Scored], float]] = {name: _measure(prepare) for name, prepare in WEIGHTED.items()}
 CORRELATIONS = ("pearson", "spearman")  # what overall_normalized brings from -1 to 1 to 0 to 1
 OVERALL = ("overall_mean", "overall_normalized")
 LOWER_IS_BETTER = ("mae", "ece", "brier", "rmse")
 
 
 def evaluate_predictions(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
-    """Measures a prediction table against its labels.
+    """Measure a prediction table against its labels.
 
     Scores are measured by `prediction`, clipped to the task's range: it is what is handed in and ensembled.
 
@@ -223,22 +292,21 @@ def evaluate_predictions(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict
     Raises:
         UserError: if there are predictions of an unknown task.
     """
-    return {split: _evaluate_split(of, tasks) for split, of in scored_by_task(frame, tasks).items()}
-
-
-def _evaluate_split(scored: Mapping[str, Scored], tasks: Mapping[str, Task]) -> dict[str, Any]:
-    metrics = {name: tasks[name].target.metrics for name in scored}
-    results: dict[str, Any] = {
-        name: {metric: METRICS[metric](one) for metric in metrics[name]} for name, one in scored.items()
-    }
-    if len(scored) == len(tasks):
-        firsts = {name: (own[0], np.asarray(results[name][own[0]], np.float64)) for name, own in metrics.items()}
-        results |= {name: float(value) for name, value in overall(firsts).items()}
+    results: dict[str, dict[str, Any]] = {}
+    for split, parts in scored_by_task(frame, tasks).items():
+        metrics = {name: tasks[name].target.metrics for name in parts}
+        results[split] = {name: {metric: METRICS[metric](parts[name]) for metric in metrics[name]} for name in parts}
+        if len(parts) == len(tasks):
+            firsts = {
+                name: (first, np.asarray(results[split][name][first], np.float64))
+                for name, (first, *_) in metrics.items()
+            }
+            results[split] |= {name: float(value) for name, value in overall(firsts).items()}
     return results
 
 
 def scored_by_task(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[str, Scored]]:
-    """The labelled rows of a prediction table by split and, in the order of `tasks`, by task.
+    """Return the labelled rows of a prediction table by split and, in the order of `tasks`, by task.
 
     Raises:
         UserError: if there are predictions of an unknown task.

@@ -111,12 +111,12 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
 
 def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     """95 % interval and p-value of a difference whose variance is the sum of `parts`, with their degrees of freedom."""
-    error = math.sqrt(sum(variance for variance, _ in parts))
+    error = math.sqrt(math.fsum(variance for variance, _ in parts))  # the same whatever the order of the sides
     if error < 1e-12:  # rounding
         return difference, difference, 1.0
     from scipy.special import stdtr, stdtrit  # slow to import
 
-    freedom = error**4 / sum(variance**2 / freedom for variance, freedom in parts)
+    freedom = error**4 / math.fsum(variance**2 / freedom for variance, freedom in parts)
     reach = float(stdtrit(freedom, 0.975)) * error
     return difference - reach, difference + reach, 2 * float(stdtr(freedom, -abs(difference) / error))
 

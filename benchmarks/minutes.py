@@ -60,7 +60,7 @@ def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
     with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as folder:
         made = {name: Path(folder) / name for name in [*dict.fromkeys(args.rows), TRAINER]}
         for name, work in made.items():
-            row = Row(TRAINER, "", "", "params.yaml as it is") if name == TRAINER else recipes.row(name)
+            row = Row(name=TRAINER, title="params.yaml as it is") if name == TRAINER else recipes.row(name)
             for turn in range(1, args.repeats + 1):
                 raw = resolve(recipes, row, args.budget, settings, turn, base)
                 if name == TRAINER:

@@ -56,7 +56,7 @@ def to_train(recipes: Recipes) -> list[Row]:
         row
         for of in recipes.papers.values()
         for sweep in of.sweeps.values()
-        for row in sweep.rows[:: len(sweep.rows) - 1 or 1]
+        for row in list(sweep.rows.values())[:: len(sweep.rows) - 1 or 1]
     ]
     return [*recipes.expand(recipes.papers), *ends]
 

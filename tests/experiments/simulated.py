@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -100,17 +102,28 @@ def small_recipes() -> Recipes:
     """One paper with every kind of row."""
     quoted = {"sst": 0.532, "qqp": 0.893, "sts": 0.876, "overall": 0.788}
     better = {"sst": 0.55, "qqp": 0.75, "sts": 0.3, "overall": 0.66}
-    rows = (
-        Row("p-quoted", "p", "t", "Literature", quoted, literature=True),
-        Row("p-base", "p", "t", "Baseline", {"sst": 0.5, "qqp": 0.7, "sts": 0.2, "overall": 0.6, "minutes": 15}),
-        Row("p-better", "p", "t", "Better", better, {"sst": 0.54, "overall": 0.6}),
-        Row("p-again", "p", "t", "Again", same_as="p-better"),
-        Row("p-waits", "p", "t", "Not measured yet", {"sst": 0.4}),
-    )
-    other = Table("u", "Other scores", (Row("q-other", "q", "u", "Other"),))
+    base = {"sst": 0.5, "qqp": 0.7, "sts": 0.2, "overall": 0.6, "minutes": 15}
+    rows = [
+        row("p-quoted", title="Literature", reported=quoted, literature=True),
+        row("p-base", title="Baseline", reported=base),
+        row("p-better", title="Better", reported=better, reported_test={"sst": 0.54, "overall": 0.6}),
+        row("p-again", title="Again", same_as="p-better"),
+        row("p-waits", title="Not measured yet", reported={"sst": 0.4}),
+    ]
     data = {"sst": {"train": 8544, "dev": 1101}, "imdb": {"total": 10000}}
     papers = {
-        "p": Paper("p", "A Paper", "normalized", data, (), {"t": Table("t", "Scores", rows)}, {}),
-        "q": Paper("q", "Another", None, {}, (), {"u": other}, {}),
+        "p": paper("p", rows, title="A Paper", overall="normalized", data=data),
+        "q": paper("q", [row("q-other", title="Other")], title="Another", overall=None),
     }
-    return Recipes(papers, {"quick": Budget("quick", "a tenth", {}, {}), "paper": Budget("paper", "as is", {}, {})})
+    return Recipes(papers, {"quick": Budget(title="a tenth"), "paper": Budget(title="as is")})
+
+
+def row(name: str, **fields: Any) -> Row:
+    """A row of table t of the paper that its name begins with."""
+    return Row(name=name, paper=name.split("-")[0], table="t", **fields)
+
+
+def paper(name: str, rows: Sequence[Row], **fields: Any) -> Paper:
+    """A paper of one table."""
+    table = Table(name="t", title="Scores", rows={row.name: row for row in rows})
+    return Paper(name=name, tables={"t": table}, **fields)

@@ -4,8 +4,7 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.experiments.bench import DvcBench
-from bertrio.experiments.recipes.extensions import load_extensions
-from bertrio.experiments.recipes.rows import load_recipes
+from bertrio.experiments.recipes.rows import load_extensions, load_recipes
 
 
 def bench_of(root, base=None, **options):

@@ -90,7 +90,7 @@ def test_flags_can_be_pasted_back():
 def test_a_setting_without_runs_is_an_error_that_says_what_there_is():
     with pytest.raises(UserError, match="no runs --budget paper, but\n  --budget quick"):
         runs_of(seeds(A), [A], Setting("paper"))
-    with pytest.raises(UserError, match=r"quik: no such budget.*did you mean quick\?"):
+    with pytest.raises(UserError, match=r"quik: is not in.*did you mean quick\?"):
         runs_of(seeds(A), [A], Setting("quik"))
     with pytest.raises(UserError, match="no runs without -S, but\n.*-S smart.lambda=5: 1 runs"):
         runs_of([simulate(A, overrides={"smart.lambda": 5})], [A], Setting())

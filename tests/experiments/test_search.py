@@ -149,8 +149,8 @@ def test_a_search_does_not_continue_with_other_params(project, run):
         ("runtime.seed: the best of several seeds is the luckiest", ["runtime.seed=1,2"], {}),
         ("--study a/b: expected", ["smart.lambda=0,1"], {"study": "a/b"}),
         ("--metric sst3: expected overall_normalized", ["smart.lambda=0,1"], {"metric": "sst3"}),
-        ("smart-concta: no such row", ["smart.lambda=0,1"], {"base": "smart-concta"}),
-        ("no such budget", ["smart.lambda=0,1"], {"budget": "big"}),
+        ("smart-concta: is not in", ["smart.lambda=0,1"], {"base": "smart-concta"}),
+        ("big: is not in", ["smart.lambda=0,1"], {"budget": "big"}),
         ("params.yaml/mine: can't be written", ["smart.lambda=0,1"], {"out": "params.yaml"}),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +15,9 @@ from bertrio.core.errors import UserError
 from bertrio.experiments.dvc_experiments import short_digest
 from bertrio.experiments.ladder import Gain, Names
 from bertrio.experiments.machine_paths import of_any_machine
-from bertrio.experiments.recipes.extensions import BASE, FILE, Extension
 from bertrio.experiments.recipes.params import changes
-from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
-from bertrio.experiments.recipes.rows import Recipes, Row
+from bertrio.experiments.recipes.resolving import SEED, resolve
+from bertrio.experiments.recipes.rows import BASE, Extension, Recipes, Row
 from bertrio.experiments.revision import Revision
 
 METRIC = "overall_normalized"
@@ -60,7 +58,7 @@ class DvcBench:
             UserError: if there is no such row or budget, or the params of the base are wrong.
         """
         self._recipes, self._extensions, self._base, self._root = recipes, extensions, base, Path(root)
-        self._row = recipes.row(base) if base else Row("params.yaml", FILE.removesuffix(".yaml"), "", "params.yaml")
+        self._row = recipes.row(base) if base else Row(name="params.yaml", paper="params", title="params.yaml")
         self._budget, self._overrides = budget, dict(overrides or {})
         self._seeds = range(1, seeds + 1)
         self._params = read_yaml(self._root / "params.yaml")
@@ -78,7 +76,7 @@ class DvcBench:
         overrides = self._row.overrides
         for name in names:
             overrides = {**overrides, **self._extensions[name].overrides}
-        row = replace(self._row, overrides=overrides)
+        row = self._row.model_copy(update={"overrides": overrides})
         return resolve(self._recipes, row, self._budget, self._overrides, seed, self._params)
 
     def key(self, names: Names) -> str:
@@ -105,7 +103,6 @@ class DvcBench:
         Raises:
             UserError: if a run fails.
         """
-        check_apart([self.settings(names, seed) for seed in self._seeds], " ".join(names) or self._row.name)
         self._runs[names] = [self._run(names, seed) for seed in self._seeds]
         scores = [run.json("metrics/evaluation.json")["dev"][METRIC] for run in self._runs[names]]
         return Outcome(float(np.mean(scores)), float(np.mean([seconds_of(run) for run in self._runs[names]])))

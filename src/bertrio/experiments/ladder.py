@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bertrio.core.files import write_csv, write_text
-from bertrio.experiments.recipes.extensions import BASE
+from bertrio.experiments.recipes.rows import BASE
 
 Names = tuple[str, ...]  # a set of extensions, in the order in which they came to it
 COLUMNS = ("step", "on", "tried", "score", "difference", "low", "high", "p", "p_holm", "seconds", "kept", "why")

@@ -179,7 +179,7 @@ def search(
     if study is not None and not NAME.fullmatch(study):
         raise UserError(f"--study {study}: expected up to 100 letters, digits, dots, dashes and underscores")
     recipes, params = load_recipes(root / "recipes"), read_yaml(root / "params.yaml")
-    row = recipes.row(base) if base else Row("params.yaml", "params", "", "params.yaml")
+    row = recipes.row(base) if base else Row(name="params.yaml", paper="params", title="params.yaml")
     path = _metric(metric, resolve(recipes, row, budget, overrides, base=params))
     plan: dict[str, Any] = {
         "space": {text.partition("=")[0].strip(): text.partition("=")[2].strip() for text in texts},

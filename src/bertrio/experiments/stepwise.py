@@ -20,8 +20,7 @@ from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.bench import METRIC, DvcBench, Outcome
 from bertrio.experiments.ladder import Gain, Names, Step, best, label, write_ladder
 from bertrio.experiments.machine_paths import settings_text
-from bertrio.experiments.recipes.extensions import Extension, check_candidates, load_extensions
-from bertrio.experiments.recipes.rows import load_recipes
+from bertrio.experiments.recipes.rows import Extension, find, load_extensions, load_recipes
 
 
 class Bench(Protocol):
@@ -161,7 +160,9 @@ def stepwise(
     """
     folder = Path(root) / "recipes"
     extensions = load_extensions(folder)
-    check_candidates(candidates, extensions)
+    candidates = list(dict.fromkeys(candidates))
+    for name in candidates:
+        find(name, extensions, "recipes/extensions.yaml")
     bench = DvcBench(load_recipes(folder), extensions, base, budget, seeds, overrides, root)
     title = f"Stepwise selection on {base or 'params.yaml'}, budget {budget}, {seeds} seed{'s' if seeds > 1 else ''}"
     ladder: list[Step] = []

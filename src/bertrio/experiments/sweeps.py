@@ -13,8 +13,8 @@ import numpy as np
 from bertrio.core.console import say
 from bertrio.core.errors import UserError, writing_to
 from bertrio.core.files import write_csv
-from bertrio.experiments.recipes.files import nearest
 from bertrio.experiments.recipes.params import is_number, leaves
+from bertrio.experiments.recipes.rows import nearest
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -241,13 +241,13 @@ def test_a_gain_below_the_margin_where_none_was_claimed_is_called_small():
             {"row": "beyond-lambda-0", "than": "beyond-staggered"},
             "c: beyond-lambda-0 and beyond-staggered are the same",
         ),
-        ({"expect": {"sst": "worse"}}, "c: expect.sst: expected 'better', 'no_better', 'no_worse' or 'between'"),
+        ({"expect": {"sst": "worse"}}, "c.expect.sst: Input should be 'better', 'no_better', 'no_worse' or 'between'"),
         ({"expect": {"sstt": "better"}}, "did you mean sst?"),
         ({"expect": {"sst": "between"}}, "expected row and than or"),
         ({"middle": MIXED}, "expected row and than or"),
-        ({"paper": "beyon"}, "beyon: no such paper"),
-        ({"margins": 0.1}, "margins: unknown key; did you mean margin?"),
-        ({"margin": 0}, "margin: expected greater than 0"),
+        ({"paper": "beyon"}, "beyon: is not in papers of"),
+        ({"margins": 0.1}, "c.margins: unknown key"),
+        ({"margin": 0}, "c.margin: Input should be greater than 0"),
     ],
 )
 def test_a_claim_that_is_wrong_is_named(papers, tmp_path, wrong, message):

@@ -56,8 +56,6 @@ def test_a_seed_is_that_of_every_member_as_it_is_run(recipes, capsys):
     show_row(recipes, "one-five", overrides={"runtime.seed": 3})
     shown = yaml.safe_load(capsys.readouterr().out)
     assert shown == resolve(recipes, recipes.row("one-five"), seed=3)
-    with pytest.raises(UserError, match="-S runtime.seed=0: expected a whole number from 1 on"):
-        show_row(recipes, "one-five", overrides={"runtime.seed": 0})
 
 
 def test_in_brief_a_row_is_what_it_is_and_what_it_changes(recipes, capsys):
@@ -93,5 +91,5 @@ def test_a_point_of_a_sweep_and_a_row_from_the_literature_can_be_shown(recipes, 
 
 
 def test_an_unknown_row_is_an_error(recipes):
-    with pytest.raises(UserError, match="no such row"):
+    with pytest.raises(UserError, match="did you mean one-surgery"):
         show_row(recipes, "one-surgry")

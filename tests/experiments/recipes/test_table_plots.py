@@ -2,11 +2,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.experiments.recipes.rows import Budget, Paper, Recipes, Row, Table
+from bertrio.experiments.recipes.rows import Budget, Recipes
 from bertrio.experiments.recipes.table_plots import draw_tables, mean_curve
 from bertrio.experiments.recipes.table_text import write_tables
 from bertrio.experiments.recipes.tables import PaperTables, paper_tables
-from tests.experiments.simulated import measured, seeds, simulate, small_recipes
+from tests.experiments.simulated import measured, paper, row, seeds, simulate, small_recipes
 
 PNG = b"\x89PNG\r\n"
 
@@ -40,10 +40,10 @@ def test_markdown_shows_the_pictures_beside_it(tables, tmp_path):
 
 
 def test_a_table_of_many_rows_is_drawn(tmp_path):
-    rows = tuple(Row(f"p-row-{place}", "p", "t", "A row", {"sst": 0.5}) for place in range(20))
-    runs = [run for place, row in enumerate(rows) for run in seeds(row.name, 2, skill=0.1 * place, rows=50)]
-    paper = Paper("p", "A Paper", None, {}, (), {"t": Table("t", "Scores", rows)}, {})
-    found = paper_tables(Recipes({"p": paper}, {"quick": Budget("quick", "a tenth", {}, {})}), runs, "p")
+    rows = [row(f"p-row-{place}", title="A row", reported={"sst": 0.5}) for place in range(20)]
+    runs = [run for place, one in enumerate(rows) for run in seeds(one.name, 2, skill=0.1 * place, rows=50)]
+    papers = {"p": paper("p", rows, title="A Paper", overall=None)}
+    found = paper_tables(Recipes(papers, {"quick": Budget(title="a tenth")}), runs, "p")
     assert len(draw_tables(found, tmp_path)["t"]) == 2
 
 

@@ -49,7 +49,7 @@ def shown(tables, width):
 
 
 def test_rows_of_our_own_have_no_columns_for_a_paper(recipes):
-    papers = {name: replace(paper, own=True) for name, paper in recipes.papers.items()}
+    papers = {name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
     own = replace(recipes, papers=papers)
     text = plain(markdown(paper_tables(own, measured(), "p")))
     assert text.startswith("# p: A Paper\n\nMeasured: budget quick")
@@ -64,7 +64,9 @@ def with_nli(run):
 
 
 def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes, tmp_path):
-    own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
+    own = replace(
+        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
+    )
     runs = [with_nli(run) for run in measured()]
     tables = paper_tables(own, runs, "p")
     header, line = (
@@ -77,7 +79,9 @@ def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes, tmp_path):
 
 
 def test_overall_scores_over_other_tasks_are_not_compared(recipes):
-    own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
+    own = replace(
+        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
+    )
     runs = [with_nli(run) if run.row == "p-better" else run for run in measured()]
     text = plain(markdown(paper_tables(own, runs, "p")))
     assert "Not all runs have the same tasks; overall scores are over those that a run has." in text
@@ -86,7 +90,9 @@ def test_overall_scores_over_other_tasks_are_not_compared(recipes):
 
 
 def test_seeds_with_other_tasks_have_no_overall_score_together(recipes):
-    own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
+    own = replace(
+        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
+    )
     runs = [replace(with_nli(run), seed=9) if run.row == "p-better" else run for run in measured()]
     runs += [run for run in measured() if run.row == "p-better"]
     [part, *_] = paper_tables(own, runs, "p").parts
@@ -100,7 +106,9 @@ def test_another_first_metric_of_a_task_is_told_and_not_compared(recipes):
         dev = run.metrics["dev"] | {"sts": {"spearman": 0.5}}
         return replace(run, metrics=run.metrics | {"dev": dev})
 
-    own = replace(recipes, papers={name: replace(paper, own=True) for name, paper in recipes.papers.items()})
+    own = replace(
+        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
+    )
     text = plain(
         markdown(paper_tables(own, [by_rank(run) if run.row == "p-better" else run for run in measured()], "p"))
     )

@@ -13,7 +13,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.options import Group, Positive
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.paired import Difference, differ
-from bertrio.experiments.recipes.files import Text, checked, nearest, read_file
+from bertrio.experiments.recipes.rows import Text, nearest, read_file
 from bertrio.experiments.recipes.tables import METRICS
 from bertrio.experiments.runs import Runs, Setting, runs_of
 
@@ -145,9 +145,8 @@ def load_claims(recipes: Recipes, path: str | Path = FILE) -> tuple[Claim, ...]:
             from the literature and has no run.
     """
     claims = []
-    for name, raw in read_file(Path(path)).items():
+    for name, given in read_file(Path(path), dict[str, ClaimFile]).items():
         where = f"{path}: {name}"
-        given = checked(ClaimFile, raw, where)
         recipes.paper(given.paper)
         for part in given.parts():
             rows = [recipes.row(row) for row in (part.row, part.than)]

@@ -48,26 +48,27 @@ def merge(block: Block, other: Mapping[str, Any]) -> Block:
     return block
 
 
-def set_param(params: Block, name: str, value: Any) -> None:
+def set_param(params: Any, name: str, value: Any, at: str = "") -> None:
     """Set one dotted param in place; a block merges with the existing one, and `*` is every existing key.
+
+    Args:
+        params: a block of params.
+        name: of the param, below the block.
+        value: the new value.
+        at: the block's own name, for messages.
 
     Raises:
         UserError: if the name leads through something that is not a block.
     """
-    blocks, keys = [params], name.split(".")
-    for depth, key in enumerate(keys):
-        for block in blocks:
-            if not isinstance(block, dict) or (key == "*" and not block):
-                at = ".".join(keys[:depth])
-                raise UserError(f"{name}: unknown param; {at} is {block!r}, and has no params in it")
-        places = [(block, one) for block in blocks for one in (list(block) if key == "*" else [key])]
-        if depth == len(keys) - 1:
-            for block, one in places:
-                merge(block, {one: value})
-            return
-        for block, one in places:
-            block[one] = {} if block.get(one) is None else block[one]  # a member without overrides is null
-        blocks = [block[one] for block, one in places]
+    key, _, rest = name.partition(".")
+    if not isinstance(params, dict) or (key == "*" and not params):
+        raise UserError(f"{at}.{name}: unknown param; {at} is {value_text(params)}, and has no params in it")
+    for one in list(params) if key == "*" else [key]:
+        if rest:
+            params[one] = {} if params.get(one) is None else params[one]  # a member without overrides is null
+            set_param(params[one], rest, value, f"{at}.{one}" if at else one)
+        else:
+            merge(params, {one: value})
 
 
 def scale(params: Block, factors: Mapping[str, float]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from bertrio.config.loading import check_trained, member_params, read_yaml, validate_params
@@ -32,9 +32,8 @@ def resolve(
         row: the row; one quoted from the literature can't be resolved.
         budget: its name.
         overrides: the user's, by dotted param.
-        seed: `runtime.seed` of this run, from 1. A member of an ensemble that has a seed m of its own gets
-            m + 1000 (seed - 1), so that no two runs share a member, unless the user's overrides give it (see
-            `check_apart`). None leaves all seeds as they are.
+        seed: `runtime.seed` of this run, from 1; None takes that of `overrides`, if it has one. A member of an ensemble
+            that has a seed m of its own gets m + 1000 (seed - 1), so that no two runs share a member.
         base: raw params to start from; None reads params.yaml.
 
     Raises:
@@ -42,91 +41,33 @@ def resolve(
     """
     if row.literature:
         raise UserError(f"{row.name}: has no params: the paper quotes it from the literature")
-    chosen = recipes.budget(budget)
-    params = with_numbers(read_yaml("params.yaml") if base is None else base)
-    where = f"{recipes.folder}/{row.paper}.yaml: {row.name}, budget {budget}"
-    where += "".join(f", -S {name}={value_text(value)}" for name, value in (overrides or {}).items())
-    _check_tasks(params, row, where)
+    chosen, overrides = recipes.budget(budget), overrides or {}
+    seed = overrides.get(SEED) if seed is None else seed
+    raw = with_numbers(read_yaml("params.yaml") if base is None else base)
     if MEMBERS in row.overrides:
-        params["ensemble"]["members"] = {}
+        raw["ensemble"]["members"] = {}
     try:
         for name, value in row.overrides.items():
-            set_param(params, name, value)
-        scale(params, chosen.multiply)
+            set_param(raw, name, value)
+        scale(raw, chosen.multiply)
         for name, value in chosen.overrides.items():
-            set_param(params, name, value)
-        if seed is not None:
-            _set_seed(params, seed)
-        for name, value in (overrides or {}).items():
-            set_param(params, name, value)
+            set_param(raw, name, value)
+        if isinstance(seed, int):
+            _set_seed(raw, seed)
+        for name, value in overrides.items():
+            set_param(raw, name, value)
+        params = validate_params(raw, "params.yaml")
+        check_trained(params, {name: member_params(params, name) for name in params.ensemble.members}, "params.yaml")
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    _check(params, where)
-    return params
+        where = f"{recipes.folder}/{row.paper}.yaml: {row.name}, budget {budget}"
+        where += "".join(f", -S {name}={value_text(value)}" for name, value in overrides.items())
+        raise UserError(f"{where}: " + str(error).replace("params.yaml: ", "")) from None
+    return raw
 
 
-def check_apart(runs: Iterable[Block], where: str) -> None:
-    """Check that no ensemble member is trained twice in the runs of one row, which would hide what seeds change.
-
-    Args:
-        runs: raw params of each seed.
-        where: the beginning of errors.
-
-    Raises:
-        UserError: naming the members and their seed.
-    """
-    first: dict[str, tuple[int, str]] = {}
-    for run, params in enumerate(runs):
-        for name, member in _members(params).items():
-            runtime = {"seed": params["runtime"]["seed"], **(member.get("runtime") or {})}
-            twin = first.setdefault(repr(sorted({**member, "runtime": sorted(runtime.items())}.items())), (run, name))
-            if twin[0] != run:
-                raise UserError(
-                    f"{where}: member {name} of one run is member {twin[1]} of another, both with seed "
-                    f"{runtime['seed']}, so that one model would stand in both; give members seeds such as 101 and on, "
-                    "in a row of recipes/ or in params.yaml, where they move with the run"
-                )
-
-
-def without_seed(overrides: Mapping[str, Any]) -> tuple[int | None, Block]:
-    """Split `runtime.seed`, None if it is not there, from the user's other overrides.
-
-    Raises:
-        UserError: if it is not an integer from 1 on.
-    """
-    others = dict(overrides)
-    seed = others.pop(SEED, None)
-    if SEED in overrides and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 1):
-        raise UserError(f"-S {SEED}={value_text(seed)}: expected a whole number from 1 on")
-    return seed, others
-
-
-def _members(params: Block) -> dict[str, Block]:
-    return {name: block or {} for name, block in params.get("ensemble", {}).get("members", {}).items()}
-
-
-def _set_seed(params: Block, seed: int) -> None:
-    set_param(params, SEED, seed)
-    for member in _members(params).values():
-        if isinstance(own := (member.get("runtime") or {}).get("seed"), int):
-            member["runtime"]["seed"] = own + SEED_STEP * (seed - 1)
-
-
-def _check_tasks(base: Block, row: Row, where: str) -> None:
-    """Raise a UserError if the row changes tasks that do not exist. One with a `kind` it brings in itself."""
-    changed = dict.fromkeys(name.split(".")[1] for name in row.overrides if name.startswith("tasks."))
-    known = {"*", *(base.get("tasks") or {}), *(task for task in changed if f"tasks.{task}.kind" in row.overrides)}
-    if absent := [task for task in changed if task not in known]:
-        raise UserError(
-            f"{where}: params.yaml has no {'task' if len(absent) == 1 else 'tasks'} {', '.join(absent)}, which this "
-            "changes; put it back, or leave this out"
-        )
-
-
-def _check(raw: Block, where: str) -> None:
-    """Check params, and what each member of the ensemble makes of them, as training does."""
-    params = validate_params(raw, where)
-    try:
-        check_trained(params, {name: member_params(params, name) for name in params.ensemble.members}, where)
-    except UserError as error:
-        raise UserError(str(error).replace("params.yaml:", f"{where}:")) from None
+def _set_seed(raw: Block, seed: int) -> None:
+    set_param(raw, SEED, seed)
+    for member in raw.get("ensemble", {}).get("members", {}).values():
+        runtime = (member or {}).get("runtime") or {}
+        if isinstance(runtime.get("seed"), int):
+            runtime["seed"] += SEED_STEP * (seed - 1)

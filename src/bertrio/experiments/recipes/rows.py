@@ -1,35 +1,43 @@
-"""Rows, the papers' and our own, as flat overrides on params.yaml, and the budgets that they can be run under."""
+"""The files of recipes/: rows of result tables as flat overrides on params.yaml, budgets, and extensions."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.experiments.recipes.files import (
-    OTHER_FILES,
-    BudgetFile,
-    PaperFile,
-    RowFile,
-    SweepFile,
-    check_name,
-    checked,
-    nearest,
-    read_file,
-)
-from bertrio.experiments.recipes.params import MEMBERS, Block, value_text
+from bertrio.core.options import Group, Positive, Real
+from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, value_text, with_numbers
 
 FOLDER = "recipes"
-Kind = TypeVar("Kind")
+OTHER_FILES = ("budgets", "claims", "extensions")  # beside those of papers
+EXTENSIONS = "extensions.yaml"
+BASE = "base"  # the name of a set without extensions
+LONGEST_VALUE = 80  # characters of a wrong value that a message shows
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")]  # becomes part of a git ref and of file names
+Text = Annotated[str, Field(min_length=1)]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Row:
+def _flat(value: Any) -> Any:
+    return flatten(value, whole=MEMBERS) if isinstance(value, dict) else value
+
+
+Overrides = Annotated[Block, BeforeValidator(_flat)]  # values by dotted param; nested blocks are short for that
+
+
+class Row(Group):
     """One row of a result table, or one point of a sweep.
 
     Args:
@@ -40,21 +48,29 @@ class Row:
         overrides: values by dotted param, `*` for any one key, with those of the rows that it starts from.
         choices: what the paper leaves open, and what was chosen.
         literature: it is quoted from another paper and can't be run.
-        same_as: the full name of the row whose run this is.
-        on: the full name of the row that it starts from, if not from the paper's base.
+        same_as: the row whose run this is.
+        on: the row that it starts from, if not from the paper's base.
     """
 
-    name: str
-    paper: str
-    table: str
-    title: str
-    reported: Mapping[str, float] = field(default_factory=dict)
-    reported_test: Mapping[str, float] = field(default_factory=dict)
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    choices: tuple[str, ...] = ()
+    model_config = ConfigDict(populate_by_name=True)
+
+    name: str = ""
+    paper: str = ""
+    table: str = ""
+    title: str = ""
+    reported: dict[str, Real] = Field(default_factory=dict)
+    reported_test: dict[str, Real] = Field(default_factory=dict)
+    overrides: Overrides = Field(default_factory=dict, alias="set")
+    choices: tuple[Text, ...] = ()
     literature: bool = False
-    same_as: str | None = None
-    on: str | None = None
+    same_as: Text | None = None
+    on: Text | None = None
+
+    @model_validator(mode="after")
+    def _runs_one_way(self) -> Row:
+        if [self.literature, bool(self.same_as), bool(self.on or self.overrides)].count(True) > 1:
+            raise ValueError("expected one of literature, same_as, or on and set")
+        return self
 
     @property
     def run_as(self) -> str:
@@ -62,56 +78,75 @@ class Row:
         return self.same_as or self.name
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(Group):
     """One result table of a paper; its full name is `<paper>-<name>`."""
 
-    name: str
-    title: str
-    rows: tuple[Row, ...]
+    name: str = ""
+    title: Text
+    rows: Annotated[dict[Name, Row], Field(min_length=1)]
 
 
-@dataclass(frozen=True)
-class Sweep:
+class Sweep(Group):
     """One hyper-parameter grid of a paper: row `on` with every combination of the values in `over`."""
 
-    name: str
-    title: str
-    on: str
-    over: Mapping[str, tuple[Any, ...]]
-    rows: tuple[Row, ...]
+    name: str = ""
+    title: Text
+    on: Text
+    over: Annotated[dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]], Field(min_length=1)]
+    choices: tuple[Text, ...] = ()
+    rows: dict[str, Row] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Paper:
-    """One paper: `overall` is its overall score (raw, normalized or None), `data` its rows by task and split.
+class Paper(Group):
+    """One paper: `overall` is its overall score, `data` its rows by task and split, `base` what its rows share.
 
     With `own` it is a set of rows of the project itself.
     """
 
-    name: str
-    title: str
-    overall: str | None
-    data: Mapping[str, Mapping[str, int]]
-    choices: tuple[str, ...]
-    tables: Mapping[str, Table]
-    sweeps: Mapping[str, Sweep]
+    name: str = ""
+    title: Text
     own: bool = False
+    overall: Literal["raw", "normalized"] | None
+    data: dict[str, dict[str, Annotated[int, Field(ge=0)]]] = Field(default_factory=dict)
+    choices: tuple[Text, ...] = ()
+    base: Overrides = Field(default_factory=dict)
+    tables: dict[Name, Table]
+    sweeps: dict[Name, Sweep] = Field(default_factory=dict)
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> list[Row]:
         """The rows of all tables."""
-        return tuple(row for table in self.tables.values() for row in table.rows)
+        return [row for table in self.tables.values() for row in table.rows.values()]
 
 
-@dataclass(frozen=True)
-class Budget:
+class Budget(Group):
     """How much a run may cost: factors of params, then overrides."""
 
-    name: str
-    title: str
-    multiply: Mapping[str, float]
-    overrides: Mapping[str, Any]
+    model_config = ConfigDict(populate_by_name=True)
+
+    title: Text
+    multiply: dict[str, Positive] = Field(default_factory=dict)
+    overrides: Overrides = Field(default_factory=dict, alias="set")
+
+
+class Extension(Group):
+    """One switch that forward selection may add to a base.
+
+    Args:
+        title: as in the paper.
+        what: one line about what it does.
+        overrides: values by dotted param.
+        excludes: extensions that it can't be combined with.
+        needs: extensions without which it has no effect.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    title: Text
+    what: Text
+    overrides: Annotated[Overrides, Field(min_length=1, alias="set")]
+    excludes: tuple[Text, ...] = ()
+    needs: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,22 +163,18 @@ class Recipes:
         Raises:
             UserError: with the nearest name, if there is none.
         """
-        return self._named(name, self.papers, "paper")
+        return find(name, self.papers, f"papers of {self.folder}/")
 
     def budget(self, name: str) -> Budget:
         """Return a budget; raises as `paper`."""
-        return self._named(name, self.budgets, "budget")
+        return find(name, self.budgets, f"{self.folder}/budgets.yaml")
 
     def row(self, name: str) -> Row:
         """Return a row of a table or point of a sweep by its full name; raises as `paper`, and for a group."""
-        groups = dict(self.groups())
-        rows = {row.name: row for group in groups.values() for row in group}
-        if name not in rows and (several := groups.get(name)):
-            some = ", ".join(row.name for row in several[:3])
-            raise UserError(
-                f"{name}: expected one row, found the name of {len(several)}; name one of them, such as {some}"
-            )
-        return self._named(name, rows, "row")
+        rows = find(name, self.groups, f"{self.folder}/")
+        if len(rows) > 1:
+            raise UserError(f"{name}: expected one row, found {len(rows)}; name one of them, such as {rows[0].name}")
+        return rows[0]
 
     def expand(self, names: Iterable[str]) -> list[Row]:
         """Return the rows to run for names of rows, tables, papers and sweeps, each once, in order.
@@ -153,32 +184,27 @@ class Recipes:
         Raises:
             UserError: with the nearest name if one is unknown, or if a row is named that can't be run.
         """
-        groups = dict(self.groups())
         runs: dict[str, Row] = {}
         for name in names:
-            rows = self._named(name, groups, "row, table, paper or sweep")
-            if all(row.literature for row in rows):
+            rows = [row for row in find(name, self.groups, f"{self.folder}/") if not row.literature]
+            if not rows:
                 raise UserError(f"{name}: can't be run: the paper quotes it from the literature")
-            runs |= {row.run_as: self.row(row.run_as) for row in rows if not row.literature}
+            runs |= {row.run_as: self.row(row.run_as) for row in rows}
         return list(runs.values())
 
-    def groups(self) -> Iterator[tuple[str, tuple[Row, ...]]]:
-        """Yield every name that `expand` takes, with its rows."""
+    @cached_property
+    def groups(self) -> dict[str, list[Row]]:
+        """The rows of every name that `expand` takes."""
+        return dict(self.named())
+
+    def named(self) -> Iterator[tuple[str, list[Row]]]:
+        """Yield the names of papers, tables, sweeps and rows, each with its rows."""
         for paper in self.papers.values():
             yield paper.name, paper.rows
-            parts: list[Table | Sweep] = [*paper.tables.values(), *paper.sweeps.values()]
-            for part in parts:
-                yield f"{paper.name}-{part.name}", part.rows
-                yield from ((row.name, (row,)) for row in part.rows)
-
-    def _named(self, name: str, known: Mapping[str, Kind], kind: str) -> Kind:
-        if name not in known:
-            hint = nearest(name, known)
-            few = len(known) < 10 or not hint.startswith("known here")
-            raise UserError(
-                f"{name}: no such {kind} in {self.folder}/; {hint if few else 'bertrio recipes lists them'}"
-            )
-        return known[name]
+            parts: dict[str, Table | Sweep] = {**paper.tables, **paper.sweeps}
+            for name, part in parts.items():
+                yield f"{paper.name}-{name}", list(part.rows.values())
+                yield from ((row.name, [row]) for row in part.rows.values())
 
 
 def load_recipes(folder: str | Path = FOLDER) -> Recipes:
@@ -191,17 +217,62 @@ def load_recipes(folder: str | Path = FOLDER) -> Recipes:
     files = [path for path in sorted(folder.glob("*.yaml")) if path.stem not in OTHER_FILES]
     if not files:
         raise UserError(f"{folder}: found no recipes, expected <paper>.yaml; run this from the root of the repository")
-    budgets, path = {}, folder / "budgets.yaml"
-    for name, raw in read_file(path).items():
-        given = checked(BudgetFile, raw, f"{path}: {name}")
-        budgets[name] = Budget(name, given.title, given.multiply, given.set)
+    budgets = read_file(folder / "budgets.yaml", dict[str, Budget])
     recipes = Recipes({path.stem: _PaperReader(path).read() for path in files}, budgets, str(folder))
-    name, count = Counter(name for name, _ in recipes.groups()).most_common(1)[0]
+    name, count = Counter(name for name, _ in recipes.named()).most_common(1)[0]
     if count > 1:
-        raise UserError(
-            f"{folder}: {name} is the name of two papers, rows, tables or sweeps; rename one, or see same_as"
-        )
+        raise UserError(f"{folder}: {name} is the name of two papers, rows, tables or sweeps; rename one")
     return recipes
+
+
+def load_extensions(folder: str | Path = FOLDER) -> dict[str, Extension]:
+    """Load the extensions of a folder of recipes, by name; raises as `load_recipes`."""
+    path = Path(folder) / EXTENSIONS
+    extensions: dict[str, Extension] = read_file(path, dict[Name, Extension])
+    for name, extension in extensions.items():
+        for other in (*extension.excludes, *extension.needs):
+            find(other, extensions, f"{path}: {name}")
+    return extensions
+
+
+def read_file(path: Path, kind: Any) -> Any:
+    """Read a YAML file of recipes/ as `kind`; in it 1e-5 is a number and `on` a key (to YAML 1.1 text and true).
+
+    Raises:
+        UserError: naming every key that is unknown, missing or of a wrong type.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(_with_on(with_numbers(read_yaml(path))))
+    except ValidationError as error:
+        lines = [
+            f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}, found {str(item['input'])[:LONGEST_VALUE]}"
+            for item in error.errors(include_url=False)
+        ]
+        raise UserError("\n".join(lines).replace("Extra inputs are not permitted", "unknown key")) from None
+
+
+def _with_on(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {"on" if key is True else key: _with_on(item) for key, item in value.items()}
+    return value
+
+
+def find(name: str, known: Mapping[str, T], where: str) -> T:
+    """Return `known[name]`.
+
+    Raises:
+        UserError: with the nearest name, if it is unknown.
+    """
+    if name not in known:
+        raise UserError(f"{name}: is not in {where}; {nearest(name, known)}")
+    return known[name]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the nearest known name, or all of them."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
 
 
 class _PaperReader:
@@ -209,95 +280,66 @@ class _PaperReader:
 
     def __init__(self, path: Path) -> None:
         self.path, self.name = path, path.stem
-        check_name(self.name, str(path))
-        self.given = checked(PaperFile, read_file(path), str(path))
-        self.rows: dict[str, RowFile] = {}
-        for table in self.given.tables.values():
-            for name, row in table.rows.items():
-                if name in self.rows:
-                    raise UserError(f"{path}: {name}: is in two tables; give one another name, and same_as: {name}")
-                if self.given.own and (row.reported or row.reported_test or row.literature):
-                    raise UserError(f"{path}: {name}: a row with reported figures is a paper's; take out own: true")
-                self.rows[name] = row
+        self.file: Paper = read_file(path, Paper)
+        self.rows = {name: row for table in self.file.tables.values() for name, row in table.rows.items()}
 
     def read(self) -> Paper:
-        """Return the paper with all of its rows."""
-        given = self.given
+        """Return the paper with rows that have their full names and overrides, and with the points of its sweeps."""
         tables = {
-            name: Table(name, table.title, tuple(self._row(row, name) for row in table.rows))
-            for name, table in given.tables.items()
+            name: table.model_copy(update={"name": name, "rows": {row: self._row(row, name) for row in table.rows}})
+            for name, table in self.file.tables.items()
         }
-        sweeps = {name: self._sweep(name, sweep) for name, sweep in given.sweeps.items()}
-        return Paper(self.name, given.title, given.overall, given.data, given.choices, tables, sweeps, given.own)
+        runs = [row for table in tables.values() for row in table.rows.values() if not (row.literature or row.same_as)]
+        sweeps = {name: self._sweep(name, sweep, runs) for name, sweep in self.file.sweeps.items()}
+        return self.file.model_copy(update={"name": self.name, "tables": tables, "sweeps": sweeps})
 
     def _full(self, row: str) -> str:
-        """The name that a row of this file has everywhere else."""
-        return row if self.given.own else f"{self.name}-{row}"
+        """Return the name that a row of this file has everywhere else."""
+        return row if self.file.own else f"{self.name}-{row}"
 
     def _row(self, name: str, table: str) -> Row:
-        given = self.rows[name]
-        if given.same_as and (twin := self._find(given.same_as, f"{name}: same_as")) and twin.same_as:
-            raise UserError(f"{self.path}: {name}: same_as: {given.same_as} has no run of its own to be the same as")
-        return Row(
-            self._full(name),
-            self.name,
-            table,
-            given.title or name,
-            given.reported,
-            given.reported_test,
-            overrides={} if given.literature else self._overrides(name),
-            choices=given.choices,
-            literature=given.literature,
-            same_as=self._full(given.same_as) if given.same_as else None,
-            on=self._full(given.on) if given.on else None,
-        )
+        row = self.rows[name]
+        full: Block = {"name": self._full(name), "paper": self.name, "table": table, "title": row.title or name}
+        full |= {key: self._full(other) for key in ("on", "same_as") if (other := getattr(row, key))}
+        return row.model_copy(update=full | {"overrides": {} if row.literature else self._overrides(name)})
 
     def _overrides(self, name: str, above: tuple[str, ...] = ()) -> Block:
-        """Those of the paper's base, of the rows that this one is on, and its own."""
-        given = self.rows[name]
-        if name in above:
-            raise UserError(f"{self.path}: {above[0]}: on goes round in a circle: {' -> '.join([*above, name])}")
-        if not (start := given.on or given.same_as):
-            return {**self.given.base, **given.set}
-        self._find(start, f"{name}: {'on' if given.on else 'same_as'}")
-        return {**self._overrides(start, (*above, name)), **given.set}
+        """Return those of the paper's base, of the rows that this one is on, and its own."""
+        row = find(name, self.rows, f"the rows of {self.path}")
+        if row.literature or name in above:
+            raise UserError(f"{self.path}: {' -> '.join([*above, name])}: expected a start that can be run")
+        start = row.on or row.same_as
+        return {**(self._overrides(start, (*above, name)) if start else self.file.base), **row.overrides}
 
-    def _find(self, name: str, where: str) -> RowFile:
-        if name not in self.rows:
-            raise UserError(f"{self.path}: {where}: no row {name} in this paper; {nearest(name, self.rows)}")
-        if self.rows[name].literature:
-            raise UserError(f"{self.path}: {where}: {name} is quoted from the literature, and has no params")
-        return self.rows[name]
+    def _sweep(self, name: str, sweep: Sweep, runs: list[Row]) -> Sweep:
+        points = [dict(zip(sweep.over, values)) for values in product(*sweep.over.values())]
+        rows = [self._point(name, sweep, point, runs) for point in points]
+        return sweep.model_copy(
+            update={"name": name, "on": self._full(sweep.on), "rows": {row.name: row for row in rows}}
+        )
 
-    def _sweep(self, name: str, given: SweepFile) -> Sweep:
-        self._find(given.on, f"sweeps.{name}: on")
-        points = [dict(zip(given.over, values)) for values in product(*given.over.values())]
-        rows = tuple(self._point(name, given, point) for point in points)
-        return Sweep(name, given.title, self._full(given.on), given.over, rows)
-
-    def _point(self, sweep: str, given: SweepFile, point: Mapping[str, Any]) -> Row:
-        """One combination of values, named after them: losses-grid-lr-3e-05-weight_decay-0.01."""
+    def _point(self, name: str, sweep: Sweep, point: Mapping[str, Any], runs: list[Row]) -> Row:
+        """Return one combination of values, named after them: losses-grid-lr-3e-05-weight_decay-0.01."""
         texts = {param: value_text(value) for param, value in point.items()}
-        words = zip(_tails(list(point)), texts.values())
-        name = "-".join(re.sub(r"[^a-z0-9._-]+", "-", f"{key}-{text}".lower()) for key, text in words)
-        check_name(name, f"{self.path}: sweeps.{sweep}")
-        overrides = {**self._overrides(given.on), **point}
-        runs = {name: self._overrides(name) for name, row in self.rows.items() if not (row.literature or row.same_as)}
-        twin = None if any(param.startswith(MEMBERS) for param in point) else overrides
+        words = [f"{key}-{text}".lower() for key, text in zip(_tails(list(point)), texts.values())]
+        overrides = {**self._overrides(sweep.on), **point}
         return Row(
-            self._full(f"{sweep}-{name}"),
-            self.name,
-            sweep,
-            ", ".join(f"{param} {text}" for param, text in texts.items()),
-            overrides=overrides,
-            choices=given.choices,
-            same_as=next((self._full(name) for name, own in runs.items() if own == twin), None),
-            on=self._full(given.on),
+            name=self._full("-".join([name, *(re.sub(r"[^a-z0-9._-]+", "-", word).strip("-") for word in words)])),
+            paper=self.name,
+            table=name,
+            title=", ".join(f"{param} {text}" for param, text in texts.items()),
+            choices=sweep.choices,
+        ).model_copy(
+            update={
+                "overrides": overrides,
+                "same_as": next((row.name for row in runs if row.overrides == overrides), None),
+                "on": self._full(sweep.on),
+            }
         )
 
 
 def _tails(params: list[str]) -> list[str]:
-    """The ends of dotted names, as short as tells them apart: `lr`, or finetune.lr and prefinetune.lr."""
+    """Return the ends of dotted names, as short as tells them apart: `lr`, or finetune.lr and prefinetune.lr."""
     for count in range(1, max(name.count(".") for name in params) + 1):
         tails = [".".join(name.split(".")[-count:]) for name in params]
         if len(set(tails)) == len(tails):

@@ -16,7 +16,7 @@ from bertrio.experiments.dvc_experiments import PARAMS, run_experiment, short_di
 from bertrio.experiments.machine_paths import by_last_names, is_override, of_any_machine, overridden
 from bertrio.experiments.recipes.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
 from bertrio.experiments.recipes.params import Block, changes, listed, with_numbers
-from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve, without_seed
+from bertrio.experiments.recipes.resolving import SEED, resolve
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
 from bertrio.experiments.revision import Experiment, Revision, find_experiments
 
@@ -52,7 +52,8 @@ def run_rows(
             the runs that failed.
         KeyboardInterrupt: if it was stopped.
     """
-    seed, overrides = without_seed(overrides or {})
+    overrides = overrides or {}
+    seed = overrides.get(SEED)
     if seed is not None and seeds != 1:
         raise UserError(f"found both {seeds} seeds and -S {SEED}={seed}, expected one of the two")
     runs = _planned(names, budget, range(1, seeds + 1) if seed is None else [seed], overrides, Path(root))
@@ -94,8 +95,6 @@ def _planned(
     resolved = {
         (row.name, seed): resolve(recipes, row, budget, overrides, seed, base) for row in rows for seed in seeds
     }
-    for row in rows:
-        check_apart([resolved[row.name, seed] for seed in seeds], row.name)
     return {
         experiment_name(row.run_as, budget, seed, overrides): resolved[row.name, seed]
         for seed in seeds  # all rows once, then all rows again: a series that is stopped has something of each

@@ -13,7 +13,7 @@ from rich.text import Text
 from bertrio.config.loading import read_yaml
 from bertrio.core.console import output_console, print_table
 from bertrio.experiments.recipes.params import ABSENT, changes, value_text, with_numbers
-from bertrio.experiments.recipes.resolving import resolve, without_seed
+from bertrio.experiments.recipes.resolving import resolve
 from bertrio.experiments.recipes.rows import Recipes, Row
 
 MAIN = ("sst", "qqp", "sts", "overall")  # the figures that a line has room for
@@ -70,8 +70,7 @@ def show_row(
     differences: dict[str, tuple[Any, Any]] = {}
     if not row.literature:
         base = with_numbers(read_yaml("params.yaml"))
-        seed, others = without_seed(overrides or {})
-        resolved = resolve(recipes, row, budget, others, seed, base)
+        resolved = resolve(recipes, row, budget, overrides, base=base)
         differences = changes(base, resolved)
         if not brief:
             print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="", flush=True)

@@ -194,13 +194,13 @@ def _firsts_of(runs: Runs) -> dict[str, str]:
 
 def _parts(table: Table, runs: Runs, base: Row | None, firsts: Mapping[str, str]) -> Iterator[Part]:
     """The table on dev, and on test where the paper reports that of any of its rows."""
-    base = base or next((row for row in table.rows if not row.literature), None)
-    lines = [_line(row, row.reported, "dev", runs, firsts) for row in table.rows]
+    base = base or next((row for row in table.rows.values() if not row.literature), None)
+    lines = [_line(row, row.reported, "dev", runs, firsts) for row in table.rows.values()]
     if base is None:
         yield Part(table, "dev", lines, firsts)
     else:
         yield _compared(Part(table, "dev", lines, firsts, base), base, runs.of(base.run_as))
-    tested = [_line(row, row.reported_test, "test", runs, firsts) for row in table.rows if row.reported_test]
+    tested = [_line(row, row.reported_test, "test", runs, firsts) for row in table.rows.values() if row.reported_test]
     if tested:
         yield Part(table, "test", tested, firsts)
 

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import holm
-from bertrio.experiments.paired import Difference
 from bertrio.experiments.recipes.claim_text import comparisons, markdown, show_claims, summary, write_claims
 from bertrio.experiments.recipes.claims import (
     HELD,
@@ -27,7 +26,7 @@ from bertrio.experiments.recipes.claims import (
     verdict,
 )
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
-from bertrio.experiments.runs import Runs, Setting
+from bertrio.experiments.runs import Difference, Runs, Setting
 from tests.experiments.simulated import seeds, simulate
 
 BI, MIXED, CROSS = "beyond-bi-encoding", "beyond-mixed-cosine", "beyond-cross-encoding"

@@ -12,10 +12,9 @@ from pydantic import Field, model_validator
 from bertrio.core.errors import UserError
 from bertrio.core.options import Group, Positive
 from bertrio.evaluation.significance import ALPHA, holm
-from bertrio.experiments.paired import Difference, differ
 from bertrio.experiments.recipes.rows import Text, nearest, read_file
 from bertrio.experiments.recipes.tables import METRICS
-from bertrio.experiments.runs import Runs, Setting, runs_of
+from bertrio.experiments.runs import Difference, Runs, Setting, differ, runs_of
 
 if TYPE_CHECKING:
     from bertrio.experiments.recipes.measured import Measured

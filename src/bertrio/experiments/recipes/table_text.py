@@ -14,9 +14,8 @@ from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_csv, write_text
-from bertrio.experiments.paired import firsts_of
 from bertrio.experiments.recipes.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
-from bertrio.experiments.runs import Runs
+from bertrio.experiments.runs import Runs, firsts_of
 
 FOLDER = "recipes/tables"
 MISSING = "-"

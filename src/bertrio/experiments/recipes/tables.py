@@ -14,9 +14,8 @@ import numpy as np
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import overall
-from bertrio.experiments.paired import Difference, differ, figure_of, firsts_of, value_of
 from bertrio.experiments.recipes.measured import OVERALL
-from bertrio.experiments.runs import Runs, Setting, runs_of
+from bertrio.experiments.runs import Difference, Runs, Setting, differ, figure_of, firsts_of, runs_of, value_of
 
 if TYPE_CHECKING:
     from bertrio.experiments.recipes.measured import Measured

@@ -6,6 +6,7 @@ from bertrio.config import build_tasks, load_params
 from bertrio.config.loading import MEMBER_GROUPS
 from bertrio.config.root import Params
 from bertrio.core.errors import UserError
+from bertrio.techniques.regularizers import REGULARIZERS
 
 TASK = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
 
@@ -371,3 +372,11 @@ def test_a_challenge_is_checked_before_any_work(load, challenge, message):
 def test_a_challenge_has_no_name_of_a_split(load, name):
     with pytest.raises(UserError, match=rf"evaluate\.challenges\.{name}: is a word of its own here"):
         load({"evaluate": {"challenges": {name: {"task": "sst", "path": "a"}}}})
+
+
+def test_a_regularizer_stands_in_its_file_the_table_and_params_alone(root):
+    assert {name: Params.model_fields[name].annotation for name in REGULARIZERS} == {
+        name: kind.Options for name, kind in REGULARIZERS.items()
+    }
+    naming = [path for path in (root / "src").rglob("*.py") if re.search(r"\br_drop\b|RDrop", path.read_text())]
+    assert {path.name for path in naming} == {"r_drop.py", "__init__.py"}

@@ -19,6 +19,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_text
 from bertrio.core.tasks import Task
 from bertrio.evaluation.evaluate import how_chosen
+from bertrio.techniques.regularizers import REGULARIZERS
 
 if TYPE_CHECKING:
     from bertrio.config import Params
@@ -224,10 +225,7 @@ def _training(params: Params, evaluation: Mapping[str, Any]) -> str:
     rate = finetune.lr * params.encoder.lr_factor  # as `training.build` has it
     length = f"{finetune.max_steps} steps at most" if finetune.max_steps else f"{finetune.epochs} epochs"
     methods = {
-        "smart": params.smart.weight,
-        "bregman": params.bregman.weight,
-        "r_drop": params.r_drop.weight,
-        "distillation": params.distill.weight,
+        **{name: getattr(params, name).weight for name in REGULARIZERS},
         f"surgery {params.surgery.method}": params.surgery.method != "none",
     }
     used = ", ".join(name for name, on in methods.items() if on)

@@ -150,8 +150,7 @@ def _table(args: argparse.Namespace) -> None:
 
 
 def _claims(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes.claim_text import show_claims, write_claims
-    from bertrio.experiments.recipes.claims import judge, load_claims
+    from bertrio.experiments.recipes.claims import judge, load_claims, show_claims, write_claims
     from bertrio.experiments.recipes.measured import load_measured
     from bertrio.experiments.recipes.rows import load_recipes
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from bertrio.config.data import DataParams, SplitRule
 from bertrio.config.groups import (
@@ -30,7 +30,6 @@ from bertrio.techniques.losses import LOSSES
 from bertrio.techniques.regularizers import REGULARIZERS
 from bertrio.techniques.regularizers.bregman import BregmanOptions
 from bertrio.techniques.regularizers.distillation import DistillOptions
-from bertrio.techniques.regularizers.r_drop import RDropOptions
 from bertrio.techniques.regularizers.smart import SmartOptions
 from bertrio.techniques.schedules import SEVERAL_TASKS_A_STEP, UNTIL, ScheduleOptions
 from bertrio.techniques.surgery import SurgeryOptions
@@ -41,8 +40,21 @@ SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
 RESERVED = (*OVERALL, "last", *UNTIL)  # words with a meaning of their own where a task may be named
 
 
-class Params(Group):
-    """All of params.yaml."""
+if TYPE_CHECKING:
+
+    class _Regularizers(Group):  # the blocks that code names; `REGULARIZERS` has all of them
+        smart: SmartOptions
+        bregman: BregmanOptions
+        distill: DistillOptions
+
+else:
+    _Regularizers = create_model(
+        "_Regularizers", __base__=Group, **{name: (kind.Options, ...) for name, kind in REGULARIZERS.items()}
+    )
+
+
+class Params(_Regularizers):
+    """All of params.yaml: one field a block, those of regularizers from `REGULARIZERS`."""
 
     runtime: RuntimeParams
     data: DataParams
@@ -56,10 +68,6 @@ class Params(Group):
     schedule: ScheduleOptions
     weighting: WeightingOptions
     surgery: SurgeryOptions
-    smart: SmartOptions
-    bregman: BregmanOptions
-    r_drop: RDropOptions
-    distill: DistillOptions
     penalties: PenaltyParams
     tracking: TrackingParams
     checkpoints: CheckpointParams

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -109,20 +110,11 @@ def print_table(frame: pd.DataFrame, title: str = "", to: Console | None = None)
     """
     table = Table(title=Text(title), title_justify="left")
     for index, name in enumerate(frame.columns):
-        side: Literal["left", "right"] = "right" if frame[name].dtype.kind in "iuf" else "left"
+        numbers = all(value is None or isinstance(value, Number) for value in frame[name])
+        side: Literal["left", "right"] = "right" if numbers else "left"
         table.add_column(Text(str(name)), justify=side, no_wrap=index == 0, overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*[Text("".join(c if c.isprintable() else " " for c in _cell(value))) for value in row])
-    (to or console).print(table)
-
-
-def show_table(title: str, header: list[str], rows: list[list[Any]], to: Console | None = None) -> None:
-    """Print a table; floats get four decimals, None a dash."""
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(header):
-        table.add_column(name, justify="left" if index == 0 else "right")
-    for row in rows:
-        table.add_row(*[_cell(value) for value in row])
     (to or console).print(table)
 
 

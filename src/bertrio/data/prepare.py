@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from bertrio.config import Params, build_tasks
-from bertrio.core.console import say, show_table
+from bertrio.core.console import print_table, say
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json, whole_folder, write_csv, write_json
 from bertrio.core.tasks import Task
@@ -133,4 +133,4 @@ def _show(facts: dict[str, dict[str, dict[str, Any]]]) -> None:
         for split, own in by_split.items()
     ]  # fmt: skip
     header = ["split", "rows", "median tokens", "most tokens", "pairs also in train", "share a sentence"]
-    show_table("rows by split", header, rows)
+    print_table(pd.DataFrame(rows, columns=header, dtype=object), "rows by split")

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.console import Console
 
-from bertrio.core.console import show_table
+from bertrio.core.console import print_table
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
 from bertrio.core.tasks import Task
@@ -113,7 +114,7 @@ def show_metrics(path: str | Path) -> None:
     epochs = f"best epochs {how}" if (how := how_chosen(chosen)) else "the last epochs"
     title = f"Result and 95 % intervals ({covers}{epochs}{ensemble})"
     lines = [[label, *[values.get(split) for split in splits]] for label, values in rows.items()]
-    show_table(title, ["metric", *splits], lines, to=Console())
+    print_table(pd.DataFrame(lines, columns=["metric", *splits]), title, Console())
 
 
 def how_chosen(selected_on: Mapping[str, str]) -> str | None:

@@ -23,7 +23,7 @@ import yaml
 
 from bertrio.config import build_tasks
 from bertrio.config.loading import read_yaml, validate_params
-from bertrio.core.console import say, show_table
+from bertrio.core.console import print_table, say
 from bertrio.core.errors import UserError, missing_package, writing_to
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
@@ -437,9 +437,7 @@ def _report(study: Study, number: int, folder: Path) -> None:
 def _summary(study: Study, folder: Path) -> None:
     """Print all trials, the best one, and which params mattered."""
     if study.trials:
-        frame = table(study).drop(columns=["last_epoch", "why"]).round({"seconds": 0})
-        rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
-        show_table(_title(study)[0], list(frame.columns), rows)
+        print_table(table(study).drop(columns=["last_epoch", "why"]).round({"seconds": 0}), _title(study)[0])
     for note in [*_notes(study), f"wrote {folder}/trials.md and trials.csv"]:
         print(note.replace("**", "").replace("`", ""))
 

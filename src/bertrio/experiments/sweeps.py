@@ -301,24 +301,21 @@ def _metrics(wanted: str, known: Sequence[str]) -> list[str]:
 
 def _show(table: pd.DataFrame, param: str, apart: int) -> None:
     """Prints the table, a block for each family and a column for each metric."""
+    import pandas as pd
     from rich.console import Console
-    from rich.markup import escape
 
-    from bertrio.core.console import show_table
+    from bertrio.core.console import print_table
 
     console, metrics = Console(highlight=False), table["metric"].unique()
     line = "\n" if len(metrics) > 1 else " "
     for family, of in table.groupby("family", sort=False):
         lines = [
-            [
-                escape(str(value)),
-                int(rows["seeds"].iloc[0]),
-                *[escape(line.join(_cell(row))) for row in rows.itertuples()],
-            ]
+            [str(value), int(rows["seeds"].iloc[0]), *[line.join(_cell(row)) for row in rows.itertuples()]]
             for value, rows in of.groupby("value", sort=False)
         ]
         title = f"{param}, where {family}" if family else param
-        show_table(escape(title), ["value", "seeds", *[name.replace("_", " ") for name in metrics]], lines, console)
+        columns = ["value", "seeds", *[name.replace("_", " ") for name in metrics]]
+        print_table(pd.DataFrame(lines, columns=columns), title, console)
     console.print("Scores on dev, the mean over seeds, with their 95 % interval for other rows.", soft_wrap=True)
     if apart:
         console.print(

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import holm
-from bertrio.experiments.recipes.claim_text import comparisons, markdown, show_claims, summary, write_claims
 from bertrio.experiments.recipes.claims import (
     HELD,
     MISSING,
@@ -20,10 +19,15 @@ from bertrio.experiments.recipes.claims import (
     Judgement,
     Outcome,
     Part,
+    comparisons,
     judge,
     judge_claim,
     load_claims,
+    markdown,
+    show_claims,
+    summary,
     verdict,
+    write_claims,
 )
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
 from bertrio.experiments.runs import Difference, Runs, Setting

@@ -26,7 +26,7 @@ BASE = "base"  # the name of a set without extensions
 LONGEST_VALUE = 80  # characters of a wrong value that a message shows
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")]  # becomes part of a git ref and of file names
-Text = Annotated[str, Field(min_length=1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 T = TypeVar("T")
 
 
@@ -61,10 +61,10 @@ class Row(Group):
     reported: dict[str, Real] = Field(default_factory=dict)
     reported_test: dict[str, Real] = Field(default_factory=dict)
     overrides: Overrides = Field(default_factory=dict, alias="set")
-    choices: tuple[Text, ...] = ()
+    choices: tuple[NonEmptyText, ...] = ()
     literature: bool = False
-    same_as: Text | None = None
-    on: Text | None = None
+    same_as: NonEmptyText | None = None
+    on: NonEmptyText | None = None
 
     @model_validator(mode="after")
     def _runs_one_way(self) -> Row:
@@ -82,7 +82,7 @@ class Table(Group):
     """One result table of a paper; its full name is `<paper>-<name>`."""
 
     name: str = ""
-    title: Text
+    title: NonEmptyText
     rows: Annotated[dict[Name, Row], Field(min_length=1)]
 
 
@@ -90,10 +90,10 @@ class Sweep(Group):
     """One hyper-parameter grid of a paper: row `on` with every combination of the values in `over`."""
 
     name: str = ""
-    title: Text
-    on: Text
+    title: NonEmptyText
+    on: NonEmptyText
     over: Annotated[dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]], Field(min_length=1)]
-    choices: tuple[Text, ...] = ()
+    choices: tuple[NonEmptyText, ...] = ()
     rows: dict[str, Row] = Field(default_factory=dict)
 
 
@@ -104,11 +104,11 @@ class Paper(Group):
     """
 
     name: str = ""
-    title: Text
+    title: NonEmptyText
     own: bool = False
     overall: Literal["raw", "normalized"] | None
     data: dict[str, dict[str, Annotated[int, Field(ge=0)]]] = Field(default_factory=dict)
-    choices: tuple[Text, ...] = ()
+    choices: tuple[NonEmptyText, ...] = ()
     base: Overrides = Field(default_factory=dict)
     tables: dict[Name, Table]
     sweeps: dict[Name, Sweep] = Field(default_factory=dict)
@@ -124,7 +124,7 @@ class Budget(Group):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    title: Text
+    title: NonEmptyText
     multiply: dict[str, Positive] = Field(default_factory=dict)
     overrides: Overrides = Field(default_factory=dict, alias="set")
 
@@ -142,11 +142,11 @@ class Extension(Group):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    title: Text
-    what: Text
+    title: NonEmptyText
+    what: NonEmptyText
     overrides: Annotated[Overrides, Field(min_length=1, alias="set")]
-    excludes: tuple[Text, ...] = ()
-    needs: tuple[Text, ...] = ()
+    excludes: tuple[NonEmptyText, ...] = ()
+    needs: tuple[NonEmptyText, ...] = ()
 
 
 @dataclass(frozen=True)

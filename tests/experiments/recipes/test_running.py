@@ -335,12 +335,12 @@ def test_names_stand_for_what_is_run_and_not_for_where(tmp_path):
 
 def test_wrong_names_params_and_seeds_are_told_before_anything_is_run(repository, no_runs):
     for error, arguments in {
-        "toy-bsae: no such row": {"names": ["toy-base", "toy-bsae"]},
+        "toy-bsae: is not in": {"names": ["toy-base", "toy-bsae"]},
         "nearly": {"names": ["toy-base"], "budget": "nearly"},
         "finetune.lrr: unknown param": {"names": ["toy-base"], "overrides": {"finetune.lrr": 1}},
         "both 3 seeds and -S runtime.seed=1": {"names": ["toy-base"], "seeds": 3, "overrides": {"runtime.seed": 1}},
-        "-S runtime.seed=null: expected a whole": {"names": ["toy-base"], "overrides": {"runtime.seed": None}},
-        "-S runtime.seed=one: expected a whole": {"names": ["toy-base"], "overrides": {"runtime.seed": "one"}},
+        "runtime.seed=null: runtime.seed: expected": {"names": ["toy-base"], "overrides": {"runtime.seed": None}},
+        "runtime.seed=one: runtime.seed: expected": {"names": ["toy-base"], "overrides": {"runtime.seed": "one"}},
         "data.path: expected": {"names": ["toy-base"], "overrides": {"data.path": date(2024, 1, 1)}},
     }.items():
         with pytest.raises(UserError, match=error):

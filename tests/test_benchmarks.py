@@ -129,54 +129,11 @@ def test_profiled_shares_a_step_out_among_its_parts(bench, run_script):
     assert "| joint | products of linear layers |" in text
 
 
-@pytest.mark.parametrize(
-    ("operation", "part"),
-    [
-        ("aten::_fused_adamw_", "AdamW"),
-        ("aten::addmm", "products of linear layers"),
-        ("aten::add_", "sums and products by element, memory"),
-        ("aten::bmm", "products of attention"),
-        ("aten::gelu_backward", "softmax, GELU, LayerNorm"),
-        ("aten::ge", "sums and products by element, memory"),
-        ("aten::_foreach_norm", "norms of gradients"),
-        ("aten::_foreach_mul_", "sums and products by element, memory"),
-        ("aten::_to_copy", "casts and copies"),
-        ("aten::view", "views, autograd, all others"),
-    ],
-)
-def test_profiled_knows_operations_by_their_names(bench, operation, part):
-    assert bench("profiled").part_of(operation) == part
-
-
 def test_profiled_counts_a_kernel_once_with_what_started_it(bench):
     of = partial(SimpleNamespace, key="aten::mm", count=4, self_device_time_total=6000.0)
     events = [of(device_type=DeviceType.CPU, self_cpu_time_total=2000.0), of(device_type=DeviceType.CUDA)]
     assert bench("profiled").operations_of(events, True, 2) == {"aten::mm": (3.0, 2.0)}
     assert bench("profiled").operations_of(events, False, 2) == {"aten::mm": (1.0, 2.0)}
-
-
-def taken(*seconds, **measured):
-    """Turns that took so long, for the tables."""
-    common = {"rows": 1000, "steps": 10, "tokens_per_row": 5, "peak_memory_mb": 7, **measured}
-    return [{"seconds": of, **common} for of in seconds]
-
-
-def test_training_tells_how_many_times_as_fast_and_as_long(bench):
-    training = bench("training")
-    runs = {"sst": taken(5, 5, 4), "smart": taken(10, 20, 12), "joint": taken(10, 10, 10, rows=3000)}
-    runs |= {
-        f"Trainer: {task}": taken(*of) for task, of in {"sst": (5, 10, 4), "qqp": (6, 6, 6), "sts": (9, 4, 2)}.items()
-    }
-    assert "| sst | 200.0 | 1000 | 200.0 | 1.00 (1.00 to 2.00) |  |  | 7 | 7 |" in training.speed_table(runs, None)
-    assert "| three-task epoch | 10.0 | 20.0 | 2.00 (1.20 to 2.00) |" in training.epoch_table(runs)
-    assert "| smart | sst | 1200.0 | 3.00 (2.00 to 4.00) | 7 | 7 |" in training.cost_table(runs)
-    assert not training.epoch_table({"joint": runs["joint"]})
-
-
-def test_scores_tells_ours_less_the_peers_and_how_many_times_as_fast(bench):
-    runs = {"sst": taken(10, score=0.5), "Trainer: sst": taken(25, score=0.4), "sts": taken(10, score=0.5)}
-    (line,) = bench("scores").table(runs, ["sst", "sts"]).splitlines()[2:]
-    assert line == "| sst | 0.5000 ± 0.0000 | 0.4000 ± 0.0000 | +0.1000 | 10 | 25 | 2.50 (2.50 to 2.50) |"
 
 
 def test_ours_and_the_peer_predict_all_dev_rows(bench, work, tmp_path):
@@ -223,14 +180,6 @@ def test_minutes_adds_up_the_three_models_of_the_peer(bench):
     assert turn == [(4, pytest.approx((0.4 + 0.8 + 0.8) / 3))]
 
 
-def test_minutes_tells_when_each_turn_was_where_trainer_ended_in_it(bench):
-    turns = {"ours": [[(1, 0.5), (2, 0.8)], [(1, 0.6), (3, 0.7)]], "Trainer": [[(4, 0.7)], [(6, 0.9)]]}
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in bench("minutes").table(turns).splitlines()]
-    assert lines[2] == ["ours", "2.5", "0.7500", "0.7500", "2.0 (1 of 2 turns)"]
-    assert lines[3] == ["Trainer", "5.0", "0.8000", "0.8000", "5.0"]
-    assert "Trainer" not in bench("minutes").table({"ours": turns["ours"]})
-
-
 def test_prediction_answers_rows_and_searches(run_script):
     pytest.importorskip("sentence_transformers")
     sizes, searches = ["--sentences", "50", "--width", "8"], ["mine, 50 x 8"]
@@ -245,6 +194,7 @@ def test_startup_times_whole_processes(run_script):
     assert "| stages/check.py |" in text
 
 
+@pytest.mark.slow
 def test_growth_runs_the_pipeline(run_script):
     told, text = run_script("growth", "--rows", "24", "--rows-sizes", "1", "--members-sizes")
     assert [case["name"] for case in told["cases"]] == ["rows x 1"]
@@ -254,21 +204,6 @@ def test_growth_runs_the_pipeline(run_script):
 def test_a_ratio_is_the_median_of_the_ratios_within_the_turns(bench):
     # a machine that slows down by half between turns leaves each turn's ratio alone
     assert bench("common").ratio_cell([4.0, 2.0, 6.0], [2.0, 1.0, 2.0]) == "2.00 (2.00 to 3.00)"
-
-
-def test_points_on_a_line_with_a_fixed_cost_are_on_the_line(bench):
-    off = bench("growth").off_the_line([1, 2, 4, 8], [5.0, 7.0, 11.0, 19.0])
-    np.testing.assert_allclose(off, 0, atol=1e-12)
-    assert bench("growth").off_the_line([1, 2, 3], [1.0, 3.0, 3.0])[1] == pytest.approx(0.5)
-
-
-def test_operations_of_a_row_equal_those_counted_by_hand(bench):
-    config = SimpleNamespace(num_hidden_layers=2, hidden_size=4, intermediate_size=8)
-    rows = {"sst": SimpleNamespace(lengths=np.array([3, 5]))}
-    told = bench("ours").work_of(config, rows)
-    weights = 2 * (4 * 16 + 2 * 32)  # per layer: query, key, value and output, then up and down
-    by_hand = [6 * weights * t + 3 * 2 * (2 * 2 * t * t * 4) for t in (3, 5)]  # 3 passes, 2 layers, 2 products
-    assert told == {"tokens_per_row": 4.0, "flop_per_row": sum(by_hand) / 2}
 
 
 def test_operations_equal_those_that_torch_counts(bench):
@@ -285,23 +220,6 @@ def test_operations_equal_those_that_torch_counts(bench):
     assert told == counter.get_total_flops()
 
 
-def test_filled_texts_have_as_many_words_as_the_limit(bench):
-    import pandas as pd
-
-    frame = pd.DataFrame({"id": ["a", "b"], "text": ["one two three", "four"], "label": [0.0, 1.0]})
-    filled = bench("common").of_length(frame, ["text"], 7)
-    assert [len(text.split()) for text in filled["text"]] == [9, 7]
-    assert bench("common").of_length(frame, ["text"], 0).equals(frame)
-
-
-@pytest.mark.parametrize("option", ["--warmup", "--steps", "--repeats", "--threads", "--batch"])
-@pytest.mark.parametrize("found", ["0", "-1", "x"])
-def test_a_number_of_which_there_must_be_one_is_refused_before_anything_runs(bench, capsys, option, found):
-    with pytest.raises(SystemExit, match="2"):
-        bench("training").main([f"{option}={found}"])
-    assert f"argument {option}: expected a whole number, 1 or more, found {found}" in capsys.readouterr().err
-
-
 def test_a_peer_that_is_not_installed_is_named_before_anything_runs_and_others_run_without_it(bench):
     case, chosen = bench("common").Case, bench("common").chosen
     cases = [case("ours", (), ""), case("theirs", (), "", "json"), case("gone", (), "", "no_such_peer")]
@@ -310,25 +228,6 @@ def test_a_peer_that_is_not_installed_is_named_before_anything_runs_and_others_r
     ):
         chosen(cases, None)
     assert chosen(cases, ["ours", "theirs"]) == cases[:2]
-
-
-@pytest.mark.parametrize(
-    ("script", "options"),
-    [
-        ("checkpointing", ["--only", "--peers", "--steps"]),
-        ("growth", ["--only", "--peers"]),
-        ("prediction", ["--peers", "--batch", "--device", "--precision"]),
-        ("profiled", ["--only", "--peers"]),
-        ("scores", ["--peers", "--steps"]),
-        ("serving", ["--only", "--peers", "--batch"]),
-        ("startup", ["--peers", "--batch"]),
-    ],
-)
-def test_a_script_has_no_option_that_it_would_not_heed(bench, capsys, script, options):
-    with pytest.raises(SystemExit, match="0"):
-        bench(script).main(["--help"])
-    told = capsys.readouterr().out
-    assert "--repeats" in told and not any(option in told.split() for option in options)
 
 
 def test_an_unknown_case_is_refused_with_the_known_ones(bench):

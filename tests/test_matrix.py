@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from bertrio.config import build_tasks, load_params, merged, read_yaml
+from bertrio.config import build_tasks, merged, read_yaml
 from bertrio.config.loading import validate_params
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
@@ -217,12 +217,3 @@ def test_every_pair_of_choices_trains_or_is_refused_in_words(ground):
     for setting in settings:
         print(setting)  # shown if it fails
         train(setting, ground)
-
-
-def test_what_params_refuse_for_the_file_they_refuse_when_loaded(ground, tmp_path):
-    import yaml
-
-    path = tmp_path / "params.yaml"
-    path.write_text(yaml.safe_dump(merged(ground[0], overrides({"encoding": "bi", "head": "linear", "loss": "mse"}))))
-    with pytest.raises(UserError, match="head linear does not fit encoding bi"):
-        load_params(path)

@@ -65,11 +65,6 @@ def test_the_hub_reads_the_front_matter(default_params, metrics):
     assert data.language == "en"
 
 
-def test_front_matter_holds_no_field_that_is_not_known(default_params, metrics):
-    front = yaml.safe_load(card_of(default_params, metrics).split("---")[1])
-    assert not {"license", "base_model", "datasets"} & set(front)
-
-
 def test_a_hub_encoder_and_data_sets_are_named(root, metrics):
     ids = {"sst": "SetFit/sst5", "qqp": "nyu-mll/glue", "sts": "mteb/stsbenchmark-sts"}
     write_json(metrics / "data.json", data_of("hub", {name: {"id": own, "commit": "abc"} for name, own in ids.items()}))
@@ -117,14 +112,6 @@ def test_the_card_is_filled_in(default_params, metrics):
     titles = re.findall(r"^## (.+)$", text, re.MULTILINE)
     assert titles[:4] == ["Use", "Data and licences", "Training", "Metrics"]
     assert {"Slices", "Calibration", "Robustness", "Challenge files", "Limits", "How to load"} <= set(titles)
-
-
-def test_the_learning_rate_is_the_one_that_was_used(root, metrics):
-    """That of `tiny`, whose weights are fresh, is a multiple of the param."""
-    rate = {"finetune": {"lr": 6e-5}}
-    tiny = params_with(root, **rate, encoder={"name": "tiny", "tiny": {"lr_factor": 20}})
-    assert "learning rate 0.0012," in card_of(tiny, metrics)
-    assert "learning rate 6e-05," in card_of(params_with(root, **rate, encoder={"name": "google/bert"}), metrics)
 
 
 def test_limits_name_the_weakest_slices_that_have_rows_enough(default_params, metrics):

@@ -106,23 +106,8 @@ def test_rows_that_can_not_be_used_are_listed_with_reason_and_text(measure, paws
     )
 
 
-def test_several_challenges_do_not_see_each_other(measure, paws, tmp_path):
-    (tmp_path / "films.jsonl").write_text('{"text": "a", "label": 4}\n{"text": "b", "label": 1}\n')
-    films = {"task": "sst", "path": str(tmp_path / "films.jsonl")}
-    both = measure(films=films, paws=paws)
-    assert list(both) == ["films", "paws"] and both["films"]["accuracy"] == 0.5
-    assert measure(paws=paws) == {"paws": both["paws"]}
-    assert not (tmp_path / "predictions/challenges/films.parquet").exists()
-
-
 def test_without_challenges_the_report_is_empty(measure):
     assert measure() == {}
-
-
-def test_any_delimiter_and_any_ending_will_do(measure, tmp_path):
-    (tmp_path / "pairs.txt").write_text("text_a;text_b;label\na b;b a;5\na;c;1\nd e;d f;2\n")
-    found = measure(own={"task": "sts", "path": str(tmp_path / "pairs.txt"), "delimiter": ";"})["own"]
-    assert found["n"] == 3 and found["pearson"] > 0.9
 
 
 @pytest.mark.parametrize(

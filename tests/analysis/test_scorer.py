@@ -4,7 +4,7 @@ import pytest
 
 from bertrio.analysis.figures import model_caption
 from bertrio.analysis.scorer import Scorer
-from bertrio.config import build_tasks, load_member, member_params
+from bertrio.config import build_tasks
 from bertrio.core.errors import UserError
 from bertrio.data.table import read_table
 from bertrio.evaluation.predictions import read_predictions
@@ -64,12 +64,6 @@ def test_each_task_is_asked_of_the_first_member_that_answers_it(run):
     assert (models["sst"].config.encoder.max_length, models["qqp"].config.encoder.max_length) == (32, 128)
 
 
-def test_params_that_were_read_give_a_member_what_the_file_gives_it(run):
-    members = {"base": {"answers": ["sst"]}, "second": {"smart": {"lambda": 2}, "tasks": {"sst": {"dropout": 0.3}}}}
-    params = run.params(ensemble={"members": members})
-    assert [member_params(params, name) for name in members] == [load_member(name) for name in members]
-
-
 def test_a_soup_speaks_for_all_members(run):
     members = {"base": {"finetune": {"eval_batch_size": 3}}, "second": {}}
     params = run.params(ensemble={"members": members})
@@ -90,17 +84,6 @@ def test_whose_figures_they_are_is_said_where_the_ensemble_is_more_than_one_mode
     assert model_caption(asked, ["base", "second"]).endswith("not the ensemble: base for sst, sts; second for qqp.")
     assert model_caption(asked, ["base"]) == model_caption(dict.fromkeys(asked, "ensemble"), ["base", "second"]) == ""
     assert model_caption({}, ["base", "second"]) == ""
-
-
-def test_no_rows_and_rows_without_a_word(finished):
-    scorer = load(finished.params())
-    for task in ("sst", "qqp", "sts"):
-        nothing = scorer.predict(task, dev(task).head(0))
-        assert len(nothing.values) == 0
-        assert scorer.embed(task, dev(task).head(0)).shape == (0, 16)
-    assert nothing.scores is not None
-    assert scorer.predict("qqp", dev("qqp").head(0)).probabilities.shape == (0, 2)
-    assert np.isfinite(scorer.predict("sst", pd.DataFrame({"text": ["", "."]})).values).all()
 
 
 def test_a_missing_model_is_an_error_that_says_what_makes_it(run):

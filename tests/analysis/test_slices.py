@@ -101,19 +101,6 @@ def test_scores_are_compared_by_their_error_which_a_narrow_range_of_labels_leave
     assert table["pearson"]["all rows"] > 0.9 and (table["pearson"].drop("all rows") < 0.8).any()
 
 
-def test_a_slice_does_not_depend_on_what_else_is_measured():
-    rng = np.random.default_rng(0)
-    rows = [(" ".join(rng.choice(list("abcdef"), 4)), "a b") for _ in range(60)]
-    labels = rng.uniform(0, 5, 60)
-    scored = Scored(labels, labels + rng.normal(0, 1, 60))
-    table = measure_slices(facts(ALIKE, rows, labels), scored)
-    again = measure_slices(facts(ALIKE, rows, labels, [("a", "b")]), scored)
-    same = ["all", "label", "overlap"]
-    one, other = (found[found["family"].isin(same)].reset_index(drop=True) for found in (table, again))
-    pd.testing.assert_frame_equal(one, other)
-    assert table["pearson"].between(-1, 1).all(), "what stands for the task stands beside the error"
-
-
 def test_small_slices_families_of_one_slice_and_no_rows_are_left_out():
     rows = ["a film"] * 20 + ["not a film"] * 4
     own = facts(SINGLE, rows, [0] * 10 + [1] * 14)

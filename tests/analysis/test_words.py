@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.analysis.words import WORD, NearWords, count_words, instead, unit, without, words_of
+from bertrio.analysis.words import WORD, NearWords, count_words, instead, without, words_of
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,3 @@ def test_the_nearest_of_some_words(near):
     assert near.nearest_of("good", ["question", "film", "goodness", "good"]) == "film"
     assert near.nearest_of("good", ["good"]) is None
     assert near.nearest_of("goodness", ["good"]) is None
-
-
-def test_without_a_vocabulary_nothing_is_near(tokenizer):
-    assert NearWords({}, tokenizer, np.ones((len(tokenizer), 2))).near(["good"], 3) == {"good": []}
-
-
-def test_unit_rows_have_length_one_and_zeros_stay():
-    np.testing.assert_allclose(unit(np.array([[3.0, 4.0], [0.0, 0.0]])), [[0.6, 0.8], [0, 0]])

@@ -224,31 +224,6 @@ def test_a_search_finds_rows_on_all_pages(browser, page):
     assert len(shown(browser, 0)) == 100
 
 
-def test_a_table_of_texts_is_searched_though_short(browser, tmp_path):
-    tables = [
-        Table("One", pd.DataFrame({"text": [Texts(["a film"])]})),
-        Table("Two", pd.DataFrame({"word": ["b"] * 3})),
-    ]
-    html = render_page("short", "", [], [], [Section("errors", "Errors", tables=tables)])
-    (tmp_path / "short.html").write_text(html, encoding="utf-8")
-    browser.open(tmp_path / "short.html")
-    assert browser.run("document.querySelectorAll('input').length") == 1
-    search(browser, "film")
-    assert shown(browser, 0) == ["a film"]
-    search(browser, "play")
-    assert shown(browser, 0) == []
-
-
-def test_keys_reach_everything_that_a_mouse_does(browser, page):
-    browser.open(page)
-    controls = "Array.from(document.querySelectorAll('button, input, a, summary, .scroll'))"
-    assert browser.run(f"{controls}.every((one) => one.tabIndex === 0)")
-    assert browser.run("document.querySelector('.long input').labels[0].textContent") == "Search"
-    assert browser.run(
-        "Array.from(document.querySelectorAll('.scroll')).every((one) => one.getAttribute('aria-label'))"
-    )
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
 def test_fits_the_screen(browser, page, width, scheme):
@@ -285,14 +260,3 @@ def test_reads_without_scripts(browser, page):
         assert browser.run("document.querySelectorAll('button, input').length") == 0
     finally:
         browser.ask("Emulation.setScriptExecutionDisabled", value=False)
-
-
-def test_prints_in_dark_ink_without_controls(browser, page):
-    browser.ask("Emulation.setEmulatedMedia", media="print")
-    try:
-        browser.open(page, 800)
-        hidden = "Array.from(document.querySelectorAll('nav, .tools')).every((one) => !one.offsetHeight)"
-        assert browser.run(hidden)
-        assert browser.run("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
-    finally:
-        browser.ask("Emulation.setEmulatedMedia", media="")

@@ -43,10 +43,6 @@ def test_runs_of_two_settings_are_refused_until_one_is_chosen(other):
     assert runs_of(measured, [A, B], Setting(**other)).by_row.keys() == {B}
 
 
-def test_other_rows_may_have_other_settings():
-    assert runs_of([simulate(A), simulate("losses-e1", budget="paper")], [A], Setting()).setting.budget == "quick"
-
-
 def test_overrides_are_left_out_and_counted_unless_asked_for():
     changed = {"finetune.lr": 3e-5}
     measured = [*seeds(A), simulate(A, overrides=changed), simulate(A, budget="paper", overrides=changed)]
@@ -73,11 +69,6 @@ def test_what_is_asked_for_is_what_it_changes_of_each_row():
     assert found.setting.changed == ["encoder.pooling mean", "tasks.*.dropout 0.3"]
     with pytest.raises(UserError, match="tasks.sst.dropuot: unknown param"):
         runs_of(measured, [cosine], Setting(overrides={"tasks.sst.dropuot": 0.3}))
-
-
-def test_a_title_says_all_that_runs_share():
-    setting = Setting("quick", "cs224n", "small", {"finetune.lr": 2e-5})
-    assert setting.title == "budget quick, cs224n, small, finetune.lr 2e-05"
 
 
 def test_flags_can_be_pasted_back():

@@ -1,7 +1,5 @@
 """Searches whose runs are functions of their params; the last one runs DVC."""
 
-import argparse
-import inspect
 import json
 import math
 import sys
@@ -11,7 +9,6 @@ import pandas as pd
 import pytest
 from filelock import FileLock
 
-from bertrio.cli.search import add_search_commands
 from bertrio.core.errors import UserError
 from bertrio.experiments import search as module
 from bertrio.experiments.revision import Revision, find_experiments
@@ -183,18 +180,6 @@ def test_epochs_are_those_of_the_first_member_without_incomplete_lines(tmp_path)
 
 def test_the_variable_is_that_of_the_checkpoints():
     assert checkpoints.VARIABLE == CHECKPOINTS
-
-
-def test_the_command_passes_its_arguments(monkeypatch):
-    parser, given = argparse.ArgumentParser(), {}
-    add_search_commands(parser.add_subparsers())
-    known = inspect.signature(search)
-    monkeypatch.setattr(module, "search", lambda *values: given.update(known.bind(*values).arguments))
-    line = "search a.b=1,2 --trials 7 --base row --budget quick --seed 3 -S x.y=1e-5 --prune none --metric sst"
-    args = parser.parse_args([*line.split(), "--study", "mine", "--out", "there"])
-    args.run(args)
-    expected = {"texts": ["a.b=1,2"], "trials": 7, "base": "row", "budget": "quick", "overrides": {"x.y": 1e-5}}
-    assert given == expected | {"seed": 3, "prune": "none", "metric": "sst", "study": "mine", "out": "there"}
 
 
 STAGE = """

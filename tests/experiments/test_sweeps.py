@@ -43,14 +43,6 @@ def test_families_share_all_but_the_param_and_are_never_mixed():
             assert [run.seed for run in of] == ["1", "2"] and {run.value for run in of} == {value}
 
 
-def test_a_single_family_needs_no_title_and_the_largest_comes_first():
-    assert [
-        family.title for family in families(Swept(("p",)), [made(1, lr=1, source="x"), made(2, lr=1, source="x")])
-    ] == [""]
-    found = families(Swept(("p",)), [*[made(n, lr=1) for n in (1, 2)], *[made(n, lr=2) for n in (1, 2, 3)]])
-    assert [family.title for family in found] == ["lr: 2", "lr: 1"]
-
-
 def test_of_runs_with_the_same_params_and_seed_the_last_counts():
     found = families(Swept(("p",)), [made(1, name="old", score=0.1), made(2), made(1, name="new", score=0.9)])
     assert [run.name for run in found[0].points["1"]] == ["new"]
@@ -90,13 +82,6 @@ def test_figures_are_means_over_seeds_with_the_interval_of_rows():
         [2, 0.6, 0.58, 0.62, 0.5, 0.7]
     )
     assert second["seeds"] == 1 and second["least"] == second["greatest"] == second["score"]
-
-
-def test_a_task_stands_for_its_first_metric():
-    found = families(Swept(("p",)), [made(1), made(2)])
-    assert set(tabulate(found, "sst")["metric"]) == {"sst accuracy"}
-    with pytest.raises(UserError, match="--metric sts: expected all, sst, overall"):
-        tabulate(found, "sts")
 
 
 def test_nothing_to_draw_says_what_to_do():

@@ -68,20 +68,6 @@ def test_in_brief_a_row_is_what_it_is_and_what_it_changes(recipes, capsys):
     assert not [line for line in cells if "surgery.reduction" in line]
 
 
-def test_figures_of_dev_and_test_are_shown(recipes, capsys):
-    show_row(recipes, "one-plain", brief=True)
-    told = capsys.readouterr().out
-    assert "Reported on dev: sst 0.5, overall 0.6" in told
-    assert "Reported on test: sst 0.4" in told
-
-
-def test_a_row_that_is_the_run_of_another_says_so_and_has_its_choices(recipes, capsys):
-    show_row(recipes, "one-lambda-1", brief=True)
-    told = capsys.readouterr().out
-    assert "The run of one-smart" in told
-    assert "the radius" in told
-
-
 def test_a_point_of_a_sweep_and_a_row_from_the_literature_can_be_shown(recipes, capsys):
     show_row(recipes, "one-grid-lr-3e-05-weight_decay-0.01", brief=True)
     show_row(recipes, "one-quoted", brief=True)

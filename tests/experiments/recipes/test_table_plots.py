@@ -2,11 +2,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.experiments.recipes.rows import Budget, Recipes
 from bertrio.experiments.recipes.table_plots import draw_tables, mean_curve
 from bertrio.experiments.recipes.table_text import write_tables
 from bertrio.experiments.recipes.tables import PaperTables, paper_tables
-from tests.experiments.simulated import measured, paper, row, seeds, simulate, small_recipes
+from tests.experiments.simulated import measured, simulate, small_recipes
 
 PNG = b"\x89PNG\r\n"
 
@@ -37,14 +36,6 @@ def test_markdown_shows_the_pictures_beside_it(tables, tmp_path):
     assert len(pictures) == 2
     for path in pictures:
         assert f"]({path.relative_to(tmp_path).as_posix()})" in text.read_text()
-
-
-def test_a_table_of_many_rows_is_drawn(tmp_path):
-    rows = [row(f"p-row-{place}", title="A row", reported={"sst": 0.5}) for place in range(20)]
-    runs = [run for place, one in enumerate(rows) for run in seeds(one.name, 2, skill=0.1 * place, rows=50)]
-    papers = {"p": paper("p", rows, title="A Paper", overall=None)}
-    found = paper_tables(Recipes(papers, {"quick": Budget(title="a tenth")}), runs, "p")
-    assert len(draw_tables(found, tmp_path)["t"]) == 2
 
 
 def test_curves_are_means_at_the_steps_that_all_seeds_have():

@@ -89,18 +89,6 @@ def test_overall_scores_over_other_tasks_are_not_compared(recipes):
     assert f"overall_mean: of p-base it is {usual} and of p-better it is {usual}, nli macro_f1" in text
 
 
-def test_seeds_with_other_tasks_have_no_overall_score_together(recipes):
-    own = replace(
-        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
-    )
-    runs = [replace(with_nli(run), seed=9) if run.row == "p-better" else run for run in measured()]
-    runs += [run for run in measured() if run.row == "p-better"]
-    [part, *_] = paper_tables(own, runs, "p").parts
-    [line] = [line for line in part.lines if line.row.name == "p-better"]
-    assert len(line.runs) > 1 and "sst" in line.scores and not {"overall_mean", "overall_normalized"} & set(line.scores)
-    assert "overall_mean" not in line.differences
-
-
 def test_another_first_metric_of_a_task_is_told_and_not_compared(recipes):
     def by_rank(run):
         dev = run.metrics["dev"] | {"sts": {"spearman": 0.5}}
@@ -129,13 +117,6 @@ def test_figures_by_another_metric_never_stand_beside_a_papers(recipes):
     assert re.search(r"Left out of p-better[^:]*: figures by other metrics, or over other tasks, than", text)
 
 
-def test_overall_scores_over_more_tasks_never_stand_beside_a_papers(recipes):
-    tables = paper_tables(recipes, [with_nli(run) for run in measured()], "p")
-    for line in tables.parts[0].lines:
-        assert not {"overall_mean", "overall_normalized"} & set(line.scores)
-        assert bool(line.runs) == ("sst" in line.scores)
-
-
 def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(recipes):
     told = shown(paper_tables(recipes, [], "p", Setting("quick")), 80).splitlines()
     assert (
@@ -157,12 +138,6 @@ def test_rows_are_compared_with_any_row_that_was_run(recipes):
         paper_tables(recipes, measured(), "p", against="p-quoted")
     with pytest.raises(UserError, match="p-bse"):
         paper_tables(recipes, measured(), "p", against="p-bse")
-
-
-def test_a_row_whose_run_is_compared_with_has_no_difference_to_itself(recipes):
-    lines = plain(markdown(paper_tables(recipes, measured(), "p", against="p-better"))).splitlines()
-    for name in ("p-better", "p-again"):
-        assert f"| {name} | | | | | | 61 | 900 | |" in lines
 
 
 def test_runs_on_other_dev_rows_are_shown_and_not_compared(recipes):

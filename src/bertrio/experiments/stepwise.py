@@ -26,12 +26,14 @@ from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.dvc_experiments import short_digest
 from bertrio.experiments.machine_paths import of_any_machine, settings_text
 from bertrio.experiments.recipes.params import changes
-from bertrio.experiments.recipes.resolving import SEED, resolve
+from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
 from bertrio.experiments.recipes.rows import BASE, Extension, Recipes, Row, find, load_extensions, load_recipes
 from bertrio.experiments.revision import Revision
 
 Names = tuple[str, ...]  # a set of extensions, in the order in which they came to it
 COLUMNS = ("step", "on", "tried", "score", "difference", "low", "high", "p", "p_holm", "seconds", "kept", "why")
+METRIC = "overall_normalized"
+LONGEST = 150  # characters of an experiment's name; git has its files, whose names end at 255
 LINE = 0.24  # inches
 
 
@@ -137,10 +139,6 @@ def _draw(ladder: Sequence[Step], path: Path, title: str) -> None:
         figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
 
 
-METRIC = "overall_normalized"
-LONGEST = 150  # characters of an experiment's name; git has its files, whose names end at 255
-
-
 class Outcome(NamedTuple):
     """What running a set gave: means over its seeds."""
 
@@ -220,6 +218,7 @@ class DvcBench:
         Raises:
             UserError: if a run fails.
         """
+        check_apart([self.settings(names, seed) for seed in self._seeds], " ".join(names) or self._row.name)
         self._runs[names] = [self._run(names, seed) for seed in self._seeds]
         scores = [run.json("metrics/evaluation.json")["dev"][METRIC] for run in self._runs[names]]
         return Outcome(float(np.mean(scores)), float(np.mean([seconds_of(run) for run in self._runs[names]])))

@@ -3,7 +3,7 @@ import pytest
 from bertrio.config import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.params import changes, with_numbers
-from bertrio.experiments.recipes.resolving import resolve
+from bertrio.experiments.recipes.resolving import check_apart, resolve
 from bertrio.experiments.recipes.rows import load_recipes
 from tests.experiments.recipes.test_rows import rows, write_recipes
 
@@ -74,6 +74,27 @@ def test_no_member_is_the_same_in_two_seeds(resolved):
     assert seeds(3) == [3, 2001, 2002]
 
 
+def test_runs_that_share_a_member_are_refused(resolved):
+    def apart(overrides, *seeds):
+        check_apart([resolved("one-five", "paper", overrides, seed) for seed in seeds], "one-five")
+
+    apart({}, 1, 2, 3)
+    with pytest.raises(UserError, match="one-five: member b of one run is member b of another, both with seed 7"):
+        apart({"ensemble.members.b.runtime.seed": 7}, 1, 2)  # which no run moves
+    apart({"ensemble.members.b": {"runtime": {"seed": 1001}, "finetune": {"epochs": 1}}}, 2)
+    one = {"runtime": {"seed": 1}, "ensemble": {"members": {"base": None, "b": {"runtime": {"seed": 2}}}}}
+    with pytest.raises(UserError, match="x: member base of one run is member b of another, both with seed 2"):
+        check_apart([one, one | {"runtime": {"seed": 2}}], "x")
+    check_apart([one], "x")
+
+    def of(*seeds):
+        members = {name: {"runtime": {"seed": seed}} for name, seed in zip("ab", seeds)}
+        return {"runtime": {"seed": 1}, "ensemble": {"members": members}}
+
+    with pytest.raises(UserError, match="x: member a of one run is member b of another, both with seed 1001"):
+        check_apart([of(1, 1001), of(1001, 2001)], "x")
+
+
 def test_resolving_leaves_the_recipes_as_they_were(tmp_path, base):
     recipes = load_recipes(write_recipes(tmp_path / "recipes"))
     row = recipes.row("one-five")
@@ -121,6 +142,22 @@ def test_an_error_names_who_brought_in_what_is_wrong(resolved, case):
     with pytest.raises(UserError) as caught:
         resolved("one-smart", **arguments)
     assert message in str(caught.value)
+
+
+def test_a_task_that_params_yaml_does_not_have_is_not_blamed_on_the_row(tmp_path, base):
+    changed = rows(plain={"set": {"tasks": {"sts": {"dropout": 0.2}}}})
+    recipes = load_recipes(write_recipes(tmp_path / "recipes", changed))
+    del base["tasks"]["sts"]
+    with pytest.raises(UserError) as caught:
+        resolve(recipes, recipes.row("one-plain"), base=base)
+    assert "one.yaml: one-plain, budget paper: params.yaml has no task sts, which this changes" in str(caught.value)
+    assert "kind" not in str(caught.value)
+    own = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
+    own["data"] = {"train": "a.csv", "dev": "b.csv"}
+    recipes = load_recipes(write_recipes(tmp_path / "more", rows(plain={"set": {"tasks": {"polar": own}}})))
+    row = recipes.row("one-plain")
+    row = row.model_copy(update={"overrides": {**row.overrides, "tasks.polar.dropout": 0.3}})
+    assert resolve(recipes, row, base=base)["tasks"]["polar"]["dropout"] == 0.3
 
 
 def test_a_row_from_the_literature_has_no_params(resolved):

@@ -236,6 +236,10 @@ WRONG = {
         rows("table3", lambda_1={"set": {"a": 1}}),
         "expected one of literature, same_as, or on and set",
     ),
+    "same_as of same_as": (
+        rows("table3", other={"same_as": "lambda-1"}),
+        "one.yaml: other: same_as: lambda-1 has no run of its own",
+    ),
     "on the literature": (rows(new={"on": "quoted"}), "one.yaml: new -> quoted: expected a start that can be run"),
     "the literature with params": (
         rows(quoted={"set": {"a": 1}}),

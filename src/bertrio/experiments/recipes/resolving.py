@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bertrio.config.loading import check_trained, member_params, read_yaml, validate_params
@@ -47,6 +47,7 @@ def resolve(
     if MEMBERS in row.overrides:
         raw["ensemble"]["members"] = {}
     try:
+        _check_tasks(raw, row)
         for name, value in row.overrides.items():
             set_param(raw, name, value)
         scale(raw, chosen.multiply)
@@ -65,9 +66,47 @@ def resolve(
     return raw
 
 
+def check_apart(runs: Iterable[Block], where: str) -> None:
+    """Check that no ensemble member is trained twice in the runs of one row, which would hide what seeds change.
+
+    Args:
+        runs: raw params of each seed.
+        where: the beginning of errors.
+
+    Raises:
+        UserError: naming the members and their seed.
+    """
+    first: dict[str, tuple[int, str]] = {}
+    for run, params in enumerate(runs):
+        for name, member in _members(params).items():
+            runtime = {"seed": params["runtime"]["seed"], **(member.get("runtime") or {})}
+            twin = first.setdefault(repr(sorted({**member, "runtime": sorted(runtime.items())}.items())), (run, name))
+            if twin[0] != run:
+                raise UserError(
+                    f"{where}: member {name} of one run is member {twin[1]} of another, both with seed "
+                    f"{runtime['seed']}, so that one model would stand in both; give members seeds such as 101 and on, "
+                    "in a row of recipes/ or in params.yaml, where they move with the run"
+                )
+
+
+def _members(params: Block) -> dict[str, Block]:
+    return {name: block or {} for name, block in params.get("ensemble", {}).get("members", {}).items()}
+
+
 def _set_seed(raw: Block, seed: int) -> None:
     set_param(raw, SEED, seed)
-    for member in raw.get("ensemble", {}).get("members", {}).values():
-        runtime = (member or {}).get("runtime") or {}
+    for member in _members(raw).values():
+        runtime = member.get("runtime") or {}
         if isinstance(runtime.get("seed"), int):
             runtime["seed"] += SEED_STEP * (seed - 1)
+
+
+def _check_tasks(base: Block, row: Row) -> None:
+    """Raise a UserError if the row changes tasks that do not exist. One with a `kind` it brings in itself."""
+    changed = dict.fromkeys(name.split(".")[1] for name in row.overrides if name.startswith("tasks."))
+    known = {"*", *(base.get("tasks") or {}), *(task for task in changed if f"tasks.{task}.kind" in row.overrides)}
+    if absent := [task for task in changed if task not in known]:
+        raise UserError(
+            f"params.yaml has no {'task' if len(absent) == 1 else 'tasks'} {', '.join(absent)}, which this "
+            "changes; put it back, or leave this out"
+        )

@@ -309,6 +309,8 @@ class _PaperReader:
         if row.literature or name in above:
             raise UserError(f"{self.path}: {' -> '.join([*above, name])}: expected a start that can be run")
         start = row.on or row.same_as
+        if row.same_as and row.same_as in self.rows and self.rows[row.same_as].same_as:
+            raise UserError(f"{self.path}: {name}: same_as: {row.same_as} has no run of its own")
         return {**(self._overrides(start, (*above, name)) if start else self.file.base), **row.overrides}
 
     def _sweep(self, name: str, sweep: Sweep, runs: list[Row]) -> Sweep:

@@ -16,7 +16,7 @@ from bertrio.experiments.dvc_experiments import PARAMS, run_experiment, short_di
 from bertrio.experiments.machine_paths import by_last_names, is_override, of_any_machine, overridden
 from bertrio.experiments.recipes.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
 from bertrio.experiments.recipes.params import Block, changes, listed, with_numbers
-from bertrio.experiments.recipes.resolving import SEED, resolve
+from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
 from bertrio.experiments.revision import Experiment, Revision, find_experiments
 
@@ -95,6 +95,8 @@ def _planned(
     resolved = {
         (row.name, seed): resolve(recipes, row, budget, overrides, seed, base) for row in rows for seed in seeds
     }
+    for row in rows:
+        check_apart([resolved[row.name, seed] for seed in seeds], row.name)
     return {
         experiment_name(row.run_as, budget, seed, overrides): resolved[row.name, seed]
         for seed in seeds  # all rows once, then all rows again: a series that is stopped has something of each

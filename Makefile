@@ -33,7 +33,7 @@ test: $(READY)
 	$(PYTEST) -m "not slow and not heavy"
 	$(PYTEST) -m "heavy and not slow"
 
-# kills fine-tuning 25 times and compares bytes, and fuzzes for longer; the result goes into docs/architecture.md
+# kills fine-tuning 25 times and compares bytes, fuzzes for longer and times growing inputs; the result goes into docs/architecture.md
 soak: $(READY)
 	$(RUN) python -m tests.soak --kills 25 --seed 0 --into docs/architecture.md
 	$(RUN) python -m pytest -m slow

@@ -23,6 +23,7 @@ import yaml
 
 from bertrio.config import build_tasks
 from bertrio.config.loading import read_yaml, validate_params
+from bertrio.config.root import OVERALL
 from bertrio.core.console import print_table, say
 from bertrio.core.errors import UserError, missing_package, writing_to
 from bertrio.core.files import write_csv, write_text
@@ -39,6 +40,13 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 Space = Mapping[str, "BaseDistribution"]  # by dotted param
+Prune = Literal["median", "hyperband", "none"]
+PRUNERS: dict[str, str] = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "none": "NopPruner"}  # of Optuna
+CHECKPOINTS = "BERTRIO_CHECKPOINTS"  # training.checkpoints.VARIABLE, which would import torch
+STAGE = "finetune"
+PROBES = 50  # random points, at least one of which must have valid params
+IMPORTANCE_FROM = 10  # finished trials
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a folder, and the first part of the experiments' names
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
 DIGITS = 4  # of drawn numbers
 
@@ -114,16 +122,6 @@ def _choices(text: str, values: str) -> BaseDistribution:
     if len({value_text(value) for value in choices}) < len(choices):
         raise UserError(f"{text}: a value is given twice")
     return import_optuna().distributions.CategoricalDistribution([json.dumps(value, default=str) for value in choices])
-
-
-Prune = Literal["median", "hyperband", "none"]
-PRUNERS: dict[str, str] = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "none": "NopPruner"}  # of Optuna
-OVERALL = ("overall_normalized", "overall_mean")
-CHECKPOINTS = "BERTRIO_CHECKPOINTS"  # training.checkpoints.VARIABLE, which would import torch
-STAGE = "finetune"
-PROBES = 50  # random points, at least one of which must have valid params
-IMPORTANCE_FROM = 10  # finished trials
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a folder, and the first part of the experiments' names
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,8 @@ def _table(args: argparse.Namespace) -> None:
 
 
 def _claims(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes.claims import judge, load_claims, show_claims, write_claims
+    from bertrio.core.files import write_text
+    from bertrio.experiments.recipes.claims import judge, load_claims, markdown, show_claims
     from bertrio.experiments.recipes.measured import load_measured
     from bertrio.experiments.recipes.rows import load_recipes
 
@@ -159,7 +160,7 @@ def _claims(args: argparse.Namespace) -> None:
     show_claims(judgement)
     if args.out:
         with writing_to(f"--out {args.out}"):
-            write_claims(judgement, args.out)
+            write_text(args.out, markdown(judgement))
         print(f"wrote {args.out}")
 
 

@@ -159,9 +159,10 @@ def _listed(runs: Iterable[Measured]) -> str:
     return "\n".join(f"  {flags}: {len(own)} runs of {len(set(own))} rows" for flags, own in sorted(rows.items()))
 
 
-def value_of(run: Measured, metric: str, split: str = "dev") -> float | None:
-    """One metric of a run: the first of a task, by the name of the task, or an overall score; None if not measured."""
-    value = run.metrics.get(split, {}).get(metric)
+def value_of(run: Measured, metric: str, split: str = "dev", kind: str = "metrics") -> Any:
+    """One metric of a run, or with `kind="intervals"` its interval: the first of a task, by the name of the task, or an
+    overall score; None if not measured."""
+    value = getattr(run, kind).get(split, {}).get(metric)
     return next(iter(value.values()), None) if isinstance(value, Mapping) else value
 
 

@@ -1,3 +1,5 @@
+"""Verdicts on what the papers claim: from differences, from simulated runs, and as they are written."""
+
 import io
 import re
 from dataclasses import replace
@@ -17,7 +19,6 @@ from bertrio.experiments.recipes.claims import (
     Claim,
     Judged,
     Judgement,
-    Outcome,
     Part,
     comparisons,
     judge,
@@ -25,15 +26,15 @@ from bertrio.experiments.recipes.claims import (
     load_claims,
     markdown,
     show_claims,
-    summary,
     verdict,
-    write_claims,
 )
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
 from bertrio.experiments.runs import Difference, Runs, Setting
 from tests.experiments.simulated import seeds, simulate
 
 BI, MIXED, CROSS = "beyond-bi-encoding", "beyond-mixed-cosine", "beyond-cross-encoding"
+CLAIM = {"paper": "beyond", "where": "table 1", "claim": "A claim.", "note": "What else differs."}
+CLAIM |= {"row": CROSS, "than": BI, "expect": {"qqp": "better"}}
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +43,36 @@ def papers(request) -> Recipes:
     return load_recipes(request.config.rootpath / "recipes")
 
 
+@pytest.fixture
+def loaded(papers, tmp_path):
+    """Loads a file with the claim c: `CLAIM`, with what is given in place of its keys."""
+
+    def loaded(**given):
+        path = tmp_path / "claims.yaml"
+        path.write_text(yaml.safe_dump({"c": CLAIM | given}))
+        return load_claims(papers, path)
+
+    return loaded
+
+
+@pytest.fixture
+def judged(papers, loaded):
+    """Judges such a claim by runs."""
+    return lambda runs, wanted=None, **given: judge(papers, runs, loaded(**given), wanted)
+
+
 def claim(**expect: str) -> Claim:
     """That `a` is something or other than `b`."""
-    return Claim("c", "p", "table 1", "A claim.", tuple(Part("a", "b", *item) for item in expect.items()), 0.01)
+    return Claim(name="c", paper="p", where="table 1", claim="A claim.", row="a", than="b", expect=expect)
 
 
 def found(difference: float, reach: float = 0.005) -> Difference:
     return Difference("sst", 0.5, 0.5 + difference, (3, 3), difference - reach, difference + reach, 0.5)
+
+
+def text_of(judgement: Judgement) -> str:
+    """Markdown without the padding of its tables."""
+    return re.sub(" {2,}", " ", markdown(judgement))
 
 
 def test_all_claims_of_the_papers_name_rows_that_can_be_run(papers, root):
@@ -56,13 +80,13 @@ def test_all_claims_of_the_papers_name_rows_that_can_be_run(papers, root):
     assert {claim.paper for claim in claims} == {name for name, paper in papers.papers.items() if not paper.own}
     for one in claims:
         assert one.name.startswith(f"{one.paper}-")
-        assert all(part.row.startswith(f"{one.paper}-") for part in one.parts)
+        assert all(part.row.startswith(f"{one.paper}-") for part in one.parts())
 
 
 def test_a_reported_figure_that_a_claim_rests_on_speaks_for_it_or_its_note_says_otherwise(papers, root):
     against = []
     for one in load_claims(papers, root / "recipes/claims.yaml"):
-        for part in one.parts:
+        for part in one.parts():
             row, than = (papers.row(name).reported.get(part.metric) for name in (part.row, part.than))
             if row is not None and than is not None and part.direction == "better" and row <= than and not one.note:
                 against.append((one.name, part.metric))
@@ -115,100 +139,80 @@ def test_verdicts(direction, difference, p, expected):
     assert verdict(direction, found(difference), p, margin=0.01) == expected
 
 
-def test_between_holds_in_both_halves(papers, tmp_path):
-    path = write(tmp_path, low=BI, middle=MIXED, high=CROSS, expect={"sts": "between"})
-    skills = {BI: 0.1, MIXED: 0.6, CROSS: 1.2}
-    judged = judge(papers, runs_with(skills), load_claims(papers, path)).claims[0]
-    assert [(part.part.row, part.part.than) for part in judged.parts] == [(MIXED, BI), (CROSS, MIXED)]
-    assert judged.verdict == HELD
-    judged = judge(papers, runs_with(skills | {CROSS: 0.1}), load_claims(papers, path)).claims[0]
-    assert [part.verdict for part in judged.parts] == [HELD, REFUTED]
-    assert judged.verdict == REFUTED
+def test_between_holds_in_both_halves(judged):
+    between = {"row": None, "than": None, "low": BI, "middle": MIXED, "high": CROSS, "expect": {"sts": "between"}}
+    runs = [*seeds(BI, skill=0.1), *seeds(MIXED, skill=0.6)]
+    one = judged([*runs, *seeds(CROSS, skill=1.2)], **between).claims[0]
+    assert [(part.row, part.than) for part in one.parts] == [(MIXED, BI), (CROSS, MIXED)]
+    assert one.verdict == HELD
+    one = judged([*runs, *seeds(CROSS, skill=0.1)], **between).claims[0]
+    assert [part.verdict for part in one.parts] == [HELD, REFUTED]
+    assert one.verdict == REFUTED
 
 
-def test_a_row_that_was_not_run_is_not_measured_and_the_text_says_how_to(papers, tmp_path):
-    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
-    judgement = judge(papers, seeds(BI), claims)
-    assert judgement.claims[0].verdict == MISSING
-    assert f"Not measured yet: bertrio recipes run {CROSS} --budget quick\n" in markdown(judgement)
+def test_what_can_not_be_tested_is_not_measured_and_the_text_says_why(judged):
+    absent = judged(seeds(BI))
+    assert f"Not measured yet: bertrio recipes run {CROSS} --budget quick\n" in markdown(absent)
+    other_rows = judged([*seeds(BI), *seeds(CROSS, data=1)])
+    assert f"Not tested: {CROSS} and {BI} were measured on other dev rows" in markdown(other_rows)
+    assert absent.claims[0].verdict == other_rows.claims[0].verdict == MISSING
 
 
-def test_runs_with_other_overrides_are_counted(papers, tmp_path):
-    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
-    other = simulate(CROSS, overrides={"finetune.lr": 3e-5})
-    assert "Left out are runs with other overrides (-S), 1 of them" in markdown(
-        judge(papers, [*seeds(BI), other], claims)
-    )
-
-
-def test_runs_on_other_dev_rows_are_not_tested(papers, tmp_path):
-    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
-    judgement = judge(papers, [*seeds(BI), *seeds(CROSS, data=1)], claims)
-    assert judgement.claims[0].verdict == MISSING
-    assert "Not tested: beyond-cross-encoding and beyond-bi-encoding were measured on other dev rows" in markdown(
-        judgement
-    )
-
-
-def test_budgets_are_not_mixed(papers, tmp_path):
-    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
+def test_settings_are_not_mixed_and_runs_with_other_overrides_are_counted(judged):
     mixed = [*seeds(BI), *seeds(CROSS, budget="paper")]
     with pytest.raises(UserError, match="several settings"):
-        judge(papers, mixed, claims)
-    assert judge(papers, mixed, claims, Setting(budget="paper")).claims[0].verdict == MISSING
+        judged(mixed)
+    assert judged(mixed, Setting(budget="paper")).claims[0].verdict == MISSING
+    other = simulate(CROSS, overrides={"finetune.lr": 3e-5})
+    assert "Left out are runs with other overrides (-S), 1 of them" in markdown(judged([*seeds(BI), other]))
 
 
-def test_rows_that_share_a_run_are_found(papers, tmp_path):
-    row = "beyond-lambda-0.45"  # the run of beyond-sft-smart-dual
-    claims = load_claims(papers, write(tmp_path, row=row, than="beyond-staggered", expect={"sst": "better"}))
+def test_rows_that_share_a_run_are_found(judged):
+    rows = {"row": "beyond-lambda-0.45", "than": "beyond-staggered"}  # the first is the run of beyond-sft-smart-dual
     runs = [*seeds("beyond-sft-smart-dual", skill=1.2), *seeds("beyond-staggered", skill=0.2)]
-    assert judge(papers, runs, claims).claims[0].verdict == HELD
+    assert judged(runs, **rows).claims[0].verdict == HELD
 
 
-def test_the_text_says_what_was_found_and_how_much_of_it_may_be_luck(papers, tmp_path):
-    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better", "sts": "no_better"}))
-    judgement = judge(papers, runs_with({BI: 0.2, CROSS: 1.2}), claims)
-    write_claims(judgement, tmp_path / "claims.md")
-    assert (tmp_path / "claims.md").read_text() == markdown(judgement)
-    text = plain(markdown(judgement))
-    assert "| c | A claim. | beyond, table 1 | refuted |" in text
-    assert "beyond-cross-encoding better than beyond-bi-encoding | qqp | +0." in text
-    assert "| refuted, better by 0." in text
-    assert "- c: What else differs." in text
-    assert summary(judgement)[0] == "1 claims: 0 held, 1 refuted, 0 inside the noise, 0 not measured."
-    assert "2 tests of 1 claims were made, at 5 %" in text
-    assert "in 0.05 claims at most" in text
-    console = Console(width=140, record=True, file=io.StringIO())
-    show_claims(judgement, console)
-    shown = console.export_text()
+def test_the_text_says_what_was_found_and_how_much_of_it_may_be_luck(judged):
+    judgement = judged([*seeds(BI, skill=0.2), *seeds(CROSS, skill=1.2)], expect={"qqp": "better", "sts": "no_better"})
+    text = text_of(judgement)
+    for part in (
+        "| c | A claim. | beyond, table 1 | refuted |",
+        f"{CROSS} better than {BI} | qqp | +0.",
+        "| refuted, better by 0.",
+        "- c: What else differs.",
+        "1 claims: 0 held, 1 refuted, 0 inside the noise, 0 not measured.",
+        "2 tests of 1 claims were made, at 5 %",
+        "in 0.05 claims at most",
+    ):
+        assert part in text
+    shown = shown_on(140, judgement)
     assert "c: refuted" in shown
     assert "no better than" in shown
 
 
+def shown_on(width: int, judgement: Judgement) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    show_claims(judgement, console)
+    return console.export_text()
+
+
 def test_the_command_that_measures_what_is_missing_is_one_line(papers, root):
-    console = Console(width=80, record=True, file=io.StringIO())
-    show_claims(judge(papers, [], load_claims(papers, root / "recipes/claims.yaml")), console)
-    commands = [line for line in console.export_text().splitlines() if line.startswith("Not measured yet: ")]
-    assert len(commands) == 1
-    assert len(commands[0]) > 80
-
-
-def test_a_single_seed_is_said_so(papers, tmp_path):
-    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
-    text = plain(markdown(judge(papers, [simulate(CROSS), *seeds(BI)], claims)))
-    assert "| 1, 3 (rows alone) |" in text
-    assert "1 of the tests are over rows alone" in text
+    shown = shown_on(80, judge(papers, [], load_claims(papers, root / "recipes/claims.yaml")))
+    [command] = [line for line in shown.splitlines() if line.startswith("Not measured yet: ")]
+    assert len(command) > 80
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_what_a_single_seed_decided_is_marked_wherever_it_is_told(papers, tmp_path, count):
-    claims = load_claims(papers, write(tmp_path, row=CROSS, than=BI, expect={"qqp": "better"}))
-    judgement = judge(papers, [*seeds(CROSS, count, skill=2.0), *seeds(BI, skill=0.1)], claims)
-    text, alone = plain(markdown(judgement)), count == 1
+def test_what_a_single_seed_decided_is_marked_wherever_it_is_told(judged, count):
+    judgement = judged([*seeds(CROSS, count, skill=2.0), *seeds(BI, skill=0.1)])
+    text, alone = text_of(judgement), count == 1
     assert judgement.claims[0].verdict == HELD
-    assert summary(judgement)[0].startswith(f"1 claims: 1 held{' (1 by rows alone)' * alone}, 0 refuted,")
+    assert f"1 claims: 1 held{' (1 by rows alone)' * alone}, 0 refuted," in text
     assert f"| beyond, table 1 | held{' (rows alone)' * alone} |" in text
     assert f"| c: held{' (rows alone)' * alone} |" in text
+    assert f"| {count}, 3{' (rows alone)' * alone} |" in text
+    assert ("1 of the tests are over rows alone" in text) == alone
 
 
 @pytest.mark.parametrize(
@@ -224,14 +228,14 @@ def test_what_a_single_seed_decided_is_marked_wherever_it_is_told(papers, tmp_pa
 def test_a_verdict_rests_on_a_single_seed_if_it_would_not_stand_without(verdicts, single, alone):
     given = claim(sst="better", qqp="better")
     differences = [replace(found(0.1), seeds=(1, 3) if one else (3, 3)) for one in single]
-    parts = tuple(Outcome(part, *of, 0.01) for part, of in zip(given.parts, zip(verdicts, differences)))
+    parts = [replace(part, verdict=of, difference=one) for part, of, one in zip(given.parts(), verdicts, differences)]
     assert Judged(given, parts).rows_alone == alone
 
 
 def test_a_gain_below_the_margin_where_none_was_claimed_is_called_small():
     given = claim(sst="no_better")
-    judged = Judged(given, (Outcome(given.parts[0], REFUTED, found(0.004), 0.01),))
-    table = comparisons(Judgement((judged,), Runs(Setting(), {}), {}))
+    part = Part("a", "b", "sst", "no_better", REFUTED, found(0.004), 0.01)
+    table = comparisons(Judgement([Judged(given, [part])], Runs(Setting(), {})))
     assert table["verdict"][0] == "refuted, by a gain of 0.0040 only"
 
 
@@ -253,26 +257,7 @@ def test_a_gain_below_the_margin_where_none_was_claimed_is_called_small():
         ({"margin": 0}, "c.margin: Input should be greater than 0"),
     ],
 )
-def test_a_claim_that_is_wrong_is_named(papers, tmp_path, wrong, message):
-    path = write(tmp_path, **{"row": CROSS, "than": BI, "expect": {"sst": "better"}} | wrong)
+def test_a_claim_that_is_wrong_is_named(loaded, wrong, message):
     with pytest.raises(UserError) as caught:
-        load_claims(papers, path)
+        loaded(**wrong)
     assert message in str(caught.value)
-
-
-def plain(text: str) -> str:
-    """Return Markdown without the padding of its tables."""
-    return re.sub(" {2,}", " ", text)
-
-
-def write(folder, **given):
-    """A file with the claim c."""
-    usual = {"paper": "beyond", "where": "table 1", "claim": "A claim.", "note": "What else differs."}
-    path = folder / "claims.yaml"
-    path.write_text(yaml.safe_dump({"c": usual | given}))
-    return path
-
-
-def runs_with(skills):
-    """Three seeds of each row."""
-    return [run for row, skill in skills.items() for run in seeds(row, skill=skill)]

@@ -48,27 +48,37 @@ def shown(tables, width):
     return console.export_text()
 
 
+def own_text(recipes, runs) -> str:
+    """The tables where the paper is a set of rows of our own."""
+    return plain(markdown(paper_tables(as_own(recipes), runs, "p")))
+
+
+def as_own(recipes) -> Recipes:
+    return replace(
+        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
+    )
+
+
+def better_with(**dev) -> list:
+    """The measured runs, that of p-better with these dev metrics."""
+    return [with_dev(run, **dev) if run.row == "p-better" else run for run in measured()]
+
+
+def with_dev(run, **dev):
+    """The same run with these metrics, each on the rows of sst where it has none of its own."""
+    metrics = run.metrics | {"dev": run.metrics["dev"] | dev}
+    return replace(run, metrics=metrics, by_row={task: run.by_row["sst"] for task in dev} | run.by_row)
+
+
 def test_rows_of_our_own_have_no_columns_for_a_paper(recipes):
-    papers = {name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
-    own = replace(recipes, papers=papers)
-    text = plain(markdown(paper_tables(own, measured(), "p")))
+    text = own_text(recipes, measured())
     assert text.startswith("# p: A Paper\n\nMeasured: budget quick")
     assert "reported" not in text.lower() and ": paper" not in text and "as printed" not in text
     assert "| p-better | 1 | 0.750 [" in text
 
 
-def with_nli(run):
-    """The same run with a task of one's own, on the rows of sst."""
-    metrics = {split: of | {"nli": {"macro_f1": 0.71}} if split == "dev" else of for split, of in run.metrics.items()}
-    return replace(run, metrics=metrics, by_row=run.by_row | {"nli": run.by_row["sst"]})
-
-
 def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes, tmp_path):
-    own = replace(
-        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
-    )
-    runs = [with_nli(run) for run in measured()]
-    tables = paper_tables(own, runs, "p")
+    tables = paper_tables(as_own(recipes), [with_dev(run, nli={"macro_f1": 0.71}) for run in measured()], "p")
     header, line = (
         next(row for row in markdown(tables).splitlines() if row.startswith(at)) for at in ("| row", "| p-b")
     )
@@ -78,50 +88,34 @@ def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes, tmp_path):
     assert write_tables(tables, tmp_path, plots=True)[-1].exists()
 
 
-def test_overall_scores_over_other_tasks_are_not_compared(recipes):
-    own = replace(
-        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
-    )
-    runs = [with_nli(run) if run.row == "p-better" else run for run in measured()]
-    text = plain(markdown(paper_tables(own, runs, "p")))
+def test_other_tasks_and_other_first_metrics_are_told_and_not_compared(recipes):
+    text = own_text(recipes, better_with(nli={"macro_f1": 0.71}))
     assert "Not all runs have the same tasks; overall scores are over those that a run has." in text
     usual = "sst accuracy, qqp accuracy, sts pearson"
     assert f"overall_mean: of p-base it is {usual} and of p-better it is {usual}, nli macro_f1" in text
-
-
-def test_another_first_metric_of_a_task_is_told_and_not_compared(recipes):
-    def by_rank(run):
-        dev = run.metrics["dev"] | {"sts": {"spearman": 0.5}}
-        return replace(run, metrics=run.metrics | {"dev": dev})
-
-    own = replace(
-        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
-    )
-    text = plain(
-        markdown(paper_tables(own, [by_rank(run) if run.row == "p-better" else run for run in measured()], "p"))
-    )
+    text = own_text(recipes, better_with(sts={"spearman": 0.5}))
     assert "sts pearson or spearman" in text or "sts spearman or pearson" in text
     assert "sts: of p-base it is sts pearson and of p-better it is sts spearman" in text
 
 
 def test_figures_by_another_metric_never_stand_beside_a_papers(recipes):
-    def by_f1(run):
-        dev = run.metrics["dev"] | {"qqp": {"f1": 0.123}}
-        return replace(run, metrics=run.metrics | {"dev": dev})
-
-    tables = paper_tables(recipes, [by_f1(run) if run.row == "p-better" else run for run in measured()], "p")
-    [line] = [line for line in tables.parts[0].lines if line.row.name == "p-better"]
-    assert {"sst", "sts"} <= set(line.scores) and not {"qqp", "overall_mean", "overall_normalized"} & set(line.scores)
+    tables = paper_tables(recipes, better_with(qqp={"f1": 0.123}), "p")
+    scores = line_of(tables, "p-better").scores
+    assert {"sst", "sts"} <= set(scores) and not {"qqp", "overall_mean", "overall_normalized"} & set(scores)
     text = plain(markdown(tables))
     assert "0.123" not in text
     assert re.search(r"Left out of p-better[^:]*: figures by other metrics, or over other tasks, than", text)
 
 
+def line_of(tables, name):
+    """The line of a row on dev."""
+    return next(line for line in tables.parts[0].lines if line.row.name == name)
+
+
 def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(recipes):
     told = shown(paper_tables(recipes, [], "p", Setting("quick")), 80).splitlines()
-    assert (
-        told.count("Nothing of this table is measured yet: bertrio recipes run p-t --budget quick") == 2
-    )  # dev and test
+    command = "Nothing of this table is measured yet: bertrio recipes run p-t --budget quick"
+    assert told.count(command) == 2  # dev and test
     assert not [line for line in told if line.startswith("│")]
     told = shown(paper_tables(recipes, measured(), "p"), 80)
     assert "Nothing of this table is measured: the runs have other metrics, or no labels of test." in told
@@ -131,19 +125,16 @@ def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(rec
 def test_rows_are_compared_with_any_row_that_was_run(recipes):
     other = run("q-other", 1, 0.25, 0.25, 0.0)
     tables = paper_tables(recipes, [*measured(), other], "p", against="q-other")
-    base = next(line for line in tables.parts[0].lines if line.row.name == "p-base")
-    assert base.differences["qqp"].difference == 0.25
+    assert line_of(tables, "p-base").differences["qqp"].difference == 0.25
     assert "minus q-other" in markdown(tables)
     with pytest.raises(UserError, match="p-quoted: is quoted from the literature"):
         paper_tables(recipes, measured(), "p", against="p-quoted")
-    with pytest.raises(UserError, match="p-bse"):
-        paper_tables(recipes, measured(), "p", against="p-bse")
 
 
 def test_runs_on_other_dev_rows_are_shown_and_not_compared(recipes):
     other = simulate("p-better", rows=5)
     tables = paper_tables(recipes, [measured()[0], other], "p")
-    better = next(line for line in tables.parts[0].lines if line.row.name == "p-better")
+    better = line_of(tables, "p-better")
     assert better.scores
     assert not better.differences
     assert "Not compared: p-better and p-base were measured on other dev rows of sst." in markdown(tables)
@@ -178,11 +169,11 @@ def test_test_scores_stand_beside_the_reported_ones_of_test(recipes):
 
 
 def test_papers_whose_own_overall_score_does_not_follow_are_found(root):
-    papers = load_recipes(root / "recipes").papers.values()
+    recipes = load_recipes(root / "recipes")
     found = {
         line.row.name
-        for paper in papers
-        for part in paper_tables(load_recipes(root / "recipes"), [], paper.name).parts
+        for name, paper in recipes.papers.items()
+        for part in paper_tables(recipes, [], name).parts
         for line in part.lines
         if not line.follows(paper.overall)
     }
@@ -205,8 +196,6 @@ def test_files_are_named_after_the_setting_and_hold_every_figure(recipes, tmp_pa
 
 
 def test_the_terminal_shows_what_markdown_says(recipes):
-    console = Console(width=180, record=True, file=io.StringIO())
-    show_tables(paper_tables(recipes, measured(), "p"), console)
-    shown = console.export_text()
+    text = shown(paper_tables(recipes, measured(), "p"), 180)
     for cell in ("p-again (the run of p-better)", "0.425 ±0.106", "+0.250 [-1.000, +1.000]°", "3 of 4 rows measured"):
-        assert cell in shown
+        assert cell in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,12 +16,11 @@ from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
 from bertrio.core.errors import UserError
-from bertrio.core.files import write_text
 from bertrio.core.options import Group, Positive
 from bertrio.evaluation.significance import ALPHA, holm, p_text
 from bertrio.experiments.recipes.rows import NonEmptyText, nearest, read_file
 from bertrio.experiments.recipes.table_text import MISSING as NO_FIGURE
-from bertrio.experiments.recipes.table_text import NAMES, signed, to_markdown
+from bertrio.experiments.recipes.table_text import NAMES, left_out, signed, to_markdown
 from bertrio.experiments.recipes.tables import METRICS
 from bertrio.experiments.runs import Difference, Runs, Setting, differ, runs_of
 
@@ -33,46 +33,65 @@ HELD, REFUTED, NOISE, MISSING = "held", "refuted", "inside the noise", "not meas
 Direction = Literal["better", "no_better", "no_worse"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
-    """One comparison: `row` is better, no better, or no worse than `than` in a metric, both full names."""
+    """One comparison of a claim, and what was measured of it.
+
+    Args:
+        row, than: full names; `row` is better, no better, or no worse than `than`.
+        metric: a task, or an overall score.
+        direction: which of them.
+        verdict: held, refuted, inside the noise or not measured.
+        difference: of `row` from `than`; None if there is none.
+        p: with Holm's correction for the parts of the claim that were tested.
+        why: what kept measured rows from being compared.
+    """
 
     row: str
     than: str
     metric: str
     direction: Direction
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a paper claims, of which every part must hold; see recipes/claims.yaml for the keys."""
-
-    name: str
-    paper: str
-    where: str
-    claim: str
-    parts: tuple[Part, ...]
-    margin: float
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A part with what was measured of it.
-
-    Args:
-        part: the comparison.
-        verdict: held, refuted, inside the noise or not measured.
-        difference: of `row` from `than`; None if there is none, and `why` says why.
-        p: with Holm's correction for the parts of the claim that were tested.
-        why: what was missing.
-    """
-
-    part: Part
-    verdict: str
+    verdict: str = MISSING
     difference: Difference | None = None
     p: float | None = None
     why: str = ""
+
+
+class Claim(Group):
+    """What a paper claims, of which every part must hold; see recipes/claims.yaml for the keys."""
+
+    name: str = ""
+    paper: NonEmptyText
+    where: NonEmptyText
+    claim: NonEmptyText
+    row: NonEmptyText | None = None
+    than: NonEmptyText | None = None
+    low: NonEmptyText | None = None
+    middle: NonEmptyText | None = None
+    high: NonEmptyText | None = None
+    expect: Annotated[dict[str, Literal[Direction, "between"]], Field(min_length=1)]
+    margin: Positive = 0.01
+    note: NonEmptyText | None = None
+
+    @model_validator(mode="after")
+    def _names_its_rows(self) -> Claim:
+        between = set(self.expect.values()) == {"between"}
+        named = {name for name in ("row", "than", "low", "middle", "high") if getattr(self, name)}
+        mixed = "between" in self.expect.values() and not between
+        if mixed or named != ({"low", "middle", "high"} if between else {"row", "than"}):
+            raise ValueError("expected row and than or, where all that it expects is between, low, middle and high")
+        if unknown := [metric for metric in self.expect if metric not in METRICS]:
+            raise ValueError(f"expect: {unknown[0]}: no such metric; {nearest(unknown[0], METRICS)}")
+        return self
+
+    def parts(self) -> list[Part]:
+        """Return the comparisons that it makes, each row with the one before; between is two."""
+        rows = [row for row in (self.low, self.middle, self.high, self.than, self.row) if row]
+        return [
+            Part(row, than, metric, "better" if direction == "between" else direction)
+            for metric, direction in self.expect.items()
+            for than, row in pairwise(rows)
+        ]
 
 
 @dataclass(frozen=True)
@@ -80,7 +99,7 @@ class Judged:
     """A claim and its tested parts."""
 
     claim: Claim
-    parts: tuple[Outcome, ...]
+    parts: Sequence[Part]
 
     @property
     def verdict(self) -> str:
@@ -96,66 +115,34 @@ class Judged:
             return all(difference.rows_alone for difference in deciding)
         return self.verdict == HELD and any(difference.rows_alone for difference in deciding)
 
+    @property
+    def marked(self) -> str:
+        """The verdict, marked where a single seed decided it."""
+        return self.verdict + ALONE * self.rows_alone
+
 
 @dataclass(frozen=True)
 class Judgement:
-    """All claims, and the runs that they were judged by; `run_as` has the run of each row that they name."""
+    """All claims, the runs that they were judged by, their budget in words, and the rows that are not measured yet."""
 
-    claims: tuple[Judged, ...]
+    claims: Sequence[Judged]
     runs: Runs
-    run_as: Mapping[str, str]
     budget: str = ""
+    absent: Sequence[str] = ()
 
 
-class ClaimFile(Group):
-    """A claim as it stands in the file."""
-
-    paper: NonEmptyText
-    where: NonEmptyText
-    claim: NonEmptyText
-    row: NonEmptyText | None = None
-    than: NonEmptyText | None = None
-    low: NonEmptyText | None = None
-    middle: NonEmptyText | None = None
-    high: NonEmptyText | None = None
-    expect: Annotated[dict[str, Literal["better", "no_better", "no_worse", "between"]], Field(min_length=1)]
-    margin: Positive = 0.01
-    note: NonEmptyText | None = None
-
-    @model_validator(mode="after")
-    def _names_its_rows(self) -> ClaimFile:
-        between = set(self.expect.values()) == {"between"}
-        named = {name for name in ("row", "than", "low", "middle", "high") if getattr(self, name)}
-        mixed = "between" in self.expect.values() and not between
-        if mixed or named != ({"low", "middle", "high"} if between else {"row", "than"}):
-            raise ValueError("expected row and than or, where all that it expects is between, low, middle and high")
-        if unknown := [metric for metric in self.expect if metric not in METRICS]:
-            raise ValueError(f"expect: {unknown[0]}: no such metric; {nearest(unknown[0], METRICS)}")
-        return self
-
-    def parts(self) -> tuple[Part, ...]:
-        """The comparisons that it makes; between is two."""
-        pairs = [(self.middle, self.low), (self.high, self.middle)] if self.middle else [(self.row, self.than)]
-        return tuple(
-            Part(row, than, metric, "better" if direction == "between" else direction)
-            for metric, direction in self.expect.items()
-            for row, than in pairs
-            if row and than
-        )
-
-
-def load_claims(recipes: Recipes, path: str | Path = FILE) -> tuple[Claim, ...]:
-    """Reads the claims, strictly.
+def load_claims(recipes: Recipes, path: str | Path = FILE) -> list[Claim]:
+    """Read the claims, strictly.
 
     Raises:
         UserError: naming the claim and the key that is wrong, such as a row that there is not, or one that is quoted
             from the literature and has no run.
     """
     claims = []
-    for name, given in read_file(Path(path), dict[str, ClaimFile]).items():
+    for name, claim in read_file(Path(path), dict[str, Claim]).items():
         where = f"{path}: {name}"
-        recipes.paper(given.paper)
-        for part in given.parts():
+        recipes.paper(claim.paper)
+        for part in claim.parts():
             rows = [recipes.row(row) for row in (part.row, part.than)]
             if quoted := [row.name for row in rows if row.literature]:
                 raise UserError(
@@ -163,16 +150,14 @@ def load_claims(recipes: Recipes, path: str | Path = FILE) -> tuple[Claim, ...]:
                 )
             if rows[0].run_as == rows[1].run_as:
                 raise UserError(f"{where}: {part.row} and {part.than} are the same run; name two that differ")
-        text = " ".join((given.note or "").split())
-        claim = " ".join(given.claim.split())
-        claims.append(Claim(name, given.paper, given.where, claim, given.parts(), given.margin, text))
-    return tuple(claims)
+        claims.append(claim.model_copy(update={"name": name}))
+    return claims
 
 
 def judge(
     recipes: Recipes, measured: Iterable[Measured], claims: Sequence[Claim], wanted: Setting | None = None
 ) -> Judgement:
-    """Judges all claims by runs of one setting.
+    """Judge all claims by runs of one setting.
 
     Args:
         recipes: all papers.
@@ -183,27 +168,28 @@ def judge(
     Raises:
         UserError: if the runs are of several settings.
     """
-    names = {row for claim in claims for part in claim.parts for row in (part.row, part.than)}
+    names = {row for claim in claims for part in claim.parts() for row in (part.row, part.than)}
     run_as = {name: recipes.row(name).run_as for name in names}
     runs = runs_of(measured, run_as.values(), wanted or Setting(), recipes)
     budget = recipes.budget(runs.setting.budget).title if runs.setting.budget else ""
     by_name = {name: runs.of(run) for name, run in run_as.items()}
-    return Judgement(tuple(judge_claim(claim, by_name) for claim in claims), runs, run_as, budget)
+    absent = sorted(set(run_as.values()) - runs.by_row.keys())
+    return Judgement([judge_claim(claim, by_name) for claim in claims], runs, budget, absent)
 
 
 def judge_claim(claim: Claim, runs: Mapping[str, Sequence[Measured]]) -> Judged:
-    """Judges one claim; `runs` are those of its rows, by name."""
-    compared = [_compared(part, runs) for part in claim.parts]
-    differences = [found for found in compared if isinstance(found, Difference)]
-    corrected = iter(holm([difference.p for difference in differences]))
-    tested = []
-    for part, found in zip(claim.parts, compared):
-        if isinstance(found, str):
-            tested.append(Outcome(part, MISSING, why=found))
-        else:
-            p = next(corrected)
-            tested.append(Outcome(part, verdict(part.direction, found, p, claim.margin), found, p))
-    return Judged(claim, tuple(tested))
+    """Judge one claim; `runs` are those of its rows, by name."""
+    parts = claim.parts()
+    for part in parts:
+        if runs[part.row] and runs[part.than]:
+            try:
+                part.difference = differ(runs[part.than], runs[part.row], part.metric)
+            except UserError as error:
+                part.why = str(error)
+    tested = [(part, part.difference) for part in parts if part.difference]
+    for (part, difference), p in zip(tested, holm([difference.p for _, difference in tested])):
+        part.p, part.verdict = p, verdict(part.direction, difference, p, claim.margin)
+    return Judged(claim, parts)
 
 
 def verdict(direction: Direction, difference: Difference, p: float, margin: float) -> str:
@@ -226,16 +212,6 @@ def verdict(direction: Direction, difference: Difference, p: float, margin: floa
     return REFUTED if behind else HELD if ahead or difference.low > -margin else NOISE
 
 
-def _compared(part: Part, runs: Mapping[str, Sequence[Measured]]) -> Difference | str:
-    """The difference, or why there is none."""
-    if absent := [row for row in (part.row, part.than) if not runs[row]]:
-        return f"{' and '.join(absent)} not measured yet"
-    try:
-        return differ(runs[part.than], runs[part.row], part.metric)
-    except UserError as error:
-        return str(error)
-
-
 TITLE = "What the papers claim, and what was measured"
 ALONE = " (rows alone)"  # beside what a single seed decided
 WORDS = {"better": "better than", "no_better": "no better than", "no_worse": "no worse than"}
@@ -252,11 +228,6 @@ def show_claims(judgement: Judgement, console: Console | None = None) -> None:
         console.print(Text(line), soft_wrap=True)  # a command is one line
 
 
-def write_claims(judgement: Judgement, path: str | Path) -> None:
-    """Write all claims as Markdown."""
-    write_text(path, markdown(judgement))
-
-
 def markdown(judgement: Judgement) -> str:
     """Return all claims in Markdown: each with its verdict, then the tests, then notes."""
     claims = pd.DataFrame(
@@ -264,7 +235,7 @@ def markdown(judgement: Judgement) -> str:
             "claim": judged.claim.name,
             "in words": judged.claim.claim,
             "paper": f"{judged.claim.paper}, {judged.claim.where}",
-            "verdict": _judged(judged),
+            "verdict": judged.marked,
         }
         for judged in judgement.claims
     )
@@ -276,15 +247,9 @@ def markdown(judgement: Judgement) -> str:
 
 def head(judgement: Judgement) -> Iterator[str]:
     """Yield what the runs are, and how verdicts are made."""
-    setting = judgement.runs.setting
     if judgement.runs.all:
-        changed = "".join(f", {one}" for one in setting.changed)
-        yield (
-            f"Budget {setting.budget} ({judgement.budget}), source {setting.source}, encoder {setting.encoder}"
-            f"{changed}; dev rows."
-        )
-        if left_out := judgement.runs.left_out:
-            yield f"Left out are runs with other overrides (-S), {left_out} of them; name these with -S to see them."
+        yield f"Dev rows; {judgement.runs.setting.title}. The budget: {judgement.budget}."
+        yield from left_out(judgement.runs)
     yield (
         "A difference is the first row minus the second, means over seeds, with its 95 % interval by the paired test "
         f"over rows and seeds. It counts if p is below {ALPHA:g} after Holm's correction for the tests of its claim. "
@@ -297,45 +262,38 @@ def comparisons(judgement: Judgement) -> pd.DataFrame:
     """Return every test of every claim; claim and rows stand in the first line that they apply to."""
     rows = []
     for judged in judgement.claims:
-        claim, before = f"{judged.claim.name}: {_judged(judged)}", ""
-        for tested in judged.parts:
-            part, difference = tested.part, tested.difference
+        claim, before = f"{judged.claim.name}: {judged.marked}", ""
+        for part in judged.parts:
             compared = f"{part.row} {WORDS[part.direction]} {part.than}"
             row = {"claim": claim, "rows": "" if compared == before else compared}
             row |= {"metric": f"overall, {NAMES[part.metric]}" if part.metric in NAMES else part.metric}
-            row |= {"difference": NO_FIGURE, "p": NO_FIGURE, "seeds": NO_FIGURE, "verdict": _verdict(tested, judged)}
-            if difference:
+            row |= {"difference": NO_FIGURE, "p": NO_FIGURE, "seeds": NO_FIGURE, "verdict": part.verdict}
+            if difference := part.difference:
                 row["difference"] = signed(difference.difference, difference.low, difference.high)
-                row["p"] = p_text(tested.p)
+                row["p"] = p_text(part.p)
                 row["seeds"] = f"{difference.seeds[1]}, {difference.seeds[0]}" + ALONE * difference.rows_alone
+                row["verdict"] += _size(part, difference.difference, judged.claim.margin)
             rows.append(row)
             claim, before = "", compared
     return pd.DataFrame(rows)
 
 
-def _judged(judged: Judged) -> str:
-    """The verdict of a claim, marked where a single seed decided it."""
-    return judged.verdict + ALONE * judged.rows_alone
+def _size(part: Part, difference: float, margin: float) -> str:
+    """By how much a part is refuted."""
+    if part.verdict != REFUTED:
+        return ""
+    if part.direction == "no_better" and abs(difference) < margin:
+        return f", by a gain of {abs(difference):.4f} only"
+    return f", {'better' if part.direction == 'no_better' else 'worse'} by {abs(difference):.3f}"
 
 
-def _verdict(tested: Outcome, judged: Judged) -> str:
-    """The verdict on a part; of a refuted one also by how much."""
-    if tested.verdict != REFUTED or tested.difference is None:
-        return tested.verdict
-    size = abs(tested.difference.difference)
-    if tested.part.direction == "no_better" and size < judged.claim.margin:
-        return f"{REFUTED}, by a gain of {size:.4f} only"
-    return f"{REFUTED}, {'better' if tested.part.direction == 'no_better' else 'worse'} by {size:.3f}"
-
-
-def missing(judgement: Judgement) -> list[str]:
-    """Return what could not be tested, and the command that measures it."""
-    untested = [part for judged in judgement.claims for part in judged.parts if part.verdict == MISSING]
-    rows = {judgement.run_as[row] for part in untested for row in (part.part.row, part.part.than)}
-    absent = sorted(rows - {run.row for run in judgement.runs.all})
-    reasons = dict.fromkeys(part.why for part in untested if "not measured yet" not in part.why)
-    command = " ".join(["bertrio recipes run", *absent, judgement.runs.setting.to_run]).rstrip()
-    return [*([f"Not measured yet: {command}"] if absent else []), *[f"Not tested: {why}." for why in reasons]]
+def missing(judgement: Judgement) -> Iterator[str]:
+    """Yield the command that measures what is missing, and what could not be tested."""
+    if judgement.absent:
+        command = " ".join(["bertrio recipes run", *judgement.absent, judgement.runs.setting.to_run])
+        yield f"Not measured yet: {command.rstrip()}"
+    for why in dict.fromkeys(part.why for judged in judgement.claims for part in judged.parts if part.why):
+        yield f"Not tested: {why}."
 
 
 def summary(judgement: Judgement) -> list[str]:

@@ -43,7 +43,7 @@ def draw_tables(tables: PaperTables, folder: str | Path) -> dict[str, list[Path]
 def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
     """Draws two bars for each row, reported above measured, in a panel for each metric; one if the row is ours."""
     whole = CONVENTIONS[tables.paper.overall or "normalized"]
-    panels = {**{task: f"{task} {metric}" for task, metric in part.firsts.items()}, whole: whole.replace("_", " ")}
+    panels = {task: f"{task} {metric}" for task, metric in tables.firsts.items()} | {whole: whole.replace("_", " ")}
     with picture(path, (2.75 * len(panels), 0.42 * len(part.lines) + 1.7)) as figure:
         row_of_axes = figure.subplots(1, len(panels), sharey=True)
         for axes, (metric, name) in zip(row_of_axes, panels.items()):
@@ -58,13 +58,15 @@ def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
 
 
 def _bars(axes: Axes, lines: Sequence[Line], metric: str, own: bool) -> None:
-    reported = [{**line.overalls, **line.reported}.get(metric, np.nan) for line in lines]
+    reported = [line.reported.get(metric, np.nan) for line in lines]
     places = np.arange(len(lines))
     axes.barh(places - HEIGHT / 2, reported, HEIGHT, color=REPORTED)
     for place, line in zip(places if own else places + HEIGHT / 2, lines):
         if score := line.scores.get(metric):
             axes.barh(place, score.value, HEIGHT, color=MEASURED)
-            axes.plot(score.ends, [place] * 2, color="black", linewidth=1.1)
+            deviation = score.deviation or 0.0
+            ends = score.interval or (score.value - deviation, score.value + deviation)
+            axes.plot(ends, [place] * 2, color="black", linewidth=1.1)
     axes.axvline(0, color=MUTED, linewidth=0.8)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
@@ -89,19 +91,17 @@ def curves_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
         axes = figure.add_subplot()
         for line, colour in zip(lines.values(), colours_of(len(lines))):
             curve = mean_curve(line.runs)
-            axes.plot(curve["step"], curve["score"], "o-", color=colour, markersize=3.5, label=_short_name(line))
+            axes.plot(curve.index, curve, "o-", color=colour, markersize=3.5, label=_short_name(line))
         axes.set(xlabel="step", ylabel="dev overall normalized")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
         under = f"at the end of each epoch of fine-tuning, mean over seeds; {tables.runs.setting.title}"
         titled(figure, f"{tables.paper.name} {part.table.name}: learning curves", under)
 
 
-def mean_curve(runs: Sequence[Measured]) -> pd.DataFrame:
-    """[step, score]: the mean over runs, at the steps that all of them have."""
-    points = pd.DataFrame([point for run in runs for point in run.curve], columns=["step", "score"])
-    by_step = points.groupby("step")["score"]
-    everywhere = by_step.size() == sum(bool(run.curve) for run in runs)
-    return by_step.mean()[everywhere].reset_index()
+def mean_curve(runs: Sequence[Measured]) -> pd.Series:
+    """The mean score over runs by step, at the steps that all of them have."""
+    curves = [pd.Series(dict(run.curve)) for run in runs if run.curve]
+    return pd.concat(curves, axis=1, join="inner").mean(axis=1)
 
 
 def _short_name(line: Line) -> str:

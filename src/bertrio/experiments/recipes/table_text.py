@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 
 import pandas as pd
 from rich.console import Console
@@ -21,6 +20,11 @@ FOLDER = "recipes/tables"
 MISSING = "-"
 ODD, ALONE = "*", "°"  # marks of cells that a note below the table explains
 NAMES = {metric: name for name, metric in CONVENTIONS.items()}
+LEGEND = (
+    "± is the standard deviation over the seeds of a row. In brackets after a score: its 95 % interval over rows, for "
+    "a row with a single seed; after a difference: its 95 % interval by the paired test over rows and seeds. "
+    f"{ALONE}: over rows alone, for a side has a single seed: what seeds change is not in it."
+)
 
 
 def to_markdown(frame: pd.DataFrame, words: int = 1) -> str:
@@ -48,7 +52,7 @@ def show_tables(tables: PaperTables, console: Console | None = None) -> None:
             continue
         for title, table in sheets(part, tables).items():
             print_table(table, title, console)
-        for note in notes(part, tables.paper.overall):
+        for note in notes(part, tables):
             console.print(Text(note))
 
 
@@ -79,29 +83,30 @@ def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool =
         from bertrio.experiments.recipes.table_plots import draw_tables
 
         pictures = draw_tables(tables, path.with_suffix(""))
-    links = {name: [one.relative_to(path.parent).as_posix() for one in paths] for name, paths in pictures.items()}
-    write_text(path, markdown(tables, links))
+    write_text(path, markdown(tables, pictures))
     write_csv(frame(tables), path.with_suffix(".csv"))
     return [path, path.with_suffix(".csv"), *[one for paths in pictures.values() for one in paths]]
 
 
-def markdown(tables: PaperTables, pictures: Mapping[str, Sequence[str]] | None = None) -> str:
-    """Return the tables in Markdown, with the pictures of each table below it."""
+def markdown(tables: PaperTables, pictures: Mapping[str, Sequence[Path]] | None = None) -> str:
+    """Return the tables in Markdown, with the pictures of each table, in a folder beside it, below it."""
     blocks = [f"# {_title(tables)}", *head(tables)]
     for part in tables.parts:
         blocks.append(f"## {_part_title(part)}")
         for title, table in sheets(part, tables).items():
             blocks += [f"**{title}**", to_markdown(table)]
-        blocks += notes(part, tables.paper.overall)
+        blocks += notes(part, tables)
         if pictures and part.split == "dev":
-            blocks += [f"![{part.table.name}]({path})" for path in pictures.get(part.table.name, ())]
+            blocks += [
+                f"![{part.table.name}]({path.parent.name}/{path.name})" for path in pictures.get(part.table.name, ())
+            ]
     return "\n\n".join(blocks) + "\n"
 
 
 def head(tables: PaperTables) -> Iterator[str]:
     """Yield what readers of any of the tables must know, one or two sentences a line."""
     if not tables.paper.own:
-        sizes = _sizes(tables.paper.data)
+        sizes = _sizes([tables.paper.data])
         data = f"its own data ({sizes})" if sizes else "its own data"
         yield f"Reported: by the paper, of bert-base-uncased on {data}, one run a row."
     runs, setting = tables.runs, tables.runs.setting
@@ -112,8 +117,9 @@ def head(tables: PaperTables) -> Iterator[str]:
         return
     changed, seeds = ", ".join(setting.changed), _span([len(row) for row in runs.by_row.values()])
     yield (
-        f"Measured: budget {setting.budget} ({tables.budget}), source {setting.source} ({_sizes(_ranges(runs))}), "
-        f"encoder {setting.encoder}, {seeds} {'seed' if seeds == '1' else 'seeds'} a row"
+        f"Measured: budget {setting.budget} ({tables.budget}), source {setting.source} "
+        f"({_sizes([run.rows for run in runs.all])}), encoder {setting.encoder}, "
+        f"{seeds} {'seed' if seeds == '1' else 'seeds'} a row"
         + (f", with {changed} in place of what the rows say." if changed else ".")
     )
     yield "Compare rows within a column; across columns, budget, data and encoder may differ as well."
@@ -122,6 +128,12 @@ def head(tables: PaperTables) -> Iterator[str]:
         f"Computed in {', '.join(f'{way} ({count} of {len(runs.all)} runs)' for way, count in ways)}. Compare seconds "
         "only between runs that were computed in the same way on an idle machine."
     )
+    yield LEGEND
+    yield from left_out(runs)
+
+
+def left_out(runs: Runs) -> Iterator[str]:
+    """Yield how many runs have other overrides, if any have."""
     if runs.left_out:
         yield f"Left out are runs with other overrides (-S), {runs.left_out} of them; name these with -S to see them."
 
@@ -135,104 +147,83 @@ def _way(precision: str, threads: int | None, device: str | None) -> str:
 
 def sheets(part: Part, tables: PaperTables) -> dict[str, pd.DataFrame]:
     """Return tables of text by title: scores, overall scores, and differences to one row."""
-    if tables.paper.own:
-        scores = {"The first metric of each task, and both overall scores": _own_scores(part)}
+    paper, firsts = tables.paper, tables.firsts
+    if paper.own:
+        names = {metric: f"{metric} {firsts[metric]}" if metric in firsts else metric for metric in tables.metrics}
+        rows = {
+            "The first metric of each task, and both overall scores": [
+                _first_cells(line) | {name: _measured(line, metric) for metric, name in names.items()}
+                for line in part.lines
+            ]
+        }
     else:
-        scores = {
-            "Accuracy of sst and qqp, Pearson's r of sts": _scores(part),
-            "Overall: as the paper prints it, and by both conventions": _overalls(part, tables.paper.overall),
+        rows = {
+            "Accuracy of sst and qqp, Pearson's r of sts": [
+                _first_cells(line) | _pairs(line, {task: task for task in FIRSTS}) for line in part.lines
+            ],
+            "Overall: as the paper prints it, and by both conventions": [
+                {"row": line.row.name, "as printed": _printed(line, paper.overall)} | _pairs(line, NAMES)
+                for line in part.lines
+            ],
         }
-    if part.split != "dev":
-        return scores
-    minus = f"Measured, minus {part.against.name}; seconds" if part.against and _others(part) else "Seconds"
-    return scores | {f"{minus} and peak memory of training": _differences(part)}
+    if part.split == "dev":
+        against = part.against.run_as if part.against else None
+        others = [line for line in part.lines if line.row.run_as != against and not line.row.literature]
+        minus = f"Measured, minus {part.against.name}; seconds" if part.against and others else "Seconds"
+        rows[f"{minus} and peak memory of training"] = [
+            _difference_cells(line, tables.metrics if others else (), line in others) for line in part.lines
+        ]
+    return {title: pd.DataFrame(cells).fillna("") for title, cells in rows.items()}
 
 
-def _own_scores(part: Part) -> pd.DataFrame:
-    names = {metric: f"{metric} {part.firsts[metric]}" if metric in part.firsts else metric for metric in part.metrics}
-    return pd.DataFrame(
-        _first_cells(line) | {name: _measured(line, metric) for metric, name in names.items()} for line in part.lines
-    )
-
-
-def _scores(part: Part) -> pd.DataFrame:
-    return pd.DataFrame(
-        _first_cells(line) | _pairs(line, line.reported, dict(zip(part.firsts, part.firsts))) for line in part.lines
-    )
-
-
-def _overalls(part: Part, convention: str | None) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "row": line.row.name,
-            "as printed": _figure(line.reported.get("overall")) + ("" if line.follows(convention) else ODD),
-            **_pairs(line, line.overalls, NAMES),
-        }
-        for line in part.lines
-    )
-
-
-def _pairs(line: Line, reported: Mapping[str, float], names: Mapping[str, str]) -> dict[str, str]:
+def _pairs(line: Line, names: Mapping[str, str]) -> dict[str, str]:
     """Two columns for each metric: the paper's figure and the measured one."""
     columns: dict[str, str] = {}
     for metric, name in names.items():
-        columns |= {f"{name}: paper": _figure(reported.get(metric)), f"{name}: measured": _measured(line, metric)}
+        columns[f"{name}: paper"] = _figure(line.reported.get(metric))
+        columns[f"{name}: measured"] = _measured(line, metric)
     return columns
 
 
-def _differences(part: Part) -> pd.DataFrame:
-    others = _others(part)
-    minutes = any("minutes" in line.reported for line in part.lines)
-    rows = []
-    for line in part.lines:
-        row = {"row": line.row.name}
-        for metric in part.metrics if others else ():
-            row[NAMES.get(metric, metric)] = _difference(line, metric, MISSING if line in others else "")
-        row["seconds"] = f"{seconds(line):.0f}" if line.runs else _missing(line)
-        row["MB"] = f"{peak_memory(line):,.0f}" if line.runs else _missing(line)
-        if minutes:
-            row["paper: minutes"] = f"{line.reported['minutes']:g}" if "minutes" in line.reported else ""
-        rows.append(row)
-    return pd.DataFrame(rows)
+def _printed(line: Line, convention: str | None) -> str:
+    return _figure(line.reported.get("overall")) + ("" if line.follows(convention) else ODD)
 
 
-def _others(part: Part) -> list[Line]:
-    """The rows that can be compared with the one that the table compares with."""
-    against = part.against.run_as if part.against else None
-    return [line for line in part.lines if line.row.run_as != against and not line.row.literature]
+def _difference_cells(line: Line, metrics: Sequence[str], compared: bool) -> dict[str, str]:
+    """A row's differences, blank unless it is compared, what it costs, and the minutes that a paper reports."""
+    cells = {"row": line.row.name}
+    for metric in metrics:
+        difference = line.differences.get(metric)
+        cells[NAMES.get(metric, metric)] = MISSING if compared else ""
+        if difference:
+            text = signed(difference.difference, difference.low, difference.high)
+            cells[NAMES.get(metric, metric)] = text + ALONE * difference.rows_alone
+    cells["seconds"] = _missing(line) if line.seconds is None else f"{line.seconds:.0f}"
+    cells["MB"] = _missing(line) if line.peak_memory_mb is None else f"{line.peak_memory_mb:,.0f}"
+    if "minutes" in line.reported:
+        cells["paper: minutes"] = f"{line.reported['minutes']:g}"
+    return cells
 
 
-def notes(part: Part, convention: str | None) -> list[str]:
-    """Return what the cells of a part mean, and what is missing."""
+def notes(part: Part, tables: PaperTables) -> list[str]:
+    """Return how much of a part is measured, what is odd in it, and what could not be compared."""
     runnable = [line for line in part.lines if not line.row.literature]
-    scores = [score for line in part.lines for score in line.scores.values()]
-    differences = [difference for line in part.lines for difference in line.differences.values()]
-    tasks = {frozenset(firsts_of(run)) for line in part.lines for run in line.runs}
-    own = part.firsts is not FIRSTS
-    left_out = [line.row.name for line in part.lines if any(firsts_of(run) != FIRSTS for run in line.runs)]
-    sentences = {
-        f"{sum(bool(line.scores) for line in runnable)} of {len(runnable)} rows measured.": True,
-        "± is the standard deviation over the seeds of a row.": any(score.deviation is not None for score in scores),
-        "In brackets after a score: its 95 % interval over rows, for a row with a single seed.": any(
-            score.interval for score in scores
-        ),
-        "In brackets after a difference: its 95 % interval by the paired test over rows and seeds.": differences,
-        f"{ALONE}: over rows alone, for a side has a single seed: what seeds change is not in it.": any(
-            difference.rows_alone for difference in differences
-        ),
-        "Not all runs have the same tasks; overall scores are over those that a run has.": own and len(tasks) > 1,
-        f"Left out of {', '.join(left_out)}: figures by other metrics, or over other tasks, than the paper's.": (
-            left_out and not own
-        ),
-    }
-    odd = [
+    sentences = [f"{sum(bool(line.scores) for line in runnable)} of {len(runnable)} rows measured."]
+    firsts = {line.row.name: [firsts_of(run) for run in line.runs] for line in part.lines}
+    others = [name for name, found in firsts.items() if any(one != FIRSTS for one in found)]
+    if tables.paper.own and len({frozenset(one) for found in firsts.values() for one in found}) > 1:
+        sentences.append("Not all runs have the same tasks; overall scores are over those that a run has.")
+    if others and not tables.paper.own:
+        sentences.append(
+            f"Left out of {', '.join(others)}: figures by other metrics, or over other tasks, than the paper's."
+        )
+    sentences += [
         f"{ODD} {line.row.name}: the paper's {line.reported['overall']:.3f} does not follow from its figures, which "
-        f"give {line.overalls['overall_mean']:.4f} raw and {line.overalls['overall_normalized']:.4f} normalized."
+        f"give {line.reported['overall_mean']:.4f} raw and {line.reported['overall_normalized']:.4f} normalized."
         for line in part.lines
-        if not line.follows(convention)
+        if not line.follows(tables.paper.overall)
     ]
-    text = " ".join([*(sentence for sentence, holds in sentences.items() if holds), *odd])
-    return [text, *[f"Not compared: {note}." for note in part.notes]]
+    return [" ".join(sentences), *[f"Not compared: {note}." for note in part.notes]]
 
 
 def frame(tables: PaperTables) -> pd.DataFrame:
@@ -241,13 +232,17 @@ def frame(tables: PaperTables) -> pd.DataFrame:
     common = {"paper": tables.paper.name, "budget": setting.budget, "source": setting.source}
     common |= {"encoder": setting.encoder, "overrides": ", ".join(setting.changed)}
     return pd.DataFrame(
-        common | record for part in tables.parts for line in part.lines for record in _records(line, part)
+        common | record
+        for part in tables.parts
+        for line in part.lines
+        for record in _records(line, part, tables.metrics)
     )
 
 
-def _records(line: Line, part: Part) -> Iterator[dict[str, object]]:
-    for metric in (*part.metrics, "overall"):
+def _records(line: Line, part: Part, metrics: Sequence[str]) -> Iterator[dict[str, object]]:
+    for metric in (*metrics, "overall"):
         score, difference = line.scores.get(metric), line.differences.get(metric)
+        low, high = (score and score.interval) or (None, None)
         yield {
             "table": part.table.name,
             "split": part.split,
@@ -256,29 +251,19 @@ def _records(line: Line, part: Part) -> Iterator[dict[str, object]]:
             "title": line.row.title,
             "seeds": len(line.runs),
             "metric": metric,
-            "reported": {**line.reported, **line.overalls}.get(metric),
+            "reported": line.reported.get(metric),
             "measured": score.value if score else None,
             "deviation": score.deviation if score else None,
-            "low": score.interval[0] if score and score.interval else None,
-            "high": score.interval[1] if score and score.interval else None,
+            "low": low,
+            "high": high,
             "against": part.against.name if part.against and difference else None,
             "difference": difference.difference if difference else None,
             "difference_low": difference.low if difference else None,
             "difference_high": difference.high if difference else None,
             "p": difference.p if difference else None,
-            "seconds": seconds(line) if line.runs else None,
-            "peak_memory_mb": peak_memory(line) if line.runs else None,
+            "seconds": line.seconds,
+            "peak_memory_mb": line.peak_memory_mb,
         }
-
-
-def seconds(line: Line) -> float:
-    """Return the seconds of training, the mean over seeds."""
-    return mean(run.seconds for run in line.runs)
-
-
-def peak_memory(line: Line) -> float:
-    """Return the peak memory in MB, the maximum over seeds."""
-    return max(run.peak_memory_mb for run in line.runs)
 
 
 def _title(tables: PaperTables) -> str:
@@ -313,34 +298,17 @@ def _measured(line: Line, metric: str) -> str:
     return f"{text} [{score.interval[0]:.3f}, {score.interval[1]:.3f}]" if score.interval else text
 
 
-def _difference(line: Line, metric: str, missing: str) -> str:
-    if (difference := line.differences.get(metric)) is None:
-        return missing
-    return signed(difference.difference, difference.low, difference.high) + (ALONE if difference.rows_alone else "")
-
-
-def _sizes(rows: Mapping[str, Mapping[str, object]]) -> str:
-    """Rows by task, as in sst 8,544 train and 1,101 dev rows; a size that is not known is left out."""
+def _sizes(runs: Sequence[Mapping[str, Mapping[str, int]]]) -> str:
+    """Rows by task, as in sst 8,544 train and 1,101 dev rows, from the least to the most of several runs; a size that
+    is not known is left out."""
     texts = []
-    for task, sizes in rows.items():
-        known = [f"{_count(sizes[split])} {split}" for split in ("train", "dev") if split in sizes]
-        if known:
+    for task in dict.fromkeys(task for rows in runs for task in rows):
+        found = {
+            split: [rows[task][split] for rows in runs if split in rows.get(task, {})] for split in ("train", "dev")
+        }
+        if known := [f"{_span(counts)} {split}" for split, counts in found.items() if counts]:
             texts.append(f"{task} {' and '.join(known)}")
     return "; ".join(texts) + (" rows" if texts else "")
-
-
-def _count(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _ranges(runs: Runs) -> dict[str, dict[str, str]]:
-    """How many rows the runs had, by task and split: one number, or the least and the most."""
-    sizes: dict[str, dict[str, list[int]]] = {}
-    for run in runs.all:
-        for task, splits in run.rows.items():
-            for split, count in splits.items():
-                sizes.setdefault(task, {}).setdefault(split, []).append(count)
-    return {task: {split: _span(counts) for split, counts in splits.items()} for task, splits in sizes.items()}
 
 
 def _span(values: Sequence[int]) -> str:

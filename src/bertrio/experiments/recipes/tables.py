@@ -5,8 +5,8 @@ What is written out is in `table_text`, what is drawn in `table_plots`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
@@ -32,15 +32,8 @@ class Score:
     """A measured metric: the mean over seeds, with their standard deviation, or the 95 % interval of a single one."""
 
     value: float
-    deviation: float | None
-    interval: tuple[float, float] | None
-
-    @property
-    def ends(self) -> tuple[float, float]:
-        """Where error bars end."""
-        if self.deviation is not None:
-            return self.value - self.deviation, self.value + self.deviation
-        return self.interval or (self.value, self.value)
+    deviation: float | None = None
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class Line:
 
     Args:
         row: the row.
-        reported: the paper's figures; `overall` is its own.
+        reported: the paper's figures; `overall` is its own, and with all three tasks there are both overall scores.
         runs: the measured runs, by seed.
         scores: by metric, those that were measured.
         differences: by metric, this row minus the one that the table compares with; on dev alone.
@@ -59,15 +52,17 @@ class Line:
     reported: Mapping[str, float]
     runs: Sequence[Measured]
     scores: Mapping[str, Score]
-    differences: Mapping[str, Difference]
+    differences: dict[str, Difference] = field(default_factory=dict)
 
     @property
-    def overalls(self) -> dict[str, float]:
-        """Both overall scores of the paper's figures; empty where it does not report all three tasks."""
-        if any(task not in self.reported for task in FIRSTS):
-            return {}
-        firsts = {task: (metric, np.array(self.reported[task])) for task, metric in FIRSTS.items()}
-        return {name: float(value) for name, value in overall(firsts).items()}
+    def seconds(self) -> float | None:
+        """The seconds of training, the mean over seeds."""
+        return mean(run.seconds for run in self.runs) if self.runs else None
+
+    @property
+    def peak_memory_mb(self) -> float | None:
+        """The peak memory of training, the maximum over seeds."""
+        return max((run.peak_memory_mb for run in self.runs), default=None)
 
     def follows(self, convention: str | None) -> bool:
         """Whether the paper's own overall score can be what its figures give, for all that was rounded.
@@ -75,11 +70,11 @@ class Line:
         Args:
             convention: raw or normalized; None: either will do.
         """
-        if "overall" not in self.reported or not self.overalls:
+        if not {"overall", *OVERALL} <= self.reported.keys():
             return True
         reach = {"overall_mean": 2 * LAST_DIGIT, "overall_normalized": (1 + 2.5 / 3) * LAST_DIGIT}
         allowed = [CONVENTIONS[convention]] if convention else OVERALL
-        return any(abs(self.reported["overall"] - self.overalls[name]) < reach[name] + 1e-9 for name in allowed)
+        return any(abs(self.reported["overall"] - self.reported[name]) < reach[name] + 1e-9 for name in allowed)
 
 
 @dataclass(frozen=True)
@@ -90,7 +85,6 @@ class Part:
         table: the table.
         split: dev or test.
         lines: its rows.
-        firsts: the first metric of each task that the table has columns for.
         against: the row that others are compared with; None where none can be.
         notes: what could not be compared.
     """
@@ -98,24 +92,25 @@ class Part:
     table: Table
     split: str
     lines: Sequence[Line]
-    firsts: Mapping[str, str]
     against: Row | None = None
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class PaperTables:
+    """All tables of a paper, the runs behind them, what their budget means, and the first metric of each task that they
+    have columns for."""
+
+    paper: Paper
+    runs: Runs
+    budget: str
+    firsts: Mapping[str, str]
+    parts: Sequence[Part]
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """The tasks, each of which stands for its first metric, and the overall scores."""
         return (*self.firsts, *OVERALL)
-
-
-@dataclass(frozen=True)
-class PaperTables:
-    """All tables of a paper, the runs behind them, and what their budget means."""
-
-    paper: Paper
-    runs: Runs
-    budget: str
-    parts: Sequence[Part]
 
 
 def paper_tables(
@@ -125,7 +120,7 @@ def paper_tables(
     wanted: Setting | None = None,
     against: str | None = None,
 ) -> PaperTables:
-    """Puts every row of a paper beside its runs.
+    """Put every row of a paper beside its runs.
 
     Args:
         recipes: all papers.
@@ -139,46 +134,23 @@ def paper_tables(
         UserError: if there is no such paper or row, or the runs are of several settings.
     """
     found = recipes.paper(paper)
-    base = _runnable(recipes.row(against)) if against else None
-    rows = {row.run_as for row in found.rows if not row.literature} | ({base.run_as} if base else set())
+    base = recipes.row(against) if against else None
+    if base and base.literature:
+        raise UserError(f"{base.name}: is quoted from the literature and has no run to compare with; name another row")
+    rows = {row.run_as for row in [*found.rows, *([base] if base else [])] if not row.literature}
     runs = runs_of(measured, rows, wanted or Setting(), recipes)
     budget = recipes.budget(runs.setting.budget).title if runs.setting.budget else ""
-    firsts = _firsts_of(runs) if found.own and runs.all else FIRSTS
-    parts = [part for table in found.tables.values() for part in _parts(table, runs, base, firsts)]
-    return PaperTables(found, runs, budget, parts)
-
-
-def score_of(
-    runs: Sequence[Measured], metric: str, split: str = "dev", firsts: Mapping[str, str] | None = None
-) -> Score | None:
-    """A metric of a row's runs; None if it was not measured, or is not the same figure in all of them.
-
-    Args:
-        runs: the runs.
-        metric: a task, for its first metric, or an overall score.
-        split: dev or test.
-        firsts: the first metric of each task, as the figures beside it have them; None if there are no such figures.
-    """
-    figures = [figure_of(run, metric) for run in runs]
-    if firsts is not None:
-        figures.append({task: first for task, first in firsts.items() if metric in OVERALL or task == metric})
-    if any(of != figures[0] for of in figures):
-        return None
-    values = [value for run in runs if (value := value_of(run, metric, split)) is not None]
-    if not values or len(values) < len(runs):
-        return None
-    if len(values) > 1:
-        return Score(mean(values), stdev(values), None)
-    interval = runs[0].intervals.get(split, {}).get(metric)
-    if isinstance(interval, Mapping):
-        interval = next(iter(interval.values()), None)
-    return Score(values[0], None, (interval[0], interval[1]) if interval else None)
-
-
-def _runnable(row: Row) -> Row:
-    if row.literature:
-        raise UserError(f"{row.name}: is quoted from the literature and has no run to compare with; name another row")
-    return row
+    firsts = _firsts_of(runs) if found.own and runs.all else None
+    parts = []
+    for table in found.tables.values():
+        first = next((row for row in table.rows.values() if not row.literature), None)
+        lines = [_line(row, row.reported, "dev", runs, firsts) for row in table.rows.values()]
+        parts.append(Part(table, "dev", lines, base or first, _compare(lines, base or first, runs)))
+        tested = [row for row in table.rows.values() if row.reported_test]
+        if tested:
+            lines = [_line(row, row.reported_test, "test", runs, firsts) for row in tested]
+            parts.append(Part(table, "test", lines))
+    return PaperTables(found, runs, budget, firsts or FIRSTS, parts)
 
 
 def _firsts_of(runs: Runs) -> dict[str, str]:
@@ -191,37 +163,42 @@ def _firsts_of(runs: Runs) -> dict[str, str]:
     return {task: " or ".join(metrics) for task, metrics in found.items()}
 
 
-def _parts(table: Table, runs: Runs, base: Row | None, firsts: Mapping[str, str]) -> Iterator[Part]:
-    """The table on dev, and on test where the paper reports that of any of its rows."""
-    base = base or next((row for row in table.rows.values() if not row.literature), None)
-    lines = [_line(row, row.reported, "dev", runs, firsts) for row in table.rows.values()]
-    if base is None:
-        yield Part(table, "dev", lines, firsts)
-    else:
-        yield _compared(Part(table, "dev", lines, firsts, base), base, runs.of(base.run_as))
-    tested = [_line(row, row.reported_test, "test", runs, firsts) for row in table.rows.values() if row.reported_test]
-    if tested:
-        yield Part(table, "test", tested, firsts)
-
-
-def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs, firsts: Mapping[str, str]) -> Line:
+def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs, firsts: Mapping[str, str] | None) -> Line:
+    """Return a row with its scores; `firsts` is None where a paper's figures stand beside them."""
     own = () if row.literature else runs.of(row.run_as)
-    papers = FIRSTS if firsts is FIRSTS else None  # else the table is of our own, with columns for what runs have
-    scores = {metric: score_of(own, metric, split, papers) for metric in (*firsts, *OVERALL)}
-    return Line(row, reported, own, {metric: score for metric, score in scores.items() if score}, {})
+    if FIRSTS.keys() <= reported.keys():
+        figures = {task: (metric, np.array(reported[task])) for task, metric in FIRSTS.items()}
+        reported = {**reported, **{name: float(value) for name, value in overall(figures).items()}}
+    scores = {metric: _score(own, metric, split, firsts is None) for metric in (*(firsts or FIRSTS), *OVERALL)}
+    return Line(row, reported, own, {metric: score for metric, score in scores.items() if score})
 
 
-def _compared(part: Part, against: Row, base: Sequence[Measured]) -> Part:
-    """The same part with differences to the runs `base` of the row `against`, and why some are missing."""
+def _score(runs: Sequence[Measured], metric: str, split: str, beside_paper: bool) -> Score | None:
+    """A metric of a row's runs; None if it was not measured, or is not the same figure in all of them, and in what the
+    paper reports if it stands beside that."""
+    figures = [figure_of(run, metric) for run in runs]
+    if beside_paper:
+        figures.append({task: first for task, first in FIRSTS.items() if metric in OVERALL or task == metric})
+    values = [value for run in runs if (value := value_of(run, metric, split)) is not None]
+    if not values or len(values) < len(runs) or any(figure != figures[0] for figure in figures):
+        return None
+    if len(values) > 1:
+        return Score(mean(values), stdev(values))
+    return Score(values[0], interval=value_of(runs[0], metric, split, "intervals"))
+
+
+def _compare(lines: Iterable[Line], against: Row | None, runs: Runs) -> list[str]:
+    """Fill in the differences to a row, and return why some are missing."""
+    if against is None:
+        return []
+    base = runs.of(against.run_as)
     if not base:
-        return replace(part, notes=(f"{against.name} is not measured yet",))
-    lines, notes = [], []
-    for line in part.lines:
-        differences = {}
-        for metric in line.scores if line.runs and line.runs[0].row != base[0].row else ():
+        return [f"{against.name} is not measured yet"]
+    notes: dict[str, None] = {}
+    for line in lines:
+        for metric in line.scores if line.row.run_as != against.run_as else ():
             try:
-                differences[metric] = differ(base, line.runs, metric)
+                line.differences[metric] = differ(base, line.runs, metric)
             except UserError as error:
-                notes.append(str(error))
-        lines.append(replace(line, differences=differences))
-    return replace(part, lines=lines, notes=tuple(dict.fromkeys(notes)))
+                notes[str(error)] = None
+    return list(notes)

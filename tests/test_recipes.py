@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from bertrio.data.download import download
 from bertrio.data.prepare import split_data
 from bertrio.experiments.recipes.params import scale, set_param
 from bertrio.experiments.recipes.resolving import resolve
-from bertrio.experiments.recipes.rows import Paper, Recipes, Row, load_recipes
+from bertrio.experiments.recipes.rows import Row, load_recipes
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
@@ -43,22 +42,10 @@ SMALL = {
 }
 
 
-def all_rows(recipes: Recipes) -> list[Row]:
-    """The rows that have a run of their own, sweeps included."""
-    return recipes.expand(
-        [*recipes.papers, *[f"{of.name}-{name}" for of in recipes.papers.values() for name in of.sweeps]]
-    )
-
-
-def to_train(recipes: Recipes) -> list[Row]:
-    """Those of all tables, and the first and last point of every sweep: points differ in numbers alone."""
-    ends = [
-        row
-        for of in recipes.papers.values()
-        for sweep in of.sweeps.values()
-        for row in list(sweep.rows.values())[:: len(sweep.rows) - 1 or 1]
-    ]
-    return [*recipes.expand(recipes.papers), *ends]
+SWEEPS = [sweep for paper in RECIPES.papers.values() for sweep in paper.sweeps.values()]
+# The rows of all tables, and the first and last point of every sweep: points differ in numbers alone
+TO_TRAIN = RECIPES.expand(RECIPES.papers)
+TO_TRAIN += [row for sweep in SWEEPS for row in list(sweep.rows.values())[:: len(sweep.rows) - 1 or 1]]
 
 
 def small(row: Row) -> Params:
@@ -82,7 +69,7 @@ def ground(tmp_path_factory) -> Path:
 
 def test_every_row_resolves_under_every_budget():
     base = read_yaml(ROOT / "params.yaml")
-    rows = all_rows(RECIPES)
+    rows = RECIPES.expand([*RECIPES.papers, *(row.name for sweep in SWEEPS for row in sweep.rows.values())])
     assert len(rows) > 80
     for row in rows:
         full = resolve(RECIPES, row, "paper", base=base)
@@ -108,11 +95,7 @@ def test_every_pattern_of_a_budget_names_a_param():
 def test_the_params_kept_of_the_best_rows_are_what_the_recipes_make_today(row, folder):
     path = ROOT / "docs" / folder / "params.yaml"
     kept = read_yaml(path)
-    own = {
-        "data.source": kept["data"]["source"],
-        "data.path": kept["data"]["path"],
-        "data.extra_train": kept["data"]["extra_train"],
-    }
+    own = {f"data.{name}": kept["data"][name] for name in ("source", "path", "extra_train")}
     own["encoder.name"] = kept["encoder"]["name"]
     made = resolve(RECIPES, RECIPES.row(row), overrides=own, seed=1, base=read_yaml(ROOT / "params.yaml"))
     assert validate_params(kept, str(path)) == validate_params(made, row)
@@ -125,7 +108,7 @@ def places(block: Any) -> set[tuple]:
     return {()} | {(name, *place) for name, value in inner for place in places(value)}
 
 
-@pytest.mark.parametrize("row", to_train(RECIPES), ids=lambda row: row.name)
+@pytest.mark.parametrize("row", TO_TRAIN, ids=lambda row: row.name)
 def test_every_row_makes_two_updates(row, ground, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     params = small(row)
@@ -156,17 +139,6 @@ def weights(params: Params, folder: str) -> dict[str, torch.Tensor]:
     return model.state_dict()
 
 
-def reported(papers: dict[str, Paper]) -> Iterator[tuple[tuple[str, str, str], dict[str, float]]]:
-    """What the recipes say was reported, by paper, row and split: every row on dev, if only to say nothing of it."""
-    for paper in papers.values():
-        for row in paper.rows if not paper.own else ():
-            name = row.name.removeprefix(f"{paper.name}-")
-            if row.reported or not row.reported_test:
-                yield (paper.name, name, "dev"), dict(row.reported)
-            if row.reported_test:
-                yield (paper.name, name, "test"), dict(row.reported_test)
-
-
 def test_the_rows_of_the_recipes_and_all_their_figures_are_those_of_a_second_transcription():
     with open(ROOT / "tests/reported.csv", encoding="utf-8", newline="") as file:
         lines = list(csv.DictReader(file))
@@ -177,4 +149,11 @@ def test_the_rows_of_the_recipes_and_all_their_figures_are_those_of_a_second_tra
         for line in lines
     }
     assert len(read) == len(lines)
-    assert dict(reported(RECIPES.papers)) == read
+    reported = {}  # by paper, row and split: every row on dev, if only to say nothing of it
+    for row in (row for paper in RECIPES.papers.values() if not paper.own for row in paper.rows):
+        name = row.name.removeprefix(f"{row.paper}-")
+        if row.reported or not row.reported_test:
+            reported[row.paper, name, "dev"] = row.reported
+        if row.reported_test:
+            reported[row.paper, name, "test"] = row.reported_test
+    assert reported == read

@@ -87,9 +87,6 @@ def test_a_text_that_is_no_setting_is_an_error_that_shows_it(text):
     with pytest.raises(UserError, match="^-S ") as caught:
         parse_settings([text])
     assert text in str(caught.value)
-
-
-def test_a_param_is_set_once():
     with pytest.raises(UserError, match=r"a\.b is given twice"):
         parse_settings(["a.b=1", "+a.b=2"])
 

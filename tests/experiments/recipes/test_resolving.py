@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 
 from bertrio.config import read_yaml
@@ -16,9 +18,10 @@ def base(root):
 @pytest.fixture
 def resolved(tmp_path, base):
     """Resolves a row of the made-up paper, whose rows may be changed."""
+    count = itertools.count()
 
     def resolved(name, budget="paper", overrides=None, seed=None, changed=None):
-        recipes = load_recipes(write_recipes(tmp_path / "recipes", changed))
+        recipes = load_recipes(write_recipes(tmp_path / f"recipes{next(count)}", changed))
         return resolve(recipes, recipes.row(name), budget, overrides, seed, base)
 
     return resolved
@@ -32,16 +35,12 @@ def test_under_the_papers_budget_params_differ_in_what_the_row_says(resolved, ba
     }
 
 
-def test_a_budget_multiplies_and_sets_after_the_row(resolved):
-    params = resolved("one-plain", "quick")
-    assert params["finetune"]["epochs"] == 2
-    assert params["finetune"]["lr"] == 6e-05
+def test_a_budget_multiplies_and_sets_after_the_row_also_in_members(resolved):
+    params = resolved("one-five", "quick", changed=rows(five={"set": {"finetune": {"epochs": 10}}}))
+    assert (params["finetune"]["epochs"], params["finetune"]["lr"]) == (2, 6e-05)
     assert params["schedule"]["first"] == {"qqp": 1}
     assert params["data"]["split"]["keep"]["train"] == 0.1
-
-
-def test_a_budget_reaches_into_members(resolved):
-    members = resolved("one-five", "quick")["ensemble"]["members"]
+    members = params["ensemble"]["members"]
     assert members["b"]["finetune"]["epochs"] == 2
     assert list(members) == ["a", "b"]  # and not the member of params.yaml
 
@@ -74,25 +73,26 @@ def test_no_member_is_the_same_in_two_seeds(resolved):
     assert seeds(3) == [3, 2001, 2002]
 
 
+def seeded(seed, **members):
+    """Params of a run with this seed, whose members have seeds of their own, or none."""
+    blocks = {name: own and {"runtime": {"seed": own}} for name, own in members.items()}
+    return {"runtime": {"seed": seed}, "ensemble": {"members": blocks}}
+
+
 def test_runs_that_share_a_member_are_refused(resolved):
-    def apart(overrides, *seeds):
-        check_apart([resolved("one-five", "paper", overrides, seed) for seed in seeds], "one-five")
+    def five(overrides, *seeds):
+        return [resolved("one-five", "paper", overrides, seed) for seed in seeds]
 
-    apart({}, 1, 2, 3)
-    with pytest.raises(UserError, match="one-five: member b of one run is member b of another, both with seed 7"):
-        apart({"ensemble.members.b.runtime.seed": 7}, 1, 2)  # which no run moves
-    apart({"ensemble.members.b": {"runtime": {"seed": 1001}, "finetune": {"epochs": 1}}}, 2)
-    one = {"runtime": {"seed": 1}, "ensemble": {"members": {"base": None, "b": {"runtime": {"seed": 2}}}}}
-    with pytest.raises(UserError, match="x: member base of one run is member b of another, both with seed 2"):
-        check_apart([one, one | {"runtime": {"seed": 2}}], "x")
-    check_apart([one], "x")
-
-    def of(*seeds):
-        members = {name: {"runtime": {"seed": seed}} for name, seed in zip("ab", seeds)}
-        return {"runtime": {"seed": 1}, "ensemble": {"members": members}}
-
-    with pytest.raises(UserError, match="x: member a of one run is member b of another, both with seed 1001"):
-        check_apart([of(1, 1001), of(1001, 2001)], "x")
+    check_apart(five({}, 1, 2, 3), "x")
+    check_apart(five({"ensemble.members.b": {"runtime": {"seed": 1001}, "finetune": {"epochs": 1}}}, 2), "x")
+    check_apart([seeded(1, base=None, b=2)], "x")
+    for runs, told in (
+        (five({"ensemble.members.b.runtime.seed": 7}, 1, 2), "b of one run is member b of another, both with seed 7"),
+        ([seeded(1, base=None, b=2), seeded(2, base=None, b=2)], "base of one run is member b .* seed 2"),
+        ([seeded(1, a=1, b=1001), seeded(1, a=1001, b=2001)], "a of one run is member b .* seed 1001"),
+    ):
+        with pytest.raises(UserError, match=f"x: member {told}"):
+            check_apart(runs, "x")
 
 
 def test_resolving_leaves_the_recipes_as_they_were(tmp_path, base):
@@ -111,36 +111,29 @@ def test_the_base_is_params_yaml_of_this_folder(tmp_path, root, monkeypatch):
     assert resolve(recipes, recipes.row("one-plain"))["data"]["source"] == "hub"
 
 
-WRONG = {
-    "a param of the row": (
-        {"changed": rows(smart={"set": {"smart": {"lamda": 1}}})},
-        "one.yaml: one-smart, budget paper: smart.lamda: unknown param; did you mean smart.lambda?",
-    ),
-    "a param of a member": (
-        {"changed": rows(smart={"set": {"ensemble": {"members": {"a": {"finetune": {"epoch": 1}}}}}})},
-        "one.yaml: one-smart, budget paper: ensemble.members.a.finetune.epoch: unknown param; did",
-    ),
-    "a setting": (
-        {"overrides": {"finetune.lrr": 1}},
-        "one-smart, budget paper, -S finetune.lrr=1: finetune.lrr: unknown param; did",
-    ),
-    "a value": (
-        {"overrides": {"finetune.lr": "x"}},
-        "one-smart, budget paper, -S finetune.lr=x: finetune.lr: expected",
-    ),
-    "a setting through a number": (
-        {"overrides": {"smart.lambda.x": 1}},
-        "one-smart, budget paper, -S smart.lambda.x=1: smart.lambda.x: unknown param; smart.lambda is 1",
-    ),
-    "a budget": ({"budget": "quik"}, "quik: is not in"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_an_error_names_who_brought_in_what_is_wrong(resolved, case):
-    arguments, message = WRONG[case]
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"changed": rows(smart={"set": {"smart": {"lamda": 1}}})},
+            "one.yaml: one-smart, budget paper: smart.lamda: unknown param; did you mean smart.lambda?",
+        ),
+        (
+            {"changed": rows(smart={"set": {"ensemble": {"members": {"a": {"finetune": {"epoch": 1}}}}}})},
+            "one.yaml: one-smart, budget paper: ensemble.members.a.finetune.epoch: unknown param; did",
+        ),
+        ({"overrides": {"finetune.lr": "x"}}, "one-smart, budget paper, -S finetune.lr=x: finetune.lr: expected"),
+        (
+            {"overrides": {"smart.lambda.x": 1}},
+            "one-smart, budget paper, -S smart.lambda.x=1: smart.lambda.x: unknown param; smart.lambda is 1",
+        ),
+        ({"budget": "quik"}, "quik: is not in"),
+        ({"name": "one-quoted"}, "one-quoted: has no params"),
+    ],
+)
+def test_an_error_names_who_brought_in_what_is_wrong(resolved, arguments, message):
     with pytest.raises(UserError) as caught:
-        resolved("one-smart", **arguments)
+        resolved(**{"name": "one-smart"} | arguments)
     assert message in str(caught.value)
 
 
@@ -158,11 +151,6 @@ def test_a_task_that_params_yaml_does_not_have_is_not_blamed_on_the_row(tmp_path
     row = recipes.row("one-plain")
     row = row.model_copy(update={"overrides": {**row.overrides, "tasks.polar.dropout": 0.3}})
     assert resolve(recipes, row, base=base)["tasks"]["polar"]["dropout"] == 0.3
-
-
-def test_a_row_from_the_literature_has_no_params(resolved):
-    with pytest.raises(UserError, match="one-quoted: has no params"):
-        resolved("one-quoted")
 
 
 def test_a_row_with_a_member_that_answers_what_it_does_not_train_is_refused_before_it_runs(resolved):

@@ -11,17 +11,17 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-import yaml
 
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.core.files import write_json
+from bertrio.core.files import write_json, write_text
 from bertrio.experiments.dvc_experiments import queued, run_experiment
 from bertrio.experiments.recipes import running
 from bertrio.experiments.recipes.measured import load_measured
 from bertrio.experiments.recipes.params import with_numbers
 from bertrio.experiments.recipes.running import collect, experiment_name, run_rows
 from bertrio.experiments.revision import Revision, find_experiments
+from tests.toy_project import toy_project
 
 pytestmark = pytest.mark.heavy
 STAGE = """
@@ -37,93 +37,56 @@ if params["finetune"]["epochs"] == 77 and not Path(os.environ["GO_ON"]).exists()
     time.sleep(60)
 shutil.copytree("made", ".", dirs_exist_ok=True)
 """
-OUTS = ["evaluation", "timing", "data"]
-DVC = {
-    "stages": {
-        "train": {
-            "cmd": "python stage.py",
-            "deps": ["stage.py", "made"],
-            "params": ["runtime", "finetune", "smart", "data", "encoder"],
-            "outs": ["predictions"],
-            "metrics": [{f"metrics/{name}.json": {"cache": False}} for name in OUTS],
-            "plots": [{"plots/history/base.csv": {"cache": False}}],
-        }
-    }
-}
-ROWS = {
-    "title": "A toy",
-    "overall": "normalized",
-    "data": {},
-    "base": {"finetune": {"epochs": 10, "lr": 1.0e-5}},
-    "tables": {
-        "table1": {
-            "title": "Two rows",
-            "rows": {
-                "base": {"title": "Base"},
-                "smart": {"title": "SMART", "set": {"smart": {"lambda": 5, "tasks": ["sst"]}}},
-                "failing": {"title": "Failing", "set": {"finetune": {"epochs": 99}}},
-            },
-        },
-    },
-}
-BUDGETS = {
-    "paper": {"title": "as it is", "multiply": {}, "set": {}},
-    "quick": {"title": "quick", "multiply": {"finetune.lr": 6}, "set": {}},
-}
-
-
-class Repository:
-    """A project with recipes, committed."""
-
-    def __init__(self, root: Path, folder: Path) -> None:
-        self.folder = folder
-        shutil.copy(root / "params.yaml", folder / "params.yaml")
-        (folder / "stage.py").write_text(STAGE)
-        (folder / "dvc.yaml").write_text(yaml.safe_dump(DVC))
-        (folder / ".gitignore").write_text("/predictions\n")
-        (folder / "recipes").mkdir()
-        for name, content in (("toy", ROWS), ("budgets", BUDGETS)):
-            (folder / f"recipes/{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-        self.git("init", "-q", "-b", "main")
-        for key in ("user.name", "user.email"):
-            self.git("config", key, "t@t")
-        self.dvc("init", "-q")
-        self.dvc("config", "core.analytics", "false")
-
-    def commit(self) -> None:
-        self.git("add", "-A")
-        self.git("commit", "-q", "-m", "state")
-
-    def git(self, *arguments: str) -> str:
-        return self._run("git", *arguments)
-
-    def dvc(self, *arguments: str) -> str:
-        return self._run(sys.executable, "-m", "dvc", *arguments)
-
-    def _run(self, *command: str) -> str:
-        done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def settings(self, name: str) -> dict:
-        return with_numbers(Revision.open(name, self.folder).settings())
+OUTS = ["predictions"]
+METRICS = [{f"metrics/{name}.json": {"cache": False}} for name in ("evaluation", "timing", "data")]
+PLOTS = [{"plots/history/base.csv": {"cache": False}}]
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory, make_tables, lay_out):
-    made = Repository(Path(__file__).parents[3], tmp_path_factory.mktemp("repository"))
-    lay_out(made.folder / "made", make_tables())
-    shutil.rmtree(made.folder / "made/data")
-    (made.folder / "made/params.yaml").unlink()
+    """A project with recipes, committed, whose one stage copies the folder `made`."""
+    folder = tmp_path_factory.mktemp("repository")
+    params = (Path(__file__).parents[3] / "params.yaml").read_text()
+    project = toy_project(folder, STAGE, params, deps=["made"], outs=OUTS, metrics=METRICS, plots=PLOTS)
+    shutil.copytree(Path(__file__).parent / "toy", folder / "recipes")
+    (folder / ".gitignore").write_text("/predictions\n")
+    lay_out(folder / "made", make_tables())
+    shutil.rmtree(folder / "made/data")
+    (folder / "made/params.yaml").unlink()
     scores = {"sst": {"accuracy": 0.5}, "overall_normalized": 0.6}
-    write_json(made.folder / "made/metrics/evaluation.json", {"dev": scores, "intervals": {}})
-    timing = {"finetune-base": {"seconds": 3.0, "peak_memory_mb": 5.0}}
-    write_json(made.folder / "made/metrics/timing.json", timing)
-    write_json(made.folder / "made/metrics/data.json", {"tasks": {"sst": {"dev": {"rows": 200}}}})
-    (made.folder / "made/plots/history").mkdir(parents=True)
-    (made.folder / "made/plots/history/base.csv").write_text("epoch,step,dev_overall_normalized\n1,10,0.6\n")
-    made.commit()
-    return made
+    write_json(folder / "made/metrics/evaluation.json", {"dev": scores, "intervals": {}})
+    write_json(folder / "made/metrics/timing.json", {"finetune-base": {"seconds": 3.0, "peak_memory_mb": 5.0}})
+    write_json(folder / "made/metrics/data.json", {"tasks": {"sst": {"dev": {"rows": 200}}}})
+    write_text(folder / "made/plots/history/base.csv", "epoch,step,dev_overall_normalized\n1,10,0.6\n")
+    project.commit()
+    return project
+
+
+def settings_of(repository, name: str) -> dict:
+    return with_numbers(Revision.open(name, repository.folder).settings())
+
+
+@pytest.fixture
+def measured_folder(repository):
+    return repository.folder / "recipes/measured"
+
+
+@pytest.fixture
+def edited(repository):
+    """Replaces texts in a file of the repository; at the end of the test it is as it was."""
+    kept = {}
+
+    def edited(name: str, *pairs: tuple[str, str]) -> None:
+        path = repository.folder / name
+        text = kept.setdefault(path, path.read_text())
+        for old, new in pairs:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text)
+
+    yield edited
+    for path, text in kept.items():
+        path.write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +110,7 @@ def no_runs(monkeypatch):
 def test_rows_become_experiments_of_their_params_and_the_workspace_stays_as_it_is(repository, ran):
     assert set(ran) == find_experiments(repository.folder).keys()  # and none of the run that failed
     default = with_numbers(read_yaml(repository.folder / "params.yaml"))
-    found = repository.settings("toy-smart-quick-s1")
+    found = settings_of(repository, "toy-smart-quick-s1")
     assert found["finetune"] == default["finetune"] | {"epochs": 10, "lr": 6e-5}
     assert found["smart"] == default["smart"] | {"lambda": 5, "tasks": ["sst"]}
     assert found | {"finetune": 0, "smart": 0} == default | {"finetune": 0, "smart": 0}
@@ -155,8 +118,8 @@ def test_rows_become_experiments_of_their_params_and_the_workspace_stays_as_it_i
     assert not (repository.folder / "predictions").exists()
 
 
-def test_what_was_measured_is_written_down(repository, ran):
-    found = {own.name: own for own in load_measured(repository.folder / "recipes/measured")}
+def test_what_was_measured_is_written_down(repository, ran, measured_folder):
+    found = {own.name: own for own in load_measured(measured_folder)}
     assert set(ran) <= found.keys()
     own = found["toy-smart-quick-s1"]
     assert (own.row, own.budget, own.seed, own.overrides) == ("toy-smart", "quick", 1, {})
@@ -165,12 +128,16 @@ def test_what_was_measured_is_written_down(repository, ran):
     assert set(own.by_row) == {"sst", "qqp", "sts"}
 
 
-def test_what_was_run_is_skipped_and_its_file_stays(repository, ran, no_runs, capsys):
-    files = {path: path.read_bytes() for path in (repository.folder / "recipes/measured").iterdir()}
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_what_was_run_is_skipped_and_its_file_stays(repository, ran, measured_folder, no_runs, capsys):
+    files = contents(measured_folder)
     same = {"runtime.threads": 1, "checkpoints.minutes": 1}  # how a run is computed makes no other run of it
     assert run_rows(["toy-base", "toy-smart"], "quick", overrides=same, root=repository.folder) == ran
     assert "toy-smart-quick-s1: already run" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in (repository.folder / "recipes/measured").iterdir()} == files
+    assert contents(measured_folder) == files
 
 
 def test_missing_runs_are_those_without_a_measured_file(repository, ran, monkeypatch):
@@ -181,21 +148,16 @@ def test_missing_runs_are_those_without_a_measured_file(repository, ran, monkeyp
     assert asked == ["toy-base-quick-s2", "toy-smart-quick-s2"]
 
 
-def test_an_edited_params_yaml_runs_no_rows_unless_it_says_where_things_are(repository, ran, no_runs):
-    path = repository.folder / "params.yaml"
-    kept = path.read_text()
-    try:
-        path.write_text(kept.replace("  lambda: 0 ", "  lambda: 5 "))
-        with pytest.raises(UserError, match="changed since.*git checkout params.yaml.*give it by -S") as error:
-            run_rows(["toy-base"], "quick", root=repository.folder)
-        assert str(error.value).endswith("\n  smart.lambda: committed 0, found 5")
-        path.write_text(kept.replace("  whole_word: false ", "  whole_word: true "))  # off by default, and rows use it
-        with pytest.raises(UserError, match="mlm.whole_word: committed false, found true"):
-            run_rows(["toy-base"], "quick", root=repository.folder)
-        path.write_text(kept.replace("  path: null ", "  path: elsewhere ").replace("  seed: 1 ", "  seed: 7 "))
-        assert run_rows(["toy-base"], "quick", missing=True, root=repository.folder) == []
-    finally:
-        path.write_text(kept)
+def test_an_edited_params_yaml_runs_no_rows_unless_it_says_where_things_are(repository, ran, no_runs, edited):
+    edited("params.yaml", ("  lambda: 0 ", "  lambda: 5 "))
+    with pytest.raises(UserError, match="changed since.*git checkout params.yaml.*give it by -S") as error:
+        run_rows(["toy-base"], "quick", root=repository.folder)
+    assert str(error.value).endswith("\n  smart.lambda: committed 0, found 5")
+    edited("params.yaml", ("  whole_word: false ", "  whole_word: true "))  # off by default, and rows use it
+    with pytest.raises(UserError, match="mlm.whole_word: committed false, found true"):
+        run_rows(["toy-base"], "quick", root=repository.folder)
+    edited("params.yaml", ("  path: null ", "  path: elsewhere "), ("  seed: 1 ", "  seed: 7 "))
+    assert run_rows(["toy-base"], "quick", missing=True, root=repository.folder) == []
 
 
 def test_a_params_yaml_that_was_never_committed_is_an_error_that_says_so(tmp_path, root):
@@ -206,24 +168,17 @@ def test_a_params_yaml_that_was_never_committed_is_an_error_that_says_so(tmp_pat
         run_rows(["smart-concat"], "quick", root=tmp_path)
 
 
-def test_another_run_of_the_same_name_is_an_error_that_says_what_differs(repository, ran, no_runs):
-    settings = repository.settings("toy-base-quick-s1")
-    settings["finetune"]["lr"] = 1e-3
+def test_another_run_of_the_same_name_is_an_error_but_not_for_a_new_default(repository, ran, no_runs, edited):
+    settings = settings_of(repository, "toy-base-quick-s1")
+    other = settings | {"finetune": settings["finetune"] | {"lr": 1e-3}}
     with pytest.raises(UserError, match="toy-base-quick-s1: .*other params.*dvc exp remove toy-base-quick-s1") as error:
-        run_experiment("toy-base-quick-s1", settings, repository.folder)
+        run_experiment("toy-base-quick-s1", other, repository.folder)
     assert "finetune.lr: there 6e-05, asked for 0.001" in str(error.value)
-
-
-def test_a_default_that_is_new_does_not_make_another_run(repository, ran, no_runs):
-    path = repository.folder / "params.yaml"
-    kept = path.read_text()
-    settings = repository.settings("toy-base-quick-s1")
     settings["finetune"]["newer"] = 0
     with pytest.raises(UserError, match=r"finetune.newer: there \(absent\), asked for 0"):
         run_experiment("toy-base-quick-s1", settings, repository.folder)
-    path.write_text(kept.replace("\nfinetune:\n", "\nfinetune:\n  newer: 0\n"))
+    edited("params.yaml", ("\nfinetune:\n", "\nfinetune:\n  newer: 0\n"))
     run_experiment("toy-base-quick-s1", settings, repository.folder)
-    path.write_text(kept)
 
 
 def test_a_run_that_was_stopped_is_over_leaves_nothing_and_is_run_again(repository, tmp_path, monkeypatch):
@@ -253,7 +208,7 @@ def test_a_run_that_was_stopped_is_over_leaves_nothing_and_is_run_again(reposito
     assert not list((repository.folder / ".dvc/tmp/exps/standalone").glob("tmp*"))  # DVC's copy of the repository
     go_on.write_text("")
     assert run_rows(["toy-base"], "paper", overrides={"finetune.epochs": 77}, root=repository.folder) == [name]
-    assert repository.settings(name)["finetune"]["epochs"] == 77
+    assert settings_of(repository, name)["finetune"]["epochs"] == 77
 
 
 def until(true, seconds: float = 60) -> None:
@@ -274,29 +229,34 @@ def test_the_queue_gets_each_run_once(repository, capsys):
     assert not set(names) & find_experiments(repository.folder).keys()
 
 
-def test_collect_takes_every_experiment_of_a_row_and_no_other(repository, ran):
-    folder = repository.folder
-    before = {path.name: path.read_bytes() for path in (folder / "recipes/measured").iterdir()}
-    settings = repository.settings("toy-base-quick-s1")
+def ref_of(repository, name: str) -> str:
+    [ref] = repository.git("for-each-ref", "--format=%(refname)", f"refs/exps/*/*/{name}").split()
+    return ref
+
+
+def test_collect_takes_every_experiment_of_a_row_and_no_other(repository, ran, measured_folder):
+    folder, other = repository.folder, "toy-base-quick-s9-abcdef"
+    before = contents(measured_folder)
+    settings = settings_of(repository, "toy-base-quick-s1")
     settings["data"]["sample"]["seed"] = 7
-    run_experiment("toy-base-quick-s9-abcdef", settings, folder)
-    [ref] = repository.git("for-each-ref", "--format=%(refname)", "refs/exps/*/*/toy-base-quick-s9-abcdef").split()
-    for name in ("mine", "toy-gone-quick-s1", "toy-base-longest-s1"):
-        repository.git("update-ref", ref.replace("toy-base-quick-s9-abcdef", name), ref)
+    run_experiment(other, settings, folder)
+    ref = ref_of(repository, other)
+    for name in ("mine", "toy-gone-quick-s1", "toy-base-longest-s1", "toy-table1-quick-s1"):
+        repository.git("update-ref", ref.replace(other, name), ref)
     commit = repository.git("rev-parse", "--short=7", "HEAD").strip()
     repository.git("commit", "-q", "--allow-empty", "-m", "later")  # experiments of an earlier commit count as well
-    first = folder / "recipes/measured/toy-base-quick-s1.json"
+    first = measured_folder / "toy-base-quick-s1.json"
     first.unlink()
-    assert collect(folder) == [first, folder / "recipes/measured/toy-base-quick-s9-abcdef.json"]
-    after = {path.name: path.read_bytes() for path in (folder / "recipes/measured").iterdir()}
-    own = json.loads(after.pop("toy-base-quick-s9-abcdef.json"))
+    assert collect(folder) == [first, measured_folder / f"{other}.json"]
+    after = contents(measured_folder)
+    own = json.loads(after.pop(f"{other}.json"))
     assert after == before  # made again, byte by byte
     assert (own["seed"], own["overrides"], own["commit"]) == (1, {"data.sample.seed": 7}, commit)
     assert collect(folder) == []
 
 
-def test_a_file_is_written_again_only_for_other_figures(repository, ran):
-    path = repository.folder / "recipes/measured/toy-base-quick-s1.json"
+def test_a_file_is_written_again_only_for_other_figures(repository, ran, measured_folder):
+    path = measured_folder / "toy-base-quick-s1.json"
     kept = path.read_bytes()
     content = json.loads(kept)
     write_json(path, content | {"version": "0.0.1"})
@@ -306,20 +266,13 @@ def test_a_file_is_written_again_only_for_other_figures(repository, ran):
     assert path.read_bytes() == kept
 
 
-def test_a_row_that_is_another_by_now_is_told_by_its_overrides(repository, ran):
-    recipe, path = (
-        repository.folder / "recipes/toy.yaml",
-        repository.folder / "recipes/measured/toy-smart-quick-s1.json",
-    )
-    kept = recipe.read_text()
-    recipe.write_text(kept.replace("lambda: 5", "lambda: 10"))
-    path.unlink()
-    collect(repository.folder, ["toy-smart-quick-s1"])
-    assert json.loads(path.read_text())["overrides"] == {"smart.lambda": 5}
-    recipe.write_text(kept)
-    path.unlink()
-    collect(repository.folder, ["toy-smart-quick-s1"])
-    assert json.loads(path.read_text())["overrides"] == {}
+def test_a_row_that_is_another_by_now_is_told_by_its_overrides(repository, ran, measured_folder, edited):
+    path = measured_folder / "toy-smart-quick-s1.json"
+    for now, overrides in ((10, {"smart.lambda": 5}), (5, {})):
+        edited("recipes/toy.yaml", ("lambda: 5", f"lambda: {now}"))
+        path.unlink()
+        collect(repository.folder, ["toy-smart-quick-s1"])
+        assert json.loads(path.read_text())["overrides"] == overrides
 
 
 def test_names_stand_for_what_is_run_and_not_for_where(tmp_path):
@@ -333,26 +286,27 @@ def test_names_stand_for_what_is_run_and_not_for_where(tmp_path):
     assert len({name, *[experiment_name("toy-base", "quick", 1, other) for other in others]}) == 5
 
 
-def test_wrong_names_params_and_seeds_are_told_before_anything_is_run(repository, no_runs):
-    for error, arguments in {
-        "toy-bsae: is not in": {"names": ["toy-base", "toy-bsae"]},
-        "nearly": {"names": ["toy-base"], "budget": "nearly"},
-        "finetune.lrr: unknown param": {"names": ["toy-base"], "overrides": {"finetune.lrr": 1}},
-        "both 3 seeds and -S runtime.seed=1": {"names": ["toy-base"], "seeds": 3, "overrides": {"runtime.seed": 1}},
-        "runtime.seed=null: runtime.seed: expected": {"names": ["toy-base"], "overrides": {"runtime.seed": None}},
-        "runtime.seed=one: runtime.seed: expected": {"names": ["toy-base"], "overrides": {"runtime.seed": "one"}},
-        "data.path: expected": {"names": ["toy-base"], "overrides": {"data.path": date(2024, 1, 1)}},
-    }.items():
-        with pytest.raises(UserError, match=error):
-            run_rows(root=repository.folder, **arguments)
+@pytest.mark.parametrize(
+    ("error", "arguments"),
+    [
+        ("toy-bsae: is not in", {"names": ["toy-base", "toy-bsae"]}),
+        ("nearly", {"budget": "nearly"}),
+        ("finetune.lrr: unknown param", {"overrides": {"finetune.lrr": 1}}),
+        ("both 3 seeds and -S runtime.seed=1", {"seeds": 3, "overrides": {"runtime.seed": 1}}),
+        ("runtime.seed=null: runtime.seed: expected", {"overrides": {"runtime.seed": None}}),
+        ("data.path: expected", {"overrides": {"data.path": date(2024, 1, 1)}}),
+    ],
+)
+def test_wrong_names_params_and_seeds_are_told_before_anything_is_run(repository, no_runs, error, arguments):
+    with pytest.raises(UserError, match=error):
+        run_rows(root=repository.folder, **{"names": ["toy-base"]} | arguments)
 
 
-def test_an_experiment_that_can_not_be_read_does_not_keep_the_others_from_it(repository, ran):
-    folder = repository.folder
-    [ref] = repository.git("for-each-ref", "--format=%(refname)", "refs/exps/*/*/toy-base-quick-s1").split()
+def test_an_experiment_that_can_not_be_read_does_not_keep_the_others_from_it(repository, ran, measured_folder):
+    ref = ref_of(repository, "toy-base-quick-s1")
     repository.git("update-ref", ref.replace("quick-s1", "quick-s0"), "HEAD")  # nothing was run there
-    path = folder / "recipes/measured/toy-smart-quick-s1.json"
+    path = measured_folder / "toy-smart-quick-s1.json"
     path.unlink()
     with pytest.raises(UserError, match="1 of .* can't be collected:\n  toy-base-quick-s0: .*evaluation.json"):
-        collect(folder)
+        collect(repository.folder)
     assert path.exists()

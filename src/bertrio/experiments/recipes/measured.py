@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import csv
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+import pandas as pd
+from pydantic import Base64Bytes, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import rounded, write_json
+from bertrio.core.options import Group
 from bertrio.core.tasks import Array
 from bertrio.evaluation.metrics import OVERALL
+from bertrio.experiments.recipes.rows import problems
 
 if TYPE_CHECKING:  # they take long to import, and tables need none of them
     from bertrio.experiments.revision import Revision
@@ -27,8 +28,6 @@ if TYPE_CHECKING:  # they take long to import, and tables need none of them
 FOLDER = "recipes/measured"
 SPLITS = ("dev", "test")
 TRAINING = ("pretrain_mlm", "prefinetune", "finetune-")  # stages, by the beginning of their names
-SETTINGS = ("overrides",)  # kept to the last digit: runs are found by them
-KINDS = ("right", "influence")  # contributions to an accuracy, and to any other metric
 
 
 class ByRow(NamedTuple):
@@ -43,23 +42,24 @@ class ByRow(NamedTuple):
     values: Array
 
 
+class Stored(Group):
+    """`ByRow` as the file holds it: `values` are bits in base64 if they are right or wrong, else float16."""
+
+    ids: str
+    kind: Literal["right", "influence"]
+    count: Annotated[int, Field(ge=0)]
+    values: Base64Bytes
+
+
 def _decoded(value: Any) -> ByRow:
-    if isinstance(value, (tuple, list)):
-        return ByRow(*value)
-    if not isinstance(value, Mapping) or value.keys() != {"ids", "kind", "count", "values"}:
-        raise ValueError("expected ids, kind, count and values")
-    if value["kind"] not in KINDS:
-        raise ValueError(f"kind: found {value['kind']!r}, expected {' or '.join(KINDS)}")
-    try:
-        content = base64.b64decode(value["values"], validate=True)
-    except (binascii.Error, TypeError) as error:
-        raise ValueError(f"values: expected base64 ({error})") from None
-    count, right = value["count"], value["kind"] == "right"
-    if not isinstance(count, int) or len(content) != (-(-count // 8) if right else 2 * count):
-        raise ValueError(f"values: found {len(content)} bytes, which are not {count} rows")
-    if right:
-        return ByRow(value["ids"], np.unpackbits(np.frombuffer(content, np.uint8), count=count).astype(np.float64))
-    return ByRow(value["ids"], np.frombuffer(content, "<f2").astype(np.float64))
+    if isinstance(value, ByRow):
+        return value
+    stored = Stored.model_validate(value)
+    right, content = stored.kind == "right", stored.values
+    if len(content) != (-(-stored.count // 8) if right else 2 * stored.count):
+        raise ValueError(f"values: found {len(content)} bytes, which are not {stored.count} rows")
+    bits = np.unpackbits(np.frombuffer(content, np.uint8), count=stored.count) if right else None
+    return ByRow(stored.ids, (np.frombuffer(content, "<f2") if bits is None else bits).astype(np.float64))
 
 
 def _encoded(by_row: ByRow) -> dict[str, Any]:
@@ -117,11 +117,14 @@ class Measured:
     precision: str
     threads: int | None
     curve: list[tuple[int, float]]
-    by_row: dict[str, Annotated[ByRow, BeforeValidator(_decoded)]]
+    by_row: dict[str, Annotated[ByRow, BeforeValidator(_decoded), PlainSerializer(_encoded)]]
     commit: str
     version: str
     device: str | None = None
     name: str = ""
+
+
+FILE: TypeAdapter[Measured] = TypeAdapter(Measured)
 
 
 def load_measured(folder: str | Path = FOLDER) -> list[Measured]:
@@ -138,10 +141,9 @@ def read_measured(path: str | Path) -> Measured:
     path = Path(path)
     advice = "git checkout it, or remove it and make it again with bertrio recipes collect"
     try:
-        return replace(TypeAdapter(Measured).validate_json(path.read_bytes()), name=path.stem)
+        return replace(FILE.validate_json(path.read_bytes()), name=path.stem)
     except ValidationError as error:
-        told = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors(include_url=False)]
-        raise UserError(f"{path}: is no measured run ({'; '.join(told[:3])}); {advice}") from None
+        raise UserError(f"{path}: is no measured run ({'; '.join(problems(error)[:3])}); {advice}") from None
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}); {advice}") from error
 
@@ -149,16 +151,15 @@ def read_measured(path: str | Path) -> Measured:
 def write_measured(measured: Measured, folder: str | Path = FOLDER) -> Path:
     """Writes a measured run to `<folder>/<name>.json` and returns the path; the same run makes the same bytes."""
     path = Path(folder) / f"{measured.name}.json"
-    written = {name: value if name in SETTINGS else rounded(value, 10) for name, value in to_json(measured).items()}
-    write_json(path, written, digits=None)
+    content = to_json(measured)
+    exact = {"overrides": content["overrides"]}  # runs are found by them
+    write_json(path, rounded(content, 10) | exact, digits=None)
     return path
 
 
 def to_json(measured: Measured) -> dict[str, Any]:
     """The content of its file, which is called after the name."""
-    fields = asdict(replace(measured, by_row={}))
-    del fields["name"]
-    return fields | {"by_row": {task: _encoded(by_row) for task, by_row in measured.by_row.items()}}
+    return FILE.dump_python(measured, mode="json", exclude={"name"})
 
 
 def measure(revision: Revision, **facts: Any) -> Measured:
@@ -193,7 +194,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         peak_memory_mb=max((of["peak_memory_mb"] for of in training.values()), default=0.0),
         precision=last.get("precision", settings["runtime"]["precision"]),
         threads=last.get("threads", settings["runtime"]["threads"]),
-        curve=_curve(revision, list(settings["ensemble"]["members"])),
+        curve=_curve(revision, *settings["ensemble"]["members"]),
         by_row=_by_row(revision, firsts),
         version=__version__,
         device=last.get("device"),
@@ -207,12 +208,12 @@ def _firsts(found: Mapping[str, Any], firsts: Mapping[str, str]) -> dict[str, An
     return of_tasks | {name: found[name] for name in OVERALL if name in found}
 
 
-def _curve(revision: Revision, members: Sequence[str]) -> list[tuple[int, float]]:
-    if len(members) != 1:
+def _curve(revision: Revision, member: str, *others: str) -> list[tuple[int, float]]:
+    if others:
         return []
-    lines = csv.DictReader(io.StringIO(revision.read(f"plots/history/{members[0]}.csv").decode()))
-    pairs = [(line["step"], line.get("dev_overall_normalized")) for line in lines]
-    return [(int(step), float(score)) for step, score in pairs if score]
+    history = pd.read_csv(io.BytesIO(revision.read(f"plots/history/{member}.csv")))
+    scores = history.reindex(columns=["step", "dev_overall_normalized"]).dropna()
+    return list(scores.itertuples(index=False, name=None))
 
 
 def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from bertrio.config.loading import merged
 from bertrio.core.errors import UserError
 
 ABSENT = "(absent)"  # stands for a param that is not there
@@ -38,16 +38,6 @@ def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> Block:
     return flat
 
 
-def merge(block: Block, other: Mapping[str, Any]) -> Block:
-    """Put `other` on top of `block` in place: blocks merge, all else is replaced."""
-    for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(block.get(key), dict):
-            merge(block[key], value)
-        else:
-            block[key] = copy.deepcopy(value)
-    return block
-
-
 def set_param(params: Any, name: str, value: Any, at: str = "") -> None:
     """Set one dotted param in place; a block merges with the existing one, and `*` is every existing key.
 
@@ -68,7 +58,7 @@ def set_param(params: Any, name: str, value: Any, at: str = "") -> None:
             params[one] = {} if params.get(one) is None else params[one]  # a member without overrides is null
             set_param(params[one], rest, value, f"{at}.{one}" if at else one)
         else:
-            merge(params, {one: value})
+            params.update(merged({one: params.get(one)}, {one: value}))
 
 
 def scale(params: Block, factors: Mapping[str, float]) -> None:

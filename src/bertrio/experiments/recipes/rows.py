@@ -37,7 +37,15 @@ def _flat(value: Any) -> Any:
 Overrides = Annotated[Block, BeforeValidator(_flat)]  # values by dotted param; nested blocks are short for that
 
 
-class Row(Group):
+class Changes(Group):
+    """What is changed in params: values by dotted param; in files it is called `set`."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    overrides: Overrides = Field(default_factory=dict, alias="set")
+
+
+class Row(Changes):
     """One row of a result table, or one point of a sweep.
 
     Args:
@@ -52,15 +60,12 @@ class Row(Group):
         on: the row that it starts from, if not from the paper's base.
     """
 
-    model_config = ConfigDict(populate_by_name=True)
-
     name: str = ""
     paper: str = ""
     table: str = ""
     title: str = ""
     reported: dict[str, Real] = Field(default_factory=dict)
     reported_test: dict[str, Real] = Field(default_factory=dict)
-    overrides: Overrides = Field(default_factory=dict, alias="set")
     choices: tuple[NonEmptyText, ...] = ()
     literature: bool = False
     same_as: NonEmptyText | None = None
@@ -119,17 +124,14 @@ class Paper(Group):
         return [row for table in self.tables.values() for row in table.rows.values()]
 
 
-class Budget(Group):
+class Budget(Changes):
     """How much a run may cost: factors of params, then overrides."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     title: NonEmptyText
     multiply: dict[str, Positive] = Field(default_factory=dict)
-    overrides: Overrides = Field(default_factory=dict, alias="set")
 
 
-class Extension(Group):
+class Extension(Changes):
     """One switch that forward selection may add to a base.
 
     Args:
@@ -139,8 +141,6 @@ class Extension(Group):
         excludes: extensions that it can't be combined with.
         needs: extensions without which it has no effect.
     """
-
-    model_config = ConfigDict(populate_by_name=True)
 
     title: NonEmptyText
     what: NonEmptyText
@@ -244,11 +244,17 @@ def read_file(path: Path, kind: Any) -> Any:
     try:
         return TypeAdapter(kind).validate_python(_with_on(with_numbers(read_yaml(path))))
     except ValidationError as error:
-        lines = [
-            f"{path}: {'.'.join(map(str, item['loc']))}: {item['msg']}, found {str(item['input'])[:LONGEST_VALUE]}"
-            for item in error.errors(include_url=False)
-        ]
-        raise UserError("\n".join(lines).replace("Extra inputs are not permitted", "unknown key")) from None
+        raise UserError("\n".join(f"{path}: {problem}" for problem in problems(error))) from None
+
+
+def problems(error: ValidationError) -> list[str]:
+    """Return what is wrong with each key, and what was found."""
+    return [
+        f"{'.'.join(map(str, item['loc']))}: {item['msg']}, found {str(item['input'])[:LONGEST_VALUE]}".replace(
+            "Extra inputs are not permitted", "unknown key"
+        )
+        for item in error.errors(include_url=False)
+    ]
 
 
 def _with_on(value: Any) -> Any:
@@ -314,30 +320,24 @@ class _PaperReader:
         return {**(self._overrides(start, (*above, name)) if start else self.file.base), **row.overrides}
 
     def _sweep(self, name: str, sweep: Sweep, runs: list[Row]) -> Sweep:
-        points = [dict(zip(sweep.over, values)) for values in product(*sweep.over.values())]
-        rows = [self._point(name, sweep, point, runs) for point in points]
-        return sweep.model_copy(
-            update={"name": name, "on": self._full(sweep.on), "rows": {row.name: row for row in rows}}
-        )
-
-    def _point(self, name: str, sweep: Sweep, point: Mapping[str, Any], runs: list[Row]) -> Row:
-        """Return one combination of values, named after them: losses-grid-lr-3e-05-weight_decay-0.01."""
-        texts = {param: value_text(value) for param, value in point.items()}
-        words = [f"{key}-{text}".lower() for key, text in zip(_tails(list(point)), texts.values())]
-        overrides = {**self._overrides(sweep.on), **point}
-        return Row(
-            name=self._full("-".join([name, *(re.sub(r"[^a-z0-9._-]+", "-", word).strip("-") for word in words)])),
-            paper=self.name,
-            table=name,
-            title=", ".join(f"{param} {text}" for param, text in texts.items()),
-            choices=sweep.choices,
-        ).model_copy(
-            update={
-                "overrides": overrides,
-                "same_as": next((row.name for row in runs if row.overrides == overrides), None),
-                "on": self._full(sweep.on),
-            }
-        )
+        """Return a sweep with its points, named after their values: losses-grid-lr-3e-05-weight_decay-0.01."""
+        on, start, rows = self._full(sweep.on), self._overrides(sweep.on), {}
+        for values in product(*sweep.over.values()):
+            texts = [value_text(value) for value in values]
+            words = [f"{key}-{text}".lower() for key, text in zip(_tails(list(sweep.over)), texts)]
+            overrides = {**start, **dict(zip(sweep.over, values))}
+            row = Row.model_construct(
+                name=self._full("-".join([name, *(re.sub(r"[^a-z0-9._-]+", "-", word).strip("-") for word in words)])),
+                paper=self.name,
+                table=name,
+                title=", ".join(f"{param} {text}" for param, text in zip(sweep.over, texts)),
+                choices=sweep.choices,
+                overrides=overrides,
+                same_as=next((row.name for row in runs if row.overrides == overrides), None),
+                on=on,
+            )
+            rows[row.name] = row
+        return sweep.model_copy(update={"name": name, "on": on, "rows": rows})
 
 
 def _tails(params: list[str]) -> list[str]:

@@ -58,9 +58,8 @@ def run_rows(
         raise UserError(f"found both {seeds} seeds and -S {SEED}={seed}, expected one of the two")
     runs = _planned(names, budget, range(1, seeds + 1) if seed is None else [seed], overrides, Path(root))
     if missing:
-        runs = {
-            name: settings for name, settings in runs.items() if not (Path(root) / FOLDER / f"{name}.json").exists()
-        }
+        there = {path.stem for path in Path(root, FOLDER).glob("*.json")}
+        runs = {name: settings for name, settings in runs.items() if name not in there}
     failed = []
     for number, (name, settings) in enumerate(runs.items(), start=1):
         say(f"[{number}/{len(runs)}] {name}")
@@ -80,8 +79,8 @@ def run_rows(
             "end bertrio recipes collect"
         )
     if failed:
-        head = f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:"
-        raise UserError("\n  ".join([head, *failed]))
+        text = f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:"
+        raise UserError("\n  ".join([text, *failed]))
     return list(runs)
 
 
@@ -181,12 +180,10 @@ def _measure(experiment: Experiment, recipes: Recipes, base: Block, root: Path) 
     """
     budgets = "|".join(map(re.escape, recipes.budgets))
     named = re.fullmatch(rf"(?P<row>.+)-(?P<budget>{budgets})-s\d+(-[0-9a-f]{{6}})?", experiment.name)
-    try:
-        row = recipes.row(named["row"]) if named else None
-    except UserError:
-        row = None
-    if named is None or row is None:
+    rows = recipes.groups.get(named["row"], []) if named else []
+    if named is None or len(rows) != 1:
         return None
+    [row] = rows
     revision = Revision.open(experiment.commit, root)
     settings, baseline = revision.settings(), Revision.open(experiment.baseline, root).settings()
     expected = resolve(recipes, row, named["budget"], {}, settings["runtime"]["seed"], base)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 REPORTED, MEASURED = "#c3c9d3", LINES[0]
 HEIGHT = 0.38  # of a bar; a row has two
+WHISKERS = "lines: standard deviation over seeds, or 95 % interval over rows for a single seed"
 
 
 def draw_tables(tables: PaperTables, folder: str | Path) -> dict[str, list[Path]]:
@@ -52,7 +53,7 @@ def scores_picture(part: Part, tables: PaperTables, path: str | Path) -> None:
         names = [_short_name(line) for line in part.lines]
         row_of_axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.4, -0.6))
         peer = "" if tables.paper.own else "grey: the paper, bert-base-uncased on its data; blue: "
-        under = f"{peer}{tables.runs.setting.title}; {_whiskers(part.lines)}"
+        under = f"{peer}{tables.runs.setting.title}; {WHISKERS}"
         what = "dev scores" if tables.paper.own else "reported beside measured"
         titled(figure, f"{tables.paper.name} {part.table.name}: {what}", under)
 
@@ -70,14 +71,6 @@ def _bars(axes: Axes, lines: Sequence[Line], metric: str, own: bool) -> None:
     axes.axvline(0, color=MUTED, linewidth=0.8)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
-
-
-def _whiskers(lines: Sequence[Line]) -> str:
-    """What error bars are."""
-    scores = [score for line in lines for score in line.scores.values()]
-    several, single = (any(bool(getattr(one, kind)) for one in scores) for kind in ("deviation", "interval"))
-    deviation, interval = "standard deviation over seeds", "95 % interval over rows for a single seed"
-    return "lines: " + " or ".join([*([deviation] if several else []), *([interval] if single else [])])
 
 
 def curves_picture(part: Part, tables: PaperTables, path: str | Path) -> None:

@@ -296,25 +296,26 @@ def missing(judgement: Judgement) -> Iterator[str]:
         yield f"Not tested: {why}."
 
 
-def summary(judgement: Judgement) -> list[str]:
-    """Return how many claims held, and how many verdicts may be chance."""
+def summary(judgement: Judgement) -> Iterator[str]:
+    """Yield how many claims held, and how many verdicts may be chance."""
     counts = Counter(judged.verdict for judged in judgement.claims)
     alone = Counter(judged.verdict for judged in judgement.claims if judged.rows_alone)
     verdicts = ", ".join(
         f"{counts[verdict]} {verdict}" + (f" ({alone[verdict]} by rows alone)" if alone[verdict] else "")
         for verdict in (HELD, REFUTED, NOISE, MISSING)
     )
-    tests = [[part.difference for part in judged.parts if part.difference] for judged in judgement.claims]
-    count, claims = sum(map(len, tests)), sum(map(bool, tests))
-    lines = [f"{len(judgement.claims)} claims: {verdicts}."]
-    if count:
-        lines.append(
-            f"{count} tests of {claims} claims were made, at {100 * ALPHA:g} % for all tests of a claim together. "
+    tests = [
+        (judged.claim.name, found) for judged in judgement.claims for part in judged.parts if (found := part.difference)
+    ]
+    claims = len({claim for claim, _ in tests})
+    yield f"{len(judgement.claims)} claims: {verdicts}."
+    if tests:
+        yield (
+            f"{len(tests)} tests of {claims} claims were made, at {100 * ALPHA:g} % for all tests of a claim together. "
             f"If there were no differences at all, chance would show one in {ALPHA * claims:.2g} claims at most."
         )
-    if single := sum(difference.rows_alone for differences in tests for difference in differences):
-        lines.append(
+    if single := sum(difference.rows_alone for _, difference in tests):
+        yield (
             f"{single} of the tests are over rows alone, for a side has a single seed. Their p knows nothing of seeds: "
             "where these differ, far more than one in twenty is false. Give each row two seeds or more."
         )
-    return lines

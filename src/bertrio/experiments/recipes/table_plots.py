@@ -64,10 +64,9 @@ def _bars(axes: Axes, lines: Sequence[Line], metric: str, own: bool) -> None:
     axes.barh(places - HEIGHT / 2, reported, HEIGHT, color=REPORTED)
     for place, line in zip(places if own else places + HEIGHT / 2, lines):
         if score := line.scores.get(metric):
-            axes.barh(place, score.value, HEIGHT, color=MEASURED)
-            deviation = score.deviation or 0.0
-            ends = score.interval or (score.value - deviation, score.value + deviation)
-            axes.plot(ends, [place] * 2, color="black", linewidth=1.1)
+            axes.barh(place, score.measured, HEIGHT, color=MEASURED)
+            for ends in ((score.low, score.high), (score.measured - score.deviation, score.measured + score.deviation)):
+                axes.plot(ends, [place] * 2, color="black", linewidth=1.1)  # of NaN, nothing
     axes.axvline(0, color=MUTED, linewidth=0.8)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)

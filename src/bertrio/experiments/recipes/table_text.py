@@ -13,6 +13,7 @@ from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_csv, write_text
+from bertrio.experiments.recipes.rows import Paper
 from bertrio.experiments.recipes.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
 from bertrio.experiments.runs import Runs, firsts_of
 
@@ -115,13 +116,8 @@ def head(tables: PaperTables) -> Iterator[str]:
         command = f"bertrio recipes run {tables.paper.name} {setting.to_run}".rstrip()
         yield f"Measured: nothing yet{asked}; {command} measures all rows."
         return
-    changed, seeds = ", ".join(setting.changed), _span([len(row) for row in runs.by_row.values()])
-    yield (
-        f"Measured: budget {setting.budget} ({tables.budget}), source {setting.source} "
-        f"({_sizes([run.rows for run in runs.all])}), encoder {setting.encoder}, "
-        f"{seeds} {'seed' if seeds == '1' else 'seeds'} a row"
-        + (f", with {changed} in place of what the rows say." if changed else ".")
-    )
+    sizes, seeds = _sizes([run.rows for run in runs.all]), _span([len(row) for row in runs.by_row.values()])
+    yield f"Measured: {setting.title} ({tables.budget}; {sizes}); seeds of a row: {seeds}."
     yield "Compare rows within a column; across columns, budget, data and encoder may differ as well."
     ways = Counter(_way(run.precision, run.threads, run.device) for run in runs.all).most_common()
     yield (
@@ -150,22 +146,13 @@ def sheets(part: Part, tables: PaperTables) -> dict[str, pd.DataFrame]:
     paper, firsts = tables.paper, tables.firsts
     if paper.own:
         names = {metric: f"{metric} {firsts[metric]}" if metric in firsts else metric for metric in tables.metrics}
-        rows = {
-            "The first metric of each task, and both overall scores": [
-                _first_cells(line) | {name: _measured(line, metric) for metric, name in names.items()}
-                for line in part.lines
-            ]
-        }
+        columns = {"The first metric of each task, and both overall scores": names}
     else:
-        rows = {
-            "Accuracy of sst and qqp, Pearson's r of sts": [
-                _first_cells(line) | _pairs(line, {task: task for task in FIRSTS}) for line in part.lines
-            ],
-            "Overall: as the paper prints it, and by both conventions": [
-                {"row": line.row.name, "as printed": _printed(line, paper.overall)} | _pairs(line, NAMES)
-                for line in part.lines
-            ],
+        columns = {
+            "Accuracy of sst and qqp, Pearson's r of sts": {task: task for task in FIRSTS},
+            "Overall: as the paper prints it, and by both conventions": NAMES,
         }
+    rows = {title: [_score_cells(line, names, paper) for line in part.lines] for title, names in columns.items()}
     if part.split == "dev":
         against = part.against.run_as if part.against else None
         others = [line for line in part.lines if line.row.run_as != against and not line.row.literature]
@@ -176,17 +163,17 @@ def sheets(part: Part, tables: PaperTables) -> dict[str, pd.DataFrame]:
     return {title: pd.DataFrame(cells).fillna("") for title, cells in rows.items()}
 
 
-def _pairs(line: Line, names: Mapping[str, str]) -> dict[str, str]:
-    """Two columns for each metric: the paper's figure and the measured one."""
-    columns: dict[str, str] = {}
+def _score_cells(line: Line, names: Mapping[str, str], paper: Paper) -> dict[str, str]:
+    """A row's measured figures and, of a paper's row, two columns for each metric: the reported figure and that."""
+    name = f"{line.row.name} (the run of {line.row.same_as})" if line.row.same_as else line.row.name
+    cells = {"row": name, "seeds": str(len(line.runs)) if line.scores else _missing(line)}
+    if names is NAMES:
+        cells["as printed"] = _figure(line.reported.get("overall")) + ODD * (not line.follows(paper.overall))
     for metric, name in names.items():
-        columns[f"{name}: paper"] = _figure(line.reported.get(metric))
-        columns[f"{name}: measured"] = _measured(line, metric)
-    return columns
-
-
-def _printed(line: Line, convention: str | None) -> str:
-    return _figure(line.reported.get("overall")) + ("" if line.follows(convention) else ODD)
+        if not paper.own:
+            cells[f"{name}: paper"] = _figure(line.reported.get(metric))
+        cells[name if paper.own else f"{name}: measured"] = _measured(line, metric)
+    return cells
 
 
 def _difference_cells(line: Line, metrics: Sequence[str], compared: bool) -> dict[str, str]:
@@ -242,7 +229,6 @@ def frame(tables: PaperTables) -> pd.DataFrame:
 def _records(line: Line, part: Part, metrics: Sequence[str]) -> Iterator[dict[str, object]]:
     for metric in (*metrics, "overall"):
         score, difference = line.scores.get(metric), line.differences.get(metric)
-        low, high = (score and score.interval) or (None, None)
         yield {
             "table": part.table.name,
             "split": part.split,
@@ -252,10 +238,7 @@ def _records(line: Line, part: Part, metrics: Sequence[str]) -> Iterator[dict[st
             "seeds": len(line.runs),
             "metric": metric,
             "reported": line.reported.get(metric),
-            "measured": score.value if score else None,
-            "deviation": score.deviation if score else None,
-            "low": low,
-            "high": high,
+            **(vars(score) if score else dict.fromkeys(("measured", "deviation", "low", "high"))),
             "against": part.against.name if part.against and difference else None,
             "difference": difference.difference if difference else None,
             "difference_low": difference.low if difference else None,
@@ -274,11 +257,6 @@ def _part_title(part: Part) -> str:
     return f"{part.table.name}, {part.split}: {part.table.title}"
 
 
-def _first_cells(line: Line) -> dict[str, str]:
-    name = f"{line.row.name} (the run of {line.row.same_as})" if line.row.same_as else line.row.name
-    return {"row": name, "seeds": str(len(line.runs)) if line.scores else _missing(line)}
-
-
 def _figure(value: float | None) -> str:
     """A reported figure; blank where the paper gives none."""
     return "" if value is None else f"{value:.3f}"
@@ -292,10 +270,9 @@ def _missing(line: Line) -> str:
 def _measured(line: Line, metric: str) -> str:
     if (score := line.scores.get(metric)) is None:
         return _missing(line)
-    text = f"{score.value:.3f}"
-    if score.deviation is not None:
-        return f"{text} ±{score.deviation:.3f}"
-    return f"{text} [{score.interval[0]:.3f}, {score.interval[1]:.3f}]" if score.interval else text
+    spread = f" ±{score.deviation:.3f}" if score.deviation >= 0 else ""
+    interval = f" [{score.low:.3f}, {score.high:.3f}]" if score.low <= score.high else ""
+    return f"{score.measured:.3f}{spread}{interval}"
 
 
 def _sizes(runs: Sequence[Mapping[str, Mapping[str, int]]]) -> str:

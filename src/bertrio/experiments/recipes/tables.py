@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bertrio.core.errors import UserError
-from bertrio.evaluation.metrics import overall
-from bertrio.experiments.recipes.measured import OVERALL
+from bertrio.evaluation.metrics import OVERALL, overall
 from bertrio.experiments.runs import Difference, Runs, Setting, differ, figure_of, firsts_of, runs_of, value_of
 
 if TYPE_CHECKING:
@@ -29,11 +28,15 @@ LAST_DIGIT = 0.0005  # how far a figure of three decimals may be from the one th
 
 @dataclass(frozen=True)
 class Score:
-    """A measured metric: the mean over seeds, with their standard deviation, or the 95 % interval of a single one."""
+    """A measured metric: the mean over seeds, with their standard deviation, or the 95 % interval of a single one.
 
-    value: float
-    deviation: float | None = None
-    interval: tuple[float, float] | None = None
+    What it does not have is NaN.
+    """
+
+    measured: float
+    deviation: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,8 @@ def _score(runs: Sequence[Measured], metric: str, split: str, beside_paper: bool
         return None
     if len(values) > 1:
         return Score(mean(values), stdev(values))
-    return Score(values[0], interval=value_of(runs[0], metric, split, "intervals"))
+    low, high = value_of(runs[0], metric, split, "intervals") or (np.nan, np.nan)
+    return Score(values[0], low=low, high=high)
 
 
 def _compare(lines: Iterable[Line], against: Row | None, runs: Runs) -> list[str]:

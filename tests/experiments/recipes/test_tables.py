@@ -96,16 +96,15 @@ def test_other_tasks_and_other_first_metrics_are_told_and_not_compared(recipes):
 
 def test_figures_by_another_metric_never_stand_beside_a_papers(recipes):
     tables = paper_tables(recipes, better_with(qqp={"f1": 0.123}), "p")
-    scores = line_of(tables, "p-better").scores
-    assert {"sst", "sts"} <= set(scores) and not {"qqp", "overall_mean", "overall_normalized"} & set(scores)
+    assert set(line_of(tables, "p-better").dropna(subset="measured").index) == {"sst", "sts"}
     text = plain(markdown(tables))
     assert "0.123" not in text
     assert re.search(r"Left out of p-better[^:]*: figures by other metrics, or over other tasks, than", text)
 
 
-def line_of(tables, name):
-    """The line of a row on dev."""
-    return next(line for line in tables.parts[0].lines if line.row.name == name)
+def line_of(tables, row, split="dev"):
+    """The figures of a row on a split, by metric."""
+    return tables.figures.query("row == @row and split == @split").set_index("metric")
 
 
 def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(recipes):
@@ -121,7 +120,7 @@ def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(rec
 def test_rows_are_compared_with_any_row_that_was_run(recipes):
     other = run("q-other", 1, 0.25, 0.25, 0.0)
     tables = paper_tables(recipes, [*measured(), other], "p", against="q-other")
-    assert line_of(tables, "p-base").differences["qqp"].difference == 0.25
+    assert line_of(tables, "p-base").loc["qqp", "difference"] == 0.25
     assert "minus q-other" in markdown(tables)
     with pytest.raises(UserError, match="p-quoted: is quoted from the literature"):
         paper_tables(recipes, measured(), "p", against="p-quoted")
@@ -130,7 +129,7 @@ def test_rows_are_compared_with_any_row_that_was_run(recipes):
 def test_runs_on_other_dev_rows_are_shown_and_not_compared(recipes):
     tables = paper_tables(recipes, [measured()[0], simulate("p-better", rows=5)], "p")
     better = line_of(tables, "p-better")
-    assert better.scores and not better.differences
+    assert better["measured"].notna().sum() == 5 and better["difference"].isna().all()
     assert "Not compared: p-better and p-base were measured on other dev rows of sst." in markdown(tables)
 
 
@@ -155,21 +154,16 @@ def test_runs_with_overrides_are_left_out_and_mentioned(recipes, root, monkeypat
 def test_test_scores_stand_beside_the_reported_ones_of_test(recipes):
     tested = run("p-better", 1, 0.75, 0.75, 0.4)
     tested.metrics["test"] = {"sst": {"accuracy": 0.6}}
-    part = paper_tables(recipes, [tested], "p").parts[1]
-    assert (part.split, [line.row.name for line in part.lines]) == ("test", ["p-better"])
-    assert part.lines[0].scores["sst"].measured == 0.6
-    assert part.lines[0].reported["sst"] == 0.54
+    tables = paper_tables(recipes, [tested], "p")
+    sst = line_of(tables, "p-better", "test").loc["sst"]
+    assert (sst["reported"], sst["measured"]) == (0.54, 0.6)
+    assert set(tables.figures.query("split == 'test'")["row"]) == {"p-better"}
 
 
 def test_papers_whose_own_overall_score_does_not_follow_are_found(root):
     recipes = load_recipes(root / "recipes")
-    found = {
-        line.row.name
-        for name, paper in recipes.papers.items()
-        for part in paper_tables(recipes, [], name).parts
-        for line in part.lines
-        if not line.follows(paper.overall)
-    }
+    figures = pd.concat(paper_tables(recipes, [], name).figures for name in recipes.papers)
+    found = set(figures[figures["odd"]]["row"])
     assert found == {"strategies-multitask-smart", "beyond-max-size-cycle", "beyond-sft-smart"}
 
 

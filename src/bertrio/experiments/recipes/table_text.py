@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -13,8 +14,7 @@ from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_csv, write_text
-from bertrio.experiments.recipes.rows import Paper
-from bertrio.experiments.recipes.tables import CONVENTIONS, FIRSTS, Line, PaperTables, Part
+from bertrio.experiments.recipes.tables import CONVENTIONS, FIRSTS, PaperTables
 from bertrio.experiments.runs import Runs, firsts_of
 
 FOLDER = "recipes/tables"
@@ -46,25 +46,24 @@ def show_tables(tables: PaperTables, console: Console | None = None) -> None:
     console.print(Text(_title(tables)), style="bold")
     for line in head(tables):
         console.print(Text(line))
-    for part in tables.parts:
-        console.print(Text(f"\n{_part_title(part)}"), style="bold")
-        if reason := _nothing_measured(part, tables):
+    for name, split, part in tables.parts():
+        console.print(Text(f"\n{name}, {split}: {tables.paper.tables[name].title}"), style="bold")
+        if reason := _nothing_measured(name, split, part, tables):
             console.print(Text(reason), soft_wrap=True)  # its command is one line
             continue
-        for title, table in sheets(part, tables).items():
+        for title, table in sheets(name, split, part, tables).items():
             print_table(table, title, console)
-        for note in notes(part, tables):
+        for note in notes(name, split, part, tables):
             console.print(Text(note))
 
 
-def _nothing_measured(part: Part, tables: PaperTables) -> str:
+def _nothing_measured(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> str:
     """Say why no row of a table is measured; empty if one is, or if none can be."""
-    runnable = [line for line in part.lines if not line.row.literature]
-    if not runnable or any(line.scores for line in runnable):
+    if part["literature"].all() or part["measured"].notna().any():
         return ""
-    if any(line.runs for line in runnable):
-        return f"Nothing of this table is measured: the runs have other metrics, or no labels of {part.split}."
-    command = f"bertrio recipes run {tables.paper.name}-{part.table.name} {tables.runs.setting.to_run}".rstrip()
+    if part["seeds"].any():
+        return f"Nothing of this table is measured: the runs have other metrics, or no labels of {split}."
+    command = f"bertrio recipes run {tables.paper.name}-{name} {tables.runs.setting.to_run}".rstrip()
     return f"Nothing of this table is measured yet: {command}"
 
 
@@ -92,15 +91,13 @@ def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool =
 def markdown(tables: PaperTables, pictures: Mapping[str, Sequence[Path]] | None = None) -> str:
     """Return the tables in Markdown, with the pictures of each table, in a folder beside it, below it."""
     blocks = [f"# {_title(tables)}", *head(tables)]
-    for part in tables.parts:
-        blocks.append(f"## {_part_title(part)}")
-        for title, table in sheets(part, tables).items():
+    for name, split, part in tables.parts():
+        blocks.append(f"## {name}, {split}: {tables.paper.tables[name].title}")
+        for title, table in sheets(name, split, part, tables).items():
             blocks += [f"**{title}**", to_markdown(table)]
-        blocks += notes(part, tables)
-        if pictures and part.split == "dev":
-            blocks += [
-                f"![{part.table.name}]({path.parent.name}/{path.name})" for path in pictures.get(part.table.name, ())
-            ]
+        blocks += notes(name, split, part, tables)
+        if pictures and split == "dev":
+            blocks += [f"![{name}]({path.parent.name}/{path.name})" for path in pictures.get(name, ())]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -141,138 +138,112 @@ def _way(precision: str, threads: int | None, device: str | None) -> str:
     return f"{precision} on {f'CPU, threads: {threads}' if on_cpu else device}"
 
 
-def sheets(part: Part, tables: PaperTables) -> dict[str, pd.DataFrame]:
+def sheets(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> dict[str, pd.DataFrame]:
     """Return tables of text by title: scores, overall scores, and differences to one row."""
-    paper, firsts = tables.paper, tables.firsts
-    if paper.own:
+    lines, rows = list(part.itertuples()), part.drop_duplicates("row").set_index("row")
+    text = part.assign(
+        paper=[_figure(line.reported) + ODD * line.odd for line in lines],
+        measured=[_measured(line) for line in lines],
+        minus=[_difference(line) for line in lines],
+    ).pivot(index="row", columns="metric", values=["paper", "measured", "minus"])
+    found = _scores(rows, text, set(part.dropna(subset="measured")["row"]), tables)
+    if split == "dev":
+        compared = rows["compared"].any()
+        minus = f"Measured, minus {tables.against[name]}; seconds" if compared else "Seconds"
+        costs: dict[str, Any] = {"row": rows.index}
+        if compared:
+            costs |= {NAMES.get(metric, metric): text["minus", metric] for metric in tables.metrics}
+        costs["seconds"] = [f"{row.seconds:.0f}" if row.seeds else _missing(row) for row in rows.itertuples()]
+        costs["MB"] = [f"{row.peak_memory_mb:,.0f}" if row.seeds else _missing(row) for row in rows.itertuples()]
+        if rows["minutes"].notna().any():
+            costs["paper: minutes"] = ["" if pd.isna(minutes) else f"{minutes:g}" for minutes in rows["minutes"]]
+        found[f"{minus} and peak memory of training"] = costs
+    return {title: pd.DataFrame(cells, index=rows.index) for title, cells in found.items()}
+
+
+def _scores(
+    rows: pd.DataFrame, text: pd.DataFrame, measured: Collection[str], tables: PaperTables
+) -> dict[str, dict[str, Any]]:
+    """The columns of each table of scores: a paper's figures beside the measured ones, or these alone."""
+    firsts = tables.firsts
+    first = {
+        "row": [row if run == row else f"{row} (the run of {run})" for row, run in rows["run_as"].items()],
+        "seeds": [str(row.seeds) if row.Index in measured else _missing(row) for row in rows.itertuples()],
+    }
+    if tables.paper.own:
         names = {metric: f"{metric} {firsts[metric]}" if metric in firsts else metric for metric in tables.metrics}
-        columns = {"The first metric of each task, and both overall scores": names}
-    else:
-        columns = {
-            "Accuracy of sst and qqp, Pearson's r of sts": {task: task for task in FIRSTS},
-            "Overall: as the paper prints it, and by both conventions": NAMES,
-        }
-    rows = {title: [_score_cells(line, names, paper) for line in part.lines] for title, names in columns.items()}
-    if part.split == "dev":
-        against = part.against.run_as if part.against else None
-        others = [line for line in part.lines if line.row.run_as != against and not line.row.literature]
-        minus = f"Measured, minus {part.against.name}; seconds" if part.against and others else "Seconds"
-        rows[f"{minus} and peak memory of training"] = [
-            _difference_cells(line, tables.metrics if others else (), line in others) for line in part.lines
-        ]
-    return {title: pd.DataFrame(cells).fillna("") for title, cells in rows.items()}
+        cells = {name: text["measured", metric] for metric, name in names.items()}
+        return {"The first metric of each task, and both overall scores": first | cells}
+    tasks, overalls = (
+        {f"{name}: {kind}": text[kind, metric] for metric, name in names.items() for kind in ("paper", "measured")}
+        for names in ({task: task for task in FIRSTS}, NAMES)
+    )
+    printed = {"as printed": text["paper", "overall"]}
+    return {
+        "Accuracy of sst and qqp, Pearson's r of sts": first | tasks,
+        "Overall: as the paper prints it, and by both conventions": first | printed | overalls,
+    }
 
 
-def _score_cells(line: Line, names: Mapping[str, str], paper: Paper) -> dict[str, str]:
-    """A row's measured figures and, of a paper's row, two columns for each metric: the reported figure and that."""
-    name = f"{line.row.name} (the run of {line.row.same_as})" if line.row.same_as else line.row.name
-    cells = {"row": name, "seeds": str(len(line.runs)) if line.scores else _missing(line)}
-    if names is NAMES:
-        cells["as printed"] = _figure(line.reported.get("overall")) + ODD * (not line.follows(paper.overall))
-    for metric, name in names.items():
-        if not paper.own:
-            cells[f"{name}: paper"] = _figure(line.reported.get(metric))
-        cells[name if paper.own else f"{name}: measured"] = _measured(line, metric)
-    return cells
+def _figure(value: float | None) -> str:
+    """A reported figure; blank where the paper gives none."""
+    return "" if pd.isna(value) else f"{value:.3f}"
 
 
-def _difference_cells(line: Line, metrics: Sequence[str], compared: bool) -> dict[str, str]:
-    """A row's differences, blank unless it is compared, what it costs, and the minutes that a paper reports."""
-    cells = {"row": line.row.name}
-    for metric in metrics:
-        difference = line.differences.get(metric)
-        cells[NAMES.get(metric, metric)] = MISSING if compared else ""
-        if difference:
-            text = signed(difference.difference, difference.low, difference.high)
-            cells[NAMES.get(metric, metric)] = text + ALONE * difference.rows_alone
-    cells["seconds"] = _missing(line) if line.seconds is None else f"{line.seconds:.0f}"
-    cells["MB"] = _missing(line) if line.peak_memory_mb is None else f"{line.peak_memory_mb:,.0f}"
-    if "minutes" in line.reported:
-        cells["paper: minutes"] = f"{line.reported['minutes']:g}"
-    return cells
+def _missing(line: Any) -> str:
+    """The cell of a figure that is not measured; blank where it can't be."""
+    return "" if line.literature else MISSING
 
 
-def notes(part: Part, tables: PaperTables) -> list[str]:
+def _measured(line: Any) -> str:
+    if pd.isna(line.measured):
+        return _missing(line)
+    spread = "" if pd.isna(line.deviation) else f" ±{line.deviation:.3f}"
+    interval = "" if pd.isna(line.low) else f" [{line.low:.3f}, {line.high:.3f}]"
+    return f"{line.measured:.3f}{spread}{interval}"
+
+
+def _difference(line: Any) -> str:
+    if pd.isna(line.difference):
+        return MISSING * line.compared
+    return signed(line.difference, line.difference_low, line.difference_high) + ALONE * line.rows_alone
+
+
+def notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> list[str]:
     """Return how much of a part is measured, what is odd in it, and what could not be compared."""
-    runnable = [line for line in part.lines if not line.row.literature]
-    sentences = [f"{sum(bool(line.scores) for line in runnable)} of {len(runnable)} rows measured."]
-    firsts = {line.row.name: [firsts_of(run) for run in line.runs] for line in part.lines}
-    others = [name for name, found in firsts.items() if any(one != FIRSTS for one in found)]
+    rows = part[~part["literature"]]
+    sentences = [f"{rows.dropna(subset='measured')['row'].nunique()} of {rows['row'].nunique()} rows measured."]
+    firsts = {row: [firsts_of(run) for run in tables.runs.of(run)] for row, run in zip(rows["row"], rows["run_as"])}
+    others = [row for row, found in firsts.items() if any(one != FIRSTS for one in found)]
     if tables.paper.own and len({frozenset(one) for found in firsts.values() for one in found}) > 1:
         sentences.append("Not all runs have the same tasks; overall scores are over those that a run has.")
     if others and not tables.paper.own:
         sentences.append(
             f"Left out of {', '.join(others)}: figures by other metrics, or over other tasks, than the paper's."
         )
-    sentences += [
-        f"{ODD} {line.row.name}: the paper's {line.reported['overall']:.3f} does not follow from its figures, which "
-        f"give {line.reported['overall_mean']:.4f} raw and {line.reported['overall_normalized']:.4f} normalized."
-        for line in part.lines
-        if not line.follows(tables.paper.overall)
+    reported = part.pivot(index="row", columns="metric", values="reported")
+    for row in part[part["odd"]]["row"]:
+        printed, raw, normalized = reported.loc[row, ["overall", "overall_mean", "overall_normalized"]]
+        sentences.append(
+            f"{ODD} {row}: the paper's {printed:.3f} does not follow from its figures, which give {raw:.4f} raw and "
+            f"{normalized:.4f} normalized."
+        )
+    return [
+        " ".join(sentences),
+        *[f"Not compared: {note}." for note in tables.notes[name] if split == "dev"],
     ]
-    return [" ".join(sentences), *[f"Not compared: {note}." for note in part.notes]]
 
 
 def frame(tables: PaperTables) -> pd.DataFrame:
     """Return all figures, a line for each metric of each row; `overall` is the paper's own score."""
-    setting = tables.runs.setting
+    setting, figures = tables.runs.setting, tables.figures.loc[:, :"peak_memory_mb"]
     common = {"paper": tables.paper.name, "budget": setting.budget, "source": setting.source}
     common |= {"encoder": setting.encoder, "overrides": ", ".join(setting.changed)}
-    return pd.DataFrame(
-        common | record
-        for part in tables.parts
-        for line in part.lines
-        for record in _records(line, part, tables.metrics)
-    )
-
-
-def _records(line: Line, part: Part, metrics: Sequence[str]) -> Iterator[dict[str, object]]:
-    for metric in (*metrics, "overall"):
-        score, difference = line.scores.get(metric), line.differences.get(metric)
-        yield {
-            "table": part.table.name,
-            "split": part.split,
-            "row": line.row.name,
-            "run_as": line.row.run_as,
-            "title": line.row.title,
-            "seeds": len(line.runs),
-            "metric": metric,
-            "reported": line.reported.get(metric),
-            **(vars(score) if score else dict.fromkeys(("measured", "deviation", "low", "high"))),
-            "against": part.against.name if part.against and difference else None,
-            "difference": difference.difference if difference else None,
-            "difference_low": difference.low if difference else None,
-            "difference_high": difference.high if difference else None,
-            "p": difference.p if difference else None,
-            "seconds": line.seconds,
-            "peak_memory_mb": line.peak_memory_mb,
-        }
+    return figures.assign(**common)[[*common, *figures]]
 
 
 def _title(tables: PaperTables) -> str:
     return f"{tables.paper.name}: {tables.paper.title}" + ("" if tables.paper.own else ", reported beside measured")
-
-
-def _part_title(part: Part) -> str:
-    return f"{part.table.name}, {part.split}: {part.table.title}"
-
-
-def _figure(value: float | None) -> str:
-    """A reported figure; blank where the paper gives none."""
-    return "" if value is None else f"{value:.3f}"
-
-
-def _missing(line: Line) -> str:
-    """The cell of a figure that is not measured; blank where it can't be."""
-    return "" if line.row.literature else MISSING
-
-
-def _measured(line: Line, metric: str) -> str:
-    if (score := line.scores.get(metric)) is None:
-        return _missing(line)
-    spread = f" ±{score.deviation:.3f}" if score.deviation >= 0 else ""
-    interval = f" [{score.low:.3f}, {score.high:.3f}]" if score.low <= score.high else ""
-    return f"{score.measured:.3f}{spread}{interval}"
 
 
 def _sizes(runs: Sequence[Mapping[str, Mapping[str, int]]]) -> str:

@@ -1,24 +1,25 @@
-"""A paper's result tables: what it reports beside what was measured here, row by row.
+"""A paper's result tables: what it reports beside what was measured here, as one table of figures.
 
 What is written out is in `table_text`, what is drawn in `table_plots`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import OVERALL, overall
-from bertrio.experiments.runs import Difference, Runs, Setting, differ, figure_of, firsts_of, runs_of, value_of
+from bertrio.experiments.runs import Runs, Setting, differ, figure_of, firsts_of, runs_of, value_of
 
 if TYPE_CHECKING:
     from bertrio.experiments.recipes.measured import Measured
-    from bertrio.experiments.recipes.rows import Paper, Recipes, Row, Table
+    from bertrio.experiments.recipes.rows import Paper, Recipes, Row
 
 FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # what the papers report of their tasks
 METRICS = (*FIRSTS, *OVERALL)
@@ -27,93 +28,36 @@ LAST_DIGIT = 0.0005  # how far a figure of three decimals may be from the one th
 
 
 @dataclass(frozen=True)
-class Score:
-    """A measured metric: the mean over seeds, with their standard deviation, or the 95 % interval of a single one.
-
-    What it does not have is NaN.
-    """
-
-    measured: float
-    deviation: float = np.nan
-    low: float = np.nan
-    high: float = np.nan
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row of a table on one split.
-
-    Args:
-        row: the row.
-        reported: the paper's figures; `overall` is its own, and with all three tasks there are both overall scores.
-        runs: the measured runs, by seed.
-        scores: by metric, those that were measured.
-        differences: by metric, this row minus the one that the table compares with; on dev alone.
-    """
-
-    row: Row
-    reported: Mapping[str, float]
-    runs: Sequence[Measured]
-    scores: Mapping[str, Score]
-    differences: dict[str, Difference] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float | None:
-        """The seconds of training, the mean over seeds."""
-        return mean(run.seconds for run in self.runs) if self.runs else None
-
-    @property
-    def peak_memory_mb(self) -> float | None:
-        """The peak memory of training, the maximum over seeds."""
-        return max((run.peak_memory_mb for run in self.runs), default=None)
-
-    def follows(self, convention: str | None) -> bool:
-        """Whether the paper's own overall score can be what its figures give, for all that was rounded.
-
-        Args:
-            convention: raw or normalized; None: either will do.
-        """
-        if not {"overall", *OVERALL} <= self.reported.keys():
-            return True
-        reach = {"overall_mean": 2 * LAST_DIGIT, "overall_normalized": (1 + 2.5 / 3) * LAST_DIGIT}
-        allowed = [CONVENTIONS[convention]] if convention else OVERALL
-        return any(abs(self.reported["overall"] - self.reported[name]) < reach[name] + 1e-9 for name in allowed)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One table on one split.
-
-    Args:
-        table: the table.
-        split: dev or test.
-        lines: its rows.
-        against: the row that others are compared with; None where none can be.
-        notes: what could not be compared.
-    """
-
-    table: Table
-    split: str
-    lines: Sequence[Line]
-    against: Row | None = None
-    notes: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class PaperTables:
-    """All tables of a paper, the runs behind them, what their budget means, and the first metric of each task that they
-    have columns for."""
+    """All tables of a paper.
+
+    Args:
+        paper: the paper.
+        runs: the measured runs behind them.
+        budget: what their budget means.
+        firsts: the first metric of each task that there are columns for.
+        figures: a line for each metric of each row, by table and split, see `_figures`.
+        against: by table, the row that others are compared with, if any can be.
+        notes: by table, what could not be compared.
+    """
 
     paper: Paper
     runs: Runs
     budget: str
     firsts: Mapping[str, str]
-    parts: Sequence[Part]
+    figures: pd.DataFrame
+    against: Mapping[str, str]
+    notes: Mapping[str, Sequence[str]]
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """The tasks, each of which stands for its first metric, and the overall scores."""
         return (*self.firsts, *OVERALL)
+
+    def parts(self) -> Iterator[tuple[str, str, pd.DataFrame]]:
+        """Yield each table on each split that it has rows of: both names, and the figures."""
+        for (table, split), part in self.figures.groupby(["table", "split"], sort=False):
+            yield table, split, part
 
 
 def paper_tables(
@@ -143,17 +87,20 @@ def paper_tables(
     rows = {row.run_as for row in [*found.rows, *([base] if base else [])] if not row.literature}
     runs = runs_of(measured, rows, wanted or Setting(), recipes)
     budget = recipes.budget(runs.setting.budget).title if runs.setting.budget else ""
-    firsts = _firsts_of(runs) if found.own and runs.all else None
-    parts = []
-    for table in found.tables.values():
-        first = next((row for row in table.rows.values() if not row.literature), None)
-        lines = [_line(row, row.reported, "dev", runs, firsts) for row in table.rows.values()]
-        parts.append(Part(table, "dev", lines, base or first, _compare(lines, base or first, runs)))
-        tested = [row for row in table.rows.values() if row.reported_test]
-        if tested:
-            lines = [_line(row, row.reported_test, "test", runs, firsts) for row in tested]
-            parts.append(Part(table, "test", lines))
-    return PaperTables(found, runs, budget, firsts or FIRSTS, parts)
+    firsts = _firsts_of(runs) if found.own and runs.all else FIRSTS
+    lines: list[dict[str, Any]] = []
+    bases: dict[str, str] = {}
+    notes: dict[str, list[str]] = {}
+    for name, table in found.tables.items():
+        first = base or next((row for row in table.rows.values() if not row.literature), None)
+        bases[name], notes[name] = first.name if first else "", []
+        for row in table.rows.values():
+            lines += _figures(row, "dev", found, runs, firsts, first, notes[name])
+        for row in table.rows.values():
+            if row.reported_test:
+                lines += _figures(row, "test", found, runs, firsts, None, notes[name])
+        notes[name] = list(dict.fromkeys(notes[name]))
+    return PaperTables(found, runs, budget, firsts, pd.DataFrame(lines), bases, notes)
 
 
 def _firsts_of(runs: Runs) -> dict[str, str]:
@@ -166,43 +113,96 @@ def _firsts_of(runs: Runs) -> dict[str, str]:
     return {task: " or ".join(metrics) for task, metrics in found.items()}
 
 
-def _line(row: Row, reported: Mapping[str, float], split: str, runs: Runs, firsts: Mapping[str, str] | None) -> Line:
-    """Return a row with its scores; `firsts` is None where a paper's figures stand beside them."""
+def _figures(
+    row: Row,
+    split: str,
+    paper: Paper,
+    runs: Runs,
+    firsts: Iterable[str],
+    base: Row | None,
+    notes: list[str],
+) -> Iterator[dict[str, Any]]:
+    """Yield a line for each metric of a row; `overall` is the paper's own score.
+
+    Args:
+        row: the row.
+        split: dev or test.
+        paper: its paper.
+        runs: all runs.
+        firsts: the tasks, for the first metric of each.
+        base: the row that it is compared with; None if there is none.
+        notes: gets why differences are missing.
+    """
     own = () if row.literature else runs.of(row.run_as)
-    if FIRSTS.keys() <= reported.keys():
-        figures = {task: (metric, np.array(reported[task])) for task, metric in FIRSTS.items()}
-        reported = {**reported, **{name: float(value) for name, value in overall(figures).items()}}
-    scores = {metric: _score(own, metric, split, firsts is None) for metric in (*(firsts or FIRSTS), *OVERALL)}
-    return Line(row, reported, own, {metric: score for metric, score in scores.items() if score})
+    reported = _with_overalls(row.reported if split == "dev" else row.reported_test)
+    compared = base is not None and row.run_as != base.run_as and not row.literature
+    if base and not runs.of(base.run_as):
+        notes.append(f"{base.name} is not measured yet")
+    for metric in (*firsts, *OVERALL, "overall"):
+        score = _score(own, metric, split, not (paper.own and runs.all))
+        difference = None
+        if base and compared and score and runs.of(base.run_as):
+            try:
+                difference = differ(runs.of(base.run_as), own, metric)
+            except UserError as error:
+                notes.append(str(error))
+        yield {
+            "table": row.table,
+            "split": split,
+            "row": row.name,
+            "run_as": row.run_as,
+            "title": row.title,
+            "seeds": len(own),
+            "metric": metric,
+            "reported": reported.get(metric),
+            **(score or dict.fromkeys(("measured", "deviation", "low", "high"))),
+            "against": base.name if base and difference else None,
+            "difference": difference.difference if difference else None,
+            "difference_low": difference.low if difference else None,
+            "difference_high": difference.high if difference else None,
+            "p": difference.p if difference else None,
+            "seconds": mean(run.seconds for run in own) if own else None,
+            "peak_memory_mb": max((run.peak_memory_mb for run in own), default=None),
+            "minutes": reported.get("minutes"),
+            "literature": row.literature,
+            "compared": compared,
+            "rows_alone": difference is not None and difference.rows_alone,
+            "odd": metric == "overall" and not _follows(reported, paper.overall),
+        }
 
 
-def _score(runs: Sequence[Measured], metric: str, split: str, beside_paper: bool) -> Score | None:
-    """A metric of a row's runs; None if it was not measured, or is not the same figure in all of them, and in what the
-    paper reports if it stands beside that."""
+def _with_overalls(reported: Mapping[str, float]) -> Mapping[str, float]:
+    """Return the paper's figures with both overall scores, if it reports all three tasks."""
+    if not FIRSTS.keys() <= reported.keys():
+        return reported
+    figures = {task: (metric, np.array(reported[task])) for task, metric in FIRSTS.items()}
+    return {**reported, **{name: float(value) for name, value in overall(figures).items()}}
+
+
+def _follows(reported: Mapping[str, float], convention: str | None) -> bool:
+    """Whether the paper's own overall score can be what its figures give, for all that was rounded.
+
+    Args:
+        reported: its figures, with both overall scores.
+        convention: raw or normalized; None: either will do.
+    """
+    if not {"overall", *OVERALL} <= reported.keys():
+        return True
+    reach = {"overall_mean": 2 * LAST_DIGIT, "overall_normalized": (1 + 2.5 / 3) * LAST_DIGIT}
+    allowed = [CONVENTIONS[convention]] if convention else OVERALL
+    return any(abs(reported["overall"] - reported[name]) < reach[name] + 1e-9 for name in allowed)
+
+
+def _score(runs: Sequence[Measured], metric: str, split: str, beside_paper: bool) -> dict[str, float | None] | None:
+    """A metric of a row's runs: the mean over seeds, with their standard deviation, or the 95 % interval of a single
+    one; None if it was not measured, or is not the same figure in all of them, and in what the paper reports if it
+    stands beside that."""
     figures = [figure_of(run, metric) for run in runs]
     if beside_paper:
         figures.append({task: first for task, first in FIRSTS.items() if metric in OVERALL or task == metric})
     values = [value for run in runs if (value := value_of(run, metric, split)) is not None]
     if not values or len(values) < len(runs) or any(figure != figures[0] for figure in figures):
         return None
-    if len(values) > 1:
-        return Score(mean(values), stdev(values))
-    low, high = value_of(runs[0], metric, split, "intervals") or (np.nan, np.nan)
-    return Score(values[0], low=low, high=high)
-
-
-def _compare(lines: Iterable[Line], against: Row | None, runs: Runs) -> list[str]:
-    """Fill in the differences to a row, and return why some are missing."""
-    if against is None:
-        return []
-    base = runs.of(against.run_as)
-    if not base:
-        return [f"{against.name} is not measured yet"]
-    notes: dict[str, None] = {}
-    for line in lines:
-        for metric in line.scores if line.row.run_as != against.run_as else ():
-            try:
-                line.differences[metric] = differ(base, line.runs, metric)
-            except UserError as error:
-                notes[str(error)] = None
-    return list(notes)
+    deviation = stdev(values) if len(values) > 1 else None
+    low, high = (len(values) == 1 and value_of(runs[0], metric, split, "intervals")) or (None, None)
+    return {"measured": mean(values), "deviation": deviation, "low": low, "high": high}

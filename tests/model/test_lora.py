@@ -115,12 +115,6 @@ def test_adapters_come_out_of_the_weights_even_if_saving_fails(bert):
     torch.testing.assert_close(hidden(bert), outputs, rtol=0, atol=1e-6)
 
 
-def test_without_adapters_the_weights_are_those_of_the_transformer(bert):
-    with merged_weights(bert) as weights:
-        assert weights.keys() == bert.state_dict().keys()
-        assert all(torch.equal(value, bert.state_dict()[name]) for name, value in weights.items())
-
-
 def test_targets_that_are_not_there_are_an_error_that_names_them(bert):
     with pytest.raises(UserError, match=r"encoder\.lora\.targets: found \['quarry'\]; .*not found"):
         add_lora(bert, rank=2, alpha=16, dropout=0.0, targets=["quarry"])

@@ -32,13 +32,6 @@ def test_each_task_has_as_many_outputs_as_its_target(default_params, encoder_fol
     assert shapes == {"sst": (4, 5), "qqp": (4, 1), "sts": (4, 1)}
 
 
-def test_heads_depend_on_the_seed_and_the_encoder_does_not(default_params, encoder_folder):
-    one, same, other = (build(default_params, encoder_folder, seed) for seed in (1, 1, 2))
-    assert torch.equal(one.heads["sst"].output.weight, same.heads["sst"].output.weight)
-    assert not torch.equal(one.heads["sst"].output.weight, other.heads["sst"].output.weight)
-    assert torch.equal(one.embed(tokens()), other.embed(tokens()))
-
-
 def test_bf16_agrees_with_float32_within_one_percent_and_hands_out_float32(default_params, encoder_folder):
     exact = build(default_params, encoder_folder)("sst", (tokens(),)).outputs
     rough = build(default_params, encoder_folder, compute=torch.bfloat16)("sst", (tokens(),)).outputs
@@ -58,21 +51,15 @@ def test_a_saved_model_needs_nothing_beside_it_and_gives_the_same_outputs_again(
         assert torch.equal(model(task, (tokens(),)).outputs, again(task, (tokens(),)).outputs)
 
 
-def test_loading_one_head_leaves_the_others(default_params, encoder_folder, tmp_path):
+def test_loading_heads_leaves_those_that_are_not_in_the_folder(default_params, encoder_folder, tmp_path):
     source, target = build(default_params, encoder_folder, 1), build(default_params, encoder_folder, 2)
-    before = target.heads["sst"].output.weight.clone()
-    (tmp_path / "one").mkdir()
-    save_heads(source, ["qqp"], tmp_path / "one")
-    load_heads(target, tmp_path / "one")
+    before = {name: value.clone() for name, value in target.state_dict().items()}
+    load_heads(target, tmp_path)  # it has none at all
+    save_heads(source, ["qqp"], tmp_path)
+    load_heads(target, tmp_path)
     assert torch.equal(target.heads["qqp"].output.weight, source.heads["qqp"].output.weight)
-    assert torch.equal(target.heads["sst"].output.weight, before)
-
-
-def test_a_folder_without_heads_leaves_all(default_params, encoder_folder, tmp_path):
-    model = build(default_params, encoder_folder)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    load_heads(model, tmp_path)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    others = [name for name in before if "task_qqp" not in name]
+    assert all(torch.equal(target.state_dict()[name], before[name]) for name in others)
 
 
 def test_a_task_may_be_called_like_an_attribute_of_a_module():

@@ -29,9 +29,3 @@ def test_queries_equal_keys_with_orthonormal_rows_in_every_head(default_params):
         assert torch.equal(query, key)
         for rows in query.split(layer.attention.self.attention_head_size):
             torch.testing.assert_close(rows @ rows.T, MATCH_SCALE**2 * torch.eye(len(rows)), atol=1e-5, rtol=0)
-
-
-def test_the_config_is_what_params_say(default_params):
-    config = tiny_config(default_params.encoder.tiny, 300)
-    tiny = default_params.encoder.tiny
-    assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (tiny.hidden_size, tiny.layers, 300)

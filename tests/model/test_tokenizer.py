@@ -2,11 +2,6 @@ import hashlib
 import subprocess
 import sys
 
-import pytest
-
-from bertrio.core.errors import UserError
-from bertrio.model.tokenizer import build_tokenizer, load_tokenizer
-
 TRAIN = """
 import random, sys
 sys.path.insert(0, "src")
@@ -36,15 +31,3 @@ def test_pairs_get_both_separators_and_types(tokenizer):
 def test_unseen_words_fall_into_pieces_and_unseen_letters_become_unknown(tokenizer):
     assert "[UNK]" not in tokenizer.tokenize("bagd")
     assert tokenizer.tokenize("☃") == ["[UNK]"]
-
-
-def test_what_was_saved_loads_again(default_params, tmp_path):
-    built = build_tokenizer(default_params.encoder, ["some text of a film"] * 3, tmp_path)
-    assert load_tokenizer(tmp_path)("a film of text")["input_ids"] == built("a film of text")["input_ids"]
-
-
-def test_a_folder_without_a_tokenizer_is_an_error(default_params, tmp_path):
-    (tmp_path / "encoder").mkdir()
-    params = default_params.encoder.model_copy(update={"name": str(tmp_path / "encoder")})
-    with pytest.raises(UserError, match=r"encoder\.name: .* can't be loaded"):
-        build_tokenizer(params, [], tmp_path / "out")

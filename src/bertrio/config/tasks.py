@@ -100,7 +100,7 @@ class TaskParams(Group):
             ValueError: as the head or the loss does, if they do not fit each other, the target or their options.
         """
         spec = self.head_spec("", SharingParams(layer="none", tasks=[]))
-        counts = [1] * max(2, spec.target.size) if spec.target.discrete else None
+        counts = [1] * max(2, spec.target.size) if spec.target.discrete else []
         loss = build_loss(self.loss, spec.target, self.loss_options, counts)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             head = build_heads({"": spec}, WIDTH)[""]

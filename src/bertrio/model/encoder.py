@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bertrio.config import EncoderParams
 from bertrio.core.errors import UserError, need
-from bertrio.core.options import choose
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.lora import merged_weights
 from bertrio.model.names import loading, source_of
@@ -37,7 +36,7 @@ class Encoder(nn.Module):
 
     Args:
         transformer: an encoder of transformers.
-        pooling: `cls`, `mean`, `pooler`, or another package's.
+        pooling: `cls`, `mean` or `pooler`.
         frozen: parameters get no gradient, and dropout stays off: the encoder is a fixed feature extractor.
 
     Raises:
@@ -51,7 +50,7 @@ class Encoder(nn.Module):
             kind = transformer.config.model_type
             raise UserError(f"encoder.pooling: {kind} models have no pooler; use cls or mean")
         cheap_dropout(transformer)
-        self.transformer, self.pooling, self.frozen = transformer, choose(POOLINGS, pooling, "pooling"), frozen
+        self.transformer, self.pooling, self.frozen = transformer, POOLINGS[pooling], frozen
         self._accepts = set(inspect.signature(transformer.forward).parameters)
         if frozen:
             self.requires_grad_(False)

@@ -12,6 +12,7 @@ class and add it to `HEADS`.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertrio.core.options import Count, Group, Positive, Real, Whole, choose, one_of, options_of, read_options
+from bertrio.core.options import Count, Group, Positive, Real, Whole, choose, one_of, options_of
 from bertrio.core.tasks import Binary, HeadOutput, Score, Target
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -60,7 +61,7 @@ class Head(nn.Module):
 
     def __init__(self, hidden_size: int, dropout: float, activation: str, projection: bool) -> None:
         super().__init__()
-        self.activation = choose(ACTIVATIONS, activation, "activation")
+        self.activation = ACTIVATIONS[activation]
         self.dropout = nn.Dropout(dropout)
         self.projection = nn.Linear(hidden_size, hidden_size) if projection else None
 
@@ -85,7 +86,7 @@ class FeedForward(Head, ABC):
         projection: whether each vector passes a linear layer H to H and the activation first.
 
     Raises:
-        ValueError: if `activation` is unknown, or `depth` or `dropout` is out of range.
+        ValueError: if `depth` is below the fewest.
     """
 
     vectors = 2
@@ -353,7 +354,7 @@ SHARES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head to be built: its `name`, the task's `target`, how many outputs, its dropout, and options."""
+    """A head to be built: its `name`, the task's `target`, how many outputs, its dropout, and its options."""
 
     name: str
     target: Target
@@ -364,13 +365,8 @@ class HeadSpec:
 
 @lru_cache
 def head_options(name: str) -> type[Group]:
-    """Return the options that a user may set for head `name`.
-
-    Raises:
-        ValueError: if there is no such head.
-    """
-    kind = choose(HEADS, name, "head")
-    return options_of(kind.__init__, kind.options)
+    """Return the options that a user may set for head `name`."""
+    return options_of(HEADS[name].__init__, HEADS[name].options)
 
 
 def build_heads(
@@ -379,9 +375,9 @@ def build_heads(
     """Return the heads of all tasks, some of which may use one and the same linear layer.
 
     `projection` is the layer on the sentence vectors, `fusion` the first hidden layer, which joins the two sentences.
-    Sharing a projection turns it on for those tasks, and sharing a fusion gives them a hidden layer. Only the linear
-    layer is shared; activation, dropout and all else stay each task's own. "BERT++: Trustworthy MultiTask Learning
-    with BERT", section 5 (both); "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.1 (the fusion).
+    Heads get the layers that they share by `options_to_share`. Only the linear layer is shared; activation, dropout
+    and all else stay each task's own. "BERT++: Trustworthy MultiTask Learning with BERT", section 5 (both); "BERT With
+    Multitask Fine-Tuning and Loss Construction", section 4.2.1 (the fusion).
 
     A shared layer is one module in several heads: `parameters()` yields it once, under the name that it has in the
     first of them, and `state_dict()` holds it under each of its names.
@@ -394,14 +390,15 @@ def build_heads(
         share_tasks: the tasks that share, two or more in any order; not looked at if `share` is none.
 
     Raises:
-        ValueError: for an unknown name or an option out of range; if a task has a head that can't share what is asked
-            for; if fusions to be shared differ in width.
+        ValueError: if a head does not fit its options or target, or can't share what is asked for; if fusions to be
+            shared differ in width.
     """
-    parts = choose(SHARES, share, "share")
-    sharing = _sharing_tasks(specs, parts, share_tasks)
-    heads: dict[str, Any] = {
-        task: _build_head(task, spec, hidden_size, parts if task in sharing else ()) for task, spec in specs.items()
-    }
+    parts, sharing = SHARES[share], [task for task in specs if task in share_tasks]
+    for task, part in itertools.product(sharing, parts):
+        if part not in HEADS[specs[task].name].shareable:
+            able = ", ".join(name for name, head in HEADS.items() if part in head.shareable)
+            raise ValueError(f"task {task}: head {specs[task].name} can't share a {part}; can: {able}")
+    heads: dict[str, Any] = {task: _build_head(spec, hidden_size) for task, spec in specs.items()}
     if "projection" in parts:
         for task in sharing[1:]:
             heads[task].projection = heads[sharing[0]].projection
@@ -433,35 +430,6 @@ def options_to_share(options: Mapping[str, Any], parts: Sequence[str]) -> dict[s
     return {**options, **with_projection, **with_fusion}
 
 
-def _build_head(task: str, spec: HeadSpec, hidden_size: int, shared: Sequence[str]) -> Head:
-    """Return the head of one task, with the layers that it is to share."""
-    try:
-        kind = choose(HEADS, spec.name, "head")
-        options = read_options(head_options(spec.name), options_to_share(spec.options, shared), f"head {spec.name}")
-        build: Callable[..., Head] = kind
-        return build(hidden_size, spec.target, spec.size, spec.dropout, **options)
-    except ValueError as error:
-        raise ValueError(f"{task and f'task {task}: '}{error}") from None
-
-
-def _sharing_tasks(specs: Mapping[str, HeadSpec], parts: Sequence[str], share_tasks: Sequence[str]) -> list[str]:
-    """Return the tasks that share `parts`, in the order of `specs`; empty if nothing is shared."""
-    if not parts:
-        return []
-    for task in share_tasks:
-        name = choose(specs, task, "task to share").name
-        for part in parts:
-            if part not in choose(HEADS, name, "head").shareable:
-                able = ", ".join(name for name, head in HEADS.items() if part in head.shareable)
-                raise ValueError(f"task {task}: head {name} can't share a {part}: {_why_not(name, part)}; can: {able}")
-    sharing = [task for task in specs if task in share_tasks]
-    if len(sharing) < 2:
-        raise ValueError(f"expected two or more tasks to share, found {', '.join(share_tasks) or 'none'}")
-    return sharing
-
-
-def _why_not(name: str, part: str) -> str:
-    """Return why head `name` has no `part` that it could share."""
-    if part == "projection":
-        return "it takes one vector, and the projection is for the two of a pair encoded apart"
-    return "it has no hidden layer"
+def _build_head(spec: HeadSpec, hidden_size: int) -> Head:
+    build: Callable[..., Head] = HEADS[spec.name]
+    return build(hidden_size, spec.target, spec.size, spec.dropout, **spec.options)

@@ -198,13 +198,13 @@ def load_heads(model: MultitaskModel, folder: str | Path) -> None:
     saved = _read_heads(path)
     for task in dict.fromkeys(name.partition(".")[0] for name in saved):
         found = {name.partition(".")[2]: value for name, value in saved.items() if name.startswith(f"{task}.")}
-        own = model.heads[task].state_dict() if task in model.heads else {}
-        if {name: value.shape for name, value in found.items()} != {name: value.shape for name, value in own.items()}:
+        try:
+            model.heads[task].load_state_dict(found)
+        except (KeyError, RuntimeError) as error:
             raise UserError(
                 f"{path}: the head of task {task} there is not the one that params ask for: they must have the same "
                 f"tasks.{task}.head and head_options, and the same sharing, in prefinetune and in every member"
-            )
-        model.heads[task].load_state_dict(found)
+            ) from error
 
 
 def _read_heads(path: Path) -> dict[str, Tensor]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 
 # Terms of one dot product in float32. Over the 23 million of BERT's word embeddings a single one is off by 1e-4.
 CHUNK = 1 << 20
+CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
 
 
 class TaskGradients:
@@ -18,33 +20,26 @@ class TaskGradients:
     gradients lie to each other, and `put` leaves their weighted sum in `.grad`. Parameters that are not given here
     (heads, layers that only some tasks share) add up their gradients in place as ever and are never touched.
     No more is held than one set of gradients a task. A gradient may be sparse, rows of a matrix, as those of word
-    embeddings are: rows that it does not hold are zero, and cost nothing.
+    embeddings are: rows that it does not hold are zero, and cost nothing. It is so for all tasks or for none.
 
     Args:
         parameters: those that the tasks share, each once.
-
-    Raises:
-        ValueError: if a parameter is given twice.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self.parameters = list(parameters)
-        if len({id(parameter) for parameter in self.parameters}) < len(self.parameters):
-            raise ValueError("TaskGradients: parameters must be distinct, found one that is given twice")
         self._store: dict[str, list[Tensor | None]] = {}
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks whose gradients are in store, in the order of their first `take`."""
+        """The tasks whose gradients are in store, in the order of `take`."""
         return tuple(self._store)
 
     def take(self, task: str) -> None:
-        """Moves the gradients out of `.grad` into store as those of `task`; a second batch of a task adds to them."""
-        new = [parameter.grad for parameter in self.parameters]
+        """Moves the gradients out of `.grad` into store as those of `task`, which comes once in a step."""
+        self._store[task] = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
-        old = self._store.get(task)
-        self._store[task] = new if old is None else [_add(a, b) for a, b in zip(old, new)]
 
     def gramian(self) -> Tensor:
         """Inner products of the tasks' gradients over all parameters: [K, K] float64 on the CPU, symmetric.
@@ -73,17 +68,8 @@ class TaskGradients:
 
         A parameter that had a gradient from no task keeps None: the optimizer must not move or decay it. Weights of
         exactly 1 give the plain sum, added up in the order of `tasks`.
-
-        Raises:
-            ValueError: if there is not one weight for each task, or if a parameter has a gradient that was not taken
-                and would be lost.
         """
-        weights = torch.as_tensor(weights).tolist()
-        if len(weights) != len(self._store):
-            raise ValueError(f"put: weights must be one for each of {list(self._store)}, got {len(weights)}")
-        if any(parameter.grad is not None for parameter in self.parameters):
-            raise ValueError("put: expected no gradients since the last take, found some; they belong to no task")
-        for weight, gradients in zip(weights, self._store.values()):
+        for weight, gradients in zip(torch.as_tensor(weights).tolist(), self._store.values(), strict=True):
             pairs = [(p, g) for p, g in zip(self.parameters, gradients) if g is not None]
             first = [(p, g) for p, g in pairs if p.grad is None]
             sparse = [(p, g) for p, g in pairs if p.grad is not None and p.grad.is_sparse]
@@ -97,7 +83,7 @@ class TaskGradients:
                 parameter.grad = gradient
             for parameter, gradient in sparse:
                 assert parameter.grad is not None
-                parameter.grad = _sum(parameter.grad, gradient)
+                parameter.grad = parameter.grad + gradient
         self._store.clear()
 
 
@@ -111,24 +97,10 @@ def _numbers(gradient: Tensor) -> Tensor:
     return gradient._values() if gradient.is_sparse else gradient
 
 
-def _sum(a: Tensor, b: Tensor) -> Tensor:
-    """A sparse `a` + `b`, which torch adds in this order alone if `b` is dense."""
-    return a + b if b.is_sparse else b + a
-
-
-def _add(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    """a + b, in the memory of `a` unless that is sparse; None is a zero."""
-    if a is None or b is None:
-        return b if a is None else a
-    return _sum(a, b) if a.is_sparse else a.add_(b)
-
-
 def _dots(a: Tensor, b: Tensor) -> Iterator[Tensor]:
     """Scalars that add up to the inner product of two gradients of the same parameter."""
-    if a.is_sparse and b.is_sparse:
+    if a.is_sparse:
         a, b = _shared_rows(a, b)
-    elif a.is_sparse or b.is_sparse:
-        a, b = (gradient.to_dense() for gradient in (a, b))
     dtype = torch.promote_types(a.dtype, torch.float32)
     pieces = (tensor.detach().reshape(-1).split(CHUNK) for tensor in (a, b))
     for left, right in zip(*pieces):
@@ -147,26 +119,11 @@ def conflict_rows(step: int, tasks: Sequence[str], gramian: Tensor) -> list[dict
 
     `cosine` is from -1 to 1, below 0 where two tasks conflict, and 0 where a gradient is zero; `dot`, `norm_a` and
     `norm_b` are those of the gradients as they are, after any weights on the losses.
-
-    Raises:
-        ValueError: if the Gramian is not of the size of `tasks`.
     """
-    if tuple(gramian.shape) != (len(tasks), len(tasks)):
-        raise ValueError(f"conflict_rows: expected a Gramian of {len(tasks)} tasks, got shape {tuple(gramian.shape)}")
     norms = gramian.diagonal().sqrt().tolist()
     rows: list[dict[str, object]] = []
-    for a, task_a in enumerate(tasks):
-        for b in range(a + 1, len(tasks)):
-            dot, lengths = gramian[a, b].item(), norms[a] * norms[b]
-            rows.append(
-                {
-                    "step": step,
-                    "task_a": task_a,
-                    "task_b": tasks[b],
-                    "dot": dot,
-                    "cosine": min(1.0, max(-1.0, dot / lengths)) if lengths else 0.0,  # rounding may pass 1
-                    "norm_a": norms[a],
-                    "norm_b": norms[b],
-                }
-            )
+    for (i, task_a), (j, task_b) in combinations(enumerate(tasks), 2):
+        dot, lengths = gramian[i, j].item(), norms[i] * norms[j]
+        cosine = min(1.0, max(-1.0, dot / lengths)) if lengths else 0.0  # rounding may pass 1
+        rows.append(dict(zip(CONFLICT_COLUMNS, (step, task_a, task_b, dot, cosine, norms[i], norms[j]))))
     return rows

@@ -42,7 +42,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from bertrio.core.options import Count, Group, Real, choose, one_of
+from bertrio.core.options import Count, Group, Real, one_of
 
 Step = tuple[str, ...]
 Epoch = list[Step]
@@ -63,10 +63,8 @@ class Sizes:
             of them where several are equal), a task, several tasks (each has had one pass), or `steps`.
         steps: the epoch's length where `until` is `steps`.
         cycle: whether, in a `joint` epoch, a task that has had a whole pass begins again or sits out the rest.
-        temperature: T of `temperature`, 1 or more, infinity allowed.
-
-    Raises:
-        ValueError: if a number is out of its range, or `rows` or `task_epochs` do not fit the tasks of `batches`.
+        temperature: T of `temperature`, 1 or more: below, small tasks all but vanish, and an epoch that waits for them
+            never ends. Infinity is allowed.
     """
 
     batches: Mapping[str, int]
@@ -74,22 +72,9 @@ class Sizes:
     epochs: int
     task_epochs: Mapping[str, int] = field(default_factory=dict)
     until: str | tuple[str, ...] = "longest"
-    steps: int | None = None
+    steps: int = 0
     cycle: bool = True
     temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        tasks = ", ".join(self.batches)
-        if not self.batches:
-            raise ValueError("batches: found no task, expected one or more")
-        if set(self.rows) != set(self.batches):
-            raise ValueError(f"rows: found {', '.join(self.rows) or 'no task'}, expected the tasks of batches: {tasks}")
-        if unknown := [task for task in self.task_epochs if task not in self.batches]:
-            raise ValueError(f"task_epochs: found {', '.join(unknown)}, expected tasks of batches: {tasks}")
-        _at_least(1, batches=self.batches, rows=self.rows)
-        _at_least(0, epochs=self.epochs, task_epochs=self.task_epochs)
-        if not self.temperature >= 1:  # below 1 small tasks all but vanish, and an epoch that waits for them never ends
-            raise ValueError(f"temperature: found {self.temperature}, expected 1 or more")
 
 
 def joint(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
@@ -100,7 +85,7 @@ def joint(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
     alone at last (`bertpp` 4.4, before it cycles), and the epoch ends when there are none. Draws nothing from
     `generator`.
     """
-    length = _epoch_steps(sizes) if sizes.until == "steps" else max(_awaited(sizes).values())
+    length = sizes.steps if sizes.until == "steps" else max(_awaited(sizes).values())
     if sizes.cycle:
         return [[tuple(sizes.batches)] * length for _ in range(sizes.epochs)]
     length = min(length, max(sizes.batches.values()))
@@ -140,7 +125,7 @@ def round_robin(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
     """
     steps = [(task,) for task in sizes.batches]
     if sizes.until == "steps":
-        length = _epoch_steps(sizes)
+        length = sizes.steps
     else:
         awaited, turns = _awaited(sizes), enumerate(sizes.batches, start=1)
         length = max(turn + (awaited[task] - 1) * len(steps) for turn, task in turns if task in awaited)
@@ -156,7 +141,7 @@ def annealed(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
     PALs: Projected Attention Layers for Efficient Adaptation in Multi-Task Learning", annealed sampling. Where E = 1,
     which the paper leaves open, alpha is 1. Epochs end as in `temperature`.
     """
-    exponents = [annealed_exponent(epoch, sizes.epochs) for epoch in range(1, sizes.epochs + 1)]
+    exponents = [1 - 0.8 * epoch / max(1, sizes.epochs - 1) for epoch in range(sizes.epochs)]
     return [_drawn_epoch(sizes, sampling_probabilities(sizes.rows, exponent), generator) for exponent in exponents]
 
 
@@ -234,20 +219,6 @@ class ScheduleOptions(Group):
         return (self.until,) if isinstance(self.until, str) else tuple(self.until)
 
 
-def build_plan(name: str, sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
-    """Return the plan of the schedule called `name`; the same sizes and seed of `generator` give the same plan.
-
-    Raises:
-        ValueError: if there is no such schedule, or `until` or `steps` of `sizes` say nothing that it can use.
-    """
-    return choose(SCHEDULES, name, "schedule")(sizes, generator)
-
-
-def annealed_exponent(epoch: int, epochs: int) -> float:
-    """alpha = 1 - 0.8 (e - 1) / (E - 1) of epoch e = 1 to E, and 1 where E = 1; see `annealed`."""
-    return 1 - 0.8 * (epoch - 1) / (epochs - 1) if epochs > 1 else 1.0
-
-
 def sampling_probabilities(rows: Mapping[str, int], exponent: float) -> dict[str, float]:
     """p_i = N_i^exponent / sum_j N_j^exponent for tasks of N_i rows; see `annealed` and `temperature`."""
     weights = {task: count**exponent for task, count in rows.items()}
@@ -269,11 +240,7 @@ def proportional_batch_sizes(rows: Mapping[str, int], base_batch: int) -> dict[s
 
     Returns:
         The batch size of each task.
-
-    Raises:
-        ValueError: if a number is below 1.
     """
-    _at_least(1, rows=rows, base_batch=base_batch)
     batches = -(-max(rows.values()) // base_batch)
     return {task: max(1, round(count / batches)) for task, count in rows.items()}
 
@@ -284,18 +251,7 @@ def _awaited(sizes: Sizes) -> dict[str, int]:
         count = {"shortest": min, "longest": max}[sizes.until](sizes.batches.values())
         return {task: batches for task, batches in sizes.batches.items() if batches == count}
     named = (sizes.until,) if isinstance(sizes.until, str) else tuple(sizes.until)
-    unknown = [task for task in named if task not in sizes.batches]
-    if unknown or not named:
-        known = ", ".join((*UNTIL, *sizes.batches))
-        raise ValueError(f"until: found {', '.join(unknown) or 'no task'}, expected {known}, or several of the tasks")
     return {task: sizes.batches[task] for task in named}
-
-
-def _epoch_steps(sizes: Sizes) -> int:
-    """The length that `until: steps` asks for."""
-    if sizes.steps is None or sizes.steps < 1:
-        raise ValueError(f"steps: found {sizes.steps}, expected 1 or more, since until is steps")
-    return sizes.steps
 
 
 def _drawn_epoch(sizes: Sizes, probabilities: Mapping[str, float], generator: torch.Generator) -> Epoch:
@@ -303,36 +259,17 @@ def _drawn_epoch(sizes: Sizes, probabilities: Mapping[str, float], generator: to
     steps = [(task,) for task in sizes.batches]
     odds = torch.tensor([probabilities[task] for task in sizes.batches], dtype=torch.float64)
     if sizes.until == "steps":
-        drawn = _draw(odds, _epoch_steps(sizes), generator)
-        return [steps[index] for index in drawn.tolist()]
-    numbers = {task: index for index, task in enumerate(sizes.batches)}
-    awaited = {numbers[task]: batches for task, batches in _awaited(sizes).items()}
+        return [steps[index] for index in _draw(odds, sizes.steps, generator).tolist()]
+    awaited = _awaited(sizes)
+    wanted = torch.tensor([awaited.get(task, 0) for task in sizes.batches])
     drawn = _draw(odds, sum(sizes.batches.values()), generator)
-    while (end := _end(drawn, awaited)) is None:
+    while (drawn.bincount(minlength=len(steps)) < wanted).any():
         drawn = torch.cat([drawn, _draw(odds, len(drawn), generator)])
-    return [steps[index] for index in drawn[:end].tolist()]
+    ends = [(drawn == index).nonzero()[count - 1] for index, count in enumerate(wanted.tolist()) if count]
+    return [steps[index] for index in drawn[: int(max(ends)) + 1].tolist()]
 
 
 def _draw(odds: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """`count` indices into `odds` [K], float64 that sums to 1, drawn with replacement: int64 [count]."""
     draws = torch.rand(count, generator=generator, dtype=torch.float64)
     return torch.bucketize(draws, odds.cumsum(0)[:-1], right=True)  # K - 1 edges: rounding can't reach past the last
-
-
-def _end(drawn: Tensor, awaited: Mapping[int, int]) -> int | None:
-    """How many draws it took until every index had come as often as `awaited` says; None if they are not enough."""
-    ends = []
-    for index, count in awaited.items():
-        places = (drawn == index).nonzero().flatten()
-        if len(places) < count:
-            return None
-        ends.append(int(places[count - 1]) + 1)
-    return max(ends)
-
-
-def _at_least(least: int, **arguments: int | Mapping[str, int]) -> None:
-    """Checks numbers, alone or by task."""
-    for name, given in arguments.items():
-        for task, value in given.items() if isinstance(given, Mapping) else [("", given)]:
-            if value < least:
-                raise ValueError(f"{name}{task and f' of {task}'}: found {value}, expected {least} or more")

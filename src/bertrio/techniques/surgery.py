@@ -16,8 +16,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from bertrio.core.errors import UserError
-from bertrio.core.options import Group, choose, one_of
+from bertrio.core.options import Group, one_of
 
 Method = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -33,14 +32,12 @@ def pcgrad(gramian: Tensor, generator: torch.Generator, orders: Sequence[Sequenc
     projection, and the results are summed. Without a conflict every weight is exactly 1.
 
     Args:
-        gramian: [K, K], float64.
+        gramian: [K, K], float64, with no zero on the diagonal.
         generator: the order of the other tasks comes from it, one permutation for each task.
         orders: the K permutations of all tasks instead, to fix them; a task is passed over in its own.
 
     Returns:
         Weights [K], at least 1 each.
-
-    A gradient of norm 0 has no direction to project out and is passed over.
     """
     count = len(gramian)
     if orders is None:
@@ -49,7 +46,7 @@ def pcgrad(gramian: Tensor, generator: torch.Generator, orders: Sequence[Sequenc
     for i, order in enumerate(orders):
         for j in order:
             dot = projected[i] @ gramian[j]
-            if j != i and dot < 0 and gramian[j, j] > 0:
+            if j != i and dot < 0:
                 projected[i, j] -= dot / gramian[j, j]
     return projected.sum(dim=0)
 
@@ -184,14 +181,9 @@ def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tenso
     Returns:
         Weights [K], at least 1 each.
 
-    Raises:
-        ValueError: if `c` is not from 0 to below 1.
-
     Departs from the authors' code: no division of d by 1 + c^2, which the paper does not have either. Where g_alpha
     vanishes (a Pareto-stationary point), its length is taken as 1e-4 of the gradients' root mean square.
     """
-    if not 0 <= c < 1:
-        raise ValueError(f"cagrad: c must be from 0 to below 1, got {c}")
     from scipy.optimize import minimize  # a slow import
 
     count = len(gramian)
@@ -246,28 +238,13 @@ def build_surgery(
         reduction: `sum` for weights of about 1, to replace the sum of the losses; `mean` for about 1 / K, to replace
             their mean.
         generator: for methods that draw; its state is the caller's to save.
-
-    Raises:
-        ValueError: if `method` is unknown.
-        UserError: if a library that `method` needs is missing; when the function is called, if a gradient is not
-            finite.
     """
-    solve = choose(SURGERIES, method, "surgery")
-    try:  # what is missing shows here, not in the first step
-        solve(torch.eye(2, dtype=torch.float64), torch.Generator())
-    except ImportError as error:
-        raise UserError(
-            f"surgery.method: {method} needs a library that is missing ({error}): "
-            "pip install 'torchjd[quadprog-projector]'"
-        ) from error
 
     def weigh(gramian: Tensor) -> Tensor:
-        if not gramian.isfinite().all():
-            raise UserError("surgery: the gradient of a task is not finite; try a lower lr")
         weights = torch.ones(len(gramian), dtype=torch.float64)
         live = gramian.diagonal() > 0
         if live.sum() > 1:
-            weights[live] = solve(gramian[live][:, live], generator)
+            weights[live] = SURGERIES[method](gramian[live][:, live], generator)
         return weights / len(gramian) if reduction == "mean" else weights
 
     return weigh

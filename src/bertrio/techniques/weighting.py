@@ -12,7 +12,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from bertrio.core.options import Group, NotNegative, Positive, choose, one_of
+from bertrio.core.options import Group, NotNegative, Positive, one_of
 
 
 class Fixed(nn.Module):
@@ -66,15 +66,8 @@ class Uncertainty(nn.Module):
         return {name.removeprefix("log_variance_"): w for name, w in self.named_parameters()}
 
     def forward(self, task: str, loss: Tensor) -> Tensor:
-        """The weighted loss of `task` and its penalty on the variance, from its plain loss; both scalars.
-
-        Raises:
-            ValueError: if `task` is none of those given at the start.
-        """
-        log_variances = self.log_variances
-        if task not in log_variances:
-            raise ValueError(f"Uncertainty: unknown task {task!r}, expected one of {list(log_variances)}")
-        w = log_variances[task]
+        """The weighted loss of `task` and its penalty on the variance, from its plain loss; both scalars."""
+        w = self.log_variances[task]
         return torch.exp(-w) * loss + w
 
 
@@ -90,17 +83,3 @@ class WeightingOptions(Group):
     method: Annotated[str, one_of(WEIGHTINGS)]
     weights: dict[str, NotNegative]
     lr: Positive
-
-
-def build_weighting(method: str, tasks: Iterable[str], weights: Mapping[str, float]) -> nn.Module:
-    """Return the weighting called `method`.
-
-    Args:
-        method: a key of `WEIGHTINGS`.
-        tasks: the names of all tasks that may train.
-        weights: of `fixed`, by task.
-
-    Raises:
-        ValueError: if there is no such weighting.
-    """
-    return choose(WEIGHTINGS, method, "weighting")(tasks, weights)

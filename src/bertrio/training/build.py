@@ -27,9 +27,9 @@ from bertrio.techniques.losses import LOSSES, Loss, build_loss
 from bertrio.techniques.regularizers import REGULARIZERS, Regularizer, RunSetup
 from bertrio.techniques.regularizers.moving_average import moving_average
 from bertrio.techniques.regularizers.norms import l1, l2
-from bertrio.techniques.schedules import Epoch, Sizes, build_plan, proportional_batch_sizes
+from bertrio.techniques.schedules import SCHEDULES, Epoch, Sizes, proportional_batch_sizes
 from bertrio.techniques.surgery import build_surgery
-from bertrio.techniques.weighting import build_weighting
+from bertrio.techniques.weighting import WEIGHTINGS
 from bertrio.training.callbacks import Curves
 from bertrio.training.loop import Trainer
 from bertrio.training.objective import Objective
@@ -139,7 +139,7 @@ def _objective(
     return Objective(
         model,
         build_losses(train, params),
-        build_weighting(weighting.method, train, weighting.weights).to(model.runtime.device),
+        WEIGHTINGS[weighting.method](train, weighting.weights).to(model.runtime.device),
         regularizers,
         of_batches=[task for task in train if LOSSES[params.tasks[task].loss].whole_batch],
     )
@@ -233,7 +233,7 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
         epochs=params.finetune.epochs,
         task_epochs={task: count for task in train if (count := params.tasks[task].epochs) is not None},
         until=options.until_of(list(train)),
-        steps=options.steps,
+        steps=options.steps or 0,
         cycle=options.cycle,
         temperature=options.temperature,
     )
@@ -241,7 +241,7 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
         [(task,)] * sizes.batches[task] for task, epochs in options.first.items() for _ in range(epochs)
     ]
     draws = generator(params.runtime.seed, "schedule")
-    return first + build_plan(options.name, sizes, draws)
+    return first + SCHEDULES[options.name](sizes, draws)
 
 
 def build_losses(train: Split, params: Params) -> dict[str, Loss]:
@@ -249,7 +249,7 @@ def build_losses(train: Split, params: Params) -> dict[str, Loss]:
     losses = {}
     for task, rows in train.items():
         options, target = params.tasks[task], rows.task.target
-        counts = None
+        counts = []
         if target.discrete:
             counts = np.bincount(rows.label_values.astype(np.int64), minlength=max(2, target.size)).tolist()
         losses[task] = build_loss(options.loss, target, options.loss_options, counts)

@@ -17,6 +17,7 @@ from bertrio.data.batches import Split
 from bertrio.evaluation.predictions import write_predictions
 from bertrio.model.config import ModelConfig
 from bertrio.model.multitask import build_model, load_heads, save_model
+from bertrio.techniques.gradients import CONFLICT_COLUMNS
 from bertrio.training.build import build_trainer, hold_out, load_split, resolve_precision, teacher_predictions
 from bertrio.training.callbacks import build_curves, report_epoch
 from bertrio.training.checkpoints import Checkpoints, open_checkpoints
@@ -24,7 +25,6 @@ from bertrio.training.evaluator import EpochEvaluator, Selection, predict
 from bertrio.training.loop import Trainer
 
 HOLDOUT = 0.1  # share of the training rows that finetune.select_on: holdout takes
-CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
 
 
 @dataclass(frozen=True)

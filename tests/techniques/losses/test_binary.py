@@ -15,12 +15,6 @@ def test_bce_equals_hand_algebra():
     assert bce(HeadOutput(logits), torch.tensor([1.0, 0.0])).item() == pytest.approx(by_hand, rel=1e-6)
 
 
-def test_siamese_softmax_equals_hand_algebra():
-    logits = torch.tensor([[0.7, 0.3], [0.2, 0.8]]).log()
-    by_hand = -(math.log(0.3) + math.log(0.2)) / 2
-    assert siamese_softmax(HeadOutput(logits), torch.tensor([1.0, 0.0])).item() == pytest.approx(by_hand, rel=1e-6)
-
-
 @pytest.mark.parametrize("weights", [None, torch.tensor([0.5, 3.0])])
 def test_siamese_softmax_is_bce_of_the_difference_of_its_logits(weights):
     logits = 3 * torch.randn(4, 2, generator=torch.Generator().manual_seed(0))

@@ -1,5 +1,4 @@
 import torch
-from torch import nn
 
 from bertrio.techniques.regularizers.norms import l1, l2
 
@@ -8,6 +7,7 @@ def test_norms_equal_hand_algebra():
     parameters = [torch.tensor([[1.0, -2.0]]), torch.tensor([0.5])]
     assert l1(parameters).item() == 1 + 2 + 0.5
     assert l2(parameters).item() == 1 + 4 + 0.25  # squares, no root
+    assert l1([]).item() == l2(iter(())).item() == 0.0
 
 
 def test_gradients_equal_hand_algebra():
@@ -17,20 +17,8 @@ def test_gradients_equal_hand_algebra():
         assert weights.grad.tolist() == expected
 
 
-def test_norms_agree_with_float64_on_a_module():
-    torch.manual_seed(0)
-    model = nn.Linear(50, 30)
-    flat = nn.utils.parameters_to_vector(model.parameters()).detach().double()
-    torch.testing.assert_close(l1(model.parameters()).double(), flat.norm(p=1), rtol=1e-5, atol=0)
-    torch.testing.assert_close(l2(model.parameters()).double(), flat.norm(p=2) ** 2, rtol=1e-5, atol=0)
-
-
 def test_norms_are_summed_in_float32():
     weights = torch.ones(4097, dtype=torch.bfloat16)
     for norm in (l1, l2):
         assert norm([weights]).item() == 4097.0  # bf16 has no such number
         assert norm([weights]).dtype == torch.float32
-
-
-def test_no_parameters_cost_nothing():
-    assert l1([]).item() == l2(iter(())).item() == 0.0

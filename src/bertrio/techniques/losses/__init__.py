@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 from torch import Tensor
 
-from bertrio.core.options import Group, choose, one_of, options_of, read_options
+from bertrio.core.options import Group, one_of, options_of, read_options
 from bertrio.core.tasks import Binary, Classes, HeadOutput, Ordered, Score, Target
 from bertrio.techniques.losses.binary import bce, siamese_softmax
 from bertrio.techniques.losses.classes import cross_entropy, dual_objective, ordinal_log_loss
@@ -63,20 +63,14 @@ def losses_for(target: Target) -> list[str]:
 
 @lru_cache
 def loss_options(name: str) -> type[Group]:
-    """Return the options that a user may set for the loss `name`: `class_weights` stands for its `weights`.
-
-    Raises:
-        ValueError: if there is no such loss.
-    """
-    function = choose(LOSSES, name, "loss").function
+    """Return the options that a user may set for the loss `name`: `class_weights` stands for its `weights`."""
+    function = LOSSES[name].function
     names = _keywords(function)
     more = {"class_weights": (ClassWeights, None)} if "weights" in names else {}
     return options_of(function, [name for name in names if name not in {"weights", *FROM_TARGET}], **more)
 
 
-def build_loss(
-    name: str, target: Target, options: Mapping[str, Any], label_counts: Sequence[int] | None = None
-) -> Loss:
+def build_loss(name: str, target: Target, options: Mapping[str, Any], label_counts: Sequence[int] = ()) -> Loss:
     """Return the loss `name` for `target`, ready to be called with a head's output and labels.
 
     Args:
@@ -86,16 +80,13 @@ def build_loss(
         label_counts: [C], training rows by class (binary: no, yes), for `class_weights`.
 
     Raises:
-        ValueError: if the name, an option or its value is unknown or out of range, the loss does not fit the target,
-            or the counts are missing.
+        ValueError: if an option or its value is unknown or out of range, or the loss does not fit the target.
     """
     arguments = read_options(loss_options(name), options, f"loss {name}")
     if name not in (fits := losses_for(target)):
         kind = type(target).__name__.lower()
         raise ValueError(f"loss {name} does not fit target {kind}: expected {' or '.join(fits)}")
     if weights := arguments.pop("class_weights", None):
-        if label_counts is None:
-            raise ValueError(f"label_counts: expected the rows of each class for class_weights {weights}, found None")
         arguments["weights"] = CLASS_WEIGHTS[weights](label_counts)
     function = LOSSES[name].function
     if _keywords(function).keys() >= FROM_TARGET:

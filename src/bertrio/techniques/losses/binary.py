@@ -23,7 +23,7 @@ def bce(output: HeadOutput, labels: Tensor, *, weights: Tensor | None = None) ->
         weights: [2], of no and of yes (`weighted_mean`).
     """
     rows = F.binary_cross_entropy_with_logits(output.outputs.float().squeeze(1), labels.float(), reduction="none")
-    return weighted_mean(rows, labels, weights, classes=2)
+    return weighted_mean(rows, labels, weights)
 
 
 def siamese_softmax(output: HeadOutput, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -41,4 +41,4 @@ def siamese_softmax(output: HeadOutput, labels: Tensor, *, weights: Tensor | Non
         weights: [2], of no and of yes (`weighted_mean`).
     """
     rows = F.cross_entropy(output.outputs.float(), labels.long(), reduction="none")
-    return weighted_mean(rows, labels, weights, classes=2)
+    return weighted_mean(rows, labels, weights)

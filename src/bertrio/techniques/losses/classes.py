@@ -32,7 +32,7 @@ def cross_entropy(
     """
     logits = output.outputs.float()
     rows = F.cross_entropy(logits, labels, reduction="none", label_smoothing=label_smoothing)
-    return weighted_mean(rows, labels, weights, logits.shape[1])
+    return weighted_mean(rows, labels, weights)
 
 
 def dual_objective(
@@ -55,7 +55,7 @@ def dual_objective(
     logits = output.outputs.float()
     gold = F.one_hot(labels, logits.shape[1]).float()
     rows = F.binary_cross_entropy_with_logits(logits, gold, reduction="none").sum(dim=1)
-    loss = weighted_mean(rows, labels, weights, logits.shape[1])
+    loss = weighted_mean(rows, labels, weights)
     return loss if reduction == "sum" else loss / logits.shape[1]
 
 
@@ -87,4 +87,4 @@ def ordinal_log_loss(
     others = logits.unsqueeze(1).masked_fill(own, -torch.inf).logsumexp(dim=2)  # from [B, C, C], own class left out
     distance = (classes - labels.unsqueeze(1)).abs().float() ** alpha
     rows = -(F.logsigmoid(others - logits) * distance).sum(dim=1)
-    return weighted_mean(rows, labels, weights, logits.shape[1])
+    return weighted_mean(rows, labels, weights)

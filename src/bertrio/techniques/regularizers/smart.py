@@ -44,21 +44,6 @@ class SmartOptions(RegularizerOptions):
     eps: Positive
 
 
-def ball(noise: Tensor, radius: float, norm: str) -> Tensor:
-    """Return the nearest noise [B, T, H] in the ball: each row, over all its tokens, has norm `radius` at most.
-
-    For `inf` each entry is clamped to [-radius, radius]; for `2` a row outside is scaled down to the sphere.
-    """
-    if norm == "inf":
-        return noise.clamp(-radius, radius)
-    return noise * (radius / _row_norm(noise, norm).clamp(min=radius))
-
-
-def rescale(noise: Tensor, radius: float, norm: str, eps: float) -> Tensor:
-    """Return noise [B, T, H] whose every token has norm `radius` over H; `eps` keeps a token without noise at 0."""
-    return noise * (radius / (torch.linalg.vector_norm(noise, NORMS[norm], dim=-1, keepdim=True) + eps))
-
-
 class Smart(Regularizer):
     r"""Smoothness-inducing adversarial regularization: outputs must not change under the worst small noise.
 
@@ -146,9 +131,18 @@ class Smart(Regularizer):
         return self._project(noise + self.options.eta * gradient)
 
     def _project(self, noise: Tensor) -> Tensor:
-        if self.options.projection == "ball":
-            return ball(noise, self.options.radius, self.options.norm)
-        return rescale(noise, self.options.radius, self.options.norm, self.options.eps)
+        """Return noise [N, T, H] within its bounds.
+
+        By `ball`, the nearest whose rows, over all their tokens, have norm `radius` at most: clamped for `inf`, scaled
+        down for `2`. By `rescale`, that whose every token has norm `radius`; `eps` keeps a token without noise at 0.
+        """
+        radius, norm = self.options.radius, self.options.norm
+        if self.options.projection == "rescale":
+            lengths = torch.linalg.vector_norm(noise, NORMS[norm], dim=-1, keepdim=True)
+            return noise * (radius / (lengths + self.options.eps))
+        if norm == "inf":
+            return noise.clamp(-radius, radius)
+        return noise * (radius / _row_norm(noise, norm).clamp(min=radius))
 
 
 def _row_norm(values: Tensor, norm: str) -> Tensor:

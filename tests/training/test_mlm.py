@@ -22,13 +22,12 @@ from bertrio.core.errors import UserError
 from bertrio.core.runtime import generator, set_up
 from bertrio.model.encoder import initial_language_model, load_transformer
 from bertrio.model.tokenizer import load_tokenizer
-from bertrio.training import mlm
 from bertrio.training.mlm import (
-    _loss,
+    Blocks,
+    BlockStream,
+    MlmObjective,
     mask_tokens,
-    perplexity,
     pretrain_mlm,
-    shuffled_batches,
     token_blocks,
     word_beginnings,
 )
@@ -141,14 +140,27 @@ def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpo
             return MaskedLMOutput(logits=self.volume * self.base_model(input_ids).last_hidden_state)
 
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=params.mlm.mask_probability)
-    args = (blocks, np.arange(8), mask, 3, 1, set_up(1, "cpu", "float32"))
-    assert perplexity(Echo(0), *args) == pytest.approx(len(tokenizer), rel=1e-5), "it guesses"
+
+    def perplexity(model):
+        runtime = set_up(1, "cpu", "float32")
+        return MlmObjective(model, mask, generator(1, "x"), runtime).perplexity(Blocks(blocks, np.arange(8)), 3, 1)
+
+    assert perplexity(Echo(0)) == pytest.approx(len(tokenizer), rel=1e-5), "it guesses"
     of = generator(1, "mlm held-out masks")
     batches = [mask(batch, of=of) for batch in gold.split(3)]
     ids, picked = (torch.cat(parts) for parts in zip(*batches))
     logits = F.one_hot(ids, len(tokenizer)).double()
     by_hand = math.exp(-logits.log_softmax(-1)[picked].gather(1, gold[picked].unsqueeze(1)).mean())
-    assert perplexity(Echo(1), *args) == pytest.approx(by_hand, rel=1e-5)
+    assert perplexity(Echo(1)) == pytest.approx(by_hand, rel=1e-5) == perplexity(Echo(1))
+
+
+def objective_at(model, picked):
+    """The objective that masks nothing and asks for the tokens picked."""
+    return MlmObjective(model, lambda gold, of: (gold, picked), generator(1, "x"), set_up(1, "cpu", "float32"))
+
+
+def of_ids(ids):
+    return Blocks(ids.numpy(), np.arange(len(ids))).batch(np.arange(len(ids)))
 
 
 def test_a_batch_without_a_picked_token_learns_nothing():
@@ -156,7 +168,7 @@ def test_a_batch_without_a_picked_token_learns_nothing():
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
     model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", vocab_size=200, **sizes))
     ids = torch.randint(5, 200, (1, 8))
-    loss = _loss(model, ids, torch.zeros_like(ids, dtype=torch.bool), ids, set_up(1, "cpu", "float32"))
+    loss = objective_at(model, torch.zeros_like(ids, dtype=torch.bool))(of_ids(ids))[0].total
     loss.backward()
     assert loss.item() == 0 and not any(of.grad is not None and of.grad.any() for of in model.parameters())
 
@@ -169,17 +181,16 @@ def test_a_head_at_the_picked_places_alone_learns_what_it_learns_at_all_of_them(
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind, vocab_size=200, embedding_size=32, **sizes))
     model.eval()
-    ids, gold = torch.randint(5, 200, (2, 8, 32))
+    ids = torch.randint(5, 200, (8, 32))
     picked = torch.rand(8, 32, generator=generator(1, "picks")) < share
     rounded = -(-int(picked.sum()) // 64) * 64
-    runtime = set_up(1, "cpu", "float32")
-    by_all = F.cross_entropy(model(input_ids=ids).logits[picked], gold[picked])
+    by_all = F.cross_entropy(model(input_ids=ids).logits[picked], ids[picked])
     by_all.backward()
     gradients = {name: of.grad.clone() for name, of in model.named_parameters() if of.grad is not None}
     model.zero_grad()
     seen = []
     model.get_output_embeddings().register_forward_hook(lambda _, given, __: seen.append(given[0].shape[-2]))
-    loss = _loss(model, ids, picked, gold, runtime)
+    loss = objective_at(model, picked)(of_ids(ids))[0].total
     loss.backward()
     assert seen == [rounded] and rounded < picked.numel(), "the head worked on more than the picked places, rounded up"
     assert loss.item() == pytest.approx(by_all.item(), rel=1e-5)
@@ -211,17 +222,14 @@ def test_pretraining_lowers_the_held_out_perplexity_and_leaves_no_litter(workspa
 
 def test_perplexity_is_measured_on_blocks_that_are_not_trained_on(workspace, corpora, monkeypatch):
     measured, trained = [], []
+    drawn = BlockStream._pass
 
-    def at_rows(model, blocks, rows, *others):
-        measured.append(set(rows.tolist()))
-        return 1.0
+    def passing(stream):
+        trained.append(set(stream.rows.ids.tolist()))
+        return drawn(stream)
 
-    def on_rows(positions, size, of):
-        trained.append(set(positions.tolist()))
-        return shuffled_batches(positions, size, of)
-
-    monkeypatch.setattr(mlm, "perplexity", at_rows)
-    monkeypatch.setattr(mlm, "shuffled_batches", on_rows)
+    monkeypatch.setattr(BlockStream, "_pass", passing)
+    monkeypatch.setattr(MlmObjective, "perplexity", lambda _, rows, *of: measured.append(set(rows.ids.tolist())) or 1.0)
     metrics, _ = pretrained(workspace, "models/out", enabled=True, max_steps=1)
     (own,), (before, after) = trained, measured
     assert before == after and before and not own & before

@@ -86,40 +86,29 @@ def build_trainer(
     plan = plan_of(train, streams, params)
     ema = params.finetune.ema
     average = None if ema is None else moving_average(model, lambda: ema)
-    regularizers = build_regularizers(params, model, total_steps(params, plan), teacher_predictions or {})
+    weighting = WEIGHTINGS[params.weighting.method](train, params.weighting.weights).to(model.runtime.device)
+    options, learned = params.finetune, list(weighting.parameters())
+    lr = options.lr * params.encoder.lr_factor
+    optimization = Optimization(model, params.optimizer, lr, plan, options.max_steps, learned, params.weighting.lr)
+    regularizers = build_regularizers(params, model, optimization.total_steps, teacher_predictions or {})
     callbacks: list[Callable[[int], None]] = [partial(each.after_step, model) for each in regularizers.values()]
     if average:
         callbacks.insert(0, lambda step: average.update_parameters(model))
-    objective = _objective(params, model, train, regularizers)
-    learned, options = list(objective.weighting.parameters()), params.finetune
+    whole_batch = [task for task in train if LOSSES[params.tasks[task].loss].whole_batch]
     trainer = Trainer(
-        objective,
+        Objective(model, build_losses(train, params), weighting, regularizers, whole_batch),
         plan,
         streams,
-        Optimization(
-            model,
-            params.optimizer,
-            options.lr * params.encoder.lr_factor,
-            plan,
-            options.max_steps,
-            learned,
-            params.weighting.lr,
-        ),
+        optimization,
         build_combiner(params, model, learned),
         penalty=weight_penalty(params, model),
         accumulate=options.accumulate,
         one_pass=model.encoder.size < NARROW if options.one_pass == "auto" else options.one_pass,
         callbacks=callbacks,
-        stateful={"average": average} if average else {},
+        stateful={name: part for name, part in (("average", average), ("tracker", tracker)) if part is not None},
         tracker=tracker,
     )
     return trainer, cast(MultitaskModel, average.module) if average else model
-
-
-def total_steps(params: Params, plan: Sequence[Sequence[tuple[str, ...]]]) -> int:
-    """Return the number of updates of fine-tuning."""
-    planned = sum(map(len, plan))
-    return min(planned, params.finetune.max_steps or planned)
 
 
 def build_regularizers(
@@ -131,20 +120,6 @@ def build_regularizers(
     return {name: REGULARIZERS[name](of, setup) for name, of in options.items() if of.weight}
 
 
-def _objective(
-    params: Params, model: MultitaskModel, train: Split, regularizers: Mapping[str, Regularizer]
-) -> Objective:
-    """Return the objective of a batch: its loss, weighted, and every regularizer that is on."""
-    weighting = params.weighting
-    return Objective(
-        model,
-        build_losses(train, params),
-        WEIGHTINGS[weighting.method](train, weighting.weights).to(model.runtime.device),
-        regularizers,
-        of_batches=[task for task in train if LOSSES[params.tasks[task].loss].whole_batch],
-    )
-
-
 def build_combiner(params: Params, model: MultitaskModel, learned: Sequence[nn.Parameter]) -> Combiner:
     """Return what combines the gradients of tasks; `learned` are parameters beside the model's."""
     options, processes = params.surgery, model.runtime.processes
@@ -153,9 +128,7 @@ def build_combiner(params: Params, model: MultitaskModel, learned: Sequence[nn.P
         return Combiner(parameters, processes)
     shared = [parameter for parameter in model.encoder.parameters() if parameter.requires_grad]
     draws = generator(params.runtime.seed, "surgery")
-    surgery = None
-    if options.method != "none":
-        surgery = build_surgery(options.method, options.reduction, draws)
+    surgery = None if options.method == "none" else build_surgery(options.method, options.reduction, draws)
     return GramianCombiner(parameters, processes, shared, surgery, draws, options.log_conflicts)
 
 

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from bertrio.config.loading import MEMBER_GROUPS, member_params
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv
 from bertrio.data.batches import Batch
+from bertrio.training.checkpoints import Part
 
 # Steps between two reads on a GPU: each makes the host wait, and the GPU run dry. A number that is not finite is found
 # so many steps late, but before any checkpoint; on the CPU, before the update.
@@ -93,8 +95,8 @@ class FiniteCheck:
         values = torch.stack([value.float() for *_, value in self._unread]).tolist()
         for (step, name, rows, _), value in zip(self._unread, values):
             if not math.isfinite(value):
-                shown = {task: ", ".join(map(str, self._ids(task, some[:SHOWN]))) for task, some in rows.items()}
-                named = "; ".join(f"{ids}, ... of {task}" for task, ids in shown.items())
+                shown = {task: map(str, self._ids(task, some[:SHOWN])) for task, some in rows.items()}
+                named = "; ".join(f"{', '.join(ids)}, ... of {task}" for task, ids in shown.items())
                 raise UserError(
                     f"{name} is {value} at step {step} (rows {named}); {self._advice}. "
                     "The last checkpoint, if there is one, is from before and is kept"
@@ -102,40 +104,32 @@ class FiniteCheck:
         self._unread.clear()
 
 
-class Averages:
+class Averages(Part):
     """The mean of each named value over the steps that had it.
 
     Tensors are summed where they are, so that a GPU need not be waited for; in float64, which Apple's GPUs lack.
     """
+
+    saved = ("_sums", "_counts")
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Forget what was summed so far."""
-        self._sums: dict[str, float | Tensor] = defaultdict(float)
-        self._counts: Counter[str] = Counter()
+        self._sums: dict[str, Any] = defaultdict(float)
+        self._counts: dict[str, int] = defaultdict(int)
 
     def add(self, values: Mapping[str, float | Tensor]) -> None:
         """Take the values of a step."""
         for name, value in values.items():
             wide = isinstance(value, Tensor) and value.device.type != "mps"
-            self._sums[name] += value.double() if wide else value  # type: ignore[union-attr]
-        self._counts.update(values.keys())
+            self._sums[name] = self._sums[name] + (value.double() if wide else value)  # type: ignore[union-attr]
+            self._counts[name] += 1
 
     def means(self) -> dict[str, float]:
         """Return the means; waits for the device."""
         return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {"sums": {name: float(total) for name, total in self._sums.items()}, "counts": dict(self._counts)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.clear()
-        self._sums.update(state["sums"])
-        self._counts.update(state["counts"])
 
 
 @dataclass
@@ -151,12 +145,14 @@ class EpochLog:
     losses: dict[str, float]
 
 
-class Meter:
+class Meter(Part):
     """Measure a run: the means of losses over an epoch, rows and seconds; hand the numbers of each step to its curves.
 
     The curves are `lr`, `loss` (of the step's tasks together), `loss_<task>`, each regularizer's
     `loss_<regularizer>_<task>`, `grad_norm` before clipping, and `rows_per_second` since the run began.
     """
+
+    saved = ("_losses", "_lr", "rows_seen", "seconds")
 
     def __init__(self, curves: Curves | None) -> None:
         self._curves, self._clock = curves, time.perf_counter()
@@ -202,18 +198,8 @@ class Meter:
     def _speed(self) -> float:
         return self.rows_seen / self.seconds
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        measured = {"lr": self._lr, "rows_seen": self.rows_seen, "seconds": self.seconds}
-        return {"losses": self._losses.state_dict(), **measured}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._losses.load_state_dict(state["losses"])
-        self._lr, self.rows_seen, self.seconds = state["lr"], state["rows_seen"], state["seconds"]
-
-
-class Curves:
+class Curves(Part):
     """Hand on, for every `every` steps and at the end, the mean of each number over the steps that had it.
 
     A mean, not every k-th value: a schedule of one task a step would show the same task each time. The means go to
@@ -226,6 +212,8 @@ class Curves:
         table: whether the file has rows; it is written in any case, as an out of the stage.
         tools: accelerate's trackers, started.
     """
+
+    saved = ("_step", "_steps", "_averages", "_rows")
 
     def __init__(self, path: str | Path, every: int, table: bool = True, tools: Sequence[Any] = ()) -> None:
         self._path, self._every, self._table, self._tools = path, every, table, tools
@@ -241,8 +229,6 @@ class Curves:
 
     def close(self) -> None:
         """Write what is still to be written."""
-        import pandas as pd
-
         if self._steps:
             self._hand_on()
         for tool in self._tools:
@@ -258,16 +244,6 @@ class Curves:
             self._rows.append({"step": self._step, **{name: of for name, of in means.items() if name != SPEED}})
         self._averages.clear()
         self._steps = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {"steps": (self._step, self._steps), "averages": self._averages.state_dict(), "rows": self._rows}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._step, self._steps = state["steps"]
-        self._averages.load_state_dict(state["averages"])
-        self._rows = state["rows"]
 
 
 def start_tool(kind: str, folder: Path, name: str, settings: Mapping[str, object]) -> Any:

@@ -28,11 +28,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from io import BytesIO
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
+import pandas as pd
 import platformdirs
 import torch
 from filelock import FileLock, Timeout
@@ -45,6 +47,7 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import sync, whole_file, write_text
 from bertrio.core.interruption import Interruption, install
 from bertrio.core.runtime import Runtime
+from bertrio.model.names import sha256
 
 if TYPE_CHECKING:
     from bertrio.config import Params
@@ -65,6 +68,45 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
+
+
+class Part:
+    """A part of training whose state are its attributes in `saved`.
+
+    These are plain values, tables, generators, other parts (of torch, too), and dicts of them.
+    """
+
+    saved: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {name: _state_of(getattr(self, name)) for name in self.saved}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        for name in self.saved:
+            setattr(self, name, _restored(getattr(self, name), state[name]))
+
+
+def _state_of(value: Any) -> Any:
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, dict):
+        return {name: _state_of(each) for name, each in value.items()}
+    return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+def _restored(value: Any, state: Any) -> Any:
+    """Return what `state` was taken of: the value itself, brought to that state, or a plain value."""
+    if isinstance(value, torch.Generator):
+        value.set_state(state)
+    elif isinstance(value, dict):
+        value.update({name: _restored(value.get(name), each) for name, each in state.items()})
+    elif hasattr(value, "load_state_dict"):
+        value.load_state_dict(state)
+    else:
+        return state
+    return value
 
 
 class GlobalGenerators:
@@ -246,7 +288,7 @@ class Checkpoints:
 
 
 def _write(state: dict[str, Any], path: Path) -> None:
-    """Write a state of tensors, bytes and what JSON has, with a digest of all of it."""
+    """Write a state of tensors, tables and what JSON has, with a digest of all of it."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_pack(state, tensors))
     save_file(tensors, path, metadata={"state": text, "sha256": _digest(text, tensors)})
@@ -267,14 +309,15 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value as JSON can have it, and add its tensors and bytes to `tensors`."""
+    """Return the value as JSON can have it, and add its tensors and tables to `tensors`."""
     name = str(len(tensors))
     if isinstance(value, torch.Tensor):
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
         return {"tensor": name}
-    if isinstance(value, bytes):
-        tensors[name] = torch.from_numpy(np.frombuffer(value, np.uint8).copy())
-        return {"bytes": name}
+    if isinstance(value, pd.DataFrame):
+        value.to_parquet(file := BytesIO())
+        tensors[name] = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+        return {"table": name}
     if isinstance(value, Mapping):
         return {"items": [[key, _pack(item, tensors)] for key, item in value.items()]}  # keys need not be texts
     return [_pack(item, tensors) for item in value] if isinstance(value, (list, tuple)) else value
@@ -287,7 +330,9 @@ def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
         return value
     if "items" in value:
         return {key: _unpack(item, tensors) for key, item in value["items"]}
-    return tensors[value["tensor"]] if "tensor" in value else tensors[value["bytes"]].numpy().tobytes()
+    if "table" in value:
+        return pd.read_parquet(BytesIO(tensors[value["table"]].numpy().tobytes()))
+    return tensors[value["tensor"]]
 
 
 def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -331,8 +376,8 @@ def identity(
         "stage": stage,
         "settings": settings,
         "inputs": {str(path): _hashes(need(path)) for path in inputs},
-        "code": {str(path.relative_to(package)): _hash(path) for path in sorted(package.rglob("*.py"))},
-        "script": _hash(Path(script)) if script else None,
+        "code": {str(path.relative_to(package)): sha256(path) for path in sorted(package.rglob("*.py"))},
+        "script": sha256(Path(script)) if script else None,
         "device": torch.cuda.get_device_name(runtime.device) if cuda else runtime.device.type,
         "compute": str(runtime.compute),
         "threads": params.runtime.threads or runtime.processes.threads or torch.get_num_threads(),
@@ -356,12 +401,8 @@ def _remove_old(root: Path) -> None:
                 shutil.rmtree(folder)
 
 
-def _hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def _hashes(path: Path) -> str | dict[str, str]:
     """Return the SHA-256 of a file, or of every file in a folder."""
     if path.is_file():
-        return _hash(path)
-    return {file.relative_to(path).as_posix(): _hash(file) for file in sorted(path.rglob("*")) if file.is_file()}
+        return sha256(path)
+    return {file.relative_to(path).as_posix(): sha256(file) for file in sorted(path.rglob("*")) if file.is_file()}

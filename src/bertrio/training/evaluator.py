@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from io import BytesIO
 from typing import Any
 
 import pandas as pd
@@ -17,6 +16,7 @@ from bertrio.evaluation.metrics import evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import prediction_rows
 from bertrio.model.multitask import MultitaskModel
 from bertrio.training.callbacks import EpochLog
+from bertrio.training.checkpoints import Part
 from bertrio.training.loop import infer
 
 
@@ -32,7 +32,7 @@ def predict(
 
 
 @dataclass
-class Selection:
+class Selection(Part):
     """Keeps the weights of the best epoch and what they predict, the earlier one among equals; `last` keeps the last.
 
     Args:
@@ -40,6 +40,7 @@ class Selection:
         on: the split that it is measured on.
     """
 
+    saved = ("best_epoch", "best_score", "weights", "predictions")
     by: str
     on: str
     best_epoch: int = 0
@@ -69,22 +70,9 @@ class Selection:
         rows = "none" if self.by == "last" else self.on
         return {"best_epoch": self.best_epoch, "selected_on": {"rows": rows, "by": self.by}}
 
-    def state_dict(self) -> dict[str, Any]:
-        """What was kept, for a checkpoint."""
-        predictions = BytesIO()
-        if self.predictions is not None:
-            self.predictions.to_parquet(predictions)
-        best = (self.best_epoch, self.best_score, self.weights)
-        return {"best": best, "predictions": predictions.getvalue() or None}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
-        self.best_epoch, self.best_score, self.weights = state["best"]
-        self.predictions = pd.read_parquet(BytesIO(state["predictions"])) if state["predictions"] else None
-
 
 @dataclass
-class EpochEvaluator:
+class EpochEvaluator(Part):
     """The epochs that are scored: which one is kept, and the history's lines.
 
     Args:
@@ -94,6 +82,7 @@ class EpochEvaluator:
         selection: keeps the best epoch.
     """
 
+    saved = ("selection", "lines", "scores")
     params: Params
     model: MultitaskModel
     scored: Mapping[str, Split]
@@ -118,15 +107,6 @@ class EpochEvaluator:
         say(f"epoch {log.epoch}: {describe_epoch(log, self.scores['dev'])}{' (best so far)' if best else ''}")
         if self.over:
             say(f"no better for {self.params.finetune.patience} epochs, stopped")
-
-    def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {"selection": self.selection.state_dict(), "lines": self.lines, "scores": self.scores}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
-        self.selection.load_state_dict(state["selection"])
-        self.lines, self.scores = state["lines"], state["scores"]
 
 
 def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -7,31 +7,23 @@ from dataclasses import dataclass, field
 from functools import reduce
 from itertools import zip_longest
 from operator import add
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertrio.core.console import progress
-from bertrio.data.batches import Batch, Rows
+from bertrio.data.batches import Batch, BatchStream, Rows
 from bertrio.model.multitask import MultitaskModel
 from bertrio.training.callbacks import Curves, EpochLog, FiniteCheck, Meter
-from bertrio.training.checkpoints import Stateful
+from bertrio.training.checkpoints import Part, Stateful
 from bertrio.training.objective import StepObjective
-from bertrio.training.optimizer import Combiner, Optimization
-
-
-class Stream(Stateful, Protocol):
-    """An endless stream of batches of `rows`."""
-
-    rows: Any
-
-    def __next__(self) -> Batch: ...
+from bertrio.training.optimizer import Combiner, Optimization, clip_gradients
 
 
 @dataclass
-class Trainer:
+class Trainer(Part):
     """Train a model by a plan; `run` yields after each epoch, so that the caller scores and keeps what it wants.
 
     Where several processes share the run, each takes its part of every pass, gradients are added up before they are
@@ -41,13 +33,13 @@ class Trainer:
         objective: of a batch; knows the model, which is on its device.
         plan: the steps of each epoch, a step being the tasks whose losses make one update.
         streams: training batches by task.
-        optimization: clips gradients and moves weights; knows how many steps the run has.
+        optimization: moves weights; knows the norm that gradients are clipped to, and how many steps the run has.
         combiner: makes one gradient of those of the step's tasks.
         penalty: of the parameters that took part in a step; None for no such penalty.
         accumulate: pieces that a batch is cut into, one pass each, for less memory at the same gradient.
         one_pass: let tasks of a step share a pass of the encoder, padded to one width.
         callbacks: called after each update with its number, from 1.
-        stateful: what else the steps use and change, by name, for checkpoints: averages, generators.
+        stateful: what else the steps use and change, by name, for checkpoints: averages, the tracker.
         tracker: gets the curves, see `Meter`.
         checkpoint: called between two steps with the number of steps done; may save `state_dict`.
         lr_param: the param that error messages name.
@@ -57,9 +49,10 @@ class Trainer:
             which is not asked after each step, some steps later, and before any checkpoint holds it.
     """
 
+    saved = ("steps_done", "model", "optimization", "objective", "combiner", "meter", "streams", "stateful")
     objective: StepObjective
     plan: Sequence[Sequence[tuple[str, ...]]]
-    streams: Mapping[str, Stream]
+    streams: Mapping[str, BatchStream]
     optimization: Optimization
     combiner: Combiner
     penalty: Callable[[list[nn.Parameter]], Tensor] | None = None
@@ -85,7 +78,9 @@ class Trainer:
         logged = self._add_gradients(tasks, number)  # objective
         self.combiner.combine(number, self._finite)  # sum or surgery
         self._add_penalty()
-        norm = self._clip()
+        norm = clip_gradients(self.model, self.optimization.max_grad_norm)
+        self._finite.add("the norm of the gradients", norm)
+        self._finite.read_on_cpu()
         self.optimization.step()
         for callback in self.callbacks:  # averages
             callback(number)
@@ -172,32 +167,12 @@ class Trainer:
             self._finite.read_on_cpu()
             reduce(add, (share * part.total for share, part in zip(shares, parts))).backward()
 
-    def _clip(self) -> Tensor:
-        """Clip the gradients; return their norm before that."""
-        norm = self.optimization.clip()
-        self._finite.add("the norm of the gradients", norm)
-        self._finite.read_on_cpu()
-        return norm
-
     def _add_penalty(self) -> None:
         if self.penalty is None:
             return
         penalty = self.penalty([p for p in self.model.parameters() if p.grad is not None])
         if penalty.requires_grad:  # none of those that it is for may have taken part
             penalty.backward()
-
-    def _parts(self) -> dict[str, Stateful]:
-        """All that decides what is still to come; data and plan are built again."""
-        return {
-            "model": self.model,
-            "optimization": self.optimization,
-            "objective": self.objective,
-            "combiner": self.combiner,
-            "meter": self.meter,
-            **{f"stream {task}": stream for task, stream in self.streams.items()},
-            **self.stateful,
-            **({} if self.tracker is None else {"tracker": self.tracker}),
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two steps.
@@ -206,13 +181,7 @@ class Trainer:
             UserError: if a number that has not been read yet is not finite.
         """
         self._finite.read()
-        return {"steps_done": self.steps_done, **{name: part.state_dict() for name, part in self._parts().items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where a trainer that was built alike was; before `run`."""
-        self.steps_done = state["steps_done"]
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
+        return super().state_dict()
 
 
 def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[], None] = lambda: None) -> np.ndarray:

@@ -6,10 +6,10 @@ import math
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -22,7 +22,7 @@ from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import whole_folder
 from bertrio.core.runtime import Runtime, choose, generator
-from bertrio.data.batches import Batch, Passes
+from bertrio.data.batches import Batch, BatchStream
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.encoder import Encoder, check_length, initial_language_model, initial_transformer
 from bertrio.model.names import fetched, local_folder
@@ -152,37 +152,26 @@ def _text_batches(corpora: Path, size: int = 1000) -> Iterator[list[str]]:
 
 
 class Blocks:
-    """Blocks of token ids [N, T] as rows; their positions are their ids."""
+    """The blocks of token ids [N, T] at some positions, as rows; the positions are their ids."""
 
-    def __init__(self, blocks: np.ndarray) -> None:
-        self.blocks, self.ids = blocks, np.arange(len(blocks))
+    def __init__(self, blocks: np.ndarray, positions: np.ndarray) -> None:
+        self._blocks, self.ids = blocks, positions
+
+    def __len__(self) -> int:
+        return len(self.ids)
 
     def batch(self, rows: np.ndarray) -> Batch:
-        """Return the blocks at these positions."""
-        return Batch(TASK, rows, ({"input_ids": _ids(self.blocks, rows)},), None)
+        """Return some of the blocks."""
+        ids = torch.from_numpy(self._blocks[self.ids[rows]].astype(np.int64))
+        return Batch(TASK, rows, ({"input_ids": ids},), None)
 
 
-class BlockStream:
-    """An endless stream of batches of blocks.
+class BlockStream(BatchStream):
+    """An endless stream of batches of blocks, which are of one length; every pass has an order of its own."""
 
-    Args:
-        rows: all blocks.
-        batches: positions of the blocks of each batch.
-    """
-
-    def __init__(self, rows: Blocks, batches: Passes) -> None:
-        self.rows, self._batches = rows, batches
-
-    def __next__(self) -> Batch:
-        return self.rows.batch(next(self._batches))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where in which pass the stream is."""
-        return self._batches.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._batches.load_state_dict(state)
+    def _pass(self) -> list[np.ndarray]:
+        order = torch.randperm(len(self.rows), generator=self._generator).numpy()
+        return [order[start : start + self.size] for start in range(0, len(order), self.size)]
 
 
 class MlmObjective(StepObjective):
@@ -195,40 +184,55 @@ class MlmObjective(StepObjective):
         runtime: device and precision.
     """
 
+    saved = ("_generator", "before")
+
     def __init__(self, model: nn.Module, mask: Mask, generator: torch.Generator, runtime: Runtime) -> None:
         self.model, self.runtime = model, runtime
         self._mask, self._generator = mask, generator
+        self.before: float | None = None  # perplexity before the first update
 
     def __call__(self, *batches: Batch) -> list[Parts]:
-        (batch,) = batches
-        gold = batch.inputs[0]["input_ids"].cpu()
-        ids, picked = self._mask(gold, of=self._generator)
-        loss = _loss(self.model, ids, picked, gold, self.runtime)
+        loss, _ = self._loss(batches[0], self._generator)
         return [Parts(loss, loss, {})]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the generator."""
-        return {"masks": self._generator.get_state()}
+    def perplexity(self, rows: Blocks, batch_size: int, seed: int, pause: Callable[[], None] = lambda: None) -> float:
+        """Return exp of the mean cross entropy over the masked tokens of `rows`, masked the same way every time.
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._generator.set_state(state["masks"])
+        `pause` is called after each batch.
 
+        Words masked whole are harder to guess than tokens: numbers with and without `mlm.whole_word` don't compare.
+        """
+        masks_of = generator(seed, "mlm held-out masks")
+        loss_sum, tokens = 0.0, 0
+        self.model.eval()
+        with torch.inference_mode(), progress("mlm: perplexity", total=len(rows)) as bar:
+            for start in range(0, len(rows), batch_size):
+                batch = rows.batch(np.arange(start, min(start + batch_size, len(rows))))
+                loss, picked = self._loss(batch, masks_of, "sum")
+                loss_sum += loss.item()
+                tokens += picked
+                bar.advance(len(batch.rows))
+                pause()
+        return math.exp(min(loss_sum / max(tokens, 1), 700.0))  # exp overflows above 709
 
-@dataclass
-class MlmProgress:
-    """Held-out perplexity before the first update, and epochs done, for checkpoints."""
+    def _loss(self, batch: Batch, masks_of: torch.Generator, reduction: str = "mean") -> tuple[Tensor, int]:
+        """Return cross entropy in float32 over the masked tokens, and how many they are; the head, a product with all
+        words, works on these alone.
 
-    before: float | None = None
-    epochs: int = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return both."""
-        return {"before": self.before, "epochs": self.epochs}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.before, self.epochs = state["before"], state["epochs"]
+        Of a batch without any, such as a single short block, it is 0.
+        """
+        gold = batch.inputs[0]["input_ids"].cpu()
+        ids, picked = self._mask(gold, of=masks_of)
+        places = picked.flatten().nonzero().squeeze(1)
+        labels, count = gold.flatten()[places], len(places)
+        idle = -count % ROUND if count else ROUND
+        reduction = reduction if count else "sum"  # there is nothing to divide by
+        places = F.pad(places, (0, idle)).to(self.runtime.device)
+        labels = F.pad(labels, (0, idle), value=NO_LABEL).to(self.runtime.device)
+        with self.runtime.autocast(), _head_reads(self.model, places):
+            logits = self.model(input_ids=ids.to(self.runtime.device)).logits
+        logits = logits.flatten(0, 1).float()
+        return F.cross_entropy(logits, labels, reduction=reduction, ignore_index=NO_LABEL), count
 
 
 def build_trainer(
@@ -238,10 +242,11 @@ def build_trainer(
     options, seed = params.mlm, params.runtime.seed
     plan = [[(TASK,)] * math.ceil(len(train) / options.batch_size)] * options.epochs
     lr = options.lr * params.encoder.lr_factor
+    rows: Any = Blocks(blocks, train)
     return Trainer(
         MlmObjective(model, mask, generator(seed, "mlm masks"), runtime),
         plan,
-        {TASK: BlockStream(Blocks(blocks), shuffled_batches(train, options.batch_size, generator(seed, "mlm order")))},
+        {TASK: BlockStream(rows, options.batch_size, generator(seed, "mlm order"))},
         Optimization(model, params.optimizer, lr, plan, options.max_steps),
         Combiner(list(model.parameters()), runtime.processes),
         lr_param="mlm.lr",
@@ -257,83 +262,22 @@ def _train(
     held, train = np.sort(order[:count]), np.sort(order[count:])
     begins = word_beginnings(tokenizer) if options.whole_word else None
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=options.mask_probability, begins=begins)
-    trainer, done = build_trainer(model, blocks, train, mask, params, runtime), MlmProgress()
-    with checkpoints.resumed({"trainer": trainer, "progress": done}):
+    trainer = build_trainer(model, blocks, train, mask, params, runtime)
+    objective = cast(MlmObjective, trainer.objective)
+    measured = Blocks(blocks, held), options.batch_size, seed, checkpoints.pause
+    with checkpoints.resumed({"trainer": trainer}):
         trainer.checkpoint = checkpoints.after_step
-        if done.before is None:
-            done.before = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, checkpoints.pause)
+        if objective.before is None:
+            objective.before = objective.perplexity(*measured)
         scale = f"{len(blocks)} blocks, {trainer.total_steps} steps on {runtime.describe()}"
-        say(f"mlm: {scale}; held-out perplexity {done.before:.1f} before")
-        for log in trainer.run("mlm", done=done.epochs):
-            done.epochs = log.epoch
+        say(f"mlm: {scale}; held-out perplexity {objective.before:.1f} before")
+        for log in trainer.run("mlm"):
             checkpoints.after_step(log.step, force=True)
-        after = perplexity(model, blocks, held, mask, options.batch_size, seed, runtime, checkpoints.pause)
+        after = objective.perplexity(*measured)
     say(f"mlm: held-out perplexity {after:.1f} after")
     steps, meter = trainer.total_steps, trainer.meter
-    metrics = {"blocks": len(blocks), "steps": steps, "perplexity": {"before": done.before, "after": after}}
+    metrics = {"blocks": len(blocks), "steps": steps, "perplexity": {"before": objective.before, "after": after}}
     return metrics, {**runtime.facts(), "rows_per_second": meter.rows_seen / meter.seconds, "steps": steps}
-
-
-def shuffled_batches(positions: np.ndarray, size: int, of: torch.Generator) -> Passes:
-    """Endless batches of `size` positions, the last of a pass smaller; every pass in an order of its own."""
-
-    def draw() -> list[np.ndarray]:
-        order = positions[torch.randperm(len(positions), generator=of).numpy()]
-        return [order[start : start + size] for start in range(0, len(order), size)]
-
-    return Passes(draw, of)
-
-
-def perplexity(
-    model: nn.Module,
-    blocks: np.ndarray,
-    rows: np.ndarray,
-    mask: Mask,
-    batch_size: int,
-    seed: int,
-    runtime: Runtime,
-    pause: Callable[[], None] = lambda: None,
-) -> float:
-    """exp of the mean cross entropy over the masked tokens of `rows`, which are masked the same way every time.
-
-    `pause` is called after each batch.
-
-    Words masked whole are harder to guess than tokens: numbers with and without `mlm.whole_word` don't compare.
-    """
-    masks_of = generator(seed, "mlm held-out masks")
-    loss_sum, tokens = 0.0, 0
-    model.eval()
-    with torch.inference_mode(), progress("mlm: perplexity", total=len(rows)) as bar:
-        for start in range(0, len(rows), batch_size):
-            batch = _ids(blocks, rows[start : start + batch_size])
-            ids, picked = mask(batch, of=masks_of)
-            loss_sum += _loss(model, ids, picked, batch, runtime, "sum").item()
-            tokens += int(picked.sum())
-            bar.advance(len(batch))
-            pause()
-    return math.exp(min(loss_sum / max(tokens, 1), 700.0))  # exp overflows above 709
-
-
-def _ids(blocks: np.ndarray, rows: np.ndarray) -> Tensor:
-    return torch.from_numpy(blocks[rows].astype(np.int64))
-
-
-def _loss(
-    model: nn.Module, ids: Tensor, picked: Tensor, gold: Tensor, runtime: Runtime, reduction: str = "mean"
-) -> Tensor:
-    """Cross entropy in float32 over the picked tokens; the head, a product with all words, works on these alone.
-
-    Of a batch without any, such as a single short block, it is 0.
-    """
-    places = picked.flatten().nonzero().squeeze(1)
-    labels = gold.flatten()[places]
-    idle = -len(places) % ROUND if len(places) else ROUND
-    reduction = reduction if len(places) else "sum"  # there is nothing to divide by
-    places = F.pad(places, (0, idle)).to(runtime.device)
-    labels = F.pad(labels, (0, idle), value=NO_LABEL).to(runtime.device)
-    with runtime.autocast(), _head_reads(model, places):
-        logits = model(input_ids=ids.to(runtime.device)).logits
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels, reduction=reduction, ignore_index=NO_LABEL)
 
 
 @contextmanager

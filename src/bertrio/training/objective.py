@@ -21,6 +21,7 @@ from bertrio.techniques.regularizers import Regularizer
 from bertrio.techniques.regularizers.base import BatchOutputs
 from bertrio.techniques.regularizers.divergences import DIVERGENCES
 from bertrio.techniques.weighting import Fixed
+from bertrio.training.checkpoints import Part
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class Parts(NamedTuple):
         return {task: self.loss.detach(), **penalties}
 
 
-class StepObjective:
+class StepObjective(Part):
     """What a step minimises: `Objective` of labelled rows, `training.mlm.MlmObjective` of text."""
 
     model: nn.Module
@@ -137,14 +138,6 @@ class StepObjective:
         """Return the objective of each batch, from one pass of the encoder."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, but for that of the model."""
-        raise NotImplementedError
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        raise NotImplementedError
-
 
 @dataclass
 class Objective(StepObjective):
@@ -161,6 +154,7 @@ class Objective(StepObjective):
         of_batches: tasks whose loss is one number for a batch, and not (or not for sure) a mean over its rows.
     """
 
+    saved = ("turns", "weighting", "regularizers")
     model: MultitaskModel
     losses: Mapping[str, Loss]
     weighting: nn.Module = field(default_factory=lambda: Fixed({}))
@@ -236,21 +230,6 @@ class Objective(StepObjective):
         for task in tasks:
             groups.setdefault(self._due(task), []).append(task)
         return list(groups.values())
-
-    def state_dict(self) -> dict[str, Any]:
-        """All but the model: turns, what the weighting has learned, and what regularizers keep."""
-        return {
-            "turns": dict(self.turns),
-            "weighting": self.weighting.state_dict(),
-            "regularizers": {name: regularizer.state_dict() for name, regularizer in self.regularizers.items()},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave."""
-        self.turns.update(state["turns"])
-        self.weighting.load_state_dict(state["weighting"])
-        for name, regularizer in self.regularizers.items():
-            regularizer.load_state_dict(state["regularizers"][name])
 
     def _due(self, task: str) -> tuple[str, ...]:
         turn = max(0, self.turns[task] - 1)

@@ -19,6 +19,7 @@ from bertrio.config import OptimizerParams
 from bertrio.core.distributed import Processes
 from bertrio.techniques.gradients import TaskGradients, conflict_rows
 from bertrio.training.callbacks import FiniteCheck
+from bertrio.training.checkpoints import Part
 
 BETAS = (0.9, 0.999)  # of AdamW
 
@@ -162,7 +163,7 @@ def _is_sparse(gradient: Tensor | None) -> TypeGuard[Tensor]:
     return gradient is not None and gradient.is_sparse
 
 
-class Combiner:
+class Combiner(Part):
     """Add up the gradients of a step's tasks, and of the processes that share the run.
 
     Attributes:
@@ -183,13 +184,6 @@ class Combiner:
         """Leave the combined gradients in `.grad`."""
         self._processes.all_reduce_gradients(self._parameters)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-
 
 class GramianCombiner(Combiner):
     """Combine the gradients that tasks have for shared parameters by surgery on their Gramian, and log conflicts.
@@ -204,6 +198,7 @@ class GramianCombiner(Combiner):
     """
 
     separate = True
+    saved = ("_generator", "conflicts")
 
     def __init__(
         self,
@@ -235,16 +230,9 @@ class GramianCombiner(Combiner):
         plain = torch.ones(len(tasks), dtype=gramian.dtype)
         self._gradients.put(plain if self._surgery is None else self._surgery(gramian))
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"generator": self._generator.get_state(), "conflicts": self.conflicts}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._generator.set_state(state["generator"])
-        self.conflicts = state["conflicts"]
-
-
-class Optimization:
-    """The updates of a run: clipping, AdamW and its learning rate.
+class Optimization(Part):
+    """The updates of a run: AdamW, its learning rate, and the norm that gradients are clipped to before.
 
     Args:
         model: what is trained.
@@ -254,6 +242,8 @@ class Optimization:
         max_steps: stop after so many updates; the learning rate is laid out over what is left.
         extra, extra_lr: as `build_optimizer`.
     """
+
+    saved = ("optimizer", "lr_schedule")
 
     def __init__(
         self,
@@ -275,10 +265,6 @@ class Optimization:
         )
         self.last_lr = 0.0
 
-    def clip(self) -> Tensor:
-        """Clip the gradients; return their norm before that."""
-        return clip_gradients(self._model, self.max_grad_norm)
-
     def step(self) -> None:
         """Move the weights by their gradients, which are then gone."""
         self.last_lr = self.optimizer.param_groups[0]["lr"]
@@ -286,12 +272,3 @@ class Optimization:
             self.optimizer.step()
         self.lr_schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {"optimizer": self.optimizer.state_dict(), "lr_schedule": self.lr_schedule.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.lr_schedule.load_state_dict(state["lr_schedule"])

@@ -68,15 +68,17 @@ def build_ensemble(
     if how in RULES:
         combine_members(list(members), how, tasks, answers, predictions, path, folder)
         return
+    from bertrio.model.multitask import save_model
+
     check_alike(members, answers)
     builder = SoupBuilder(params, members, models, splits, tokenizer)
     if how == "greedy_soup" and len(members) > 1:
         builder.check_halves()
-    chosen = SOUPS[how](list(members), builder.score, lambda name: builder.score([name]))
+    chosen = SOUPS[how](list(members), builder.score)
     table = builder.predict(chosen)
     weights = {name: 1 / len(chosen) if name in chosen else 0.0 for name in members}
     with whole_folder(folder) as new:
-        builder.save(new)
+        save_model(builder.model, new, builder.config, tokenizer)
         record_ensemble(new, how, list(members), dict.fromkeys(tasks, weights))
     write_predictions(mark_selection(table) if how == "greedy_soup" and len(members) > 1 else table, path)
 
@@ -115,12 +117,12 @@ def average(states: Mapping[str, State]) -> dict[str, Tensor]:
     }
 
 
-def uniform_soup(members: Sequence[str], score: Score, alone: Callable[[str], float]) -> list[str]:
+def uniform_soup(members: Sequence[str], score: Score) -> list[str]:
     """All members (Wortsman et al. 2022, table 2, "uniform soup")."""
     return list(members)
 
 
-def greedy_soup(members: Sequence[str], score: Score, alone: Callable[[str], float]) -> list[str]:
+def greedy_soup(members: Sequence[str], score: Score) -> list[str]:
     """Members from the best to the worst, each kept in the soup if it does not make it worse.
 
     Wortsman et al. 2022, section 2, recipe 1. Of equally good members the first goes first. Scores are compared to
@@ -129,14 +131,13 @@ def greedy_soup(members: Sequence[str], score: Score, alone: Callable[[str], flo
     Args:
         members: their names.
         score: of a soup.
-        alone: score of a member by itself.
 
     Returns:
         The members in the soup, in the order in which they went in.
     """
     if len(members) == 1:  # nothing to choose
         return list(members)
-    scores = {name: round(alone(name), 12) for name in members}
+    scores = {name: round(score([name]), 12) for name in members}
     first, *others = sorted(members, key=scores.__getitem__, reverse=True)
     chosen, best = [first], scores[first]
     for name in others:
@@ -168,7 +169,7 @@ class SoupBuilder:
         self.model = load_model(Path(models) / first, runtime)
         configs = [read_model_config(Path(models) / name) for name in members]
         trained = [task for task in configs[0].tasks if any(task in config.trained for config in configs)]
-        self.config, self.tokenizer = configs[0].model_copy(update={"trained": trained}), tokenizer
+        self.config = configs[0].model_copy(update={"trained": trained})
         self.tasks, self.batch_size = build_tasks(params), params.finetune.eval_batch_size
         self.splits = {name: load_split(members[first], name, splits, tokenizer) for name in ("dev", "test")}
 
@@ -192,12 +193,6 @@ class SoupBuilder:
         """The prediction table of the soup of these members, for dev and test; `save` then saves it."""
         self._fill(chosen)
         return pd.concat([self._predict(rows, name) for name, rows in self.splits.items() if rows], ignore_index=True)
-
-    def save(self, folder: str | Path) -> None:
-        """Writes the model as it is."""
-        from bertrio.model.multitask import save_model
-
-        save_model(self.model, folder, self.config, self.tokenizer)
 
     def _fill(self, chosen: Sequence[str]) -> None:
         self.model.load_state_dict(average({name: self.states[name] for name in chosen}))

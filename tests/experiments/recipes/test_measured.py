@@ -11,7 +11,6 @@ from bertrio.core.files import write_json, write_text
 from bertrio.evaluation.intervals import contributions
 from bertrio.evaluation.predictions import Scored
 from bertrio.experiments.recipes.measured import (
-    ByRow,
     Measured,
     load_measured,
     measure,
@@ -20,34 +19,19 @@ from bertrio.experiments.recipes.measured import (
     write_measured,
 )
 from bertrio.experiments.revision import Revision
+from tests.experiments.simulated import simulate
 
 
 def measured(**changes) -> Measured:
-    random = np.random.default_rng(0)
-    kept = Measured(
-        name="toy-a-quick-s1",
-        row="toy-a",
-        budget="quick",
-        seed=1,
-        overrides={"finetune.lr": 3e-05, "schedule.tasks": ["sst"], "smart.tasks": None},
-        source="cs224n",
-        rows={"sst": {"train": 854, "dev": 1101}},
-        encoder="all-MiniLM-L6-v2",
-        metrics={"dev": {"sst": {"accuracy": 0.41}, "overall_mean": 0.6}, "test": {}},
-        intervals={"dev": {"sst": {"accuracy": (0.39, 0.43)}, "overall_mean": (0.58, 0.62)}, "test": {}},
-        seconds=61.2,
-        peak_memory_mb=900.0,
-        precision="bf16",
-        threads=2,
-        curve=[(267, 0.55), (534, 0.61)],
-        by_row={
-            "sst": ByRow("digest", random.integers(0, 2, 1101).astype(np.float64)),
-            "sts": ByRow("other", random.normal(0, 1, 863)),
-        },
-        commit="1a2b3c4",
-        version="0.1.0",
-    )
-    return replace(kept, **changes)
+    """A run whose figures are as a file has them."""
+    usual = {
+        "name": "toy-a-quick-s1",
+        "overrides": {"finetune.lr": 3e-05, "schedule.tasks": ["sst"], "smart.tasks": None},
+        "metrics": {"dev": {"sst": {"accuracy": 0.41}, "overall_mean": 0.6}, "test": {}},
+        "intervals": {"dev": {"sst": {"accuracy": (0.39, 0.43)}, "overall_mean": (0.58, 0.62)}, "test": {}},
+        "curve": [(267, 0.55), (534, 0.61)],
+    }
+    return simulate("toy-a", rows=1101, **usual | changes)
 
 
 def test_what_is_written_is_read_and_the_same_run_makes_the_same_bytes(tmp_path):
@@ -59,7 +43,7 @@ def test_what_is_written_is_read_and_the_same_run_makes_the_same_bytes(tmp_path)
     assert replace(found, by_row={}) == replace(kept, by_row={})
     assert np.array_equal(found.by_row["sst"].values, kept.by_row["sst"].values)
     assert np.allclose(found.by_row["sts"].values, kept.by_row["sts"].values, rtol=1e-3)
-    assert [own.rows for own in found.by_row.values()] == ["digest", "other"]
+    assert [own.rows for own in found.by_row.values()] == [own.rows for own in kept.by_row.values()]
     assert write_measured(found, tmp_path / "again").read_bytes() == path.read_bytes()
     assert path.stat().st_size < 8_000
     assert load_measured(tmp_path / "nowhere") == []
@@ -95,12 +79,11 @@ def test_a_damaged_file_is_named_with_what_is_wrong_in_it(damage, told, tmp_path
         load_measured(tmp_path)
 
 
-def test_a_file_cut_off_is_an_error(tmp_path):
-    write_text(tmp_path / "toy-a-quick-s1.json", json.dumps(to_json(measured()))[:500])
-    with pytest.raises(UserError, match="toy-a-quick-s1.json: is no measured run"):
-        read_measured(tmp_path / "toy-a-quick-s1.json")
-    with pytest.raises(UserError, match="none.json: can't be read"):
-        read_measured(tmp_path / "none.json")
+def test_a_file_cut_off_or_missing_is_an_error(tmp_path):
+    write_text(tmp_path / "cut.json", json.dumps(to_json(measured()))[:500])
+    for name, told in (("cut", "is no measured run"), ("none", "can't be read")):
+        with pytest.raises(UserError, match=f"{name}.json: {told}"):
+            read_measured(tmp_path / f"{name}.json")
 
 
 def finish(folder, tasks=("sst", "qqp", "sts")) -> Revision:

@@ -32,9 +32,7 @@ def test_nothing_is_drawn_of_what_was_not_measured(tmp_path):
 
 def test_markdown_shows_the_pictures_beside_it(tables, tmp_path):
     text, _, *pictures = write_tables(tables, tmp_path, plots=True)
-    assert len(pictures) == 2
-    for path in pictures:
-        assert f"]({path.relative_to(tmp_path).as_posix()})" in text.read_text()
+    assert [f"]({path.relative_to(tmp_path).as_posix()})" in text.read_text() for path in pictures] == [True, True]
 
 
 def test_curves_are_means_at_the_steps_that_all_seeds_have():

@@ -75,10 +75,9 @@ class Claim(Group):
 
     @model_validator(mode="after")
     def _names_its_rows(self) -> Claim:
-        between = set(self.expect.values()) == {"between"}
+        kinds = {direction == "between" for direction in self.expect.values()}
         named = {name for name in ("row", "than", "low", "middle", "high") if getattr(self, name)}
-        mixed = "between" in self.expect.values() and not between
-        if mixed or named != ({"low", "middle", "high"} if between else {"row", "than"}):
+        if len(kinds) > 1 or named != ({"low", "middle", "high"} if True in kinds else {"row", "than"}):
             raise ValueError("expected row and than or, where all that it expects is between, low, middle and high")
         if unknown := [metric for metric in self.expect if metric not in METRICS]:
             raise ValueError(f"expect: {unknown[0]}: no such metric; {nearest(unknown[0], METRICS)}")
@@ -143,12 +142,11 @@ def load_claims(recipes: Recipes, path: str | Path = FILE) -> list[Claim]:
         where = f"{path}: {name}"
         recipes.paper(claim.paper)
         for part in claim.parts():
-            rows = [recipes.row(row) for row in (part.row, part.than)]
-            if quoted := [row.name for row in rows if row.literature]:
-                raise UserError(
-                    f"{where}: {quoted[0]} is quoted from the literature and can't be run; name another row"
-                )
-            if rows[0].run_as == rows[1].run_as:
+            row, than = recipes.row(part.row), recipes.row(part.than)
+            if row.literature or than.literature:
+                quoted = part.row if row.literature else part.than
+                raise UserError(f"{where}: {quoted} is quoted from the literature and can't be run; name another row")
+            if row.run_as == than.run_as:
                 raise UserError(f"{where}: {part.row} and {part.than} are the same run; name two that differ")
         claims.append(claim.model_copy(update={"name": name}))
     return claims

@@ -180,10 +180,9 @@ def _measure(experiment: Experiment, recipes: Recipes, base: Block, root: Path) 
     """
     budgets = "|".join(map(re.escape, recipes.budgets))
     named = re.fullmatch(rf"(?P<row>.+)-(?P<budget>{budgets})-s\d+(-[0-9a-f]{{6}})?", experiment.name)
-    rows = recipes.groups.get(named["row"], []) if named else []
-    if named is None or len(rows) != 1:
+    if named is None or len(recipes.groups.get(named["row"], ())) != 1:
         return None
-    [row] = rows
+    [row] = recipes.groups[named["row"]]
     revision = Revision.open(experiment.commit, root)
     settings, baseline = revision.settings(), Revision.open(experiment.baseline, root).settings()
     expected = resolve(recipes, row, named["budget"], {}, settings["runtime"]["seed"], base)

@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from bertrio.techniques.weighting import WEIGHTINGS, Fixed, Uncertainty
 
@@ -34,29 +33,6 @@ def test_uncertainty_has_its_minimum_at_the_log_of_the_loss():
         values[at] = weighting("sst", loss).item()
     assert min(values, key=values.get) == math.log(0.4)
     assert values[math.log(0.4)] == pytest.approx(1 + math.log(0.4), rel=1e-12)
-
-
-def test_a_task_absent_from_a_step_keeps_its_weight_bit_for_bit_under_adamw():
-    weighting, matrix = Uncertainty(["sst", "sts"]), nn.Parameter(torch.ones(2, 2))
-    parameters = [matrix, *weighting.parameters()]
-    groups = [  # as the optimizer of training makes them
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=0.1)
-
-    def step(*tasks):
-        optimizer.zero_grad(set_to_none=True)
-        for task in tasks:
-            weighting(task, matrix.square().sum()).backward()
-        optimizer.step()
-        return {task: w.item() for task, w in weighting.log_variances.items()}
-
-    both = step("sst", "sts")  # gives AdamW a momentum for both
-    alone = step("sst")
-    assert alone["sts"] == both["sts"] != 0
-    assert alone["sst"] != both["sst"]
-    assert weighting.log_variances["sts"].grad is None
 
 
 @pytest.mark.parametrize("name", WEIGHTINGS)

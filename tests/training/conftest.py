@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 from bertrio.config import load_params, merged, read_yaml
 from bertrio.core.runtime import set_up
 from bertrio.data.table import write_table
 from bertrio.model.encoder import initial_transformer
+from bertrio.model.multitask import build_model, load_heads
 from bertrio.model.tokenizer import build_tokenizer
+from bertrio.training.build import build_trainer, load_split
 from bertrio.training.finetune import Inputs, finetune
 
+TASKS = ("sst", "qqp", "sts")
+STILL = {  # no dropout
+    "encoder": {"dropout": 0.0, "attention_dropout": 0.0},
+    "tasks": {name: {"dropout": 0.0} for name in TASKS},
+}
+BI = {"encoding": "bi", "head": "siamese"}
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
     "encoder": {
@@ -29,7 +39,7 @@ SMALL = {
         }
     },
     "finetune": {"epochs": 2, "lr": 1.0e-3},
-    "tasks": {name: {"batch_size": 8, "dropout": 0.1} for name in ("sst", "qqp", "sts")},
+    "tasks": {name: {"batch_size": 8, "dropout": 0.1} for name in TASKS},
 }
 WORDS = ["awful", "bad", "plain", "good", "great", "film", "plot", "actor", "scene", "story"]
 
@@ -53,7 +63,7 @@ class Workspace:
     def __init__(self, root: Path, params_file: Path) -> None:
         self.root, self._params_file = root, params_file
         self.texts: list[str] = []
-        for task in ("sst", "qqp", "sts"):
+        for task in TASKS:
             for seed, (split, rows) in enumerate({"train": 60, "dev": 24, "test": 10}.items()):
                 frame = small_frame(task, rows, seed)
                 if split == "test":
@@ -72,11 +82,48 @@ class Workspace:
         path.write_text(yaml.safe_dump(merged(merged(read_yaml(self._params_file), SMALL), overrides), sort_keys=False))
         return load_params(path)
 
+    def built(self, *groups, **overrides):
+        """Params, model and training rows of the tasks that train; later groups of overrides win."""
+        params = self.params(**reduce(merged, [*groups, overrides], {}))
+        model = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
+        rows = split_of(params, "train")
+        return params, model, {task: rows[task] for task in params.trains}
+
+    def trainer(self, *groups, **overrides):
+        """A trainer, its model in training, and the model that it scores."""
+        params, model, rows = self.built(*groups, overrides)
+        return build_trainer(params, model, rows)
+
+
+def split_of(params, name):
+    return load_split(params, name, "data/splits", "models/tokenizer")
+
+
+def saved_model(params, folder, encoder=None):
+    """The model of a folder, as the stage after it starts from it."""
+    model = build_model(params, encoder or f"{folder}/encoder", set_up(**params.runtime.model_dump()))
+    load_heads(model, folder)
+    return model
+
+
+def weights_of(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def changed_names(model, before):
+    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+
 
 def run(params, name: str) -> dict:
     """Fine-tune into the folder `name` and return the timing."""
     plots = [f"{name}/{file}.csv" for file in ("h", "conflicts", "steps")]
     return finetune(params, set_up(**params.runtime.model_dump()), Inputs(), f"{name}/model", f"{name}/out", *plots)
+
+
+@pytest.fixture
+def many_words(monkeypatch):
+    """Gradients of words are sparse in a small vocabulary as well."""
+    monkeypatch.setattr("bertrio.model.encoder.MANY_WORDS", 1)
 
 
 @pytest.fixture

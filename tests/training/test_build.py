@@ -1,21 +1,19 @@
+from pathlib import Path
+
 import pandas as pd
 import pytest
 import torch
 
-from bertrio.config import merged
-from bertrio.core.runtime import Runtime, set_up
+from bertrio.core.runtime import Runtime
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.model.multitask import build_model, load_heads
-from bertrio.training.build import build_trainer, load_split, resolve_precision, weight_penalty
+from bertrio.training.build import resolve_precision, weight_penalty
 from bertrio.training.finetune import predict
-from tests.training.conftest import run
+from tests.training.conftest import BI, TASKS, changed_names, run, saved_model, split_of, weights_of
 
-TASKS = ("sst", "qqp", "sts")
 NOISY = {
     "encoder": {"dropout": 0.1, "attention_dropout": 0.1},
     "tasks": {name: {"dropout": 0.2} for name in TASKS},
 }
-BI = {"qqp": {"encoding": "bi", "head": "siamese"}, "sts": {"encoding": "bi", "head": "siamese"}}
 TECHNIQUES = {
     "plain": {},
     "smart": {"smart": {"lambda": 5, "sigma": 0.1, "radius": 0.1}},
@@ -34,35 +32,16 @@ TECHNIQUES = {
     "proportional": {"schedule": {"batch_sizes": "proportional", "base_batch": 12}},
     "layer_decay": {"optimizer": {"layer_decay": 0.5}},
     "lora": {"encoder": {"lora": {"rank": 2}}},
-    "sharing": {"tasks": BI, "sharing": {"layer": "both"}},
+    "sharing": {"tasks": {"qqp": BI, "sts": BI}, "sharing": {"layer": "both"}},
 }
 
 
-def setting(workspace, *groups, seed=1):
-    """Params, model and training rows; later groups of overrides win within a block."""
-    together = {"runtime": {"seed": seed}}
-    for overrides in (NOISY, *groups):
-        together = merged(together, overrides)
-    params = workspace.params(**together)
-    model = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
-    rows = load_split(params, "train", "data/splits", "models/tokenizer")
-    return params, model, {task: rows[task] for task in params.trains}
-
-
-def weights_of(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def changed_names(model, before):
-    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-
-
-def trained(workspace, *groups, seed=1, steps=3):
+def trained(workspace, *groups, seed=1):
     """The weights of model and scored model after a few steps."""
-    params, model, train = setting(workspace, *groups, {"finetune": {"max_steps": steps}}, seed=seed)
-    trainer, scored = build_trainer(params, model, train)
+    few = {"runtime": {"seed": seed}, "finetune": {"max_steps": 3}}
+    trainer, scored = workspace.trainer(NOISY, *groups, few)
     list(trainer.run("test"))
-    return weights_of(model), weights_of(scored)
+    return weights_of(trainer.model), weights_of(scored)
 
 
 def same(one, other):
@@ -84,16 +63,10 @@ def test_each_technique_changes_what_is_learnt(workspace, technique):
 
 @pytest.mark.parametrize("trains", [["qqp"], ["sts", "sst"]])
 def test_heads_of_tasks_that_do_not_train_stay_exactly_as_built(workspace, trains):
-    params, model, train = setting(
-        workspace,
-        {
-            "schedule": {"tasks": trains, "until": "longest"},
-            "optimizer": {"weight_decay": 0.5},
-            "penalties": {"l2": 0.1},
-        },
+    trainer, model = workspace.trainer(
+        schedule={"tasks": trains, "until": "longest"}, optimizer={"weight_decay": 0.5}, penalties={"l2": 0.1}
     )
     before = weights_of(model)
-    trainer, _ = build_trainer(params, model, train)
     log = next(trainer.run("test"))
     changed = {".".join(name.split(".")[:2]) for name in changed_names(model, before) if name.startswith("heads.")}
     assert changed == {f"heads.task_{task}" for task in trains}
@@ -108,59 +81,50 @@ def test_a_single_task_run_scores_and_predicts_all_tasks_with_untrained_heads(wo
     assert [column for column in history if column.startswith("train_loss")] == ["train_loss_qqp"]
     assert history[["dev_sst_accuracy", "dev_qqp_accuracy", "dev_overall_mean"]].notna().all(axis=None)
     assert set(read_predictions("a/out/predictions.parquet")["task"]) == set(TASKS)
-    saved = build_model(params, "a/model/encoder", set_up(5, "cpu", "float32"))
-    load_heads(saved, "a/model")
-    fresh = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
+    saved, (_, fresh, _) = saved_model(params, "a/model"), workspace.built(schedule={"tasks": ["qqp"]})
     for task in TASKS:
         unchanged = torch.equal(saved.heads[task].output.weight, fresh.heads[task].output.weight)
         assert unchanged == (task != "qqp")
 
 
 def test_the_moving_average_is_what_is_scored_and_training_goes_on_unaffected(workspace):
-    params, model, train = setting(workspace, {"finetune": {"ema": 0.75, "lr": 0.01}})
-    start = {name: value.double() for name, value in model.named_parameters()}
-    by_hand = {name: value.detach().clone() for name, value in start.items()}
-    trainer, scored = build_trainer(params, model, train)
-    assert scored is not model
-    model.train()
+    fast, average = {"finetune": {"lr": 0.01}}, {"finetune": {"ema": 0.75}}
+    trainer, scored = workspace.trainer(NOISY, fast, average)
+    assert scored is not trainer.model
+    by_hand = {name: value.detach().double() for name, value in trainer.model.named_parameters()}
     for step in (1, 2):
         trainer.step(TASKS, step)
-        for name, value in model.named_parameters():
+        for name, value in trainer.model.named_parameters():
             by_hand[name] = 0.75 * by_hand[name] + 0.25 * value.detach().double()
     for name, value in scored.named_parameters():
         torch.testing.assert_close(value.double(), by_hand[name], rtol=1e-5, atol=1e-7)
         assert not value.requires_grad
-    without = trained(workspace, {"finetune": {"lr": 0.01}})
-    assert same(without[0], trained(workspace, {"finetune": {"ema": 0.75, "lr": 0.01}})[0])
+    without = trained(workspace, fast)
+    assert same(without[0], trained(workspace, fast, average)[0])
     assert same(*without), "without it, the trained model is the scored one"
 
 
 def test_the_average_is_what_fine_tuning_saves_and_predicts_with(workspace):
-    run(workspace.params(finetune={"ema": 0.9, "select": "last", "lr": 0.01}), "average")
-    run(workspace.params(finetune={"select": "last", "lr": 0.01}), "plain")
-    params = workspace.params(finetune={"ema": 0.9, "select": "last", "lr": 0.01})
-    model = build_model(params, "models/prefinetuned/encoder", set_up(**params.runtime.model_dump()))
-    rows = load_split(params, "train", "data/splits", "models/tokenizer")
-    trainer, scored = build_trainer(params, model, rows)
+    plain = {"select": "last", "lr": 0.01}
+    trainer, scored = workspace.trainer(finetune={**plain, "ema": 0.9})
     list(trainer.run("test"))
-    saved = {}
-    for name in ("average", "plain"):
-        saved[name] = build_model(params, f"{name}/model/encoder", set_up(1, "cpu", "float32"))
-        load_heads(saved[name], f"{name}/model")
-    assert same(weights_of(saved["average"]), weights_of(scored))
-    assert same(weights_of(saved["plain"]), weights_of(model))
+    Path("models/prefinetuned/encoder/model.safetensors").write_bytes(
+        Path("models/encoder/model.safetensors").read_bytes()
+    )
+    for name, options, expected in (("average", {"ema": 0.9}, scored), ("plain", {}, trainer.model)):
+        params = workspace.params(finetune={**plain, **options})
+        run(params, name)
+        assert same(weights_of(saved_model(params, f"{name}/model")), weights_of(expected))
 
 
 @pytest.mark.parametrize(("max_steps", "total"), [(None, 16), (5, 5), (99, 16)])
 def test_the_teacher_is_a_copy_that_moves_after_every_step_of_the_run(workspace, max_steps, total):
-    params, model, train = setting(
-        workspace, {"bregman": {"mu": 1, "momentum": 0.5, "late_momentum": 0.9}, "finetune": {"max_steps": max_steps}}
+    trainer, model = workspace.trainer(
+        NOISY, bregman={"mu": 1, "momentum": 0.5, "late_momentum": 0.9}, finetune={"max_steps": max_steps}
     )
-    start = weights_of(model)
-    trainer, _ = build_trainer(params, model, train)
     teacher = trainer.objective.regularizers["bregman"].teacher
-    assert same(start, teacher.module.state_dict())
-    by_hand, steps = {name: value.double() for name, value in start.items()}, []
+    assert same(weights_of(model), teacher.module.state_dict())
+    by_hand, steps = {name: value.double() for name, value in weights_of(model).items()}, []
 
     def follow(step):
         steps.append(step)
@@ -176,25 +140,21 @@ def test_the_teacher_is_a_copy_that_moves_after_every_step_of_the_run(workspace,
     assert all(logs[-1].losses[f"bregman_{task}"] > 0 for task in TASKS)
 
 
+UNCERTAINTY = {"weighting": {"method": "uncertainty", "lr": 0.05}}
+
+
 def test_log_variances_are_learnt_without_weight_decay_at_a_rate_of_their_own(workspace):
-    params, model, train = setting(
-        workspace, {"weighting": {"method": "uncertainty", "lr": 0.05}, "optimizer": {"lr_schedule": "constant"}}
-    )
-    trainer, _ = build_trainer(params, model, train)
+    trainer, _ = workspace.trainer(UNCERTAINTY, optimizer={"lr_schedule": "constant"})
     learnt = {id(w): task for task, w in trainer.objective.weighting.log_variances.items()}
-    groups = [group for group in trainer.optimizer.param_groups if learnt.keys() & {id(p) for p in group["params"]}]
-    (group,) = groups
+    groups = trainer.optimizer.param_groups
+    (group,) = [group for group in groups if learnt.keys() & {id(p) for p in group["params"]}]
     assert {learnt[id(parameter)] for parameter in group["params"]} == set(TASKS)
     assert group["weight_decay"] == 0.0 and group["initial_lr"] == 0.05
-    assert all(of["initial_lr"] == params.finetune.lr for of in trainer.optimizer.param_groups if of is not group)
+    assert all(of["initial_lr"] == 1e-3 for of in groups if of is not group)
 
 
 def test_a_task_that_is_absent_from_a_step_leaves_its_log_variance_untouched(workspace):
-    params, model, train = setting(
-        workspace, {"weighting": {"method": "uncertainty", "lr": 0.05}, "schedule": {"name": "round_robin"}}
-    )
-    trainer, _ = build_trainer(params, model, train)
-    model.train()
+    trainer, _ = workspace.trainer(UNCERTAINTY, schedule={"name": "round_robin"})
     w = {task: value.item() for task, value in trainer.objective.weighting.log_variances.items()}
     for step, task in enumerate((*TASKS, *TASKS), start=1):
         trainer.step((task,), step)
@@ -206,23 +166,18 @@ def test_a_task_that_is_absent_from_a_step_leaves_its_log_variance_untouched(wor
 def test_clipping_counts_the_model_alone_and_leaves_the_gradients_of_log_variances(workspace):
     found = {}
     for norm in (None, 1e-3):
-        params, model, train = setting(
-            workspace, {"weighting": {"method": "uncertainty"}, "optimizer": {"max_grad_norm": norm}}
-        )
-        trainer, _ = build_trainer(params, model, train)
+        trainer, model = workspace.trainer(NOISY, UNCERTAINTY, optimizer={"max_grad_norm": norm})
         trainer.optimizer.zero_grad = lambda **_: None
-        model.train()
         trainer.step(TASKS, 1)
         total = torch.cat([p.grad.to_dense().flatten() for p in model.parameters() if p.grad is not None]).norm().item()
-        learnt = [w.grad.item() for w in trainer.objective.weighting.parameters()]
-        found[norm] = (total, learnt)
+        found[norm] = total, [w.grad.item() for w in trainer.objective.weighting.parameters()]
     assert found[1e-3][0] == pytest.approx(1e-3, rel=1e-3) and found[None][0] > 0.1
     assert found[1e-3][1] == found[None][1]
 
 
 @pytest.mark.parametrize("part", ["all", "encoder", "heads"])
 def test_penalties_have_the_gradient_of_their_equations_on_the_parameters_that_took_part(workspace, part):
-    params, model, _ = setting(workspace, {"penalties": {"l1": 0.01, "l2": 0.003, "parameters": part}})
+    params, model, _ = workspace.built(penalties={"l1": 0.01, "l2": 0.003, "parameters": part})
     inside = {id(p) for p in {"all": model, "encoder": model.encoder, "heads": model.heads}[part].parameters()}
     live = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     took_part = [parameter for name, parameter in live.items() if "heads.task_sst" not in name]
@@ -254,9 +209,7 @@ def test_penalties_have_the_gradient_of_their_equations_on_the_parameters_that_t
     ],
 )
 def test_a_step_without_any_parameter_to_penalise_is_a_step_without_penalty(workspace, overrides):
-    params, model, train = setting(workspace, overrides)
-    trainer, _ = build_trainer(params, model, train)
-    model.train()
+    trainer, _ = workspace.trainer(overrides)
     for step, tasks in enumerate(trainer.plan[0][:3], start=1):
         trainer.step(tasks, step)
 
@@ -278,12 +231,11 @@ def test_conflicts_are_written_with_a_header_even_if_none_are_logged(workspace):
 def test_adapters_train_and_the_model_that_is_saved_has_them_in_its_weights(workspace):
     run(workspace.params(encoder={"lora": {"rank": 2}}, finetune={"lr": 0.01}), "a")
     params = workspace.params()
-    model = build_model(params, "a/model/encoder", set_up(**params.runtime.model_dump()))
-    load_heads(model, "a/model")
-    again = predict(model, load_split(params, "dev", "data/splits", "models/tokenizer"), "dev", 64)
+    model = saved_model(params, "a/model")
+    again = predict(model, split_of(params, "dev"), "dev", 64)
     kept = read_predictions("a/out/predictions.parquet").query("split == 'dev'").reset_index(drop=True)
     pd.testing.assert_frame_equal(again, kept, check_exact=False, rtol=1e-4, atol=1e-5)
-    start = build_model(params, "models/prefinetuned/encoder", set_up(1, "cpu", "float32")).encoder
+    start = saved_model(params, "models/prefinetuned").encoder
     changed = changed_names(model.encoder, weights_of(start))
     assert changed and all(name.endswith((".query.weight", ".value.weight")) for name in changed)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from bertrio.config import merged
-from tests.training.test_loop import STILL, a_step, gradients, setting, trainer_of
+from tests.training.conftest import TASKS
+from tests.training.test_loop import a_step, assert_gradients
 
 ON = {"encoder": {"compile": True}}
 real_compile = nn.Module.compile
@@ -23,28 +23,20 @@ def traced(monkeypatch):
 
 @pytest.mark.parametrize("technique", [{}, {"smart": {"lambda": 1.0, "radius": 0.1}}], ids=["plain", "smart"])
 def test_a_step_has_the_gradients_of_the_plain_one(workspace, technique):
-    technique = merged(STILL, technique)
-    plain, _, logged = a_step(workspace, **technique)
-    compiled, _, logged_compiled = a_step(workspace, **merged(technique, ON))
-    assert logged_compiled == pytest.approx(logged, rel=1e-4, abs=1e-6)
-    ours = gradients(compiled)
-    for name, gradient in gradients(plain).items():
-        assert (gradient is None) == (ours[name] is None), name
-        if gradient is not None:
-            torch.testing.assert_close(ours[name], gradient, atol=2e-6, rtol=1e-3)
+    plain, compiled = a_step(workspace, **technique), a_step(workspace, **technique, **ON)
+    assert compiled.told == pytest.approx(plain.told, rel=1e-4, abs=1e-6)
+    assert_gradients(compiled.model, plain.model, atol=2e-6, rtol=1e-3)
 
 
 def test_clean_and_perturbed_passes_draw_the_same_masks(workspace):
     quiet = {"smart": {"lambda": 1.0, "radius": 1e-9, "sigma": 1e-12, "eta": 1e-12}}  # noise that moves nothing
-    params, model, rows = setting(
-        workspace, encoder={"dropout": 0.2, "attention_dropout": 0.2, **ON["encoder"]}, **quiet
-    )
-    logged = trainer_of(params, model, rows).step(("sst", "qqp", "sts"), 1)
+    trainer, _ = workspace.trainer(ON, quiet, encoder={"dropout": 0.2, "attention_dropout": 0.2})
+    logged = trainer.step(TASKS, 1)
     assert all(value.item() == pytest.approx(0, abs=1e-6) for name, value in logged.items() if "_" in name)
 
 
 def test_a_copy_is_not_compiled_and_files_are_as_ever(workspace):
-    _, model, _ = setting(workspace, **ON)
+    _, model, _ = workspace.built(ON)
     assert model.encoder.transformer._compiled_call_impl is not None
     assert copy.deepcopy(model).encoder.transformer._compiled_call_impl is None
-    assert model.state_dict().keys() == setting(workspace)[1].state_dict().keys()
+    assert model.state_dict().keys() == workspace.built()[1].state_dict().keys()

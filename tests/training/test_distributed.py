@@ -23,17 +23,12 @@ from bertrio.core.distributed import ALONE, Processes, free_port
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
-from bertrio.model.multitask import build_model
-from bertrio.training.build import build_trainer, load_split
+from bertrio.training.build import build_trainer
 from tests.distributed_run import train
-from tests.training.conftest import Workspace
+from tests.training.conftest import STILL, Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
-STILL = {
-    "encoder": {"dropout": 0.0, "attention_dropout": 0.0},
-    "tasks": {name: {"dropout": 0.0} for name in ("sst", "qqp", "sts")},
-    "finetune": {"epochs": 10, "max_steps": 30},
-}
+STEPS = {"finetune": {"epochs": 10, "max_steps": 30}}
 SMART = {"lambda": 1, "radius": 0.1, "eta": 0.1, "sigma": 0.05}
 SETTINGS = {  # each technique, alone or in company
     "plain": {},
@@ -85,7 +80,7 @@ def write_settings(folder: Path, settings: dict[str, dict]) -> None:
     for name in ("settings", "weights"):
         (folder / name).mkdir()
     for name, setting in settings.items():
-        workspace.params(**merged(STILL, setting))
+        workspace.params(**merged(merged(STILL, STEPS), setting))
         (folder / "params.yaml").rename(folder / "settings" / f"{name}.yaml")
 
 
@@ -97,16 +92,11 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", SETTINGS)
-def test_two_processes_have_the_weights_of_one_after_30_steps_within_rounding(trained, name):
+def test_two_processes_have_the_weights_of_one_after_30_steps_within_rounding_and_tell_what_it_tells(trained, name):
     one, two = (load_file(trained / f"weights/{name}-{count}.safetensors") for count in (1, 2))
     free = FREE + (FREE_UNDER_PEARSON if "whole batches" in name else ())
     apart = {weight: (two[weight] - values).abs().max().item() for weight, values in one.items()}
     assert {weight: by for weight, by in apart.items() if by > 2e-5 and not weight.endswith(free)} == {}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", SETTINGS)
-def test_two_processes_tell_of_training_what_one_tells(trained, name):
     one, two = (json.loads((trained / f"weights/{name}-{count}.json").read_text()) for count in (1, 2))
     assert one["rows"] == two["rows"]
     assert two["same_outputs"], "the same weights predict the same bits"
@@ -156,12 +146,10 @@ def test_dropout_masks_differ_between_processes_and_steps_and_come_again():
 
 
 def test_rescaled_noise_in_several_processes_is_refused(workspace):
-    params = workspace.params(smart={"lambda": 1, "projection": "rescale"})
-    runtime = set_up(1, "cpu", among=Processes(0, 2, torch.device("cpu")))
-    model = build_model(params, "models/encoder", runtime)
-    train_rows = load_split(params, "train", "data/splits", "models/tokenizer")
+    params, model, rows = workspace.built(smart={"lambda": 1, "projection": "rescale"})
+    model.runtime = set_up(1, "cpu", among=Processes(0, 2, torch.device("cpu")))
     with pytest.raises(UserError, match="rescale in several processes; .* Use projection ball"):
-        build_trainer(params, model, train_rows)
+        build_trainer(params, model, rows)
 
 
 class Project:

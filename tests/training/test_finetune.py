@@ -4,13 +4,11 @@ import torch
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
-from bertrio.core.runtime import set_up
 from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.model.multitask import build_model, load_heads
-from bertrio.training.build import hold_out, load_split
+from bertrio.training.build import hold_out
 from bertrio.training.finetune import Inputs, Selection, load_rows, predict
-from tests.training.conftest import run
+from tests.training.conftest import run, saved_model, split_of
 
 
 def files(folder):
@@ -46,12 +44,10 @@ def test_the_kept_model_is_that_of_the_best_epoch(workspace):
     assert summary["best_epoch"] == history["epoch"][history["dev_sst_accuracy"].idxmax()]
     assert summary["best_epoch"] < 4, "the last epoch is the best: this shows nothing"
     assert summary["selected_on"] == {"rows": "dev", "by": "sst"}
-    runtime = set_up(**params.runtime.model_dump())
-    model = build_model(params, "a/model/encoder", runtime)
-    load_heads(model, "a/model")
+    model = saved_model(params, "a/model")
     table = read_predictions("a/out/predictions.parquet")
     for split in ("dev", "test"):
-        again = predict(model, load_split(params, split, "data/splits", "models/tokenizer"), split, 64)
+        again = predict(model, split_of(params, split), split, 64)
         kept = table[table["split"] == split].reset_index(drop=True)
         pd.testing.assert_frame_equal(again, kept, check_dtype=False)  # without labels a table alone has none
 
@@ -66,7 +62,7 @@ def test_history_has_a_row_an_epoch_with_losses_and_metrics_of_each_task(workspa
 
 
 def test_the_holdout_is_a_seeded_part_of_train_that_is_not_trained_on(workspace):
-    train = load_split(workspace.params(), "train", "data/splits", "models/tokenizer")
+    train = split_of(workspace.params(), "train")
     kept, held = hold_out(train, 0.1, seed=1)
     for task, rows in train.items():
         assert sorted([*kept[task].ids, *held[task].ids]) == sorted(rows.ids)

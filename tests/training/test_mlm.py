@@ -159,14 +159,18 @@ def objective_at(model, picked):
     return MlmObjective(model, lambda gold, of: (gold, picked), generator(1, "x"), set_up(1, "cpu", "float32"))
 
 
+def language_model(kind):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    return AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind, vocab_size=200, embedding_size=32, **sizes))
+
+
 def of_ids(ids):
     return Blocks(ids.numpy(), np.arange(len(ids))).batch(np.arange(len(ids)))
 
 
 def test_a_batch_without_a_picked_token_learns_nothing():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
-    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", vocab_size=200, **sizes))
+    model = language_model("bert")
     ids = torch.randint(5, 200, (1, 8))
     loss = objective_at(model, torch.zeros_like(ids, dtype=torch.bool))(of_ids(ids))[0].total
     loss.backward()
@@ -177,10 +181,7 @@ def test_a_batch_without_a_picked_token_learns_nothing():
     ("kind", "share"), [("bert", 0.6), ("roberta", 0.15), ("distilbert", 0.15), ("electra", 0.15), ("deberta-v2", 0.15)]
 )
 def test_a_head_at_the_picked_places_alone_learns_what_it_learns_at_all_of_them(kind, share):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind, vocab_size=200, embedding_size=32, **sizes))
-    model.eval()
+    model = language_model(kind).eval()
     ids = torch.randint(5, 200, (8, 32))
     picked = torch.rand(8, 32, generator=generator(1, "picks")) < share
     rounded = -(-int(picked.sum()) // 64) * 64

@@ -4,40 +4,30 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
-from bertrio.config import merged
-from bertrio.core.runtime import set_up
-from bertrio.model.multitask import Block, build_model
+from bertrio.model.multitask import Block
 from bertrio.model.pooling import POOLINGS
 from bertrio.techniques.weighting import Fixed, Uncertainty
-from bertrio.training.build import build_losses, build_regularizers, build_streams, load_split
+from bertrio.training.build import build_losses, build_regularizers, build_streams
 from bertrio.training.objective import Objective
+from tests.training.conftest import STILL, TASKS
 
 NOISY = {
     "encoder": {"dropout": 0.2, "attention_dropout": 0.2},
-    "tasks": {name: {"dropout": 0.3} for name in ("sst", "qqp", "sts")},
+    "tasks": {name: {"dropout": 0.3} for name in TASKS},
 }
 BI = {
     "qqp": {"encoding": "bi", "head": "siamese"},
     "sts": {"encoding": "bi", "head": "cosine", "head_options": {"projection": True}},
 }
-CASES = [  # task, encoding: all three targets, and every way in which texts are encoded
-    ("sst", "cross"),
-    ("qqp", "cross"),
-    ("sts", "cross"),
-    ("qqp", "bi"),
-    ("sts", "bi"),
-]
+# task, encoding: all three targets, and every way in which texts are encoded
+CASES = [("sst", "cross"), ("qqp", "cross"), ("sts", "cross"), ("qqp", "bi"), ("sts", "bi")]
 
 
 def setting(workspace, encoding="cross", noisy=True, **overrides):
     """Params, model in training, and batch streams, always from the same random state."""
-    still = {"tasks": {name: {"dropout": 0.0} for name in ("sst", "qqp", "sts")}}
-    base = merged(NOISY if noisy else still, {"tasks": BI} if encoding == "bi" else {})
-    params = workspace.params(**base, **overrides)
-    runtime = set_up(**params.runtime.model_dump())
-    model = build_model(params, "models/encoder", runtime).train()
-    train = load_split(params, "train", "data/splits", "models/tokenizer")
-    return params, model, build_streams(train, params), build_losses(train, params)
+    kinds = {"tasks": BI} if encoding == "bi" else {}
+    params, model, train = workspace.built(NOISY if noisy else STILL, kinds, overrides)
+    return params, model.train(), build_streams(train, params), build_losses(train, params)
 
 
 def objective_of(params, model, losses, weighting=None, teacher_predictions=None):
@@ -135,12 +125,8 @@ def test_noise_finds_the_padding_and_leaves_it(workspace):
 
 @pytest.mark.parametrize("weighting", ["fixed", "uncertainty"])
 def test_the_total_is_the_weighted_sum_of_loss_and_penalties_by_hand(workspace, weighting):
-    params, model, streams, losses = setting(
-        workspace,
-        smart={"lambda": 3, "sigma": 0.1, "radius": 0.1},
-        bregman={"mu": 0.7},
-        r_drop={"alpha": 0.25},
-    )
+    smart = {"lambda": 3, "sigma": 0.1, "radius": 0.1}
+    params, model, streams, losses = setting(workspace, smart=smart, bregman={"mu": 0.7}, r_drop={"alpha": 0.25})
     regularizers = build_regularizers(params, model, 10, {})
     with torch.no_grad():
         for parameter in model.parameters():
@@ -168,10 +154,8 @@ def test_a_task_that_is_not_named_gets_no_penalty_and_no_second_pass(workspace):
 
 def test_distillation_is_the_distance_from_what_is_said_of_the_same_rows(workspace):
     """In one pass of all tasks: KL of the teacher's probabilities from the model's, squared distance for scores."""
-    params, model, streams, losses = setting(
-        workspace, noisy=False, encoder={"dropout": 0.0, "attention_dropout": 0.0},
-        distill={"weight": 3, "teacher": "somewhere"},
-    )  # fmt: skip
+    distill = {"weight": 3, "teacher": "somewhere"}
+    params, model, streams, losses = setting(workspace, noisy=False, distill=distill)
     draws = torch.Generator().manual_seed(0)
     said = {task: torch.randn(60, size, generator=draws).softmax(-1) for task, size in (("sst", 5), ("qqp", 2))}
     said["sts"] = torch.randn(60, 1, generator=draws)
@@ -191,9 +175,8 @@ def test_distillation_is_the_distance_from_what_is_said_of_the_same_rows(workspa
 
 def test_the_gradient_of_the_penalty_reaches_the_clean_side_as_well(workspace):
     """With noise that is fixed, the divergence's gradient in the head is that of both outputs together."""
-    params, model, streams, losses = setting(
-        workspace, noisy=False, smart={"lambda": 1, "sigma": 0.5, "radius": 0.5, "steps": 0}
-    )
+    smart = {"lambda": 1, "sigma": 0.5, "radius": 0.5, "steps": 0}
+    params, model, streams, losses = setting(workspace, noisy=False, smart=smart)
     (parts,) = objective_of(params, model, losses)(batch := next(streams["sts"]))
     parts.penalties["smart"].backward()
     found = model.heads["sts"].output.weight.grad.clone()

@@ -6,10 +6,9 @@ import torch
 from safetensors.torch import load_file
 
 from bertrio.core.errors import UserError
-from bertrio.core.runtime import set_up
-from bertrio.model.multitask import build_model, load_heads
 from bertrio.training.optimizer import Optimization
 from bertrio.training.prefinetune import prefinetune
+from tests.training.conftest import BI, saved_model
 
 FOLDERS = ("models/encoder", "data/splits", "models/tokenizer")
 
@@ -38,30 +37,21 @@ def test_one_task_is_trained_alone_and_its_head_is_carried_on(workspace, task):
     assert timing["steps"] == 16
     heads = load_file("out/heads.safetensors")
     assert {name.split(".")[0] for name in heads} == {task}
-    model = build_model(params, "out/encoder", set_up(**params.runtime.model_dump()))
-    load_heads(model, "out")
+    model = saved_model(params, "out")
     assert torch.equal(model.heads[task].output.weight, heads[f"{task}.output.weight"])
 
 
 def carried_on(params):
     """Prefinetunes, and gives the model that fine-tuning starts from and the heads that were saved."""
     prefinetune(params, *FOLDERS, "out")
-    model = build_model(params, "out/encoder", set_up(**params.runtime.model_dump()))
-    load_heads(model, "out")
-    return model, load_file("out/heads.safetensors")
+    return saved_model(params, "out"), load_file("out/heads.safetensors")
 
 
 @pytest.mark.parametrize("layer", ["projection", "fusion", "both"])
 @pytest.mark.parametrize("task", ["qqp", "sts"])
 def test_layers_that_the_task_will_share_are_trained_and_carried_on_to_all_that_share_them(workspace, layer, task):
-    bi = {"encoding": "bi", "head": "siamese", "dropout": 0.1}
-    model, heads = carried_on(
-        workspace.params(
-            prefinetune={"task": task, "epochs": 1},
-            tasks={"qqp": bi, "sts": bi},
-            sharing={"layer": layer, "tasks": ["qqp", "sts"]},
-        )
-    )
+    sharing = {"tasks": {"qqp": BI, "sts": BI}, "sharing": {"layer": layer, "tasks": ["qqp", "sts"]}}
+    model, heads = carried_on(workspace.params(prefinetune={"task": task, "epochs": 1}, **sharing))
     own = {name.partition(".")[2]: value for name, value in heads.items()}
     assert any(name.startswith("projection.") for name in own) == (layer != "fusion")
     assert any(name.startswith("hidden.0.") for name in own) == (layer != "projection")
@@ -85,8 +75,5 @@ def test_adapters_are_merged_into_the_encoder_that_goes_on(workspace):
 def test_a_head_of_another_shape_than_the_one_that_goes_on_is_an_error(workspace):
     prefinetune(workspace.params(prefinetune={"task": "qqp", "epochs": 1}), *FOLDERS, "out")
     params = workspace.params(tasks={"qqp": {"head": "mlp"}})
-    model = build_model(params, "out/encoder", set_up(**params.runtime.model_dump()))
-    with pytest.raises(
-        UserError, match=r"out/heads\.safetensors: the head of task qqp there is not the one that params"
-    ):
-        load_heads(model, "out")
+    with pytest.raises(UserError, match=r"out/heads\.safetensors: the head of task qqp there is not the one that par"):
+        saved_model(params, "out")

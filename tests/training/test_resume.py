@@ -21,10 +21,10 @@ from bertrio.core.runtime import set_up
 from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.evaluator import EpochEvaluator
 from bertrio.training.mlm import pretrain_mlm
+from bertrio.training.optimizer import RowGradients
 from bertrio.training.prefinetune import prefinetune
-from tests.training.conftest import run
+from tests.training.conftest import BI, run
 
-BI = {"encoding": "bi", "head": "siamese"}
 EVERYTHING = {
     "smart": {"lambda": 1, "radius": 0.01},
     "bregman": {"mu": 1, "late_momentum": 0.5},
@@ -32,10 +32,7 @@ EVERYTHING = {
     "weighting": {"method": "uncertainty"},
     "finetune": {"ema": 0.9, "accumulate": 2},
 }
-SHORT = {
-    "schedule": {"max_batches": 4},
-    "checkpoints": {"steps": 3},
-}  # epochs of four steps, if not told otherwise
+SHORT = {"schedule": {"max_batches": 4}, "checkpoints": {"steps": 3}}  # epochs of four steps, if not told otherwise
 SETTINGS = {  # each technique in company of others, and each schedule
     "plain": {},
     "everything": EVERYTHING,
@@ -122,26 +119,42 @@ def stopped(monkeypatch):
     return run
 
 
+def goes_on(params, stopped, *stops, steps):
+    """Fine-tunes with these stops, into the bytes of the whole run."""
+    for at, by in stops:
+        stopped(lambda: train(params, "parts"), at, by)
+    assert train(params, "parts") == steps
+    assert_same("whole", "parts")
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_fine_tuning_that_was_stopped_anywhere_gives_the_same_bytes(workspace, stopped, name):
     params = workspace.params(**merged(SHORT, SETTINGS[name]))
     steps = train(params, "whole")
     draw = random.Random(zlib.crc32(name.encode()))
-    for at in sorted(draw.sample(range(1, steps + 1), 2)):
-        stopped(lambda: train(params, "parts"), at, draw.choice([Interrupted, Killed]))
-    assert train(params, "parts") == steps
-    assert_same("whole", "parts")
+    stops = sorted(draw.sample(range(1, steps + 1), 2))
+    goes_on(params, stopped, *[(at, draw.choice([Interrupted, Killed])) for at in stops], steps=steps)
     assert not list(Path("checkpoints").iterdir()), "nothing is left of a run that has ended well"
+
+
+def test_sparse_gradients_of_words_outlive_a_stop(workspace, stopped, many_words, monkeypatch):
+    params, dense, seen = workspace.params(**merged(SHORT, EVERYTHING)), RowGradients.dense, []
+
+    def watching(rows, parameters):
+        given = list(parameters)
+        seen.append([each.grad.is_sparse for each in given if each.grad is not None])
+        return dense(rows, given)
+
+    monkeypatch.setattr(RowGradients, "dense", watching)
+    steps = train(params, "whole")
+    goes_on(params, stopped, (2, Killed), (5, Interrupted), steps=steps)
+    assert all(sum(kinds) == 1 for kinds in seen) and len(seen) > steps
 
 
 def test_what_happens_on_a_gpu_where_losses_are_read_every_few_steps(workspace, stopped, monkeypatch):
     monkeypatch.setattr("bertrio.training.callbacks.read_every", lambda device: 5)
     params = workspace.params(tracking={"every": 4}, checkpoints={"steps": 3})
-    train(params, "whole")
-    for at, by in ((4, Interrupted), (11, Killed)):
-        stopped(lambda: train(params, "parts"), at, by)
-    train(params, "parts")
-    assert_same("whole", "parts")
+    goes_on(params, stopped, (4, Interrupted), (11, Killed), steps=train(params, "whole"))
 
 
 PLACES = (  # functions, and which call of them it is
@@ -238,13 +251,9 @@ def test_a_gpu_with_deterministic_algorithms_gives_the_same_bytes_too(workspace,
     on_gpu = {"runtime": {"device": "cuda", "precision": precision, "deterministic": True}, "encoder": {"dropout": 0.1}}
     params = workspace.params(**merged(merged(SHORT, EVERYTHING), on_gpu))
     try:
-        train(params, "whole")
-        for at, by in ((2, Interrupted), (7, Killed)):
-            stopped(lambda: train(params, "parts"), at, by)
-        train(params, "parts")
+        goes_on(params, stopped, (2, Interrupted), (7, Killed), steps=train(params, "whole"))
     finally:
         torch.use_deterministic_algorithms(False)
-    assert_same("whole", "parts")
 
 
 @pytest.mark.parametrize("read_every", [1, 4])

@@ -8,17 +8,15 @@ from bertrio.config import build_tasks, load_member
 from bertrio.config.groups import Combine
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
-from bertrio.core.runtime import set_up
 from bertrio.evaluation.ensembling import mark_selection
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions, write_predictions
 from bertrio.model.config import ModelConfig, read_model_config
-from bertrio.model.encoder import load_transformer
-from bertrio.model.multitask import build_model, load_heads, save_model
-from bertrio.training.build import load_split
+from bertrio.model.multitask import save_model
 from bertrio.training.finetune import predict
 from bertrio.training.soup import average, build_ensemble, greedy_soup
 from tests.reading import Reads
+from tests.training.conftest import saved_model, split_of
 
 TWO_OUTPUTS = {"loss": "siamese_softmax"}
 
@@ -44,24 +42,18 @@ def combine_members(params, loaded):
 
 def train(params, name, seed):
     """A member as fine-tuning leaves it: the weights that all start from, moved a little."""
-    runtime = set_up(1, "cpu", "float32", 1)
-    model = build_model(params, "models/encoder", runtime)
+    model = saved_model(params, "models", "models/encoder")
     of = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape, generator=of)
     save_model(model, f"models/members/{name}", ModelConfig.from_params(params), "models/tokenizer")
-    tables = [
-        predict(model, load_split(params, split, "data/splits", "models/tokenizer"), split, 64)
-        for split in ("dev", "test")
-    ]
-    write_predictions(pd.concat(tables), f"predictions/members/{name}/predictions.parquet")
+    write_predictions(predicted(params, model), f"predictions/members/{name}/predictions.parquet")
 
 
-def weights(params, folder):
-    model = build_model(params, f"{folder}/encoder", set_up(1, "cpu", "float32", 1))
-    load_heads(model, folder)
-    return model.state_dict()
+def predicted(params, model):
+    tables = [predict(model, split_of(params, split), split, 64) for split in ("dev", "test")]
+    return pd.concat(tables, ignore_index=True)
 
 
 def test_an_average_is_the_mean_of_each_tensor_by_hand():
@@ -89,28 +81,17 @@ def test_greedy_takes_the_best_first_and_keeps_what_does_not_hurt():
 
 def test_a_uniform_soup_is_one_model_with_the_mean_of_all_weights_and_its_own_predictions(workspace):
     params = cook(workspace, "uniform_soup", {"base": 1, "second": 2})
-    one, two, soup = (weights(params, f"models/{name}") for name in ("members/base", "members/second", "ensemble"))
+    models = [saved_model(params, f"models/{name}") for name in ("members/base", "members/second", "ensemble")]
+    one, two, soup = (model.state_dict() for model in models)
     for name, value in soup.items():
         torch.testing.assert_close(value, (one[name].double() + two[name].double()).div(2).float(), rtol=0, atol=0)
-    runtime = set_up(1, "cpu", "float32", 1)
-    model = build_model(params, "models/ensemble/encoder", runtime)
-    load_heads(model, "models/ensemble")
-    tables = [
-        predict(model, load_split(params, split, "data/splits", "models/tokenizer"), split, 64)
-        for split in ("dev", "test")
-    ]
-    expected, found = pd.concat(tables, ignore_index=True), read_predictions("predictions/ensemble.parquet")
-    pd.testing.assert_frame_equal(found, expected)
+    pd.testing.assert_frame_equal(read_predictions("predictions/ensemble.parquet"), predicted(params, models[2]))
     half = {"base": 0.5, "second": 0.5}
     assert read_json("models/ensemble/ensemble.json") == {
         "combine": "uniform_soup", "members": ["base", "second"], "weights": dict.fromkeys(params.tasks, half),
     }  # fmt: skip
-    assert (
-        read_model_config("models/ensemble")
-        == read_model_config("models/members/base")
-        == ModelConfig.from_params(params)
-    )
-    assert load_transformer("models/ensemble/encoder").config.hidden_size == 16
+    for folder in ("ensemble", "members/base"):
+        assert read_model_config(f"models/{folder}") == ModelConfig.from_params(params)
 
 
 @pytest.mark.parametrize("combine", get_args(Combine))

@@ -10,10 +10,8 @@ from bertrio.core.runtime import set_up
 from bertrio.data.table import read_table
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.inference.predictor import Predictor
-from bertrio.training.build import hold_out, load_split, teacher_predictions
-from tests.training.conftest import run
-
-TASKS = ("sst", "qqp", "sts")
+from bertrio.training.build import hold_out, teacher_predictions
+from tests.training.conftest import TASKS, run, split_of
 
 
 @pytest.fixture
@@ -23,13 +21,8 @@ def teacher(workspace):
 
 
 def asked(params):
-    rows = load_split(params, "train", "data/splits", "models/tokenizer")
-    return rows, teacher_predictions(
-        params,
-        {task: rows[task] for task in params.trains},
-        "data/splits",
-        set_up(1, device="cpu", precision="float32"),
-    )
+    rows = split_of(params, "train")
+    return rows, teacher_predictions(params, rows, "data/splits", set_up(1, "cpu", "float32"))
 
 
 def test_what_is_taught_is_what_the_predictor_says_of_each_row(workspace, teacher):
@@ -48,7 +41,7 @@ def test_rows_that_are_held_out_leave_the_others_with_what_is_said_of_them(works
     params = workspace.params(distill={"weight": 1, "teacher": teacher, "tasks": ["sst"]})
     rows, said = asked(params)
     kept, _ = hold_out(rows, 0.5, 1)
-    fewer = teacher_predictions(params, kept, "data/splits", set_up(1, device="cpu", precision="float32"))
+    fewer = teacher_predictions(params, kept, "data/splits", set_up(1, "cpu", "float32"))
     assert set(fewer) == {"sst"}
     places = pd.Index(rows["sst"].ids).get_indexer(kept["sst"].ids)
     torch.testing.assert_close(fewer["sst"], said["sst"][places])

@@ -78,7 +78,7 @@ def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tup
     ]
     texts = pd.concat([table[column] for table, columns in tables for column in columns])
     write_table(pd.DataFrame({"text": texts}), args.work / "data/corpora/texts.parquet")
-    blocks = token_blocks(args.work / "data/corpora", tokenizer, params.mlm.block_size, args.work / "blocks")
+    blocks = token_blocks(args.work / "data/corpora", tokenizer, params.mlm.block_size, args.work)
     return AutoModelForMaskedLM.from_pretrained(str(args.work / "models/encoder")), blocks
 
 

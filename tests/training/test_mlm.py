@@ -43,7 +43,7 @@ def corpora(workspace):
 
 def test_blocks_hold_all_texts_one_after_the_other(workspace, corpora):
     tokenizer = load_tokenizer("models/tokenizer")
-    blocks = token_blocks(corpora, tokenizer, 16, workspace.root / "tokens")
+    blocks = token_blocks(corpora, tokenizer, 16, workspace.root)
     flat = [token for text in workspace.texts for token in tokenizer(text)["input_ids"]]
     assert blocks.shape == (len(flat) // 16, 16)
     assert blocks.flatten().tolist() == flat[: blocks.size]
@@ -122,7 +122,7 @@ def test_a_tokenizer_without_marks_is_an_error_that_names_the_param():
 def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpora):
     params = workspace.params()
     tokenizer = load_tokenizer("models/tokenizer")
-    blocks = token_blocks(corpora, tokenizer, 16, workspace.root / "tokens")
+    blocks = token_blocks(corpora, tokenizer, 16, workspace.root)
     gold = torch.from_numpy(blocks[:8].astype(np.int64))
 
     class OneHot(torch.nn.Module):

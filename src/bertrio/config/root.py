@@ -78,7 +78,7 @@ class Params(_Regularizers):
     @property
     def trains(self) -> list[str]:
         """The tasks that fine-tuning trains, in training order; the others are scored with untrained heads."""
-        return self.schedule.trains(list(self.tasks))
+        return self.schedule.tasks or list(self.tasks)
 
     def answers(self, member: str) -> tuple[str, ...]:
         """The tasks that ensemble member `member` answers: all, unless it says otherwise."""

@@ -71,7 +71,7 @@ class Sizes:
     rows: Mapping[str, int]
     epochs: int
     task_epochs: Mapping[str, int] = field(default_factory=dict)
-    until: str | tuple[str, ...] = "longest"
+    until: str | Sequence[str] = "longest"
     steps: int = 0
     cycle: bool = True
     temperature: float = 1.0
@@ -203,15 +203,9 @@ class ScheduleOptions(Group):
         """Whether the schedule reads `until`."""
         return self.name not in WITHOUT_UNTIL
 
-    def trains(self, tasks: list[str]) -> list[str]:
-        """Return the tasks that train, in training order."""
-        return list(tasks) if self.tasks is None else self.tasks
-
-    def until_of(self, trains: Sequence[str]) -> str | tuple[str, ...]:
+    def until_of(self, trains: Sequence[str]) -> str | Sequence[str]:
         """Return what ends an epoch of these tasks; one task alone always counts its own passes."""
-        if len(trains) == 1 and self.until != "steps":
-            return "longest"
-        return self.until if isinstance(self.until, str) else tuple(self.until)
+        return "longest" if len(trains) == 1 and self.until != "steps" else self.until
 
     @property
     def until_names(self) -> tuple[str, ...]:

@@ -189,11 +189,11 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
         sizes = proportional_batch_sizes(passes, options.base_batch)
     seed = params.runtime.seed
 
-    def stream(task: str, rows: Rows) -> BatchStream:
-        common = generator(seed, "batches by length") if options.match_lengths else None
-        return BatchStream(rows, sizes[task], generator(seed, f"batches {task}"), cap, options.redraw, common)
-
-    return {task: stream(task, rows) for task, rows in train.items()}
+    common = [generator(seed, "batches by length") if options.match_lengths else None for _ in train]
+    return {
+        task: BatchStream(rows, sizes[task], generator(seed, f"batches {task}"), cap, options.redraw, lengths)
+        for (task, rows), lengths in zip(train.items(), common)
+    }
 
 
 def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> list[Epoch]:
@@ -222,9 +222,8 @@ def build_losses(train: Split, params: Params) -> dict[str, Loss]:
     losses = {}
     for task, rows in train.items():
         options, target = params.tasks[task], rows.task.target
-        counts = []
-        if target.discrete:
-            counts = np.bincount(rows.label_values.astype(np.int64), minlength=max(2, target.size)).tolist()
+        labels = rows.label_values.astype(np.int64) if target.discrete else []
+        counts = np.bincount(labels, minlength=max(2, target.size)).tolist()
         losses[task] = build_loss(options.loss, target, options.loss_options, counts)
     return losses
 
@@ -249,12 +248,8 @@ def teacher_predictions(params: Params, train: Split, splits: str | Path, runtim
     if not options.weight:
         return {}
     assert options.teacher is not None  # `Params` checks it
-    teacher = Predictor.load(
-        Path(options.teacher).expanduser(),
-        str(runtime.device),
-        "float32" if runtime.compute == torch.float32 else "bf16",
-        params.finetune.eval_batch_size,
-    )
+    folder, precision = Path(options.teacher).expanduser(), str(runtime.facts()["precision"])
+    teacher = Predictor.load(folder, str(runtime.device), precision, params.finetune.eval_batch_size)
     predictions = {}
     for name in options.tasks or train:
         rows = train[name]
@@ -275,14 +270,11 @@ def _check_same(task: Task, teacher: Predictor) -> None:
         known = teacher.task(task.name)
     except UserError as error:
         raise UserError(f"distill.teacher: {error}; see distill.tasks") from None
-    described = [
-        f"{each.kind}, {each.target}, classes {', '.join(each.target.labels) or 'without names'}"
-        for each in (known, task)
-    ]
-    names = [each.target.labels for each in (known, task)]
-    reordered = names[0] != names[1] and set(names[0]) == set(names[1])
+    names, own = known.target.labels, task.target.labels
+    reordered = names != own and set(names) == set(own)
     if (known.kind, known.target) != (task.kind, task.target) or reordered:
         raise UserError(
-            f"distill.teacher: task {task.name}: the teacher knows it as {described[0]}, and params.yaml says "
-            f"{described[1]}; take a teacher of the same task, or leave it out of distill.tasks"
+            f"distill.teacher: task {task.name}: the teacher knows it as {known.kind}, {known.target}, classes "
+            f"{', '.join(names) or 'without names'}, and params.yaml says {task.kind}, {task.target}, classes "
+            f"{', '.join(own) or 'without names'}; take a teacher of the same task, or leave it out of distill.tasks"
         )

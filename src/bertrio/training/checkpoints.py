@@ -31,7 +31,7 @@ from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -58,16 +58,6 @@ KEPT = 2  # the newest, and the one before it in case the newest cannot be read
 DAYS = 30  # after which nobody is expected to resume a run
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft", "triton")  # compute
 IDENTITY, LOCK = "identity.json", "lock"
-
-
-class Stateful(Protocol):
-    """A part of training that can be saved, and restored into another one that was built alike."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that it needs to go on: tensors and plain values."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
 
 
 class Part:
@@ -147,7 +137,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, options: CheckpointParams, runtime: Runtime, lock: FileLock | None) -> None:
         self.folder, self._options, self._runtime, self._lock = folder, options, runtime, lock
-        self._parts: Mapping[str, Stateful] = {}
+        self._parts: Mapping[str, Any] = {}
         self._interruption = Interruption()
         self._step, self._saved_at = 0, time.monotonic()
         self._saved: bool | None = None  # whether what the parts hold now was saved; None: nobody has tried
@@ -199,7 +189,7 @@ class Checkpoints:
             self._lock.release()
 
     @contextmanager
-    def resumed(self, parts: Mapping[str, Stateful]) -> Iterator[None]:
+    def resumed(self, parts: Mapping[str, Any]) -> Iterator[None]:
         """Restore the parts from the last checkpoint, if there is one. In the block, a signal waits for the next call
         of `after_step` or `pause`.
 

@@ -17,7 +17,7 @@ from bertrio.core.console import progress
 from bertrio.data.batches import Batch, BatchStream, Rows
 from bertrio.model.multitask import MultitaskModel
 from bertrio.training.callbacks import Curves, EpochLog, FiniteCheck, Meter
-from bertrio.training.checkpoints import Part, Stateful
+from bertrio.training.checkpoints import Part
 from bertrio.training.objective import StepObjective
 from bertrio.training.optimizer import Combiner, Optimization, clip_gradients
 
@@ -59,7 +59,7 @@ class Trainer(Part):
     accumulate: int = 1
     one_pass: bool = False
     callbacks: Sequence[Callable[[int], None]] = ()
-    stateful: Mapping[str, Stateful] = field(default_factory=dict)
+    stateful: Mapping[str, Any] = field(default_factory=dict)
     tracker: Curves | None = None
     checkpoint: Callable[[int], None] | None = None
     lr_param: str = "lr"
@@ -77,7 +77,8 @@ class Trainer(Part):
         """Make one update from one batch of each of `tasks`; return losses and penalties, for logs."""
         logged = self._add_gradients(tasks, number)  # objective
         self.combiner.combine(number, self._finite)  # sum or surgery
-        self._add_penalty()
+        if self.penalty is not None:
+            self._add_penalty(self.penalty)
         norm = clip_gradients(self.model, self.optimization.max_grad_norm)
         self._finite.add("the norm of the gradients", norm)
         self._finite.read_on_cpu()
@@ -167,10 +168,8 @@ class Trainer(Part):
             self._finite.read_on_cpu()
             reduce(add, (share * part.total for share, part in zip(shares, parts))).backward()
 
-    def _add_penalty(self) -> None:
-        if self.penalty is None:
-            return
-        penalty = self.penalty([p for p in self.model.parameters() if p.grad is not None])
+    def _add_penalty(self, weight_penalty: Callable[[list[nn.Parameter]], Tensor]) -> None:
+        penalty = weight_penalty([p for p in self.model.parameters() if p.grad is not None])
         if penalty.requires_grad:  # none of those that it is for may have taken part
             penalty.backward()
 

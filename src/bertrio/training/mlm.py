@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertrio.config import EncoderParams, Params
+from bertrio.config import Params
 from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import whole_folder
@@ -68,78 +68,55 @@ def pretrain_mlm(
     tokenizer = load_tokenizer(tokenizer_folder)
     start = pinned(params.encoder, tokenizer_folder)
     transformer = initial_transformer(start, len(tokenizer))
-    Encoder(transformer, params.encoder.pooling)  # says now, not after hours, if there is no such pooling
+    encoder = Encoder(transformer, params.encoder.pooling)  # says now, not after hours, if there is no such pooling
     check_length(transformer.config, params.encoder.max_length, "encoder.max_length")
     if not params.mlm.enabled:
-        _save(transformer, folder)
+        with whole_folder(folder) as new:
+            encoder.save(new)
         return {"enabled": False}, {}
     check_length(transformer.config, params.mlm.block_size, "mlm.block_size")
     known = choose(str(runtime.device), params.runtime.precision, transformer.config.hidden_size)
     runtime = replace(runtime, compute=known.compute)  # the width, which has a say in it, was not known before
-    inputs: list[str | Path] = [corpora, tokenizer_folder, *_source(start)]
+    inputs: list[str | Path] = [corpora, tokenizer_folder]
+    if start.name != "tiny":
+        inputs.append(local_folder(start.name) or fetched(start.name, start.revision))
     with open_checkpoints("pretrain_mlm", params, READS, inputs, runtime) as checkpoints:
         model, own_head = initial_language_model(start, len(tokenizer))
         cheap_dropout(model)
         say(f"mlm: the language-model head is {'that of the checkpoint' if own_head else 'fresh'}")
-        with _scratch(Path(folder)) as scratch:
-            blocks = token_blocks(corpora, tokenizer, params.mlm.block_size, scratch / "tokens")
-            learned, timing = _train(model.to(runtime.device), blocks, tokenizer, params, runtime, checkpoints)
+        blocks = token_blocks(corpora, tokenizer, params.mlm.block_size, Path(folder).parent)
+        learned, timing = _train(model.to(runtime.device), blocks, tokenizer, params, runtime, checkpoints)
         # strict=False: masked-language models come without the pooler, which stays as it was
         _, unexpected = transformer.load_state_dict(model.base_model.state_dict(), strict=False)
         assert not unexpected, unexpected
-        _save(transformer, folder)
+        with whole_folder(folder) as new:
+            encoder.save(new)
         checkpoints.finish()
     return {"enabled": True, "head": "checkpoint" if own_head else "fresh", **learned}, timing
 
 
-def _save(transformer: Any, folder: str) -> None:
-    from transformers import logging
-
-    logging.disable_progress_bar()
-    with whole_folder(folder) as new:
-        transformer.save_pretrained(str(new))
-
-
-def _source(params: EncoderParams) -> list[Path]:
-    """The folder that the encoder comes from, if it comes from one."""
-    return [] if params.name == "tiny" else [local_folder(params.name) or fetched(params.name, params.revision)]
-
-
-@contextmanager
-def _scratch(beside: Path) -> Iterator[Path]:
-    """A folder beside another one for the length of the block. It has one name, so that what a killed process has left
-    in it does not stay."""
-    scratch = beside.with_name(f".{beside.name}.blocks")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, path: Path) -> np.ndarray:
-    """All texts tokenised, concatenated and cut in blocks: a memory-mapped array [N, block_size] in the file `path`.
+def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: Path) -> np.ndarray:
+    """All texts tokenised, concatenated and cut in blocks: a memory-mapped array [N, block_size].
 
     Each text keeps its own [CLS] and [SEP] (or what the tokenizer has for them); what is left over at the end is
-    dropped. Only one batch of rows is in memory at a time.
+    dropped. Only one batch of rows is in memory at a time: the tokens are in a file in `folder` that has no name, and
+    is gone with the array, or the process.
 
     Raises:
         UserError: if the texts make fewer than two blocks.
     """
-    tokens = 0
-    with open(path, "wb") as file:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as file:
         for texts in _text_batches(Path(corpora)):
             ids = tokenizer(texts, padding=False, truncation=False, verbose=False)["input_ids"]
-            flat = np.concatenate([np.asarray(row, dtype=np.int32) for row in ids])
-            file.write(flat.tobytes())
-            tokens += len(flat)
-    count = tokens // block_size
-    if count < 2:
-        raise UserError(
-            f"{corpora}: found {tokens} tokens, expected at least {2 * block_size}; see mlm.rows and mlm.block_size"
-        )
-    return np.memmap(path, dtype=np.int32, mode="r", shape=(count, block_size))
+            file.write(np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]).tobytes())
+        tokens = file.tell() // 4
+        count = tokens // block_size
+        if count < 2:
+            raise UserError(
+                f"{corpora}: found {tokens} tokens, expected at least {2 * block_size}; see mlm.rows and mlm.block_size"
+            )
+        return np.memmap(file, dtype=np.int32, mode="r", shape=(count, block_size))
 
 
 def _text_batches(corpora: Path, size: int = 1000) -> Iterator[list[str]]:

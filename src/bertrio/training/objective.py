@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,78 +16,9 @@ from bertrio.core.tasks import HeadOutput
 from bertrio.data.batches import Batch, BatchShard
 from bertrio.model.multitask import Block, MultitaskModel
 from bertrio.techniques.losses import Loss
-from bertrio.techniques.regularizers import Regularizer
-from bertrio.techniques.regularizers.base import BatchOutputs
-from bertrio.techniques.regularizers.divergences import DIVERGENCES
+from bertrio.techniques.regularizers import ForwardContext, Regularizer
 from bertrio.techniques.weighting import Fixed
 from bertrio.training.checkpoints import Part
-
-
-@dataclass(frozen=True)
-class ForwardContext:
-    """One clean pass over the batches of a block, for regularizers to repeat (`regularizers.base.ForwardContext`).
-
-    Attributes:
-        model: what is trained.
-        block: the batches.
-        embeddings: word embeddings of all texts of the block, [N, T, H].
-        clean: the heads' outputs for each batch.
-        state: of the dropout generator before the pass.
-        rows: positions of the rows of each batch in its task's table.
-        positions: of the texts in the block that the processes of the run share, [N] on the CPU, and how many those
-            are; None if it is all here.
-    """
-
-    model: MultitaskModel
-    block: Block
-    embeddings: Tensor
-    clean: list[HeadOutput]
-    state: Tensor
-    rows: list[np.ndarray]
-    positions: tuple[Tensor, int] | None = None
-
-    @property
-    def mask(self) -> Tensor:
-        return self.block.tokens["attention_mask"]
-
-    @property
-    def batches(self) -> list[BatchOutputs]:
-        tasks = [task for task, _ in self.block.layout]
-        return [
-            BatchOutputs(task, self.model.targets[task].divergence, rows, output.outputs)
-            for task, rows, output in zip(tasks, self.rows, self.clean)
-        ]
-
-    @property
-    def outputs(self) -> Tensor:
-        return flat(self.clean)
-
-    def divergence(self, outputs: Tensor, others: Tensor) -> Tensor:
-        shapes = [output.outputs.shape for output in self.clean]
-        pairs = zip(*[each.split([shape.numel() for shape in shapes]) for each in (outputs, others)])
-        return torch.stack(
-            [
-                DIVERGENCES[batch.divergence](one.view(shape), other.view(shape))
-                for batch, shape, (one, other) in zip(self.batches, shapes, pairs)
-            ]
-        )
-
-    def from_embeddings(self, embeddings: Tensor) -> Tensor:
-        with self.model.runtime.replayed(self.state):
-            return flat(self.model.from_embeddings(embeddings, self.block))
-
-    def of_model(self, model: nn.Module) -> Tensor:
-        with self.model.runtime.replayed(self.state), torch.no_grad():
-            copy = cast(MultitaskModel, model)
-            return flat(copy.from_embeddings(copy.embed(self.block.tokens), self.block))
-
-    def again(self) -> Tensor:
-        return flat(self.model.from_embeddings(self.embeddings, self.block))
-
-
-def flat(outputs: Sequence[HeadOutput]) -> Tensor:
-    """Return the outputs of several batches, each [B, size], one after the other in one dimension."""
-    return torch.cat([output.outputs.reshape(-1) for output in outputs])
 
 
 def positions_of(batches: Sequence[Batch]) -> tuple[Tensor, int] | None:

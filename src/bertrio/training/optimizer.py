@@ -45,10 +45,8 @@ def build_optimizer(
             below = places[name] if params.layer_decay < 1 else 0
             groups.setdefault((below, parameter.ndim > 1), []).append(parameter)
     described: list[dict[str, Any]] = [
-        {"params": groups[below, decays], "lr": lr * params.layer_decay**below, "weight_decay": weight_decay}
-        for below in sorted({below for below, _ in groups})
-        for decays, weight_decay in ((True, params.weight_decay), (False, 0.0))
-        if (below, decays) in groups
+        {"params": groups[key], "lr": lr * params.layer_decay ** key[0], "weight_decay": params.weight_decay * key[1]}
+        for key in sorted(groups, key=lambda key: (key[0], not key[1]))
     ]
     if beside := list(extra):
         described.append({"params": beside, "lr": extra_lr, "weight_decay": 0.0})

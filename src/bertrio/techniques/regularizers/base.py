@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertrio.core.options import Count, Group, NotNegative
+from bertrio.core.tasks import HeadOutput
+from bertrio.techniques.regularizers.divergences import DIVERGENCES
 
 
 class BatchOutputs(NamedTuple):
@@ -29,43 +31,77 @@ class BatchOutputs(NamedTuple):
     outputs: Tensor
 
 
-class ForwardContext(Protocol):
-    """One forward pass over the K batches of a step, and the ways in which regularizers repeat it.
+@dataclass(frozen=True)
+class ForwardContext:
+    """One clean pass over the K batches of a step, and the ways in which regularizers repeat it.
 
     Attributes:
-        embeddings: word embeddings of all texts, [N, T, H].
-        mask: their attention mask, [N, T].
-        positions: rows of the texts among those of all processes, [N] on the CPU, and how many those are; None if one
-            process has them all.
+        model: what is trained, a `model.multitask.MultitaskModel`.
+        block: the texts of the batches, a `model.multitask.Block`.
+        embeddings: word embeddings of all texts of the block, [N, T, H].
+        clean: the heads' outputs for each batch.
+        state: of the dropout generator before the pass.
+        rows: positions of the rows of each batch in its task's table.
+        positions: of the texts in the block that the processes of the run share, [N] on the CPU, and how many those
+            are; None if it is all here.
     """
 
-    @property
-    def embeddings(self) -> Tensor: ...
+    model: Any
+    block: Any
+    embeddings: Tensor
+    clean: list[HeadOutput]
+    state: Tensor
+    rows: list[np.ndarray]
+    positions: tuple[Tensor, int] | None = None
 
     @property
-    def positions(self) -> tuple[Tensor, int] | None: ...
+    def mask(self) -> Tensor:
+        """The attention mask of the embeddings, [N, T]."""
+        return self.block.tokens["attention_mask"]
 
     @property
-    def mask(self) -> Tensor: ...
-
-    @property
-    def batches(self) -> list[BatchOutputs]: ...
+    def batches(self) -> list[BatchOutputs]:
+        """The clean outputs, batch by batch."""
+        tasks = [task for task, _ in self.block.layout]
+        return [
+            BatchOutputs(task, self.model.targets[task].divergence, rows, output.outputs)
+            for task, rows, output in zip(tasks, self.rows, self.clean)
+        ]
 
     @property
     def outputs(self) -> Tensor:
         """The clean outputs of all batches, flat, with their graph."""
+        return flat(self.clean)
 
     def divergence(self, outputs: Tensor, others: Tensor) -> Tensor:
         """Return how far apart two flat outputs are, by the divergence of each batch's target: [K]."""
+        shapes = [output.outputs.shape for output in self.clean]
+        pairs = zip(*[each.split([shape.numel() for shape in shapes]) for each in (outputs, others)])
+        return torch.stack(
+            [
+                DIVERGENCES[batch.divergence](one.view(shape), other.view(shape))
+                for batch, shape, (one, other) in zip(self.batches, shapes, pairs)
+            ]
+        )
 
     def from_embeddings(self, embeddings: Tensor) -> Tensor:
         """Return the outputs for other embeddings under the dropout masks of the clean pass."""
+        with self.model.runtime.replayed(self.state):
+            return flat(self.model.from_embeddings(embeddings, self.block))
 
-    def of_model(self, model: nn.Module) -> Tensor:
+    def of_model(self, model: Any) -> Tensor:
         """Return the outputs of another model under the same dropout masks, without gradient."""
+        with self.model.runtime.replayed(self.state), torch.no_grad():
+            return flat(model.from_embeddings(model.embed(self.block.tokens), self.block))
 
     def again(self) -> Tensor:
         """Return the outputs under fresh dropout masks."""
+        return flat(self.model.from_embeddings(self.embeddings, self.block))
+
+
+def flat(outputs: Sequence[HeadOutput]) -> Tensor:
+    """Return the outputs of several batches, each [B, size], one after the other in one dimension."""
+    return torch.cat([output.outputs.reshape(-1) for output in outputs])
 
 
 @dataclass(frozen=True)

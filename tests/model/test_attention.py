@@ -51,14 +51,15 @@ def bert(**options):
     return BertModel(BertConfig(**sizes, intermediate_size=16, max_position_embeddings=16, **options))
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [None, "truth values", "added"])
 @pytest.mark.parametrize("scaling", [None, 0.3])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_outputs_and_gradients_are_the_formulas_under_the_same_mask_of_dropout(dtype, bound, scaling, masked):
     ours, theirs = inputs(dtype), inputs(dtype)
     mask = hidden_keys() if masked else None
+    given = torch.zeros(mask.shape).masked_fill(~mask, -1e9) if masked == "added" else mask
     torch.manual_seed(1)
-    found, weights = attend(LAYER, *ours, mask, dropout=0.3, scaling=scaling)
+    found, weights = attend(LAYER, *ours, given, dropout=0.3, scaling=scaling)
     assert weights is None and found.dtype == dtype
     kept = same_mask()
     assert 0.1 < (kept == 0).double().mean() < 0.5
@@ -80,16 +81,6 @@ def test_under_autocast_scores_and_softmax_stay_in_float32():
         found, _ = attend(LAYER, query, key, value, None, dropout=0.3)
     expected = by_hand(query, key, value, None, same_mask(), D**-0.5)
     torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
-
-
-def test_a_mask_that_is_added_does_as_one_of_truth_values():
-    query, key, value = inputs()
-    added = torch.zeros(B, 1, 1, T).masked_fill(~hidden_keys()[:, :, :1], -1e9)
-    torch.manual_seed(1)
-    expected, _ = attend(LAYER, query, key, value, hidden_keys(), dropout=0.3)
-    torch.manual_seed(1)
-    found, _ = attend(LAYER, query, key, value, added, dropout=0.3)
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("added", [None, torch.float32, torch.float64])

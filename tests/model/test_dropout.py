@@ -35,22 +35,14 @@ def test_the_gradient_passes_where_the_value_did_and_nowhere_else(dtype):
     torch.testing.assert_close(values.grad[out != 0], torch.full_like(out[out != 0], 1 / 0.7), rtol=1e-2, atol=0)
 
 
-def test_the_same_state_of_the_generator_gives_the_same_mask():
-    drop, values = BitDropout(0.4).train(), torch.ones(50, 50)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_state_of_the_generator_gives_the_same_mask_however_values_lie_in_memory(dtype):
+    drop, values = BitDropout(0.4).train(), torch.randn(6, 5, 7).to(dtype).transpose(0, 2)
     state = torch.get_rng_state()
     first, second = drop(values), drop(values)
     torch.set_rng_state(state)
-    assert torch.equal(drop(values), first) and not torch.equal(first, second)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_mask_does_not_depend_on_how_values_lie_in_memory(dtype):
-    values = torch.randn(6, 5, 7).to(dtype).transpose(0, 2)
-    state = torch.get_rng_state()
-    dropped = BitDropout(0.4).train()(values)
-    torch.set_rng_state(state)
     assert not values.is_contiguous()
-    assert torch.equal(dropped, BitDropout(0.4).train()(values.contiguous()))
+    assert torch.equal(drop(values.contiguous()), first) and not torch.equal(first, second)
 
 
 def test_it_does_nothing_in_evaluation_or_at_rate_0_and_leaves_nothing_at_rate_1():
@@ -60,19 +52,14 @@ def test_it_does_nothing_in_evaluation_or_at_rate_0_and_leaves_nothing_at_rate_1
     assert not BitDropout(1.0).train()(values).any()
 
 
-def test_every_plain_dropout_is_replaced_with_its_rate_and_nothing_else_is():
+def test_every_plain_dropout_is_replaced_with_its_rate_and_mode_and_nothing_else_is():
     class Own(nn.Dropout):
         pass
 
     module = nn.Sequential(nn.Dropout(0.2), nn.ModuleDict({"a": nn.Dropout(0.3), "b": Own(0.4)}), nn.Linear(2, 2))
-    draw_bits(module)
-    assert type(module[0]) is BitDropout and module[0].p == 0.2
-    assert type(module[1]["a"]) is BitDropout and module[1]["a"].p == 0.3
-    assert type(module[1]["b"]) is Own
-
-
-def test_what_replaces_a_dropout_is_in_training_or_not_as_that_was():
-    module = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5))
     module[0].eval()
     draw_bits(module)
-    assert [part.training for part in module] == [False, True]
+    replaced = [module[0], module[1]["a"]]
+    assert [type(part) for part in replaced] == [BitDropout, BitDropout]
+    assert [(part.p, part.training) for part in replaced] == [(0.2, False), (0.3, True)]
+    assert type(module[1]["b"]) is Own

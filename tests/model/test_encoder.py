@@ -146,12 +146,6 @@ def test_a_local_folder_is_loaded_in_float32(default_params, tmp_path):
     assert torch.equal(loaded.pooler.dense.weight, model.pooler.dense.weight.float())
 
 
-def test_fewer_embeddings_than_tokens_is_an_error(default_params, tmp_path):
-    BertModel(BertConfig(**SMALL)).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="has 100 token embeddings, but its tokenizer 120 tokens"):
-        initial_transformer(of_name(default_params, str(tmp_path)), 120)
-
-
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
 def test_a_path_that_is_not_there_says_where_it_was_looked_for(default_params, name):
     with pytest.raises(UserError, match="there is no file or folder .*--queue or --temp"):

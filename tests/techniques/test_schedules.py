@@ -125,13 +125,6 @@ def test_temperature_draws_with_the_root_of_the_size(temperature, expected):
         assert within_chance(epoch, expected)
 
 
-def test_probabilities_by_hand():
-    assert sampling_probabilities({"a": 1, "b": 3}, 1.0) == {"a": 0.25, "b": 0.75}
-    assert sampling_probabilities({"a": 1, "b": 9}, 0.5) == {"a": 0.25, "b": 0.75}
-    assert sampling_probabilities(REAL, 0.0) == {task: 1 / 3 for task in REAL}
-    assert sum(sampling_probabilities(REAL, 0.2).values()) == pytest.approx(1, abs=1e-15)
-
-
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_a_plan_depends_on_the_sizes_and_the_seed_alone(name):
     assert plan(name, seed=3) == plan(name, seed=3)

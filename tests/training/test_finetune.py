@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pandas as pd
 import pytest
 import torch
@@ -11,19 +13,12 @@ from bertrio.training.finetune import Inputs, Selection, load_rows, predict
 from tests.training.conftest import run, saved_model, split_of
 
 
-def files(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-@pytest.mark.parametrize("precision", ["float32", "bf16"])
-def test_two_runs_give_the_same_bytes_and_another_seed_others(workspace, precision):
-    params = workspace.params(runtime={"precision": precision})
-    for name in ("one", "two"):
-        run(params, name)
-    run(workspace.params(runtime={"precision": precision, "seed": 9}), "three")
-    one, two, three = (files(workspace.root / name) for name in ("one", "two", "three"))
-    assert one == two
-    assert one["out/predictions.parquet"] != three["out/predictions.parquet"]
+def test_another_seed_makes_another_model(workspace):
+    tables = []
+    for seed in (1, 9):
+        run(workspace.params(runtime={"seed": seed}), "a")
+        tables.append(Path("a/out/predictions.parquet").read_bytes())
+    assert tables[0] != tables[1]
 
 
 def test_predictions_cover_every_row_of_dev_and_test_in_order(workspace):

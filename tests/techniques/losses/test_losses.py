@@ -49,13 +49,6 @@ def test_the_gradient_reaches_what_the_loss_reads(name, target):
     assert other.grad is None
 
 
-@pytest.mark.parametrize(("name", "target"), FITTING)
-def test_the_order_of_rows_does_not_matter(name, target):
-    loss, (output, labels) = build_loss(name, target, {}), rows(name, target)
-    turned = HeadOutput(output.outputs.flip(0), output.cosine.flip(0))
-    torch.testing.assert_close(loss(turned, labels.flip(0)), loss(output, labels))
-
-
 def test_options_are_those_that_a_user_gives():
     assert {name: set(loss_options(name).model_fields) for name in LOSSES} == {
         "cross_entropy": {"label_smoothing", "class_weights"},
@@ -98,18 +91,6 @@ def test_class_weights_come_from_the_counts():
     built = build_loss("bce", Binary(), {"class_weights": "inverse"}, label_counts=[30, 10])
     by_hand = bce(output, labels, weights=torch.tensor([40 / (2 * 30), 40 / (2 * 10)]))
     torch.testing.assert_close(built(output, labels), by_hand)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("name", "target"), FITTING)
-def test_a_loss_follows_the_device_of_the_output(name, target):
-    weighted = "class_weights" in loss_options(name).model_fields
-    counts = list(range(1, 3 if target == Binary() else 6))
-    loss = build_loss(name, target, {"class_weights": "inverse"} if weighted else {}, label_counts=counts)
-    output, labels = rows(name, target)
-    there = loss(HeadOutput(output.outputs.cuda(), output.cosine.cuda()), labels.cuda())
-    assert there.is_cuda
-    torch.testing.assert_close(there.cpu(), loss(output, labels))
 
 
 @pytest.mark.parametrize(

@@ -71,18 +71,6 @@ def test_pcgrad_draws_its_order_from_the_generator_alone():
 # The others, on the scale of a sum: K times their papers' weights
 
 
-@pytest.mark.parametrize(("tasks", "steps"), [(2, 2000), (3, 200)])
-@pytest.mark.parametrize("seed", range(5))
-def test_mgda_is_the_shortest_vector_on_the_simplex(tasks, steps, seed):
-    matrix = gramian(tasks, seed)
-    weights = mgda(matrix, generator()) / tasks
-    grid = simplex(tasks, steps)
-    shortest = ((grid @ matrix) * grid).sum(dim=1).min().item()
-    length = (weights @ matrix @ weights).item()
-    assert weights.min() >= 0 and weights.sum().item() == pytest.approx(1)
-    assert length <= shortest + 1e-12 and length == pytest.approx(shortest, rel=0.01)
-
-
 @pytest.mark.parametrize("ratio", [1.0, 1e-4])
 def test_mgda_meets_the_condition_of_its_minimum(ratio):
     """At the shortest vector d, g_k . d is |d|^2 for every task with a weight and no less for the others."""

@@ -1,4 +1,5 @@
 from itertools import accumulate
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,18 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from bertrio.training.optimizer import RowGradients, build_optimizer, clip_gradients, layers_below_heads, lr_factor
+from bertrio.core.distributed import Processes
+from bertrio.core.runtime import generator
+from bertrio.techniques.surgery import build_surgery
+from bertrio.training.callbacks import FiniteCheck
+from bertrio.training.optimizer import (
+    GramianCombiner,
+    RowGradients,
+    build_optimizer,
+    clip_gradients,
+    layers_below_heads,
+    lr_factor,
+)
 
 
 @pytest.fixture
@@ -186,3 +198,33 @@ def test_clipping_a_sparse_gradient_equals_clipping_the_dense_one(norm):
         found.append([model[0].weight.grad.to_dense(), model[1].weight.grad])
     for one, other in zip(*found):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
+def test_surgery_goes_on_with_the_draws_of_a_checkpoint():
+    """PCGrad of three tasks in conflict depends on the order that it draws."""
+    rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(5))
+    finite = FiniteCheck(torch.device("cpu"), lambda task, rows: rows, "")
+    finite.add_rows([SimpleNamespace(task=task, rows=[]) for task in "abc"])
+
+    def combiner():
+        weight, draws = nn.Parameter(torch.zeros(4)), generator(1, "surgery")
+        surgery = build_surgery("pcgrad", "sum", draws)
+        return weight, GramianCombiner([weight], Processes(), [weight], surgery, draws, log_conflicts=True)
+
+    def steps(weight, combiner, numbers):
+        found = []
+        for number in numbers:
+            for task, row in zip("abc", rows - rows.mean(dim=0)):  # they sum to zero, so some conflict
+                weight.grad = row.clone()
+                combiner.take([task])
+            combiner.combine(number, finite)
+            found.append(weight.grad)
+        return torch.stack(found)
+
+    whole, (weight, stopped), (other, resumed) = combiner(), combiner(), combiner()
+    expected = steps(*whole, range(12))
+    assert len({tuple(row) for row in expected.tolist()}) > 2  # draws have a say
+    steps(weight, stopped, range(5))
+    resumed.load_state_dict(stopped.state_dict())
+    assert steps(other, resumed, range(5, 12)).equal(expected[5:])
+    assert resumed.conflicts == whole[1].conflicts

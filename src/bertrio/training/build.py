@@ -187,13 +187,12 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
     if options.batch_sizes == "proportional":
         passes = {task: len(rows) if cap is None else min(cap, len(rows)) for task, rows in train.items()}
         sizes = proportional_batch_sizes(passes, options.base_batch)
-    seed = params.runtime.seed
-
-    common = [generator(seed, "batches by length") if options.match_lengths else None for _ in train]
-    return {
-        task: BatchStream(rows, sizes[task], generator(seed, f"batches {task}"), cap, options.redraw, lengths)
-        for (task, rows), lengths in zip(train.items(), common)
-    }
+    seed, streams = params.runtime.seed, {}
+    for task, rows in train.items():
+        lengths = generator(seed, "batches by length") if options.match_lengths else None  # of one seed for all tasks
+        draws = generator(seed, f"batches {task}")
+        streams[task] = BatchStream(rows, sizes[task], draws, cap, options.redraw, lengths)
+    return streams
 
 
 def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> list[Epoch]:

@@ -160,6 +160,7 @@ def test_a_text_from_data_shows_as_text(default_params, metrics):
         html.count("&lt;script&gt;alert(1)&lt;/script&gt; | [a](http://example.org) `b` *c* _d_ ~~e~~ &amp;amp;") >= 2
     )
     assert html.count("<h1>") == 1
+    assert html.count("<table>") == 7, "a header without bars of its own makes no table"
 
 
 def test_the_same_run_gives_the_same_bytes(default_params, metrics):

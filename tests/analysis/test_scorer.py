@@ -80,9 +80,10 @@ def test_a_soup_speaks_for_all_members(run):
 
 
 def test_whose_figures_they_are_is_said_where_the_ensemble_is_more_than_one_model():
-    asked = {"sst": "base", "qqp": "second", "sts": "base"}
+    asked = {task: {"model": name} for task, name in {"sst": "base", "qqp": "second", "sts": "base"}.items()}
     assert model_caption(asked, ["base", "second"]).endswith("not the ensemble: base for sst, sts; second for qqp.")
-    assert model_caption(asked, ["base"]) == model_caption(dict.fromkeys(asked, "ensemble"), ["base", "second"]) == ""
+    soup = {task: {"model": "ensemble"} for task in asked}
+    assert model_caption(asked, ["base"]) == model_caption(soup, ["base", "second"]) == ""
     assert model_caption({}, ["base", "second"]) == ""
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
-from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS, OVERALL
+from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 
 WORST = 3  # slices of a task that `weakest` names
 FEWEST = 30  # rows of a slice that is named there
@@ -54,13 +55,18 @@ def splits_of(evaluation: Mapping[str, Any]) -> list[str]:
     return [split for split in SPLITS if split in evaluation]
 
 
+def measured(metric: str, value: float | None, ends: Sequence[float] | None, mark: float | None = None) -> Figure:
+    """The value of a metric with the ends of its interval, if there are any."""
+    low, high = ends or (None, None)
+    return Figure(value, low, high, mark, drawn=metric not in UNBOUNDED)
+
+
 def figure(evaluation: Mapping[str, Any], split: str, task: str, metric: str | None = None) -> Figure:
     """A task's metric, or an overall score (`metric` None), with its interval."""
     values, ends = (part.get(split, {}).get(task) for part in (evaluation, evaluation.get("intervals", {})))
     if metric is not None:
         values, ends = ((part or {}).get(metric) for part in (values, ends))
-    low, high = ends or (None, None)
-    return Figure(values, low, high, drawn=metric not in UNBOUNDED)
+    return measured(metric or task, values, ends)
 
 
 def metrics(evaluation: Mapping[str, Any]) -> pd.DataFrame:
@@ -70,17 +76,14 @@ def metrics(evaluation: Mapping[str, Any]) -> pd.DataFrame:
         (task, metric)
         for split in splits
         for task, values in evaluation[split].items()
-        if isinstance(values, Mapping)
-        for metric in values
+        for metric in (values if isinstance(values, Mapping) else [None])  # an overall score
     )
+    covered = ", ".join(evaluation.get("overall_tasks", dict.fromkeys(task for task, metric in names if metric)))
     rows = [
-        [task, metric_name(metric), *[figure(evaluation, split, task, metric) for split in splits]]
+        [task if metric else covered, metric_name(metric or task)]
+        + [figure(evaluation, split, task, metric) for split in splits]
         for task, metric in names
     ]
-    tasks = ", ".join(evaluation.get("overall_tasks", dict.fromkeys(task for task, _ in names)))
-    for name in OVERALL:
-        if any(name in evaluation[split] for split in splits):
-            rows.append([tasks, name, *[figure(evaluation, split, name) for split in splits]])
     return pd.DataFrame(rows, columns=["task", "metric", *splits])
 
 
@@ -96,16 +99,11 @@ def slices(content: Mapping[str, Any], evaluation: Mapping[str, Any]) -> pd.Data
     for task, families in content.items():
         for family, parts in families.items():
             for part, entry in parts.items():
-                metric = slice_metric(entry)
+                metric = next(key for key in entry if key not in ("n", "low", "high"))
                 whole = evaluation.get("dev", {}).get(task, {}).get(metric)
-                value = Figure(entry.get(metric), entry["low"], entry["high"], whole, metric not in UNBOUNDED)
+                value = measured(metric, entry.get(metric), (entry["low"], entry["high"]), whole)
                 rows.append([task, family.replace("_", " "), part, entry["n"], metric, value])
     return pd.DataFrame(rows, columns=["task", "family", "slice", "rows", "metric", "value"])
-
-
-def slice_metric(entry: Mapping[str, Any]) -> str:
-    """The metric of an entry of slices.json."""
-    return next(key for key in entry if key not in ("n", "low", "high"))
 
 
 def robustness(content: Mapping[str, Any]) -> pd.DataFrame:
@@ -123,14 +121,9 @@ def robustness(content: Mapping[str, Any]) -> pd.DataFrame:
 def challenges(content: Mapping[str, Any]) -> pd.DataFrame:
     """The metrics of labelled files beside dev, and the same model's on dev."""
     rows = [
-        [
-            name,
-            entry["task"],
-            entry["n"],
-            metric_name(metric),
-            _challenge(entry, metric),
-            Figure(entry.get("dev", {}).get(metric)),
-        ]
+        [name, entry["task"], entry["n"], metric_name(metric),
+         measured(metric, entry[metric], entry.get("intervals", {}).get(metric)),
+         Figure(entry.get("dev", {}).get(metric))]
         for name, entry in content.items()
         for metric in entry
         if metric in METRICS
@@ -138,49 +131,43 @@ def challenges(content: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["file", "task", "rows", "metric", "value", "dev"])
 
 
-def _challenge(entry: Mapping[str, Any], metric: str) -> Figure:
-    ends = entry.get("intervals", {}).get(metric) or (None, None)
-    return Figure(entry[metric], ends[0], ends[1], drawn=metric not in UNBOUNDED)
-
-
-def asked_models(robustness: Mapping[str, Any], challenges: Mapping[str, Any]) -> dict[str, str]:
-    """By task, the model that was asked of texts beside the predictions."""
-    models = {task: changes["model"] for task, changes in robustness.items() if "model" in changes}
-    return models | {entry["task"]: entry["model"] for entry in challenges.values() if "model" in entry}
-
-
-def model_caption(models: Mapping[str, str], members: Sequence[str]) -> str:
+def model_caption(content: Mapping[str, Mapping[str, Any]], members: Sequence[str]) -> str:
     """A sentence that says which members were asked, if the ensemble is more than one model; else empty.
 
     Args:
-        models: the name of the model that was asked, by task.
+        content: of robustness.json, by task, or of challenges.json, whose entries name their task.
         members: the names of all members.
     """
-    alone = {task: name for task, name in models.items() if name != "ensemble"}
-    if not alone or len(members) < 2:
-        return ""
-    tasks = {name: [task for task, asked in alone.items() if asked == name] for name in dict.fromkeys(alone.values())}
-    named = "; ".join(f"{name} for {', '.join(asked)}" for name, asked in tasks.items())
-    return f"One member was asked for each task, not the ensemble: {named}."
+    models = {entry.get("task", name): entry.get("model", "ensemble") for name, entry in content.items()}
+    tasks: dict[str, list[str]] = {}
+    for task, model in models.items():
+        if model != "ensemble" and len(members) > 1:
+            tasks.setdefault(model, []).append(task)
+    named = "; ".join(f"{model} for {', '.join(asked)}" for model, asked in tasks.items())
+    return f"One member was asked for each task, not the ensemble: {named}." if named else ""
 
 
-def weakest(task: str, families: Mapping[str, Mapping[str, Any]]) -> str:
-    """The slices with the worst figure, of those with rows enough to say so; empty without any."""
+def weakest(content: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
+    """By task, the rows of `slices` with the worst figure, of those with rows enough to say so."""
+    frame = slices(content, {})
+    known = frame.assign(at=[value.value for value in frame["value"]]).dropna(subset="at")
+    known = known[(known["family"] != "all") & (known["rows"] >= FEWEST)]
+    worst = {
+        str(task): rows.sort_values("at", ascending=rows["metric"].iloc[0] not in LOWER_IS_BETTER, kind="stable")
+        for task, rows in known.groupby("task", sort=False)
+    }
+    return [(task, list(rows.head(WORST).itertuples())) for task, rows in worst.items()]
 
-    def text(family: str, part: str, entry: Mapping[str, Any]) -> str:
-        return (
-            f"{family}: {part} ({Figure(entry[slice_metric(entry)], entry['low'], entry['high'])}, {entry['n']:,} rows)"
-        )
 
-    lines = [
-        (entry, text(family, part, entry))
-        for family, parts in families.items()
-        for part, entry in parts.items()
-        if family != "all" and entry.get(slice_metric(entry)) is not None and entry["n"] >= FEWEST
-    ]  # fmt: skip
-    if not lines:
-        return ""
-    metric = slice_metric(lines[0][0])
-    highest = metric in LOWER_IS_BETTER
-    worst = sorted(lines, key=lambda line: line[0][metric], reverse=highest)[:WORST]
-    return f"{task} has its {'highest' if highest else 'lowest'} {metric} in {'; '.join(line for _, line in worst)}."
+def environment(**options: Any) -> Any:
+    """The jinja2 environment of the templates beside this file: it escapes what they print, and knows no typos."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **options,
+    )

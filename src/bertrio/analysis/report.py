@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -88,14 +88,19 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page; `name` is its anchor."""
+    """A part of the page; `name` is its anchor.
+
+    `facts` are what the template's own introduction of this section speaks of; `missing` is the file that the section
+    needs and the stage that writes it, where it is not there.
+    """
 
     name: str
     title: str
     intro: str = ""
     notes: Sequence[str] = ()
-    tables: Sequence[Table] = ()
-    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table | Picture] = ()
+    facts: Mapping[str, Any] | None = None
+    missing: tuple[str, str] | None = None
 
 
 class Tile(NamedTuple):
@@ -106,29 +111,19 @@ class Tile(NamedTuple):
     lines: Sequence[str] = ()
 
 
-class RunFiles(Protocol):
-    """Files of a run, wherever they are stored."""
-
-    def exists(self, path: str) -> bool: ...
-    def files(self, folder: str) -> list[str]: ...
-    def read(self, path: str) -> bytes: ...
-    def json(self, path: str) -> Any: ...
-    def tasks(self) -> dict[str, Task]: ...
-
-
 @dataclass(frozen=True)
 class Report:
     """The sections of a run's report.
 
     Args:
-        files: the files of the run.
+        files: the files of the run, an `experiments.revision.Revision`.
         settings: all params by dotted name, as text.
         changed: those that differ from the last commit, here and there; None without a commit.
         members: the names of the ensemble's members.
         comparison: the section that compares the run with a baseline.
     """
 
-    files: RunFiles
+    files: Any
     settings: Mapping[str, str]
     changed: Mapping[str, tuple[str, str]] | None
     members: Sequence[str]
@@ -138,13 +133,16 @@ class Report:
         """Return all sections; one whose file is missing says which stage writes it."""
         sections = []
         for name, title, path, stage in SECTIONS:
-            if path and not self.files.exists(path):
-                note = f"{path} is not there. The stage {stage} writes it: run dvc repro {stage}."
-                sections.append(Section(name, title, notes=[note]))
-            elif name == "comparison":
+            if name == "comparison":
                 sections.append(self.comparison)
+            elif path and not self.files.exists(path):
+                sections.append(Section(name, title, missing=(path, stage)))
             else:
-                sections.append(Section(name, title, **getattr(self, f"_{name}")()))
+                content: Any = self.files.json(path) if path.endswith(".json") else None
+                asked = content if name == "challenges" else self._json("metrics/robustness.json")
+                caption = figures.model_caption(asked, self.members)
+                facts = {"content": content, "caption": caption, "changed": self.changed}
+                sections.append(Section(name, title, tables=getattr(self, f"_{name}")(content), facts=facts))
         return sections
 
     def headline(self) -> tuple[list[str], list[Tile]]:
@@ -154,7 +152,7 @@ class Report:
         splits = figures.splits_of(evaluation)
         if not splits:
             return notes, []
-        chosen = how_chosen(evaluation["selected_on"]) if evaluation.get("selected_on") else ""
+        chosen = how_chosen(evaluation.get("selected_on", {}))
         how = f"; the epoch was {chosen}" if chosen else ""
         notes.append(f"The figures below are of {splits[0]}{how}. Brackets and bars: 95 % intervals.")
         return notes, [self._tile(evaluation, splits[0], name, value) for name, value in evaluation[splits[0]].items()]
@@ -173,107 +171,59 @@ class Report:
     def _json(self, path: str) -> Any:
         return self.files.json(path) if self.files.exists(path) else {}
 
-    def _metrics(self) -> dict[str, Any]:
-        evaluation = self.files.json("metrics/evaluation.json")
-        best = ", ".join(f"{epoch} of {member}" for member, epoch in evaluation.get("best_epoch", {}).items())
-        unlabelled = " and ".join(split for split in ("dev", "test") if split not in evaluation)
-        intro = (
-            "Brackets hold 95 % bootstrap intervals over rows, which do not cover other seeds. Lines run from 0 to 1."
-        )
-        notes = [f"Epochs that were kept: {best}."] if best else []
-        notes += [f"There are no labels for {unlabelled}."] if unlabelled else []
-        return {"intro": intro, "notes": notes, "tables": [Table("Metrics", figures.metrics(evaluation))]}
+    def _csv(self, path: str, **options: Any) -> pd.DataFrame:
+        return pd.read_csv(io.BytesIO(self.files.read(path)), **options)
 
-    def _calibration(self) -> dict[str, Any]:
-        intro = (
-            "How far probabilities can be trusted, as they are and after temperature scaling (scaled): a temperature "
-            "above 1 means that the model is overconfident. It is fitted on one half of dev, and all figures are of "
-            "the other. Lower is better."
-        )
-        return {
-            "intro": intro,
-            "tables": [Table("By task", figures.records(self.files.json("metrics/calibration.json"), "task"))],
-        }
+    # The tables of each section, of the content of its file where that is JSON
 
-    def _slices(self) -> dict[str, Any]:
-        frame = figures.slices(self.files.json("metrics/slices.json"), self._json("metrics/evaluation.json"))
-        intro = "Parts of dev, with 95 % intervals. The mark on each line is the figure of the whole."
-        return {"intro": intro, "tables": [Table("By slice", frame)]}
+    def _metrics(self, content: Any) -> list[Table]:
+        return [Table("Metrics", figures.metrics(content))]
 
-    def _robustness(self) -> dict[str, Any]:
-        intro = (
-            "How often a change that should not matter changes the prediction. Flips: of the rows that the change "
-            "applies to, the share whose class changes, or whose score moves by more than a tenth of its range, with "
-            "95 % intervals. Mean shift: of the probability of the predicted class, or of the score. Lower is better."
-        )
-        content = self.files.json("metrics/robustness.json")
-        return {"intro": f"{intro} {self._asked()}", "tables": [Table("By change", figures.robustness(content))]}
+    def _calibration(self, content: Any) -> list[Table]:
+        return [Table("By task", figures.records(content, "task"))]
 
-    def _challenges(self) -> dict[str, Any]:
-        content = self.files.json("metrics/challenges.json")
-        if not content:
-            return {"intro": "None are set: evaluate.challenges in params.yaml names labelled files to measure."}
-        caption = figures.model_caption(figures.asked_models({}, content), self.members)
-        intro = f"Labelled files of your own, measured as dev is, and the same model's figures for dev. {caption}"
-        return {"intro": intro, "tables": [Table("By file", figures.challenges(content))]}
+    def _slices(self, content: Any) -> list[Table]:
+        return [Table("By slice", figures.slices(content, self._json("metrics/evaluation.json")))]
 
-    def _errors(self) -> dict[str, Any]:
-        intro = (
-            "The rows of dev that the model gets most wrong: confident and wrong, or furthest from the score. With "
-            "each come the training rows nearest to it, and the change of one word that moves the prediction most."
-        )
-        if caption := self._asked():
-            intro = f"{intro} Predictions are the ensemble's; neighbours and changes of words are not. {caption}"
-        tasks, errors = self.files.tasks(), self.files.json("predictions/analysis/errors.json")
-        return {
-            "intro": intro,
-            "tables": [Table(name, _worst_rows(tasks[name], rows)) for name, rows in errors.items()],
-        }
+    def _robustness(self, content: Any) -> list[Table]:
+        return [Table("By change", figures.robustness(content))]
 
-    def _asked(self) -> str:
-        models = figures.asked_models(self._json("metrics/robustness.json"), {})
-        return figures.model_caption(models, self.members)
+    def _challenges(self, content: Any) -> list[Table]:
+        return [Table("By file", figures.challenges(content))] if content else []
 
-    def _suspects(self) -> dict[str, Any]:
-        content = io.BytesIO(self.files.read("predictions/analysis/suspects.csv"))
+    def _errors(self, content: Any) -> list[Table]:
+        tasks = self.files.tasks()
+        return [Table(name, _worst_rows(tasks[name], rows)) for name, rows in content.items()]
+
+    def _suspects(self, _: Any) -> list[Table]:
         words = dict.fromkeys(("id", "task", "text", "text_a", "text_b"), str)
-        frame = pd.read_csv(content, dtype=words, keep_default_na=False, na_values=[""])
+        frame = self._csv("predictions/analysis/suspects.csv", dtype=words, keep_default_na=False, na_values=[""])
         texts = [name for name in frame if name.startswith("text")]
         cells = [Texts([text for text in row if isinstance(text, str)]) for row in frame[texts].values.tolist()]
         frame = frame.drop(columns=texts).astype(object)
         frame.insert(0, "text", pd.Series(cells, dtype=object, index=frame.index))
-        tables = [Table(str(task), rows.drop(columns="task")) for task, rows in frame.groupby("task", sort=False)]
-        intro = "Rows whose label looks wrong, as judged by models that were not trained on them."
-        return {"intro": intro, "notes": [] if tables else ["None were found."], "tables": tables}
+        return [Table(str(task), rows.drop(columns="task")) for task, rows in frame.groupby("task", sort=False)]
 
-    def _pictures(self) -> dict[str, Any]:
-        tables = []
+    def _pictures(self, _: Any) -> list[Table | Picture]:
+        parts: list[Table | Picture] = []
         for path in self.files.files("plots/confusion"):
-            frame = pd.read_csv(io.BytesIO(self.files.read(path)), dtype=str, keep_default_na=False)
+            frame = self._csv(path, dtype=str, keep_default_na=False)
             counts = pd.crosstab(frame["gold"], frame["predicted"]).add_prefix("predicted ")
-            tables.append(Table(f"Confusion, {Path(path).stem}", counts.reset_index()))
+            parts.append(Table(f"Confusion, {Path(path).stem}", counts.reset_index()))
         paths = [path for path in self.files.files("plots") if path.endswith(".png")]
-        pictures = [Picture(Path(path).stem.replace("_", " "), self.files.read(path)) for path in paths]
-        return {"tables": tables, "pictures": pictures}
+        return parts + [Picture(Path(path).stem.replace("_", " "), self.files.read(path)) for path in paths]
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, _: Any) -> list[Table]:
         every = Table("All settings", pd.DataFrame(self.settings.items(), columns=["param", "value"]), folded=True)
-        if self.changed is None:
-            return {"notes": ["There is no commit to compare them with."], "tables": [every]}
-        if not self.changed:
-            return {"notes": ["All are those of params.yaml in the last commit (HEAD)."], "tables": [every]}
-        rows = [[name, *values] for name, values in self.changed.items()]
-        return {"tables": [Table("Changed", pd.DataFrame(rows, columns=["param", "here", "last commit"])), every]}
+        rows = [[name, *values] for name, values in (self.changed or {}).items()]
+        changed = Table("Changed", pd.DataFrame(rows, columns=["param", "here", "last commit"]))
+        return [changed, every] if rows else [every]
 
-    def _data(self) -> dict[str, Any]:
-        content = self.files.json("metrics/data.json")
-        parts = {
-            f"{task} {split}": {key: value for key, value in facts.items() if not isinstance(value, Mapping)}
-            | {f"tokens {key}": value for key, value in facts.get("tokens", {}).items()}
-            for task, splits in content["tasks"].items()
-            for split, facts in splits.items()
-        }
-        tables = [Table("Rows", figures.records(parts, "split"))]
+    def _data(self, content: Any) -> list[Table]:
+        parts = {f"{task} {split}": facts for task, own in content["tasks"].items() for split, facts in own.items()}
+        rows = pd.json_normalize([{"split": name, **facts} for name, facts in parts.items()], sep=" ").astype(object)
+        rows = rows.loc[:, ~rows.columns.str.startswith("labels ")].rename(columns=lambda name: name.replace("_", " "))
+        tables = [Table("Rows", rows)]
         for task, splits in content["tasks"].items():
             labels = pd.DataFrame({split: facts["labels"] for split, facts in splits.items() if "labels" in facts})
             tables.append(Table(f"Labels of {task}", _with_shares(labels), folded=True))
@@ -292,28 +242,21 @@ class Report:
             for model, values in models.items()
             for metric, value in values.items()
         ]
-        tables.append(
-            Table("Simple baselines on dev", pd.DataFrame(simple, columns=["task", "model", "metric", "value"]))
-        )
-        origin = "; ".join(f"{name}: {value}" for name, value in _flat(content.get("origin") or {}).items())
-        intro = f"Source: {content.get('source', 'unknown')}{f' ({origin})' if origin else ''}."
-        return {"intro": intro, "tables": tables}
+        columns = ["task", "model", "metric", "value"]
+        return [*tables, Table("Simple baselines on dev", pd.DataFrame(simple, columns=columns))]
 
-    def _training(self) -> dict[str, Any]:
+    def _training(self, _: Any) -> list[Table]:
         best = self._json("metrics/evaluation.json").get("best_epoch", {})
         tables = []
         for path in (path for path in self.files.files("plots/history") if path.endswith(".csv")):
             member = Path(path).stem
             chosen = f", epoch {best[member]} was kept" if member in best else ""
-            frame = pd.read_csv(io.BytesIO(self.files.read(path))).rename(columns=lambda name: name.replace("_", " "))
+            frame = self._csv(path).rename(columns=lambda name: name.replace("_", " "))
             tables.append(Table(f"Member {member}{chosen}", frame, folded=True))
-        return {"intro": "One row an epoch, for each member of the ensemble.", "tables": tables}
+        return tables
 
-    def _timings(self) -> dict[str, Any]:
-        content = self.files.json("metrics/timing.json")
-        total = shown(round(sum(facts.get("seconds", 0) for facts in content.values())))
-        intro = f"What each stage took on the machine that ran it: {total} seconds in all."
-        return {"intro": intro, "tables": [Table("By stage", figures.records(content, "stage"))]}
+    def _timings(self, content: Any) -> list[Table]:
+        return [Table("By stage", figures.records(content, "stage"))]
 
 
 SECTIONS = (  # anchor, title, the file that it needs, and the stage that writes that
@@ -403,16 +346,13 @@ def render_page(
         tiles: headline figures.
         sections: the parts of the page, in order.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     here = Path(__file__).parent
     style, script = ((here / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (style, script)]
-    environment = Environment(
-        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["shown"] = shown
+    environment = figures.environment()
+    environment.filters |= {"shown": shown, "flat": _flat}
     environment.filters["at"] = lambda value: round(WIDTH * min(max(value, 0.0), 1.0), 1)
     page = environment.get_template("report.html").render(
         title=title,

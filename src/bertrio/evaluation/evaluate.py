@@ -73,7 +73,7 @@ def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
         `{"best_epoch": {member: epoch}, "selected_on": {"rows": "dev", "by": "overall_normalized"}}`. Rows are `none`
         by `last`. Where members differ in rows or by, all are named, with commas.
     """
-    summaries = {name: _read(folder / name / "summary.json") for name in members}
+    summaries = {name: read_result(folder / name / "summary.json") for name in members}
     choices = [summary["selected_on"] for summary in summaries.values()]
     return {
         "best_epoch": {name: summary["best_epoch"] for name, summary in summaries.items()},
@@ -87,7 +87,7 @@ def collect_timings(paths: Iterable[str | Path]) -> dict[str, dict[str, float]]:
     Returns:
         What each file holds, keyed by its stage, which is the file's name without `.json`; sorted by stage.
     """
-    return {Path(path).stem: _read(path) for path in sorted(paths, key=lambda path: Path(path).stem)}
+    return {Path(path).stem: read_result(path) for path in sorted(paths, key=lambda path: Path(path).stem)}
 
 
 def show_metrics(path: str | Path) -> None:
@@ -99,7 +99,7 @@ def show_metrics(path: str | Path) -> None:
     Raises:
         UserError: if the file is missing or damaged.
     """
-    metrics = _read(path)
+    metrics = read_result(path)
     rows: dict[str, dict[str, str]] = {}
     splits = ["dev", *(["selection"] if "selection" in metrics else []), "test"]
     for split in splits:
@@ -117,10 +117,13 @@ def show_metrics(path: str | Path) -> None:
     print_table(pd.DataFrame(lines, columns=["metric", *splits]), title, Console())
 
 
-def how_chosen(selected_on: Mapping[str, str]) -> str | None:
-    """How the epochs were chosen, in words; None if they are the last ones."""
-    rows, by = ([of for of in selected_on[key].split(", ") if of not in ("none", "last")] for key in ("rows", "by"))
-    return f"chosen on {', '.join(rows)} by {', '.join(by)}" if rows else None
+def how_chosen(selected_on: Mapping[str, str]) -> str:
+    """How the epochs were chosen, in words; empty if they are the last ones, or nothing is known of it."""
+    rows, by = (
+        [name for name in selected_on.get(key, "").split(", ") if name not in ("", "none", "last")]
+        for key in ("rows", "by")
+    )
+    return f"chosen on {', '.join(rows)} by {', '.join(by)}" if rows else ""
 
 
 def with_interval(value: float, limits: Sequence[float] | None) -> str:
@@ -143,7 +146,12 @@ def _of_dropped_member(path: Path, members: Sequence[str]) -> bool:
     return stage == "finetune" and member not in members
 
 
-def _read(path: str | Path) -> dict[str, Any]:
+def read_result(path: str | Path) -> dict[str, Any]:
+    """Read a JSON file that a stage wrote.
+
+    Raises:
+        UserError: if it is missing or damaged.
+    """
     try:
         return read_json(path)
     except (OSError, ValueError) as error:

@@ -157,7 +157,7 @@ def test_pairs_are_mined_by_the_task_that_is_encoded_apart(run, tmp_path, monkey
     (tmp_path / "some.txt").write_text("one\ntwo\n")
     assert bertrio("mine", tmp_path / "some.txt", "--task", "sts", "--out", tmp_path / "out.tsv", *PLAIN) == 0
     assert len((tmp_path / "out.tsv").read_text().splitlines()) == 2
-    with pytest.raises(UserError, match="task qqp: it reads both texts together.*train with tasks.qqp.encoding: bi"):
+    with pytest.raises(UserError, match="task: found qqp, expected .* apart: sts; .*NAME.encoding: bi"):
         bertrio("mine", tmp_path / "some.txt", "--task", "qqp", *PLAIN)
 
 

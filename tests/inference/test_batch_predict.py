@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Binary, Ordered, Score, Task, build_target
 from bertrio.inference import batch_predict
-from bertrio.inference.batch_predict import Count, predict_file
+from bertrio.inference.batch_predict import predict_file
 from bertrio.inference.predictor import Prediction
 
 
@@ -46,31 +47,36 @@ def predicted(text, task="sst", kind="tsv", **options):
     return target.getvalue().decode(), count
 
 
-def test_a_row_keeps_its_fields_and_gains_its_prediction():
-    found, count = predicted("id\ttext\tnote\n7\tabcd\tx y\n8\tab\t\n")
-    assert found == (
-        "id\ttext\tnote\tprediction\tp_0\tp_1\tp_2\n"
-        "7\tabcd\tx y\t1\t0.250000\t0.750000\t0.250000\n"
-        "8\tab\t\t2\t0.250000\t0.250000\t0.750000\n"
-    )
-    assert count == Count(2, 0)
-
-
-def test_binary_tasks_have_no_and_yes_and_scores_are_clipped_and_raw():
-    pairs = "text_a\ttext_b\nabc\tdefg\n"
-    assert predicted(pairs, "qqp")[0].splitlines()[0] == "text_a\ttext_b\tprediction\tp_no\tp_yes"
-    assert predicted(pairs, "sts")[0].splitlines() == [
-        "text_a\ttext_b\tprediction\tscore",
-        "abc\tdefg\t5.000000\t7.333333",
-    ]
-
-
-def test_named_classes_are_written_by_name():
-    found = predicted("text_a,text_b\na,bb\n", "nli", "csv")[0]
-    assert list(csv.reader(found.splitlines())) == [
-        ["text_a", "text_b", "prediction", "p_no", "p_maybe, perhaps"],
-        ["a", "bb", "maybe, perhaps", "0.250000", "0.750000"],
-    ]
+@pytest.mark.parametrize(
+    ("task", "kind", "text", "expected"),
+    [
+        (
+            "sst",
+            "tsv",
+            "id\ttext\tnote\n7\tabcd\tx y\n8\tab\t\n",
+            "id\ttext\tnote\tprediction\tp_0\tp_1\tp_2\n"
+            "7\tabcd\tx y\t1\t0.250000\t0.750000\t0.250000\n"
+            "8\tab\t\t2\t0.250000\t0.250000\t0.750000\n",
+        ),
+        ("sst", "tsv", "text\n", "text\tprediction\tp_0\tp_1\tp_2\n"),
+        ("sst", "jsonl", "", ""),
+        ("qqp", "csv", "text_a,text_b\n", "text_a,text_b,prediction,p_no,p_yes\n"),
+        (  # clipped, and raw
+            "sts",
+            "csv",
+            "text_a,text_b\nabc,defg\n",
+            "text_a,text_b,prediction,score\nabc,defg,5.000000,7.333333\n",
+        ),
+        (
+            "nli",
+            "csv",
+            "text_a,text_b\na,bb\n",
+            'text_a,text_b,prediction,p_no,"p_maybe, perhaps"\na,bb,"maybe, perhaps",0.250000,0.750000\n',
+        ),
+    ],
+)
+def test_a_row_keeps_its_fields_and_gains_its_prediction(task, kind, text, expected):
+    assert predicted(text, task, kind) == (expected, (max(0, text.count("\n") - 1), 0))
 
 
 def test_json_lines_keep_the_types_of_their_fields():
@@ -83,18 +89,16 @@ def test_json_lines_keep_the_types_of_their_fields():
 
 @pytest.mark.parametrize(("kind", "delimiter"), [("csv", ","), ("tsv", "\t")])
 def test_any_field_survives_a_round_trip(kind, delimiter):
-    rows = [["a", 'say "this"', "two\r\nlines" if kind == "csv" else "two\nlines"], ["b", "x,y\ttab"[:7], "\rend\r"]]
-    rows[1][1] = "x,y" if kind == "tsv" else "x\ty"
+    rows = [["a", 'say "this"', "two\nlines"], ["b", "x,y\tz", "\rend\r\n"]]
     text = io.StringIO()
-    csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
-        [["text", "b", "c"], *rows]
-    )
+    writer = csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerows([["text", "b", "c"], *rows])
     once, count = predicted(text.getvalue(), kind=kind)
-    assert count == Count(2, 0)
+    assert count == (2, 0)
     found = list(csv.reader(io.StringIO(once, newline=""), delimiter=delimiter))
     assert [row[:3] for row in found[1:]] == rows
     renamed = once.replace("prediction", "before").replace("p_", "q_")
-    assert predicted(renamed, kind=kind)[1] == Count(2, 0)
+    assert predicted(renamed, kind=kind)[1] == (2, 0)
 
 
 def test_columns_may_have_other_names():
@@ -103,9 +107,7 @@ def test_columns_may_have_other_names():
     assert found.splitlines()[1].startswith("bcd\t1\ta\t0\t")
     with pytest.raises(UserError, match="--columns: found 'texta', expected text_a or text_b, as in text_a=NAME"):
         predicted(text, "qqp", columns={"texta": "sentence1"})
-    with pytest.raises(
-        UserError, match="pairs.tsv: found columns 'sentence2', .*expected 'text_a', 'text_b'.*--columns"
-    ):
+    with pytest.raises(UserError, match="pairs.tsv: found columns 'sentence2', .*expected 'text_a', .*--columns"):
         predicted(text, "qqp", name="pairs.tsv")
 
 
@@ -113,7 +115,7 @@ def test_unusable_rows_are_reported_with_line_and_reason_and_left_out(capsys):
     text = b"text\tn\ngood\t1\nonly one\n\n \t2\n\xff\t3\n" + b'"stray\t4\nlast\t5\n'
     found, count = predicted(text, name="rows.tsv")
     assert [line.split("\t")[:2] for line in found.splitlines()[1:]] == [["good", "1"], ["last", "5"]]
-    assert count == Count(2, 4)
+    assert count == (2, 4)
     assert capsys.readouterr().err.splitlines() == [
         "rows.tsv: line 3: wrong number of columns; left out",
         "rows.tsv: line 5: text: empty text; left out",
@@ -128,7 +130,7 @@ def test_unusable_objects_are_reported_and_left_out(capsys):
         "[" * 100_000, '{"text": "\\ud800"}', '{"text": null}', '{"text": "abc"}',
     ]  # fmt: skip
     found, count = predicted("\ufeff" + "\n".join(lines), kind="jsonl", name="rows.jsonl")
-    assert [json.loads(line)["text"] for line in found.splitlines()] == ["ab", "abc"] and count == Count(2, 10)
+    assert [json.loads(line)["text"] for line in found.splitlines()] == ["ab", "abc"] and count == (2, 10)
     reasons = [line.split(": ", 2)[2] for line in capsys.readouterr().err.splitlines()]
     assert reasons == [
         f"{reason}; left out"
@@ -149,15 +151,13 @@ def test_numbers_that_json_cannot_hold_are_unusable(number, capsys):
 
     found, count = predicted("\n".join(lines), kind="jsonl")
     assert [json.loads(line, parse_constant=never)["text"] for line in found.splitlines()] == ["ab"]
-    assert count == Count(1, 2)
+    assert count == (1, 2)
     reason = "a number is NaN, infinite or too large; JSON has null; left out"
     assert capsys.readouterr().err.splitlines() == [f"standard input: line {line}: {reason}" for line in (1, 2)]
 
 
-def test_strict_stops_at_the_first_unusable_row(capsys):
-    with pytest.raises(
-        UserError, match="standard input: line 3: text: empty text; without --strict such rows are left"
-    ):
+def test_strict_stops_at_the_first_unusable_row():
+    with pytest.raises(UserError, match="standard input: line 3: text: empty text; without --strict"):
         predicted("text\nab\n \nab\n", strict=True)
 
 
@@ -167,7 +167,6 @@ def test_strict_stops_at_the_first_unusable_row(capsys):
         ("", "tsv", "standard input: found nothing, the file is empty; expected column names"),
         ("text,b\na,b\n", "tsv", "found columns 'text,b', expected 'text'.*it looks as if ',' stood between"),
         ("text\ttext\na\tb\n", "tsv", "found 2 columns 'text', expected one"),
-        ("text\tb\tb\na\tb\tc\n", "tsv", "found 2 columns 'b', expected one"),
         ("text\tprediction\na\t1\n", "tsv", "found a column 'prediction', which is to be added; call yours otherwise"),
         ("text\tp_2\na\t1\n", "tsv", "found a column 'p_2', which is to be added"),
     ],
@@ -177,45 +176,24 @@ def test_a_file_with_the_wrong_columns_is_an_error(text, kind, message):
         predicted(text, kind=kind)
 
 
-def test_a_file_without_rows_gives_a_header():
-    assert predicted("text\n") == ("text\tprediction\tp_0\tp_1\tp_2\n", Count(0, 0))
-    assert predicted("", kind="jsonl") == ("", Count(0, 0))
-
-
-class Watched(io.RawIOBase):
-    """A file of equal lines that counts those it gave."""
-
-    def __init__(self, count, line):
-        self.count, self.line, self.given = count, line, 0
-
-    def __iter__(self):
-        yield b"text\n"
-        for _ in range(self.count):
-            self.given += 1
-            yield self.line
-
-
-class Sink:
-    """Counts lines, and the most rows that had been read and not yet been written."""
-
-    def __init__(self, source):
-        self.source, self.lines, self.most = source, -1, 0
-
-    def write(self, data):
-        if self.lines >= 0:
-            self.most = max(self.most, self.source.given - self.lines)
-        self.lines += data.count(b"\n")
-
-    def flush(self):
-        pass
-
-
 @pytest.mark.parametrize(
     ("count", "line", "most"),
     [(50_000, b"a\n", batch_predict.CHUNK_ROWS), (40, b"a" * 2**20 + b"\n", batch_predict.CHUNK_LETTERS / 2**20)],
 )
 def test_only_one_chunk_of_a_file_is_held_in_memory(count, line, most):
-    source = Watched(count, line)
-    sink = Sink(source)
-    assert predict_file(PREDICTOR, "sst", "tsv", source, sink) == Count(count, 0)
-    assert sink.lines == count and sink.most <= most
+    given, written, held = 0, -1, []  # the header is no row
+
+    def lines():
+        nonlocal given
+        yield b"text\n"
+        for given in range(1, count + 1):  # noqa: B007
+            yield line
+
+    def write(data):
+        nonlocal written
+        held.append(given - written)
+        written += data.count(b"\n")
+
+    sink = SimpleNamespace(write=write, flush=lambda: None)
+    assert predict_file(PREDICTOR, "sst", "tsv", lines(), sink) == (count, 0)
+    assert written == count and max(held) <= most

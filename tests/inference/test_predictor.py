@@ -154,10 +154,10 @@ def test_loading_and_asking_draws_from_no_global_generator_and_leaves_gradients_
         ("sst", [None], r"rows\[0\]: missing field: found None, expected a text"),
         ("sst", ["\ud800"], r"rows\[0\]: text is not Unicode"),
         ("sst", [("a", "b")], r"rows\[0\]: text is not a string: found \('a', 'b'\), expected a text"),
-        ("qqp", [("a", "b"), "ab"], r"rows\[1\]: found 'ab', expected a pair of texts"),
-        ("qqp", [("a", "b", "c")], r"rows\[0\]: found \('a', 'b', 'c'\), expected a pair of texts"),
+        ("qqp", [("a", "b"), "ab"], r"rows\[1\]: not a pair: found 'ab', expected a pair of texts"),
+        ("qqp", [("a", "b", "c")], r"rows\[0\]: not a pair: found \('a', 'b', 'c'\), expected a pair of texts"),
         ("qqp", [("a", "")], r"rows\[0\]: empty text: found \('a', ''\), expected a pair of texts"),
-        ("qpq", [], r"task 'qpq': no such task, expected one of sst, qqp, sts; did you mean qqp\?"),
+        ("qpq", [], r"task 'qpq': no such task, expected one of sst, qqp, sts, .*; did you mean qqp\?"),
     ],
 )
 def test_what_can_not_be_answered_is_an_error_that_names_the_row(finished, task, rows, message):
@@ -169,10 +169,7 @@ def test_tasks_that_were_not_trained_are_not_answered(tmp_path, root, monkeypatc
     trained(tmp_path, root, {"base": {"schedule": {"tasks": ["sst"], "until": "longest"}}})
     monkeypatch.chdir(tmp_path)
     predictor = load("models/members/base")
-    assert list(predictor.tasks) == ["sst"]
-    with pytest.raises(
-        UserError, match="task qqp: this model was not trained on it, so that its answers would be rand"
-    ):
+    with pytest.raises(UserError, match="task 'qqp': no such task, expected one of sst, which were trained"):
         predictor.predict("qqp", [("a", "b")])
 
 
@@ -186,21 +183,15 @@ def test_encoded_texts_have_the_cosine_that_the_head_sees(bi, monkeypatch):
     assert np.allclose(5 * np.maximum(cosine, 0), scores, atol=1e-4)  # the head's scaling is relu
     assert np.array_equal(predictor.encode([pair[0] for pair in pairs]), one)  # the only task that has vectors
     assert predictor.encode([]).shape == (0, 16)
-    with pytest.raises(
-        UserError,
-        match="task qqp: it reads both texts together .*; train with tasks.qqp.encoding: bi and tasks.qqp.head: ",
-    ):
-        predictor.encode(["a"], "qqp")
-    with pytest.raises(UserError, match="task sst: it reads one text"):
-        predictor.encode(["a"], "sst")
+    for task in ("qqp", "sst"):
+        with pytest.raises(UserError, match=f"task: found {task}, expected .* apart: sts; .*NAME.encoding: bi"):
+            predictor.encode(["a"], task)
     with pytest.raises(UserError, match=r"rows\[1\]: empty text"):
         predictor.encode(["a", ""])
 
 
 def test_vectors_of_unlike_models_are_not_mixed(finished):
-    with pytest.raises(
-        UserError, match="none of the tasks sst, qqp, sts encodes its texts apart; train with tasks.sts.enc"
-    ):
+    with pytest.raises(UserError, match="task: found None, expected a task that encodes its texts apart: none here"):
         load("models/members/base").encode(["a"])
     write_json("models/ensemble/ensemble.json", {
         "combine": "mean", "members": ["second", "base"], "weights": {"sts": {"second": 0.5, "base": 0.5}},
@@ -209,66 +200,79 @@ def test_vectors_of_unlike_models_are_not_mixed(finished):
         load().encode(["a"])
 
 
-def test_damage_is_an_error_that_names_the_file(finished, tmp_path):
-    def damaged(name, file, content):
-        folder = tmp_path / name
-        shutil.copytree("models/members/base", folder)
-        path = folder / file
-        path.write_bytes(content(path.read_bytes())) if content else path.unlink()
-        with pytest.raises(UserError) as caught:
-            load(folder)
-        return str(caught.value)
-
-    def about(**changed):
-        return lambda content: json.dumps({**json.loads(content), **changed}).encode()
-
-    assert "bertrio.json: does not describe a model (" in damaged("a", "bertrio.json", lambda content: content[:50])
-    assert "format" in damaged("b", "bertrio.json", lambda content: b"{}")
-    assert "format" in damaged("c", "bertrio.json", about(format=2))
-    assert "tasks.sst" in damaged("d", "bertrio.json", about(tasks={"sst": {"kind": "triple"}}))
-    assert "heads.safetensors: can't be loaded" in damaged("e", "heads.safetensors", lambda content: content[:-9])
-    assert "heads.safetensors: is missing" in damaged("f", "heads.safetensors", None)
-    assert "encoder/tokenizer.json: is missing" in damaged("g", "encoder/tokenizer.json", None)
-    assert "encoder: can't be loaded" in damaged("h", "encoder/model.safetensors", lambda content: content[:-9])
-    assert "config.json: can't be read" in damaged("i", "encoder/config.json", lambda content: b"[]")
-    more = read_json("models/members/base/bertrio.json")
-    more["tasks"]["nli"] = more["tasks"]["qqp"]
-    assert "heads.safetensors: lacks nli." in damaged("j", "bertrio.json", lambda content: json.dumps(more).encode())
+def half(content):
+    return content[: len(content) // 2]
 
 
-def test_a_damaged_ensemble_is_an_error_that_names_the_file(finished):
-    path = finished.folder / "models/ensemble/ensemble.json"
-    good = read_json(path)
-    for change, message in (
-        ({"combine": "uniform_soup"}, "combine: found 'uniform_soup', expected one of vote, mean"),
+def about(**changed):
+    return lambda content: json.dumps({**json.loads(content), **changed}).encode()
+
+
+def with_nli(content):
+    raw = json.loads(content)
+    return json.dumps({**raw, "tasks": {**raw["tasks"], "nli": raw["tasks"]["qqp"]}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("bertrio.json", half, r"bertrio.json: does not describe a model \("),
+        ("bertrio.json", lambda content: b"{}", "format"),
+        ("bertrio.json", about(format=2), "format"),
+        ("bertrio.json", about(tasks={"sst": {"kind": "triple"}}), "tasks.sst"),
+        ("bertrio.json", with_nli, r"heads.safetensors: lacks nli\."),
+        ("heads.safetensors", half, "heads.safetensors: can't be loaded"),
+        ("heads.safetensors", None, "heads.safetensors: is missing"),
+        ("encoder/tokenizer.json", None, "encoder/tokenizer.json: is missing"),
+        ("encoder/model.safetensors", half, "encoder: can't be loaded"),
+        ("encoder/config.json", lambda content: b"[]", "config.json: can't be read"),
+    ],
+)
+def test_damage_is_an_error_that_names_the_file(finished, tmp_path, file, change, message):
+    shutil.copytree("models/members/base", tmp_path / "model")
+    path = tmp_path / "model" / file
+    path.write_bytes(change(path.read_bytes())) if change else path.unlink()
+    with pytest.raises(UserError, match=message):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"combine": "uniform_soup"}, "does not describe an ensemble .*found 'uniform_soup', expected one of vote"),
         ({"members": ["../base"]}, "does not describe an ensemble"),
-        (
-            {"weights": {"sst": {"fourth": 1.0}}},
-            "weights.sst: found .*'fourth': 1.0.*, expected members' shares, of su",
-        ),
+        ({"weights": {"sst": {"fourth": 1.0}}}, r"weights.sst: found .*'fourth': 1.0.*, expected members' shares"),
         ({"weights": {"sst": {}}}, "weights.sst: found {}, expected"),
         ({"weights": {"sst": {"base": 0.5}}}, "weights.sst: found {'base': 0.5}, expected"),
-        ({"combine": "greedy", "weights": {"sst": {"base": 0.618034, "second": 0.381966}}}, "weights.sst: found"),
-        ({"weights": {"nli": {"base": 1.0}}}, "member base: does not know task nli"),
-    ):
-        write_json(path, {**good, **change})
-        with pytest.raises(UserError, match=message):
-            load()
-    write_json(path, good)
-    (finished.folder / "models/members/third").rename(finished.folder / "models/members/away")
+        ({"weights": {"sst": {"base": float("nan")}}}, "weights.sst: found {'base': nan}, expected"),
+        ({"combine": "greedy", "weights": {"sst": {"base": 0.618034, "second": 0.381966}}}, "weights: found"),
+        ({"weights": {"nli": {"base": 1.0}}}, "task nli: expected the same task in members base"),
+    ],
+)
+def test_a_damaged_ensemble_is_an_error_that_names_the_file(finished, change, message):
+    path = finished.folder / "models/ensemble/ensemble.json"
+    path.write_text(json.dumps({**read_json(path), **change}))
+    with pytest.raises(UserError, match=message):
+        load()
+
+
+def test_a_member_that_is_gone_is_named(finished):
+    member = finished.folder / "models/members/third"
+    member.rename(finished.folder / "away")
     with pytest.raises(UserError, match="members/third: is missing"):
         load()
-    (finished.folder / "models/members/away").rename(finished.folder / "models/members/third")
+    (finished.folder / "away").rename(member)
 
 
-def test_what_is_asked_of_load_is_checked(finished, tmp_path):
-    with pytest.raises(
-        UserError, match="nowhere: found neither bertrio.json nor ensemble.json there, expected a run's"
-    ):
-        load(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="device: found 'gpu', expected auto, cpu, mps, cuda or cuda:N"):
-        load(device="gpu")
-    with pytest.raises(UserError, match="precision: found 'fp16', expected one of auto, float32, bf16"):
-        load(precision="fp16")
-    with pytest.raises(UserError, match="batch_size: found 0, expected 1 or more"):
-        load(batch_size=0)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": "nowhere"}, "nowhere: found neither bertrio.json nor ensemble.json there, expected a run's"),
+        ({"device": "gpu"}, "device: found 'gpu', expected auto, cpu, mps, cuda or cuda:N"),
+        ({"precision": "fp16"}, "precision: found 'fp16', expected one of auto, float32, bf16"),
+        ({"batch_size": 0}, "batch_size: found 0, expected 1 or more"),
+    ],
+)
+def test_what_is_asked_of_load_is_checked(options, message):
+    with pytest.raises(UserError, match=message):
+        load(**options)

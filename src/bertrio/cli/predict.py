@@ -85,9 +85,8 @@ def _predict(args: argparse.Namespace) -> int:
         from bertrio.inference.batch_predict import predict_file
 
         predictor, columns = _load(args), dict(args.columns)
-        count = predict_file(predictor, args.task, kind, source, target, columns, name, args.strict)
-        lost = f", {count.left_out:,} left out" if count.left_out else ""
-        say(f"predict: {count.predicted:,} rows predicted{lost}")
+        predicted, lost = predict_file(predictor, args.task, kind, source, target, columns, name, args.strict)
+        say(f"predict: {predicted:,} rows predicted{f', {lost:,} left out' if lost else ''}")
 
     return _between(args.source, args.out, work)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError
@@ -18,13 +18,6 @@ CHUNK_ROWS, CHUNK_LETTERS = 8192, 2**24  # held in memory and sorted by length t
 DIGITS = 6  # decimals of scores and probabilities
 
 Fields = dict[str, Any]
-
-
-class Count(NamedTuple):
-    """Number of rows that were predicted, and of rows that were left out."""
-
-    predicted: int
-    left_out: int
 
 
 class Delimited:
@@ -90,7 +83,7 @@ def predict_file(
     columns: Mapping[str, str] | None = None,
     name: str = "standard input",
     strict: bool = False,
-) -> Count:
+) -> tuple[int, int]:
     """Predict all rows of a file in their order, a few thousand at a time.
 
     Each row is written with all its fields, then `prediction` (the class's name or number, or the score within its
@@ -108,13 +101,18 @@ def predict_file(
         name: name of the source in messages.
         strict: stop at the first unusable row.
 
+    Returns:
+        Numbers of rows that were predicted, and that were left out.
+
     Raises:
         UserError: if the task or a column is unknown or duplicate, a column has the name of one that is added, or,
             with `strict`, for the first unusable row.
     """
     spec, form = predictor.task(task), FORMATS[format]
-    names = _text_columns(spec.text_columns, columns or {})
-    added = added_columns(spec.target)
+    columns, known = columns or {}, spec.text_columns
+    if unknown := [name for name in columns if name not in known]:
+        raise UserError(f"--columns: found {unknown[0]!r}, expected {' or '.join(known)}, as in {known[0]}=NAME")
+    names, added = [columns.get(name, name) for name in known], added_columns(spec.target)
     found = form.read(source, name)
     if isinstance(form, Delimited):
         check_columns(name, found.columns, dict.fromkeys([*names, *found.columns]), "; see --columns")
@@ -139,7 +137,7 @@ def predict_file(
             target.flush()
             predicted, read = predicted + len(rows), read + len(chunk)
             bar.advance(len(chunk))
-    return Count(predicted, read - predicted)
+    return predicted, read - predicted
 
 
 def added_columns(target: Target) -> list[str]:
@@ -153,15 +151,6 @@ def _added_values(target: Target, added: list[str], prediction: Prediction) -> F
     return dict(
         zip(added, [value if isinstance(value, (str, int)) else round(value, DIGITS) for value in (label, *rest)])
     )
-
-
-def _text_columns(text_columns: tuple[str, ...], columns: Mapping[str, str]) -> list[str]:
-    """Return the file's names of the task's text columns."""
-    for name in columns:
-        if name not in text_columns:
-            expected = f"{' or '.join(text_columns)}, as in {text_columns[0]}=NAME"
-            raise UserError(f"--columns: found {name!r}, expected {expected}")
-    return [columns.get(name, name) for name in text_columns]
 
 
 def _chunks(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:

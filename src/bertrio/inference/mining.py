@@ -6,7 +6,7 @@ The search is `paraphrase_mining_embeddings` of sentence-transformers, an exact 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -21,14 +21,6 @@ from bertrio.inference.predictor import Predictor
 CHUNK = 4096  # sentences encoded between two updates of the progress bar
 MAX_SCORES = 2**23  # cosines held in memory at a time
 COLUMNS = ("cosine", "line_a", "line_b", "text_a", "text_b")
-
-
-class Pair(NamedTuple):
-    """Two rows, the earlier one first, and the cosine of their vectors."""
-
-    first: int
-    second: int
-    cosine: float
 
 
 def mine_file(
@@ -62,9 +54,9 @@ def mine_file(
             bar.advance(len(vectors[-1]))
     pairs = most_similar(np.concatenate(vectors), top)
     target.write(TSV.line(COLUMNS).encode())
-    for pair in pairs:
-        a, b = texts[pair.first], texts[pair.second]
-        target.write(TSV.line((pair.cosine, lines[a], lines[b], a, b)).encode())
+    for first, second, cosine in pairs:
+        a, b = texts[first], texts[second]
+        target.write(TSV.line((cosine, lines[a], lines[b], a, b)).encode())
     say(f"mine: {len(pairs):,} pairs out of {len(texts):,} sentences")
 
 
@@ -87,10 +79,11 @@ def read_sentences(source: Iterable[bytes], name: str) -> dict[str, int]:
     return lines
 
 
-def most_similar(vectors: np.ndarray, top: int) -> list[Pair]:
+def most_similar(vectors: np.ndarray, top: int) -> list[tuple[int, int, float]]:
     """Return the `top` pairs of rows of [N, H] with the largest cosines, or all if there are fewer.
 
-    Cosines are rounded to six decimals; pairs of equal cosine are sorted by their rows.
+    A pair is the earlier row, the later row and the cosine, rounded to six decimals. Pairs of equal cosine are sorted
+    by their rows.
     """
     found = paraphrase_mining_embeddings(
         normalize_embeddings(torch.from_numpy(vectors)),
@@ -99,5 +92,5 @@ def most_similar(vectors: np.ndarray, top: int) -> list[Pair]:
         top_k=min(top, len(vectors)),
         score_function=dot_score,
     )
-    pairs = [Pair(int(first), int(second), round(cosine, DIGITS)) for cosine, first, second in found]
-    return sorted(pairs, key=lambda pair: (-pair.cosine, pair.first, pair.second))
+    pairs = [(int(first), int(second), round(cosine, DIGITS)) for cosine, first, second in found]
+    return sorted(pairs, key=lambda pair: (-pair[2], *pair[:2]))

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+from pydantic import model_validator
 
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json
@@ -29,7 +31,6 @@ Row = str | tuple[str, str]
 DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]+)?")
 PRECISIONS = ("auto", "float32", "bf16")
 ENSEMBLE = "ensemble.json"
-MAX_SHOWN = 80  # characters of a row that a message shows
 EXPECTED = {1: "a text", 2: "a pair of texts"}
 RERUN = "run the finetune and ensemble stages again"
 
@@ -54,6 +55,18 @@ class Ensemble(Group):
     combine: str
     members: list[FileName]
     weights: dict[str, dict[FileName, float]]
+
+    @model_validator(mode="after")
+    def _weights_are_shares(self) -> Ensemble:
+        if self.combine not in RULES:
+            raise ValueError(f"combine: found {self.combine!r}, expected one of {', '.join(RULES)}")
+        for task, shares in self.weights.items():
+            sums_to_one = abs(sum(shares.values()) - 1) < 1e-3 and min(shares.values()) >= 0
+            if not (sums_to_one and set(shares) <= set(self.members)):
+                raise ValueError(f"weights.{task}: found {shares}, expected members' shares, of sum 1")
+            if self.combine == "greedy":
+                picks_of(list(shares.values()))
+        return self
 
 
 class Predictor:
@@ -81,11 +94,8 @@ class Predictor:
         }
         known = {task: self._common_task(task, list(shares)) for task, shares in self._weights.items()}
         self.tasks = {
-            name: task
-            for name, task in known.items()
-            if any(name in members[member].trained for member in self._weights[name])
+            name: task for name, task in known.items() if any(name in members[of].trained for of in self._weights[name])
         }
-        self._untrained = [task for task in known if task not in self.tasks]
 
     @classmethod
     def load(
@@ -137,13 +147,13 @@ class Predictor:
         Raises:
             UserError: if there is none, or its head was not trained.
         """
-        if name in self.tasks:
-            return self.tasks[name]
-        if name in self._untrained:
-            raise UserError(f"task {name}: this model was not trained on it, so that its answers would be random")
-        close = difflib.get_close_matches(str(name), self.tasks, n=1)
-        guess = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f"task {name!r}: no such task, expected one of {_listed(self.tasks)}{guess}")
+        if name not in self.tasks:
+            close = difflib.get_close_matches(str(name), self.tasks, n=1)
+            guess = f"; did you mean {close[0]}?" if close else ""
+            raise UserError(
+                f"task {name!r}: no such task, expected one of {', '.join(self.tasks)}, which were trained{guess}"
+            )
+        return self.tasks[name]
 
     def predict(self, task: str, rows: Iterable[Row]) -> list[Prediction]:
         """Predict rows of a task.
@@ -182,39 +192,30 @@ class Predictor:
         Raises:
             UserError: if the task is not bi-encoded, several models predict it, or a text is empty.
         """
-        task = self._bi_encoded() if task is None else self.task(task).name
-        spec, shares = self.tasks[task], self._weights[task]
-        if spec.encoding != "bi":
-            raise UserError(f"task {task}: {_why_no_vectors(spec)}")
+        apart = [name for name, spec in self.tasks.items() if spec.encoding == "bi"]
+        found = apart[0] if task is None and len(apart) == 1 else task and self.task(task).name
+        if found not in apart:
+            raise UserError(
+                f"task: found {task}, expected a task that encodes its texts apart: {', '.join(apart) or 'none here'}; "
+                "pair tasks do if trained with tasks.NAME.encoding: bi and a head for two vectors, such as cosine"
+            )
+        shares = self._weights[found]
         if len(shares) > 1:
             raise UserError(
-                f"task {task}: {len(shares)} models answer it, and vectors of unlike models can't be compared; load "
+                f"task {found}: {len(shares)} models answer it, and vectors of unlike models can't be compared; load "
                 f"one of them, such as models/members/{next(iter(shares))}, or make a soup (ensemble.combine)"
             )
         (name,) = shares
-        return self.members[name].encode(_table(TEXT_COLUMNS["single"], texts)["text"].tolist(), task)
-
-    def _bi_encoded(self) -> str:
-        names = [name for name, task in self.tasks.items() if task.kind == "pair" and task.encoding == "bi"]
-        if not names:
-            pairs = [name for name, task in self.tasks.items() if task.kind == "pair"]
-            raise UserError(
-                f"none of the tasks {_listed(self.tasks)} encodes its texts apart; {_apart(pairs or ['NAME'])}"
-            )
-        if len(names) > 1:
-            raise UserError(
-                f"several tasks encode their texts apart, each in its own way: name one of {_listed(names)}"
-            )
-        return names[0]
+        return self.members[name].encode(_table(TEXT_COLUMNS["single"], texts)["text"].tolist(), found)
 
     def _common_task(self, name: str, members: list[str]) -> Task:
         """Return the task as its members define it; they may differ in how they encode pairs."""
-        for member in members:
-            if name not in self.members[member].tasks:
-                raise UserError(f"member {member}: does not know task {name}, which the ensemble asks it; {RERUN}")
-        first, *others = [self.members[member].tasks[name] for member in members]
-        if any((other.kind, other.target) != (first.kind, first.target) for other in others):
-            raise UserError(f"task {name}: members {_listed(members)} do not mean the same by it; {RERUN}")
+        found = [self.members[member].tasks.get(name) for member in members]
+        first = found[0]
+        if first is None or any(not task or (task.kind, task.target) != (first.kind, first.target) for task in found):
+            raise UserError(
+                f"task {name}: expected the same task in members {', '.join(members)}, found another, or none; {RERUN}"
+            )
         return first
 
 
@@ -226,34 +227,17 @@ def read_ensemble(folder: str | Path) -> Ensemble:
     """
     path = need(Path(folder) / ENSEMBLE)
     try:
-        ensemble = Ensemble.model_validate(read_json(path))
+        return Ensemble.model_validate(read_json(path))
     except (OSError, ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
-        reason = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path}: does not describe an ensemble ({reason}); {RERUN}") from None
-    if ensemble.combine not in RULES:
-        raise UserError(
-            f"{path}: combine: found {ensemble.combine!r}, expected one of {_listed(RULES)}; a soup has a "
-            f"{CONFIG_FILE} beside it; {RERUN}"
-        )
-    for task, shares in ensemble.weights.items():
-        if not set(shares) <= set(ensemble.members) or not _are_weights(shares.values(), ensemble.combine):
-            raise UserError(f"{path}: weights.{task}: found {shares}, expected members' shares, of sum 1; {RERUN}")
-    return ensemble
-
-
-def _are_weights(shares: Collection[float], how: str) -> bool:
-    """Return whether weights have the sum 1, and come from picks with `greedy`."""
-    try:
-        return bool(picks_of(list(shares))) if how == "greedy" else min(shares) > 0 and abs(sum(shares) - 1) < 1e-3
-    except ValueError:
-        return False
 
 
 def _check_arguments(device: str, precision: str, batch_size: int) -> None:
     if not DEVICE.fullmatch(device):
         raise UserError(f"device: found {device!r}, expected auto, cpu, mps, cuda or cuda:N")
     if precision not in PRECISIONS:
-        raise UserError(f"precision: found {precision!r}, expected one of {_listed(PRECISIONS)}")
+        raise UserError(f"precision: found {precision!r}, expected one of {', '.join(PRECISIONS)}")
     if batch_size < 1:
         raise UserError(f"batch_size: found {batch_size}, expected 1 or more")
 
@@ -273,29 +257,9 @@ def _table(columns: tuple[str, ...], rows: Iterable[Row]) -> pd.DataFrame:
 
 def _clean(place: int, row: Any, count: int) -> tuple[str, ...]:
     texts = (row,) if count == 1 else row
-    if not isinstance(texts, (tuple, list)) or len(texts) != count:
-        raise UserError(f"rows[{place}]: found {_shown(row)}, expected {EXPECTED[count]}")
     try:
+        if not isinstance(texts, (tuple, list)) or len(texts) != count:
+            raise Unusable("not a pair")
         return tuple(clean_text(text) for text in texts)
     except Unusable as problem:
-        raise UserError(f"rows[{place}]: {problem}: found {_shown(row)}, expected {EXPECTED[count]}") from None
-
-
-def _why_no_vectors(task: Task) -> str:
-    if task.kind == "single":
-        return "it reads one text and compares none; expected a pair task with encoding bi"
-    return f"it reads both texts together and has no vector of one alone; {_apart([task.name])}"
-
-
-def _apart(tasks: list[str]) -> str:
-    """Return the advice to train a bi-encoded task."""
-    return f"train with tasks.{tasks[-1]}.encoding: bi and tasks.{tasks[-1]}.head: cosine, or another for two vectors"
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(names) or "none"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+        raise UserError(f"rows[{place}]: {problem}: found {reprlib.repr(row)}, expected {EXPECTED[count]}") from None

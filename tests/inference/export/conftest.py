@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -16,7 +17,15 @@ from bertrio.model.multitask import build_model, save_model
 
 SMALL = {"encoder": {"max_length": 24, "tiny": {"vocab_size": 200, "hidden_size": 16, "layers": 1, "heads": 2,
                                                 "intermediate_size": 32}}}  # fmt: skip
-APART = {"encoding": "bi", "head": "cosine", "head_options": {"scaling": "affine"}}  # for the task sts
+TEXTS = ["a good film", "bad", "why is this the question ? the film is good", "a bad question " * 20]
+SINGLE = pd.DataFrame({"text": TEXTS})
+PAIRS = pd.DataFrame({"text_a": TEXTS, "text_b": TEXTS[1:] + TEXTS[:1]})
+POOLINGS = ("cls", "mean", "pooler")
+
+
+def apart_by(**options):
+    """Overrides by which the task sts encodes its texts apart, with options of its head."""
+    return {"sts": {"encoding": "bi", "head": "cosine", "head_options": options}}
 
 
 @pytest.fixture(scope="session")
@@ -42,14 +51,13 @@ def make_model(root, tokenizer_folder, tmp_path_factory):
 @pytest.fixture(scope="session")
 def models(make_model):
     """The model of each pooling."""
-    return {pooling: make_model(encoder={"pooling": pooling}) for pooling in ("cls", "mean", "pooler")}
+    return {pooling: make_model(encoder={"pooling": pooling}) for pooling in POOLINGS}
 
 
 @pytest.fixture(scope="session")
 def apart(make_model):
     """A model whose task sts encodes its texts apart, with a projection in front of the cosine."""
-    options = {**APART["head_options"], "projection": True, "activation": "tanh"}
-    return make_model(tasks={"sts": {**APART, "head_options": options}})
+    return make_model(tasks=apart_by(scaling="affine", projection=True, activation="tanh"))
 
 
 @pytest.fixture(scope="session")

@@ -1,18 +1,13 @@
 """An exported encoder or classifier loads with transformers alone and computes what the model computes."""
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from bertrio.core.errors import UserError
 from bertrio.inference.export.export import export_model
-
-TEXTS = ["a good film", "bad", "why is this the question ? the film is good", "a bad question " * 20]
-SINGLE = pd.DataFrame({"text": TEXTS})
-PAIRS = pd.DataFrame({"text_a": TEXTS, "text_b": TEXTS[1:] + TEXTS[:1]})
-POOLINGS = ("cls", "mean", "pooler")
+from tests.inference.export.conftest import PAIRS, POOLINGS, SINGLE, TEXTS
 
 
 def logits(folder, texts):

@@ -1,17 +1,14 @@
 """An export loads with sentence-transformers alone and computes what the model computes."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra sentence-transformers")
 
 from bertrio.inference.export.export import export_model  # noqa: E402
+from tests.inference.export.conftest import PAIRS, POOLINGS, apart_by  # noqa: E402
 
-TEXTS = ["a good film", "bad", "why is this the question ? the film is good", "a bad question " * 20]
-PAIRS = pd.DataFrame({"text_a": TEXTS, "text_b": TEXTS[1:] + TEXTS[:1]})
 ROWS = list(PAIRS.itertuples(index=False, name=None))
-POOLINGS = ("cls", "mean", "pooler")
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
@@ -36,9 +33,8 @@ def test_a_cross_encoder_gives_the_logits_of_classes_and_has_hidden_layers(make_
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_cosines_of_vectors_are_those_that_the_head_compares(make_model, load, tmp_path, pooling):
-    options = {"scaling": "affine", "projection": pooling != "cls", "activation": "leaky_relu"}
-    bi = {"encoding": "bi", "head": "cosine", "head_options": options}
-    folder = make_model(tasks={"sts": bi}, encoder={"pooling": pooling})
+    bi = apart_by(scaling="affine", projection=pooling != "cls", activation="leaky_relu")
+    folder = make_model(tasks=bi, encoder={"pooling": pooling})
     export_model(folder, tmp_path / "out", "sentence-transformer", "sts")
     model = sentence_transformers.SentenceTransformer(str(tmp_path / "out"), device="cpu")
     first, second = (model.encode(list(texts), convert_to_tensor=True) for texts in zip(*ROWS))
@@ -48,6 +44,6 @@ def test_cosines_of_vectors_are_those_that_the_head_compares(make_model, load, t
 
 @pytest.mark.shared
 def test_minilm_as_a_sentence_transformer(make_model, shared, tmp_path):
-    bi = {"encoding": "bi", "head": "cosine", "head_options": {"scaling": "relu"}}
-    folder = make_model(tasks={"sts": bi}, encoder={"name": str(shared / "models/all-MiniLM-L6-v2")})
+    minilm = {"name": str(shared / "models/all-MiniLM-L6-v2")}
+    folder = make_model(tasks=apart_by(scaling="relu"), encoder=minilm)
     assert export_model(folder, tmp_path / "out", "sentence-transformer", "sts").difference < 1e-5

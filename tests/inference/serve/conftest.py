@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from bertrio.core.tasks import Task, build_target
-
-
-class FakePrediction(NamedTuple):
-    """A prediction, as `bertrio.inference.predictor.Prediction` is one."""
-
-    label: int | float
-    probabilities: tuple[float, ...] | None
-    score: float | None
+from bertrio.inference.predictor import Prediction
 
 
 class FakePredictor:
@@ -35,7 +28,7 @@ class FakePredictor:
         self.hold, self.threads = threading.Event(), set()
         self.hold.set()
 
-    def predict(self, task: str, rows: list[Any]) -> list[FakePrediction]:
+    def predict(self, task: str, rows: list[Any]) -> list[Prediction]:
         self.batches.append((task, list(rows)))
         self.threads.add(threading.current_thread().name)
         assert self.hold.wait(20)
@@ -44,15 +37,15 @@ class FakePredictor:
             raise RuntimeError("secret of the inside")
         return [self.answer(task, row) for row in rows]
 
-    def answer(self, task: str, row: Any) -> FakePrediction:
+    def answer(self, task: str, row: Any) -> Prediction:
         length = len(row) if isinstance(row, str) else sum(map(len, row))
         target = self.tasks[task].target
         if not target.discrete:
-            return FakePrediction(min(length / 10, target.high), None, length / 10)
+            return Prediction(min(length / 10, target.high), None, length / 10)
         count = getattr(target, "count", 2)
         shares = [0.5 / (count - 1)] * count
         shares[length % count] = 0.5
-        return FakePrediction(length % count, tuple(shares), None)
+        return Prediction(length % count, tuple(shares), None)
 
 
 TASKS = {  # the three usual ones, and one of an own kind

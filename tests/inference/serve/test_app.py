@@ -22,11 +22,10 @@ JSON = {"content-type": "application/json"}
 HEAD = b"POST /predict/sst HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
-def refused(answer, status, *parts):
-    """Check that an answer is a refusal whose message has these parts."""
+def refused(answer, status, part):
+    """Check that an answer is a refusal whose message has this part."""
     code, body = answer
-    assert code == status and set(body) == {"error"}, answer
-    assert all(part in body["error"] for part in parts), body
+    assert code == status and set(body) == {"error"} and part in body["error"], answer
     return True
 
 
@@ -52,50 +51,37 @@ def test_predictions_are_those_of_the_model_in_the_order_of_the_rows(client, pre
     assert all(isinstance(one["label"], int) for one in answer["predictions"]) == (task != "sts")
 
 
-def test_requests_that_come_together_are_joined_and_each_gets_its_own(served, predictor):
-    client = served(max_wait=0.2, max_batch=64)
-    texts = ["x" * length for length in range(1, 25)]
-    with ThreadPoolExecutor(len(texts)) as pool:
-        answers = list(pool.map(lambda text: client.predict("sst", [text]), texts))
-    assert [answer["predictions"][0]["label"] for _, answer in answers] == [len(text) % 5 for text in texts]
-    assert len(predictor.batches) < len(texts) / 2
+@pytest.mark.parametrize(
+    ("body", "status", "part"),
+    [
+        (b"", 422, "body: Field required"),
+        (b"{", 400, "body: no JSON (Expecting property name"),
+        (b'{"rows": ["\xff"]}', 400, "error parsing the body"),
+        (b'{"rows": ' + b"[" * 100_000, 400, "error parsing the body"),
+        (b'{"rows": ["\\ud800"]}', 422, "rows[0]: "),
+        (b"[]", 422, "body: Input should be a valid dictionary"),
+        (b'{"row": ["a"]}', 422, "rows: Field required; found {'row': ['a']}"),
+        (b'{"rows": "a"}', 422, "rows: Input should be a valid list; found 'a'"),
+        (b'{"rows": []}', 422, "rows: List should have at least 1 item"),
+        (b'{"rows": ["a", 3]}', 422, "rows[1]: Input should be a valid string; found 3"),
+        (b'{"rows": ["a", " \\t\\n"]}', 422, "rows[1]: expected words, not an empty text"),
+    ],
+)
+def test_a_wrong_body_is_refused_with_place_and_reason(client, body, status, part):
+    assert refused(post(client, body), status, part)
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "parts"),
+    ("rows", "part"),
     [
-        (b"", 422, ["body: Field required"]),
-        (b"{", 400, ["body: no JSON (Expecting property name"]),
-        (b'{"rows": ["a"]} {}', 400, ["body: no JSON (Extra data)"]),
-        (b'{"rows": ["\xff"]}', 400, ["error parsing the body"]),
-        (b'{"rows": ' + b"[" * 100_000, 400, ["error parsing the body"]),
-        (b'{"rows": ["\\ud800"]}', 422, ["rows[0]: "]),
-        (b"[]", 422, ["body: Input should be a valid dictionary", "found []"]),
-        (b"null", 422, ["body: "]),
-        (b'{"row": ["a"]}', 422, ["rows: Field required", "found {'row': ['a']}"]),
-        (b'{"rows": "a"}', 422, ["rows: Input should be a valid list; found 'a'"]),
-        (b'{"rows": []}', 422, ["rows: List should have at least 1 item"]),
-        (b'{"rows": ["a", 3]}', 422, ["rows[1]: Input should be a valid string; found 3"]),
-        (b'{"rows": [["a", "b"]]}', 422, ["rows[0]: Input should be a valid string; found ['a', 'b']"]),
-        (b'{"rows": ["a", " \\t\\n"]}', 422, ["rows[1]: expected words, not an empty text"]),
+        (["a"], "rows[0]: Input should be a valid tuple; found 'a'"),
+        ([["a", "b"], ["a"]], "rows[1][1]: Field required; found ['a']"),
+        ([["a", "b", "c"]], "rows[0]: Tuple should have at most 2 items"),
+        ([["a", ""]], "rows[0][1]: expected words, not an empty text"),
     ],
 )
-def test_a_wrong_body_is_refused_with_place_and_reason(client, body, status, parts):
-    assert refused(post(client, body), status, *parts)
-
-
-@pytest.mark.parametrize(
-    ("rows", "parts"),
-    [
-        (["a"], ["rows[0]: Input should be a valid tuple; found 'a'"]),
-        ([["a", "b"], ["a"]], ["rows[1][1]: Field required; found ['a']"]),
-        ([["a", "b", "c"]], ["rows[0]: Tuple should have at most 2 items"]),
-        ([["a", 3]], ["rows[0][1]: Input should be a valid string"]),
-        ([["a", ""]], ["rows[0][1]: expected words, not an empty text"]),
-    ],
-)
-def test_pairs_are_checked_likewise(client, rows, parts):
-    assert refused(client.predict("qqp", rows), 422, *parts)
+def test_pairs_are_checked_likewise(client, rows, part):
+    assert refused(client.predict("qqp", rows), 422, part)
 
 
 def test_unknown_tasks_and_paths_are_refused(client):
@@ -118,7 +104,7 @@ def test_limits_are_enforced(served):
     assert client.predict("sst", ["x" * 20] * 3)[0] == 200
     assert refused(client.predict("sst", ["x"] * 4), 422, "rows: List should have at most 3 items")
     assert refused(client.predict("sst", ["x", "x" * 21]), 422, "rows[1]: String should have at most 20 characters")
-    assert refused(client.predict("qqp", [["x", "x" * 21]]), 422, "rows[0][1]: ", "at most 20")
+    assert refused(client.predict("qqp", [["x", "x" * 21]]), 422, "rows[0][1]: String should have at most 20")
     assert refused(client.predict("sst", ["x" * 300]), 413, "body: found more than 200 bytes, expected at most 200;")
 
 
@@ -150,9 +136,7 @@ def test_a_body_that_does_not_end_is_given_up_on(served, monkeypatch):
     monkeypatch.setattr("bertrio.inference.serve.edge.BODY_SECONDS", 0.2)
     client = served()
     with socket.create_connection(("127.0.0.1", client.port), timeout=20) as slow:
-        slow.sendall(
-            b"POST /predict/sst HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
-        )
+        slow.sendall(HEAD % 9 + b"{")
         assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
@@ -190,10 +174,7 @@ def test_rows_of_a_client_that_has_gone_are_not_predicted(served, predictor):
         wait_until(lambda: predictor.batches)
         body = b'{"rows": ["gone", "gone"]}'
         with socket.create_connection(("127.0.0.1", client.port)) as leaving:
-            head = (
-                "POST /predict/sst HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-            )
-            leaving.sendall((head % len(body)).encode() + body)
+            leaving.sendall(HEAD % len(body) + body)
             wait_until(lambda: client.waiting() == 2)
         wait_until(lambda: client.waiting() == 0)
         predictor.hold.set()
@@ -204,11 +185,9 @@ def test_rows_of_a_client_that_has_gone_are_not_predicted(served, predictor):
 
 
 def test_it_is_ready_once_the_model_has_answered_and_no_sooner(predictor):
-    app = build_app(predictor, Limits())
-    with running(app) as client:
+    with running(build_app(predictor, Limits())) as client:
         assert {task for task, _ in predictor.batches} == set(predictor.tasks)
-        status, _, body = client.get("/health")
-        assert (status, body) == (200, {"status": "ready"})
+        assert client.get("/health")[::2] == (200, {"status": "ready"})
 
 
 def test_tasks_tell_what_they_take_and_give(client):

@@ -17,9 +17,10 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder, write_json
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import TEXT_COLUMNS, Score, Task
-from bertrio.inference.export import huggingface, onnx, sentence_transformer
+from bertrio.inference.export import huggingface, onnx
+from bertrio.inference.export import sentence_transformer as transformer
 from bertrio.inference.trained_model import TrainedModel
-from bertrio.model.heads import Head, Linear, Mlp
+from bertrio.model.heads import HEADS
 from bertrio.model.multitask import HEADS_FILE
 
 CONFIG_FILE = "export.json"  # description of the export, in each one
@@ -35,37 +36,30 @@ class Format:
         write: `(model, task, folder)` writes the export; without a task, the encoder alone.
         compare: `(model, task, folder, texts)` loads it with its library and returns that library's outputs for the
             texts, and the same outputs by the model itself.
-        takes: the tasks that it can hold, in words; empty for the encoder alone.
-        fits: whether it can hold a task with this head.
+        kinds: kinds of the tasks that it can hold; () for the encoder alone.
+        encodings: their encodings.
+        heads: names of their heads.
     """
 
     write: Callable[[TrainedModel, Any, Path], None]
     compare: Callable[[TrainedModel, Any, Path, pd.DataFrame], tuple[Tensor, Tensor]]
-    takes: str = ""
-    fits: Callable[[Task, Head], bool] = lambda task, head: True
+    kinds: tuple[str, ...] = ("single", "pair")
+    encodings: tuple[str, ...] = ("cross", "bi")
+    heads: tuple[str, ...] = tuple(HEADS)
 
 
 FORMATS: dict[str, Format] = {
-    "encoder": Format(huggingface.write_encoder, huggingface.compare_encoder),
+    "encoder": Format(huggingface.write_encoder, huggingface.compare_encoder, kinds=()),
     "classifier": Format(
-        huggingface.write_classifier,
-        huggingface.compare_classifier,
-        "a task with head linear and encoding cross",
-        lambda task, head: type(head) is Linear and task.encoding == "cross",
+        huggingface.write_classifier, huggingface.compare_classifier, encodings=("cross",), heads=("linear",)
     ),
     "cross-encoder": Format(
-        sentence_transformer.write_cross_encoder,
-        sentence_transformer.compare_cross_encoder,
-        "a pair task with head linear or mlp and encoding cross",
-        lambda task, head: type(head) in (Linear, Mlp) and (task.kind, task.encoding) == ("pair", "cross"),
+        transformer.write_cross_encoder, transformer.compare_cross_encoder, ("pair",), ("cross",), ("linear", "mlp")
     ),
     "sentence-transformer": Format(
-        sentence_transformer.write_sentence_transformer,
-        sentence_transformer.compare_sentence_transformer,
-        "a pair task with encoding bi",
-        lambda task, head: (task.kind, task.encoding) == ("pair", "bi"),
+        transformer.write_sentence_transformer, transformer.compare_sentence_transformer, ("pair",), ("bi",)
     ),
-    "onnx": Format(onnx.write_graph, onnx.compare_graph, "any task"),
+    "onnx": Format(onnx.write_graph, onnx.compare_graph),
 }
 
 
@@ -127,18 +121,20 @@ def export_model(
 def _pick_task(model: TrainedModel, format: str, name: str | None) -> Task | None:
     """Return the task of that name, or the only one there is; None for the encoder alone."""
     form, known = FORMATS[format], ", ".join(model.trained)
-    if not form.takes:
+    if not form.kinds:
         if name:
             raise UserError(f"--task: found {name}, but --format {format} holds the encoder alone; leave it out")
         return None
     name = model.trained[0] if name is None and len(model.trained) == 1 else name
     if name not in model.trained:
         raise UserError(f"--task: found {name or 'none'}, expected one of {known}, which {model.name} was trained on")
-    task, head = model.tasks[name], model.network.heads[name]
-    assert isinstance(head, Head)
-    if not form.fits(task, head):
-        about = f"kind {task.kind}, encoding {task.encoding} and head {model.config.tasks[name].head}"
-        raise UserError(f"task {name}: has {about}, but --format {format} holds {form.takes}; --format onnx any task")
+    task, head = model.tasks[name], model.config.tasks[name].head
+    if task.kind not in form.kinds or task.encoding not in form.encodings or head not in form.heads:
+        kinds, encodings, heads = (" or ".join(names) for names in (form.kinds, form.encodings, form.heads))
+        raise UserError(
+            f"task {name}: has kind {task.kind}, encoding {task.encoding} and head {head}, but --format {format} holds "
+            f"kind {kinds}, encoding {encodings}, head {heads}; --format onnx holds any task"
+        )
     return task
 
 

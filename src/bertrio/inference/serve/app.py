@@ -84,8 +84,9 @@ def warm_up(predictor: Predictor) -> None:
 
 
 def _add_predict(app: FastAPI, batcher: Batcher, task: Task, model: Any) -> None:
-    async def predict(request: Request, body: Any) -> Answers:
-        return Answers.of(task.name, await cancel_on_disconnect(request, batcher.predict(task.name, body.rows)))
+    async def predict(request: Request, body: Any) -> dict[str, Any]:
+        predictions = await cancel_on_disconnect(request, batcher.predict(task.name, body.rows))
+        return {"task": task.name, "predictions": predictions}  # FastAPI makes `Answers` of it
 
     predict.__annotations__["body"] = model  # FastAPI validates by it
     app.post(

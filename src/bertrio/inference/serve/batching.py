@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 if TYPE_CHECKING:
     from bertrio.inference.predictor import Prediction, Row
 
@@ -116,28 +118,22 @@ class Batcher:
 
     async def _fill(self, oldest: Waiting) -> None:
         """Wait until the batch is full, its oldest row has waited for `max_wait`, or the batcher stops."""
-        loop, until = asyncio.get_running_loop(), oldest.arrived + self._max_wait
-        while not self._stopping and sum(row.task == oldest.task for row in self._waiting) < self._max_batch:
-            left = until - loop.time()
-            if left <= 0:
-                return
-            await self._change(left)
+        left = oldest.arrived + self._max_wait - asyncio.get_running_loop().time()
+        with anyio.move_on_after(left):
+            while not self._stopping and sum(row.task == oldest.task for row in self._waiting) < self._max_batch:
+                await self._change()
 
-    async def _change(self, seconds: float | None = None) -> None:
-        """Wait until rows arrive, the batcher stops, or so many seconds have passed."""
+    async def _change(self) -> None:
+        """Wait until rows arrive or the batcher stops."""
         self._changed.clear()
-        try:
-            await asyncio.wait_for(self._changed.wait(), seconds)
-        except asyncio.TimeoutError:  # builtin TimeoutError from Python 3.11 on
-            return
+        await self._changed.wait()
 
     async def _answer(self, batch: list[Waiting]) -> None:
         """Predict a batch; if that fails, its rows one by one."""
-        loop = asyncio.get_running_loop()
+        task, rows, began = batch[0].task, [row.row for row in batch], time.perf_counter()
         try:
-            predictions = await loop.run_in_executor(
-                self._thread, self._timed, batch[0].task, [row.row for row in batch]
-            )
+            predictions = await asyncio.get_running_loop().run_in_executor(self._thread, self._predict, task, rows)
+            self._on_batch(task, len(rows), time.perf_counter() - began)
         except Exception as error:
             for row in batch:
                 if row.answer.done():  # its request was cancelled
@@ -150,12 +146,3 @@ class Batcher:
         for row, prediction in zip(batch, predictions):
             if not row.answer.done():
                 row.answer.set_result(prediction)
-
-    def _timed(self, task: str, rows: list[Row]) -> Sequence[Prediction]:
-        """Predict in the thread."""
-        began = time.perf_counter()
-        predictions = self._predict(task, rows)
-        if len(predictions) != len(rows):
-            raise RuntimeError(f"{len(predictions)} predictions of {len(rows)} rows of {task}")
-        self._on_batch(task, len(rows), time.perf_counter() - began)
-        return predictions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -19,20 +20,13 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # memory and processor time
+        timed = partial(Histogram, buckets=SECONDS, registry=registry)
         self._requests = Counter("bertrio_requests", "Requests.", ["route", "status"], registry=registry)
-        self._seconds = Histogram(
-            "bertrio_request_seconds",
-            "Time from a request to its answer.",
-            ["route"],
-            buckets=SECONDS,
-            registry=registry,
-        )
+        self._seconds = timed("bertrio_request_seconds", "Time from a request to its answer.", ["route"])
         self._rows = Histogram(
             "bertrio_batch_rows", "Rows predicted together.", ["task"], buckets=ROWS, registry=registry
         )
-        self._batch_seconds = Histogram(
-            "bertrio_batch_seconds", "Time that a batch takes.", ["task"], buckets=SECONDS, registry=registry
-        )
+        self._batch_seconds = timed("bertrio_batch_seconds", "Time that a batch takes.", ["task"])
         self._waiting = Gauge("bertrio_waiting_rows", "Rows that wait.", registry=registry)
 
     def watch_waiting(self, waiting: Callable[[], int]) -> None:
@@ -45,7 +39,7 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
 
     def batch(self, task: str, rows: int, seconds: float) -> None:
-        """Count a batch; may be called from any thread."""
+        """Count a batch."""
         self._rows.labels(task).observe(rows)
         self._batch_seconds.labels(task).observe(seconds)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, create_model
 from pydantic_core import PydanticCustomError
 
 from bertrio.core.tasks import TARGETS, Task
 from bertrio.data.table import Unusable, clean_text
-
-if TYPE_CHECKING:
-    from bertrio.inference.predictor import Prediction
 
 
 @dataclass(frozen=True)
@@ -66,11 +62,6 @@ class Answers(BaseModel):
 
     task: str
     predictions: list[Answer]
-
-    @classmethod
-    def of(cls, task: str, predictions: Sequence[Prediction]) -> Answers:
-        """Return the response for these predictions."""
-        return cls(task=task, predictions=[Answer.model_validate(row._asdict()) for row in predictions])
 
 
 class TaskFacts(BaseModel):

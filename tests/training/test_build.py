@@ -1,12 +1,10 @@
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import torch
 
 from bertrio.core.runtime import Runtime
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.training.build import resolve_precision, weight_penalty
+from bertrio.training.build import build_trainer, resolve_precision, weight_penalty
 from bertrio.training.finetune import predict
 from tests.training.conftest import TASKS, changed_names, run, saved_model, split_of, weights_of
 
@@ -59,20 +57,6 @@ def test_heads_of_tasks_that_do_not_train_stay_exactly_as_built(workspace, train
     assert list(log.losses) == trains
 
 
-def test_a_single_task_run_scores_and_predicts_all_tasks_with_untrained_heads(workspace):
-    params = workspace.params(schedule={"tasks": ["qqp"]}, finetune={"select": "qqp"})
-    timing = run(params, "a")
-    assert timing["steps"] == 16  # two epochs of 60 rows in batches of 8; `until` stays at its default, sst
-    history = pd.read_csv("a/h.csv")
-    assert [column for column in history if column.startswith("train_loss")] == ["train_loss_qqp"]
-    assert history[["dev_sst_accuracy", "dev_qqp_accuracy", "dev_overall_mean"]].notna().all(axis=None)
-    assert set(read_predictions("a/out/predictions.parquet")["task"]) == set(TASKS)
-    saved, (_, fresh, _) = saved_model(params, "a/model"), workspace.built(schedule={"tasks": ["qqp"]})
-    for task in TASKS:
-        unchanged = torch.equal(saved.heads[task].output.weight, fresh.heads[task].output.weight)
-        assert unchanged == (task != "qqp")
-
-
 def test_the_moving_average_is_what_is_scored_and_training_goes_on_unaffected(workspace):
     fast, average = {"finetune": {"lr": 0.01}}, {"finetune": {"ema": 0.75}}
     trainer, scored = workspace.trainer(NOISY, fast, average)
@@ -88,42 +72,6 @@ def test_the_moving_average_is_what_is_scored_and_training_goes_on_unaffected(wo
     without = trained(workspace, fast)
     assert same(without[0], trained(workspace, fast, average)[0])
     assert same(*without), "without it, the trained model is the scored one"
-
-
-def test_the_average_is_what_fine_tuning_saves_and_predicts_with(workspace):
-    plain = {"select": "last", "lr": 0.01}
-    trainer, scored = workspace.trainer(finetune={**plain, "ema": 0.9})
-    list(trainer.run("test"))
-    Path("models/prefinetuned/encoder/model.safetensors").write_bytes(
-        Path("models/encoder/model.safetensors").read_bytes()
-    )
-    for name, options, expected in (("average", {"ema": 0.9}, scored), ("plain", {}, trainer.model)):
-        params = workspace.params(finetune={**plain, **options})
-        run(params, name)
-        assert same(weights_of(saved_model(params, f"{name}/model")), weights_of(expected))
-
-
-@pytest.mark.parametrize(("max_steps", "total"), [(None, 16), (5, 5), (99, 16)])
-def test_the_teacher_is_a_copy_that_moves_after_every_step_of_the_run(workspace, max_steps, total):
-    trainer, model = workspace.trainer(
-        NOISY, bregman={"mu": 1, "momentum": 0.5, "late_momentum": 0.9}, finetune={"max_steps": max_steps}
-    )
-    teacher = trainer.objective.regularizers["bregman"].teacher
-    assert same(weights_of(model), teacher.module.state_dict())
-    by_hand, steps = {name: value.double() for name, value in weights_of(model).items()}, []
-
-    def follow(step):
-        steps.append(step)
-        beta, now = 0.5 if 10 * step <= total else 0.9, model.state_dict()
-        for name, value in teacher.module.state_dict().items():
-            by_hand[name] = beta * by_hand[name] + (1 - beta) * now[name].double()
-            torch.testing.assert_close(value.double(), by_hand[name], rtol=1e-5, atol=1e-6)
-
-    trainer.callbacks = [*trainer.callbacks, follow]
-    logs = list(trainer.run("test"))
-    assert steps == list(range(1, total + 1))
-    assert all(parameter.grad is None for parameter in teacher.parameters())
-    assert all(logs[-1].losses[f"bregman_{task}"] > 0 for task in TASKS)
 
 
 UNCERTAINTY = {"weighting": {"method": "uncertainty", "lr": 0.05}}
@@ -161,7 +109,7 @@ def test_clipping_counts_the_model_alone_and_leaves_the_gradients_of_log_varianc
     assert found[1e-3][1] == found[None][1]
 
 
-@pytest.mark.parametrize("part", ["all", "encoder", "heads"])
+@pytest.mark.parametrize("part", ["all", "heads"])
 def test_penalties_have_the_gradient_of_their_equations_on_the_parameters_that_took_part(workspace, part):
     params, model, _ = workspace.built(penalties={"l1": 0.01, "l2": 0.003, "parameters": part})
     inside = {id(p) for p in {"all": model, "encoder": model.encoder, "heads": model.heads}[part].parameters()}
@@ -180,38 +128,6 @@ def test_penalties_have_the_gradient_of_their_equations_on_the_parameters_that_t
             parameter.grad.to_dense().double(), 0.01 * w.sign() + 2 * 0.003 * w, rtol=1e-5, atol=1e-8
         )
     assert penalty.item() == pytest.approx(by_hand, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        # a step of sts alone touches no parameter of a head: its cosine has none
-        {
-            "schedule": {"name": "round_robin"},
-            "tasks": {"sts": {"encoding": "bi", "head": "cosine"}},
-            "penalties": {"l2": 0.1, "parameters": "heads"},
-        },
-        {"encoder": {"frozen": True}, "penalties": {"l2": 0.1, "parameters": "encoder"}},
-    ],
-)
-def test_a_step_without_any_parameter_to_penalise_is_a_step_without_penalty(workspace, overrides):
-    trainer, _ = workspace.trainer(overrides)
-    for step, tasks in enumerate(trainer.plan[0][:3], start=1):
-        trainer.step(tasks, step)
-
-
-def test_conflicts_are_written_with_a_header_even_if_none_are_logged(workspace):
-    run(workspace.params(), "plain")
-    run(workspace.params(surgery={"log_conflicts": True}, finetune={"max_steps": 4}), "logged")
-    plain, logged = pd.read_csv("plain/conflicts.csv"), pd.read_csv("logged/conflicts.csv")
-    columns = ["step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b"]
-    assert plain.columns.tolist() == logged.columns.tolist() == columns and len(plain) == 0
-    assert logged["step"].tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4]
-    assert set(zip(logged["task_a"], logged["task_b"])) == {("sst", "qqp"), ("sst", "sts"), ("qqp", "sts")}
-    torch.testing.assert_close(
-        torch.tensor(logged["dot"]), torch.tensor(logged["cosine"] * logged["norm_a"] * logged["norm_b"]),
-        rtol=1e-4, atol=0,
-    )  # fmt: skip
 
 
 def test_adapters_train_and_the_model_that_is_saved_has_them_in_its_weights(workspace):
@@ -240,3 +156,39 @@ def test_noise_that_bf16_would_swallow_is_trained_on_in_float32(workspace, preci
     params = workspace.params(runtime={"precision": precision}, smart=smart)
     assert resolve_precision(params, Runtime(torch.device("cpu"), torch.bfloat16)).compute == expected
     assert resolve_precision(params, Runtime(torch.device("cpu"), torch.float32)).compute == torch.float32
+
+
+def test_the_average_is_what_fine_tuning_saves(workspace):
+    params = workspace.params(finetune={"select": "last", "lr": 0.01, "ema": 0.9, "max_steps": 3})
+    run(params, "a")
+    model = saved_model(params, "models/prefinetuned")
+    trainer, scored = build_trainer(params, model, split_of(params, "train"))
+    list(trainer.run("test"))
+    assert same(weights_of(saved_model(params, "a/model")), weights_of(scored))
+    assert not same(weights_of(scored), weights_of(model))
+
+
+def test_the_teacher_is_a_copy_with_heads_that_moves_after_every_step(workspace):
+    trainer, model = workspace.trainer(NOISY, bregman={"mu": 1, "momentum": 0.5})
+    teacher = trainer.objective.regularizers["bregman"].teacher
+    by_hand = {name: value.double() for name, value in weights_of(model).items()}
+    assert same(weights_of(model), teacher.module.state_dict())
+    for step in (1, 2):
+        trainer.step(TASKS, step)
+        for name, value in teacher.module.state_dict().items():
+            by_hand[name] = 0.5 * by_hand[name] + 0.5 * model.state_dict()[name].double()
+            torch.testing.assert_close(value.double(), by_hand[name], rtol=1e-5, atol=1e-6)
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_a_step_without_any_parameter_to_penalise_is_a_step_without_penalty(workspace):
+    trainer, _ = workspace.trainer(encoder={"frozen": True}, penalties={"l2": 0.1, "parameters": "encoder"})
+    trainer.step(TASKS, 1)
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_conflicts_are_written_with_a_header_even_if_none_are_logged(workspace, steps):
+    run(workspace.params(surgery={"log_conflicts": bool(steps)}, finetune={"max_steps": 2}), "a")
+    table = pd.read_csv("a/conflicts.csv")
+    assert table.columns.tolist() == ["step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b"]
+    assert table["step"].tolist() == sorted([*range(1, steps + 1)] * 3)

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pandas as pd
 import pytest
 import torch
@@ -8,17 +6,8 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
 from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.training.build import hold_out
 from bertrio.training.finetune import Inputs, Selection, load_rows, predict
 from tests.training.conftest import run, saved_model, split_of
-
-
-def test_another_seed_makes_another_model(workspace):
-    tables = []
-    for seed in (1, 9):
-        run(workspace.params(runtime={"seed": seed}), "a")
-        tables.append(Path("a/out/predictions.parquet").read_bytes())
-    assert tables[0] != tables[1]
 
 
 def test_predictions_cover_every_row_of_dev_and_test_in_order(workspace):
@@ -54,16 +43,6 @@ def test_history_has_a_row_an_epoch_with_losses_and_metrics_of_each_task(workspa
     for column in ("lr", "step", "train_loss_qqp", "dev_qqp_f1", "train_sts_pearson", "holdout_overall_normalized"):
         assert history[column].notna().all(), column
     assert read_json("a/out/summary.json")["selected_on"]["rows"] == "holdout"
-
-
-def test_the_holdout_is_a_seeded_part_of_train_that_is_not_trained_on(workspace):
-    train = split_of(workspace.params(), "train")
-    kept, held = hold_out(train, 0.1, seed=1)
-    for task, rows in train.items():
-        assert sorted([*kept[task].ids, *held[task].ids]) == sorted(rows.ids)
-        assert len(held[task]) == 6
-    assert hold_out(train, 0.1, seed=1)[1]["sst"].ids.tolist() == held["sst"].ids.tolist()
-    assert hold_out(train, 0.1, seed=2)[1]["sst"].ids.tolist() != held["sst"].ids.tolist()
 
 
 def test_with_a_holdout_its_rows_are_not_trained_on_and_dev_is_what_is_predicted(workspace):

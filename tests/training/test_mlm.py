@@ -72,21 +72,6 @@ def spelled(words: list[str]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, mask_token="[MASK]", **special)
 
 
-def test_whole_words_are_masked_whole_at_the_same_share_and_specials_never(tokenizer):
-    begins = word_beginnings(tokenizer)
-    ids = torch.arange(5, len(tokenizer))
-    weights = torch.where(begins[5:], 1.0 / begins[5:].sum(), 2.0 / (~begins[5:]).sum())  # words of three on average
-    blocks = ids[torch.multinomial(weights, 400 * 128, replacement=True, generator=generator(0, "x"))].reshape(400, 128)
-    blocks[:, ::17] = tokenizer.sep_token_id
-    _, picked = mask_tokens(blocks, tokenizer, 0.15, generator(1, "x"), begins)
-    special = blocks == tokenizer.sep_token_id
-    assert not picked[special].any()
-    assert picked[~special].float().mean().item() == pytest.approx(0.15, abs=0.01)
-    continued = ~begins[blocks[:, 1:]] & ~special[:, 1:] & ~special[:, :-1]
-    assert continued.float().mean() > 0.5
-    assert torch.equal(picked[:, 1:][continued], picked[:, :-1][continued])
-
-
 def test_no_word_reaches_over_a_special_token_or_the_start_of_a_block():
     tokenizer = spelled(["a", "##b", "##c"])
     begins = word_beginnings(tokenizer)

@@ -140,18 +140,6 @@ def test_the_rate_halves_from_layer_to_layer_and_every_parameter_that_trains_is_
         assert group["weight_decay"] == (halved.weight_decay if decays else 0)
 
 
-def test_parameters_beside_the_model_get_a_rate_of_their_own_and_no_weight_decay(default_params):
-    model = nn.Linear(2, 1, bias=False).double()
-    beside = [nn.Parameter(torch.tensor(0.5, dtype=torch.float64)), nn.Parameter(torch.ones(2, 2, dtype=torch.float64))]
-    optimizer = build_optimizer(model, options(default_params, weight_decay=0.5), 0.1, iter(beside), 0.02)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.02]
-    model.weight.grad = torch.ones_like(model.weight)
-    beside[0].grad, beside[1].grad = torch.tensor(3.0, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
-    optimizer.step()
-    assert beside[0].item() == pytest.approx(0.5 - 0.02, rel=1e-6)  # first step of Adam: the sign, at the rate
-    assert (beside[1] == 1).all(), "a matrix is not decayed either"
-
-
 def test_clipping_bounds_the_joint_norm_and_none_leaves_it(model):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

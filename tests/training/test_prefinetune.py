@@ -29,16 +29,14 @@ def test_it_learns_at_its_own_rate(workspace, monkeypatch):
     assert made.call_args.args[2] == pytest.approx(20 * 1e-4)
 
 
-@pytest.mark.parametrize("task", ["qqp", "sts"])
-def test_one_task_is_trained_alone_and_its_head_is_carried_on(workspace, task):
-    params = workspace.params(prefinetune={"task": task, "epochs": 2, "lr": 1e-3})
+def test_one_task_is_trained_alone_and_its_head_is_carried_on(workspace):
+    params = workspace.params(prefinetune={"task": "sts", "epochs": 2, "lr": 1e-3})
     metrics, timing = prefinetune(params, *FOLDERS, "out")
-    assert list(metrics["dev"]) == [task]
+    assert list(metrics["dev"]) == ["sts"]
     assert timing["steps"] == 16
     heads = load_file("out/heads.safetensors")
-    assert {name.split(".")[0] for name in heads} == {task}
-    model = saved_model(params, "out")
-    assert torch.equal(model.heads[task].output.weight, heads[f"{task}.output.weight"])
+    assert {name.split(".")[0] for name in heads} == {"sts"}
+    assert torch.equal(saved_model(params, "out").heads["sts"].output.weight, heads["sts.output.weight"])
 
 
 def carried_on(params):
@@ -47,21 +45,15 @@ def carried_on(params):
     return saved_model(params, "out"), load_file("out/heads.safetensors")
 
 
-@pytest.mark.parametrize("layer", ["projection", "fusion", "both"])
 @pytest.mark.parametrize("task", ["qqp", "sts"])
-def test_layers_that_the_task_will_share_are_trained_and_carried_on_to_all_that_share_them(workspace, layer, task):
-    sharing = {"tasks": {"qqp": BI, "sts": BI}, "sharing": {"layer": layer, "tasks": ["qqp", "sts"]}}
+def test_layers_that_the_task_will_share_are_trained_and_carried_on_to_all_that_share_them(workspace, task):
+    sharing = {"tasks": {"qqp": BI, "sts": BI}, "sharing": {"layer": "both", "tasks": ["qqp", "sts"]}}
     model, heads = carried_on(workspace.params(prefinetune={"task": task, "epochs": 1}, **sharing))
-    own = {name.partition(".")[2]: value for name, value in heads.items()}
-    assert any(name.startswith("projection.") for name in own) == (layer != "fusion")
-    assert any(name.startswith("hidden.0.") for name in own) == (layer != "projection")
-    for name, value in model.heads[task].state_dict().items():
-        assert torch.equal(value, own[name]), name
-    other = model.heads["sts" if task == "qqp" else "qqp"].state_dict()
-    shared = [
-        name for name in own if name.startswith({"projection": "proj", "fusion": "hid"}.get(layer, ("proj", "hid")))
-    ]
-    assert shared and all(torch.equal(other[name], own[name]) for name in shared)
+    states = {name: model.heads[name].state_dict() for name in ("qqp", "sts")}
+    for name, value in heads.items():
+        layer = name.partition(".")[2]
+        sharers = [task] if layer.startswith("output") else states
+        assert all(torch.equal(states[sharer][layer], value) for sharer in sharers), name
 
 
 def test_adapters_are_merged_into_the_encoder_that_goes_on(workspace):

@@ -21,53 +21,35 @@ from bertrio.core.runtime import set_up
 from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.evaluator import EpochEvaluator
 from bertrio.training.mlm import pretrain_mlm
-from bertrio.training.optimizer import RowGradients
 from bertrio.training.prefinetune import prefinetune
 from tests.training.conftest import BI, run
 
 EVERYTHING = {
-    "smart": {"lambda": 1, "radius": 0.01},
+    "encoder": {"dropout": 0.1},
+    "smart": {"lambda": 1, "radius": 0.01, "every": 3},
     "bregman": {"mu": 1, "late_momentum": 0.5},
     "surgery": {"method": "pcgrad", "log_conflicts": True},
     "weighting": {"method": "uncertainty"},
-    "finetune": {"ema": 0.9, "accumulate": 2},
+    "finetune": {"ema": 0.9, "accumulate": 2, "select": "sst"},
+    "tracking": {"every": 4},
 }
 SHORT = {"schedule": {"max_batches": 4}, "checkpoints": {"steps": 3}}  # epochs of four steps, if not told otherwise
-SETTINGS = {  # each technique in company of others, and each schedule
-    "plain": {},
+SETTINGS = {  # each part of a checkpoint, and a schedule that draws
     "everything": EVERYTHING,
-    "temperature, uncertainty, ema": {
-        "schedule": {"name": "temperature", "until": "steps", "steps": 9, "temperature": 2},
-        "weighting": {"method": "uncertainty"},
-        "finetune": {"ema": 0.9, "select": "sst"},
-    },
-    "per epoch, r_drop, last": {
-        "schedule": {"name": "per_epoch", "max_batches": 3},
-        "r_drop": {"alpha": 1},
-        "finetune": {"select": "last"},
-    },
-    "sequential after first, holdout": {
-        "schedule": {"name": "sequential", "first": {"qqp": 1}, "max_batches": 4},
-        "finetune": {"epochs": 1, "select_on": "holdout", "train_metrics": True},
-    },
-    "bf16, dropout, smart": {
+    "temperature, holdout, bf16": {
         "runtime": {"precision": "bf16"},
-        "encoder": {"dropout": 0.2, "attention_dropout": 0.2},
-        "smart": {"lambda": 1, "radius": 0.05, "every": 3},
+        "schedule": {"name": "temperature", "until": "steps", "steps": 9, "first": {"qqp": 1}},
+        "finetune": {"select_on": "holdout", "train_metrics": True},
     },
-    "capped once, tasks sit out": {
+    "capped once, tasks sit out, lora, shared layers": {
         "schedule": {"cap": 30, "redraw": False, "until": "longest", "cycle": False},
-        "tasks": {"sts": {"batch_size": 3}},
-        "surgery": {"log_conflicts": True},
-    },
-    "lora, bi, shared layers": {
         "encoder": {"lora": {"rank": 2, "dropout": 0.1}},
-        "tasks": {"qqp": BI, "sts": BI},
+        "tasks": {"qqp": BI, "sts": {**BI, "batch_size": 3}},
         "sharing": {"layer": "both"},
     },
     "frozen, cut off, step": {
         "encoder": {"frozen": True},
-        "finetune": {"max_steps": 13},
+        "finetune": {"max_steps": 7},
         "optimizer": {"lr_schedule": "step", "step_epochs": 1},
     },
 }
@@ -137,23 +119,9 @@ def test_fine_tuning_that_was_stopped_anywhere_gives_the_same_bytes(workspace, s
     assert not list(Path("checkpoints").iterdir()), "nothing is left of a run that has ended well"
 
 
-def test_sparse_gradients_of_words_outlive_a_stop(workspace, stopped, many_words, monkeypatch):
-    params, dense, seen = workspace.params(**merged(SHORT, EVERYTHING)), RowGradients.dense, []
-
-    def watching(rows, parameters):
-        given = list(parameters)
-        seen.append([each.grad.is_sparse for each in given if each.grad is not None])
-        return dense(rows, given)
-
-    monkeypatch.setattr(RowGradients, "dense", watching)
-    steps = train(params, "whole")
-    goes_on(params, stopped, (2, Killed), (5, Interrupted), steps=steps)
-    assert all(sum(kinds) == 1 for kinds in seen) and len(seen) > steps
-
-
 def test_what_happens_on_a_gpu_where_losses_are_read_every_few_steps(workspace, stopped, monkeypatch):
     monkeypatch.setattr("bertrio.training.callbacks.read_every", lambda device: 5)
-    params = workspace.params(tracking={"every": 4}, checkpoints={"steps": 3})
+    params = workspace.params(checkpoints={"steps": 3})
     goes_on(params, stopped, (4, Interrupted), (11, Killed), steps=train(params, "whole"))
 
 
@@ -272,46 +240,36 @@ def test_numbers_that_are_not_finite_are_in_no_checkpoint(workspace, monkeypatch
 # ---- the other stages
 
 
-@pytest.mark.parametrize("task", ["qqp", "sts"])
-def test_prefinetuning_that_was_stopped_gives_the_same_bytes(workspace, stopped, monkeypatch, task):
-    params = workspace.params(prefinetune={"task": task, "epochs": 2, "lr": 1e-3}, encoder={"dropout": 0.1})
-
-    def train(name):
-        scramble()
-        metrics, timing = prefinetune(params, "models/encoder", "data/splits", "models/tokenizer", name)
-        return metrics, timing["steps"]
-
-    told = train("whole")
-    for at, by in ((3, Interrupted), (8, Killed), (10, Killed), (16, Interrupted)):
-        stopped(lambda: train("parts"), at, by)
-        assert not Path("parts").exists()
-    with monkeypatch.context() as patch:
-        patch.setattr("bertrio.model.multitask.save_heads", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            train("parts")
-    assert train("parts") == told
-    assert_same("whole", "parts")
-    assert not list(Path("checkpoints").iterdir())
+def prefinetuned(params, name):
+    metrics, timing = prefinetune(params, "models/encoder", "data/splits", "models/tokenizer", name)
+    return metrics, timing["steps"]
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_language_models_whose_training_was_stopped_are_the_same_bytes(workspace, stopped, whole_word):
+def pretrained(params, name):
+    runtime = set_up(**params.runtime.model_dump())
+    metrics, timing = pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", name)
+    return metrics, timing["steps"]
+
+
+MLM = {"enabled": True, "block_size": 16, "batch_size": 8, "epochs": 1, "lr": 0.01, "whole_word": True}
+
+
+@pytest.mark.parametrize(
+    ("train", "options"),
+    [
+        (prefinetuned, {"prefinetune": {"epochs": 2}, "encoder": {"dropout": 0.1}}),
+        (pretrained, {"mlm": MLM}),
+    ],
+)
+def test_other_stages_that_were_stopped_give_the_same_bytes(workspace, stopped, train, options):
     Path("data/corpora").mkdir()
     pq.write_table(pa.table({"text": workspace.texts}), "data/corpora/imdb.parquet")
-    options = {"enabled": True, "block_size": 16, "batch_size": 8, "epochs": 2, "lr": 0.01}
-    params = workspace.params(mlm={**options, "whole_word": whole_word}, checkpoints={"steps": 2})
-
-    def train(name):
+    params = workspace.params(**options, checkpoints={"steps": 2})
+    expected = train(params, "models/whole")
+    for at, by in ((1, Interrupted), (expected[1] // 2, Killed), (expected[1], Interrupted)):
         scramble()
-        runtime = set_up(**params.runtime.model_dump())
-        metrics, timing = pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", name)
-        return metrics, timing["steps"]
-
-    told = train("models/whole")
-    steps = told[1]
-    for at, by in ((1, Interrupted), (steps // 2, Interrupted), (steps - 3, Killed), (steps, Interrupted)):
-        stopped(lambda: train("models/parts"), at, by)
+        stopped(lambda: train(params, "models/parts"), at, by)
         assert not Path("models/parts").exists()
-    assert train("models/parts") == told
+    assert train(params, "models/parts") == expected
     assert_same("models/whole", "models/parts")
     assert not list(Path("checkpoints").iterdir()) and not list(Path("models").glob(".*"))

@@ -158,24 +158,6 @@ def test_every_architecture_trains_with_it_as_with_torchs_own_where_nothing_is_d
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
-def test_an_encoder_trains_with_it_and_scores_as_without():
-    plain = bert(attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0)
-    encoder = Encoder(bert(attention_probs_dropout_prob=0.5, hidden_dropout_prob=0.0), "mean")
-    encoder.transformer.load_state_dict(plain.state_dict())
-    assert encoder.transformer.config._attn_implementation == NAME
-    tokens = {"input_ids": torch.randint(20, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
-    tokens["attention_mask"][1:, -2:] = 0
-    with torch.no_grad():
-        expected = encoder.pooling(plain.eval()(**tokens), tokens["attention_mask"])
-        assert torch.equal(encoder.eval().encode(encoder.embed(tokens), tokens), expected)
-        encoder.train()
-        state = torch.get_rng_state()
-        first, second = (encoder.encode(encoder.embed(tokens), tokens) for _ in range(2))
-        torch.set_rng_state(state)
-        assert torch.equal(encoder.encode(encoder.embed(tokens), tokens), first)
-    assert not torch.equal(first, second) and not torch.equal(first, expected)
-
-
 def test_saved_models_know_nothing_of_it(tmp_path):
     encoder = Encoder(bert(), "mean")
     encoder.save(tmp_path)

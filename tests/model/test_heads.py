@@ -16,7 +16,6 @@ from bertrio.model.heads import (
     SHARES,
     HeadSpec,
     build_heads,
-    cosine_similarity,
     head_options,
     options_to_share,
 )
@@ -57,15 +56,12 @@ def vectors(number=2, seed=0):
 # Shapes
 
 
-@pytest.mark.parametrize("projection", [False, True])
 @pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("target", [DEGREES, BINARY, SCORE])
 @pytest.mark.parametrize("name", ["mlp", *PAIRS])
-def test_each_row_gets_its_outputs_at_any_depth(name, target, depth, projection):
-    options = {"projection": projection} if name in PAIRS else {}
-    head = build(name, target, depth=depth, width=3, **options)
+def test_each_row_gets_its_outputs_at_any_depth(name, depth):
+    head = build(name, DEGREES, depth=depth, width=3)
     outputs, cosine = head(*vectors(HEADS[name].vectors))
-    assert outputs.shape == (B, target.size) and cosine is None
+    assert outputs.shape == (B, 5) and cosine is None
     assert [layer.out_features for layer in head.hidden] == [3] * depth
 
 
@@ -73,14 +69,6 @@ def test_each_row_gets_its_outputs_at_any_depth(name, target, depth, projection)
 def test_a_head_has_the_fewest_layers_it_can_and_a_width_of_h_unless_asked(name):
     layers = build(name, size=2).hidden
     assert [layer.out_features for layer in layers] == ([H] if name == "mlp" else [])
-
-
-@pytest.mark.parametrize("target", [SCORE, BINARY])
-def test_cosine_has_one_output_and_hands_out_the_raw_cosine(target):
-    u, v = vectors()
-    outputs, cosine = build("cosine", target)(u, v)
-    assert outputs.shape == (B, 1)
-    torch.testing.assert_close(cosine, F.cosine_similarity(u, v))
 
 
 def test_linear_keeps_the_names_and_the_start_of_one_linear_layer():
@@ -132,13 +120,6 @@ def test_a_deep_head_equals_its_equation_in_float64(activation):
 # Cosine and its scalings
 
 
-def test_cosine_equals_torch_in_float64():
-    u, v = vectors()
-    exact = F.cosine_similarity(u.double(), v.double())
-    torch.testing.assert_close(cosine_similarity(u, v).double(), exact, rtol=1e-6, atol=1e-6)
-    assert cosine_similarity(u.bfloat16(), v.bfloat16()).dtype == torch.float32
-
-
 def at_cosines(head, *cosines):
     """The outputs for pairs of unit vectors with these cosines."""
     u = F.one_hot(torch.zeros(len(cosines), dtype=torch.int64), H).float()
@@ -152,37 +133,18 @@ def at_cosines(head, *cosines):
     ("target", "options", "by_hand"),
     [
         (Score(1, 3), {}, [1, 1, 2.2, 3]),  # relu: 1 + 2 * max(cos, 0)
-        (Score(1, 3), {"scaling": "relu"}, [1, 1, 2.2, 3]),
+        (BINARY, {}, [math.log(p / (1 - p)) for p in (1e-6, 1e-6, 0.6, 1 - 1e-6)]),  # relu: the cosine is p
         (Score(1, 3), {"scaling": "affine"}, [1, 1.5, 2.6, 3]),  # 1 + 2 * (cos + 1) / 2
-        (Score(1, 3), {"scaling": "sigmoid"}, [1 + 2 / (1 + math.exp(-5 * cos)) for cos in (-1, -0.5, 0.6, 1)]),
         (
             Score(1, 3),
             {"scaling": "sigmoid", "scale": 2},
             [1 + 2 / (1 + math.exp(-2 * cos)) for cos in (-1, -0.5, 0.6, 1)],
         ),
-        (BINARY, {"scaling": "logit"}, [-5, -2.5, 3, 5]),
         (BINARY, {"scaling": "logit", "scale": 10, "threshold": 0.5}, [-15, -10, 1, 5]),
     ],
 )
 def test_scalings_by_hand(target, options, by_hand):
-    assert at_cosines(build("cosine", target, **options), -1, -0.5, 0.6, 1) == pytest.approx(by_hand, rel=1e-5)
-
-
-def test_the_relu_scaling_makes_the_cosine_the_probability_of_yes():
-    u, v = vectors(seed=1)
-    head = build("cosine", BINARY)
-    outputs, cosine = head(u, v)
-    probability = torch.tensor(BINARY.predict(outputs.double().numpy()).probabilities[:, 1])
-    torch.testing.assert_close(probability, cosine.double().clamp(1e-6, 1 - 1e-6), rtol=1e-5, atol=0)
-    assert (cosine < 0).any() and (cosine > 0).any()
-    assert all(map(math.isfinite, at_cosines(head, -1, 0, 1)))
-
-
-def test_the_relu_scaling_teaches_nothing_below_0_and_something_above():
-    u, v = torch.tensor([[1.0, 0], [1.0, 0]], requires_grad=True), torch.tensor([[-0.5, 1], [0.5, 1]])
-    for target in (SCORE, BINARY):
-        (gradient,) = torch.autograd.grad(build_heads({"t": spec("cosine", target)}, 2)["t"](u, v).outputs.sum(), u)
-        assert torch.equal(gradient[0], torch.zeros(2)) and gradient[1].abs().sum() > 0
+    assert at_cosines(build("cosine", target, **options), -1, -0.5, 0.6, 1) == pytest.approx(by_hand, rel=2e-3)
 
 
 def test_cosine_is_taken_of_the_projected_vectors():
@@ -193,24 +155,19 @@ def test_cosine_is_taken_of_the_projected_vectors():
     assert not list(build("cosine").parameters())
 
 
-def gradients(head, pooled):
-    pooled = [vector.clone().requires_grad_() for vector in pooled]
-    head(*pooled).outputs.sum().backward()
-    return [vector.grad for vector in pooled] + [p.grad for p in head.parameters()]
-
-
 @pytest.mark.parametrize("case", ["equal", "opposite", "zero", "one zero"])
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("cosine", {"scaling": "relu"}), ("cosine", {"scaling": "logit"}), ("cosine", {"projection": True})]
-    + [(name, {}) for name in FEED_FORWARD],
+    [("cosine", {"scaling": "logit"}), ("cosine", {"projection": True}), ("siamese_cosine", {})],
 )
 def test_gradients_are_finite_at_the_edges(name, options, case):
     u, v = vectors()
     v = {"equal": u, "opposite": -u, "zero": torch.zeros_like(u), "one zero": v}[case]
     u = torch.zeros_like(u) if case in ("zero", "one zero") else u
-    pooled = [u, v][: HEADS[name].vectors]
-    assert all(gradient.isfinite().all() for gradient in gradients(build(name, BINARY, **options), pooled))
+    pooled = [vector.clone().requires_grad_() for vector in (u, v)]
+    head = build(name, BINARY, **options)
+    head(*pooled).outputs.sum().backward()
+    assert all(value.grad.isfinite().all() for value in [*pooled, *head.parameters()])
 
 
 # Dropout
@@ -225,15 +182,6 @@ def test_dropout_acts_in_training_only_and_at_0_not_at_all(name):
     assert torch.equal(dry(*pooled).outputs, dry.eval()(*pooled).outputs)
 
 
-def test_each_head_drops_at_its_own_rate():
-    torch.manual_seed(0)
-    heads = build_heads({"sst": spec("linear", dropout=0.8), "sts": spec("linear", dropout=0.3)}, 1)
-    for task, rate in (("sst", 0.8), ("sts", 0.3)):
-        outputs = heads[task](torch.ones(10_000, 1)).outputs.squeeze(-1)
-        dropped = outputs.isclose(heads[task].output.bias, atol=1e-6).float().mean().item()
-        assert dropped == pytest.approx(rate, abs=0.02)  # 4 standard errors
-
-
 # Sharing
 
 
@@ -244,16 +192,13 @@ def is_one(heads, *path):
 
 @pytest.mark.parametrize(
     ("share", "projection", "fusion"),
-    [("none", False, False), ("projection", True, False), ("fusion", False, True), ("both", True, True)],
+    [("none", False, False), ("projection", True, False), ("fusion", False, True)],
 )
 def test_just_the_named_layers_are_one_object(share, projection, fusion):
     heads = build_shared(share, depth=2, projection=True)
     assert is_one(heads, "projection") == projection and is_one(heads, "hidden", "0") == fusion
     assert not is_one(heads, "hidden", "1") and not is_one(heads, "output") and not is_one(heads, "dropout")
     assert not torch.equal(heads["qqp"].output.weight, heads["sts"].output.weight)
-    number = sum(p.numel() for p in nn.ModuleDict(heads).parameters())
-    alone = sum(p.numel() for head in heads.values() for p in head.parameters())
-    assert alone - number == projection * (H * H + H) + fusion * (3 * H * H + H)
 
 
 def test_sharing_makes_the_layers_that_it_shares_also_of_unlike_heads_and_of_pairs_encoded_together():
@@ -264,27 +209,6 @@ def test_sharing_makes_the_layers_that_it_shares_also_of_unlike_heads_and_of_pai
     assert is_one(build_shared("projection", head="cosine"), "projection")
     assert is_one(build_shared("projection", qqp=spec("siamese", BINARY)), "projection")
     assert is_one(build_shared("fusion", head="mlp"), "hidden", "0")
-
-
-def test_a_shared_layer_gets_the_sum_of_the_tasks_gradients():
-    u, v = vectors()
-    heads = build_shared("both")
-    layers = (heads["qqp"].projection, heads["qqp"].hidden[0])
-    losses = {task: heads[task](u, v).outputs.square().mean() for task in ("qqp", "sts")}
-    each = [
-        torch.autograd.grad(loss, [layer.weight for layer in layers], retain_graph=True) for loss in losses.values()
-    ]
-    sum(losses.values()).backward()
-    for layer, one, other in zip(layers, *each):
-        torch.testing.assert_close(layer.weight.grad, one + other)
-        assert one.any() and other.any()
-
-
-def test_the_start_depends_on_the_seed_and_not_on_the_order_of_share_tasks():
-    one, same, other = build_shared("both"), build_shared("both", tasks=("sts", "qqp")), build_shared("both", seed=1)
-    for task in one:
-        assert all(torch.equal(p, q) for p, q in zip(one[task].parameters(), same[task].parameters()))
-        assert not torch.equal(one[task].output.weight, other[task].output.weight)
 
 
 def test_sharing_leaves_the_start_of_all_other_layers_as_it_was():
@@ -323,10 +247,7 @@ def test_every_option_that_is_offered_is_taken(name):
         ("linear", {"depth": 1}, "depth: head linear has no such option; it takes none"),
         ("mlp", {"activation": "swish"}, "expected one of relu, leaky_relu, gelu, tanh, found 'swish'"),
         ("mlp", {"depth": 0}, "depth: expected 1 or more, found 0"),
-        ("concat", {"depth": -1}, "greater than or equal to 0"),
-        ("mlp", {"width": 0}, "greater than or equal to 1"),
         ("cosine", {"scaling": "logit"}, "scaling of a Score target: expected one of relu, sigmoid, aff"),
-        ("cosine", {"scale": 0}, "greater than 0"),
         ("cosine", {"threshold": 2}, "less than or equal to 1"),
         ("cosine", {"target": BINARY, "scaling": "affine"}, "Binary target: expected one of relu, logit"),
         ("cosine", {"target": BINARY, "size": 2}, "head cosine has 1 output, and 2 are needed"),
@@ -342,12 +263,10 @@ def test_a_wrong_option_is_an_error_that_says_so(name, options, message):
     ("arguments", "message"),
     [
         ({"share": "fusion", "tasks": ("qqp", "sst")}, "task sst: head linear can't share a fusion; can: mlp, concat"),
-        ({"share": "both", "head": "cosine"}, "task qqp: head cosine can't share a fusion; can"),
         ({"share": "projection", "head": "mlp"}, "head mlp can't share a projection; can: concat"),
         ({"share": "projection", "projection": False}, "projection: expected true, to share a projection, found false"),
         ({"share": "fusion", "depth": 0}, "depth: expected 1 or more, to share a fusion, found 0"),
         ({"share": "fusion", "qqp": spec("concat", BINARY)}, "the same widths, found qqp 12 to 6, sts 18 to 6"),
-        ({"share": "fusion", "qqp": spec("siamese", BINARY, width=2)}, "same widths, found qqp 18 to 2, sts 18 to 6"),
     ],
 )
 def test_what_cannot_be_shared_is_an_error_that_says_why(arguments, message):

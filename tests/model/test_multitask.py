@@ -26,12 +26,6 @@ def build(default_params, folder, seed=1, compute=torch.float32):
     return build_model(default_params, folder, Runtime(torch.device("cpu"), compute)).eval()
 
 
-def test_each_task_has_as_many_outputs_as_its_target(default_params, encoder_folder):
-    model = build(default_params, encoder_folder)
-    shapes = {task: model(task, (tokens(),)).outputs.shape for task in model.heads}
-    assert shapes == {"sst": (4, 5), "qqp": (4, 1), "sts": (4, 1)}
-
-
 def test_bf16_agrees_with_float32_within_one_percent_and_hands_out_float32(default_params, encoder_folder):
     exact = build(default_params, encoder_folder)("sst", (tokens(),)).outputs
     rough = build(default_params, encoder_folder, compute=torch.bfloat16)("sst", (tokens(),)).outputs

@@ -1,18 +1,13 @@
-import pytest
 import torch
 from transformers import AutoModel
 
-from bertrio.model.encoder import initial_language_model, initial_transformer
+from bertrio.model.encoder import initial_transformer
 from bertrio.model.tiny import MATCH_SCALE, start_by_matching, tiny_config
 
 
-@pytest.mark.parametrize("language_model", [False, True])
-def test_a_token_attends_most_to_its_like_wherever_it_stands(default_params, language_model):
+def test_a_token_attends_most_to_its_like_wherever_it_stands(default_params):
     torch.manual_seed(0)
-    if language_model:
-        bert = initial_language_model(default_params.encoder, 300)[0].base_model.eval()
-    else:
-        bert = initial_transformer(default_params.encoder, 300).eval()
+    bert = initial_transformer(default_params.encoder, 300).eval()
     bert.set_attn_implementation("eager")
     ids = torch.tensor([[2, 50, 60, 70, 3, 80, 70, 90, 3]])  # 70 stands in both sentences
     types = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 1, 1]])

@@ -1,4 +1,3 @@
-import hashlib
 import subprocess
 import sys
 
@@ -7,18 +6,17 @@ import random, sys
 sys.path.insert(0, "src")
 from bertrio.model.tokenizer import build_tokenizer
 from bertrio.config import load_params
-words = ["".join(random.Random(i).choices("abcde", k=5)) for i in range(2000)]
+words = ["".join(random.Random(i).choices("abcde", k=5)) for i in range(1500)]
 texts = [" ".join(random.Random(i).choices(words, k=9)) for i in range(1500)]
 build_tokenizer(load_params("params.yaml").encoder, texts, sys.argv[1])
 """
 
 
 def test_the_vocabulary_is_the_same_bytes_in_every_process(root, tmp_path):
-    digests = set()
-    for run in range(3):
-        subprocess.run([sys.executable, "-c", TRAIN, str(tmp_path / str(run))], cwd=root, check=True)
-        digests.add(hashlib.sha256((tmp_path / str(run) / "tokenizer.json").read_bytes()).hexdigest())
-    assert len(digests) == 1
+    runs = [subprocess.Popen([sys.executable, "-c", TRAIN, str(tmp_path / str(run))], cwd=root) for run in range(2)]
+    assert [run.wait() for run in runs] == [0, 0]
+    one, other = ((tmp_path / str(run) / "tokenizer.json").read_bytes() for run in range(2))
+    assert one == other
 
 
 def test_pairs_get_both_separators_and_types(tokenizer):

@@ -54,15 +54,6 @@ def flat(model, task):
     )
 
 
-def test_take_moves_the_shared_gradients_out_and_touches_no_other():
-    model, plain = Model(), Model()
-    plain.loss("a").backward()
-    kept = taken(model, ["a"])
-    assert all(parameter.grad is None for parameter in model.shared())
-    assert same(grads(model.heads.parameters()), grads(plain.heads.parameters()))
-    assert kept.tasks == ("a",)
-
-
 def test_weights_of_one_give_the_plain_sum_bit_for_bit():
     ours, plain = Model(), Model()
     taken(ours).put([1.0, 1.0])
@@ -112,24 +103,6 @@ def test_the_gramian_is_as_exact_for_a_large_parameter(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 1 << 14)
     g = torch.stack([sets[0].double().reshape(-1), sets[1].T.double().reshape(-1)])
     torch.testing.assert_close(kept.gramian(), g @ g.T, rtol=1e-6, atol=0)
-
-
-def test_gradients_in_half_precision_are_multiplied_in_float32():
-    parameter = nn.Parameter(torch.zeros(4096, dtype=torch.bfloat16))
-    kept = TaskGradients([parameter])
-    parameter.grad = torch.full((4096,), 1.0, dtype=torch.bfloat16)
-    kept.take("a")
-    assert kept.gramian().item() == 4096
-
-
-def test_no_gradients_at_all_give_zeros_and_leave_none():
-    model = Model()
-    kept = TaskGradients(model.shared())
-    kept.take("a")
-    kept.take("b")
-    assert torch.equal(kept.gramian(), torch.zeros(2, 2, dtype=torch.float64))
-    kept.put([1.0, 1.0])
-    assert all(parameter.grad is None for parameter in model.shared())
 
 
 def test_conflict_rows_by_hand_and_within_the_range_of_a_cosine():

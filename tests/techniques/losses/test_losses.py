@@ -1,113 +1,240 @@
-"""What holds for all losses, and how they are built by name."""
+"""Every loss equals its equation, written out in float64, in value and gradient, and is built by its name."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import pearsonr
+from sklearn.utils.class_weight import compute_class_weight
+from torch.nn import functional as F
 
-from bertrio.core.tasks import Binary, Classes, HeadOutput, Ordered, Score, Target
-from bertrio.techniques.losses import (
-    LOSSES,
-    bce,
-    build_loss,
-    cosine_embedding,
-    cosine_mse,
-    cross_entropy,
-    loss_options,
-    losses_for,
-    mse,
-)
+from bertrio.core.tasks import Binary, Classes, HeadOutput, Ordered, Score
+from bertrio.techniques.losses import LOSSES, build_loss, inverse_frequency, losses_for, pearson
+from bertrio.techniques.losses.weights import weighted_mean
 
-TARGETS = [Classes(5), Ordered(5), Binary(), Score(1, 6)]
-FITTING = [pytest.param(name, target, id=f"{name}-{target}") for target in TARGETS for name in losses_for(target)]
+CLASSES, ORDERED, BINARY, SCORE = Classes(5), Ordered(5), Binary(), Score(1, 6)
+COUNTS = {5: [1, 3, 2, 4, 10], 2: [30, 10]}
+LABELS = {
+    CLASSES: torch.tensor([0, 4, 2, 2, 1, 3, 0]),
+    ORDERED: torch.tensor([0, 4, 2, 2, 1, 3, 0]),
+    BINARY: torch.tensor([1.0, 0, 0, 1, 1, 0, 1]),
+    SCORE: torch.tensor([1.0, 6, 4.2, 4.2, 2.4, 5, 3.5]),
+}
 
 
-def rows(name: str, target: Target, dtype: torch.dtype = torch.float32) -> tuple[HeadOutput, torch.Tensor]:
-    """A head's output for four rows, exact in bfloat16, and their labels."""
+# The losses of rows [B], or of the whole batch, from outputs o [B, size], cosines c [B] and labels y [B]
+
+
+def cross_entropy(o, c, y, label_smoothing=0.0):
+    target = (1 - label_smoothing) * F.one_hot(y, 5) + label_smoothing / 5
+    return -(target * (o.exp() / o.exp().sum(1, keepdim=True)).log()).sum(1)
+
+
+def dual_objective(o, c, y, reduction="sum"):
+    p = 1 / (1 + (-o).exp())
+    terms = -torch.where(F.one_hot(y, 5) == 1, p.log(), (1 - p).log())
+    return terms.sum(1) if reduction == "sum" else terms.mean(1)
+
+
+def ordinal_log_loss(o, c, y, alpha=1.5):
+    distance = (torch.arange(5) - y[:, None]).abs() ** alpha
+    return -((1 - o.exp() / o.exp().sum(1, keepdim=True)).log() * distance).sum(1)
+
+
+def bce(o, c, y):
+    p = 1 / (1 + (-o[:, 0]).exp())
+    return -(y * p.log() + (1 - y) * (1 - p).log())
+
+
+def siamese_softmax(o, c, y):
+    return bce(o[:, 1:] - o[:, :1], c, y)
+
+
+def mse(o, c, y, scale="raw"):
+    return ((o[:, 0] - y) / (5 if scale == "unit" else 1)) ** 2
+
+
+def pearson_loss(o, c, y):
+    x, y = o[:, 0] - o[:, 0].mean(), y - y.mean()
+    return 1 - (x * y).sum() / ((x * x).sum() * (y * y).sum()).sqrt()
+
+
+def cosine_mse(o, c, y):
+    return (c - (y - 1) / 5) ** 2
+
+
+def cosine_embedding(o, c, y, threshold=3.5, margin=0.0):
+    return torch.where(y >= threshold, 1 - c, (c - margin).clamp(min=0))
+
+
+def cosent(o, c, y, temperature=0.05):
+    pairs = [(i, j) for i in range(7) for j in range(7) if y[i] > y[j]]
+    return (1 + sum(((c[j] - c[i]) / temperature).exp() for i, j in pairs)).log()
+
+
+TAKE_WEIGHTS = {cross_entropy, dual_objective, ordinal_log_loss, bce, siamese_softmax}
+CASES = [
+    (CLASSES, cross_entropy, {}),
+    (CLASSES, cross_entropy, {"label_smoothing": 0.1}),
+    (CLASSES, dual_objective, {}),
+    (CLASSES, dual_objective, {"reduction": "mean"}),
+    (ORDERED, ordinal_log_loss, {}),
+    (ORDERED, ordinal_log_loss, {"alpha": 0.5}),
+    (BINARY, bce, {}),
+    (BINARY, siamese_softmax, {}),
+    (SCORE, mse, {}),
+    (SCORE, mse, {"scale": "unit"}),
+    (SCORE, pearson_loss, {}),
+    (SCORE, cosine_mse, {}),
+    (SCORE, cosine_embedding, {}),
+    (SCORE, cosine_embedding, {"threshold": 4.2, "margin": -0.5}),
+    (SCORE, cosent, {}),
+    (SCORE, cosent, {"temperature": 0.1}),
+]
+
+
+def inputs(name, target, dtype=torch.float32):
+    """Outputs and cosines for seven rows, exact in bfloat16, which take a gradient."""
     generator = torch.Generator().manual_seed(0)
-    outputs = torch.randn(4, target.outputs_for(name), generator=generator).bfloat16().to(dtype).requires_grad_()
-    cosine = torch.tensor([0.5, -0.25, 0.75, -1.0], dtype=dtype, requires_grad=True)
-    return HeadOutput(outputs, cosine), torch.tensor([1, 0, 1, 1], dtype=getattr(torch, target.label_dtype))
+    outputs = torch.randn(7, target.outputs_for(name), generator=generator).bfloat16().to(dtype).requires_grad_()
+    cosine = torch.tensor([0.5, -0.25, 0.75, -1.0, 0.375, 0.875, -0.5], dtype=dtype, requires_grad=True)
+    return outputs, cosine
+
+
+def value_and_gradients(loss, sides):
+    return loss.item(), [
+        torch.zeros_like(side) if gradient is None else gradient
+        for side, gradient in zip(sides, torch.autograd.grad(loss, sides, allow_unused=True))
+    ]
+
+
+WEIGHTED = [(*case, True) for case in CASES if case[1] in TAKE_WEIGHTS]
+
+
+@pytest.mark.parametrize(
+    ("target", "equation", "options", "weighted"), [*[(*case, False) for case in CASES], *WEIGHTED]
+)
+def test_the_loss_and_its_gradient_are_those_of_the_equation_in_float64(target, equation, options, weighted):
+    name = {pearson_loss: "pearson"}.get(equation, equation.__name__)
+    labels, weights, classes = LABELS[target], torch.ones(7), max(2, target.size)
+    if weighted:
+        options = {**options, "class_weights": "inverse"}
+        gold = np.repeat(np.arange(classes), COUNTS[classes])
+        balanced = compute_class_weight("balanced", classes=np.arange(classes), y=gold)
+        weights = torch.from_numpy(balanced)[labels.long()]
+    sides, exact = inputs(name, target), inputs(name, target, torch.float64)
+    loss = build_loss(name, target, options, COUNTS.get(classes, ()))
+    value, gradients = value_and_gradients(loss(HeadOutput(*sides), labels), sides)
+    own = {option: given for option, given in options.items() if option != "class_weights"}
+    expected, by_hand = value_and_gradients((weights * equation(*exact, labels, **own)).mean(), exact)
+    assert value == pytest.approx(expected, rel=1e-5)
+    for gradient, other in zip(gradients, by_hand):
+        torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-6)
+
+
+FITTING = [(name, target) for target in (CLASSES, ORDERED, BINARY, SCORE) for name in losses_for(target)]
 
 
 @pytest.mark.parametrize(("name", "target"), FITTING)
 def test_the_loss_is_one_float32_whatever_the_dtype_of_the_output(name, target):
-    loss = build_loss(name, target, {})
-    exact, half = loss(*rows(name, target)), loss(*rows(name, target, torch.bfloat16))
+    loss, labels = build_loss(name, target, {}), LABELS[target]
+    exact, half = (loss(HeadOutput(*inputs(name, target, dtype)), labels) for dtype in (torch.float32, torch.bfloat16))
     assert half.dtype == torch.float32 and half.shape == ()
     assert torch.equal(half, exact)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(loss(*rows(name, target)), exact)
+        assert torch.equal(loss(HeadOutput(*inputs(name, target)), labels), exact)
 
 
-@pytest.mark.parametrize(("name", "target"), FITTING)
-def test_the_gradient_reaches_what_the_loss_reads(name, target):
-    output, labels = rows(name, target)
-    build_loss(name, target, {})(output, labels).backward()
-    reached, other = (output.cosine, output.outputs) if name.startswith("cos") else (output.outputs, output.cosine)
-    assert reached.grad.isfinite().all() and reached.grad.any()
-    assert other.grad is None
+@pytest.mark.parametrize(("name", "target"), [of for of in FITTING if "cos" not in of[0]])
+def test_a_certain_wrong_answer_is_finite_and_so_is_its_gradient(name, target):
+    outputs = torch.full((2, target.outputs_for(name)), -200.0)
+    outputs[:, -1] = 200.0
+    outputs.requires_grad_()
+    loss = build_loss(name, target, {})(HeadOutput(outputs), LABELS[target][:2] * 0)
+    loss.backward()
+    assert loss.isfinite() and outputs.grad.isfinite().all()
+    assert name == "pearson" or (outputs.grad[:, -1] > 0).all()
 
 
-def test_options_are_those_that_a_user_gives():
-    assert {name: set(loss_options(name).model_fields) for name in LOSSES} == {
-        "cross_entropy": {"label_smoothing", "class_weights"},
-        "dual_objective": {"reduction", "class_weights"},
-        "ordinal_log_loss": {"alpha", "class_weights"},
-        "bce": {"class_weights"},
-        "siamese_softmax": {"class_weights"},
-        "mse": {"scale"},
-        "pearson": set(),
-        "cosine_mse": set(),
-        "cosine_embedding": {"threshold", "margin"},
-        "cosent": {"temperature"},
-    }
+def test_the_range_of_yes_and_no_is_from_0_to_1():
+    sides = inputs("cosine_mse", BINARY)
+    loss = build_loss("cosine_mse", BINARY, {})(HeadOutput(*sides), LABELS[BINARY])
+    torch.testing.assert_close(loss, (sides[1] - LABELS[BINARY]).square().mean())
 
 
-def test_options_reach_the_loss():
-    output, labels = rows("cross_entropy", Classes(5))
-    built = build_loss("cross_entropy", Classes(5), {"label_smoothing": 0.2, "class_weights": None})
-    assert torch.equal(built(output, labels), cross_entropy(output, labels, label_smoothing=0.2))
-    assert not torch.equal(built(output, labels), cross_entropy(output, labels))
+# The edges of single losses
 
 
-def test_the_range_comes_from_the_target():
-    output, labels = rows("mse", Score(1, 6))
-    assert torch.equal(
-        build_loss("mse", Score(1, 6), {"scale": "unit"})(output, labels),
-        mse(output, labels, scale="unit", low=1, high=6),
-    )
-    assert torch.equal(
-        build_loss("cosine_mse", Score(1, 6), {})(output, labels), cosine_mse(output, labels, low=1, high=6)
-    )
-    assert torch.equal(
-        build_loss("cosine_embedding", Binary(), {})(output, labels),
-        cosine_embedding(output, labels, threshold=1, low=0, high=1),
-    )
+def test_pearson_is_one_minus_scipys_correlation():
+    scores, labels = inputs("pearson", SCORE)[0].detach(), LABELS[SCORE]
+    r = pearsonr(scores.squeeze(1).double(), labels.double()).statistic
+    assert pearson(HeadOutput(30 * scores - 7), labels).item() == pytest.approx(1 - r, rel=1e-5)
 
 
-def test_class_weights_come_from_the_counts():
-    output, labels = rows("bce", Binary())
-    built = build_loss("bce", Binary(), {"class_weights": "inverse"}, label_counts=[30, 10])
-    by_hand = bce(output, labels, weights=torch.tensor([40 / (2 * 30), 40 / (2 * 10)]))
-    torch.testing.assert_close(built(output, labels), by_hand)
+@pytest.mark.parametrize(
+    ("scores", "labels"),
+    [
+        ([3.3] * 7, [1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0]),  # whose float32 mean is not 3.3
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0], [3.3] * 7),
+        ([0.0, 0.0], [0.0, 0.0]),
+        ([2.0], [3.0]),
+    ],
+)
+def test_without_variance_pearson_is_one_with_a_gradient_of_zero(scores, labels):
+    outputs = torch.tensor(scores).unsqueeze(1).requires_grad_()
+    loss = pearson(HeadOutput(outputs), torch.tensor(labels))
+    loss.backward()
+    assert loss.item() == 1.0
+    assert torch.equal(outputs.grad, torch.zeros_like(outputs))
+
+
+@pytest.mark.parametrize(
+    ("cosines", "labels", "temperature", "expected"),
+    [([0.5], [2.0], 0.05, 0.0), ([-1.0, 0.0, 1.0], [2.0] * 3, 0.05, 0.0), ([-1.0, 1.0], [1.0, 0.0], 1e-3, 2000.0)],
+)
+def test_cosent_is_zero_without_ordered_rows_and_finite_where_the_exponential_overflows(
+    cosines, labels, temperature, expected
+):
+    cosine = torch.tensor(cosines, requires_grad=True)
+    loss = build_loss("cosent", SCORE, {"temperature": temperature})(HeadOutput(cosine, cosine), torch.tensor(labels))
+    loss.backward()
+    assert loss.item() == pytest.approx(expected) and cosine.grad.isfinite().all()
+    assert expected or not cosine.grad.any()
+
+
+def test_an_absent_class_weighs_nothing_and_a_batch_of_one_class_keeps_its_weight():
+    assert inverse_frequency([4, 0, 2]).tolist() == [0.75, 0.0, 1.5]
+    assert weighted_mean(torch.tensor([1.0, 3.0]), torch.ones(2), torch.tensor([9.0, 0.5])).item() == 1.0
+
+
+# Errors
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name.startswith("cos")])
+def test_a_head_without_a_cosine_is_an_error_that_says_which_has_one(name):
+    with pytest.raises(ValueError, match="head cosine, for pairs with encoding bi, does"):
+        build_loss(name, SCORE, {})(HeadOutput(torch.zeros(7, 1)), LABELS[SCORE])
+
+
+@pytest.mark.parametrize("threshold", [1.0, 6.1])
+def test_a_threshold_that_leaves_one_side_empty_is_an_error(threshold):
+    loss = build_loss("cosine_embedding", SCORE, {"threshold": threshold})
+    with pytest.raises(ValueError, match="threshold: expected a label above 1 and at most 6"):
+        loss(HeadOutput(torch.zeros(7, 1), torch.zeros(7)), LABELS[SCORE])
 
 
 @pytest.mark.parametrize(
     ("name", "target", "options", "message"),
     [
-        ("mse", Binary(), {}, "loss mse does not fit target binary: expected bce or"),
-        ("bce", Binary(), {"alpha": 1}, "alpha: loss bce has no such option; it takes class_weights"),
-        ("cosine_mse", Binary(), {"low": 0}, "low: loss cosine_mse has no such option; it takes none"),
-        ("bce", Binary(), {"weights": torch.ones(2)}, "weights: .*it takes class_weights"),
-        ("bce", Binary(), {"class_weights": "sqrt"}, "expected one of inverse, found 'sqrt'"),
-        ("cross_entropy", Ordered(5), {"label_smoothing": 1.0}, "label_smoothing\n.*less than 1"),
-        ("dual_objective", Ordered(5), {"reduction": "none"}, "reduction\n.*'sum' or 'mean'"),
-        ("ordinal_log_loss", Ordered(5), {"alpha": 0}, "alpha\n.*greater than 0"),
-        ("ordinal_log_loss", Ordered(5), {"alpha": math.nan}, "alpha\n.*finite"),
-        ("mse", Score(0, 5), {"scale": "log"}, "scale\n.*'raw' or 'unit'"),
-        ("cosine_embedding", Binary(), {"margin": 1.0}, "margin\n.*less than 1"),
-        ("cosent", Binary(), {"temperature": 0}, "temperature\n.*greater than 0"),
+        ("mse", BINARY, {}, "loss mse does not fit target binary: expected bce or"),
+        ("bce", BINARY, {"alpha": 1}, "alpha: loss bce has no such option; it takes class_weights"),
+        ("cosine_mse", BINARY, {"low": 0}, "low: loss cosine_mse has no such option; it takes none"),
+        ("bce", BINARY, {"class_weights": "sqrt"}, "expected one of inverse, found 'sqrt'"),
+        ("cross_entropy", ORDERED, {"label_smoothing": 1.0}, "label_smoothing\n.*less than 1"),
+        ("dual_objective", ORDERED, {"reduction": "none"}, "reduction\n.*'sum' or 'mean'"),
+        ("ordinal_log_loss", ORDERED, {"alpha": math.nan}, "alpha\n.*finite"),
+        ("cosent", BINARY, {"temperature": 0}, "temperature\n.*greater than 0"),
     ],
 )
 def test_what_cannot_be_built_is_an_error_before_any_training(name, target, options, message):

@@ -5,45 +5,27 @@ from torch.nn.functional import mse_loss
 
 from bertrio.techniques.regularizers.distillation import teacher_divergence
 
+ORACLES = {
+    ("categorical", 5): lambda outputs, t: kl_divergence(Categorical(t), Categorical(logits=outputs)).mean(),
+    ("bernoulli", 2): lambda outputs, t: kl_divergence(Categorical(t), Categorical(logits=outputs)).mean(),
+    ("bernoulli", 1): lambda outputs, t: kl_divergence(Bernoulli(t[:, 1]), Bernoulli(logits=outputs[:, 0])).mean(),
+    ("squared", 1): mse_loss,
+}
 
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
-
-def test_classes_are_the_mean_kl_divergence_in_float64():
-    outputs, teacher = torch.randn(2, 6, 5, dtype=torch.float64).unbind()
-    oracle = kl_divergence(Categorical(logits=teacher), Categorical(logits=outputs)).mean()
-    assert teacher_divergence("categorical", outputs, teacher.softmax(-1)).item() == pytest.approx(
-        oracle.item(), rel=1e-5
+@pytest.mark.parametrize(("name", "size"), ORACLES)
+def test_value_and_gradient_are_those_of_the_divergence_in_float64(name, size):
+    outputs, teacher = torch.randn(2, 6, max(2, size), generator=torch.Generator().manual_seed(0)).double().unbind()
+    outputs = outputs[:, :size].requires_grad_()
+    teacher = teacher[:, :1] if name == "squared" else teacher.softmax(-1)
+    found, expected = teacher_divergence(name, outputs, teacher), ORACLES[name, size](outputs, teacher)
+    assert found.dtype == torch.float32 and found.item() == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(value, outputs)[0] for value in (found, expected)), rtol=1e-4, atol=1e-6
     )
 
 
-@pytest.mark.parametrize("columns", [1, 2])
-def test_one_logit_and_two_are_the_mean_kl_divergence_of_yes_and_no(columns):
-    outputs, yes = torch.randn(6, columns, dtype=torch.float64), torch.rand(6, dtype=torch.float64)
-    logit = outputs[:, 1] - outputs[:, 0] if columns == 2 else outputs[:, 0]
-    oracle = kl_divergence(Bernoulli(yes), Bernoulli(logits=logit)).mean()
-    assert teacher_divergence("bernoulli", outputs, torch.stack((1 - yes, yes), 1)).item() == pytest.approx(
-        oracle.item(), rel=1e-5
-    )
-
-
-def test_scores_are_the_mean_squared_error():
-    outputs, teacher = torch.randn(2, 6, 1).unbind()
-    assert teacher_divergence("squared", outputs, teacher).item() == pytest.approx(mse_loss(outputs, teacher).item())
-
-
-def test_the_gradient_is_the_difference_of_the_distributions_and_sure_teachers_are_finite():
-    outputs, teacher = torch.randn(4, 3, requires_grad=True), torch.eye(3)[[0, 2, 1, 1]]
-    value = teacher_divergence("categorical", outputs, teacher)
-    value.backward()
-    torch.testing.assert_close(outputs.grad, (outputs.softmax(-1) - teacher).detach() / 4)
-    torch.testing.assert_close(value, torch.nn.functional.cross_entropy(outputs, torch.tensor([0, 2, 1, 1])))
-
-
-def test_it_is_float32_whatever_goes_in():
-    assert (
-        teacher_divergence("categorical", torch.randn(2, 3, dtype=torch.bfloat16), torch.full((2, 3), 1 / 3)).dtype
-        == torch.float32
-    )
+def test_sure_teachers_are_finite():
+    outputs, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])
+    found = teacher_divergence("categorical", outputs, torch.eye(3)[labels])
+    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(outputs, labels))

@@ -108,14 +108,6 @@ def test_dropout_is_set_whatever_the_architecture_calls_it(kind):
     assert untouched.to_dict() == CONFIGS[kind]().to_dict()
 
 
-def test_a_frozen_encoder_gets_no_gradient_and_has_no_dropout():
-    transformer = AutoModel.from_config(CONFIGS["bert"]())
-    encoder = Encoder(transformer, "mean", frozen=True).train()
-    tokens = tokens_of(transformer)
-    assert torch.equal(pooled(encoder, tokens), pooled(encoder, tokens))
-    assert not pooled(encoder, tokens).requires_grad
-
-
 def test_what_was_saved_loads_as_an_automodel_and_gives_the_same(transformer, tmp_path):
     encoder = Encoder(transformer, "cls").eval()
     encoder.save(tmp_path)

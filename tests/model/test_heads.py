@@ -65,12 +65,6 @@ def test_each_row_gets_its_outputs_at_any_depth(name, depth):
     assert [layer.out_features for layer in head.hidden] == [3] * depth
 
 
-@pytest.mark.parametrize("name", FEED_FORWARD)
-def test_a_head_has_the_fewest_layers_it_can_and_a_width_of_h_unless_asked(name):
-    layers = build(name, size=2).hidden
-    assert [layer.out_features for layer in layers] == ([H] if name == "mlp" else [])
-
-
 def test_linear_keeps_the_names_and_the_start_of_one_linear_layer():
     torch.manual_seed(0)
     layer = nn.Linear(H, 1)
@@ -211,12 +205,6 @@ def test_sharing_makes_the_layers_that_it_shares_also_of_unlike_heads_and_of_pai
     assert is_one(build_shared("fusion", head="mlp"), "hidden", "0")
 
 
-def test_sharing_leaves_the_start_of_all_other_layers_as_it_was():
-    alone, shared = (build_shared(share, depth=1, projection=True) for share in ("none", "both"))
-    for task in alone:
-        assert torch.equal(alone[task].output.weight, shared[task].output.weight)
-
-
 def test_a_saved_model_comes_back_with_its_sharing_and_a_copy_shares_within_itself(tmp_path):
     saved, again = (nn.ModuleDict(build_shared("both", seed)) for seed in (0, 1))
     state = {name: value.clone() for name, value in saved.state_dict().items()}
@@ -231,13 +219,6 @@ def test_a_saved_model_comes_back_with_its_sharing_and_a_copy_shares_within_itse
 
 
 # Errors
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_every_option_that_is_offered_is_taken(name):
-    defaults = {"depth": None, "width": None, "activation": "tanh", "projection": True}
-    defaults |= {"scaling": "affine", "scale": 1.0, "threshold": 0.5}
-    build(name, **{option: defaults[option] for option in head_options(name).model_fields})
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"finetune": {"epochs": 10, "max_steps": 30}}
 SMART = {"lambda": 1, "radius": 0.1, "eta": 0.1, "sigma": 0.05}
 SETTINGS = {  # each technique, alone or in company
-    "plain": {},
     "pcgrad, smart, sparse": {"surgery": {"method": "pcgrad", "log_conflicts": True}, "smart": SMART},
     "uncertainty, accumulate, ema, bregman": {
         "weighting": {"method": "uncertainty"},
@@ -244,15 +243,6 @@ def test_a_process_that_is_killed_ends_all_and_a_stopped_run_goes_on_to_the_same
     assert done.code == 0, done.said
     assert "goes on after step" in done.said
     assert project.outputs() == project.expected
-
-
-@pytest.mark.heavy
-def test_an_error_in_one_process_ends_all_and_is_told_once(project):
-    project.forget()
-    failed = project.run("fail", rank=1, number=2)
-    assert failed.code == 2, failed.said
-    assert failed.said.count("process 1 has had enough") == 1 and "Traceback" not in failed.said
-    assert not project.processes()
 
 
 @pytest.mark.heavy

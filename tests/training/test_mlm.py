@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import generator, set_up
-from bertrio.model.encoder import initial_language_model, load_transformer
+from bertrio.model.encoder import load_transformer
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.training.mlm import (
     Blocks,
@@ -104,39 +104,32 @@ def test_a_tokenizer_without_marks_is_an_error_that_names_the_param():
         word_beginnings(spelled(["good", "film", "##"]))
 
 
-def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpora):
-    params = workspace.params()
-    tokenizer = load_tokenizer("models/tokenizer")
-    blocks = token_blocks(corpora, tokenizer, 16, workspace.root)
-    gold = torch.from_numpy(blocks[:8].astype(np.int64))
+class Echo(torch.nn.Module):
+    """Predicts what it reads."""
 
     class OneHot(torch.nn.Module):
         def forward(self, input_ids):
-            return BaseModelOutput(F.one_hot(input_ids, len(tokenizer)).float())
+            return BaseModelOutput(F.one_hot(input_ids, 200).float())
 
-    class Echo(torch.nn.Module):
-        """Says what it reads, the louder the more likely; at volume 0 all is as likely."""
+    def __init__(self):
+        super().__init__()
+        self.base_model = self.OneHot()
 
-        def __init__(self, volume):
-            super().__init__()
-            self.base_model, self.volume = OneHot(), volume
+    def forward(self, input_ids):
+        return MaskedLMOutput(logits=self.base_model(input_ids).last_hidden_state)
 
-        def forward(self, input_ids):
-            return MaskedLMOutput(logits=self.volume * self.base_model(input_ids).last_hidden_state)
 
-    mask = partial(mask_tokens, tokenizer=tokenizer, probability=params.mlm.mask_probability)
-
-    def perplexity(model):
-        runtime = set_up(1, "cpu", "float32")
-        return MlmObjective(model, mask, generator(1, "x"), runtime).perplexity(Blocks(blocks, np.arange(8)), 3, 1)
-
-    assert perplexity(Echo(0)) == pytest.approx(len(tokenizer), rel=1e-5), "it guesses"
-    of = generator(1, "mlm held-out masks")
-    batches = [mask(batch, of=of) for batch in gold.split(3)]
-    ids, picked = (torch.cat(parts) for parts in zip(*batches))
-    logits = F.one_hot(ids, len(tokenizer)).double()
-    by_hand = math.exp(-logits.log_softmax(-1)[picked].gather(1, gold[picked].unsqueeze(1)).mean())
-    assert perplexity(Echo(1)) == pytest.approx(by_hand, rel=1e-5) == perplexity(Echo(1))
+def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpora):
+    tokenizer = load_tokenizer("models/tokenizer")
+    blocks = token_blocks(corpora, tokenizer, 16, workspace.root)
+    mask = partial(mask_tokens, tokenizer=tokenizer, probability=0.15)
+    objective = MlmObjective(Echo(), mask, generator(1, "x"), set_up(1, "cpu", "float32"))
+    gold, draws = torch.from_numpy(blocks[:8].astype(np.int64)), generator(1, "mlm held-out masks")
+    ids, picked = (torch.cat(parts) for parts in zip(*[mask(batch, of=draws) for batch in gold.split(3)]))
+    log_probabilities = F.one_hot(ids, 200).double().log_softmax(-1)[picked]
+    by_hand = math.exp(-log_probabilities.gather(1, gold[picked].unsqueeze(1)).mean())
+    found = [objective.perplexity(Blocks(blocks, np.arange(8)), 3, 1) for _ in range(2)]
+    assert found[0] == found[1] == pytest.approx(by_hand, rel=1e-5)
 
 
 def objective_at(model, picked):
@@ -162,9 +155,7 @@ def test_a_batch_without_a_picked_token_learns_nothing():
     assert loss.item() == 0 and not any(of.grad is not None and of.grad.any() for of in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("kind", "share"), [("bert", 0.6), ("roberta", 0.15), ("distilbert", 0.15), ("electra", 0.15), ("deberta-v2", 0.15)]
-)
+@pytest.mark.parametrize(("kind", "share"), [("bert", 0.6), ("roberta", 0.15), ("distilbert", 0.15), ("electra", 0.15)])
 def test_a_head_at_the_picked_places_alone_learns_what_it_learns_at_all_of_them(kind, share):
     model = language_model(kind).eval()
     ids = torch.randint(5, 200, (8, 32))
@@ -223,20 +214,13 @@ def test_perplexity_is_measured_on_blocks_that_are_not_trained_on(workspace, cor
 
 
 @pytest.mark.parametrize(("kind", "head"), [(BertForMaskedLM, "checkpoint"), (BertModel, "fresh")])
-def test_the_checkpoint_s_own_head_is_used_where_it_has_one(workspace, corpora, capsys, kind, head):
+def test_the_checkpoint_s_own_head_is_used_where_it_has_one(workspace, corpora, kind, head):
     tokenizer = load_tokenizer("models/tokenizer")
     config = BertConfig(
         vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )
-    saved = kind(config)
-    saved.save_pretrained("start")
+    kind(config).save_pretrained("start")
     tokenizer.save_pretrained("start")
     params = workspace.params(encoder={"name": "start"}, mlm={"enabled": True, "block_size": 16, "max_steps": 1})
-    model, own_head = initial_language_model(params.encoder, len(tokenizer))
-    assert own_head == (head == "checkpoint")
-    mine = torch.equal(model.state_dict()["cls.predictions.transform.dense.weight"],
-                       saved.state_dict().get("cls.predictions.transform.dense.weight", torch.empty(0)))  # fmt: skip
-    assert mine == own_head
     metrics, _ = pretrain_mlm(params, set_up(**params.runtime.model_dump()), "data/corpora", "models/tokenizer", "out")
     assert metrics["head"] == head
-    assert f"head is {'that of the checkpoint' if own_head else 'fresh'}" in capsys.readouterr().err

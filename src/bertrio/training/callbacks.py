@@ -273,23 +273,18 @@ def start_tool(kind: str, folder: Path, name: str, settings: Mapping[str, object
 
 
 def need_all_trackers(params: Params) -> None:
-    """Do what `need_trackers` does for every member of the ensemble."""
-    for name in params.ensemble.members:
-        need_trackers(member_params(params, name).tracking.to, f"tracking.to of member {name}")
-
-
-def need_trackers(names: Iterable[str], param: str = "tracking.to") -> None:
-    """Check that what `tracking.to` names is installed.
+    """Check that what `tracking.to` names is installed, for every member of the ensemble.
 
     Raises:
         UserError: with the command that installs what is not.
     """
-    missing = [name for name in names if name in TOOLS and find_spec(name) is None]
-    if missing:
-        raise UserError(
-            f"{param}: {', '.join(missing)} is not installed; install it with: "
-            f"pip install 'bertrio[{','.join(missing)}]', or take it out there"
-        )
+    for member in params.ensemble.members:
+        names = member_params(params, member).tracking.to
+        if missing := [name for name in names if name in TOOLS and find_spec(name) is None]:
+            raise UserError(
+                f"tracking.to of member {member}: {', '.join(missing)} is not installed; install it with: "
+                f"pip install 'bertrio[{','.join(missing)}]', or take it out there"
+            )
 
 
 def build_curves(params: Params, table: str | Path) -> Curves:
@@ -300,10 +295,9 @@ def build_curves(params: Params, table: str | Path) -> Curves:
         table: the CSV file. Its name without ending is the run's name elsewhere.
 
     Raises:
-        UserError: if a package is missing, or a service does not take the run.
+        UserError: if a tool can't start a run.
     """
     options = params.tracking
-    need_trackers(options.to)
     settings = params.model_dump(by_alias=True, include=set(MEMBER_GROUPS))
     tools = [start_tool(kind, Path(LOGS), Path(table).stem, settings) for kind in options.to if kind in TOOLS]
     return Curves(table, options.every, "table" in options.to, tools)

@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 import platform
-import random
 import shutil
 import sys
 import time
@@ -33,7 +32,6 @@ from pathlib import Path
 from signal import Signals
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 import pandas as pd
 import platformdirs
 import torch
@@ -100,25 +98,19 @@ def _restored(value: Any, state: Any) -> Any:
 
 
 class GlobalGenerators:
-    """The global generators of a process: torch's on the CPU and on the device that computes, numpy's and Python's."""
+    """Torch's global generators of a process, on the CPU and on the device that computes; no others are drawn from."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all of them."""
-        name, numbers, *position = np.random.get_state()
-        device, python = self._runtime.random_state(), random.getstate()
-        numpy_state = (name, np.asarray(numbers).tolist(), *position)
-        return {"torch": torch.get_rng_state(), "device": device, "numpy": numpy_state, "python": python}
+        """Return the states of both."""
+        return {"torch": torch.get_rng_state(), "device": self._runtime.random_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         torch.set_rng_state(state["torch"])
         self._runtime.set_random_state(state["device"])
-        np.random.set_state(tuple(state["numpy"]))
-        version, internal, gauss = state["python"]
-        random.setstate((version, tuple(internal), gauss))
 
 
 class Checkpoints:

@@ -94,7 +94,7 @@ def finetune(
             write_csv(pd.DataFrame(evaluator.lines), history)
             write_csv(pd.DataFrame(trainer.combiner.conflicts, columns=CONFLICT_COLUMNS), conflicts)
             checkpoints.finish()
-    return training_cost(trainer, runtime)
+    return trainer.cost()
 
 
 def train_epochs(stage: str, trainer: Trainer, evaluator: EpochEvaluator, checkpoints: Checkpoints) -> None:
@@ -122,14 +122,3 @@ def load_rows(params: Params, inputs: Inputs) -> tuple[Split, dict[str, Split], 
     if params.finetune.train_metrics:
         scored["train"] = train
     return train, scored, test
-
-
-def training_cost(trainer: Trainer, runtime: Runtime) -> dict[str, str | float]:
-    """What a stage's timing file says of training: device, precision and threads, rows a second, milliseconds a step,
-    steps."""
-    return {
-        **runtime.facts(),
-        "rows_per_second": trainer.meter.rows_seen / trainer.meter.seconds,
-        "ms_per_step": 1000 * trainer.meter.seconds / trainer.steps_done,
-        "steps": trainer.steps_done,
-    }

@@ -107,6 +107,16 @@ class Trainer(Part):
             if epoch > done and end >= self.steps_done:
                 yield self._epoch(epoch, start, steps, f"{description}, epoch {epoch}/{len(self.plan)}")
 
+    def cost(self) -> dict[str, str | float]:
+        """Return what a stage's timing file says of training: device, precision, threads, rows a second, ms a step."""
+        meter = self.meter
+        return {
+            **self.runtime.facts(),
+            "rows_per_second": meter.rows_seen / meter.seconds,
+            "ms_per_step": 1000 * meter.seconds / self.steps_done,
+            "steps": self.steps_done,
+        }
+
     def _epoch(self, epoch: int, start: int, steps: Sequence[tuple[str, ...]], description: str) -> EpochLog:
         """Take those of `steps`, of which the first follows update `start`, that are not done."""
         if self.steps_done == start:

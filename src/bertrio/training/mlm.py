@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
+from pyarrow.dataset import dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -75,8 +75,8 @@ def pretrain_mlm(
             encoder.save(new)
         return {"enabled": False}, {}
     check_length(transformer.config, params.mlm.block_size, "mlm.block_size")
-    known = choose(str(runtime.device), params.runtime.precision, transformer.config.hidden_size)
-    runtime = replace(runtime, compute=known.compute)  # the width, which has a say in it, was not known before
+    precise = choose(str(runtime.device), params.runtime.precision, transformer.config.hidden_size)
+    runtime = replace(runtime, compute=precise.compute)  # the width, which has a say in it, was not known before
     inputs: list[str | Path] = [corpora, tokenizer_folder]
     if start.name != "tiny":
         inputs.append(local_folder(start.name) or fetched(start.name, start.revision))
@@ -107,9 +107,12 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: P
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
-        for texts in _text_batches(Path(corpora)):
-            ids = tokenizer(texts, padding=False, truncation=False, verbose=False)["input_ids"]
-            file.write(np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]).tobytes())
+        texts = dataset(sorted(map(str, need(corpora).glob("*.parquet"))))
+        with progress("mlm: tokenising", total=texts.count_rows()) as bar:
+            for batch in texts.to_batches(columns=["text"], batch_size=1000):
+                ids = tokenizer(batch["text"].to_pylist(), padding=False, truncation=False, verbose=False)["input_ids"]
+                file.write(np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]).tobytes())
+                bar.advance(batch.num_rows)
         tokens = file.tell() // 4
         count = tokens // block_size
         if count < 2:
@@ -117,15 +120,6 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: P
                 f"{corpora}: found {tokens} tokens, expected at least {2 * block_size}; see mlm.rows and mlm.block_size"
             )
         return np.memmap(file, dtype=np.int32, mode="r", shape=(count, block_size))
-
-
-def _text_batches(corpora: Path, size: int = 1000) -> Iterator[list[str]]:
-    files = sorted(need(corpora).glob("*.parquet"))
-    with progress("mlm: tokenising", total=sum(pq.ParquetFile(file).metadata.num_rows for file in files)) as bar:
-        for file in files:
-            for batch in pq.ParquetFile(file).iter_batches(batch_size=size, columns=["text"]):
-                yield batch.column(0).to_pylist()
-                bar.advance(batch.num_rows)
 
 
 class Blocks:
@@ -252,9 +246,8 @@ def _train(
             checkpoints.after_step(log.step, force=True)
         after = objective.perplexity(*measured)
     say(f"mlm: held-out perplexity {after:.1f} after")
-    steps, meter = trainer.total_steps, trainer.meter
-    metrics = {"blocks": len(blocks), "steps": steps, "perplexity": {"before": objective.before, "after": after}}
-    return metrics, {**runtime.facts(), "rows_per_second": meter.rows_seen / meter.seconds, "steps": steps}
+    perplexity = {"before": objective.before, "after": after}
+    return {"blocks": len(blocks), "steps": trainer.total_steps, "perplexity": perplexity}, trainer.cost()
 
 
 @contextmanager

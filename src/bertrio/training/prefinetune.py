@@ -44,7 +44,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     from bertrio.training.build import build_losses, load_split
     from bertrio.training.checkpoints import open_checkpoints
     from bertrio.training.evaluator import EpochEvaluator, Selection
-    from bertrio.training.finetune import train_epochs, training_cost
+    from bertrio.training.finetune import train_epochs
     from bertrio.training.loop import Trainer
     from bertrio.training.objective import Objective
     from bertrio.training.optimizer import Combiner, Optimization
@@ -74,5 +74,4 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
             model.encoder.save(new / "encoder")
             save_heads(model, [name], new)
         checkpoints.finish()
-    dev_scores = {name: evaluator.scores["dev"][name]}
-    return {"epochs": options.epochs, "dev": dev_scores}, training_cost(trainer, runtime)
+    return {"epochs": options.epochs, "dev": {name: evaluator.scores["dev"][name]}}, trainer.cost()

@@ -11,7 +11,6 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
 
 from bertrio.config import Params, build_tasks
@@ -21,7 +20,6 @@ from bertrio.evaluation.ensembling import (
     RULES,
     SELECTION,
     combine_members,
-    in_selection,
     mark_selection,
     record_ensemble,
 )
@@ -31,11 +29,7 @@ from bertrio.evaluation.predictions import write_predictions
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from bertrio.model.multitask import MultitaskModel
-
-
-State = Mapping[str, "Tensor"]  # what `state_dict` gives
-Score = Callable[[Sequence[str]], float]  # of a soup of these members; larger is better
+SOUPS = ("uniform_soup", "greedy_soup")  # Wortsman et al. 2022, table 2
 
 
 def build_ensemble(
@@ -72,18 +66,17 @@ def build_ensemble(
 
     check_alike(members, answers)
     builder = SoupBuilder(params, members, models, splits, tokenizer)
-    if how == "greedy_soup" and len(members) > 1:
-        builder.check_halves()
-    chosen = SOUPS[how](list(members), builder.score)
+    chooses = how == "greedy_soup" and len(members) > 1
+    chosen = greedy_soup(list(members), builder.score) if chooses else list(members)
     table = builder.predict(chosen)
     weights = {name: 1 / len(chosen) if name in chosen else 0.0 for name in members}
     with whole_folder(folder) as new:
         save_model(builder.model, new, builder.config, tokenizer)
         record_ensemble(new, how, list(members), dict.fromkeys(tasks, weights))
-    write_predictions(mark_selection(table) if how == "greedy_soup" and len(members) > 1 else table, path)
+    write_predictions(mark_selection(table) if chooses else table, path)
 
 
-def average(states: Mapping[str, State]) -> dict[str, Tensor]:
+def average(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     r"""The mean of several models' weights, tensor by tensor.
 
     .. math:: \theta = \frac{1}{M} \sum_m \theta_m
@@ -117,12 +110,7 @@ def average(states: Mapping[str, State]) -> dict[str, Tensor]:
     }
 
 
-def uniform_soup(members: Sequence[str], score: Score) -> list[str]:
-    """All members (Wortsman et al. 2022, table 2, "uniform soup")."""
-    return list(members)
-
-
-def greedy_soup(members: Sequence[str], score: Score) -> list[str]:
+def greedy_soup(members: Sequence[str], score: Callable[[Sequence[str]], float]) -> list[str]:
     """Members from the best to the worst, each kept in the soup if it does not make it worse.
 
     Wortsman et al. 2022, section 2, recipe 1. Of equally good members the first goes first. Scores are compared to
@@ -130,24 +118,19 @@ def greedy_soup(members: Sequence[str], score: Score) -> list[str]:
 
     Args:
         members: their names.
-        score: of a soup.
+        score: of a soup of some of them; larger is better.
 
     Returns:
         The members in the soup, in the order in which they went in.
     """
-    if len(members) == 1:  # nothing to choose
-        return list(members)
     scores = {name: round(score([name]), 12) for name in members}
     first, *others = sorted(members, key=scores.__getitem__, reverse=True)
     chosen, best = [first], scores[first]
     for name in others:
-        found = round(score([*chosen, name]), 12)
-        if found >= best:
-            chosen, best = [*chosen, name], found
+        with_name = round(score([*chosen, name]), 12)
+        if with_name >= best:
+            chosen, best = [*chosen, name], with_name
     return chosen
-
-
-SOUPS = {"uniform_soup": uniform_soup, "greedy_soup": greedy_soup}
 
 
 class SoupBuilder:
@@ -163,44 +146,29 @@ class SoupBuilder:
         from bertrio.model.multitask import load_model
         from bertrio.training.build import load_split
 
-        first = next(iter(members))
-        runtime = set_up(**params.runtime.model_dump(), width=encoder_width(Path(models) / first / "encoder"))
-        self.states = {name: _weights(load_model(Path(models) / name, runtime)) for name in members}
-        self.model = load_model(Path(models) / first, runtime)
-        configs = [read_model_config(Path(models) / name) for name in members]
+        folders = [Path(models) / name for name in members]
+        runtime = set_up(**params.runtime.model_dump(), width=encoder_width(folders[0] / "encoder"))
+        self.states = {name: load_model(folder, runtime).state_dict() for name, folder in zip(members, folders)}
+        self.model = load_model(folders[0], runtime)
+        configs = [read_model_config(folder) for folder in folders]
         trained = [task for task in configs[0].tasks if any(task in config.trained for config in configs)]
         self.config = configs[0].model_copy(update={"trained": trained})
         self.tasks, self.batch_size = build_tasks(params), params.finetune.eval_batch_size
-        self.splits = {name: load_split(members[first], name, splits, tokenizer) for name in ("dev", "test")}
-
-    def check_halves(self) -> None:
-        """Raises what `mark_selection` does of the rows of dev: without labels in a half nothing can be chosen."""
-        dev = self.splits["dev"].items()
-        rows = [
-            pd.DataFrame({"task": task, "split": "dev", "id": of.ids, "label": of.label_values}) for task, of in dev
-        ]
-        mark_selection(pd.concat(rows, ignore_index=True))
+        first = next(iter(members.values()))
+        self.splits = {name: load_split(first, name, splits, tokenizer) for name in ("dev", "test")}
 
     def score(self, chosen: Sequence[str]) -> float:
-        """`overall_normalized` of the soup of these members on the selection half of dev."""
-        half = {
-            task: rows.take(np.flatnonzero(in_selection(task, rows.ids))) for task, rows in self.splits["dev"].items()
-        }
-        self._fill(chosen)
-        return evaluate_predictions(self._predict(half, SELECTION), self.tasks)[SELECTION]["overall_normalized"]
+        """Return `overall_normalized` of the soup of these members on the selection half of dev."""
+        table = mark_selection(self.predict(chosen, ["dev"]))
+        return evaluate_predictions(table, self.tasks)[SELECTION]["overall_normalized"]
 
-    def predict(self, chosen: Sequence[str]) -> pd.DataFrame:
-        """The prediction table of the soup of these members, for dev and test; `save` then saves it."""
-        self._fill(chosen)
-        return pd.concat([self._predict(rows, name) for name, rows in self.splits.items() if rows], ignore_index=True)
-
-    def _fill(self, chosen: Sequence[str]) -> None:
-        self.model.load_state_dict(average({name: self.states[name] for name in chosen}))
-
-    def _predict(self, rows: Any, split: str) -> pd.DataFrame:
+    def predict(self, chosen: Sequence[str], splits: Sequence[str] = ("dev", "test")) -> pd.DataFrame:
+        """Return the prediction table of the soup of these members, which `model` is from then on."""
         from bertrio.training.evaluator import predict
 
-        return predict(self.model, rows, split, self.batch_size)
+        self.model.load_state_dict(average({name: self.states[name] for name in chosen}))
+        tables = [predict(self.model, self.splits[name], name, self.batch_size) for name in splits if self.splits[name]]
+        return pd.concat(tables, ignore_index=True)
 
 
 def check_alike(members: Mapping[str, Params], answers: Mapping[str, Sequence[str]]) -> None:
@@ -233,8 +201,3 @@ def _computation(params: Params) -> dict[str, Any]:
         found |= {f"tasks.{name}.encoding": task.encoding, f"tasks.{name}.head": task.head}
         found[f"tasks.{name}.head_options"] = task.head_options
     return found
-
-
-def _weights(model: MultitaskModel) -> dict[str, Tensor]:
-    """Copies of all weights, in main memory."""
-    return {name: value.detach().to("cpu", copy=True) for name, value in model.state_dict().items()}

@@ -71,6 +71,17 @@ def test_outputs_and_gradients_are_the_formulas_under_the_same_mask_of_dropout(d
         torch.testing.assert_close(one.grad, other.grad, rtol=2 * bound, atol=2 * bound)
 
 
+def test_under_autocast_scores_and_softmax_stay_in_float32():
+    """In bf16 scores near 80 are 0.5 apart: weights would be off by a third."""
+    query, key, value = (of.detach() for of in inputs(torch.bfloat16))
+    query = query * 20
+    torch.manual_seed(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, _ = attend(LAYER, query, key, value, None, dropout=0.3)
+    expected = by_hand(query, key, value, None, same_mask(), D**-0.5)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("added", [None, torch.float32, torch.float64])
 def test_a_row_that_is_masked_as_a_whole_has_finite_outputs_and_gradients(added):
     query, key, value = inputs()

@@ -108,6 +108,12 @@ def test_dropout_is_set_whatever_the_architecture_calls_it(kind):
     assert untouched.to_dict() == CONFIGS[kind]().to_dict()
 
 
+def test_a_frozen_encoder_gets_no_gradient_and_has_no_dropout():
+    encoder = Encoder(AutoModel.from_config(CONFIGS["bert"]()), "mean", frozen=True).train()
+    first, second = (pooled(encoder, tokens_of(encoder.transformer)) for _ in range(2))
+    assert torch.equal(first, second) and not first.requires_grad
+
+
 def test_what_was_saved_loads_as_an_automodel_and_gives_the_same(transformer, tmp_path):
     encoder = Encoder(transformer, "cls").eval()
     encoder.save(tmp_path)
@@ -140,7 +146,7 @@ def test_a_local_folder_is_loaded_in_float32(default_params, tmp_path):
     assert torch.equal(loaded.pooler.dense.weight, model.pooler.dense.weight.float())
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c"])
+@pytest.mark.parametrize("name", ["./nowhere", "a/b/c"])
 def test_a_path_that_is_not_there_says_where_it_was_looked_for(default_params, name):
     with pytest.raises(UserError, match="there is no file or folder .*--queue or --temp"):
         initial_transformer(of_name(default_params, name), 100)

@@ -56,15 +56,6 @@ def vectors(number=2, seed=0):
 # Shapes
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("name", ["mlp", *PAIRS])
-def test_each_row_gets_its_outputs_at_any_depth(name, depth):
-    head = build(name, DEGREES, depth=depth, width=3)
-    outputs, cosine = head(*vectors(HEADS[name].vectors))
-    assert outputs.shape == (B, 5) and cosine is None
-    assert [layer.out_features for layer in head.hidden] == [3] * depth
-
-
 def test_linear_keeps_the_names_and_the_start_of_one_linear_layer():
     torch.manual_seed(0)
     layer = nn.Linear(H, 1)

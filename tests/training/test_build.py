@@ -22,10 +22,6 @@ TECHNIQUES = {
     "uncertainty": {"weighting": {"method": "uncertainty", "lr": 0.05}},
     "weights": {"weighting": {"weights": {"qqp": 0.3}}},
     "temperature": {"schedule": {"name": "temperature", "temperature": 2.0}},
-    "annealed": {"schedule": {"name": "annealed", "until": ["sst", "sts"]}},
-    "round_robin": {"schedule": {"name": "round_robin"}},
-    "cap": {"schedule": {"cap": 20, "redraw": True}},
-    "proportional": {"schedule": {"batch_sizes": "proportional", "base_batch": 12}},
 }
 
 

@@ -246,6 +246,15 @@ def test_a_process_that_is_killed_ends_all_and_a_stopped_run_goes_on_to_the_same
 
 
 @pytest.mark.heavy
+def test_an_error_in_one_process_ends_all_and_is_told_once(project):
+    project.forget()
+    failed = project.run("fail", rank=1, number=2)
+    assert failed.code == 2, failed.said
+    assert failed.said.count("process 1 has had enough") == 1 and "Traceback" not in failed.said
+    assert not project.processes()
+
+
+@pytest.mark.heavy
 def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(project):
     project.forget()
     ended = project.run("end", rank=0, number=4)

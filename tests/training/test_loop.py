@@ -107,10 +107,9 @@ def test_outputs_come_in_row_order_whatever_the_batch_size(workspace):
     assert model.eval()("sts", batch.inputs).outputs.item() == pytest.approx(one_by_one[4, 0], abs=1e-5)
 
 
-@pytest.mark.parametrize("method", ["pcgrad", "upgrad"])
-def test_heads_and_layers_that_some_tasks_share_take_the_plain_sum_under_surgery(workspace, method):
+def test_heads_and_layers_that_some_tasks_share_take_the_plain_sum_under_surgery(workspace):
     shared = {"tasks": {"qqp": BI, "sts": BI}, "sharing": {"layer": "both"}}
-    step = a_step(workspace, **shared, surgery={"method": method, "reduction": "mean"})
+    step = a_step(workspace, **shared, surgery={"method": "pcgrad", "reduction": "mean"})
     assert step.model.heads["qqp"].hidden[0] is step.model.heads["sts"].hidden[0]
     _, plain = gradient_of_the_sum(workspace, step.seen, **shared)
     assert_gradients(step.model.heads, plain.heads, rtol=1e-4, atol=1e-6)

@@ -193,15 +193,6 @@ def test_patience_that_has_come_to_its_end_is_not_forgotten(workspace, monkeypat
     assert read_json("a/out/summary.json")["best_epoch"] == 1 and len(worse) == 2
 
 
-def test_another_run_does_not_go_on_from_it(workspace, stopped):
-    others = workspace.params(**merged(SHORT, {"finetune": {"lr": 2e-3}}))
-    train(others, "whole")
-    stopped(lambda: train(workspace.params(**SHORT), "parts"), 5, Interrupted)
-    train(others, "parts")
-    assert_same("whole", "parts")
-    assert len(list(Path("checkpoints").iterdir())) == 1, "which is still there for the one that it is of"
-
-
 def test_tasks_in_another_order_are_another_run(workspace):
     there = workspace.params(schedule={"first": {"sst": 1, "qqp": 1}})
     turned = there.model_copy(update={"tasks": dict(reversed(there.tasks.items()))})

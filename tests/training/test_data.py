@@ -70,23 +70,6 @@ def test_epochs_of_single_tasks_come_before_all_else(workspace):
     assert plan == [[("sts",)] * 2] * 2 + [[("sst",)] * 8] + plain
 
 
-def test_losses_are_those_of_the_tasks_that_train_with_their_options(workspace):
-    options = {
-        "tasks": {
-            "sst": {"loss": "dual_objective", "loss_options": {"reduction": "sum"}},
-            "sts": {"loss_options": {"scale": "unit"}},
-        },
-        "schedule": {"tasks": ["sts", "sst"], "until": "longest"},
-    }
-    params, train, *_ = setting(workspace, **options)
-    losses = build_losses(train, params)
-    assert list(losses) == ["sts", "sst"]
-    even = HeadOutput(torch.zeros(2, 5))  # five binary entropies of log 2, summed over classes
-    assert losses["sst"](even, torch.tensor([0, 4])).item() == pytest.approx(5 * math.log(2))
-    one_off = HeadOutput(torch.tensor([[1.0], [4.0]]))  # a point off, of five
-    assert losses["sts"](one_off, torch.tensor([2.0, 3.0])).item() == pytest.approx(1 / 25)
-
-
 def test_the_order_of_a_stream_does_not_depend_on_the_other_tasks(workspace):
     alone, among = (
         one_pass(setting(workspace, schedule={"tasks": tasks})[2]["sts"]) for tasks in (["sts"], list(TASKS))

@@ -1,5 +1,4 @@
 from itertools import accumulate
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,12 +10,7 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from bertrio.core.distributed import Processes
-from bertrio.core.runtime import generator
-from bertrio.techniques.surgery import build_surgery
-from bertrio.training.callbacks import FiniteCheck
 from bertrio.training.optimizer import (
-    GramianCombiner,
     RowGradients,
     build_optimizer,
     clip_gradients,
@@ -164,33 +158,3 @@ def test_clipping_a_sparse_gradient_equals_clipping_the_dense_one(norm):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
     length = torch.cat([gradient.flatten() for gradient in found[0]]).norm().item()
     assert length == pytest.approx(0.5, rel=1e-4) if norm == 0.5 else length < 1000
-
-
-def test_surgery_goes_on_with_the_draws_of_a_checkpoint():
-    """PCGrad of three tasks in conflict depends on the order that it draws."""
-    rows = torch.randn(3, 4, generator=torch.Generator().manual_seed(5))
-    finite = FiniteCheck(torch.device("cpu"), lambda task, rows: rows, "")
-    finite.add_rows([SimpleNamespace(task=task, rows=[]) for task in "abc"])
-
-    def combiner():
-        weight, draws = nn.Parameter(torch.zeros(4)), generator(1, "surgery")
-        surgery = build_surgery("pcgrad", "sum", draws)
-        return weight, GramianCombiner([weight], Processes(), [weight], surgery, draws, log_conflicts=True)
-
-    def steps(weight, combiner, numbers):
-        found = []
-        for number in numbers:
-            for task, row in zip("abc", rows - rows.mean(dim=0)):  # they sum to zero, so some conflict
-                weight.grad = row.clone()
-                combiner.take([task])
-            combiner.combine(number, finite)
-            found.append(weight.grad)
-        return torch.stack(found)
-
-    whole, (weight, stopped), (other, resumed) = combiner(), combiner(), combiner()
-    expected = steps(*whole, range(12))
-    assert len({tuple(row) for row in expected.tolist()}) > 2  # draws have a say
-    steps(weight, stopped, range(5))
-    resumed.load_state_dict(stopped.state_dict())
-    assert steps(other, resumed, range(5, 12)).equal(expected[5:])
-    assert resumed.conflicts == whole[1].conflicts

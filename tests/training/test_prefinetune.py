@@ -24,7 +24,7 @@ def test_it_learns_at_its_own_rate(workspace, monkeypatch):
     tiny = {"tiny": {"lr_factor": 20.0}}
     params = workspace.params(encoder=tiny, prefinetune={"epochs": 1, "lr": 1e-4}, finetune={"lr": 3e-3})
     made = Mock(wraps=Optimization)
-    monkeypatch.setattr("bertrio.training.optimizer.Optimization", made)
+    monkeypatch.setattr("bertrio.training.loop.Optimization", made)
     prefinetune(params, *FOLDERS, "out")
     assert made.call_args.args[2] == pytest.approx(20 * 1e-4)
 

@@ -269,11 +269,11 @@ def _check_same(task: Task, teacher: Predictor) -> None:
         known = teacher.task(task.name)
     except UserError as error:
         raise UserError(f"distill.teacher: {error}; see distill.tasks") from None
-    names, own = known.target.labels, task.target.labels
-    reordered = names != own and set(names) == set(own)
+    theirs, ours = known.target.labels, task.target.labels
+    reordered = theirs != ours and set(theirs) == set(ours)
     if (known.kind, known.target) != (task.kind, task.target) or reordered:
+        sides = [f"{of.kind}, {of.target}, {', '.join(of.target.labels) or 'no names'}" for of in (known, task)]
         raise UserError(
-            f"distill.teacher: task {task.name}: the teacher knows it as {known.kind}, {known.target}, classes "
-            f"{', '.join(names) or 'without names'}, and params.yaml says {task.kind}, {task.target}, classes "
-            f"{', '.join(own) or 'without names'}; take a teacher of the same task, or leave it out of distill.tasks"
+            f"distill.teacher: task {task.name}: the teacher knows it as {sides[0]}, and params.yaml says {sides[1]}; "
+            "take a teacher of the same task, or leave it out of distill.tasks"
         )

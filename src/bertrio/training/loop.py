@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bertrio.config import Params
 from bertrio.core.console import progress
 from bertrio.data.batches import Batch, BatchStream, Rows
 from bertrio.model.multitask import MultitaskModel
@@ -191,6 +192,26 @@ class Trainer(Part):
         """
         self._finite.read()
         return super().state_dict()
+
+
+def single_task_trainer(
+    objective: StepObjective, task: str, stream: BatchStream, group: str, params: Params
+) -> Trainer:
+    """Return a trainer of one task alone, without weighting, surgery or averages.
+
+    Args:
+        objective: of the stream's batches.
+        task: what the batches belong to.
+        stream: an epoch is one pass over it.
+        group: the group of params that names `epochs`, `max_steps` and `lr`: `mlm` or `prefinetune`.
+        params: all params.
+    """
+    options, model = getattr(params, group), objective.model
+    plan = [[(task,)] * len(stream)] * options.epochs
+    lr = options.lr * params.encoder.lr_factor
+    optimization = Optimization(model, params.optimizer, lr, plan, options.max_steps)
+    combiner = Combiner(list(model.parameters()), objective.runtime.processes)
+    return Trainer(objective, plan, {task: stream}, optimization, combiner, lr_param=f"{group}.lr")
 
 
 def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[], None] = lambda: None) -> np.ndarray:

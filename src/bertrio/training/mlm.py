@@ -28,9 +28,8 @@ from bertrio.model.encoder import Encoder, check_length, initial_language_model,
 from bertrio.model.names import fetched, local_folder
 from bertrio.model.tokenizer import load_tokenizer, pinned
 from bertrio.training.checkpoints import Checkpoints, open_checkpoints
-from bertrio.training.loop import Trainer
+from bertrio.training.loop import Trainer, single_task_trainer
 from bertrio.training.objective import Parts, StepObjective
-from bertrio.training.optimizer import Combiner, Optimization
 
 Mask = Callable[..., tuple[Tensor, Tensor]]  # `mask_tokens` with all but the blocks and the generator filled in
 READS = {  # the params that pretraining reads
@@ -210,18 +209,11 @@ def build_trainer(
     model: nn.Module, blocks: np.ndarray, train: np.ndarray, mask: Mask, params: Params, runtime: Runtime
 ) -> Trainer:
     """Return the trainer of a masked-language model on the blocks at the positions `train`."""
-    options, seed = params.mlm, params.runtime.seed
-    plan = [[(TASK,)] * math.ceil(len(train) / options.batch_size)] * options.epochs
-    lr = options.lr * params.encoder.lr_factor
+    seed = params.runtime.seed
     rows: Any = Blocks(blocks, train)
-    return Trainer(
-        MlmObjective(model, mask, generator(seed, "mlm masks"), runtime),
-        plan,
-        {TASK: BlockStream(rows, options.batch_size, generator(seed, "mlm order"))},
-        Optimization(model, params.optimizer, lr, plan, options.max_steps),
-        Combiner(list(model.parameters()), runtime.processes),
-        lr_param="mlm.lr",
-    )
+    stream = BlockStream(rows, params.mlm.batch_size, generator(seed, "mlm order"))
+    objective = MlmObjective(model, mask, generator(seed, "mlm masks"), runtime)
+    return single_task_trainer(objective, TASK, stream, "mlm", params)
 
 
 def _train(

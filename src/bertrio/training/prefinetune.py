@@ -45,11 +45,10 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     from bertrio.training.checkpoints import open_checkpoints
     from bertrio.training.evaluator import EpochEvaluator, Selection
     from bertrio.training.finetune import train_epochs
-    from bertrio.training.loop import Trainer
+    from bertrio.training.loop import single_task_trainer
     from bertrio.training.objective import Objective
-    from bertrio.training.optimizer import Combiner, Optimization
 
-    options, name = params.prefinetune, params.prefinetune.task
+    name = params.prefinetune.task
     last = params.finetune.model_copy(update={"patience": None})
     params = params.model_copy(update={"tasks": {name: params.tasks[name]}, "finetune": last})
     runtime = set_up(**params.runtime.model_dump(), width=encoder_width(encoder))
@@ -59,19 +58,12 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
         model = build_model(params, encoder, runtime)
         order = generator(params.runtime.seed, f"prefinetune batches {name}")
         stream = BatchStream(train[name], params.tasks[name].batch_size, order)
-        plan = [[(name,)] * len(stream)] * options.epochs
-        lr = options.lr * params.encoder.lr_factor
-        trainer = Trainer(
-            Objective(model, build_losses(train, params)),
-            plan,
-            {name: stream},
-            Optimization(model, params.optimizer, lr, plan, options.max_steps),
-            Combiner(list(model.parameters()), runtime.processes),
-        )
+        objective = Objective(model, build_losses(train, params))
+        trainer = single_task_trainer(objective, name, stream, "prefinetune", params)
         evaluator = EpochEvaluator(params, model, {"dev": dev}, Selection("last", "dev"))
         train_epochs("prefinetune", trainer, evaluator, checkpoints)
         with whole_folder(folder) as new:
             model.encoder.save(new / "encoder")
             save_heads(model, [name], new)
         checkpoints.finish()
-    return {"epochs": options.epochs, "dev": {name: evaluator.scores["dev"][name]}}, trainer.cost()
+    return {"epochs": params.prefinetune.epochs, "dev": {name: evaluator.scores["dev"][name]}}, trainer.cost()

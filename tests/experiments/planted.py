@@ -65,6 +65,10 @@ class Planted:
         commit = self._git("commit-tree", self._git("write-tree", **index), "-p", self._head, "-m", name)
         self._git("update-ref", f"refs/exps/{self._head[:2]}/{self._head[2:]}/{name}", commit)
 
+    def remove(self, name: str) -> None:
+        """Removes an experiment."""
+        self._git("update-ref", "-d", f"refs/exps/{self._head[:2]}/{self._head[2:]}/{name}")
+
     @property
     def names(self) -> list[str]:
         """All experiments."""

@@ -12,7 +12,7 @@ PRUNE = "which runs to give up while they train: median, hyperband or none (defa
 
 
 def add_search_commands(commands: Any) -> None:
-    """Adds the command to the parser's `commands`."""
+    """Add the command to the parser's `commands`."""
     search = commands.add_parser("search", help="look for params that score higher; hopeless runs are given up early")
     search.add_argument("space", metavar="PARAM=VALUES", nargs="+", help=SPACE)
     search.add_argument(
@@ -25,8 +25,7 @@ def add_search_commands(commands: Any) -> None:
     search.add_argument("--prune", choices=("median", "hyperband", "none"), default="median", help=PRUNE)
     metric = "of dev: overall_normalized, overall_mean or a task (default: %(default)s)"
     search.add_argument("--metric", default="overall_normalized", help=metric)
-    search.add_argument("--study", metavar="NAME", help="of the search (default: one that stands for all of the above)")
-    folder = "folder for the trials: Markdown, CSV, JSON (default: %(default)s)"
+    folder = "folder for the trials: Markdown, CSV, Optuna's journal (default: %(default)s)"
     search.add_argument("--out", metavar="FOLDER", default="recipes/search", help=folder)
     search.set_defaults(run=_search)
 
@@ -36,15 +35,5 @@ def _search(args: argparse.Namespace) -> None:
     from bertrio.experiments.search import search
 
     need_folder(args.out)  # now, not after hours
-    search(
-        args.space,
-        args.trials,
-        args.base,
-        args.budget,
-        parse_settings(args.set),
-        args.seed,
-        args.prune,
-        args.metric,
-        args.study,
-        args.out,
-    )
+    overrides = parse_settings(args.set)
+    search(args.space, args.trials, args.base, args.budget, overrides, args.seed, args.prune, args.metric, args.out)

@@ -37,7 +37,8 @@ def resolve(
         base: raw params to start from; None reads params.yaml.
 
     Raises:
-        UserError: naming the recipe's file and row, the budget and overrides, and every param that is wrong.
+        UserError: naming the recipe's file and row, the budget and overrides, and every param that is wrong; its cause
+            names the params alone.
     """
     if row.literature:
         raise UserError(f"{row.name}: has no params: the paper quotes it from the literature")
@@ -62,7 +63,7 @@ def resolve(
     except UserError as error:
         where = f"{recipes.folder}/{row.paper}.yaml: {row.name}, budget {budget}"
         where += "".join(f", -S {name}={value_text(value)}" for name, value in overrides.items())
-        raise UserError(f"{where}: " + str(error).replace("params.yaml: ", "")) from None
+        raise UserError(f"{where}: " + str(error).replace("params.yaml: ", "")) from error
     return raw
 
 

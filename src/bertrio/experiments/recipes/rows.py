@@ -176,6 +176,10 @@ class Recipes:
             raise UserError(f"{name}: expected one row, found {len(rows)}; name one of them, such as {rows[0].name}")
         return rows[0]
 
+    def base_row(self, name: str | None) -> Row:
+        """Return the row of a name, or params.yaml as it is; raises as `row`."""
+        return self.row(name) if name else Row(name="params.yaml", paper="params", title="params.yaml")
+
     def expand(self, names: Iterable[str]) -> list[Row]:
         """Return the rows to run for names of rows, tables, papers and sweeps, each once, in order.
 

@@ -1,4 +1,4 @@
-"""Families of runs as a function of params and figures; then the experiments of a repository."""
+"""Tables of sweeps as a function of params and scores; then the experiments of a repository."""
 
 import shutil
 from itertools import product
@@ -10,73 +10,62 @@ from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.measured import write_measured
 from bertrio.experiments.recipes.params import set_param
-from bertrio.experiments.sweeps import ABSENT, Figure, Run, Swept, families, sweep, tabulate
+from bertrio.experiments.sweeps import ABSENT, Run, sweep, tabulate
 from tests.experiments.planted import Planted
 from tests.experiments.simulated import simulate
 
 
-def made(value, seed=1, score=0.5, name="", **others):
-    """A run; `others` are its other params."""
-    figures = {
-        "sst accuracy": Figure(score - 0.1, score - 0.12, score - 0.08),
-        "overall": Figure(score, score - 0.02, score + 0.02),
+def made(seed=1, score=0.5, name="", **params):
+    """A run; `params` are named with __ for dots."""
+    scores = {
+        "sst accuracy": (score - 0.1, score - 0.12, score - 0.08),
+        "overall_normalized": (score, score - 0.02, score + 0.02),
     }
-    named = {param.replace("_", "."): str(of) for param, of in others.items()}
-    has = () if value == ABSENT else ("p", "smart.lambda")
-    return Run(name or f"{value}-{seed}-{'-'.join(named.values())}", str(value), str(seed), named, figures, has)
+    texts = {param.replace("__", "."): str(value) for param, value in params.items()}
+    return Run(name or str([seed, *texts.values()]), {"runtime.seed": str(seed), **texts}, scores)
 
 
 def test_families_share_all_but_the_param_and_are_never_mixed():
     """Every run with two values beside it is in exactly one family, with none that differs in another param."""
-    runs = [made(*of[:2], lr=of[2], encoder=of[3]) for of in product([5, 0.1, 1], [1, 2], ["1e-5", "2e-5"], ["a", "b"])]
-    alone = made(1, lr="3e-5", encoder="a")
-    found = families(Swept(("smart.lambda",)), [*runs, alone])
-    assert sorted(family.title for family in found) == [
-        f"encoder: {encoder}, lr: {lr}" for encoder in "ab" for lr in ("1e-5", "2e-5")
+    runs = [
+        made(seed, p=value, lr=lr, encoder=encoder)
+        for value, seed, lr, encoder in product([5, 0.1, 1], [1, 2], ["1e-5", "2e-5"], ["a", "b"])
     ]
-    placed = [run for family in found for of in family.points.values() for run in of]
-    assert len(placed) == len(runs) and alone not in placed
-    for family in found:
-        assert list(family.points) == ["0.1", "1", "5"]
-        assert len({tuple(run.others.items()) for of in family.points.values() for run in of}) == 1
-        for value, of in family.points.items():
-            assert [run.seed for run in of] == ["1", "2"] and {run.value for run in of} == {value}
+    alone = made(p=1, lr="3e-5", encoder="a")
+    table = tabulate([*runs, alone], ["p"], "overall_normalized")
+    by_name = {run.name: run.params for run in runs}
+    for (family, value), rows in table.groupby(["family", "value"]):
+        names = "".join(rows["runs"]).replace("] [", "]|[").split("|")
+        for params in map(by_name.get, names):
+            assert (family, value) == (f"lr: {params['lr']}, encoder: {params['encoder']}", params["p"])
+        assert [by_name[name]["runtime.seed"] for name in names] == ["1", "2"]
+    assert len(table) == 3 * 4
 
 
 def test_of_runs_with_the_same_params_and_seed_the_last_counts():
-    found = families(Swept(("p",)), [made(1, name="old", score=0.1), made(2), made(1, name="new", score=0.9)])
-    assert [run.name for run in found[0].points["1"]] == ["new"]
+    table = tabulate([made(p=1, name="old"), made(p=2), made(p=1, name="new")], ["p"], "sst")
+    assert table["runs"][0] == "new"
 
 
 def test_numbers_stand_in_their_order_and_before_words():
-    values = [10, "null", 9, 1e-05, "cls", 100]
-    assert list(families(Swept(("p",)), [made(value) for value in values])[0].points) == [
-        "1e-05",
-        "9",
-        "10",
-        "100",
-        "cls",
-        "null",
-    ]
+    runs = [made(p=value) for value in [10, "null", 9, 1e-05, "cls", 100]]
+    assert list(tabulate(runs, ["p"], "sst")["value"]) == ["1e-05", "9", "10", "100", "cls", "null"]
 
 
 def test_params_that_move_together_have_one_value_and_others_are_told_apart():
-    dropouts = {"encoder.dropout": "0.1", "tasks.sst.dropout": "0.1", "tasks.qqp.dropout": "0.1"}
-    several = Swept(("encoder.dropout", "tasks.*.dropout"))
-    assert all(map(several.takes, dropouts)) and not several.takes("tasks.sst.dropouts")
-    assert several.value({**dropouts, "runtime.seed": "1"}) == "0.1" and several.value({}) == ABSENT
-    assert "tasks.qqp.dropout: 0.3" in several.value({**dropouts, "tasks.qqp.dropout": "0.3"})
-    lacking = {"encoder.dropout": "0.1", "tasks.sst.dropout": "0.1", "tasks.qqp.loss": "bce"}
-    assert several.value(lacking) == "encoder.dropout: 0.1, tasks.sst.dropout: 0.1"
-    assert several.stem == "encoder.dropout+tasks.all.dropout"
-    block = Swept(("mlm.rows",))
-    assert block.value({"mlm.rows.imdb": "5", "mlm.rows.sick": "5"}) == "imdb: 5, sick: 5"
-    assert block.inside("mlm") and not block.inside("mlm.rows") and not block.inside("mlm.rows.imdb")
-    assert Swept(("tasks.*.loss_options.alpha",)).inside("tasks.sst.loss_options")
+    one = made(encoder__dropout=0.1, tasks__sst__dropout=0.1)
+    other = made(encoder__dropout=0.1, tasks__sst__dropout=0.3)
+    without = made(encoder__dropout=0.1)
+    table = tabulate([one, other, without], ["encoder.dropout", "tasks.*.dropout"], "sst")
+    assert list(table["value"]) == [
+        "0.1", "encoder.dropout: 0.1", "encoder.dropout: 0.1, tasks.sst.dropout: 0.3",
+    ]  # fmt: skip
+    block = tabulate([made(mlm__rows__imdb=5, mlm__rows__sick=6), made(mlm__rows__imdb=5)], ["mlm.rows"], "sst")
+    assert set(block["value"]) == {"mlm.rows.imdb: 5, mlm.rows.sick: 6", "mlm.rows.imdb: 5"}
 
 
-def test_figures_are_means_over_seeds_with_the_interval_of_rows():
-    table = tabulate(families(Swept(("p",)), [made(1, 1, 0.5), made(1, 2, 0.7), made(2, 1, 0.8)]), "overall")
+def test_scores_are_means_over_seeds_with_the_interval_of_rows():
+    table = tabulate([made(1, 0.5, p=1), made(2, 0.7, p=1), made(1, 0.8, p=2)], ["p"], "overall_normalized")
     first, second = table.to_dict("records")
     assert [first[name] for name in ("seeds", "score", "low", "high", "least", "greatest")] == pytest.approx(
         [2, 0.6, 0.58, 0.62, 0.5, 0.7]
@@ -84,14 +73,23 @@ def test_figures_are_means_over_seeds_with_the_interval_of_rows():
     assert second["seeds"] == 1 and second["least"] == second["greatest"] == second["score"]
 
 
-def test_nothing_to_draw_says_what_to_do():
-    with pytest.raises(UserError, match=r"no run has this param; did you mean smart.lambda\?"):
-        families(Swept(("smart.lamda",)), [made(ABSENT, smart_lambda=1)])
-    with pytest.raises(UserError, match="there are no finished runs"):
-        families(Swept(("smart.lambda",)), [])
-    with pytest.raises(UserError, match="no two runs differ in this alone; those that there are have 1; 2") as error:
-        families(Swept(("smart.lambda",)), [made(1, lr=1), made(2, lr=2)])
-    assert "dvc exp run --queue -S smart.lambda=A,B,C" in str(error.value)
+@pytest.mark.parametrize(
+    ("runs", "param", "metric", "message"),
+    [
+        ([made(smart__lambda=1)], "smart.lamda", "sst", r"no run has this param; did you mean smart.lambda\?"),
+        ([], "smart.lambda", "sst", "there are no finished runs"),
+        (
+            [made(p=1, lr=1), made(p=2, lr=2)],
+            "p",
+            "sst",
+            "alone.* have 1; 2.*exp run --queue -S p=A,B,C",
+        ),
+        ([made(p=1), made(p=2)], "p", "sts", "--metric sts: expected all, sst, overall_normalized"),
+    ],
+)
+def test_nothing_to_draw_says_what_to_do(runs, param, metric, message):
+    with pytest.raises(UserError, match=message):
+        tabulate(runs, [param], metric)
 
 
 @pytest.fixture
@@ -123,40 +121,22 @@ def planted(tmp_path, root):
 
 
 def test_a_sweep_of_experiments(planted, capsys):
-    found = sweep("smart.lambda", metric="all", out=planted.folder / "out", root=planted.folder)
-    assert [family.title for family in found] == ["encoder.dropout: 0.1", "encoder.dropout: 0.3"]
-    table = pd.read_csv(planted.folder / "out/smart.lambda.csv")
-    assert list(dict.fromkeys(table["metric"])) == ["overall_normalized", "sst accuracy", "sts pearson"]
-    assert list(dict.fromkeys(table["value"])) == [0, 0.1, 5, 50]
-    row = table[(table["value"] == 50) & (table["metric"] == "sts pearson")].iloc[0]
+    table = sweep("smart.lambda", metric="all", out=planted.folder / "out", root=planted.folder)
+    assert list(table["family"].unique()) == ["encoder.dropout: 0.1", "encoder.dropout: 0.3"]
+    assert set(table["metric"]) == {"overall_normalized", "sst accuracy", "sts pearson"}
+    read = pd.read_csv(planted.folder / "out/smart.lambda.csv")
+    assert list(read["value"].unique()) == [0, 0.1, 5, 50]
+    row = read[(read["value"] == 50) & (read["metric"] == "sts pearson")].iloc[0]
     assert row["score"] == pytest.approx(0.5 + 0.1 + 0.05 + 0.015 + 0.1)
     assert row["runs"] == "smart-5e+1-0.1-1 smart-5e+1-0.1-2"
     assert (planted.folder / "out/smart.lambda.png").read_bytes().startswith(b"\x89PNG")
-    told, said = capsys.readouterr()
-    assert "smart.lambda, where encoder.dropout: 0.3" in told and "4 more runs" in told
-    assert "old: left out, its metrics/evaluation.json has no intervals of dev" in said
+    assert "encoder.dropout: 0.3" in capsys.readouterr().out
 
 
 def test_a_param_that_is_not_set_is_a_value_too(planted):
-    (family,) = sweep("tasks.sst.loss_options.alpha", metric="sst", out=planted.folder / "out", root=planted.folder)
-    assert list(family.points) == ["1", "2", ABSENT]
-    (family,) = sweep("tasks.sst.loss_options", metric="sst", out=planted.folder / "out", root=planted.folder)
-    assert list(family.points) == ["alpha: 1", "alpha: 2", "{}"]
-
-
-def test_a_sweep_of_params_that_move_together(planted):
-    (family,) = sweep("encoder.dropout", "smart.lambda", out=planted.folder / "out", root=planted.folder)
-    assert {"encoder.dropout: 0.1, smart.lambda: 5", "encoder.dropout: 0.3, smart.lambda: 0"} < family.points.keys()
-    assert (planted.folder / "out/encoder.dropout+smart.lambda.png").exists()
-
-
-def test_of_several_params_each_must_be_one_and_what_is_wrong_is_named(planted):
-    with pytest.raises(UserError, match=r"^smart.lamda: no run has this param; did you mean smart.lambda\?"):
-        sweep("encoder.dropout", "smart.lamda", out=planted.folder / "out", root=planted.folder)
-    with pytest.raises(
-        UserError, match="no two runs differ in this alone.*Make some: dvc exp run with -S for each value"
-    ):
-        sweep("bregman.mu", "r_drop.alpha", out=planted.folder / "out", root=planted.folder)
+    for param in ("tasks.sst.loss_options.alpha", "tasks.sst.loss_options"):
+        table = sweep(param, metric="sst", out=planted.folder / "out", root=planted.folder)
+        assert list(table["value"]) == ["1", "2", ABSENT] and set(table["family"]) == {""}
 
 
 def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monkeypatch, capsys):
@@ -169,10 +149,7 @@ def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monke
         for seed in (1, 2):
             write_measured(simulate(row, seed), tmp_path / "recipes/measured")
     write_measured(simulate("smart-gone", 1), tmp_path / "recipes/measured")
-    (family,) = sweep("smart.lambda", "smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
+    table = sweep("smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
     assert "left out recipes/measured/smart-gone" in capsys.readouterr().err
     assert (tmp_path / "out/smart.lambda-measured.csv").exists()
-    assert {value: [run.seed for run in runs] for value, runs in family.points.items()} == {
-        "1": ["1", "2"],
-        "5": ["1", "2"],
-    }
+    assert dict(zip(table["value"], table["seeds"])) == {"1": 2, "5": 2}

@@ -39,7 +39,6 @@ class Planted:
         name: str,
         settings: Mapping[str, Any],
         frame: pd.DataFrame | None = None,
-        with_intervals: bool = True,
         **figures: float,
     ) -> None:
         """Plants one, with predictions or with the `figures` alone: each task's first metric, and overall scores."""
@@ -50,10 +49,7 @@ class Planted:
             write_predictions(frame, self.folder / ".git/predictions.parquet")
         files = {
             "params.yaml": yaml.safe_dump(dict(settings), sort_keys=False).encode(),
-            "metrics/evaluation.json": json.dumps(
-                {"dev": dev, **({"intervals": {"dev": _around(dev)}} if with_intervals else {})}
-            ).encode(),
-            "metrics/timing.json": json.dumps({"split": {"seconds": 9.0}, "finetune-base": {"seconds": 60.0}}).encode(),
+            "metrics/evaluation.json": json.dumps({"dev": dev, "intervals": {"dev": _around(dev)}}).encode(),
         }
         if frame is not None:
             files["predictions/ensemble.parquet"] = (self.folder / ".git/predictions.parquet").read_bytes()

@@ -125,10 +125,10 @@ def test_the_same_params_are_run_once_and_invalid_ones_never(project, run):
 
 
 def test_other_params_make_another_search(project, run, tmp_path):
-    run(1, base="smart-concat", budget="quick")
+    run(1)
     file = project.folder / "params.yaml"
     file.write_text(file.read_text().replace("max_grad_norm: 1.0", "max_grad_norm: 2.0", 1))
-    run(1, base="smart-concat", budget="quick")
+    run(1)
     assert len(list((tmp_path / "out").iterdir())) == len(project.runs) == 2
 
 

@@ -115,8 +115,6 @@ def planted(tmp_path, root):
         option = {} if alpha is None else {"tasks__sst__loss_options__alpha": alpha}
         plant(f"alpha-{alpha}", 0.6, tasks__sst__loss="ordinal_log_loss", **option)
     plant("alone", 0.4, finetune__lr=1.0)
-    old = read_yaml(project.folder / "params.yaml")
-    project.experiment("old", old, with_intervals=False, sst={"accuracy": 0.1}, overall_mean=0.1)
     return project
 
 

@@ -22,7 +22,7 @@ import yaml
 from bertrio.config import build_tasks
 from bertrio.config.loading import read_yaml, validate_params
 from bertrio.config.root import OVERALL
-from bertrio.core.console import print_table, say
+from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError, missing_package
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
@@ -99,13 +99,10 @@ def _distribution(values: str) -> BaseDistribution:
 
 def values_at(point: Mapping[str, Any]) -> Block:
     """Return the params of a trial: Optuna's numbers with four digits, and the values that its choices stand for."""
-    return {param: _value(coordinate) for param, coordinate in point.items()}
-
-
-def _value(coordinate: Any) -> Any:
-    if isinstance(coordinate, str):
-        return json.loads(coordinate)
-    return float(f"{coordinate:.{DIGITS}g}") if isinstance(coordinate, float) else coordinate
+    values = {param: json.loads(value) if isinstance(value, str) else value for param, value in point.items()}
+    return {
+        param: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for param, value in values.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -226,14 +223,12 @@ def search(
         raise UserError(f"-S {twice[0]}: the search sets {twice[0]}; leave out one of them")
     recipes, params = load_recipes(root / "recipes"), read_yaml(root / "params.yaml")
     row = recipes.base_row(base)
-    keys = _metric_keys(metric, resolve(recipes, row, budget, overrides, base=params))
-    plan = {
-        "title": f"Search on {base or 'params.yaml'}, budget {budget}",
-        "setup": f"Score: {metric} on dev. Space: {'; '.join(texts)}{settings_text(overrides)}. "
-        f"Seed {seed}, pruning: {prune}.",
-    }
-    identity = [plan, of_any_machine(flatten(with_numbers(params)))]
-    name = f"search-{short_digest(json.dumps(identity, sort_keys=True, default=str))}"
+    start = resolve(recipes, row, budget, overrides, base=params)
+    keys = _metric_keys(metric, start)
+    title = f"Search on {row.name}, budget {budget}{settings_text(overrides)}"
+    setup = f"Score: {metric} on dev. Space: {'; '.join(texts)}. Seed {seed}, pruning: {prune}."
+    identity = json.dumps([title, setup, of_any_machine(flatten(start))], sort_keys=True, default=str)
+    name = f"search-{short_digest(identity)}"
     folder = Path(out) / name
 
     def settings(values: Block) -> Block:
@@ -248,8 +243,8 @@ def search(
             pruner=getattr(optuna.pruners, PRUNERS[prune])(),
             load_if_exists=True,
         )
-        for key, text in plan.items():
-            study.set_user_attr(key, text)
+        study.set_user_attr("title", title)
+        study.set_user_attr("setup", setup)
         try:
             _explore(study, space, trials, seed, TrialRunner(name, folder, settings, keys, root))
         except KeyboardInterrupt:
@@ -294,9 +289,10 @@ def _explore(study: Study, space: Space, count: int, seed: int, runner: TrialRun
             trial.set_user_attr("why", f"failed: {error}")
             study.tell(trial, state=state.FAIL)
             failures.append(f"trial {trial.number}: {error}")
-        frame = write_trials(study, runner.folder)
-        print_table(frame[frame["trial"] == trial.number])
-    print_table(write_trials(study, runner.folder), study.user_attrs["title"])
+        row = write_trials(study, runner.folder).set_index("trial").loc[trial.number].dropna()
+        say(f"trial {trial.number}: {', '.join(f'{name} {value}' for name, value in row.items() if value != '')}")
+    shown = write_trials(study, runner.folder).drop(columns=["experiment", "why"])
+    print_table(shown, study.user_attrs["title"], output_console())
     for line in findings(study):
         print(line)
     if failures:
@@ -316,7 +312,7 @@ def trials_table(study: Study) -> pd.DataFrame:
         {
             "trial": trial.number,
             "state": trial.state.name.lower(),
-            "score": trial.value,
+            "score": None if trial.value is None else round(trial.value, 6),
             **{param: value_text(value) for param, value in values_at(trial.params).items()},
             "epochs": len(trial.intermediate_values),
             "experiment": trial.user_attrs.get("experiment", ""),
@@ -331,7 +327,7 @@ def write_trials(study: Study, folder: Path) -> pd.DataFrame:
     """Write trials.csv and trials.md, and return their table."""
     frame = trials_table(study)
     write_csv(frame, folder / "trials.csv")
-    table = frame.to_markdown(index=False, floatfmt=".4f", missingval="-")
+    table = frame.replace(math.nan, None).to_markdown(index=False, floatfmt=".4f", missingval="-")
     title, setup = study.user_attrs["title"], study.user_attrs["setup"]
     write_text(folder / "trials.md", "\n\n".join([f"# {title}", table, setup, *findings(study)]) + "\n")
     return frame

@@ -19,13 +19,12 @@ import numpy as np
 import pandas as pd
 
 from bertrio.config.loading import read_yaml, validate_params
-from bertrio.core.console import print_table, say
+from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv, write_text
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
 from bertrio.experiments.machine_paths import of_any_machine, settings_text
-from bertrio.experiments.recipes.measured import TRAINING
 from bertrio.experiments.recipes.params import Block, flatten
 from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
 from bertrio.experiments.recipes.rows import BASE, Extension, Recipes, Row, find, load_extensions, load_recipes
@@ -35,8 +34,8 @@ Names = tuple[str, ...]  # a set of extensions, in the order in which they came 
 NAN = math.nan
 METRIC = "overall_normalized"
 NOTE = (
-    "Scores are overall_normalized on dev, differences are to the set under `on`, seconds are of training. Sets were "
-    "chosen on these rows, which flatters the best of them: test or other seeds say what it is worth."
+    "Scores are overall_normalized on dev, differences are to the set under `on`. Sets were chosen on these rows, so "
+    "the best score is optimistic: confirm it on test or other seeds."
 )
 LONGEST = 150  # characters of a set's label in the name of an experiment; git has its files, whose names end at 255
 
@@ -47,24 +46,22 @@ class Step:
 
     Args:
         names: the set; its last extension is the one that was tried on the others.
-        why: in a few words, why it was kept or not.
         score: on dev, the mean over seeds.
         difference, low, high, p: gain over the set without the last extension, its 95 % interval and p-value.
         p_holm: p that allows for the number of sets tried at this depth.
-        seconds: of training, the mean over seeds.
         kept: the next extensions are tried on it.
+        why: in a few words, why it was kept or not.
     """
 
     names: Names
-    why: str = ""
     score: float = NAN
     difference: float = NAN
     low: float = NAN
     high: float = NAN
     p: float = NAN
     p_holm: float = NAN
-    seconds: float = NAN
     kept: bool = False
+    why: str = ""
 
     @property
     def tried(self) -> bool:
@@ -144,8 +141,7 @@ class DvcBench:
         runs = [Revision.open(self.experiment(names, seed), self.root) for seed in settings]
         self.runs[names] = runs
         scores = [run.json("metrics/evaluation.json")["dev"][METRIC] for run in runs]
-        seconds = [seconds_of(run) for run in runs]
-        step = Step(names, score=float(np.mean(scores)), seconds=float(np.mean(seconds)))
+        step = Step(names, score=float(np.mean(scores)))
         if not names:
             return step
         result = compare(self.runs[names[:-1]], runs)
@@ -165,12 +161,6 @@ class DvcBench:
             return validate_params(self.settings(names), "params.yaml").model_dump_json(by_alias=True)
         except UserError as error:
             raise UserError(str(error.__cause__ or error)) from None
-
-
-def seconds_of(run: Revision) -> float:
-    """Return the seconds of all training stages of a run."""
-    timing = run.json("metrics/timing.json")
-    return sum(figures["seconds"] for stage, figures in timing.items() if stage.startswith(TRAINING))
 
 
 def forward_selection(
@@ -207,9 +197,9 @@ def _try(names: Names, bench: DvcBench, tried: dict[str, Names]) -> Step:
     try:
         key = bench.key(names)
     except UserError as error:
-        return Step(names, f"not tried: {error}")
+        return Step(names, why=f"not tried: {error}")
     if key in tried:
-        return Step(names, f"not tried: the same params as {label(tried[key])}")
+        return Step(names, why=f"not tried: the same params as {label(tried[key])}")
     tried[key] = names
     return bench.measure(names)
 
@@ -297,10 +287,11 @@ def stepwise(
     for ladder in forward_selection(list(dict.fromkeys(candidates)), bench, beam, unproven):
         frame, best = ladder_table(ladder), max((step for step in ladder if step.kept), key=lambda step: step.score)
         result = f"Best: {label(best.names)}, {best.score:.4f}: `dvc exp apply {bench.experiment(best.names, 1)}`."
-        table = frame.to_markdown(index=False, floatfmt=".4f", missingval="")
+        table = frame.replace(math.nan, None).to_markdown(index=False, floatfmt=".4f", missingval="")
         write_csv(frame, Path(out) / "ladder.csv")
         write_text(Path(out) / "ladder.md", "\n\n".join([f"# {title}", result, table, *notes]) + "\n")
         draw_ladder(frame, Path(out) / "ladder.png", title)
-        print_table(frame[frame["step"] == frame["step"].max()].drop(columns=["low", "high", "p"]))
+        shown = frame[frame["step"] == frame["step"].max()].drop(columns=["low", "high", "p"])
+        print_table(shown, to=output_console())
     say(result)
     return ladder

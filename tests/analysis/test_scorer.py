@@ -81,7 +81,8 @@ def test_a_soup_speaks_for_all_members(run):
 
 def test_whose_figures_they_are_is_said_where_the_ensemble_is_more_than_one_model():
     asked = {task: {"model": name} for task, name in {"sst": "base", "qqp": "second", "sts": "base"}.items()}
-    assert model_caption(asked, ["base", "second"]).endswith("not the ensemble: base for sst, sts; second for qqp.")
+    caption = model_caption(asked, ["base", "second"])
+    assert caption.endswith("not the ensemble: base for sst, second for qqp, base for sts.")
     soup = {task: {"model": "ensemble"} for task in asked}
     assert model_caption(asked, ["base"]) == model_caption(soup, ["base", "second"]) == ""
     assert model_caption({}, ["base", "second"]) == ""

@@ -8,11 +8,10 @@ import shutil
 import subprocess
 import time
 
-import pandas as pd
 import pytest
 
-from bertrio.analysis.figures import Figure
-from bertrio.analysis.report import Section, Table, Texts, Tile, render_page
+from bertrio.analysis.report import render_page
+from bertrio.core.tasks import Ordered, Task
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -126,29 +125,36 @@ def page(tmp_path_factory):
         f"</td></table>{EVIL}",
         *[f"row {place} of film number {place * 7919 % 4993}" for place in range(4998)],
     ]
+    near = [{"texts": ["one"], "label": 1.0, "similarity": 0.5}]
+    change = {"from": "a word", "to": "another", "before": 0.0, "after": 4.0}
     rows = [
-        [
-            Texts([text, "second sentence"], ["one", "two", "three"]),
-            place * 37 % 1009 if place else None,
-            "a word → another: 0 → 4",
-            f"id-{place}",
-        ]
+        {
+            "texts": [text, "second sentence"],
+            "label": 1.0,
+            "prediction": 0.0,
+            "confidence": place * 37 % 1009 if place else None,
+            "change": change,
+            "neighbours": near,
+            "id": f"id-{place}",
+        }
         for place, text in enumerate(texts)
     ]
-    worst = pd.DataFrame(rows, columns=["text", "confidence", "one word changed", "id"], dtype=object)
-    metric = pd.DataFrame([["accuracy", Figure(0.862, 0.841, 0.882, drawn=True)]] * 3, columns=["metric", "dev"])
-    wide = pd.DataFrame(
-        [[1000] * 12] * 3, columns=[f"a long name of a column {'x' * 30} {place}" for place in range(12)]
+    evaluation = {"dev": {"sst": {"accuracy": 0.862}}, "intervals": {"dev": {"sst": {"accuracy": [0.841, 0.882]}}}}
+    wide = {"stage": {f"a long name of a column {'x' * 30} {place}": 1000 for place in range(12)} | {"seconds": 1.0}}
+    html = render_page(
+        title="exp-" + "a" * 60,
+        subtitle="0123456789" * 4,
+        contents={"metrics": evaluation, "errors": {"sst": rows}, "timings": wide},
+        tasks={"sst": Task("sst", "single", "cross", Ordered(5))},
+        members=["base"],
+        confusions={},
+        settings={"x" * 200: "1"},
+        changed=None,
+        comparison={},
+        chosen="",
     )
-    params = pd.DataFrame({"param": ["x" * 200]})
-    sections = [
-        Section("metrics", "Metrics", "All metrics.", tables=[Table("sst", metric)]),
-        Section("errors", "Errors", tables=[Table("Worst rows", worst), Table("Wide", wide)]),
-        Section("settings", "Settings", tables=[Table("All", params, folded=True)]),
-    ]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    tiles = [Tile("sst accuracy", Figure(0.862, 0.841, 0.882, 0.526), ["bag of words: 0.526"])] * 5
-    path.write_text(render_page("exp-" + "a" * 60, "0123456789" * 4, ["A note."], tiles, sections), encoding="utf-8")
+    path.write_text(html, encoding="utf-8")
     return path
 
 
@@ -171,7 +177,7 @@ def search(browser, text):
 def test_opens_quietly_with_the_first_rows_of_a_long_table(browser, page):
     browser.open(page)
     assert browser.told == []
-    assert len(shown(browser, 3)) == 50
+    assert len(shown(browser, 6)) == 50
 
 
 def test_text_is_inert(browser, page):
@@ -197,16 +203,16 @@ def test_the_policy_stops_scripts_and_requests_that_are_not_the_pages_own(browse
 
 def test_a_table_sorts_up_and_down_by_value(browser, page):
     browser.open(page)
-    heading = "document.querySelector('.long th:nth-child(2)').getAttribute('aria-sort')"
+    heading = "document.querySelector('.long th:nth-child(4)').getAttribute('aria-sort')"
     every = sorted(place * 37 % 1009 for place in range(1, 5000))  # the row without a value comes last both ways
     click(browser, "confidence")
-    assert [int(value.replace(",", "")) for value in shown(browser, 1)] == every[:50]
+    assert [int(value.replace(",", "")) for value in shown(browser, 3)] == every[:50]
     assert browser.run(heading) == "ascending"
     click(browser, "confidence")
-    assert [int(value.replace(",", "")) for value in shown(browser, 1)] == every[:-51:-1]
+    assert [int(value.replace(",", "")) for value in shown(browser, 3)] == every[:-51:-1]
     assert browser.run(heading) == "descending"
     click(browser, "id")
-    assert shown(browser, 3)[:3] == ["id-0", "id-1", "id-2"]  # as people count, not as letters go
+    assert shown(browser, 6)[:3] == ["id-0", "id-1", "id-2"]  # as people count, not as letters go
     assert browser.run(heading) == "none"
 
 
@@ -256,7 +262,7 @@ def test_reads_without_scripts(browser, page):
     browser.ask("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open(page)
-        assert len(shown(browser, 3)) == 5000
+        assert len(shown(browser, 6)) == 5000
         assert browser.run("document.querySelectorAll('button, input').length") == 0
     finally:
         browser.ask("Emulation.setScriptExecutionDisabled", value=False)

@@ -152,8 +152,7 @@ def test_compare_refuses_other_rows(repository, monkeypatch, capsys):
     monkeypatch.chdir(repository.folder)
     assert main(["compare", "base", "workspace"]) == 2
     told = capsys.readouterr().err
-    assert "sst: 50 of 200 rows are in base (" in told
-    assert "dev-150" in told
+    assert "sst: 50 rows are in base (" in told
 
 
 def test_what_the_cache_has_lost_is_an_error_that_says_how_to_get_it(repository, monkeypatch, capsys):

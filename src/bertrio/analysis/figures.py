@@ -1,13 +1,14 @@
-"""Figures of a run as tables, for the model card and the HTML report."""
+"""Figures of a run as tables: one collection, shown by the templates of the model card and of the HTML report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 
+from bertrio.core.tasks import Task
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 
 WORST = 3  # slices of a task that `weakest` names
@@ -34,11 +35,19 @@ class Figure(NamedTuple):
         return f"{self.value:.3f}" + ("" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]")
 
 
+class Tile(NamedTuple):
+    """A headline figure, and lines below it."""
+
+    title: str
+    figure: Figure
+    lines: Sequence[str] = ()
+
+
 def shown(value: Any) -> str:
-    """A cell as text: thousands apart, three decimals or digits, a dash for what is missing."""
+    """Return a cell as text: thousands apart, three decimals or digits, a dash for what is missing."""
     if value is None or value != value:  # NaN
         return "-"
-    if isinstance(value, (str, Figure)) or not isinstance(value, (int, float)):
+    if not isinstance(value, (int, float)):
         return str(value)
     if float(value).is_integer():
         return f"{value:,.0f}"
@@ -46,27 +55,29 @@ def shown(value: Any) -> str:
 
 
 def metric_name(name: str) -> str:
-    """The name of a metric, with a note where lower is better."""
+    """Return the name of a metric, with a note where lower is better."""
     return f"{name} (lower is better)" if name in LOWER_IS_BETTER else name
 
 
 def splits_of(evaluation: Mapping[str, Any]) -> list[str]:
-    """The splits that were measured."""
+    """Return the splits that were measured."""
     return [split for split in SPLITS if split in evaluation]
 
 
 def measured(metric: str, value: float | None, ends: Sequence[float] | None, mark: float | None = None) -> Figure:
-    """The value of a metric with the ends of its interval, if there are any."""
+    """Return the value of a metric with the ends of its interval, if there are any."""
     low, high = ends or (None, None)
     return Figure(value, low, high, mark, drawn=metric not in UNBOUNDED)
 
 
-def figure(evaluation: Mapping[str, Any], split: str, task: str, metric: str | None = None) -> Figure:
-    """A task's metric, or an overall score (`metric` None), with its interval."""
+def figure(
+    evaluation: Mapping[str, Any], split: str, task: str, metric: str | None, mark: float | None = None
+) -> Figure:
+    """Return a task's metric, or an overall score (`metric` None), with its interval."""
     values, ends = (part.get(split, {}).get(task) for part in (evaluation, evaluation.get("intervals", {})))
     if metric is not None:
         values, ends = ((part or {}).get(metric) for part in (values, ends))
-    return measured(metric or task, values, ends)
+    return measured(metric or task, values, ends, mark)
 
 
 def metrics(evaluation: Mapping[str, Any]) -> pd.DataFrame:
@@ -78,7 +89,7 @@ def metrics(evaluation: Mapping[str, Any]) -> pd.DataFrame:
         for task, values in evaluation[split].items()
         for metric in (values if isinstance(values, Mapping) else [None])  # an overall score
     )
-    covered = ", ".join(evaluation.get("overall_tasks", dict.fromkeys(task for task, metric in names if metric)))
+    covered = ", ".join(evaluation.get("overall_tasks", ()))
     rows = [
         [task if metric else covered, metric_name(metric or task)]
         + [figure(evaluation, split, task, metric) for split in splits]
@@ -87,23 +98,67 @@ def metrics(evaluation: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["task", "metric", *splits])
 
 
+def tiles(evaluation: Mapping[str, Any], data: Mapping[str, Any]) -> list[Tile]:
+    """Each task's first metric on the first split, beside that of the simple baselines, and the overall scores."""
+    result = []
+    for split in splits_of(evaluation)[:1]:
+        for name, values in evaluation[split].items():
+            if not isinstance(values, Mapping):
+                covered = f"of {', '.join(evaluation.get('overall_tasks', ()))}"
+                result.append(Tile(name.replace("_", ", "), figure(evaluation, split, name, None), [covered]))
+                continue
+            metric = next(iter(values))
+            models = data.get("simple_baselines", {}).get(name, {})
+            simple = {model: scores[metric] for model, scores in models.items() if metric in scores}
+            lines = [f"{model.replace('_', ' ')}: {score:.3f}" for model, score in simple.items()]
+            value = figure(evaluation, split, name, metric, mark=next(iter(simple.values()), None))
+            result.append(Tile(f"{name} {metric}", value, lines))
+    return result
+
+
 def records(content: Mapping[str, Mapping[str, Any]], first: str) -> pd.DataFrame:
     """A row for each entry, whose name stands in column `first`, and a column for each key."""
     frame = pd.DataFrame.from_dict(dict(content), orient="index").rename(columns=lambda key: key.replace("_", " "))
     return frame.rename_axis(first).reset_index().astype(object)
 
 
-def slices(content: Mapping[str, Any], evaluation: Mapping[str, Any]) -> pd.DataFrame:
+def leaves(content: Mapping[str, Any]) -> pd.DataFrame:
+    """A row for each value of nested mappings, named by its keys."""
+    values = pd.json_normalize(dict(content), sep=", ").iloc[:1].T.reset_index().astype(object)
+    return values.set_axis(["name", "value"][: len(values.columns)], axis=1)
+
+
+def rows_of(data: Mapping[str, Any]) -> pd.DataFrame:
+    """What data.json says of the rows of each split: a row a fact, a column a split."""
+    splits = {f"{task} {split}": facts for task, parts in data["tasks"].items() for split, facts in parts.items()}
+    facts = pd.json_normalize(list(splits.values()), sep=" ").rename(columns=lambda name: name.replace("_", " "))
+    return facts.set_axis(list(splits)).T.rename_axis("fact").reset_index().astype(object)
+
+
+def slices(content: Mapping[str, Any]) -> pd.DataFrame:
     """The metric of each part of dev; the mark is that of the whole."""
     rows = []
     for task, families in content.items():
         for family, parts in families.items():
             for part, entry in parts.items():
                 metric = next(key for key in entry if key not in ("n", "low", "high"))
-                whole = evaluation.get("dev", {}).get(task, {}).get(metric)
+                whole = families.get("all", {}).get("all rows", {}).get(metric)
                 value = measured(metric, entry.get(metric), (entry["low"], entry["high"]), whole)
                 rows.append([task, family.replace("_", " "), part, entry["n"], metric, value])
     return pd.DataFrame(rows, columns=["task", "family", "slice", "rows", "metric", "value"])
+
+
+def weakest(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    """By task, the rows of `slices` with the worst value, of those with rows enough to say so."""
+    frame = slices(content)
+    frame = frame[(frame["family"] != "all") & (frame["rows"] >= FEWEST)]
+    frame = frame.assign(score=[float(value.value) for value in frame["value"]])
+    return {
+        task: rows.nlargest(WORST, "score")
+        if rows["metric"].iloc[0] in LOWER_IS_BETTER
+        else rows.nsmallest(WORST, "score")
+        for task, rows in frame.groupby("task", sort=False)
+    }
 
 
 def robustness(content: Mapping[str, Any]) -> pd.DataFrame:
@@ -131,36 +186,58 @@ def challenges(content: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["file", "task", "rows", "metric", "value", "dev"])
 
 
+def worst_rows(rows: Iterable[Mapping[str, Any]], task: Task) -> pd.DataFrame:
+    """The rows that the model gets most wrong; texts and neighbours stand one on a line."""
+    return pd.DataFrame(
+        {
+            "text": "\n".join(row["texts"]),
+            "label": label_text(row["label"], task),
+            "prediction": label_text(row["prediction"], task),
+            "confidence" if task.target.discrete else "error": row.get("confidence", row.get("error")),
+            "one word changed": _word_change(row["change"], task),
+            "nearest training rows": "\n".join(_neighbour(near, task) for near in row["neighbours"]),
+            "id": str(row["id"]),
+        }
+        for row in rows
+    )
+
+
+def label_text(value: float, task: Task) -> str:
+    """Return a label or prediction in words: the name or number of a class, a score with two decimals."""
+    return task.target.name_of(value) if task.target.discrete else f"{value:.2f}"
+
+
+def _neighbour(near: Mapping[str, Any], task: Task) -> str:
+    return f"{' / '.join(near['texts'])} (label {label_text(near['label'], task)}, similarity {near['similarity']:.2f})"
+
+
+def _word_change(change: Mapping[str, Any] | None, task: Task) -> str:
+    if not change:
+        return "-"
+    edit = f"{change['from']} left out" if change["to"] is None else f"{change['from']} → {change['to']}"
+    ends = []
+    for when in ("before", "after"):
+        confidence = change.get(f"confidence_{when}")
+        ends.append(label_text(change[when], task) + ("" if confidence is None else f" ({confidence:.2f})"))
+    return f"{edit}: {' → '.join(ends)}"
+
+
 def model_caption(content: Mapping[str, Mapping[str, Any]], members: Sequence[str]) -> str:
-    """A sentence that says which members were asked, if the ensemble is more than one model; else empty.
+    """Return a sentence that says which members were asked, if the ensemble is more than one model; else empty.
 
     Args:
         content: of robustness.json, by task, or of challenges.json, whose entries name their task.
         members: the names of all members.
     """
-    models = {entry.get("task", name): entry.get("model", "ensemble") for name, entry in content.items()}
-    tasks: dict[str, list[str]] = {}
-    for task, model in models.items():
-        if model != "ensemble" and len(members) > 1:
-            tasks.setdefault(model, []).append(task)
-    named = "; ".join(f"{model} for {', '.join(asked)}" for model, asked in tasks.items())
-    return f"One member was asked for each task, not the ensemble: {named}." if named else ""
-
-
-def weakest(content: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
-    """By task, the rows of `slices` with the worst figure, of those with rows enough to say so."""
-    frame = slices(content, {})
-    known = frame.assign(at=[value.value for value in frame["value"]]).dropna(subset="at")
-    known = known[(known["family"] != "all") & (known["rows"] >= FEWEST)]
-    worst = {
-        str(task): rows.sort_values("at", ascending=rows["metric"].iloc[0] not in LOWER_IS_BETTER, kind="stable")
-        for task, rows in known.groupby("task", sort=False)
-    }
-    return [(task, list(rows.head(WORST).itertuples())) for task, rows in worst.items()]
+    asked = {entry.get("task", name): entry["model"] for name, entry in content.items() if entry["model"] != "ensemble"}
+    if len(members) < 2 or not asked:
+        return ""
+    named = ", ".join(f"{model} for {task}" for task, model in asked.items())
+    return f"One member was asked for each task, not the ensemble: {named}."
 
 
 def environment(**options: Any) -> Any:
-    """The jinja2 environment of the templates beside this file: it escapes what they print, and knows no typos."""
+    """Return the jinja2 environment of the templates beside this file: it escapes, and unknown names are errors."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(

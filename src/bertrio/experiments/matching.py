@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.predictions import Scored
 
-SHOWN = 3  # rows that a message names
+NAMED = 3  # rows that a message names
 
 
 class Matched(NamedTuple):
@@ -21,13 +20,13 @@ class Matched(NamedTuple):
     scored: list[Scored]
 
 
-def match(tables: Mapping[str, pd.DataFrame], tasks: Sequence[str], split: str) -> dict[str, Matched]:
-    """Finds the labelled rows of `split` in every table.
+def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Sequence[str], split: str) -> dict[str, Matched]:
+    """Find the labelled rows of `split` in every table.
 
     Rows are sorted by id, so that what follows does not depend on which table comes first.
 
     Args:
-        tables: prediction tables by the name that messages give them; two or more.
+        tables: prediction tables and the names that messages give them; two or more.
         tasks: which tasks to match.
         split: dev, test or another split of the tables.
 
@@ -38,62 +37,43 @@ def match(tables: Mapping[str, pd.DataFrame], tasks: Sequence[str], split: str) 
         UserError: if no table has labelled rows of the split, or the tables differ in ids or labels; it names all
             tasks that differ, with the first ids of each.
     """
-    found: dict[str, Matched] = {}
+    matched: dict[str, Matched] = {}
     problems: list[str] = []
+    labelled = [(name, table[table["label"].notna()]) for name, table in tables]
     for task in tasks:
-        rows = {name: _rows(table, task, split) for name, table in tables.items()}
-        if all(own.empty for own in rows.values()):
-            continue
-        own = [problem for name in list(rows)[1:] for problem in _differences(next(iter(rows)), name, rows, tables)]
-        problems += [f"  {task}: {problem}" for problem in own]
-        if not own:
-            first = next(iter(rows.values()))
-            found[task] = Matched(first["id"].to_list(), [Scored.of(table) for table in rows.values()])
+        (name, first), *others = [
+            (name, table[(table["task"] == task) & (table["split"] == split)].sort_values("id"))
+            for name, table in labelled
+        ]
+        if not first.empty or any(not rows.empty for _, rows in others):
+            matched[task] = Matched(first["id"].to_list(), [Scored.of(first), *[Scored.of(rows) for _, rows in others]])
+        for other, rows in others:
+            problems += [f"\n  {task}: {problem}" for problem in _differences(first, rows, name, other)]
     if problems:
         raise UserError(
-            f"split {split}: only predictions of the same rows can be compared, but\n"
-            + "\n".join(problems)
-            + "\n  Runs on the same rows have the same data.source, data.sample and data.split; use one of them again"
+            f"split {split}: only predictions of the same rows can be compared, but{''.join(problems)}\n"
+            "  Runs on the same rows have the same data.source, data.sample and data.split, and the same "
+            "ensemble.combine: greedy ones set half of dev apart"
         )
-    if not found:
-        name, table = next(iter(tables.items()))
-        labelled = sorted(table.loc[table["label"].notna(), "split"].unique())
-        raise UserError(f"split {split}: {name} has no labelled rows of it, expected one of {', '.join(labelled)}")
-    return found
+    if not matched:
+        name, table = labelled[0]
+        splits = ", ".join(sorted(table["split"].unique()))
+        raise UserError(f"split {split}: {name} has no labelled rows of it, expected one of {splits}")
+    return matched
 
 
-def _rows(table: pd.DataFrame, task: str, split: str) -> pd.DataFrame:
-    rows = table[(table["task"] == task) & (table["split"] == split) & table["label"].notna()]
-    return rows.sort_values("id", ignore_index=True)
-
-
-def _differences(
-    first: str, second: str, rows: Mapping[str, pd.DataFrame], tables: Mapping[str, pd.DataFrame]
-) -> list[str]:
-    one, other = rows[first], rows[second]
-    if one["id"].equals(other["id"]):
-        differ = np.flatnonzero(one["label"].to_numpy() != other["label"].to_numpy())
-        named = [
-            f"{one['id'][place]}: {one['label'][place]:g} in {first}, {other['label'][place]:g} in {second}"
-            for place in differ[:SHOWN]
-        ]
-        return [f"{len(differ):,} rows have other labels ({_some(named, len(differ), '; ')})"] if named else []
-    problems = []
-    for name, own, them, missing_in in ((first, one, other, second), (second, other, one, first)):
-        only = own["id"][~own["id"].isin(them["id"])]
-        if len(only):
-            text = f"{len(only):,} of {len(own):,} rows are in {name} and not in {missing_in}"
-            elsewhere = _elsewhere(only, tables[missing_in], str(own["task"][0]), missing_in)
-            problems.append(f"{text} (ids {_some(list(only[:SHOWN]), len(only))}){elsewhere}")
-    return problems
-
-
-def _some(names: Sequence[str], count: int, separator: str = ", ") -> str:
-    return separator.join([*names, *(["..."] if count > len(names) else [])])
-
-
-def _elsewhere(ids: pd.Series, table: pd.DataFrame, task: str, name: str) -> str:
-    """What is to be said of rows that an ensemble set apart to choose its members on."""
-    chosen_on = table[(table["task"] == task) & (table["split"] == "selection")]
-    there = int(ids.isin(chosen_on["id"]).sum())
-    return f"; {there:,} of them are those that {name} chose its ensemble on" if there else ""
+def _differences(first: pd.DataFrame, second: pd.DataFrame, name: str, other: str) -> Iterator[str]:
+    """Yield how the ids and labels of two tables differ."""
+    both = first.merge(second, on="id", how="outer", suffixes=("", "_other"), indicator=True)
+    for side, one, missing_in in (("left_only", name, other), ("right_only", other, name)):
+        ids = both.loc[both["_merge"] == side, "id"]
+        if len(ids):
+            listed = ", ".join(ids.head(NAMED)) + (", ..." if len(ids) > NAMED else "")
+            yield f"{len(ids):,} rows are in {one} and not in {missing_in} (ids {listed})"
+    changed = both[(both["_merge"] == "both") & (both["label"] != both["label_other"])]
+    if len(changed):
+        row = changed.iloc[0]
+        yield (
+            f"{len(changed):,} rows have other labels "
+            f"(the first, {row['id']}: {row['label']:g} in {name}, {row['label_other']:g} in {other})"
+        )

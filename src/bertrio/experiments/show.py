@@ -1,4 +1,4 @@
-"""A comparison on the terminal."""
+"""A comparison as tables, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -6,60 +6,59 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.evaluation.significance import p_text
 
-PARAMS = 12  # changed params that are listed; --json has all
+PARAMS = 12  # changed params that the terminal lists; --json has all
+DECIDED = {"fixed": "B is right or nearer", "broken": "A is right or nearer"}
 
 
 def show_comparison(result: dict[str, Any], console: Console | None = None) -> None:
     """Print the result of `compare` to standard output."""
     console = console or output_console()
+    lines = []
     for letter, side in (("A", result["first"]), ("B", result["second"])):
         names = [f"{one['name']} ({one['commit'][:7]})" if one["commit"] else one["name"] for one in side["revisions"]]
-        _line(console, f"{letter}  {', '.join(names)}")
-    _show_params(result["params"], console)
+        lines.append(f"{letter}  {', '.join(names)}")
+    lines += [f"   {param}: {a} in A, {b} in B" for param, a, b in params_table(result).head(PARAMS).to_numpy()]
+    if len(result["params"]) > PARAMS:
+        lines.append(f"   and {len(result['params']) - PARAMS} more params, which --json lists")
+    _say(lines, console)
     title = f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)"
-    print_table(_tested(result), title, console)
+    print_table(differences(result), title, console)
     if "overall" in result:
-        _line(console, f"Overall scores are of {', '.join(result['tasks'])}.")
-    others = _others(result)
-    if not others.empty:
-        print_table(others, "Other metrics, without tests", console)
-    for figures in (*result["tasks"].values(), *result.get("overall", {}).values()):
-        _line(console, figures["sentence"])
-    for note in result["notes"]:
-        _line(console, f"Note: {note}.")
-    for task, rows in result.get("rows", {}).items():
-        console.print(_rows_table(task, result["tasks"][task], rows))
+        _say([f"Overall scores are of {', '.join(result['tasks'])}."], console)
+    print_table(other_metrics(result), "Other metrics, without tests", console)
+    _say([*sentences(result), *[f"Note: {note}." for note in result["notes"]]], console)
+    for heading, rows in changed_rows(result).items():
+        print_table(rows, heading, console)
 
 
-def _show_params(params: dict[str, list[list[str]]], console: Console) -> None:
-    for name, (first, second) in list(params.items())[:PARAMS]:
-        _line(console, f"   {name}: {' or '.join(first)} in A, {' or '.join(second)} in B")
-    if len(params) > PARAMS:
-        _line(console, f"   and {len(params) - PARAMS} more params, which --json lists")
+def sentences(result: dict[str, Any]) -> list[str]:
+    """The verdicts of a comparison in words."""
+    return [figures["sentence"] for figures in (*result["tasks"].values(), *result.get("overall", {}).values())]
 
 
-def _tested(result: dict[str, Any]) -> pd.DataFrame:
-    lines = [(f"{name} {figures['metric']}", figures) for name, figures in result["tasks"].items()]
+def differences(result: dict[str, Any]) -> pd.DataFrame:
+    """What was tested: a row a task and overall score, cells as text."""
+    tasks = {f"{name} {figures['metric']}": figures for name, figures in result["tasks"].items()}
     return pd.DataFrame(
         {
             "metric": name,
             **_numbers(figures),
+            "95 % interval": "[{:+.4f}, {:+.4f}]".format(*figures["interval"]),
             "p": p_text(figures["p"]),
             "Holm": p_text(figures.get("p_holm")),
             "better": {"first": "A", "second": "B", None: "-"}[figures["better"]],
         }
-        for name, figures in (*lines, *result.get("overall", {}).items())
+        for name, figures in (tasks | result.get("overall", {})).items()
     )
 
 
-def _others(result: dict[str, Any]) -> pd.DataFrame:
+def other_metrics(result: dict[str, Any]) -> pd.DataFrame:
+    """What was not tested, likewise."""
     return pd.DataFrame(
         {"metric": f"{task} {metric}{' (less is better)' if metric in LOWER_IS_BETTER else ''}", **_numbers(values)}
         for task, figures in result["tasks"].items()
@@ -67,43 +66,40 @@ def _others(result: dict[str, Any]) -> pd.DataFrame:
     )
 
 
-def _rows_table(task: str, figures: dict[str, Any], rows: dict[str, list[dict[str, Any]]]) -> Table:
-    title = f"{task}: rows that A and B decide differently"
-    table = Table(title=title, title_justify="left", show_lines=True, expand=True)
-    for name, verb in (("fixed", "B is right or nearer"), ("broken", "A is right or nearer")):
-        shown = f", {len(rows[name])} shown" if len(rows[name]) < figures[name] else ""
-        table.add_column(f"{name}: {verb} ({figures[name]:,}{shown})", ratio=1)
-    for place in range(max(len(rows["fixed"]), len(rows["broken"]))):
-        cells = [rows[name][place] if place < len(rows[name]) else None for name in ("fixed", "broken")]
-        table.add_row(*[_row(cell) if cell else "" for cell in cells])
-    return table
+def params_table(result: dict[str, Any]) -> pd.DataFrame:
+    """The params that differ, with their values on both sides."""
+    rows = [[name, *[" or ".join(values) for values in sides]] for name, sides in result["params"].items()]
+    return pd.DataFrame(rows, columns=["param", "A", "B"])
 
 
-def _row(row: dict[str, Any]) -> Text:
-    texts = [row[column] for column in ("text", "text_a", "text_b") if column in row]
-    first, second = (" ".join(_value(value) for value in row[side]) for side in ("first", "second"))
-    lines = [*texts, f"label {_value(row['label'])}, A {first}, B {second} (id {row['id']})"]
-    return Text("\n".join(_printable(line) for line in lines))
-
-
-def _value(value: float) -> str:
-    return f"{round(value, 2):g}"
-
-
-def _printable(text: str) -> str:
-    """Replace the control characters of a text from the data."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+def changed_rows(result: dict[str, Any]) -> dict[str, pd.DataFrame]:
+    """The rows that the sides decide differently, as far as they are listed, by title."""
+    tables = {}
+    for task, parts in result.get("rows", {}).items():
+        for kind, meaning in DECIDED.items():
+            rows = [
+                {
+                    "id": row["id"],
+                    "text": "\n".join(row[column] for column in ("text", "text_a", "text_b") if column in row),
+                    "label": f"{row['label']:g}",
+                    "A": " ".join(f"{value:.3g}" for value in row["first"]),
+                    "B": " ".join(f"{value:.3g}" for value in row["second"]),
+                }
+                for row in parts[kind]
+            ]
+            title = f"{task}: {kind} ({result['tasks'][task][kind]:,}), {meaning}"
+            tables[title] = pd.DataFrame(rows, columns=["id", "text", "label", "A", "B"])
+    return tables
 
 
 def _numbers(figures: dict[str, Any]) -> dict[str, str]:
-    low, high = figures["interval"]
     return {
         "A": f"{figures['first']:.4f}",
         "B": f"{figures['second']:.4f}",
         "B - A": f"{figures['difference']:+.4f}",
-        "95 % interval": f"[{low:+.4f}, {high:+.4f}]",
     }
 
 
-def _line(console: Console, text: str) -> None:
-    console.print(Text(_printable(text)), soft_wrap=True)
+def _say(lines: list[str], console: Console) -> None:
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)

@@ -11,7 +11,7 @@ from bertrio.analysis.card import write_card
 from bertrio.config import build_tasks, merged
 from bertrio.config.loading import read_yaml, validate_params
 from bertrio.core.errors import UserError
-from bertrio.core.files import read_json, write_json
+from bertrio.core.files import write_json
 
 EVIL = (
     "<script>alert(1)</script> | [a](http://example.org) `b` *c* _d_ ~~e~~ &amp; www.example.org\n# f ![g](h) a@b.org"
@@ -85,12 +85,14 @@ def test_a_local_encoder_keeps_its_place_on_disk_to_itself(root, metrics, tmp_pa
     assert "base_model" not in text
 
 
-def test_licences_that_are_unknown_are_said_to_be(root, metrics):
-    write_json(metrics / "data.json", data_of("cs224n", {}))
+def test_licences_that_are_unknown_are_said_to_be_and_none_is_made_up(root, metrics):
+    write_json(metrics / "data.json", data_of("cs224n", {}) | {"extra_train": {"sst": "reviews.tsv"}})
     text = card_of(params_with(root, data={"source": "cs224n", "path": "/somewhere/course"}), metrics)
     assert text.count("| unknown |") >= 3
     assert "must be looked up" in text
     assert "/somewhere" not in text
+    (row,) = [line for line in text.splitlines() if "reviews.tsv" in line]
+    assert "a file of the user's own | unknown" in row
 
 
 def test_the_card_is_filled_in(default_params, metrics):
@@ -129,13 +131,6 @@ def test_figures_of_one_member_are_not_passed_off_as_the_ensembles(root, default
     assert f"{said}qqp." in text.split("## Challenge files")[1].split("\n## ")[0]
 
 
-def test_more_rows_of_the_users_own_are_named_and_no_licence_is_made_up_for_them(default_params, metrics):
-    found = read_json(metrics / "data.json")
-    write_json(metrics / "data.json", found | {"extra_train": {"sst": "reviews.tsv"}})
-    (row,) = [line for line in card_of(default_params, metrics).splitlines() if "reviews.tsv" in line]
-    assert "a file of the user's own | unknown" in row
-
-
 @pytest.mark.parametrize("name", ["slices", "calibration", "robustness", "challenges"])
 def test_what_was_not_measured_has_no_section(default_params, metrics, name):
     (metrics / f"{name}.json").unlink()
@@ -161,10 +156,3 @@ def test_a_text_from_data_shows_as_text(default_params, metrics):
     )
     assert html.count("<h1>") == 1
     assert html.count("<table>") == 7, "a header without bars of its own makes no table"
-
-
-def test_the_same_run_gives_the_same_bytes(default_params, metrics):
-    assert card_of(default_params, metrics) == card_of(default_params, metrics)
-    before = card_of(default_params, metrics)
-    write_json(metrics / "slices.json", read_json(metrics / "slices.json"))
-    assert card_of(default_params, metrics) == before

@@ -3,7 +3,7 @@ import pandas as pd
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from bertrio.analysis.errors import describe_worst, distance, nearest, strongest_changes, worst_rows
+from bertrio.analysis.errors import describe_worst, distance, nearest, row_error, strongest_changes
 from bertrio.analysis.words import NearWords, words_of
 from bertrio.core.tasks import Binary, Classes, Predicted, Score, Task
 from bertrio.evaluation.predictions import Scored
@@ -41,17 +41,11 @@ def near(tokenizer):
     return NearWords(dict.fromkeys(words, 1), tokenizer, rng.normal(size=(len(tokenizer), 8)))
 
 
-def test_the_worst_are_confident_and_wrong():
-    probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4], [0.1, 0.9], [0.2, 0.8]])
-    scored = Scored(np.array([0.0, 0, 1, 1, 0]), probabilities.argmax(1).astype(float), probabilities)
-    assert worst_rows(scored, SINGLE, 2).tolist() == [1, 4], "the first of equals first"
-    assert worst_rows(scored, SINGLE, 9).tolist() == [1, 4, 2], "rows that are right are none of the worst"
-
-
-def test_the_worst_scores_are_the_furthest():
-    scored = Scored(np.array([0.0, 2, 5, 3]), np.array([1.0, 2, 1, 5]))
-    assert worst_rows(scored, PAIR, 3).tolist() == [2, 3, 0]
-    assert worst_rows(scored, PAIR, 0).tolist() == []
+def test_row_errors():
+    probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
+    scored = Scored(np.array([0.0, 0, 1]), probabilities.argmax(1).astype(float), probabilities)
+    assert row_error(scored, SINGLE).tolist() == [0, 0.8, 0.6], "the confidence in a wrong class"
+    assert row_error(Scored(np.array([0.0, 2, 5]), np.array([1.0, 2, 1])), PAIR).tolist() == [1, 0, 4]
 
 
 def test_neighbours_are_those_that_scikit_learn_finds():

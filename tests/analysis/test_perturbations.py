@@ -10,28 +10,17 @@ from bertrio.analysis.perturbations import (
     EDITS,
     clause_appended,
     contracted,
-    each,
+    edit_each,
     expanded,
     gender_swapped,
-    lower_case,
     names_swapped,
-    order_swapped,
     perturbations,
     punctuation_added,
     punctuation_removed,
     robustness,
     typo,
-    upper_case,
-    write_robustness,
 )
-from bertrio.analysis.scorer import Scorer
-from bertrio.core.files import read_json
-from bertrio.core.runtime import set_up
 from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
-from bertrio.inference.trained_model import TrainedModel
-from bertrio.model.config import ModelConfig
-from bertrio.model.encoder import initial_transformer
-from bertrio.model.multitask import build_model
 
 TEXTS = [
     "It 's a lovely film , and Thomas does n't know it .",
@@ -50,14 +39,9 @@ TEXTS = [
 @pytest.mark.parametrize(
     ("edit", "text", "expected"),
     [
-        (lower_case, "Is It?", "is it?"),
-        (lower_case, "is it?", None),
-        (upper_case, "Is it?", "IS IT?"),
-        (upper_case, "42", None),
         (punctuation_removed, "Well , it is : good .", "Well it is good"),
         (punctuation_removed, "At 3.50, by the U.S. side?", "At 3.50 by the U.S side"),
         (punctuation_removed, "great!", None),
-        (punctuation_removed, "?", None),
         (punctuation_added, "a good film", "a good film."),
         (punctuation_added, "is it?", "is it??"),
         (punctuation_added, "great!", None),
@@ -80,35 +64,26 @@ TEXTS = [
     ],
 )
 def test_examples(edit, text, expected):
-    assert edit(text) == expected
+    assert edit(text) == (text if expected is None else expected)
 
 
-@pytest.mark.parametrize("edit", EDITS, ids=lambda edit: edit.__name__)
-def test_an_edit_depends_on_the_text_alone_and_changes_it_or_says_that_it_can_not(edit):
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edit_depends_on_the_text_alone_and_leaves_something(edit):
     edited = [edit(text) for text in TEXTS]
     assert [edit(text) for text in reversed(TEXTS)] == edited[::-1]
-    assert all(new is None or (new != text and new.strip()) for text, new in zip(TEXTS, edited))
-    assert any(edited)
+    assert edited != TEXTS
+    assert all(new for (new,) in (edit_each(edit, (text,)) for text in TEXTS))
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_a_typo_swaps_two_neighbours_inside_a_word(seed):
-    for text in TEXTS:
-        new = typo(text, seed)
-        if new is None:
-            assert not re.search(r"[^\W\d_]{4}", text)
-            continue
+def test_a_typo_swaps_two_neighbours_inside_a_word():
+    for text in [f"{text} {place}" for text in TEXTS for place in range(20)]:
+        new = typo(text)
         apart = [place for place, (one, other) in enumerate(zip(text, new)) if one != other]
+        if not apart:
+            assert new == text and not re.search(r"[^\W\d_]{4}", text)
+            continue
         assert len(apart) == 2 and apart[1] == apart[0] + 1 and Counter(text) == Counter(new)
         assert text[apart[0] - 1].isalpha() and text[apart[1] + 1].isalpha()
-
-
-def test_what_is_taken_away_or_added_is_punctuation():
-    def letters(text):
-        return re.sub(r"[\W_]", "", text)
-
-    for edit in (punctuation_removed, punctuation_added):
-        assert all(letters(edit(text) or text) == letters(text) for text in TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -118,16 +93,10 @@ def test_expanding_undoes_contracting(text):
     assert expanded(contracted(text)) == text
 
 
-def test_swapping_genders_twice_changes_nothing_where_words_have_one_counterpart():
-    text = "The king's wife and her son: she, a lady, and her Brothers. HE saw himself, an actor."
-    assert gender_swapped(gender_swapped(text)) == text
-
-
 def test_a_pair_gets_the_same_edit_in_both_texts():
     pair = ("Is James here?", "Has James come to her?")
-    assert each(names_swapped)(pair) == ("Is Robert here?", "Has Robert come to her?")
-    assert each(gender_swapped)(pair) == ("Is James here?", "Has James come to him?")
-    assert each(gender_swapped)(("a", "b")) is None
+    assert edit_each(names_swapped, pair) == ("Is Robert here?", "Has Robert come to her?")
+    assert edit_each(gender_swapped, pair) == ("Is James here?", "Has James come to him?")
 
 
 @pytest.mark.parametrize(
@@ -144,11 +113,6 @@ def test_texts_change_places_where_the_answer_can_not(kind, target, swapped):
     found = perturbations(Task("t", kind, "cross", target))
     assert ("order_swapped" in found) == swapped
     assert len(found) == len(EDITS) + swapped
-
-
-def test_swapping_the_order_needs_two_texts():
-    assert order_swapped(("a", "b")) == ("b", "a")
-    assert order_swapped(("a", "a")) is None
 
 
 class Simple:
@@ -174,17 +138,11 @@ def test_flips_are_counted_over_the_rows_that_the_edit_applies_to():
     assert found["lower_case"]["n"] == 2 and found["lower_case"]["flips"] == 1.0
     assert found["lower_case"]["shift"] == pytest.approx(2 * certain - 1)
     assert (found["upper_case"]["n"], found["upper_case"]["flips"]) == (3, pytest.approx(2 / 3))
+    expected = binomtest(2, 3).proportion_ci(0.95, method="wilson")
+    assert (found["upper_case"]["low"], found["upper_case"]["high"]) == pytest.approx(tuple(expected), abs=1e-6)
     assert (found["clause_appended"]["n"], found["clause_appended"]["flips"]) == (4, 0.5)  # it begins with a capital
     assert found["punctuation_added"]["flips"] == found["punctuation_added"]["shift"] == 0.0
     assert found["names_swapped"] == {"n": 0, "flips": None, "shift": None, "low": None, "high": None}
-
-
-@pytest.mark.parametrize("name", ["lower_case", "upper_case", "clause_appended", "punctuation_added"])
-def test_intervals_are_wilsons(name):
-    task = Task("t", "single", "cross", Binary())
-    of = robustness(Simple(task, lambda text: [1.0 if text.islower() else -1.0]), task, SINGLE)[name]
-    expected = binomtest(round(of["flips"] * of["n"]), of["n"]).proportion_ci(0.95, method="wilson")
-    assert (of["low"], of["high"]) == pytest.approx(tuple(expected), abs=1e-6)
 
 
 def test_the_shift_of_classes_is_that_of_the_class_predicted_before():
@@ -211,26 +169,3 @@ def test_a_score_flips_beyond_a_tenth_of_its_range(by, flips):
     assert found["flips"] == flips and found["shift"] == pytest.approx(by)
     clipped = Simple(task, lambda a, b: [5.0 + by * ("today" in a)])  # what is handed in stays within the range
     assert robustness(clipped, task, PAIRS)["clause_appended"]["shift"] == 0.0
-
-
-def test_a_real_model_that_reads_no_case_is_not_moved_by_it(default_params, default_tasks, tokenizer, tmp_path):
-    runtime = set_up(1, "cpu", "float32", 1)
-    initial_transformer(default_params.encoder, len(tokenizer)).save_pretrained(tmp_path / "encoder")
-    network = build_model(default_params, tmp_path / "encoder", runtime)
-    model = TrainedModel("m", network, tokenizer, ModelConfig.from_params(default_params), batch_size=4)
-    scorer = Scorer(dict.fromkeys(default_tasks, model))
-    pairs = pd.DataFrame({"text_a": ["A good film", "Is this BAD"], "text_b": ["a bad question", "why is James bad"]})
-    rows = {"sst": SINGLE, "qqp": pairs, "sts": pairs}
-    for name in ("one", "two"):
-        write_robustness(scorer, default_tasks, rows, tmp_path / f"{name}.json")
-    assert (tmp_path / "one.json").read_bytes() == (tmp_path / "two.json").read_bytes()
-    found = read_json(tmp_path / "one.json")
-    assert list(found) == ["sst", "qqp", "sts"]
-    for of in found.values():
-        assert of["model"] == "m"
-        for name in ("lower_case", "upper_case"):
-            assert of[name]["n"] >= 2 and of[name]["flips"] == 0.0 and of[name]["shift"] < 1e-5
-        assert of["clause_appended"]["shift"] > 1e-4
-    swapped = scorer.predict("sts", pairs.rename(columns={"text_a": "text_b", "text_b": "text_a"}))
-    moved = np.abs(swapped.values - scorer.predict("sts", pairs).values).mean()
-    assert found["sts"]["order_swapped"]["shift"] == pytest.approx(moved, abs=1e-5)

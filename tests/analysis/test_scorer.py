@@ -33,17 +33,6 @@ def test_it_says_of_the_rows_of_dev_what_the_run_said(finished):
             np.testing.assert_array_equal(found.probabilities, np.stack(of(table, task, "probabilities")))
 
 
-def test_the_company_that_a_row_is_in_makes_no_difference(finished):
-    scorer = load(finished.params())
-    rows = dev("qqp")
-    shuffled = rows.sample(frac=1, random_state=0)
-    one, other = scorer.predict("qqp", rows), scorer.predict("qqp", shuffled)
-    np.testing.assert_allclose(one.probabilities[shuffled.index], other.probabilities, atol=1e-5)
-    vectors, others = scorer.embed("qqp", rows), scorer.embed("qqp", shuffled)
-    np.testing.assert_allclose(vectors[shuffled.index], others, atol=1e-5)
-    assert vectors.shape == (len(rows), 16)
-
-
 def test_a_pair_encoded_apart_is_the_mean_of_its_texts(run):
     overrides = {"tasks": {"sts": {"encoding": "bi", "head": "siamese"}}}
     params = run.params(**overrides)

@@ -6,7 +6,6 @@ from sklearn.metrics import accuracy_score
 
 from bertrio.analysis import slices
 from bertrio.analysis.slices import Facts, as_json, families, measure_slices
-from bertrio.analysis.words import count_words
 from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
 from bertrio.evaluation.predictions import Scored
 
@@ -19,7 +18,7 @@ def facts(task, rows, labels, train=()):
     columns = list(task.text_columns)
     frame = pd.DataFrame([row if isinstance(row, tuple) else (row,) for row in rows], columns=columns)
     train = pd.DataFrame([row if isinstance(row, tuple) else (row,) for row in train], columns=columns, dtype=str)
-    return Facts(task, frame, np.array(labels, float), train, count_words(train, columns))
+    return Facts(task, frame.assign(label=np.array(labels, float)), train)
 
 
 def test_length_counts_the_words_of_the_longer_text():

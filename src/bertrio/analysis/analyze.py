@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from bertrio.analysis.card import write_card
 from bertrio.analysis.challenges import write_challenges
-from bertrio.analysis.errors import describe_worst, row_error, worst_rows
+from bertrio.analysis.errors import describe_worst, row_error
 from bertrio.analysis.labels import suspects
-from bertrio.analysis.perturbations import write_robustness
+from bertrio.analysis.perturbations import robustness
 from bertrio.analysis.scorer import Scorer
 from bertrio.analysis.slices import Facts, as_json, measure_slices, slice_metric
 from bertrio.analysis.words import NearWords, count_words
@@ -41,10 +41,10 @@ def analyze(
     plots: str | Path,
     card: str | Path,
 ) -> None:
-    """Writes what is wrong where, of the ensemble's predictions for dev, and how its models take changed texts.
+    """Write what is wrong where, of the ensemble's predictions for dev, and how its models take changed texts.
 
     `predictions`/analysis gets errors.json (`{task: rows}`, see `describe_worst`) and suspects.csv (columns `task`,
-    `id`, `label`, and see `suspects`), `metrics` slices.json (see `as_json`), robustness.json (`write_robustness`) and
+    `id`, `label`, and see `suspects`), `metrics` slices.json (see `as_json`), robustness.json (`robustness`) and
     challenges.json (`write_challenges`), `plots`/slices a CSV file and a picture of each task's slices, and `card` the
     model card. Rows of dev that the ensemble was chosen on, and rows without a label, are left out of errors, suspects
     and slices.
@@ -66,60 +66,64 @@ def analyze(
     frame = read_predictions(predictions / "ensemble.parquet")
     check_tasks(frame, tasks)
     scorer = Scorer.load(params, tasks, models)
-    data = {name: _Rows.of(task, frame, Path(splits) / name) for name, task in tasks.items()}
-    for name, rows in data.items():
-        if rows.table.empty:
-            say(f"analyze: dev of {name} has no labelled rows to look for errors in")
+    data = {name: _load_rows(task, frame, Path(splits) / name) for name, task in tasks.items()}
+    errors, slices, changes = {}, {}, {}
     with progress("analyze", total=len(tasks)) as bar:
-        parts = {}
         for name, rows in data.items():
-            parts[name] = _analyze_task(scorer, tasks[name], rows, params.analyze)
+            if rows.table.empty:
+                say(f"analyze: dev of {name} has no labelled rows to look for errors in")
+            errors[name] = _worst(scorer, tasks[name], rows, params.analyze)
+            slices[name] = measure_slices(Facts(tasks[name], rows.table, rows.train), rows.scored)
+            asked = robustness(scorer, tasks[name], _drawn(rows.dev, params.analyze.rows))
+            changes[name] = {"model": scorer.models[name].name, **asked}
             bar.advance(note=name)
-    write_json(predictions / "analysis" / "errors.json", {name: part["errors"] for name, part in parts.items()})
+    write_json(predictions / "analysis" / "errors.json", errors)
     write_csv(_suspects(tasks, data), predictions / "analysis" / "suspects.csv", quoted=True)
-    _write_slices({name: part["slices"] for name, part in parts.items()}, tasks, metrics, plots)
-    dev = {name: _drawn(rows.dev, params.analyze.rows) for name, rows in data.items()}
-    write_robustness(scorer, tasks, dev, metrics / "robustness.json")
+    _write_slices(slices, tasks, metrics, plots)
+    write_json(metrics / "robustness.json", changes)
     labelled = {name: rows.table for name, rows in data.items()}
     beside = predictions / "analysis" / "challenges"
     write_challenges(scorer, tasks, params.evaluate.challenges, labelled, metrics / "challenges.json", beside)
     write_card(params, tasks, metrics=metrics, path=card)
 
 
-class _Rows:
-    """The rows of one task: `dev`, all of it; `table`, its labelled rows with `prediction`; `scored`, them; `train`."""
+class _Rows(NamedTuple):
+    """The rows of one task.
 
-    def __init__(self, task: Task, dev: pd.DataFrame, table: pd.DataFrame, train: pd.DataFrame) -> None:
-        self.dev, self.train = dev, train
-        self.scored = Scored.of(table)
-        bad = row_error(self.scored, task)
-        self.table = table.drop(columns=["probabilities"]).assign(row_error=bad)
+    Args:
+        dev: all rows of dev.
+        table: its labelled rows that no ensemble was chosen on, with `prediction` and `row_error`.
+        scored: these.
+        train: the training rows.
+    """
 
-    @classmethod
-    def of(cls, task: Task, frame: pd.DataFrame, folder: Path) -> _Rows:
-        """From the prediction table and the folder of the task's splits."""
-        dev, train = (read_table(folder / f"{split}.parquet") for split in ("dev", "train"))
-        own = frame[(frame["task"] == task.name) & frame["split"].isin(["dev", "selection"])]
-        said = own[["id", "split", "prediction", "probabilities"]]
-        joined = dev.merge(said, on="id", how="left", validate="one_to_one")
-        if len(own) != len(dev) or joined["split"].isna().any():
-            raise UserError(
-                f"{folder / 'dev.parquet'}: predictions/ensemble.parquet has predictions for {len(own)} rows of dev of "
-                f"task {task.name}, expected one for each of these {len(dev)}; run dvc repro, or the stages in order"
-            )
-        measured = joined[(joined["split"] == "dev") & joined["label"].notna()]
-        return cls(task, dev, measured.reset_index(drop=True), train)
+    dev: pd.DataFrame
+    table: pd.DataFrame
+    scored: Scored
+    train: pd.DataFrame
 
 
-def _analyze_task(scorer: Scorer, task: Task, rows: _Rows, options: AnalyzeParams) -> dict[str, Any]:
-    """`errors`, the descriptions of the worst rows, and `slices`, their table."""
-    counts, model = count_words(rows.train, task.text_columns), scorer.models[task.name]
-    near = NearWords(counts, model.tokenizer, model.word_vectors())
-    worst = rows.table.iloc[worst_rows(rows.scored, task, options.worst)]
-    train = _drawn(rows.train, options.rows)
-    described = describe_worst(scorer, task, worst, train, near, NEIGHBOURS, WORDS)
-    facts = Facts(task, rows.table, rows.scored.labels, rows.train, counts)
-    return {"errors": described, "slices": measure_slices(facts, rows.scored)}
+def _load_rows(task: Task, frame: pd.DataFrame, folder: Path) -> _Rows:
+    """Join the prediction table with the task's splits."""
+    dev, train = (read_table(folder / f"{split}.parquet") for split in ("dev", "train"))
+    predicted = frame[(frame["task"] == task.name) & frame["split"].isin(["dev", "selection"])]
+    columns = predicted[["id", "split", "prediction", "probabilities"]]
+    joined = dev.merge(columns, on="id", how="left", validate="one_to_one")
+    if len(predicted) != len(dev) or joined["split"].isna().any():
+        raise UserError(
+            f"{folder / 'dev.parquet'}: predictions/ensemble.parquet has predictions for {len(predicted)} rows of dev "
+            f"of task {task.name}, expected one for each of these {len(dev)}; run dvc repro, or the stages in order"
+        )
+    table = joined[(joined["split"] == "dev") & joined["label"].notna()].reset_index(drop=True)
+    scored = Scored.of(table)
+    return _Rows(dev, table.drop(columns="probabilities").assign(row_error=row_error(scored, task)), scored, train)
+
+
+def _worst(scorer: Scorer, task: Task, rows: _Rows, options: AnalyzeParams) -> list[dict[str, Any]]:
+    model = scorer.models[task.name]
+    near = NearWords(count_words(rows.train, task.text_columns), model.tokenizer, model.word_vectors())
+    worst = rows.table[rows.table["row_error"] > 0].nlargest(options.worst, "row_error")
+    return describe_worst(scorer, task, worst, _drawn(rows.train, options.rows), near, NEIGHBOURS, WORDS)
 
 
 def _drawn(frame: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -132,19 +136,17 @@ def _drawn(frame: pd.DataFrame, most: int) -> pd.DataFrame:
 def _suspects(tasks: Mapping[str, Task], data: Mapping[str, _Rows]) -> pd.DataFrame:
     parts = []
     for name, task in tasks.items():
-        found = suspects(data[name].scored, task)
-        rows = data[name].table.iloc[found["row"].to_numpy(int)].reset_index(drop=True)
-        texts = {ours: rows[theirs] for ours, theirs in zip(("text", "text_b"), task.text_columns)}
-        own = {"task": name, "id": rows["id"], "label": rows["label"]}
-        parts.append(pd.DataFrame({**own, "suggested": found["suggested"], "doubt": found["doubt"].round(4), **texts}))
+        doubtful = suspects(data[name].scored, task)
+        rows = data[name].table.iloc[doubtful["row"].to_numpy(int)].reset_index(drop=True)
+        rows = rows.rename(columns={"text_a": "text"}).assign(task=name, doubt=doubtful["doubt"].round(4))
+        parts.append(rows.assign(suggested=doubtful["suggested"]))
     return pd.concat(parts, ignore_index=True).reindex(columns=SUSPECT_COLUMNS)
 
 
 def _write_slices(slices: Mapping[str, pd.DataFrame], tasks: Mapping[str, Task], metrics: Path, plots: Path) -> None:
-    metric = {name: slice_metric(tasks[name]) for name in slices}
-    write_json(metrics / "slices.json", {name: as_json(own, metric[name]) for name, own in slices.items() if len(own)})
+    metric = {name: slice_metric(tasks[name]) for name, table in slices.items() if len(table)}
+    write_json(metrics / "slices.json", {name: as_json(slices[name], metric[name]) for name in metric})
     (plots / "slices").mkdir(parents=True, exist_ok=True)
-    for name, own in slices.items():
-        if len(own):
-            write_csv(own.round(6), plots / "slices" / f"{name}.csv")
-            slices_picture(own, name, plots / "slices" / f"{name}.png", metric[name])
+    for name in metric:
+        write_csv(slices[name].round(6), plots / "slices" / f"{name}.csv")
+        slices_picture(slices[name], name, plots / "slices" / f"{name}.png", metric[name])

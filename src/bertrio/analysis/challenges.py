@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +33,7 @@ def write_challenges(
     metrics_path: str | Path,
     predictions_path: str | Path,
 ) -> None:
-    """Measures the model on each file of `evaluate.challenges`.
+    """Measure the model on each file of `evaluate.challenges`.
 
     Args:
         scorer: the model.
@@ -51,33 +50,35 @@ def write_challenges(
         UserError: if a file or column is missing, or none of a file's rows can be used.
     """
     folder, report = Path(predictions_path), {}
-    beside: dict[str, dict[str, float]] = {}
     shutil.rmtree(folder, ignore_errors=True)
     for name, challenge in challenges.items():
         task = tasks[challenge.task]
         rows, rejects = read_challenge(name, challenge, task)
-        write_rejects(folder / f"{name}-rejects.csv", rejects)
-        say(f"challenge {name}: {len(rows)} rows of task {task.name}; {_rejected(rejects, folder, name)}")
+        rejects_path = folder / f"{name}-rejects.csv"
+        write_rejects(rejects_path, rejects)
+        see = f", see {rejects_path}" if rejects else ""
+        say(f"challenge {name}: {len(rows)} rows of task {task.name}; {len(rejects)} rejected{see}")
         if rows.empty:
-            raise UserError(f"evaluate.challenges.{name}: {challenge.path}: found no row that can be used, see above")
-        table = _predicted(scorer, task, name, rows)
+            raise UserError(f"evaluate.challenges.{name}: {challenge.path}: found no row that can be used{see}")
+        table = _predict(scorer, task, name, rows)
         write_predictions(table, folder / f"{name}.parquet")
-        if task.name not in beside:
-            beside[task.name] = _metrics(_predicted(scorer, task, "dev", dev[task.name]), "dev", tasks, task)
         report[name] = {
             "task": task.name,
             "model": scorer.models[task.name].name,
             "n": len(rows),
             "rejected": len(rejects),
-            **_metrics(table, name, tasks, task),
+            **evaluate_predictions(table, tasks)[name][task.name],
             "intervals": intervals(table, tasks)[name][task.name],
-            "dev": beside[task.name],
+            "dev": {},
         }
+        if len(dev[task.name]):
+            on_dev = _predict(scorer, task, "dev", dev[task.name])
+            report[name]["dev"] = evaluate_predictions(on_dev, tasks)["dev"][task.name]
     write_json(metrics_path, report)
 
 
 def read_challenge(name: str, challenge: Challenge, task: Task) -> tuple[pd.DataFrame, list[Reject]]:
-    """The rows of a challenge in the layout of its task, and those that can't be used.
+    """Return the rows of a challenge in the layout of its task, and those that can't be used.
 
     Raises:
         UserError: if the file or a column is missing, or there are no labels.
@@ -89,17 +90,5 @@ def read_challenge(name: str, challenge: Challenge, task: Task) -> tuple[pd.Data
     return read_file(path, task, name, columns, param, "path", challenge.delimiter)
 
 
-def _predicted(scorer: Scorer, task: Task, split: str, rows: pd.DataFrame) -> pd.DataFrame:
+def _predict(scorer: Scorer, task: Task, split: str, rows: pd.DataFrame) -> pd.DataFrame:
     return predicted_rows(task, split, rows["id"], rows["label"].to_numpy(), scorer.predict(task.name, rows))
-
-
-def _metrics(table: pd.DataFrame, split: str, tasks: Mapping[str, Task], task: Task) -> dict[str, float]:
-    return evaluate_predictions(table, tasks).get(split, {}).get(task.name, {})
-
-
-def _rejected(rejects: list[Reject], folder: Path, name: str) -> str:
-    if not rejects:
-        return "none rejected"
-    reasons = sorted(Counter(reject.reason for reject in rejects).items())
-    listed = ", ".join(f"{count} {reason}" for reason, count in reasons)
-    return f"rejected {len(rejects)} ({listed}), see {folder / name}-rejects.csv"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from bertrio.analysis.scorer import Scorer
 from bertrio.analysis.words import WORD, NearWords, instead, unit, without, words_of
 from bertrio.core.tasks import Array, Predicted, Task
 from bertrio.evaluation.predictions import Scored
-
-Positions = NDArray[np.int64]
 
 
 def row_error(scored: Scored, task: Task) -> Array:
@@ -24,17 +21,10 @@ def row_error(scored: Scored, task: Task) -> Array:
     return np.abs(scored.predictions - scored.labels)
 
 
-def worst_rows(scored: Scored, task: Task, count: int) -> Positions:
-    """Positions of the `count` worst rows, or as many as are wrong at all, the worst first and the first of equals."""
-    bad = row_error(scored, task)
-    order = np.argsort(-bad, kind="stable")[:count]
-    return order[bad[order] > 0]
-
-
 def describe_worst(
     scorer: Scorer, task: Task, rows: pd.DataFrame, train: pd.DataFrame, near: NearWords, neighbours: int, words: int
 ) -> list[dict[str, Any]]:
-    """What there is to say of the worst rows, in their order.
+    """Describe the worst rows, in their order.
 
     Args:
         scorer: asked about training rows and changed texts.
@@ -62,32 +52,32 @@ def describe_worst(
             "neighbours": like,
             "change": change,
         }
-        for (_, row), like, change in zip(rows.iterrows(), seen, changes)
+        for row, like, change in zip(rows.to_dict("records"), seen, changes)
     ]
 
 
 def nearest(
     scorer: Scorer, task: Task, rows: pd.DataFrame, train: pd.DataFrame, count: int
 ) -> list[list[dict[str, Any]]]:
-    """The training rows nearest to each row by the cosine of their pooled vectors, the nearest first.
+    """Find the training rows nearest to each row by the cosine of their pooled vectors, the nearest first.
 
     Returns:
         For each row a list of `{"id", "texts", "label", "similarity"}`.
     """
     if rows.empty or train.empty:
         return [[] for _ in range(len(rows))]
-    own, others = (unit(scorer.embed(task.name, frame)) for frame in (rows, train))
-    cosines = own @ others.T
+    one, other = (unit(scorer.embed(task.name, frame)) for frame in (rows, train))
+    cosines = one @ other.T
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
     return [
         [
             {
-                "id": train["id"].iloc[place],
-                "texts": [train[column].iloc[place] for column in task.text_columns],
-                "label": float(train["label"].iloc[place]),
+                "id": seen["id"],
+                "texts": [seen[column] for column in task.text_columns],
+                "label": float(seen["label"]),
                 "similarity": float(cosine[place]),
             }
-            for place in places
+            for place, seen in zip(places, train.iloc[places].to_dict("records"))
         ]
         for places, cosine in zip(order, cosines)
     ]
@@ -96,7 +86,7 @@ def nearest(
 def strongest_changes(
     scorer: Scorer, task: Task, rows: pd.DataFrame, near: NearWords, words: int
 ) -> list[dict[str, Any] | None]:
-    """Of each row the change of one word that moves the prediction most.
+    """Find for each row the change of one word that moves the prediction most.
 
     Every word is left out once, and once replaced by each of its near words, and in a pair by the nearest word of the
     other text. How far a prediction moves is the distance of the scores, or of the probabilities, half their absolute
@@ -109,23 +99,22 @@ def strongest_changes(
         "to": null where the word is left out, "changed": the text then, "before", "after": predictions, and for classes
         "confidence_before", "confidence_after": their probabilities}`; None for a row without a word.
     """
-    edits = [edit for place in range(len(rows)) for edit in _edits(rows.iloc[place], place, task.text_columns)]
-    options = near.near((edit["from"].lower() for edit in edits), words)
-    edits = [
-        tried for edit in edits for tried in _variants(edit, [*options[edit["from"].lower()], *_across(edit, near)])
+    columns = list(task.text_columns)
+    texts = rows[columns].to_numpy().tolist()
+    options = near.near((word for row in texts for text in row for word in words_of(text)), words)
+    edits = list(_edits(texts, options, near))
+    changed = [list(texts[edit["row"]]) for edit in edits]
+    for edit, row in zip(edits, changed):
+        row[edit["text"]] = edit["changed"]
+    before = scorer.predict(task.name, rows)
+    after = scorer.predict(task.name, pd.DataFrame(changed, columns=columns, dtype=object))
+    places = [edit["row"] for edit in edits]
+    moved = pd.Series(distance(before.take(places), after))
+    best = moved.groupby(np.array(places, dtype=np.int64)).idxmax() if edits else {}
+    return [
+        _change(edits[best[row]], before.take([row]), after.take([best[row]])) if row in best else None
+        for row in range(len(texts))
     ]
-    changed = rows[list(task.text_columns)].iloc[[edit["row"] for edit in edits]].reset_index(drop=True)
-    for column, name in enumerate(task.text_columns):
-        changed[name] = [
-            edit["changed"] if edit["text"] == column else text for edit, text in zip(edits, changed[name])
-        ]
-    before, after = scorer.predict(task.name, rows), scorer.predict(task.name, changed)
-    moved = distance(before.take([edit["row"] for edit in edits]), after)
-    best: dict[int, int] = {}
-    for place, edit in enumerate(edits):
-        if edit["row"] not in best or moved[place] > moved[best[edit["row"]]]:
-            best[edit["row"]] = place
-    return [_told(edits[best[row]], before, row, after, best[row]) if row in best else None for row in range(len(rows))]
 
 
 def distance(one: Predicted, other: Predicted) -> Array:
@@ -135,41 +124,28 @@ def distance(one: Predicted, other: Predicted) -> Array:
     return np.abs(one.probabilities - other.probabilities).sum(axis=1) / 2
 
 
-def _edits(row: pd.Series, place: int, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Every word of a row, to be changed: `row`, `text`, `position`, `from`, `span` in the `original`, `other` text."""
-    return [
-        {
-            "row": place,
-            "text": number,
-            "position": position,
-            "from": found.group(),
-            "span": found.span(),
-            "original": row[column],
-            "other": " ".join(row[name] for name in columns if name != column),
-        }
-        for number, column in enumerate(columns)
-        for position, found in enumerate(WORD.finditer(row[column]))
-    ]
+def _edits(
+    texts: Sequence[Sequence[str]], options: Mapping[str, Sequence[str]], near: NearWords
+) -> Iterator[dict[str, Any]]:
+    """Every word of every row left out, and replaced by each of its `options` and by the nearest word of the other
+    text."""
+    for row, pair in enumerate(texts):
+        for number, text in enumerate(pair):
+            across = words_of(" ".join([*pair[:number], *pair[number + 1 :]]))
+            for position, match in enumerate(WORD.finditer(text)):
+                word = match.group().lower()
+                nearest_there = near.nearest_of(word, across)
+                for to in dict.fromkeys([None, *options.get(word, ()), *([nearest_there] if nearest_there else [])]):
+                    changed = without(text, *match.span()) if to is None else instead(text, *match.span(), to)
+                    edit = {"row": row, "text": number, "position": position, "from": match.group(), "to": to}
+                    yield {**edit, "changed": changed}
 
 
-def _across(edit: dict[str, Any], near: NearWords) -> list[str]:
-    """The word of the other text of a pair that is nearest to the word."""
-    found = near.nearest_of(edit["from"].lower(), words_of(edit["other"]))
-    return [] if found is None else [found]
-
-
-def _variants(edit: dict[str, Any], words: Sequence[str]) -> list[dict[str, Any]]:
-    """The word left out, and each of `words` in its place."""
-    text, (start, end) = edit["original"], edit["span"]
-    texts: dict[str | None, str] = {None: without(text, start, end)}
-    texts |= {word: instead(text, start, end, word) for word in words}
-    return [{**edit, "to": word, "changed": changed} for word, changed in texts.items()]
-
-
-def _told(edit: dict[str, Any], before: Predicted, row: int, after: Predicted, place: int) -> dict[str, Any]:
-    told = {key: edit[key] for key in ("text", "position", "from", "to", "changed")}
-    told |= {"before": float(before.values[row]), "after": float(after.values[place])}
-    for name, of, at in (("confidence_before", before, row), ("confidence_after", after, place)):
-        if of.probabilities is not None:
-            told[name] = float(of.probabilities[at, int(of.values[at])])
-    return told
+def _change(edit: dict[str, Any], before: Predicted, after: Predicted) -> dict[str, Any]:
+    """Return an edit with the predictions of its row before and after it."""
+    change = {key: value for key, value in edit.items() if key != "row"}
+    change |= {"before": float(before.values[0]), "after": float(after.values[0])}
+    for name, predicted in (("confidence_before", before), ("confidence_after", after)):
+        if predicted.probabilities is not None:
+            change[name] = float(predicted.probabilities[0, int(predicted.values[0])])
+    return change

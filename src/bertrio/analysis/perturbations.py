@@ -6,24 +6,22 @@ questions, swapped gender), and the appended clause of Naik et al. 2018, "Stress
 Inference". Both texts of a pair are edited by the same rule, so that what they have in common stays in common; but for
 `typo`, of which each text gets one of its own.
 
-A function of one text gives the edited text, or None where there is nothing to edit. It depends on the text alone:
-what it draws, it draws from a generator seeded with the text, so that it is edited the same way wherever it stands.
+An edit is a function of one text, which it returns unchanged where there is nothing to edit. What it draws, it draws
+from a generator seeded with the text, so that a text is edited the same way wherever it stands.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
-from bertrio.core.files import write_json
-from bertrio.core.tasks import Array, Task
+from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import wilson
 
 if TYPE_CHECKING:
@@ -34,7 +32,24 @@ Texts = tuple[str, ...]
 CLAUSE = "This was written today."
 AUXILIARIES = "is|are|was|were|do|does|did|has|have|had|could|should|would|must|need"
 IRREGULAR = {"can not": "can't", "cannot": "can't", "will not": "won't"}
-SUBJECTS = "i|you|he|she|it|we|they|this|that|there|the|my|your|people"  # "don't you" is no "do not you"
+GOES_ON = r"(?= (?!n['\u2019]t)\w)"  # not at the end, as in "as old as I am", nor where "it is n't" goes on
+CONTRACTIONS = {
+    rf"\b({AUXILIARIES}) not\b": r"\1n't",
+    rf"\b(i) am{GOES_ON}": r"\1'm",
+    rf"\b(you|we|they) are{GOES_ON}": r"\1're",
+    rf"\b(it|that|he|she|there) is{GOES_ON}": r"\1's",
+    rf"\b(i|you|he|she|it|we|they) will{GOES_ON}": r"\1'll",
+}
+BEFORE = r"(?!\s+(?:i|you|he|she|it|we|they|this|that|there|the|my|your|people)\b)"  # "don't you" is no "do not you"
+EXPANSIONS = {  # not 's and 'd, which can stand for two words each
+    rf"\b(ca) ?n['\u2019]t\b{BEFORE}": r"\1nnot",
+    rf"\b(w)o ?n['\u2019]t\b{BEFORE}": r"\1ill not",
+    rf"\b({AUXILIARIES}) ?n['\u2019]t\b{BEFORE}": r"\1 not",
+    r"\b(i) ?['\u2019]m\b": r"\1 am",
+    r"\b(you|we|they) ?['\u2019]re\b": r"\1 are",
+    r"\b(i|you|he|she|it|we|they) ?['\u2019]ll\b": r"\1 will",
+    r"\b(i|you|we|they|could|should|would|might) ?['\u2019]ve\b": r"\1 have",
+}
 GENDERED = (
     "he-she himself-herself man-woman men-women boy-girl boys-girls father-mother fathers-mothers dad-mom son-daughter "
     "sons-daughters brother-sister brothers-sisters husband-wife husbands-wives uncle-aunt grandfather-grandmother "
@@ -60,7 +75,7 @@ STAND_INS = {
 }
 
 
-def typo(text: str, seed: int = 0) -> str | None:
+def typo(text: str) -> str:
     """Two neighbouring letters inside one word of four or more change places; its first and last letter stay."""
     places = [
         place
@@ -69,67 +84,35 @@ def typo(text: str, seed: int = 0) -> str | None:
         if text[place] != text[place + 1]
     ]
     if not places:
-        return None
-    place = random.Random(f"{seed} {text}").choice(places)
+        return text
+    place = random.Random(f"0 {text}").choice(places)
     return text[:place] + text[place + 1] + text[place] + text[place + 2 :]
 
 
-def lower_case(text: str) -> str | None:
-    """All letters small. Encoders without case can't see it."""
-    return _if_changed(text, text.lower())
-
-
-def upper_case(text: str) -> str | None:
-    """All letters capital. Encoders without case can't see it."""
-    return _if_changed(text, text.upper())
-
-
-def punctuation_removed(text: str) -> str | None:
+def punctuation_removed(text: str) -> str:
     """Full stops, commas, colons, semicolons and question marks at the ends of words go; an exclamation mark stays,
     for it can be all there is of a sentiment."""
-    return _if_changed(text, re.sub(r"\s*[.,;:?]+(?=\s|$)", "", text).strip())
+    return re.sub(r"\s*[.,;:?]+(?=\s|$)", "", text).strip()
 
 
-def punctuation_added(text: str) -> str | None:
+def punctuation_added(text: str) -> str:
     """A full stop where the text ends in a letter or digit; a second one, or question mark, where it ends in one."""
     if text[-1:].isalnum():
         return f"{text}."
-    return text + text[-1] if text[-1:] in (".", "?") else None
+    return text + text[-1] if text[-1:] in (".", "?") else text
 
 
-def contracted(text: str) -> str | None:
+def contracted(text: str) -> str:
     """Negated auxiliaries, and pronouns with is, are, am and will: "do not" becomes "don't", "it is" "it's"."""
-    short = text
-    for long, brief in IRREGULAR.items():
-        short = re.sub(rf"\b{long}\b", _cased(_always(brief)), short, flags=re.IGNORECASE)
-    goes_on = r"(?= (?!n['\u2019]t)\w)"  # not at the end, as in "as old as I am", nor where "it is n't" goes on
-    rules = {
-        rf"\b({AUXILIARIES}) not\b": r"\1n't",
-        rf"\b(i) am{goes_on}": r"\1'm",
-        rf"\b(you|we|they) are{goes_on}": r"\1're",
-        rf"\b(it|that|he|she|there) is{goes_on}": r"\1's",
-        rf"\b(i|you|he|she|it|we|they) will{goes_on}": r"\1'll",
-    }
-    return _if_changed(text, _replaced(short, rules))
+    return _substituted(_swapped(text, IRREGULAR, lambda match: IRREGULAR[match[0].lower()]), CONTRACTIONS)
 
 
-def expanded(text: str) -> str | None:
+def expanded(text: str) -> str:
     """The reverse: "don't" becomes "do not", also where a space parts them ("do n't").
 
-    Left alone are 's and 'd, which can stand for two words each, and negations before a subject, which would have to
-    change places with it.
+    Negations before a subject, which would have to change places with it, stay.
     """
-    before = rf"(?!\s+(?:{SUBJECTS})\b)"
-    rules = {
-        rf"\b(ca) ?n['\u2019]t\b{before}": r"\1nnot",
-        rf"\b(w)o ?n['\u2019]t\b{before}": r"\1ill not",
-        rf"\b({AUXILIARIES}) ?n['\u2019]t\b{before}": r"\1 not",
-        r"\b(i) ?['\u2019]m\b": r"\1 am",
-        r"\b(you|we|they) ?['\u2019]re\b": r"\1 are",
-        r"\b(i|you|he|she|it|we|they) ?['\u2019]ll\b": r"\1 will",
-        r"\b(i|you|we|they|could|should|would|might) ?['\u2019]ve\b": r"\1 have",
-    }
-    return _if_changed(text, _replaced(text, rules))
+    return _substituted(text, EXPANSIONS)
 
 
 def clause_appended(text: str) -> str:
@@ -137,7 +120,7 @@ def clause_appended(text: str) -> str:
     return f"{text}{'' if text[-1:] in ('.', '!', '?') else '.'} {CLAUSE}"
 
 
-def gender_swapped(text: str) -> str | None:
+def gender_swapped(text: str) -> str:
     """Words for men become those for women and the other way round, all at once: "he" and "she", "actress" and "actor".
 
     What "her" was, "him" or "his", is guessed from the word after it.
@@ -150,115 +133,84 @@ def gender_swapped(text: str) -> str | None:
         following = re.match(r" (\w+)", match.string[match.end() :])
         return "his" if following and following[1].lower() not in AFTER_OBJECT.split() else "him"
 
-    words = "|".join(sorted([*COUNTERPARTS, "her"], key=len, reverse=True))
-    return _if_changed(text, re.sub(rf"\b(?:{words})\b", _cased(other), text, flags=re.IGNORECASE))
+    return _swapped(text, [*COUNTERPARTS, "her"], other)
 
 
-def names_swapped(text: str) -> str | None:
+def names_swapped(text: str) -> str:
     """First names become others that are as frequent, of the same gender; a name becomes the same one everywhere."""
-    swapped = _cased(lambda match: STAND_INS[match[0].lower()])
-    return _if_changed(text, re.sub(rf"\b(?:{'|'.join(STAND_INS)})\b", swapped, text, flags=re.IGNORECASE))
+    return _swapped(text, STAND_INS, lambda match: STAND_INS[match[0].lower()])
 
 
-def order_swapped(texts: Texts) -> Texts | None:
+def order_swapped(texts: Texts) -> Texts:
     """The second text of a pair comes first."""
-    return texts[::-1] if len(set(texts)) == 2 else None
+    return texts[::-1]
 
 
-def each(edit: Callable[[str], str | None]) -> Callable[[Texts], Texts | None]:
-    """`edit` for every text of a row that has something to edit; None where none has."""
-
-    def edited(texts: Texts) -> Texts | None:
-        found = [edit(text) for text in texts]
-        if all(new is None for new in found):
-            return None
-        return tuple(text if new is None else new for text, new in zip(texts, found))
-
-    return edited
-
-
-EDITS = (
-    typo, lower_case, upper_case, punctuation_removed, punctuation_added, contracted, expanded, clause_appended,
-    gender_swapped, names_swapped,
-)  # fmt: skip
-SINGLE = {edit.__name__: each(edit) for edit in EDITS}
+EDITS: dict[str, Callable[[str], str]] = {
+    "typo": typo,
+    "lower_case": str.lower,
+    "upper_case": str.upper,
+    "punctuation_removed": punctuation_removed,
+    "punctuation_added": punctuation_added,
+    "contracted": contracted,
+    "expanded": expanded,
+    "clause_appended": clause_appended,
+    "gender_swapped": gender_swapped,
+    "names_swapped": names_swapped,
+}
 
 
-def perturbations(task: Task) -> dict[str, Callable[[Texts], Texts | None]]:
-    """Those that leave the labels of a task as they are, by name."""
+def perturbations(task: Task) -> dict[str, Callable[[Texts], Texts]]:
+    """Return those that leave the labels of a task as they are, by name: functions of a row's texts."""
+    by_name: dict[str, Callable[[Texts], Texts]] = {name: partial(edit_each, edit) for name, edit in EDITS.items()}
     turned = task.kind == "pair" and task.target.symmetric
-    return SINGLE | ({"order_swapped": order_swapped} if turned else {})
+    return by_name | ({"order_swapped": order_swapped} if turned else {})
 
 
-def write_robustness(
-    scorer: Scorer, tasks: Mapping[str, Task], rows_by_task: Mapping[str, pd.DataFrame], path: str | Path
-) -> None:
-    """Writes `{task: {"model": the name of the model that was asked, perturbation: figures}}`; see `robustness`.
-
-    Args:
-        scorer: the model to try.
-        tasks: all tasks, by name.
-        rows_by_task: the rows to try it on, with the task's text columns.
-        path: of the JSON file.
-    """
-    found = {
-        name: {"model": scorer.models[name].name, **robustness(scorer, tasks[name], rows)}
-        for name, rows in rows_by_task.items()
-    }
-    write_json(path, found)
+def edit_each(edit: Callable[[str], str], texts: Texts) -> Texts:
+    """Edit every text of a row; one of which nothing would be left stays."""
+    return tuple(edit(text) or text for text in texts)
 
 
 def robustness(scorer: Scorer, task: Task, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """What each perturbation does to the predictions for `rows`; no labels are needed.
+    """Measure what each perturbation does to the predictions for `rows`; no labels are needed.
 
     Returns:
-        By perturbation: `n`, the rows that it applies to; `flips`, the share of them whose prediction changes (of a
+        By perturbation: `n`, the rows that it changes; `flips`, the share of them whose prediction changes (of a
         score: by more than a tenth of its range); `low` and `high`, its 95 % Wilson interval; `shift`, the mean
         absolute change of the probability of what was predicted, or of the score. All but `n` are None where n is 0.
     """
     texts = [tuple(row) for row in rows[list(task.text_columns)].itertuples(index=False)]
     asked, places = list(texts), {}
     for name, perturb in perturbations(task).items():
-        edited = [(row, new) for row, text in enumerate(texts) if (new := perturb(text)) is not None]
+        edited = [(row, new) for row, text in enumerate(texts) if (new := perturb(text)) != text]
         places[name] = [row for row, _ in edited], range(len(asked), len(asked) + len(edited))
         asked += [new for _, new in edited]
     predicted = scorer.predict(task.name, pd.DataFrame(asked, columns=list(task.text_columns)))
-    return {
-        name: _figures(*task.target.change(predicted.take(before), predicted.take(after)))
-        for name, (before, after) in places.items()
-    }
+    figures: dict[str, dict[str, Any]] = {}
+    for name, (before, after) in places.items():
+        figures[name] = {"n": len(before), "flips": None, "shift": None, "low": None, "high": None}
+        if before:
+            flipped, shift = task.target.change(predicted.take(before), predicted.take(after))
+            flips = float(np.mean(flipped))
+            low, high = map(float, wilson(flips, len(before)))
+            figures[name] |= {"flips": flips, "shift": float(np.mean(shift)), "low": low, "high": high}
+    return figures
 
 
-def _figures(flipped: NDArray[np.bool_], shift: Array) -> dict[str, Any]:
-    n = len(flipped)
-    if not n:
-        return {"n": 0, "flips": None, "shift": None, "low": None, "high": None}
-    flips = float(np.mean(flipped))
-    low, high = wilson(flips, n)
-    return {"n": n, "flips": flips, "shift": float(np.mean(shift)), "low": float(low), "high": float(high)}
-
-
-def _if_changed(text: str, new: str) -> str | None:
-    return new if new and new != text else None
-
-
-def _replaced(text: str, rules: Mapping[str, str]) -> str:
+def _substituted(text: str, rules: Mapping[str, str]) -> str:
     for pattern, replacement in rules.items():
         text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
     return text
 
 
-def _always(word: str) -> Callable[[re.Match[str]], str]:
-    return lambda match: word
-
-
-def _cased(word_for: Callable[[re.Match[str]], str]) -> Callable[[re.Match[str]], str]:
-    """The word for a match, in capitals or with a capital first letter where the match has them."""
+def _swapped(text: str, words: Iterable[str], other: Callable[[re.Match[str]], str]) -> str:
+    """Put another word in place of each of `words`, in capitals or with a capital first letter where that has them."""
 
     def cased(match: re.Match[str]) -> str:
-        word = word_for(match)
+        word = other(match)
         if match[0].isupper() and len(match[0]) > 1:
             return word.upper()
         return word[0].upper() + word[1:] if match[0][0].isupper() else word
 
-    return cased
+    return re.sub(rf"\b(?:{'|'.join(words)})\b", cased, text, flags=re.IGNORECASE)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
-from bertrio.analysis.words import words_of
+from bertrio.analysis.words import count_words, words_of
 from bertrio.core.tasks import Array, Binary, Score, Task
 from bertrio.data.splits import comparable
 from bertrio.evaluation.calibration import wilson
@@ -25,6 +25,7 @@ from bertrio.evaluation.predictions import Scored
 
 FEWEST = 5  # rows in a slice; of fewer there is nothing to say
 LENGTHS = (10, 20, 40)  # words
+LENGTH_NAMES = ["up to 10 words", "11 to 20 words", "21 to 40 words", "over 40 words"]
 OVERLAPS = (0.25, 0.5)  # Jaccard
 RARE = 5  # occurrences in train below which a word is rare
 RESAMPLES = 2000  # a fifth of those for all rows: there are many slices, and their intervals are wide
@@ -35,9 +36,7 @@ NEGATIONS = (  # beside all that ends in n't
 )  # fmt: skip
 
 
-Slices: TypeAlias = (
-    pd.Categorical
-)  # of N rows, its categories being all slices of the family in the order to show them in
+Slices: TypeAlias = pd.Categorical  # of N rows; its categories are all slices of the family, in the order to show
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,23 @@ class Facts:
 
     Args:
         task: what the rows belong to.
-        rows: [N] the texts of dev.
-        labels: [N].
+        rows: [N] the rows of dev.
         train: the training rows.
-        counts: occurrences of each word in train.
     """
 
     task: Task
     rows: pd.DataFrame
-    labels: Array
     train: pd.DataFrame
-    counts: Mapping[str, int]
+
+    @cached_property
+    def counts(self) -> Mapping[str, int]:
+        """Occurrences of each word in train."""
+        return count_words(self.train, self.task.text_columns)
+
+    @cached_property
+    def labels(self) -> Array:
+        """The labels [N]."""
+        return self.rows["label"].to_numpy(np.float64)
 
     @cached_property
     def words(self) -> list[list[list[str]]]:
@@ -76,8 +81,7 @@ def _jaccard(one: set[str], other: set[str]) -> float:
 def length(facts: Facts) -> Slices:
     """Words of the row, of a pair's longer text."""
     longest = np.array([max(map(len, texts)) for texts in zip(*facts.words)])
-    names = [f"up to {LENGTHS[0]} words", *[f"{low + 1} to {high} words" for low, high in pairwise(LENGTHS)]]
-    return _binned(longest, [limit + 1 for limit in LENGTHS], [*names, f"over {LENGTHS[-1]} words"])
+    return _binned(longest, [limit + 1 for limit in LENGTHS], LENGTH_NAMES)
 
 
 def negation(facts: Facts) -> Slices:
@@ -94,10 +98,8 @@ def _denies(words: list[str]) -> bool:
 
 def rare_words(facts: Facts) -> Slices:
     """How often the row's rarest word stands in train."""
-    rarest = [
-        min((facts.counts.get(word, 0) for words in texts for word in words), default=RARE)
-        for texts in zip(*facts.words)
-    ]
+    in_train = [[facts.counts.get(word, 0) for words in texts for word in words] for texts in zip(*facts.words)]
+    rarest = [min(counts, default=RARE) for counts in in_train]
     names = ["a word never seen", f"a word seen 1 to {RARE - 1} times", f"all words seen {RARE} times or more"]
     return _binned(np.array(rarest), [1, RARE], names)
 
@@ -160,14 +162,8 @@ def slice_metric(task: Task) -> str:
     return "accuracy" if task.target.discrete else "rmse"
 
 
-def _beside(task: Task) -> list[str]:
-    """The first metric of the task, where another one stands for it."""
-    first = task.target.metrics[0]
-    return [] if first == slice_metric(task) else [first]
-
-
 def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
-    """The metric of the task (see `slice_metric`) on all rows, and on every slice of `FEWEST` rows or more.
+    """Measure the metric of the task (see `slice_metric`) on all rows, and on every slice of `FEWEST` rows or more.
 
     Families that have one such slice alone are left out.
 
@@ -179,6 +175,8 @@ def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
         Columns `family`, `slice`, `n` (rows), `value`, `low`, `high` (a 95 % interval), and where another metric stands
         for the task, its value under its name.
     """
+    metric, first = slice_metric(facts.task), facts.task.target.metrics[0]
+    columns = ["family", "slice", "n", "value", "low", "high", *([first] if first != metric else [])]
     parts = {"all": pd.Categorical(["all rows"] * len(scored.labels))}
     parts |= {name: family(facts) for name, family in families(facts.task).items()}
     lines = []
@@ -186,27 +184,20 @@ def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
         sizes = slices.value_counts()
         shown = [name for name in slices.categories if sizes[name] >= FEWEST]
         for name in shown if len(shown) > 1 or family == "all" else ():  # one slice alone is all rows once more
-            measured = _measured(scored.take(np.asarray(slices == name)), facts.task, f"{family}/{name}")
-            lines.append({"family": family, "slice": name, "n": int(sizes[name]), **measured})
-    columns = ["family", "slice", "n", "value", "low", "high", *_beside(facts.task)]
+            rows = scored.take(np.asarray(slices == name))
+            value = METRICS[metric](rows)
+            if metric == "accuracy":  # a bootstrap of few rows that are all right would say [1, 1]; Wilson's does not
+                low, high = map(float, wilson(value, len(rows.labels)))
+            else:
+                generator = generator_for(f"{family}/{name}", facts.task.name)
+                low, high = interval(bootstrap([rows], metric, generator, RESAMPLES)[0])
+            lines.append([family, name, int(sizes[name]), value, low, high, METRICS[first](rows)][: len(columns)])
     return pd.DataFrame(lines, columns=columns)
 
 
-def _measured(rows: Scored, task: Task, seed: str) -> dict[str, float]:
-    """Value and interval of a slice, the interval seeded by its name alone."""
-    metric = slice_metric(task)
-    value = METRICS[metric](rows)
-    if metric == "accuracy":  # a bootstrap of few rows that are all right would say [1, 1]; Wilson's does not
-        low, high = map(float, wilson(value, len(rows.labels)))
-    else:
-        low, high = interval(bootstrap([rows], metric, generator_for(seed, task.name), RESAMPLES)[0])
-    return {"value": value, "low": low, "high": high, **{name: METRICS[name](rows) for name in _beside(task)}}
-
-
 def as_json(slices: pd.DataFrame, metric: str) -> dict[str, dict[str, dict[str, float]]]:
-    """`{family: {slice: {"n", metric: value, "low", "high"}}}`, and what else was measured."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
-    for row in slices.to_dict("records"):
-        family, name, value = (row.pop(key) for key in ("family", "slice", "value"))
-        found.setdefault(family, {})[name] = {"n": row.pop("n"), metric: value, **row}
-    return found
+    """Return `{family: {slice: {"n", metric: value, "low", "high"}}}`, and what else was measured."""
+    table = slices.rename(columns={"value": metric}).set_index("slice")
+    return {
+        family: part.drop(columns="family").to_dict("index") for family, part in table.groupby("family", sort=False)
+    }

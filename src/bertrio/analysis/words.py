@@ -21,11 +21,7 @@ def words_of(text: str) -> list[str]:
 
 def count_words(frame: pd.DataFrame, columns: Sequence[str]) -> Counter[str]:
     """How often each word, lower-cased, stands in these columns."""
-    counts: Counter[str] = Counter()
-    for column in columns:
-        for text in frame[column]:
-            counts.update(words_of(text))
-    return counts
+    return Counter(word for column in columns for text in frame[column] for word in words_of(text))
 
 
 def without(text: str, start: int, end: int) -> str:
@@ -67,15 +63,13 @@ class NearWords:
     def near(self, words: Iterable[str], count: int) -> dict[str, list[str]]:
         """The `count` nearest words of the vocabulary to each word, nearest first; none for words of several pieces."""
         words = list(dict.fromkeys(words))
-        whole = [(word, token) for word, token in zip(words, self._tokens(words)) if token is not None]
-        found: dict[str, list[str]] = {word: [] for word in words}
-        if not whole or not self._words:
-            return found
-        cosines = unit(self._vectors[[token for _, token in whole]]) @ self._directions.T
-        for (word, token), row in zip(whole, cosines):
-            order = np.argsort(-row, kind="stable")[: count + 1]
-            found[word] = [self._words[place] for place in order if self._ids[place] != token][:count]
-        return found
+        near: dict[str, list[str]] = {word: [] for word in words}
+        for word, token in zip(words, self._tokens(words)):
+            if token is not None and self._words:
+                cosines = self._directions @ unit(self._vectors[[token]])[0]
+                order = np.argsort(-cosines, kind="stable")[: count + 1]
+                near[word] = [self._words[place] for place in order if self._ids[place] != token][:count]
+        return near
 
     def nearest_of(self, word: str, others: Iterable[str]) -> str | None:
         """The nearest of `others`; None if `word` or all of them are of several pieces, or the same as it."""

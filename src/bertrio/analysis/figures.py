@@ -35,14 +35,6 @@ class Figure(NamedTuple):
         return f"{self.value:.3f}" + ("" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]")
 
 
-class Tile(NamedTuple):
-    """A headline figure, and lines below it."""
-
-    title: str
-    figure: Figure
-    lines: Sequence[str] = ()
-
-
 def shown(value: Any) -> str:
     """Return a cell as text: thousands apart, three decimals or digits, a dash for what is missing."""
     if value is None or value != value:  # NaN
@@ -96,24 +88,6 @@ def metrics(evaluation: Mapping[str, Any]) -> pd.DataFrame:
         for task, metric in names
     ]
     return pd.DataFrame(rows, columns=["task", "metric", *splits])
-
-
-def tiles(evaluation: Mapping[str, Any], data: Mapping[str, Any]) -> list[Tile]:
-    """Each task's first metric on the first split, beside that of the simple baselines, and the overall scores."""
-    result = []
-    for split in splits_of(evaluation)[:1]:
-        for name, values in evaluation[split].items():
-            if not isinstance(values, Mapping):
-                covered = f"of {', '.join(evaluation.get('overall_tasks', ()))}"
-                result.append(Tile(name.replace("_", ", "), figure(evaluation, split, name, None), [covered]))
-                continue
-            metric = next(iter(values))
-            models = data.get("simple_baselines", {}).get(name, {})
-            simple = {model: scores[metric] for model, scores in models.items() if metric in scores}
-            lines = [f"{model.replace('_', ' ')}: {score:.3f}" for model, score in simple.items()]
-            value = figure(evaluation, split, name, metric, mark=next(iter(simple.values()), None))
-            result.append(Tile(f"{name} {metric}", value, lines))
-    return result
 
 
 def records(content: Mapping[str, Mapping[str, Any]], first: str) -> pd.DataFrame:

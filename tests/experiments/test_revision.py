@@ -148,13 +148,6 @@ def test_compare_reads_an_experiment_and_leaves_the_workspace_alone(repository, 
     assert lines_of(repository, "git", "status", "--porcelain") == before
 
 
-def test_compare_refuses_other_rows(repository, monkeypatch, capsys):
-    monkeypatch.chdir(repository.folder)
-    assert main(["compare", "base", "workspace"]) == 2
-    told = capsys.readouterr().err
-    assert "sst: 50 rows are in base (" in told
-
-
 def test_what_the_cache_has_lost_is_an_error_that_says_how_to_get_it(repository, monkeypatch, capsys):
     """Last, since it takes the cache away."""
     monkeypatch.chdir(repository.folder)

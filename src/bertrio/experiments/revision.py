@@ -38,12 +38,10 @@ def find_experiments(root: str | Path = ".") -> dict[str, Experiment]:
     Raises:
         UserError: if `root` is no DVC repository.
     """
-    if not (Path(root) / "dvc.yaml").exists():
-        raise UserError(f"{Path(root).resolve()} has no dvc.yaml; run this from the folder that holds dvc.yaml")
     done = _git(root, "for-each-ref", "--sort=committerdate", "--format=%(refname) %(objectname)", "refs/exps")
-    if done.returncode:
+    if done.returncode or not (Path(root) / "dvc.yaml").exists():
         raise UserError(
-            f"{Path(root).resolve()}: {done.stderr.decode().strip()}; run this in a clone of the repository"
+            f"{Path(root).resolve()} is no git clone with dvc.yaml; run this from the folder that holds dvc.yaml"
         )
     matches = (REFERENCE.fullmatch(line) for line in done.stdout.decode().splitlines())
     return {ref["name"]: Experiment(ref["name"], ref["commit"], ref["a"] + ref["b"]) for ref in matches if ref}
@@ -85,12 +83,9 @@ class Revision:
     @property
     def title(self) -> str:
         """Its name, with the first digits of the commit where the name does not say it."""
-        return self.name if self.commit is None or self.commit.startswith(self.name) else f"{self.name} ({self.short})"
-
-    @property
-    def short(self) -> str:
-        """The commit's first seven digits, or `workspace`."""
-        return self.commit[:7] if self.commit else WORKSPACE
+        if self.commit is None or self.commit.startswith(self.name):
+            return self.name
+        return f"{self.name} ({self.commit[:7]})"
 
     def exists(self, path: str) -> bool:
         """Return whether the revision has the file or folder; its content may still be missing from DVC's cache."""
@@ -126,7 +121,7 @@ class Revision:
         except (OSError, DvcException) as error:
             raise UserError(
                 f"{self.title}: the content of {path} is not in DVC's cache; run dvc pull if a remote has it. Or "
-                f"make it again: dvc exp apply {self.name} (or git checkout {self.short}), then dvc repro"
+                f"make it again: dvc exp apply {self.name} (or git checkout {self.commit[:7]}), then dvc repro"
             ) from error
 
     def json(self, path: str) -> Any:

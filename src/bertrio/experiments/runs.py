@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from bertrio.config.loading import read_yaml
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from bertrio.experiments.recipes.measured import Measured
     from bertrio.experiments.recipes.rows import Recipes
 
-Effect = Callable[[str, str], Mapping[str, Any]]  # row and budget -> what is in place of what the row says
+NAMED = ("budget", "source", "encoder")  # what a setting names beside its overrides
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,12 @@ class Setting:
 
     def takes(self, run: Measured) -> bool:
         """Whether the run is of this setting, its overrides aside."""
-        pairs = ((self.budget, run.budget), (self.source, run.source), (self.encoder, run.encoder))
-        return all(own in (None, other) for own, other in pairs)
+        return all(getattr(self, name) in (None, getattr(run, name)) for name in NAMED)
 
     @property
     def flags(self) -> str:
         """The flags of the command line that ask for it."""
-        named = {"budget": self.budget, "source": self.source, "encoder": self.encoder}
+        named = {name: getattr(self, name) for name in NAMED}
         parts = [f"--{name} {shlex.quote(value)}" for name, value in named.items() if value is not None]
         return " ".join([*parts, *self._set])
 
@@ -90,19 +88,14 @@ class Runs:
         return [run for runs in self.by_row.values() for run in runs]
 
 
-def effect_of(overrides: Mapping[str, Any], recipes: Recipes) -> Effect:
-    """What overrides come to, as measured files name it: `tasks.*.dropout` is a param of every task, and what a row has
-    anyway is none. They are checked as `resolve` does."""
-    base = read_yaml("params.yaml") if overrides else {}
-
-    @cache
-    def effect(row: str, budget: str) -> Mapping[str, Any]:
-        if not overrides:
-            return {}
-        plain, changed = (resolve(recipes, recipes.row(row), budget, own, base=base) for own in ({}, overrides))
-        return overridden(plain, changed)
-
-    return effect
+def _effect(row: str, budget: str, overrides: Mapping[str, Any], recipes: Recipes) -> Mapping[str, Any]:
+    """Return what overrides come to for a row, as measured files name it: `tasks.*.dropout` is a param of every task,
+    and what the row has anyway is none. They are checked as `resolve` does."""
+    if not overrides:
+        return {}
+    base = read_yaml("params.yaml")
+    plain, changed = (resolve(recipes, recipes.row(row), budget, own, base=base) for own in ({}, overrides))
+    return overridden(plain, changed)
 
 
 def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, recipes: Recipes) -> Runs:
@@ -125,9 +118,11 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
     if wanted.budget is not None and all(run.budget != wanted.budget for run in measured):
         recipes.budget(wanted.budget)
     overrides = {param: value for param, value in wanted.overrides.items() if is_override(param)}
-    rows, effect = set(rows), effect_of(overrides, recipes)
+    rows = set(rows)
     there = [run for run in measured if run.row in rows]
-    taken = [run for run in there if wanted.takes(run) and run.overrides == effect(run.row, run.budget)]
+    candidates = [run for run in there if wanted.takes(run)]
+    effects = {key: _effect(*key, overrides, recipes) for key in {(run.row, run.budget) for run in candidates}}
+    taken = [run for run in candidates if run.overrides == effects[run.row, run.budget]]
     if there and not taken:
         asked = wanted.flags or "without -S"
         raise UserError(f"recipes/measured: of these rows there are no runs {asked}, but\n{_listed(there)}")
@@ -148,7 +143,7 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
     if not taken:
         return Runs(wanted, by_row)
     setting = replace(Setting.of(taken[0]), overrides=overrides)
-    return Runs(setting, by_row, sum(setting.takes(run) for run in there) - len(taken))
+    return Runs(setting, by_row, sum(map(setting.takes, there)) - len(taken))
 
 
 def _listed(runs: Iterable[Measured]) -> str:
@@ -198,7 +193,7 @@ def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -
     if len({frozenset(figure) for figure in figures}) > 1:
         named = [f"of {row} it is {', '.join(map(' '.join, figure))}" for figure, row in figures.items()]
         raise UserError(f"{metric}: {' and '.join(named)}")
-    for task in figure_of(first[0], metric):
+    for task in figure_of(runs[0], metric):
         for run in runs:
             if task not in run.by_row:
                 raise UserError(f"{run.row} has no contributions by row of {task}; collect it again")

@@ -11,7 +11,6 @@ from bertrio.core.console import output_console, print_table
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.evaluation.significance import p_text
 
-PARAMS = 12  # changed params that the terminal lists; --json has all
 DECIDED = {"fixed": "B is right or nearer", "broken": "A is right or nearer"}
 
 
@@ -22,9 +21,7 @@ def show_comparison(result: dict[str, Any], console: Console | None = None) -> N
     for letter, side in (("A", result["first"]), ("B", result["second"])):
         names = [f"{one['name']} ({one['commit'][:7]})" if one["commit"] else one["name"] for one in side["revisions"]]
         lines.append(f"{letter}  {', '.join(names)}")
-    lines += [f"   {param}: {a} in A, {b} in B" for param, a, b in params_table(result).head(PARAMS).to_numpy()]
-    if len(result["params"]) > PARAMS:
-        lines.append(f"   and {len(result['params']) - PARAMS} more params, which --json lists")
+    lines += [f"   {param}: {a} in A, {b} in B" for param, a, b in params_table(result).to_numpy()]
     _say(lines, console)
     title = f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)"
     print_table(differences(result), title, console)

@@ -1,12 +1,9 @@
 """A fourth task by params alone, word for word as docs/tutorial.md has it, through the real stages."""
 
 import json
-import os
 import re
 import runpy
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -14,11 +11,14 @@ import pytest
 import yaml
 from dvc.dependency.param import ParamsDependency
 from dvc.repo import Repo
+from dvc.utils.hydra import apply_overrides
 
 from bertrio.config import build_tasks, load_params, merged, read_yaml
 from bertrio.core.errors import UserError
+from bertrio.core.runtime import set_up
 from bertrio.data.inputs import check_inputs
 from bertrio.experiments.report import write_report
+from bertrio.training.finetune import Inputs, finetune
 
 SMALL = {
     "runtime": {"threads": 1, "device": "cpu"},
@@ -51,49 +51,40 @@ def add_to_tasks(params, block):
     return params.replace("\nsharing:", f"\n{block}\nsharing:", 1)
 
 
-def make(folder, root, document):
-    """params.yaml with the document's block, at a small size, and the document's rows."""
-    (folder / "make_nli.py").write_text(blocks(document, "python")[0])
-    subprocess.run([sys.executable, "make_nli.py"], cwd=folder, check=True)
-    text = add_to_tasks((root / "params.yaml").read_text(), blocks(document, "yaml")[0])
-    small = merged(yaml.safe_load(text), SMALL)
-    (folder / "params.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
+def make(document):
+    """params.yaml with the document's block, at a small size, and the document's rows, in the current folder."""
+    Path("make_nli.py").write_text(blocks(document, "python")[0])
+    runpy.run_path("make_nli.py", run_name="__main__")
+    text = add_to_tasks((ROOT / "params.yaml").read_text(), blocks(document, "yaml")[0])
+    Path("params.yaml").write_text(yaml.safe_dump(merged(yaml.safe_load(text), SMALL), sort_keys=False))
 
 
 def with_settings(folder, command):
     """What `dvc exp run` does to params.yaml, by DVC's own parser."""
-    from dvc.utils.hydra import apply_overrides
-
     settings = re.findall(r"-S (?:'([^']*)'|(\S+))", command)
     apply_overrides(folder / "params.yaml", [quoted or plain for quoted, plain in settings])
-
-
-def stage(root, name, *args):
-    """Runs a stage script's `main` in the current folder."""
-    return runpy.run_path(str(root / "stages" / f"{name}.py"))["main"](*args)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, document):
     """A finished run of the four tasks under PCGrad and SMART."""
     folder = tmp_path_factory.mktemp("nli")
-    make(folder, ROOT, document)
     [both] = [line for line in commands(document) if "pcgrad" in line and "smart" in line]
-    with_settings(folder, both)
     with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        make(document)
+        with_settings(folder, both)
         all_stages(folder, patch)
     return folder
 
 
 def all_stages(folder, patch):
-    """Runs the pipeline in a folder that holds params.yaml, and writes the report."""
-    patch.chdir(folder)
+    """Runs the pipeline in the current folder, which holds params.yaml, and writes the report."""
     patch.setenv("BERTRIO_CHECKPOINTS", str(folder / "checkpoints"))
-    for name in ("check", "download", "split", "pretrain_mlm", "prefinetune"):
-        stage(ROOT, name)
-    stage(ROOT, "finetune", "base")
-    for name in ("ensemble", "evaluate", "analyze"):
-        stage(ROOT, name)
+    names = ("check", "download", "split", "pretrain_mlm", "prefinetune", "finetune", "ensemble", "evaluate", "analyze")
+    for name in names:
+        main = runpy.run_path(str(ROOT / "stages" / f"{name}.py"))["main"]
+        main("base") if name == "finetune" else main()
     write_report(out="report.html")
 
 
@@ -181,73 +172,43 @@ def test_it_is_compared_with_other_runs_and_answers_like_the_others(run):
     assert predictor.tasks["nli"].target.labels == tuple(NAMES)
 
 
-COMBINATIONS = {
-    "sequential": {"schedule": {"name": "sequential"}, "tasks": {"nli": {"epochs": 2}}, "r_drop": {"alpha": 1}},
-    "per_epoch": {"schedule": {"name": "per_epoch", "first": {"nli": 1}}, "bregman": {"mu": 1}},
-    "round_robin": {"schedule": {"name": "round_robin", "until": ["nli", "sts"]}, "smart": {"tasks": ["nli"]}},
-    "annealed": {"schedule": {"name": "annealed", "until": "nli"}, "penalties": {"l2": 1e-6}},
-    "temperature": {"schedule": {"name": "temperature", "batch_sizes": "proportional"}, "finetune": {"ema": 0.9}},
-    "joint": {
-        "schedule": {"until": "longest", "cap": "shortest"},
-        "weighting": {"method": "uncertainty"},
-        "surgery": {"method": "cagrad", "log_conflicts": True},
-        "finetune": {"select": "nli", "accumulate": 2},
-    },
-    "alone": {"schedule": {"tasks": ["nli"]}, "finetune": {"select": "nli"}},
-    "bi": {
-        "tasks": {name: {"encoding": "bi", "head": "siamese"} for name in ("qqp", "sts", "nli")},
-        "sharing": {"layer": "fusion", "tasks": ["qqp", "sts", "nli"]},
-        "finetune": {"select_on": "holdout"},
-    },
-}
-
-
-@pytest.mark.parametrize("name", COMBINATIONS)
-def test_every_schedule_and_technique_takes_it_up(run, tmp_path, monkeypatch, name):
-    from bertrio.core.runtime import set_up
-    from bertrio.training.finetune import Inputs, finetune
-
-    alone = {"surgery": {"method": "none"}, "schedule": {"max_batches": 2}, "finetune": {"max_steps": None}}
-    raw = merged(merged(read_yaml(run / "params.yaml"), alone), COMBINATIONS[name])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {
+            "schedule": {"until": "longest", "cap": "shortest"},
+            "weighting": {"method": "uncertainty"},
+            "surgery": {"method": "cagrad", "log_conflicts": True},
+            "finetune": {"select": "nli", "accumulate": 2},
+        },
+        {
+            "tasks": {name: {"encoding": "bi", "head": "siamese"} for name in ("qqp", "sts", "nli")},
+            "sharing": {"layer": "fusion", "tasks": ["qqp", "sts", "nli"]},
+            "surgery": {"method": "none"},
+            "schedule": {"name": "per_epoch", "first": {"nli": 1}},
+            "finetune": {"select_on": "holdout"},
+        },
+    ],
+    ids=["joint", "shared"],
+)
+def test_techniques_that_name_tasks_take_it_up(run, tmp_path, monkeypatch, overrides):
+    short = {"schedule": {"max_batches": 2}, "finetune": {"max_steps": None}}
+    raw = merged(merged(read_yaml(run / "params.yaml"), short), overrides)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     monkeypatch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path / "checkpoints"))
     monkeypatch.chdir(tmp_path)
-    there = Inputs(*[str(run / folder) for folder in ("data/splits", "models/tokenizer", "models/prefinetuned")])
+    inputs = Inputs(*[str(run / folder) for folder in ("data/splits", "models/tokenizer", "models/prefinetuned")])
     params = load_params("params.yaml")
     runtime = set_up(**params.runtime.model_dump())
-    finetune(params, runtime, there, "model", "predictions", "history.csv", "conflicts.csv", "steps.csv")
+    finetune(params, runtime, inputs, "model", "predictions", "history.csv", "conflicts.csv", "steps.csv")
     history = pd.read_csv("history.csv")
     assert history["train_loss_nli"].notna().any() and history["dev_nli_macro_f1"].notna().all()
     assert "nli" in set(pd.read_parquet("predictions/predictions.parquet")["task"])
 
 
-def test_a_changed_file_runs_download_again_and_an_unchanged_one_does_not(root, document, tmp_path):
-    for name in ("dvc.yaml", ".dvcignore"):
-        shutil.copy(root / name, tmp_path / name)
-    for name in ("stages", "src"):
-        shutil.copytree(root / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    make(tmp_path, root, document)
-    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-
-    def dvc(*words):
-        done = subprocess.run(
-            ["dvc", *words], cwd=tmp_path, env={**os.environ, "PATH": paths}, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return re.findall(r"^Running stage '(.*)'", done.stdout, re.M)
-
-    dvc("init", "-q", "--no-scm")
-    assert dvc("repro", "download") == ["check", "download"]
-    assert dvc("repro", "download") == ["check"]
-    with open(tmp_path / "nli.tsv", "a") as file:
-        file.write("a tall man is silent at school\ta tall man is singing\tcontradiction\n")
-    assert dvc("repro", "download") == ["check", "download"]
-    assert len(pd.read_parquet(tmp_path / "data/raw/nli/train.parquet")) == 601
-
-
 def test_the_other_block_and_all_commands_of_the_document_are_understood(root, document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    make(tmp_path, root, document)
+    make(document)
     kept = (tmp_path / "params.yaml").read_text()
     tried = [line for line in commands(document) if line.startswith("dvc exp run")]
     assert len(tried) == 6
@@ -261,10 +222,10 @@ def test_the_other_block_and_all_commands_of_the_document_are_understood(root, d
 
 
 @pytest.fixture
-def project(root, document, tmp_path, monkeypatch):
+def project(document, tmp_path, monkeypatch):
     """The document's params and rows, in the current folder."""
     monkeypatch.chdir(tmp_path)
-    make(tmp_path, root, document)
+    make(document)
     kept = read_yaml("params.yaml")
 
     def write(overrides):
@@ -306,53 +267,22 @@ def test_without_own_rows_the_digests_are_what_they_were(root, tmp_path):
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        ({"data": None}, None),  # said by the source, when it is asked
-        ({"data": {"train": None}}, r"tasks\.nli\.data: expected train .* or hub .*, found neither"),
-        ({"data": {"hub": {"id": "a", "splits": {}, "columns": {}}}}, r"tasks\.nli\.data: .*found both"),
-        ({"data": {"split": None}}, r"tasks\.nli\.data\.dev: is missing; name it, or .*tasks\.nli\.data\.split"),
-        ({"data": {"trian": "a"}}, r"tasks\.nli\.data\.trian: unknown param; did you mean tasks\.nli\.data\.train\?"),
-        (
-            {"data": {"columns": {"text": "premise"}}},
-            r"data\.columns: found 'text', expected id, text_a, text_b, label",
-        ),
-        ({"labels": ["a", "b", "a"]}, r"tasks\.nli: labels: found 'a' 2 times"),
+        ({"data": {"train": None}}, r"tasks\.nli\.data: expected either train .* or hub"),
+        ({"data": {"hub": {"id": "a", "splits": {}, "columns": {}}}}, r"tasks\.nli\.data: expected either train"),
+        ({"labels": ["a", "b", "a"]}, r"tasks\.nli: labels: expected 3 different names .*'a', 'b', 'a'"),
         ({"labels": [False, True]}, r"tasks\.nli\.labels\.0: .*found a truth value; .*in quotes"),
-        ({"classes": 4}, r"tasks\.nli: labels: found 3 names, expected 4"),
+        ({"classes": 4}, r"tasks\.nli: labels: expected 4 different names"),
         ({"labels": None}, r"tasks\.nli: classes \(how many\) goes with target classes or ordered.*labels say it"),
-        ({"target": "binary", "loss": "bce"}, r"labels: found 3 names, expected 2: no and yes"),
-        (
-            {"target": "score", "range": [0, 1], "loss": "mse"},
-            r"labels \(names of the classes\) goes with .*not with score",
-        ),
+        ({"target": "binary", "loss": "bce"}, r"labels: expected 2 different names .*no and yes"),
+        ({"target": "score", "range": [0, 1], "loss": "mse"}, r"labels \(names of the classes\) goes .*not with score"),
         ({"metric": "f1"}, r"tasks\.nli: metric: found 'f1', expected one of accuracy, macro_f1, balanced_accuracy"),
-        ({"metric": "brier"}, r"metric: found 'brier', expected .*of which more is better"),
+        ({"data": {"train": "nil.tsv"}}, r"tasks\.nli\.data\.train: there is no file or folder nil\.tsv"),
     ],
 )
-def test_a_mistake_in_the_block_is_told_with_its_place(project, block, message):
+def test_a_mistake_in_the_block_is_told_with_its_place_before_any_work(project, block, message):
     project({"tasks": {"nli": block}})
-    if message is None:
-        load_params("params.yaml")
-    else:
-        with pytest.raises(UserError, match=message):
-            load_params("params.yaml")
-
-
-def test_rules_for_the_split_are_given_once(project):
-    project({"data": {"split": {"tasks": {"nli": {"strategy": "random", "fractions": [0.8, 0.1, 0.1]}}}}})
-    with pytest.raises(UserError, match=r"data\.split\.tasks\.nli: found beside tasks\.nli\.data\.split"):
-        load_params("params.yaml")
-
-
-def test_a_file_that_is_not_there_is_told_before_any_work(project):
-    project({"tasks": {"nli": {"data": {"train": "nil.tsv"}}}})
-    with pytest.raises(UserError, match=r"tasks\.nli\.data\.train: there is no file or folder nil\.tsv"):
+    with pytest.raises(UserError, match=message):
         check_inputs("params.yaml", "data/inputs")
-
-
-def test_members_answer_the_same_tasks_of_the_same_rows(project):
-    project({"ensemble": {"members": {"base": {}, "b": {"tasks": {"nli": {"metric": "accuracy"}}}}}})
-    with pytest.raises(UserError, match=r"members\.b\.tasks\.nli\.metric: can't differ"):
-        load_params("params.yaml")
 
 
 @pytest.mark.parametrize("gone", ["sst", "qqp", "sts"])
@@ -371,6 +301,7 @@ def test_a_run_without_one_of_the_three_says_what_it_covers(root, document, tmp_
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(small, sort_keys=False))
     [command] = [line for line in commands(document) if "~tasks.sst" in line]
     with_settings(tmp_path, command)
+    monkeypatch.chdir(tmp_path)
     all_stages(tmp_path, monkeypatch)
     found = read(tmp_path, "metrics/evaluation.json")
     assert found["overall_tasks"] == ["qqp", "sts"] and "overall_mean" in found["dev"]

@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 
 from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Seed, Share
 
+Columns = dict[Literal["id", "text", "text_a", "text_b", "label"], str]  # of a file, by what the layout calls them
+
 
 class SampleParams(Group):
     seed: Seed
@@ -42,20 +44,18 @@ class SplitParams(SplitRule):
     tasks: dict[str, SplitRule]
 
 
-class FilesTask(Group):
-    """Where a task's rows are, for `data.source: files`; paths are relative to `data.path` unless absolute."""
-
-    train: InputPath
-    dev: InputPath | None = None
-    test: InputPath | None = None
-    columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
-
-
 class ExtraRows(Group):
     """A file with more rows to train a task on; its path starts at `data.path`, or the repository if that is null."""
 
     train: InputPath
-    columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
+    columns: Columns = Field(default_factory=dict)
+
+
+class FilesTask(ExtraRows):
+    """Where a task's rows are, for `data.source: files`; paths are relative to `data.path` unless absolute."""
+
+    dev: InputPath | None = None
+    test: InputPath | None = None
 
 
 class HubTask(Group):
@@ -65,7 +65,7 @@ class HubTask(Group):
     config: str | None = None
     revision: str | None = None
     splits: dict[Literal["train", "dev", "test"], str]
-    columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str]
+    columns: Columns
     label_scale: Positive = 1.0
 
 
@@ -78,17 +78,14 @@ class TaskData(Group):
     train: InputPath | None = None
     dev: InputPath | None = None
     test: InputPath | None = None
-    columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
+    columns: Columns = Field(default_factory=dict)
     hub: HubTask | None = None
     split: SplitRule | None = None
 
     @model_validator(mode="after")
     def _one_place(self) -> TaskData:
-        if (self.train is None) == (self.hub is None):
-            found = "neither" if self.hub is None else "both"
-            raise ValueError(f"expected train (a file, and with it dev and test) or hub (a data set), found {found}")
-        if self.hub is not None and (self.dev or self.test or self.columns):
-            raise ValueError("dev, test and columns go with train; of a data set on the hub say them in hub")
+        if (self.train is None) == (self.hub is None) or (self.hub and (self.dev or self.test or self.columns)):
+            raise ValueError("expected either train (a file; with it dev, test and columns) or hub (a data set)")
         return self
 
     @property
@@ -101,16 +98,6 @@ class TaskData(Group):
         """The files by split; none for a data set on the hub."""
         named = {"train": self.train, "dev": self.dev, "test": self.test}
         return {split: path for split, path in named.items() if path is not None}
-
-    @property
-    def has_dev(self) -> bool:
-        """Whether there are rows for dev as they come."""
-        return self.dev is not None if self.hub is None else "dev" in self.hub.splits
-
-    @property
-    def named_columns(self) -> tuple[str, ...]:
-        """The columns of the layout that are said to be called otherwise."""
-        return tuple(self.columns if self.hub is None else self.hub.columns)
 
 
 class HubCorpus(Group):

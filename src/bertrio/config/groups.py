@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from bertrio.config.data import Columns
 from bertrio.core.options import (
     Count,
     FileName,
@@ -72,21 +73,6 @@ class EncoderParams(Group):
     lora: LoraParams
     tiny: TinyParams
 
-    @model_validator(mode="after")
-    def _lora_trains(self) -> EncoderParams:
-        if self.frozen and self.lora.rank:
-            raise ValueError("frozen: a frozen encoder has no use for lora; set frozen to false or lora.rank to 0")
-        return self
-
-    @model_validator(mode="after")
-    def _compiles(self) -> EncoderParams:
-        if self.compile and self.checkpointing:
-            raise ValueError(
-                "compile: found true, and so is checkpointing, whose second pass would draw masks of dropout from "
-                "generators that no checkpoint has; set one of them to false"
-            )
-        return self
-
     @property
     def lr_factor(self) -> float:
         """What learning rates of the model are multiplied by: fresh weights learn from larger steps than pretrained."""
@@ -150,12 +136,6 @@ class FinetuneParams(Group):
     train_metrics: bool
     eval_batch_size: Count
 
-    @model_validator(mode="after")
-    def _patience_has_a_score(self) -> FinetuneParams:
-        if self.patience is not None and self.select == "last":
-            raise ValueError("patience: stops when finetune.select gets no better, so select can't be last")
-        return self
-
 
 class EnsembleParams(Group):
     members: Annotated[dict[FileName, dict[str, Any] | None], Field(min_length=1)]
@@ -182,7 +162,7 @@ class Challenge(Group):
 
     task: str
     path: InputPath
-    columns: dict[Literal["id", "text", "text_a", "text_b", "label"], str] = Field(default_factory=dict)
+    columns: Columns = Field(default_factory=dict)
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
 
 

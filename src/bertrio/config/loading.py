@@ -1,4 +1,4 @@
-"""Reads params.yaml, gives every ensemble member its own view of it, and says what is wrong in words for users."""
+"""Reading params.yaml, the view that every ensemble member has of it, and what is wrong in words for users."""
 
 from __future__ import annotations
 
@@ -24,71 +24,74 @@ MEMBER_GROUPS = (  # what finetune reads
     *REGULARIZERS, "penalties", "tracking",
 )  # fmt: skip
 FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # what is predicted, of what rows
-MOST_PROBLEMS = 30  # that one message lists
-LONGEST_VALUE = 200  # characters of a value that a message shows
-RENAMED = {"data.more": "data.extra_train"}
-PREPARED = ("encoder.name", "encoder.revision", "encoder.tiny")  # settled before finetune, the same for all members
+FIXED_IN_ENCODER = ("name", "revision", "tiny")  # settled before finetune
+MAX_PROBLEMS = 30  # that one message lists
+MAX_SHOWN = 200  # characters of a value that a message shows
+PLAINLY = {  # in place of what pydantic says to programmers
+    "missing": "is missing, and has no default",
+    "dict_type": "expected a block of params",
+    "model_type": "expected a block of params",
+    "invalid_key": "expected text for a name, in quotes",
+}
 
 
 def load_params(path: str | Path = "params.yaml") -> Params:
-    """Reads and checks params.yaml, its ensemble members included.
+    """Read and check params.yaml, its ensemble members included.
 
     Raises:
         UserError: naming every param that is unknown, of a wrong type, out of range or in conflict with another.
     """
-    raw = read_yaml(path)
-    params = validate_params(raw, str(path))
-    check_trained(params, {name: _member(raw, params, name, str(path)) for name in params.ensemble.members}, str(path))
+    return check_params(read_yaml(path), str(path))
+
+
+def check_params(raw: dict[str, Any], path: str) -> Params:
+    """Return params from what a YAML file holds, its ensemble members checked too; `path` begins errors.
+
+    Raises:
+        UserError: as `load_params`.
+    """
+    params = validate_params(raw, path)
+    _check_trained(params, {name: member_params(params, name, path) for name in params.ensemble.members}, path)
     return params
 
 
 def load_member(name: str, path: str | Path = "params.yaml") -> Params:
-    """The params as ensemble member `name` sees them: the base with the member's own overrides on top.
+    """Return the params as ensemble member `name` sees them: the base with the member's own overrides on top.
 
     Raises:
         UserError: as `load_params`, and if there is no such member.
     """
-    raw = read_yaml(path)
-    params = validate_params(raw, str(path))
+    params = validate_params(read_yaml(path), str(path))
     if name not in params.ensemble.members:
         raise UserError(
             f"{path}: ensemble.members has no member {name!r}, expected one of {', '.join(params.ensemble.members)}"
         )
-    return _member(raw, params, name, str(path))
+    return member_params(params, name, str(path))
 
 
-def member_params(params: Params, name: str) -> Params:
-    """What `load_member` gives, from params that have been read already."""
-    return _member(params.model_dump(by_alias=True), params, name, "params.yaml")
-
-
-def _member(raw: dict[str, Any], params: Params, name: str, path: str) -> Params:
-    overrides = dict(params.ensemble.members[name] or {})
-    at = f"ensemble.members.{name}"
+def member_params(params: Params, name: str, path: str = "params.yaml") -> Params:
+    """Return what `load_member` does, from params that have been read already."""
+    overrides, at = dict(params.ensemble.members[name] or {}), f"ensemble.members.{name}"
     _check_answers(overrides.pop("answers", list(params.tasks)), params, f"{path}: {at}.answers")
-    for group, block in overrides.items():
+    for group in overrides:
         if group not in MEMBER_GROUPS:
             raise UserError(
                 f"{path}: {at}.{group}: a member may override {', '.join(MEMBER_GROUPS)}: what finetune reads; "
                 "beside them it may have answers, the tasks that it answers"
             )
-        if not isinstance(block, dict):
-            raise UserError(
-                f"{path}: {at}.{group}: found {_shown(block)}, expected a block of params such as {{seed: 2}}"
-            )
-        for key, value in block.items():
-            if group == "tasks" and key not in params.tasks:
-                raise UserError(f"{path}: {at}.tasks.{key}: no such task, expected one of {', '.join(params.tasks)}")
-            if group == "tasks" and not isinstance(value, dict):
-                raise UserError(
-                    f"{path}: {at}.tasks.{key}: found {_shown(value)}, expected a block such as {{dropout: 0.3}}"
-                )
-            inner = [f"{key}.{name}" for name in FIXED_IN_TASKS if group == "tasks" and name in value]
-            for name in [key] if f"{group}.{key}" in PREPARED else inner:
-                raise UserError(
-                    f"{path}: {at}.{group}.{name}: can't differ between members; set {group}.{name} for all of them"
-                )
-    return validate_params(merged(raw, overrides), path, at)
+    view = validate_params(merged(params.model_dump(by_alias=True), overrides), path, at)
+    same = _same_for_all(params)
+    for param, value in _same_for_all(view).items():
+        if param not in same or value != same[param]:
+            raise UserError(f"{path}: {at}.{param}: can't differ between members; set {param} for all of them")
+    return view
+
+
+def _same_for_all(params: Params) -> dict[str, Any]:
+    """Return the values that no member may change, by dotted name."""
+    encoder = {f"encoder.{name}": getattr(params.encoder, name) for name in FIXED_IN_ENCODER}
+    tasks = params.tasks.items()
+    return encoder | {f"tasks.{name}.{key}": getattr(task, key) for name, task in tasks for key in FIXED_IN_TASKS}
 
 
 def _check_answers(answers: Any, params: Params, at: str) -> None:
@@ -98,8 +101,8 @@ def _check_answers(answers: Any, params: Params, at: str) -> None:
         raise UserError(f"{at}: found {_shown(answers)}, expected a list of tasks out of {', '.join(tasks)}, each once")
 
 
-def check_trained(params: Params, views: dict[str, Params], path: str) -> None:
-    """Checks that no head that was never trained has a say beside one that was; alone it may, for a look at one task.
+def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
+    """Check that no head that was never trained has a say beside one that was; alone it may, for a look at one task.
 
     Args:
         params: all of them.
@@ -124,7 +127,7 @@ def check_trained(params: Params, views: dict[str, Params], path: str) -> None:
 
 
 def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """A deep copy of `base` with `overrides` on top; blocks merge, everything else is replaced."""
+    """Return a deep copy of `base` with `overrides` on top; blocks merge, everything else is replaced."""
     result = copy.deepcopy(base)
     for key, value in overrides.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -133,7 +136,7 @@ def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
-    """Params from what a YAML file holds; `path` and `prefix` are what errors begin with.
+    """Return params from what a YAML file holds; `path` and `prefix` are what errors begin with.
 
     Raises:
         UserError: naming all that is wrong.
@@ -142,68 +145,39 @@ def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
         return Params.model_validate(raw)
     except ValidationError as error:
         lines = [printable(f"{path}: {_message(item, prefix)}") for item in error.errors(include_url=False)]
-        more = [f"{path}: and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
-        raise UserError("\n".join(lines[:MOST_PROBLEMS] + more)) from None
+        more = [f"{path}: and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
+        raise UserError("\n".join(lines[:MAX_PROBLEMS] + more)) from None
 
 
 def _message(item: Mapping[str, Any], prefix: str) -> str:
     keys = [str(key) for key in item["loc"] if "[" not in str(key)]  # what pydantic calls the types of a union
-    name = ".".join(([prefix] if prefix else []) + keys)
+    name = ".".join([*([prefix] if prefix else []), *keys])
     if item["type"] == "extra_forbidden":
-        renamed = RENAMED.get(".".join(keys))
-        return f"{name}: unknown param; {f'it is called {renamed} now' if renamed else _nearest(item['loc'])}"
-    text = re.sub(r"^(Value error, |Input )", "", item["msg"])
-    if item["type"] == "missing":
-        if isinstance(item["loc"][-1], int):
-            return f"{name.rpartition('.')[0]}: expected more values, found {_shown(item['input'])}"
-        return f"{name}: is missing, and has no default"
-    if item["type"] in ("dict_type", "model_type"):
-        return f"{name}: expected a block of params, found {_shown(item['input'])}"
-    if item["type"] == "invalid_key":
-        return f"{name}: expected text for a name, found {_shown(item['input'])}; put it in quotes"
+        known = _known_keys(keys[:-1])
+        close = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
+        guess = f"did you mean {'.'.join([*keys[:-1], *close])}?" if close else f"known here: {', '.join(known)}"
+        return f"{name}: unknown param; {guess}"
     if item["type"] == "value_error":
+        text = item["msg"].removeprefix("Value error, ")
         return f"{name}: {text}" if name else text
-    text = text.replace("should be", "expected").replace("String should match pattern", "expected text that matches")
-    return f"{name}: {text}, found {_shown(item['input'])}"
+    text = re.sub(r"^Input ", "", item["msg"]).replace("should be", "expected")
+    text = text.replace("String should match pattern", "expected text that matches")
+    found = "" if item["type"] == "missing" else f", found {_shown(item['input'])}"
+    return f"{name}: {PLAINLY.get(item['type'], text)}{found}"
 
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def _nearest(loc: tuple[Any, ...]) -> str:
-    known = _known_keys(loc[:-1])
-    close = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {'.'.join([*map(str, loc[:-1]), close[0]])}?"
-    return f"known here: {', '.join(known)}"
-
-
-def _known_keys(loc: tuple[Any, ...]) -> list[str]:
-    """The names allowed in the block at `loc`; empty where any name is."""
-    kind: Any = Params
-    for key in loc:
-        kind = _field_type(kind, str(key))
-    return [field.alias or name for name, field in kind.model_fields.items()] if _is_group(kind) else []
-
-
-def _field_type(kind: Any, key: str) -> Any:
-    """The type of field `key` of a group, or of any item of a `dict[str, X]`."""
-    if _is_group(kind):
-        return _without_none(kind.model_fields[key].annotation) if key in kind.model_fields else None
-    items = [item for item in get_args(kind) if _is_group(item)]
-    return items[0] if items else None
-
-
-def _without_none(kind: Any) -> Any:
-    """The group of a field that is one or null."""
-    args = get_args(kind)
-    return args[0] if len(args) == 2 and args[1] is type(None) else kind
-
-
-def _is_group(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Group)
+def _known_keys(keys: list[str]) -> list[str]:
+    """Return the names allowed in the block at `keys`."""
+    group: type[Group] = Params
+    for key in keys:
+        kind = group.model_fields[key].annotation if key in group.model_fields else group  # or an item of dict[str, X]
+        group = next(each for each in (kind, *get_args(kind)) if hasattr(each, "model_fields"))
+    return [field.alias or name for name, field in group.model_fields.items()]
 
 
 class HasTasks(Protocol):

@@ -1,4 +1,4 @@
-"""Reads YAML that people write: safely, and with mistakes told in place of what PyYAML makes of them."""
+"""Reading YAML that people write: safely, and with errors that name the line."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import yaml
 
 from bertrio.core.errors import UserError
 
-DEEPEST = 50  # blocks inside of blocks; params.yaml has 4
-MOST_VALUES = 100_000  # in a file, aliases written out; params.yaml has 300
-MOST_BITS = 1024  # of a whole number; beyond, it is no float either
+MAX_DEPTH = 50  # blocks inside of blocks; params.yaml has 4
+MAX_VALUES = 100_000  # in a file, aliases written out; params.yaml has 300
+MAX_BITS = 1024  # of a whole number; beyond, it is no float either
 MERGE = "tag:yaml.org,2002:merge"
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Reads a YAML file that holds one mapping.
+    """Read a YAML file that holds one mapping.
 
     Raises:
         UserError: if it is missing, not UTF-8, not YAML, or not a mapping.
@@ -30,28 +30,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         ) from error
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        raise UserError(
-            f"{path}: is not valid YAML: line {line} holds the byte {error.object[error.start]:#04x}, which is no "
-            "UTF-8; save the file as UTF-8"
-        ) from error
-    except yaml.reader.ReaderError as error:
-        line = content.decode("utf-8-sig")[: error.position].count("\n") + 1
-        raise UserError(
-            f"{path}: is not valid YAML: line {line} holds the character {error.character:#04x}, which no text "
-            "has; take it out"
-        ) from error
+        raise UserError(f"{path}: is not valid YAML: line {line} is not UTF-8; save the file as UTF-8") from error
     except yaml.YAMLError as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
         raise UserError(f"{path}: is not valid YAML: {printable(reason)}") from error
-    if raw is None:
-        raise UserError(f"{path}: is empty, expected groups of params such as 'runtime:'")
     if not isinstance(raw, dict):
-        raise UserError(f"{path}: found {type(raw).__name__}, expected groups of params such as 'runtime:'")
+        found = "nothing" if raw is None else type(raw).__name__
+        raise UserError(f"{path}: found {found}, expected groups of params such as 'runtime:'")
     return raw
 
 
 def printable(text: str) -> str:
-    """`text` for a terminal, which takes no half of a surrogate pair, as an escape in a YAML file can make one."""
+    """Return `text` with escapes for halves of surrogate pairs, which YAML can hold and no terminal prints."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -62,23 +52,22 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._open: list[int] = []  # values so far in each node that is being read, outermost first
-        self._values: dict[yaml.Node | None, int] = {}  # and in those that are finished
+        self._depth, self._values = 0, 0  # both so far
+        self._sizes: dict[yaml.Node | None, int] = {}  # values in each node that is finished
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        mark, is_alias = self.peek_event().start_mark, self.check_event(yaml.AliasEvent)
-        if len(self._open) == DEEPEST:
-            raise _problem(f"blocks stand in blocks more than {DEEPEST} deep", mark)
-        self._open.append(1)
+        mark, is_alias, before = self.peek_event().start_mark, self.check_event(yaml.AliasEvent), self._values
+        if self._depth == MAX_DEPTH:
+            raise _problem(f"blocks stand in blocks more than {MAX_DEPTH} deep", mark)
+        self._depth += 1
         node = super().compose_node(parent, index)
-        count = self._open.pop()
-        if is_alias and node not in self._values:
+        self._depth -= 1
+        if is_alias and node not in self._sizes:
             raise _problem("an alias stands inside of what it stands for", mark)
-        self._values[node] = count = self._values[node] if is_alias else count
-        if self._open:
-            self._open[-1] += count
-        if count > MOST_VALUES or (self._open and self._open[-1] > MOST_VALUES):
-            raise _problem(f"there are more than {MOST_VALUES} values, aliases written out", mark)
+        self._values += self._sizes[node] if is_alias else 1
+        if self._values > MAX_VALUES:
+            raise _problem(f"there are more than {MAX_VALUES} values, aliases written out", mark)
+        self._sizes[node] = self._values - before
         return node
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
@@ -87,20 +76,17 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError):
             tag = node.tag.removeprefix("tag:yaml.org,2002:")
             raise _problem(f"found {str(node.value)[:50]!r}, which is no {tag}", node.start_mark) from None
-        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
             raise _problem("found a number that is too large", node.start_mark)
         return value
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        if not isinstance(node, yaml.MappingNode):
-            return super().construct_mapping(node, deep)  # which says so
         seen: set[str] = set()
-        for key_node, _ in node.value:
-            key = None if key_node.tag == MERGE else self.construct_object(key_node, deep=True)
-            if isinstance(key, str):
-                if key in seen:
-                    raise _problem(f"key {key!r} is given twice", key_node.start_mark)
-                seen.add(key)
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # of another node SafeLoader says so
+            if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
+                if key.value in seen:
+                    raise _problem(f"key {key.value!r} is given twice", key.start_mark)
+                seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from bertrio.config.data import TaskData
 from bertrio.core.options import Count, Group, Rate, Real, Whole, one_of, read_options
-from bertrio.core.tasks import TARGETS, TEXT_COLUMNS, Task, build_target
+from bertrio.core.tasks import TARGETS, Task, build_target
 from bertrio.model.heads import HEADS, SHARES, HeadSpec, build_heads, head_options, options_to_share
 from bertrio.techniques.losses import LOSSES, build_loss, loss_options
 
@@ -67,24 +67,49 @@ class TaskParams(Group):
             options = options_to_share(options, SHARES[sharing.layer])
         return HeadSpec(self.head, target, target.outputs_for(self.loss), self.dropout, options)
 
+    def has_weights(self, name: str, sharing: SharingParams) -> bool:
+        """Return whether the head of the task called `name` has anything to learn."""
+        with torch.random.fork_rng(devices=[]):
+            head = build_heads({name: self.head_spec(name, sharing)}, WIDTH)[name]
+        return any(True for _ in head.parameters())
+
     @model_validator(mode="after")
     def _parts_fit(self) -> TaskParams:
-        problem = self._label_problem()
-        if problem:
-            raise ValueError(problem)
-        if (self.range is not None) != (self.target == "score"):
-            raise ValueError("range ([lowest, highest]) goes with target score, and with no other")
-        if self.range is not None and self.range[0] >= self.range[1]:
-            raise ValueError(f"range: expected [lowest, highest], found {list(self.range)}")
-        if (self.encoding is not None) != (self.kind == "pair"):
-            raise ValueError("encoding goes with kind pair (cross or bi), and is left out or null for kind single")
-        problem = self._data_problem() or self._vectors_problem()
+        problem = self._label_problem() or self._metric_problem() or self._vectors_problem()
         if problem:
             raise ValueError(problem)
         self._try_out()
         return self
 
+    def _label_problem(self) -> str | None:
+        several = self.target in ("classes", "ordered")
+        if (several and self.classes is None and self.labels is None) or (self.classes is not None and not several):
+            return "classes (how many) goes with target classes or ordered, and with no other; labels say it as well"
+        if (self.range is not None) != (self.target == "score"):
+            return "range ([lowest, highest]) goes with target score, and with no other"
+        if self.range is not None and self.range[0] >= self.range[1]:
+            return f"range: expected [lowest, highest], found {list(self.range)}"
+        if self.labels is None:
+            return None
+        if self.target == "score":
+            return "labels (names of the classes) goes with target classes, ordered or binary, not with score"
+        wanted = 2 if self.target == "binary" else self.classes or len(self.labels)
+        if len(self.labels) != wanted or len(set(self.labels)) < wanted:
+            return f"labels: expected {wanted} different names (of binary: no and yes), found {self.labels}"
+        return None
+
+    def _metric_problem(self) -> str | None:
+        leading = TARGETS[self.target].leading
+        if self.metric is None or self.metric in leading:
+            return None
+        return (
+            f"metric: found {self.metric!r}, expected one of {', '.join(leading)}: those of target {self.target} "
+            "of which more is better"
+        )
+
     def _vectors_problem(self) -> str | None:
+        if (self.encoding is not None) != (self.kind == "pair"):
+            return "encoding goes with kind pair (cross or bi), and is left out or null for kind single"
         needed = 2 if self.encoding == "bi" else 1
         if HEADS[self.head].vectors == needed:
             return None
@@ -106,36 +131,6 @@ class TaskParams(Group):
             head = build_heads({"": spec}, WIDTH)[""]
             output = head(*[torch.zeros(ROWS, WIDTH)] * HEADS[self.head].vectors)
         loss(output, torch.zeros(ROWS, dtype=getattr(torch, spec.target.label_dtype)))
-
-    def _label_problem(self) -> str | None:
-        several = self.target in ("classes", "ordered")
-        if (several and self.classes is None and self.labels is None) or (self.classes is not None and not several):
-            return "classes (how many) goes with target classes or ordered, and with no other; labels say it as well"
-        if self.labels is not None and not (several or self.target == "binary"):
-            return f"labels (names of the classes) goes with target classes, ordered or binary, not with {self.target}"
-        if self.labels is None:
-            return None
-        twice = [name for name in self.labels if self.labels.count(name) > 1]
-        if twice:
-            return f"labels: found {twice[0]!r} {len(twice)} times, expected each name once"
-        wanted = 2 if self.target == "binary" else self.classes
-        if wanted is not None and len(self.labels) != wanted:
-            of = "no and yes, for target binary" if self.target == "binary" else f"one for each of {wanted} classes"
-            return f"labels: found {len(self.labels)} names, expected {wanted}: {of}"
-        return None
-
-    def _data_problem(self) -> str | None:
-        leading = TARGETS[self.target].leading
-        if self.metric is not None and self.metric not in leading:
-            return (
-                f"metric: found {self.metric!r}, expected one of {', '.join(leading)}: those of target {self.target} "
-                "of which more is better"
-            )
-        allowed = ("id", *TEXT_COLUMNS[self.kind], "label")
-        for name in self.data.named_columns if self.data else ():
-            if name not in allowed:
-                return f"data.columns: found {name!r}, expected {', '.join(allowed)} for kind {self.kind}"
-        return None
 
 
 class SharingParams(Group):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bertrio.config.loading import check_trained, member_params, read_yaml, validate_params
+from bertrio.config.loading import check_params, read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.params import MEMBERS, Block, scale, set_param, value_text, with_numbers
 from bertrio.experiments.recipes.rows import Recipes, Row
@@ -58,8 +58,7 @@ def resolve(
             _set_seed(raw, seed)
         for name, value in overrides.items():
             set_param(raw, name, value)
-        params = validate_params(raw, "params.yaml")
-        check_trained(params, {name: member_params(params, name) for name in params.ensemble.members}, "params.yaml")
+        check_params(raw, "params.yaml")
     except UserError as error:
         where = f"{recipes.folder}/{row.paper}.yaml: {row.name}, budget {budget}"
         where += "".join(f", -S {name}={value_text(value)}" for name, value in overrides.items())

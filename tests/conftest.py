@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.warm_python import WarmPython
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -34,6 +36,13 @@ def interruptible() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory) -> Iterator[WarmPython]:
+    """The commands `python` and `dvc`, without the seconds that their imports take."""
+    with WarmPython(tmp_path_factory.mktemp("warm")) as warm:
+        yield warm
 
 
 @pytest.fixture

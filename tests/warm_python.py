@@ -1,0 +1,156 @@
+"""A Python that starts at once: processes forked from one that has imported the libraries already.
+
+`WarmPython(folder)` makes a folder `path` with the commands `python` and `dvc`. With that first in PATH, stages that
+DVC starts run in it: each is a process of its own, with its own arguments, folder, environment and exit code. No code
+of bertrio is imported beforehand. Sets have one order in all of them.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import signal
+import socket
+import sys
+
+
+class WarmPython:
+    """A server that forks processes, and the commands that ask it to; for use as a context.
+
+    Attributes:
+        path: the folder of the commands `python` and `dvc`.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        import subprocess
+
+        self.path = os.path.join(folder, "bin")
+        server = os.path.join(folder, "socket")
+        os.makedirs(self.path)
+        for name, module in (("python", ""), ("dvc", "-m dvc")):
+            command = os.path.join(self.path, name)
+            with open(command, "w") as file:
+                file.write(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} {server} {module} "$@"\n')
+            os.chmod(command, 0o755)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(server)
+        listener.listen()  # who asks before the libraries are there waits
+        command = [sys.executable, __file__, "serve", str(listener.fileno())]
+        self._server = subprocess.Popen(command, pass_fds=[listener.fileno()], cwd=folder)
+        listener.close()
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment with these commands first in PATH, and those of this Python behind them."""
+        path = os.pathsep.join([self.path, os.path.dirname(sys.executable), os.environ["PATH"]])
+        return {**os.environ, "PATH": path}
+
+    def __enter__(self) -> WarmPython:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.kill()
+        self._server.wait()
+
+
+def ask(server: str, arguments: list[str]) -> None:
+    """Run Python with `arguments` in a process that the server forks; end as that ends."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(server)
+    order = repr((arguments, os.getcwd(), dict(os.environ))).encode()
+    streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", (0, 1, 2)))]
+    connection.sendmsg([b"%16d" % len(order)], streams)
+    connection.sendall(order)
+    code = int(connection.recv(16) or 1)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
+
+
+def serve(number: int) -> None:
+    """Import the libraries, and run what is asked for, each in a process of its own."""
+    import gc
+    import importlib
+
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    gc.freeze()  # a collection in a child would copy all of them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that it forks leave no zombies
+    listener = socket.socket(fileno=number)
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            return attend(connection)
+        connection.close()
+
+
+def attend(connection: socket.socket) -> None:
+    """Fork once more, run what is asked for, and answer with the exit code."""
+    import ast
+    import atexit
+    import traceback
+
+    length, ancillary, _, _ = connection.recvmsg(16, socket.CMSG_SPACE(12))
+    streams = array.array("i", ancillary[0][2])
+    order = b""
+    while len(order) < int(length):
+        order += connection.recv(1 << 16)
+    arguments, folder, environment = ast.literal_eval(order.decode())
+    child = os.fork()
+    if child:
+        connection.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        os._exit(0)
+    connection.close()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    code = 1
+    try:
+        run(arguments)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        if isinstance(ended.code, str):
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    finally:  # as an interpreter ends, but without taking all libraries apart, which is slow
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(arguments: list[str]) -> None:
+    """Do what `python ARGUMENTS` does, for a script, `-m` and `-c`."""
+    import runpy
+
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    kind, *rest = arguments
+    if kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(rest[0], {"__name__": "__main__"})
+    elif kind == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, os.path.dirname(os.path.abspath(kind)))
+        runpy.run_path(kind, run_name="__main__")
+
+
+LIBRARIES = (  # that take long to import
+    "torch", "torch._dynamo", "transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto",
+    "transformers.tokenization_utils_fast", "pandas", "pyarrow.parquet", "safetensors.torch", "pydantic", "filelock",
+    "rich.progress", "scipy.stats", "sklearn.feature_extraction.text", "sklearn.linear_model", "matplotlib.figure",
+    "matplotlib.backends.backend_agg", "torchjd.aggregation", "accelerate", "jinja2", "yaml",
+    "dvc.cli.parser", "dvc.repo", "dvc.repo.experiments.executor.local",
+)  # fmt: skip
+
+if __name__ == "__main__":
+    serve(int(sys.argv[2])) if sys.argv[1] == "serve" else ask(sys.argv[1], sys.argv[2:])

@@ -41,8 +41,9 @@ def interruptible() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory) -> Iterator[WarmPython]:
     """The commands `python` and `dvc`, without the seconds that their imports take."""
-    with WarmPython(tmp_path_factory.mktemp("warm")) as warm:
-        yield warm
+    warm = WarmPython(tmp_path_factory.mktemp("warm"))
+    yield warm
+    warm.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Runs a stage script as Python does, counts what happens in it, and does something to it where it is told to.
 
     python tests/stopped_stage.py COUNTS ACTION EVENT NUMBER stages/finetune.py --member base
-    python tests/stopped_stage.py serve
 
 COUNTS is a JSON file that gets how often each event came, and the seconds since the first pass. ACTION is done when
 EVENT comes for the NUMBERth time: `kill` (-9), `term`, `full` (from then on no file can grow: a full disk), or `none`.
@@ -15,15 +14,10 @@ Production code knows nothing of this: it is patched from here. Events:
     scored    after an epoch was scored
     output    before an output of the stage gets its name
     moment    any time: NUMBER seconds after the first pass
-
-`serve` imports the libraries once and runs many stages, each in a process that it forks. It reads orders from standard
-input, a line of JSON each (arguments as above, folder, environment, file for what is said), and answers with exit
-codes.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import resource
@@ -37,11 +31,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LIBRARIES = (  # that take long to import; the code of bertrio is imported by each stage, from beside its script
-    "torch", "torch._dynamo", "transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto",
-    "transformers.tokenization_utils_fast", "pandas", "pyarrow.parquet", "safetensors.torch", "pydantic", "filelock",
-    "rich.progress", "scipy.stats", "yaml",
-)  # fmt: skip
 ACTIONS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -105,24 +94,6 @@ class Stage:
         return None if str(path).startswith(self._checkpoints) else "output"
 
 
-def serve() -> None:
-    """Runs the stages that are ordered, one after the other, up to the end of the input."""
-    for library in LIBRARIES:
-        importlib.import_module(library)
-    for line in sys.stdin:
-        order = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            os.chdir(order["folder"])
-            os.environ.update(order["environment"])
-            sys.path.insert(0, order["environment"]["PYTHONPATH"])
-            said = os.open(order["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            for stream, place in ((os.open(os.devnull, os.O_RDONLY), 0), (said, 1), (said, 2)):
-                os.dup2(stream, place)
-            return main(*order["arguments"])
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-
-
 def main(counts_file: str, action: str, event: str, number: str, script: str, *arguments: str) -> None:
     import torch
 
@@ -149,4 +120,4 @@ def main(counts_file: str, action: str, event: str, number: str, script: str, *a
 
 
 if __name__ == "__main__":
-    serve() if sys.argv[1:] == ["serve"] else main(*sys.argv[1:])
+    main(*sys.argv[1:])

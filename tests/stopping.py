@@ -14,6 +14,7 @@ from typing import Any
 
 from bertrio.config import merged
 from tests.training.conftest import Workspace
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGE = ROOT / "tests/stopped_stage.py"
@@ -46,7 +47,7 @@ class StoppedProject:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
-        self._server: subprocess.Popen[str] | None = None
+        self._warm = WarmPython(folder / "warm")
         self._workspace = Workspace(folder, ROOT / "params.yaml")
         for name in ("stages", "src"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -71,40 +72,23 @@ class StoppedProject:
         """
         counts = self.folder / "counts.json"
         counts.unlink(missing_ok=True)
-        told = [str(counts), action, event, str(number), "stages/finetune.py", "--member", "base"]
+        python = sys.executable if fresh else f"{self._warm.path}/python"
+        arguments = [str(counts), action, event, str(number), "stages/finetune.py", "--member", "base"]
         environment = {"BERTRIO_CHECKPOINTS": str(self.checkpoints), "PYTHONPATH": str(self.folder / "src")}
-        code, said = (self._run_fresh if fresh else self._run_forked)(told, environment)
-        return Run(code, said, json.loads(counts.read_text()))
-
-    def _run_fresh(self, told: list[str], environment: dict[str, str]) -> tuple[int, str]:
         done = subprocess.run(
-            [sys.executable, str(STAGE), *told],
+            [python, str(STAGE), *arguments],
             cwd=self.folder,
             env=_without_dvc() | environment,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
             timeout=1800,  # of a machine that does other things too
         )
-        return done.returncode, done.stdout + done.stderr
-
-    def _run_forked(self, told: list[str], environment: dict[str, str]) -> tuple[int, str]:
-        if self._server is None:
-            self._server = subprocess.Popen(
-                [sys.executable, str(STAGE), "serve"],
-                env=_without_dvc(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-        said = self.folder / "said"
-        order = {"arguments": told, "folder": str(self.folder), "environment": environment, "said": str(said)}
-        print(json.dumps(order), file=self._server.stdin, flush=True)
-        return int(self._server.stdout.readline()), said.read_text()
+        return Run(done.returncode, done.stdout, json.loads(counts.read_text()))
 
     def close(self) -> None:
-        """Ends the process that runs are forked from."""
-        if self._server is not None:
-            self._server.communicate()
+        """End the process that runs are forked from."""
+        self._warm.close()
 
     def outputs(self) -> dict[str, bytes]:
         """All files that finetune has written, by path."""

@@ -15,7 +15,7 @@ import sys
 
 
 class WarmPython:
-    """A server that forks processes, and the commands that ask it to; for use as a context.
+    """A server that forks processes, and the commands that ask it to.
 
     Attributes:
         path: the folder of the commands `python` and `dvc`.
@@ -36,7 +36,7 @@ class WarmPython:
         listener.bind(server)
         listener.listen()  # who asks before the libraries are there waits
         command = [sys.executable, __file__, "serve", str(listener.fileno())]
-        self._server = subprocess.Popen(command, pass_fds=[listener.fileno()], cwd=folder)
+        self._server = subprocess.Popen(command, pass_fds=[listener.fileno()], cwd="/")
         listener.close()
 
     def environment(self) -> dict[str, str]:
@@ -44,10 +44,8 @@ class WarmPython:
         path = os.pathsep.join([self.path, os.path.dirname(sys.executable), os.environ["PATH"]])
         return {**os.environ, "PATH": path}
 
-    def __enter__(self) -> WarmPython:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """End the server."""
         self._server.kill()
         self._server.wait()
 

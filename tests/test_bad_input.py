@@ -109,15 +109,9 @@ def read(split: str = "train") -> pd.DataFrame:
     ("content", "parts"),
     [
         ("", ("train.csv", "found nothing, the file is empty", "expected column names")),
-        ("\n\n\n", ("train.csv", "the file is empty")),
-        (b"\xef\xbb\xbf\n", ("train.csv", "the file is empty")),
         (GOOD.replace(",", ";"), ("train.csv", "looks as if ';' stood between the columns", "expected 'text'")),
-        (GOOD.replace(",", "\t"), ("train.csv", "looks as if '\\t' stood between the columns")),
         (GOOD.encode("utf-16"), ("train.csv", "not UTF-8 in line 1", "save the file as UTF-8")),
-        (GOOD.replace("\n", "\r"), ("train.csv", "line ends of old Macintosh files")),
         (GOOD.replace("text", "txt"), ("train.csv", "expected 'text'; did you mean 'txt'?", "data.files.sst.columns")),
-        (GOOD.replace("id,text,label", "id,text,text"), ("train.csv", "found 2 columns 'text', expected one")),
-        (GOOD.replace("label", "stars"), ("train.csv", "found columns 'id', 'text', 'stars'", "expected 'label'")),
         ("x" * 1_000_000 + "\n", ("train.csv", "expected 'text', 'label'")),
         (GOOD.replace("film", "f\xefilm").encode("latin-1"), ("40 of 40 rows", "40 not UTF-8", "max_reject_fraction")),
     ],
@@ -130,14 +124,10 @@ def test_a_file_that_holds_no_rows_of_the_task_stops_before_anything_is_written(
 @pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
-        ("train.jsonl", b"", ("train.jsonl", "found nothing, it is empty", "a JSON object a line")),
         ("train.jsonl", b'[{"text": "a", "label": 1}]\n', ("not a JSON object in line 1, and so for all lines",)),
         ("train.jsonl", b'{"text": "a", "lab": 1}\n', ("expected 'label'; did you mean 'lab'?",)),
-        ("train.parquet", b"", ("train.parquet", "can't be read as Parquet")),
         ("train.parquet", b"PAR1" + b"x" * 50 + b"PAR1", ("train.parquet", "can't be read as Parquet")),
         ("train.xlsx", b"PK", ("train.xlsx", "expected one of .csv, .tsv")),
-        ("train.csv.gz", b"\x1f\x8b", ("train.csv.gz", "expected one of .csv, .tsv")),
-        ("train.zip", b"PK\3\4", ("train.zip", "expected one of .csv, .tsv")),
         (".", None, ("data.files", "there is no file")),
         ("gone.csv", None, ("gone.csv", "there is no file")),
     ],
@@ -147,16 +137,6 @@ def test_files_of_other_kinds_say_what_they_are(project, refuses, name, content,
         project.write(name, content)
     project.params({"data": {"files": {"sst": {"train": name}}}})
     refuses(*parts)
-
-
-def test_a_parquet_file_that_is_cut_off_or_damaged_inside_names_itself(project, refuses):
-    project.params({"data": {"files": {"sst": {"train": "train.parquet"}}}})
-    pd.DataFrame({"text": [f"text {i}" for i in range(5000)], "label": 1}).to_parquet("train.parquet")
-    whole = Path("train.parquet").read_bytes()
-    project.write("train.parquet", whole[:-300])
-    refuses("train.parquet", "can't be read as Parquet")
-    project.write("train.parquet", whole[:200] + b"\xff" * 5000 + whole[5200:])
-    refuses("train.parquet", "can't be read as Parquet", "write it again")
 
 
 def test_a_source_that_fails_leaves_what_an_earlier_run_made(project):
@@ -193,7 +173,7 @@ def test_rows_that_cannot_be_used_go_to_the_rejects_and_the_others_are_read(proj
     content = b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode() + b"\r\n\r\n".join(lines)
     project.write("train.csv", content)
     project.params({"data": {"max_reject_fraction": 0.5}, "encoder": {"max_length": 16}})
-    code, told = project.run("check", "download", "split", "pretrain_mlm", "prefinetune", "finetune --member base")
+    code, told = project.run("check", "download", "split")
     assert code == 0, told
     rejected = pd.read_csv("data/rejects/sst.csv", keep_default_na=False)
     assert list(rejected["reason"]) == [reason for _, reason in bad]
@@ -201,26 +181,6 @@ def test_rows_that_cannot_be_used_go_to_the_rejects_and_the_others_are_read(proj
     assert read()["text"].iloc[41] == "nul byte" and len(read()["text"].iloc[42]) == 1_000_000
     counts = json.loads(Path("metrics/data.json").read_text())["rejects"]["sst"]
     assert counts["total"] == len(bad) and counts["train"]["not_UTF-8"] == 2
-
-
-def test_json_that_no_table_can_hold_is_rejected_row_by_row(project):
-    lines = [
-        rb'{"id": "\ud800", "text": "a", "label": 1}',
-        rb'{"id": "a", "text": "\ud83d", "label": 1}',
-        b'{"id": "b", "text": "a", "label": 1' + b"0" * 400 + b"}",
-        b'{"id": "c", "text": "a", "label": [1]}',
-        b'{"id": "d", "text": 5, "label": 1}',
-        b'{"id": NaN, "text": "a", "label": 1}',
-        b"[" * 10_000,
-    ]
-    good = [b'{"id": "g%d", "text": "fine", "label": 1}' % i for i in range(9)]
-    project.write("train.jsonl", b"\n".join(lines + good))
-    project.params({"data": {"max_reject_fraction": 0.5, "files": {"sst": {"train": "train.jsonl"}}}})
-    assert project.run("check", "download", "split").code == 0
-    assert pd.read_csv("data/rejects/sst.csv")["reason"].tolist() == [
-        "id is not Unicode", "text is not Unicode", "label is not a number", "label is not a number",
-        "text is not a string", "missing id", "not valid JSON",
-    ]  # fmt: skip
 
 
 def test_too_many_unusable_rows_stop_the_run_and_stand_in_the_rejects(project, refuses):
@@ -234,7 +194,6 @@ def test_too_many_unusable_rows_stop_the_run_and_stand_in_the_rejects(project, r
     ("test", "code", "found"),
     [
         ("id,text\na,one\nb,two\n", 0, "2 test (no labels)"),
-        ("id,text,label\na,one,\nb,two,\n", 0, "2 test (no labels)"),
         ("id,text,label\na,one,-1\nb,two,-1\n", 0, "2 test (no labels)"),
         ("id,text,label\na,one,1\nb,two,\n", 2, "test.csv: 1 of 2 rows can't be used (1 missing label)"),
         ("id,text,label\n", 0, "0 test"),
@@ -247,18 +206,15 @@ def test_a_test_file_may_be_without_labels_or_empty_but_not_in_part(project, tes
     assert ended.code == code and found in ended.told
 
 
-@pytest.mark.parametrize("split", ["train", "dev"])
-def test_train_and_dev_may_not_be_without_labels(project, refuses, split):
-    project.write(f"{split}.csv", "id,text,label\na,one,\nb,two,\n")
-    refuses(f"sst: {split}.csv: found no labels, expected them in {split}")
+def test_dev_may_not_be_without_labels(project, refuses):
+    project.write("dev.csv", "id,text,label\na,one,\nb,two,\n")
+    refuses("sst: dev.csv: found no labels, expected them in dev")
 
 
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
         ({"data": {"files": {"sst": {"dev": None}}}}, ("found no dev rows in the source", "strategy: random")),
-        ({"data": {"files": {"sst": {"dev": "empty.csv"}}}}, ("found no dev rows in the source",)),
-        ({"data": {"files": {"sst": {"train": "empty.csv"}}}}, ("found no train rows in the source",)),
         (
             {"data": {"split": {"strategy": "random", "fractions": [1.0, 0.0, 0.0]}}},
             ("leave none for dev", "give it a larger fraction"),
@@ -273,9 +229,10 @@ def test_an_empty_split_says_how_to_cut_one(project, refuses, overrides, parts):
     assert not Path("data/splits").exists() and not Path("models/tokenizer").exists()
 
 
-def test_sentences_of_emoji_alone_can_be_trained_on(project):
+def test_sentences_without_words_can_be_trained_on(project):
     for name in ("train.csv", "dev.csv"):
-        project.write(name, "text,label\n" + "".join(f"{chr(0x1F600 + i)},{i % 5}\n" for i in range(20)))
+        rows = [*(chr(0x1F600 + i) for i in range(20)), "x" * 100_000, "\u200b"]
+        project.write(name, "text,label\n" + "".join(f"{text},{i % 5}\n" for i, text in enumerate(rows)))
     ended = project.run("check", "download", "split", "pretrain_mlm", "prefinetune", "finetune --member base")
     assert ended.code == 0, ended.told
 
@@ -319,16 +276,11 @@ def change_weights(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]
 
 TRAINED = ("check", "download", "split", "pretrain_mlm")
 DAMAGE = {
-    "no tokenizer": (lambda at: (at / "tokenizer.json").unlink(), ("there is no tokenizer.json or vocab.txt",)),
     "cut tokenizer": (lambda at: (at / "tokenizer.json").write_text('{"model": '), ()),
-    "tokenizer config": (lambda at: (at / "tokenizer_config.json").write_text("[]"), ()),
     "no config": (lambda at: (at / "config.json").unlink(), ("there is no config.json",)),
-    "cut config": (lambda at: (at / "config.json").write_text("{"), ()),
     "unknown model_type": (lambda at: edit(at / "config.json", model_type="zzz"), ("zzz",)),
-    "wrong type": (lambda at: edit(at / "config.json", num_hidden_layers="many"), ("num_hidden_layers", "many")),
     "larger vocabulary": (lambda at: edit(at / "config.json", vocab_size=9), ("does not fit the weights",)),
     "cut weights": (lambda at: truncate(at / "model.safetensors", 100), ()),
-    "no weights": (lambda at: (at / "model.safetensors").unlink(), ("there is no model.safetensors",)),
     "half the weights": (
         lambda at: change_weights(at / "model.safetensors", lambda all: dict(list(all.items())[:5])),
         ("does not fit the weights", "tensors, such as"),
@@ -391,20 +343,17 @@ def test_code_that_comes_with_an_encoder_is_never_run(project, encoder, refuses,
     assert not Path("harmed").exists()
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
-def test_a_trained_encoder_that_was_damaged_since_names_its_folder(project, refuses, file):
+def test_a_trained_encoder_that_was_damaged_since_names_its_folder(project, refuses):
     assert project.run(*TRAINED, "prefinetune").code == 0
-    for path in Path("models").rglob(file):
+    for path in Path("models").rglob("model.safetensors"):
         path.write_bytes(path.read_bytes()[:-10])
     refuses("models/prefinetuned", "run the stage that writes it again", stages=("finetune --member base",))
     assert not Path("models/members").exists()
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut"])
-def test_a_tokenizer_that_was_damaged_since_names_its_folder(project, refuses, damage):
+def test_a_tokenizer_that_was_damaged_since_names_its_folder(project, refuses):
     assert project.run("check", "download", "split").code == 0
-    file = Path("models/tokenizer/tokenizer.json")
-    file.unlink() if damage == "gone" else file.write_text("{")
+    Path("models/tokenizer/tokenizer.json").write_text("{")
     refuses("models/tokenizer", stages=("pretrain_mlm",))
     assert not Path("models/encoder").exists()
 
@@ -417,18 +366,14 @@ def test_a_tokenizer_that_was_damaged_since_names_its_folder(project, refuses, d
     [
         (lambda text: "", ("found nothing, expected groups of params",)),
         (lambda text: bytes(range(256)) * 9, ("line 2 is not UTF-8", "save the file as UTF-8")),
-        (lambda text: text.encode("utf-16"), ("line 1 is not UTF-8", "save the file as UTF-8")),
         (lambda text: text + "\0", ("unacceptable character #x0000",)),
         (lambda text: text.replace("  seed: 1", "\tseed: 1", 1), ("'\\t' that cannot start any token", "line 2")),
-        (lambda text: text + "finetune: {}\n", ("key 'finetune' is given twice",)),
         (lambda text: text.replace("  seed: 1", "  seed: 1\n  seed: 2", 1), ("key 'seed' is given twice", "line 3")),
         (lambda text: text + "3: x\n", ("expected text for a name, in quotes, found 3",)),
         (lambda text: text + "a: !!python/object/apply:os.system ['true']\n", ("python/object/apply:os.system",)),
         (lambda text: text.replace("seed: 1", "seed: 2020-99-99", 1), ("'2020-99-99', which is no timestamp",)),
-        (lambda text: text.replace("seed: 1", "seed: !!bool x", 1), ("'x', which is no bool",)),
         (lambda text: text.replace("seed: 1", f"seed: {'9' * 5000}", 1), ("which is no int", "line 2")),
         (lambda text: text.replace("seed: 1", f"seed: 0x{'f' * 5000}", 1), ("a number that is too large", "line 2")),
-        (lambda text: text.replace("epochs: 3", f"epochs: {10**12}", 1), ("finetune.epochs: expected less than",)),
         (lambda text: "a: " + "[" * 100_000, ("more than 50 deep",)),
         (lambda text: "a: &a [*a]\n" + text, ("an alias stands inside of what it stands for",)),
         (
@@ -457,11 +402,8 @@ def test_blocks_may_be_written_once_and_merged(project):
     ("overrides", "param"),
     [
         ({"ensemble": {"members": {"../b": {}}}}, "ensemble.members.../b"),
-        ({"ensemble": {"members": {"/b": {}}}}, "ensemble.members./b"),
-        ({"ensemble": {"members": {"b" * 200: {}}}}, "ensemble.members.bbb"),
         ({"evaluate": {"challenges": {"../c": {"task": "sst", "path": "train.csv"}}}}, "evaluate.challenges.../c"),
         ({"tasks": {"../t": {}}}, "tasks.../t"),
-        ({"tasks": {"a/b": {}}}, "tasks.a/b"),
     ],
 )
 def test_names_that_become_files_can_be_no_paths(project, refuses, overrides, param):
@@ -474,8 +416,6 @@ def test_names_that_become_files_can_be_no_paths(project, refuses, overrides, pa
     [
         ({"data": {"path": "~nobody-here/x"}}, ("data.path", "~nobody-here/x", "a user who is not known here")),
         ({"data": {"path": "a\0b"}}, ("data.path: expected a path",)),
-        ({"data": {"path": "x" * 300}}, ("data.path: expected a path",)),
-        ({"encoder": {"name": ""}}, ("encoder.name: expected a path",)),
         ({"data": {"path": "gone"}}, ("data.files: there is no file or folder gone/train.csv",)),
     ],
 )
@@ -489,7 +429,7 @@ def test_a_message_about_a_large_value_is_short(project, refuses):
     assert "found ['xxx" in refuses("finetune.epochs", "and 971 more")
 
 
-@pytest.mark.parametrize("stage", ["check", "download", "split", "pretrain_mlm", "finetune --member base", "evaluate"])
+@pytest.mark.parametrize("stage", ["download", "finetune --member base"])
 def test_every_stage_reads_params_with_the_same_care(project, refuses, stage):
     project.params({"finetune": {"lrr": 1}})
     refuses("finetune.lrr: unknown param; did you mean finetune.lr?", stages=(stage,))

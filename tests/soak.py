@@ -18,12 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from bertrio.core.files import write_text
-from tests.stopping import EVENTS, TECHNIQUES, Run, StoppedProject, differing, plan, techniques
+from tests.stopping import Run, StoppedProject, differing, plan, techniques
 
 MARKS = ("<!-- soak: from here on written by make soak -->", "<!-- soak: up to here -->")
 HEADER = ("", "schedule", "on", "killed at", "the time", "went on after step", "updates again", "files that differ")
-COVERED = ("killed at", "kills", *TECHNIQUES, "schedules")
 
 
 def soak(folder: Path, kills: int, rng: random.Random) -> list[list[Any]]:
@@ -76,29 +77,11 @@ def ended_well(run: Run) -> Run:
 
 
 def told(rows: Sequence[Sequence[Any]], seed: int, seconds: float) -> str:
-    """The result in Markdown: a line, a table of what came with what, and a table with a row for each kill."""
+    """The result in Markdown: a line, and a table with a row for each kill."""
     bad = sum(bool(row[-1]) for row in rows)
-    line = (
-        f"{len(rows)} kills (seed {seed}, {seconds:.0f} s): {bad} with a difference. How many where, and with what on:"
-    )
-    cells = [[*row[:-1], ", ".join(row[-1]) or 0] for row in rows]
-    return "\n\n".join([line, markdown(COVERED, covered(rows)), markdown(HEADER, cells)])
-
-
-def covered(rows: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """How many kills there were of each event, and in all, with each technique on and with joint steps."""
-    lines = []
-    for event in (*EVENTS, "all"):
-        of = [row for row in rows if event in (row[3], "all")]
-        on = [sum(name in row[2].split(", ") for row in of) for name in TECHNIQUES]
-        schedules = sorted({row[1] for row in of})
-        lines.append([event, len(of), *on, ", ".join(schedules)])
-    return lines
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table."""
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in [header, ["---"] * len(header), *rows])
+    cells = pd.DataFrame([[*row[:-1], ", ".join(row[-1]) or 0] for row in rows], columns=HEADER)
+    line = f"{len(rows)} kills (seed {seed}, {seconds:.0f} s): {bad} with a difference."
+    return f"{line}\n\n{cells.to_markdown(index=False, disable_numparse=True)}"
 
 
 def put_into(path: Path, text: str) -> None:

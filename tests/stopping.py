@@ -107,33 +107,16 @@ def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
 
 
 def plan(kills: int, rng: random.Random) -> list[tuple[dict[str, Any], str]]:
-    """Settings and the event of the kill under them, drawn so that each event comes as often as any other, with each
-    technique on at least once and off at least once, and so that all schedules come (from 25 kills on).
-
-    Args:
-        kills: how many; three for each event, or more, keep that promise.
-        rng: draws the rest.
-    """
-    others = iter(rng.sample(SCHEDULES, len(SCHEDULES)) * kills)
+    """Settings and the event of the kill under them: each event comes as often as any other, with half of the
+    techniques on, and so do joint steps and all other schedules together."""
     drawn: list[tuple[dict[str, Any], str]] = []
-    for index, event in enumerate(EVENTS):
-        runs = len(range(index, kills, len(EVENTS)))
-        on = {name: _some(runs, rng) for name in TECHNIQUES}
-        for run in range(runs):
-            names = [name for name in TECHNIQUES if on[name][run]]
-            # surgery goes with joint steps; joint steps go without it too
-            schedule = "joint" if "pcgrad" in names or rng.random() < 0.2 else next(others)
-            settings: dict[str, Any] = {"schedule": {"name": schedule}}
-            for name in names:
-                settings = merged(settings, TECHNIQUES[name])
-            drawn.append((settings, event))
+    for run in range(kills):
+        names = [name for name in TECHNIQUES if rng.random() < 0.5]
+        settings: dict[str, Any] = {"schedule": {"name": "joint" if "pcgrad" in names else rng.choice(SCHEDULES)}}
+        for name in names:
+            settings = merged(settings, TECHNIQUES[name])
+        drawn.append((settings, EVENTS[run % len(EVENTS)]))
     return drawn
-
-
-def _some(runs: int, rng: random.Random) -> list[bool]:
-    """On or off in each run: at least one of either, if there are two."""
-    on = rng.randint(1, runs - 1) if runs > 1 else rng.randint(0, 1)
-    return rng.sample([True] * on + [False] * (runs - on), runs)
 
 
 def techniques(settings: dict[str, Any]) -> list[str]:

@@ -4,7 +4,6 @@ Each run is a process of its own, as users have it. `make soak` does the same at
 """
 
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stopping import EVENTS, EVERY, ROOT, SCHEDULES, TECHNIQUES, StoppedProject, differing, plan, techniques
+from tests.stopping import EVERY, ROOT, StoppedProject, differing
 
 EVERYTHING = {
     "schedule": {"name": "joint"},
@@ -76,17 +75,6 @@ def test_what_is_not_writable_leaves_checkpoints_and_the_outputs_before_whole(pr
     assert "plots/history" in blocked.said and "Traceback" not in blocked.said
     assert blocked.counts["update"] <= EVERY, "it went on"
     assert project.whole_checkpoints()
-
-
-def test_the_long_version_kills_at_each_event_with_each_technique_on_and_off_and_under_all_schedules():
-    for seed in range(20):
-        drawn = plan(25, random.Random(seed))
-        assert len(drawn) == 25 and drawn == plan(25, random.Random(seed))
-        for event in EVENTS:
-            on = [set(techniques(settings)) for settings, of in drawn if of == event]
-            assert len(on) >= 3
-            assert all(0 < sum(name in of for of in on) < len(on) for name in TECHNIQUES)
-        assert {settings["schedule"]["name"] for settings, _ in drawn} == {"joint", *SCHEDULES}
 
 
 def dvc(project: StoppedProject, *command: str, said: int = subprocess.PIPE) -> subprocess.Popen[str]:

@@ -13,11 +13,14 @@ from dvc.dependency.param import ParamsDependency
 from dvc.repo import Repo
 from dvc.utils.hydra import apply_overrides
 
+from bertrio import Predictor
 from bertrio.config import build_tasks, load_params, merged, read_yaml
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.data.inputs import check_inputs
+from bertrio.experiments.compare import compare
 from bertrio.experiments.report import write_report
+from bertrio.experiments.revision import Revision
 from bertrio.training.finetune import Inputs, finetune
 
 SMALL = {
@@ -28,6 +31,7 @@ SMALL = {
     "analyze": {"worst": 2, "rows": 20},
 }
 ROOT = Path(__file__).resolve().parent.parent
+TASKS = ["sst", "qqp", "sts", "nli"]
 NAMES = ["entailment", "neutral", "contradiction"]
 
 
@@ -93,9 +97,6 @@ def read(run, name):
 
 
 def test_it_trains_with_the_others(run):
-    params = load_params(run / "params.yaml")
-    assert (params.surgery.method, params.smart.weight) == ("pcgrad", 1)
-    assert params.trains == ["sst", "qqp", "sts", "nli"]
     steps = pd.read_csv(run / "plots/steps/base.csv")
     assert {"loss_nli", "loss_smart_nli"} <= set(steps.columns)
     assert (run / "plots/history/base.csv").read_text().count("train_loss_nli") == 1
@@ -115,19 +116,18 @@ def test_it_stands_in_the_data_with_the_names_of_its_classes(run):
 
 def test_it_stands_in_metrics_calibration_and_predictions(run):
     found = read(run, "metrics/evaluation.json")
-    assert found["overall_tasks"] == ["sst", "qqp", "sts", "nli"]
+    assert found["overall_tasks"] == TASKS
     for split in ("dev", "test"):
         assert next(iter(found[split]["nli"])) == "macro_f1", "the metric that the block chose goes first"
         assert set(found[split]["nli"]) == {"macro_f1", "accuracy", "balanced_accuracy", "ece", "brier"}
-        first = [found[split][task][metric] for task, metric in FIRSTS.items()]
+        first = [
+            found[split][task][metric] for task, metric in zip(TASKS, ("accuracy", "accuracy", "pearson", "macro_f1"))
+        ]
         assert found[split]["overall_mean"] == pytest.approx(sum(first) / 4, abs=1e-5)
         assert set(found["intervals"][split]["nli"]) == set(found[split]["nli"])
     assert read(run, "metrics/calibration.json")["nli"]["rows"] == 45
     rows = pd.read_parquet(run / "predictions/ensemble.parquet").query("task == 'nli'")
     assert set(rows["split"]) == {"dev", "test"} and set(map(len, rows["probabilities"])) == {3}
-
-
-FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson", "nli": "macro_f1"}
 
 
 def test_it_stands_in_plots_slices_and_robustness(run):
@@ -139,7 +139,7 @@ def test_it_stands_in_plots_slices_and_robustness(run):
     assert set(slices["label"]) == {f"label {name}" for name in NAMES}
     assert {"accuracy", "macro_f1", "n"} <= set(slices["all"]["all rows"])
     assert read(run, "metrics/robustness.json")["nli"]["model"] == "base"
-    assert set(read(run, "predictions/analysis/errors.json")) == {"sst", "qqp", "sts", "nli"}
+    assert set(read(run, "predictions/analysis/errors.json")) == set(TASKS)
 
 
 def test_it_stands_in_the_report_and_the_model_card(run):
@@ -152,17 +152,7 @@ def test_it_stands_in_the_report_and_the_model_card(run):
     assert "| sst, qqp, sts, nli | overall" in card.replace("\\_", "_")
 
 
-def test_the_model_folder_knows_its_classes_and_not_where_its_rows_were(run):
-    about = read(run, "models/members/base/bertrio.json")
-    assert about["tasks"]["nli"]["labels"] == NAMES
-    assert "nli.tsv" not in (run / "models/members/base/bertrio.json").read_text()
-
-
 def test_it_is_compared_with_other_runs_and_answers_like_the_others(run):
-    from bertrio import Predictor
-    from bertrio.experiments.compare import compare
-    from bertrio.experiments.revision import Revision
-
     found = compare([Revision.open("workspace", run)], [Revision.open("workspace", run)])
     assert (found["tasks"]["nli"]["metric"], found["tasks"]["nli"]["rows"]) == ("macro_f1", 90)
     assert set(found["overall"]) == {"overall_mean", "overall_normalized"}
@@ -170,30 +160,22 @@ def test_it_is_compared_with_other_runs_and_answers_like_the_others(run):
     [answer] = predictor.predict("nli", [("a man is running", "a man is tired")])
     assert answer.label in (0, 1, 2) and len(answer.probabilities) == 3
     assert predictor.tasks["nli"].target.labels == tuple(NAMES)
+    assert "nli.tsv" not in (run / "models/members/base/bertrio.json").read_text(), (
+        "where rows were is no one's business"
+    )
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {
-            "schedule": {"until": "longest", "cap": "shortest"},
-            "weighting": {"method": "uncertainty"},
-            "surgery": {"method": "cagrad", "log_conflicts": True},
-            "finetune": {"select": "nli", "accumulate": 2},
-        },
-        {
-            "tasks": {name: {"encoding": "bi", "head": "siamese"} for name in ("qqp", "sts", "nli")},
-            "sharing": {"layer": "fusion", "tasks": ["qqp", "sts", "nli"]},
-            "surgery": {"method": "none"},
-            "schedule": {"name": "per_epoch", "first": {"nli": 1}},
-            "finetune": {"select_on": "holdout"},
-        },
-    ],
-    ids=["joint", "shared"],
-)
-def test_techniques_that_name_tasks_take_it_up(run, tmp_path, monkeypatch, overrides):
-    short = {"schedule": {"max_batches": 2}, "finetune": {"max_steps": None}}
-    raw = merged(merged(read_yaml(run / "params.yaml"), short), overrides)
+SHARED = {
+    "tasks": {name: {"encoding": "bi", "head": "siamese"} for name in ("qqp", "sts", "nli")},
+    "sharing": {"layer": "fusion", "tasks": ["qqp", "sts", "nli"]},
+    "surgery": {"method": "none"},
+    "schedule": {"name": "per_epoch", "first": {"nli": 1}, "max_batches": 2},
+    "finetune": {"select": "nli", "select_on": "holdout", "max_steps": None},
+}
+
+
+def test_all_params_that_name_tasks_take_it_up(run, tmp_path, monkeypatch):
+    raw = merged(read_yaml(run / "params.yaml"), SHARED)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     monkeypatch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path / "checkpoints"))
     monkeypatch.chdir(tmp_path)
@@ -204,21 +186,6 @@ def test_techniques_that_name_tasks_take_it_up(run, tmp_path, monkeypatch, overr
     history = pd.read_csv("history.csv")
     assert history["train_loss_nli"].notna().any() and history["dev_nli_macro_f1"].notna().all()
     assert "nli" in set(pd.read_parquet("predictions/predictions.parquet")["task"])
-
-
-def test_the_other_block_and_all_commands_of_the_document_are_understood(root, document, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    make(document)
-    kept = (tmp_path / "params.yaml").read_text()
-    tried = [line for line in commands(document) if line.startswith("dvc exp run")]
-    assert len(tried) == 6
-    for command in tried:
-        (tmp_path / "params.yaml").write_text(kept)
-        with_settings(tmp_path, command)
-        load_params("params.yaml")
-    text = add_to_tasks((root / "params.yaml").read_text(), blocks(document, "yaml")[1])
-    (tmp_path / "params.yaml").write_text(text)
-    assert load_params("params.yaml").source_of("cola") == "hub"
 
 
 @pytest.fixture
@@ -232,6 +199,18 @@ def project(document, tmp_path, monkeypatch):
         (tmp_path / "params.yaml").write_text(yaml.safe_dump(merged(kept, overrides), sort_keys=False))
 
     return write
+
+
+def test_the_other_block_and_all_commands_of_the_document_are_understood(project, root, document, tmp_path):
+    tried = [line for line in commands(document) if line.startswith("dvc exp run")]
+    assert len(tried) == 6
+    for command in tried:
+        project({})
+        with_settings(tmp_path, command)
+        load_params("params.yaml")
+    text = add_to_tasks((root / "params.yaml").read_text(), blocks(document, "yaml")[1])
+    (tmp_path / "params.yaml").write_text(text)
+    assert load_params("params.yaml").source_of("cola") == "hub"
 
 
 def inputs():
@@ -310,12 +289,3 @@ def test_a_run_without_one_of_the_three_says_what_it_covers(root, document, tmp_
     ]  # fmt: skip
     assert "of qqp, sts" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "| qqp, sts | overall" in (tmp_path / "models/README.md").read_text().replace("\\_", "_")
-
-
-def test_without_the_task_that_ends_an_epoch_the_message_says_what_to_set(root, tmp_path):
-    shutil.copy(root / "params.yaml", tmp_path)
-    with_settings(tmp_path, "-S '~tasks.sst'")
-    with pytest.raises(
-        UserError, match=r"schedule\.until: found 'sst', expected .*set schedule\.until=shortest, longest"
-    ):
-        load_params(tmp_path / "params.yaml")

@@ -24,7 +24,7 @@ def act(action: str) -> None:
         raise UserError(f"process {os.environ['RANK']} has had enough")
     if action != "none":
         number = signal.SIGTERM if action == "stop" else signal.SIGKILL
-        os.kill(os.getpid() if action == "kill" else os.getppid(), number)
+        os.kill(os.getpid() if action == "kill" else int(os.environ["LAUNCHER"]), number)
 
 
 def main(action: str, rank: str, number: str, script: str, *arguments: str) -> None:
@@ -39,6 +39,7 @@ def main(action: str, rank: str, number: str, script: str, *arguments: str) -> N
         return result
 
     torch.optim.AdamW.step = step
+    os.environ.setdefault("LAUNCHER", str(os.getpid()))
     Path("pids").mkdir(exist_ok=True)
     Path(f"pids/{os.getpid()}").touch()
     sys.argv = [script, *arguments]

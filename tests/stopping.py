@@ -72,7 +72,7 @@ class StoppedProject:
         """
         counts = self.folder / "counts.json"
         counts.unlink(missing_ok=True)
-        python = sys.executable if fresh else f"{self._warm.path}/python"
+        python = sys.executable if fresh else self._warm.python
         arguments = [str(counts), action, event, str(number), "stages/finetune.py", "--member", "base"]
         environment = {"BERTRIO_CHECKPOINTS": str(self.checkpoints), "PYTHONPATH": str(self.folder / "src")}
         done = subprocess.run(

@@ -62,7 +62,7 @@ def run_script(bench, root, tmp_path, monkeypatch, capsys, warm):
 
     def run(name, *args):
         monkeypatch.chdir(root)
-        monkeypatch.setattr(sys, "executable", f"{warm.path}/python")
+        monkeypatch.setattr(sys, "executable", warm.python)
         bench(name).main([*args, "--repeats", "1", "--threads", "1", "--out", str(tmp_path)])
         printed = capsys.readouterr().out
         assert (tmp_path / f"{name}.md").read_text().strip() in printed

@@ -18,13 +18,15 @@ class WarmPython:
     """A server that forks processes, and the commands that ask it to.
 
     Attributes:
-        path: the folder of the commands `python` and `dvc`.
+        path: the folder of the commands.
+        python: the one of this name.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         import subprocess
 
         self.path = os.path.join(folder, "bin")
+        self.python = os.path.join(self.path, "python")
         server = os.path.join(folder, "socket")
         os.makedirs(self.path)
         for name, module in (("python", ""), ("dvc", "-m dvc")):
@@ -54,10 +56,12 @@ def ask(server: str, arguments: list[str]) -> None:
     """Run Python with `arguments` in a process that the server forks; end as that ends."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(server)
-    order = repr((arguments, os.getcwd(), dict(os.environ))).encode()
+    order = repr((server, arguments, os.getcwd(), dict(os.environ))).encode()
     streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", (0, 1, 2)))]
     connection.sendmsg([b"%16d" % len(order)], streams)
     connection.sendall(order)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: connection.send(bytes([number])))
     code = int(connection.recv(16) or 1)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
@@ -88,6 +92,7 @@ def attend(connection: socket.socket) -> None:
     """Fork once more, run what is asked for, and answer with the exit code."""
     import ast
     import atexit
+    import threading
     import traceback
 
     length, ancillary, _, _ = connection.recvmsg(16, socket.CMSG_SPACE(12))
@@ -95,9 +100,10 @@ def attend(connection: socket.socket) -> None:
     order = b""
     while len(order) < int(length):
         order += connection.recv(1 << 16)
-    arguments, folder, environment = ast.literal_eval(order.decode())
+    server, arguments, folder, environment = ast.literal_eval(order.decode())
     child = os.fork()
     if child:
+        threading.Thread(target=pass_on, args=(connection, child), daemon=True).start()
         connection.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         os._exit(0)
     connection.close()
@@ -107,6 +113,8 @@ def attend(connection: socket.socket) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.executable = os.path.join(os.path.dirname(server), "bin", "python")  # what it starts is warm as well
+    sys.orig_argv = [sys.executable, *arguments]
     code = 1
     try:
         run(arguments)
@@ -124,13 +132,25 @@ def attend(connection: socket.socket) -> None:
         os._exit(code)
 
 
+def pass_on(connection: socket.socket, child: int) -> None:
+    """Send the child the signals that who asked for it gets; end it if that one is gone."""
+    import contextlib
+
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
+        while number := connection.recv(1):
+            os.kill(child, number[0])
+        os.kill(child, signal.SIGKILL)
+
+
 def run(arguments: list[str]) -> None:
     """Do what `python ARGUMENTS` does, for a script, `-m` and `-c`."""
     import runpy
 
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     kind, *rest = arguments
-    if kind == "-c":
+    if kind == "-u":
+        run(rest)
+    elif kind == "-c":
         sys.argv = ["-c", *rest[1:]]
         exec(rest[0], {"__name__": "__main__"})
     elif kind == "-m":

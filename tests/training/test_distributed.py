@@ -26,9 +26,10 @@ from bertrio.data.batches import Batch
 from bertrio.training.build import build_trainer
 from tests.distributed_run import train
 from tests.training.conftest import STILL, Workspace
+from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = {"finetune": {"epochs": 10, "max_steps": 30}}
+STEPS = {"finetune": {"epochs": 10, "max_steps": 12}}
 SMART = {"lambda": 1, "radius": 0.1, "eta": 0.1, "sigma": 0.05}
 SETTINGS = {  # each technique, alone or in company
     "pcgrad, smart, sparse": {"surgery": {"method": "pcgrad", "log_conflicts": True}, "smart": SMART},
@@ -60,12 +61,12 @@ FREE_UNDER_PEARSON = ("heads.task_sts.output.bias",)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, warm):
     """The folder where one process, and two, have trained each of the settings."""
     folder, before = tmp_path_factory.mktemp("trained"), Path.cwd()
     os.chdir(folder)
     write_settings(folder, SETTINGS)
-    two = subprocess.Popen([sys.executable, ROOT / "tests/distributed_run.py", "2", folder], env=environment())
+    two = subprocess.Popen([warm.python, ROOT / "tests/distributed_run.py", "2", folder], env=environment())
     for settings in sorted((folder / "settings").glob("*.yaml")):
         train(settings, ALONE)
     os.chdir(before)
@@ -91,7 +92,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", SETTINGS)
-def test_two_processes_have_the_weights_of_one_after_30_steps_within_rounding_and_tell_what_it_tells(trained, name):
+def test_two_processes_have_the_weights_of_one_after_12_steps_within_rounding_and_tell_what_it_tells(trained, name):
     one, two = (load_file(trained / f"weights/{name}-{count}.safetensors") for count in (1, 2))
     free = FREE + (FREE_UNDER_PEARSON if "whole batches" in name else ())
     apart = {weight: (two[weight] - values).abs().max().item() for weight, values in one.items()}
@@ -154,8 +155,8 @@ def test_rescaled_noise_in_several_processes_is_refused(workspace):
 class Project:
     """A copy of the code with small data, where finetune is run in two processes."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.workspace = folder, Workspace(folder, ROOT / "params.yaml")
+    def __init__(self, folder: Path, warm: WarmPython) -> None:
+        self.folder, self.workspace, self.warm = folder, Workspace(folder, ROOT / "params.yaml"), warm
         for name in ("stages", "src"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         self.write_params()
@@ -174,11 +175,12 @@ class Project:
         }
         self.workspace.params(**merged(everything, more))
 
-    def run(self, action: str = "none", rank: int = 0, number: int = 0, command: list[str] | None = None):
+    def run(self, action: str = "none", rank: int = 0, number: int = 0, launcher: tuple[str, ...] = ()):
         """Runs the stage and does something to it: its exit code and what it said."""
+        python = sys.executable if action == "end" else self.warm.python  # children see a real launcher end
         shutil.rmtree(self.folder / "pids", ignore_errors=True)
         script = [str(ROOT / "tests/distributed_stage.py"), action, str(rank), str(number)]
-        command = [*(command or [sys.executable]), *script, "stages/finetune.py", "--member", "base"]
+        command = [python, *launcher, *script, "stages/finetune.py", "--member", "base"]
         env = environment(PYTHONPATH=str(self.folder / "src"), BERTRIO_CHECKPOINTS=str(self.folder / "checkpoints"))
         done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=240)
         return SimpleNamespace(code=done.returncode, said=done.stderr)
@@ -189,7 +191,8 @@ class Project:
         return [number for number in ids if Path(f"/proc/{number}/cmdline").exists() and self._of_run(number)]
 
     def _of_run(self, number: int) -> bool:
-        return b"distributed_stage" in Path(f"/proc/{number}/cmdline").read_bytes()
+        command = Path(f"/proc/{number}/cmdline").read_bytes()
+        return b"distributed_stage" in command or b"warm_python" in command
 
     def outputs(self) -> dict[str, bytes]:
         """What the stage has written."""
@@ -204,11 +207,11 @@ class Project:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def project(tmp_path_factory, warm):
     """A project, and what finetune makes there in two processes when nothing stops it."""
     folder, before = tmp_path_factory.mktemp("stage"), Path.cwd()
     os.chdir(folder)
-    made = Project(folder)
+    made = Project(folder, warm)
     os.chdir(before)
     made.undisturbed = made.run()
     assert made.undisturbed.code == 0, made.undisturbed.said
@@ -274,8 +277,8 @@ def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(pr
 def test_accelerate_launches_the_stage(project):
     project.forget()
     project.write_params(processes=1)  # the launcher's number counts
-    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    done = project.run(command=[sys.executable, *launcher, "--main_process_port", str(free_port())])
+    launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
+    done = project.run(launcher=(*launcher, "--main_process_port", str(free_port())))
     assert done.code == 0, done.said
     assert done.said.count("in each of 2 processes") == 1
     assert project.outputs() == project.expected

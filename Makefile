@@ -30,8 +30,7 @@ lint: $(READY)
 PYTEST = $(RUN) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test: $(READY)
-	$(PYTEST) -m "not slow and not heavy"
-	$(PYTEST) -m "heavy and not slow"
+	$(PYTEST)
 
 # kills fine-tuning 25 times and compares bytes, fuzzes for longer and times growing inputs; the result goes into docs/architecture.md
 soak: $(READY)

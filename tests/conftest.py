@@ -14,6 +14,12 @@ from tests.warm_python import WarmPython
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let files that take long come first, so that no process has one of them left when the others are done."""
+    heavy = {item.path for item in items if item.get_closest_marker("heavy")}
+    items.sort(key=lambda item: item.path not in heavy)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def apart(tmp_path_factory) -> Iterator[None]:
     """No test touches the checkpoints of whoever runs it, and none waits for a disk: what was written is read back

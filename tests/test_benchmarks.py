@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from torch.autograd import DeviceType
 
+pytestmark = pytest.mark.heavy
 MODEL = ["--hidden", "16", "--layers", "3", "--rows", "24", "--max-length", "32"]
 TINY = [*MODEL, "--batch", "4", "--device", "cpu"]
 

@@ -13,6 +13,7 @@ from bertrio.config import merged, read_yaml
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.heavy
 SMALL = {
     "runtime": {"threads": 1, "device": "cpu"},
     "data": {"sample": {"train_rows": 160, "dev_rows": 40, "test_rows": 30}},

@@ -36,8 +36,8 @@ def test_arrivals_are_as_many_as_asked_in_order_and_the_same_each_time(serving):
 
 
 @pytest.mark.heavy
-def test_it_runs_as_a_whole(root, tmp_path):
-    command = [sys.executable, "benchmarks/serving.py", *TINY, "--rates", "5", "--seconds", "2", "--threads", "1"]
+def test_it_runs_as_a_whole(root, tmp_path, warm):
+    command = [warm.python, "benchmarks/serving.py", *TINY, "--rates", "5", "--seconds", "2", "--threads", "1"]
     done = subprocess.run(
         [*command, "--out", str(tmp_path)], cwd=root, capture_output=True, text=True, env={**os.environ}
     )

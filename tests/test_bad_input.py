@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -106,33 +105,20 @@ def read(split: str = "train") -> pd.DataFrame:
 
 
 @pytest.mark.parametrize(
-    ("content", "parts"),
-    [
-        ("", ("train.csv", "found nothing, the file is empty", "expected column names")),
-        (GOOD.replace(",", ";"), ("train.csv", "looks as if ';' stood between the columns", "expected 'text'")),
-        (GOOD.encode("utf-16"), ("train.csv", "not UTF-8 in line 1", "save the file as UTF-8")),
-        (GOOD.replace("text", "txt"), ("train.csv", "expected 'text'; did you mean 'txt'?", "data.files.sst.columns")),
-        ("x" * 1_000_000 + "\n", ("train.csv", "expected 'text', 'label'")),
-        (GOOD.replace("film", "f\xefilm").encode("latin-1"), ("40 of 40 rows", "40 not UTF-8", "max_reject_fraction")),
-    ],
-)
-def test_a_file_that_holds_no_rows_of_the_task_stops_before_anything_is_written(project, refuses, content, parts):
-    project.write("train.csv", content)
-    refuses(*parts)
-
-
-@pytest.mark.parametrize(
     ("name", "content", "parts"),
     [
+        ("train.csv", "", ("train.csv", "found nothing, the file is empty", "expected column names")),
+        ("train.csv", GOOD.replace(",", ";"), ("looks as if ';' stood between the columns", "expected 'text'")),
+        ("train.csv", GOOD.encode("utf-16"), ("train.csv", "not UTF-8 in line 1", "save the file as UTF-8")),
+        ("train.csv", GOOD.replace("text", "txt"), ("expected 'text'; did you mean 'txt'?", "data.files.sst.columns")),
+        ("train.csv", GOOD.replace("film", "f\xefilm").encode("latin-1"), ("40 of 40 rows", "max_reject_fraction")),
         ("train.jsonl", b'[{"text": "a", "label": 1}]\n', ("not a JSON object in line 1, and so for all lines",)),
-        ("train.jsonl", b'{"text": "a", "lab": 1}\n', ("expected 'label'; did you mean 'lab'?",)),
         ("train.parquet", b"PAR1" + b"x" * 50 + b"PAR1", ("train.parquet", "can't be read as Parquet")),
         ("train.xlsx", b"PK", ("train.xlsx", "expected one of .csv, .tsv")),
-        (".", None, ("data.files", "there is no file")),
         ("gone.csv", None, ("gone.csv", "there is no file")),
     ],
 )
-def test_files_of_other_kinds_say_what_they_are(project, refuses, name, content, parts):
+def test_a_file_that_holds_no_rows_of_the_task_stops_before_anything_is_written(project, refuses, name, content, parts):
     if content is not None:
         project.write(name, content)
     project.params({"data": {"files": {"sst": {"train": name}}}})
@@ -194,12 +180,10 @@ def test_too_many_unusable_rows_stop_the_run_and_stand_in_the_rejects(project, r
     ("test", "code", "found"),
     [
         ("id,text\na,one\nb,two\n", 0, "2 test (no labels)"),
-        ("id,text,label\na,one,-1\nb,two,-1\n", 0, "2 test (no labels)"),
         ("id,text,label\na,one,1\nb,two,\n", 2, "test.csv: 1 of 2 rows can't be used (1 missing label)"),
-        ("id,text,label\n", 0, "0 test"),
     ],
 )
-def test_a_test_file_may_be_without_labels_or_empty_but_not_in_part(project, test, code, found):
+def test_a_test_file_may_be_without_labels_but_not_in_part(project, test, code, found):
     project.write("test.csv", test)
     project.params({"data": {"files": {"sst": {"test": "test.csv"}}}})
     ended = project.run("check", "download", "split")
@@ -351,13 +335,6 @@ def test_a_trained_encoder_that_was_damaged_since_names_its_folder(project, refu
     assert not Path("models/members").exists()
 
 
-def test_a_tokenizer_that_was_damaged_since_names_its_folder(project, refuses):
-    assert project.run("check", "download", "split").code == 0
-    Path("models/tokenizer/tokenizer.json").write_text("{")
-    refuses("models/tokenizer", stages=("pretrain_mlm",))
-    assert not Path("models/encoder").exists()
-
-
 # params.yaml
 
 
@@ -392,34 +369,18 @@ def test_a_params_file_that_is_no_good_yaml_names_the_line(project, refuses, cha
     assert not Path("data/inputs").exists()
 
 
-def test_blocks_may_be_written_once_and_merged(project):
-    text = Path("params.yaml").read_text()
-    project.write("params.yaml", text.replace("finetune:\n", "finetune:\n  <<: {epochs: 2, lr: 1.0e-5}\n", 1))
-    assert project.run("check").code == 0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "param"),
-    [
-        ({"ensemble": {"members": {"../b": {}}}}, "ensemble.members.../b"),
-        ({"evaluate": {"challenges": {"../c": {"task": "sst", "path": "train.csv"}}}}, "evaluate.challenges.../c"),
-        ({"tasks": {"../t": {}}}, "tasks.../t"),
-    ],
-)
-def test_names_that_become_files_can_be_no_paths(project, refuses, overrides, param):
-    project.params(overrides)
-    refuses(param)
-
-
 @pytest.mark.parametrize(
     ("overrides", "parts"),
     [
+        ({"ensemble": {"members": {"../b": {}}}}, ("ensemble.members.../b",)),  # names become those of files
+        ({"evaluate": {"challenges": {"../c": {"task": "sst", "path": "a"}}}}, ("evaluate.challenges.../c",)),
+        ({"tasks": {"../t": {}}}, ("tasks.../t",)),
         ({"data": {"path": "~nobody-here/x"}}, ("data.path", "~nobody-here/x", "a user who is not known here")),
         ({"data": {"path": "a\0b"}}, ("data.path: expected a path",)),
         ({"data": {"path": "gone"}}, ("data.files: there is no file or folder gone/train.csv",)),
     ],
 )
-def test_paths_that_can_be_none_are_told_by_their_param(project, refuses, overrides, parts):
+def test_names_and_paths_that_can_be_none_are_told_by_their_param(project, refuses, overrides, parts):
     project.params(overrides)
     refuses(*parts)
 
@@ -429,8 +390,6 @@ def test_a_message_about_a_large_value_is_short(project, refuses):
     assert "found ['xxx" in refuses("finetune.epochs", "and 971 more")
 
 
-@pytest.mark.parametrize("stage", ["download", "finetune --member base"])
-def test_every_stage_reads_params_with_the_same_care(project, refuses, stage):
+def test_every_stage_reads_params_with_the_same_care(project, refuses):
     project.params({"finetune": {"lrr": 1}})
-    refuses("finetune.lrr: unknown param; did you mean finetune.lr?", stages=(stage,))
-    shutil.rmtree("data", ignore_errors=True)
+    refuses("finetune.lrr: unknown param; did you mean finetune.lr?", stages=("finetune --member base",))

@@ -26,7 +26,7 @@ from bertrio.config.loading import check_params
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task, build_target
 from bertrio.data.download import write_rejects
-from bertrio.data.formats import READERS, read_delimited
+from bertrio.data.formats import READERS
 from bertrio.data.sources.files import read_file
 from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import SCHEMA, read_predictions
@@ -126,18 +126,6 @@ def test_rows_of_any_bytes_are_a_table_and_rejects_or_a_message(tmp_path, fuzz, 
             write_rejects(tmp_path / "rejects.csv", rejects)
 
     fuzz(check, anything(written(ROWS[kind], ending)), st.sampled_from(["train", "test"]), examples=60)
-
-
-def test_delimited_text_that_is_no_damage_comes_back(tmp_path, fuzz):
-    path = tmp_path / "rows.csv"
-    field = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0\r\n"), max_size=20)
-
-    def check(rows: list[tuple[str, str]]) -> None:
-        pd.DataFrame(rows, columns=["one", "two"]).to_csv(path, index=False, quoting=1, lineterminator="\n")
-        found = read_delimited(path, ",")
-        assert [tuple(row.values.values()) for row in found.rows] == rows
-
-    fuzz(check, st.lists(st.tuples(field, field), max_size=8))
 
 
 def test_yaml_of_any_bytes_is_a_mapping_or_a_message(tmp_path, fuzz):

@@ -78,9 +78,13 @@ def serve(number: int) -> None:
         importlib.import_module(library)
     gc.freeze()  # a collection in a child would copy all of them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that it forks leave no zombies
-    listener = socket.socket(fileno=number)
-    while True:
-        connection, _ = listener.accept()
+    listener, parent = socket.socket(fileno=number), os.getppid()
+    listener.settimeout(1.0)
+    while os.getppid() == parent:
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            continue
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listener.close()
@@ -92,6 +96,7 @@ def attend(connection: socket.socket) -> None:
     """Fork once more, run what is asked for, and answer with the exit code."""
     import ast
     import atexit
+    import contextlib
     import threading
     import traceback
 
@@ -104,7 +109,9 @@ def attend(connection: socket.socket) -> None:
     child = os.fork()
     if child:
         threading.Thread(target=pass_on, args=(connection, child), daemon=True).start()
-        connection.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        with contextlib.suppress(OSError):  # who asked is gone
+            connection.send(b"%d" % code)
         os._exit(0)
     connection.close()
     for number, stream in enumerate(streams):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bertrio.core.tasks import Task
-from bertrio.data.tokens import TokenCache, Tokens, tokenise
+from bertrio.data.tokens import Tokens, tokenise
 
 # Batches that are sorted together: enough for little padding (3 % of a pass over SST, QQP or STS), few enough for fresh
 # company: of two rows that meet in a batch, 4 to 5 % meet again in the next pass, and twice as many at 200
@@ -101,18 +101,15 @@ class Rows:
         task: what the rows belong to.
         tokenizer: a transformers fast tokenizer.
         max_length: tokens kept of each sequence (of a cross-encoded pair the longer text is cut first).
-        cache: where the token sequences are kept; None to make them here and now.
     """
 
-    def __init__(
-        self, frame: pd.DataFrame, task: Task, tokenizer: Any, max_length: int, cache: TokenCache | None = None
-    ) -> None:
+    def __init__(self, frame: pd.DataFrame, task: Task, tokenizer: Any, max_length: int) -> None:
         self.task = task
         self.ids = frame["id"].to_numpy()
         self.label_values = frame["label"].to_numpy(dtype=np.float64, copy=True)
-        make = tokenise if cache is None else cache.sequences
-        self._sequences = make(frame, task, tokenizer, max_length)
-        self.lengths, self.widths = (of([own.lengths for own in self._sequences], axis=0) for of in (np.sum, np.max))
+        self._sequences = tokenise(frame, task, tokenizer, max_length)
+        lengths = [sequences.lengths for sequences in self._sequences]
+        self.lengths, self.widths = np.sum(lengths, axis=0), np.max(lengths, axis=0)
         labels = torch.from_numpy(self.label_values)
         self._labels = None if np.isnan(self.label_values).any() else labels.to(getattr(torch, task.target.label_dtype))
 
@@ -175,51 +172,6 @@ def similar_length_batches(
     return [batches[index] for index in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-class Passes:
-    """An endless sequence of batches of positions, drawn pass by pass.
-
-    Its state is small, whatever the number of rows: that of the generators before the running pass, which is drawn
-    again from there, and how many batches of it were taken.
-
-    Args:
-        draw: gives the batches of a pass; draws from `generators` alone.
-        generators: nothing else uses them.
-    """
-
-    def __init__(self, draw: Callable[[], list[np.ndarray]], *generators: torch.Generator) -> None:
-        self._draw, self._generators = draw, generators
-        self._before, self._taken = self._states(), 0
-        self._waiting: list[np.ndarray] = []  # batches of this pass that are still to come, the next one last
-
-    def __next__(self) -> np.ndarray:
-        if not self._waiting:
-            self._begin()
-        self._taken += 1
-        return self._waiting.pop()
-
-    def __iter__(self) -> Passes:
-        return self
-
-    def _begin(self) -> None:
-        self._before, self._taken = self._states(), 0
-        self._waiting = self._draw()[::-1]
-
-    def _states(self) -> list[Tensor]:
-        return [generator.get_state() for generator in self._generators]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where in which pass it is, for a checkpoint."""
-        return {"before": self._before, "taken": self._taken}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where another one of the same rows was."""
-        for generator, before in zip(self._generators, state["before"], strict=True):
-            generator.set_state(before)
-        self._begin()
-        for _ in range(state["taken"]):
-            next(self)
-
-
 class BatchStream:
     """An endless stream of a task's training batches; every pass over the rows has an order of its own.
 
@@ -231,9 +183,6 @@ class BatchStream:
         redraw: draws the rows of a capped pass anew for every pass; else they are drawn once for all.
         common: decides when short rows come, see `similar_length_batches`; nothing else uses it. The n-th batches of
             streams whose `common` starts from one seed are of like rank by length.
-
-    Raises:
-        ValueError: if `cap` is below 1.
     """
 
     def __init__(
@@ -245,12 +194,12 @@ class BatchStream:
         redraw: bool = True,
         common: torch.Generator | None = None,
     ) -> None:
-        if cap is not None and cap < 1:
-            raise ValueError(f"cap: found {cap}, expected 1 or more, or None")
         self.rows, self.size, self._generator, self._common = rows, size, generator, common
         self._count = len(rows) if cap is None else min(cap, len(rows))
         self._drawn = None if redraw else self._draw()
-        self._passes = Passes(self._pass, *([generator] if common is None else [generator, common]))
+        self._generators = [generator] if common is None else [generator, common]
+        self._before, self._taken = self._generator_states(), 0
+        self._waiting: list[np.ndarray] = []  # batches of this pass that are still to come, the next one last
 
     def __len__(self) -> int:
         """Batches in one pass."""
@@ -263,21 +212,35 @@ class BatchStream:
         return torch.randperm(len(self.rows), generator=self._generator).numpy()[: self._count]
 
     def _pass(self) -> list[np.ndarray]:
-        """The positions of the rows of each batch of a pass."""
+        """Draw the batches of a pass: the positions of the rows of each."""
         drawn = self._draw() if self._drawn is None else self._drawn
         batches = similar_length_batches(self.rows.widths[drawn], self.size, self._generator, self._common)
         return [drawn[batch] for batch in batches]
 
+    def _begin(self) -> None:
+        self._before, self._taken = self._generator_states(), 0
+        self._waiting = self._pass()[::-1]
+
     def __next__(self) -> Batch:
-        return self.rows.batch(next(self._passes))
+        if not self._waiting:
+            self._begin()
+        self._taken += 1
+        return self.rows.batch(self._waiting.pop())
 
     def __iter__(self) -> BatchStream:
         return self
 
+    def _generator_states(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
     def state_dict(self) -> dict[str, Any]:
-        """Where in which pass the stream is, for a checkpoint."""
-        return self._passes.state_dict()
+        """Return the generators' states before this pass, and how many of its batches were taken."""
+        return {"before": self._before, "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where another stream of the same rows and arguments was."""
-        self._passes.load_state_dict(state)
+        """Go on where another stream of the same rows and arguments was."""
+        for generator, before in zip(self._generators, state["before"], strict=True):
+            generator.set_state(before)
+        self._begin()
+        del self._waiting[len(self._waiting) - state["taken"] :]
+        self._taken = state["taken"]

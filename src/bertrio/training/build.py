@@ -19,7 +19,6 @@ from bertrio.core.runtime import NARROW, Runtime, generator
 from bertrio.core.tasks import Task
 from bertrio.data.batches import BatchStream, Rows, Split
 from bertrio.data.table import read_table
-from bertrio.data.tokens import TokenCache
 from bertrio.inference.predictor import Predictor
 from bertrio.model.multitask import MultitaskModel
 from bertrio.model.tokenizer import load_tokenizer
@@ -150,8 +149,6 @@ def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.P
 def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: str | Path) -> Split:
     """The rows of split `name` of every task; a task whose test split is empty is left out.
 
-    What the tokenizer makes of them is kept in a folder `tokens` beside `splits`, for the stages that read them next.
-
     Raises:
         UserError: if a task has no training or dev rows.
     """
@@ -161,8 +158,7 @@ def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: 
         path = Path(splits) / task.name / f"{name}.parquet"
         frame = read_table(path)
         if len(frame):
-            cache = TokenCache(path, Path(tokenizer_folder), Path(splits).parent / "tokens" / task.name)
-            split[task.name] = Rows(frame, task, tokenizer, params.encoder.max_length, cache)
+            split[task.name] = Rows(frame, task, tokenizer, params.encoder.max_length)
         elif name != "test":
             raise UserError(f"{path}: found no rows; see data.split for how rows are shared out")
     return split

@@ -1,7 +1,6 @@
 import csv
 import json
 
-import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError
@@ -42,16 +41,9 @@ def test_tables_facts_and_rejects_are_written(source, run):
     assert facts["source"] == "files"
     assert facts["rejects"] == {"sst": {"total": 1, "train": {"label_out_of_range": 1}}}
     with open(out / "rejects/sst.csv", newline="") as file:
-        assert list(csv.DictReader(file)) == [
-            {
-                "task": "sst",
-                "split": "train",
-                "file": "train.csv",
-                "row": "202",
-                "reason": "label out of range",
-                "raw": "bad,9",
-            }
-        ]
+        header, row = csv.reader(file)
+    assert header == ["task", "split", "file", "row", "reason", "raw"]
+    assert row == ["sst", "train", "train.csv", "202", "label out of range", "bad,9"]
 
 
 def test_a_file_with_more_rows_is_read_beside_the_source_and_its_rejects_are_told_apart(source, run, tmp_path, capsys):
@@ -61,11 +53,7 @@ def test_a_file_with_more_rows_is_read_beside_the_source_and_its_rejects_are_tol
     data = params.data.model_validate({**params.data.model_dump(by_alias=True), "extra_train": block})
     out = run(params.model_copy(update={"data": data}))
     more = read_table(out / "raw/sst/extra_train.parquet")
-    assert (more["id"].tolist(), more["text"].tolist(), more["label"].tolist()) == (
-        ["extra_train-2"],
-        ["another"],
-        [3.0],
-    )
+    assert more.values.tolist() == [["extra_train-2", "another", 3.0]]
     rejects = json.loads((out / "raw/facts.json").read_text())["rejects"]["sst"]
     assert rejects["extra_train"] == {"missing_label": 1} and rejects["total"] == 2
     assert "sst: read 200 train, 1 dev, 1 extra_train rows; rejected 2" in capsys.readouterr().err
@@ -95,18 +83,6 @@ def test_too_many_rejects_stop_the_run_after_they_are_written(source, run, tmp_p
     assert "label out of range" in (tmp_path / "out/rejects/sst.csv").read_text()
     assert not list((tmp_path / "out/raw").rglob("*.parquet"))
     run(source(good=5, most=0.2))
-
-
-def test_what_was_read_is_said(source, run, capsys):
-    run(source())
-    said = capsys.readouterr().err
-    assert "sst: read 200 train, 1 dev rows; rejected 1 (1 label out of range)" in said
-
-
-def test_a_task_without_rejects_has_a_file_with_the_header_alone(source, run, tmp_path):
-    params = source()
-    (tmp_path / "train.csv").write_text("text,label\nfine,1\n")
-    assert pd.read_csv(run(params) / "rejects/sst.csv").shape == (0, 6)
 
 
 def test_corpora_are_written_as_far_as_asked_and_only_for_mlm(source, run, capsys):

@@ -6,6 +6,8 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
 from bertrio.data.inputs import check_inputs
 
+TASKS = ("sst", "qqp", "sts")
+
 
 @pytest.fixture
 def check(tmp_path, root):
@@ -28,12 +30,6 @@ def course(tmp_path):
     for name in ("ids-sst-train.csv", "sts-dev.csv", "imdb.tsv"):
         (folder / name).write_text("x\n")
     return folder
-
-
-def test_the_default_looks_at_nothing_outside(check):
-    digests = check()
-    assert (digests["source"], digests["corpora"], digests["encoder"], digests["challenges"]) == ({}, {}, {}, {})
-    assert digests["tasks"]["sts"] == {"kind": "pair", "target": "score", "classes": None, "range": [0.0, 5.0]}
 
 
 def test_the_task_of_prefinetuning_counts_while_that_is_on(check):
@@ -112,35 +108,19 @@ def test_corpora_are_looked_at_only_for_mlm(check, course):
 
 
 def test_losses_and_batch_sizes_do_not_concern_the_data(check):
+    assert check()["tasks"]["sts"] == {"kind": "pair", "target": "score", "classes": None, "range": [0.0, 5.0]}
     assert check()["tasks"] == check(tasks={"sst": {"batch_size": 3, "dropout": 0.7}})["tasks"]
     assert check()["tasks"] != check(tasks={"sst": {"classes": 3}})["tasks"]
-
-
-def test_own_files_are_looked_at_one_by_one(check, course):
-    files = {task: {"train": "sts-dev.csv"} for task in ("sst", "qqp", "sts")}
-    assert set(check(data={"source": "files", "path": str(course), "files": files})["source"]) == {"sts-dev.csv"}
-    files["sst"]["dev"] = "gone.csv"
-    with pytest.raises(UserError, match=r"data\.files: there is no file or folder .*gone\.csv"):
-        check(data={"source": "files", "path": str(course), "files": files})
-
-
-def test_a_changed_challenge_file_changes_its_digest_alone(check, tmp_path):
-    files = {name: tmp_path / f"{name}.tsv" for name in ("paws", "films")}
-    for file in files.values():
-        file.write_text("x\n")
-    challenges = {name: {"task": "qqp", "path": str(file)} for name, file in files.items()}
-    before = check(evaluate={"challenges": challenges})
-    files["paws"].write_text("y\n")
-    after = check(evaluate={"challenges": challenges})
-    assert before["challenges"]["paws"] != after["challenges"]["paws"]
-    assert before["challenges"]["films"] == after["challenges"]["films"]
-    assert before["source"] == after["source"]
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"data": {"source": "cs224n", "path": "../gone"}}, r"data\.path: there is no file or folder \.\./gone"),
+        (
+            {"data": {"source": "files", "files": {task: {"train": "gone.csv"} for task in TASKS}}},
+            r"data\.files: there is no",
+        ),
         ({"encoder": {"name": "./gone"}}, r"encoder\.name: there is no file or folder \./gone"),
         (
             {"evaluate": {"challenges": {"paws": {"task": "qqp", "path": "gone.tsv"}}}},
@@ -152,11 +132,6 @@ def test_a_changed_challenge_file_changes_its_digest_alone(check, tmp_path):
 def test_what_is_wrong_is_said_before_any_work_starts(check, overrides, message):
     with pytest.raises(UserError, match=message):
         check(**overrides)
-
-
-def test_mlm_without_corpora_says_which_folder_is_wanted(check, course):
-    with pytest.raises(UserError, match=r"data\.corpora_path: found null; .*imdb\.tsv"):
-        check(data={"source": "cs224n", "path": str(course)}, mlm={"enabled": True})
 
 
 def test_an_encoder_folder_counts_by_what_the_model_is_made_of(check, tmp_path):

@@ -21,13 +21,6 @@ def splits():
     }
 
 
-def test_equal_pairs_have_equal_numbers_in_either_order_and_no_others():
-    found = overlap_of({"x": pairs("x", ("a", "b"), ("b", "a "), ("a", "a")), "y": pairs("y", ("a", "b"))}, PAIR)
-    assert found.table.tolist() == ["x", "x", "x", "y"]
-    assert found.rows[0] == found.rows[1] == found.rows[3] != found.rows[2]
-    assert found.sentences.shape == (4, 2) and found.sentences[1].tolist() == found.sentences[0].tolist()[::-1]
-
-
 def test_case_and_white_space_make_no_other_sentence():
     found = overlap_of({"x": pairs("x", ("Straße  A", "b\tc")), "y": pairs("y", ("B C ", "STRASSE\na"))}, PAIR)
     assert found.rows[0] == found.rows[1] and len(np.unique(found.sentences)) == 2
@@ -71,12 +64,3 @@ def test_ids_that_the_splits_use_as_well_are_changed(splits):
     taken = {**splits, "test": splits["test"].assign(id="extra-dev-1")}
     joined, _ = join_train(taken, pairs("dev", ("i", "j")), PAIR, grouped=False)
     assert joined["train"]["id"].tolist()[2:] == ["extra-extra-dev-1"]
-
-
-def test_single_sentences_are_compared_alone():
-    def single(prefix, *texts):
-        return pd.DataFrame({"id": [f"{prefix}-{text}" for text in texts], "text": texts, "label": 0.0})
-
-    splits = {"train": single("train", "a"), "dev": single("dev", "b"), "test": single("test")}
-    joined, left_out = join_train(splits, single("extra", "b", "c"), ("text",), grouped=False)
-    assert joined["train"]["text"].tolist() == ["a", "c"] and left_out["reason"].tolist() == ["also in dev"]

@@ -46,13 +46,6 @@ def test_splits_tokenizer_and_facts_are_written(params, raw):
     assert facts["tasks"]["sst"]["train"]["rows"] == 80 and facts["tasks"]["qqp"]["dev"]["labels"] == {"1": 10}
 
 
-def test_pairs_are_counted_as_one_sequence_with_special_tokens(params, raw):
-    _, facts = run(params(encoder={"tiny": {"vocab_size": 500}}), raw)
-    # "train text 7 and 12" is five words; [CLS] a [SEP] b [SEP]
-    assert facts["tasks"]["sst"]["train"]["tokens"]["p50"] >= 5 + 2
-    assert facts["tasks"]["qqp"]["train"]["tokens"]["p50"] >= 5 + 5 + 3
-
-
 def test_a_task_may_be_split_by_a_rule_of_its_own(params, raw):
     rule = {"strategy": "random", "fractions": [0.5, 0.25, 0.25]}
     _, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data={"split": {"tasks": {"sst": rule}}}), raw)
@@ -65,12 +58,6 @@ def test_two_runs_write_the_same_bytes(params, raw):
     first, second = (run(base, raw, name)[0] for name in ("one", "two"))
     files = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
     assert len(files) >= 11 and all((first / path).read_bytes() == (second / path).read_bytes() for path in files)
-
-
-def test_raw_files_that_are_missing_are_an_error_that_says_what_to_run(params, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "bertrio.data.baselines", SimpleNamespace(simple_baselines=None))
-    with pytest.raises(UserError, match="is missing; an earlier stage makes it"):
-        run(params(), tmp_path / "raw")
 
 
 def test_a_share_of_each_split_may_be_kept_and_no_test_rows(params, raw):
@@ -94,15 +81,6 @@ def test_an_encoder_from_the_hub_is_recorded_with_its_commit_and_the_hashes_of_i
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
     }
     assert asked == ["v1", folder.name]
-
-
-def test_what_was_downloaded_is_recorded_and_what_was_not_adds_nothing(params, raw):
-    base = params(encoder={"tiny": {"vocab_size": 200}})
-    assert not {"downloads", "encoder"} & set(run(base, raw)[1])
-    write_json(
-        raw / "facts.json", {"source": "hub", "origin": {}, "rejects": {}, "downloads": {"sst": {"a.csv": "12"}}}
-    )
-    assert run(base, raw)[1]["downloads"] == {"sst": {"a.csv": "12"}}
 
 
 def test_an_encoder_that_fails_leaves_what_an_earlier_run_made(params, raw):

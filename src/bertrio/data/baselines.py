@@ -19,29 +19,26 @@ if TYPE_CHECKING:
     from sklearn.feature_extraction.text import CountVectorizer
 
 WORD = re.compile(r"\w+")
+MAX_TRAIN_ROWS = 20000  # of larger tables a random choice of as many is used
 Scores = dict[str, dict[str, float]]  # by baseline and metric
 
 
 def simple_baselines(
     tables: Mapping[str, Mapping[str, pd.DataFrame]],
     tasks: Mapping[str, Task],
-    seed: int = 0,
-    max_train_rows: int = 20000,
 ) -> dict[str, Scores]:
-    """Scores word-count baselines on dev.
+    """Score word-count baselines on dev.
 
     Args:
         tables: rows by task and split; `train` and `dev` are read.
         tasks: what the tables belong to.
-        seed: of the choice of training rows.
-        max_train_rows: more training rows than this are cut to a random choice of as many.
 
     Returns:
         By task: `{"bag_of_words": {"accuracy": 0 to 1}}` for classes and binary targets, and
         `{"word_overlap": {"pearson": -1 to 1}}` for pairs with a score. A task that has no baseline (a score of a
         single text), or no labelled rows to fit and score one on, is left out.
     """
-    found: dict[str, Scores] = {}
+    scores: dict[str, Scores] = {}
     for name, task in tasks.items():
         if not {"train", "dev"} <= set(tables[name]):
             continue
@@ -49,31 +46,29 @@ def simple_baselines(
         if train.empty or dev.empty:
             continue
         if task.target.discrete:
-            train = train.sample(min(len(train), max_train_rows), random_state=seed)
-            found[name] = {"bag_of_words": {"accuracy": bag_of_words_accuracy(train, dev, task)}}
+            train = train.sample(min(len(train), MAX_TRAIN_ROWS), random_state=0)
+            scores[name] = {"bag_of_words": {"accuracy": bag_of_words_accuracy(train, dev, task)}}
         elif task.kind == "pair":
-            found[name] = {"word_overlap": {"pearson": word_overlap_pearson(dev)}}
-    return found
+            scores[name] = {"word_overlap": {"pearson": word_overlap_pearson(dev)}}
+    return scores
 
 
 def bag_of_words_accuracy(train: pd.DataFrame, dev: pd.DataFrame, task: Task) -> float:
     """Accuracy on `dev` of a logistic regression over word counts.
 
     A pair is described by the counts of its first text, those of its second, and their absolute difference, which
-    lets the regression see shared words. If `train` has one class only, that class is the prediction.
+    lets the regression see shared words. If `train` has no words or one class, its usual class is the prediction.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    if train["label"].nunique() == 1:
-        return float((dev["label"] == train["label"].iloc[0]).mean())
     vectorizer = CountVectorizer(token_pattern=WORD.pattern, dtype=np.float64)
+    model = LogisticRegression(max_iter=200)  # lbfgs: no randomness
     try:
         vectorizer.fit(text for column in task.text_columns for text in train[column])
-    except ValueError:  # no text has a word
+        model.fit(_features(vectorizer, train, task), train["label"])
+    except ValueError:  # no text has a word, or there is one class
         return float((dev["label"] == train["label"].mode()[0]).mean())
-    model = LogisticRegression(max_iter=200)  # lbfgs: no randomness
-    model.fit(_features(vectorizer, train, task), train["label"])
     return float(model.score(_features(vectorizer, dev, task), dev["label"]))
 
 

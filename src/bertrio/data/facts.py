@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 from bertrio.core.tasks import Task
 from bertrio.data.splits import overlap_of
 from bertrio.data.table import SPLITS, is_labelled
+from bertrio.data.tokens import tokenise
 
-CountTokens = Callable[..., Sequence[int]]
+NO_LIMIT = 10**9  # tokens of a sequence
 
 
-def describe(splits: Mapping[str, pd.DataFrame], task: Task, count_tokens: CountTokens) -> dict[str, dict[str, Any]]:
+def describe(splits: Mapping[str, pd.DataFrame], task: Task, tokenizer: Any) -> dict[str, dict[str, Any]]:
     """Facts by split, as nested dicts of numbers.
 
     - `rows`; `labels`: of classes and binary the rows with each label; of scores mean, deviation and quartiles.
@@ -27,7 +29,7 @@ def describe(splits: Mapping[str, pd.DataFrame], task: Task, count_tokens: Count
     Args:
         splits: tables of train, dev and test.
         task: what they belong to.
-        count_tokens: called with one list of texts, or two for pairs; gives the length of each row in tokens.
+        tokenizer: a transformers fast tokenizer.
     """
     present = [split for split in SPLITS if split in splits]
     shared = _shared_with_train({split: splits[split] for split in present}, task.text_columns)
@@ -38,7 +40,7 @@ def describe(splits: Mapping[str, pd.DataFrame], task: Task, count_tokens: Count
         if is_labelled(table):
             facts[split]["labels"] = _labels(table["label"].dropna().to_numpy(), task)
         if len(table):
-            facts[split]["tokens"] = _lengths(table, task, count_tokens)
+            facts[split]["tokens"] = _lengths(table, task, tokenizer)
         if split != "train":
             facts[split].update(shared[split])
     return facts
@@ -46,29 +48,27 @@ def describe(splits: Mapping[str, pd.DataFrame], task: Task, count_tokens: Count
 
 def _labels(labels: NDArray, task: Task) -> dict[str, float]:
     if task.target.discrete:
-        values, counts = np.unique(labels.astype(int), return_counts=True)
-        return {task.target.name_of(value): int(count) for value, count in zip(values, counts, strict=True)}
+        counts = pd.Series(labels).astype(int).value_counts().sort_index()
+        return {task.target.name_of(value): int(count) for value, count in counts.items()}
     quartiles = np.quantile(labels, (0, 0.25, 0.5, 0.75, 1))
     named = dict(zip(("min", "p25", "p50", "p75", "max"), map(float, quartiles), strict=True))
     return {"mean": float(labels.mean()), "std": float(labels.std()), **named}
 
 
-def _lengths(table: pd.DataFrame, task: Task, count_tokens: CountTokens) -> dict[str, int]:
-    lengths = np.asarray(count_tokens(*(table[column].tolist() for column in task.text_columns)))
-    quantiles = np.quantile(lengths, (0.5, 0.9, 0.99, 1), method="higher")  # lengths that occur
+def _lengths(table: pd.DataFrame, task: Task, tokenizer: Any) -> dict[str, int]:
+    """Summarise the tokens of texts or pairs, special tokens included, nothing cut off."""
+    (sequences,) = tokenise(table, replace(task, encoding="cross"), tokenizer, NO_LIMIT)
+    quantiles = np.quantile(sequences.lengths, (0.5, 0.9, 0.99, 1), method="higher")  # lengths that occur
     return dict(zip(("p50", "p90", "p99", "max"), map(int, quantiles), strict=True))
 
 
 def _shared_with_train(splits: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> dict[str, dict[str, int]]:
     """Counts by split; neither case nor white space of a sentence counts."""
-    found = overlap_of(splits, columns)
-    in_train = found.table == "train"
-    sentence: Any = np.isin(found.sentences, found.sentences[in_train]).any(axis=1)
-    pair = np.isin(found.rows, found.rows[in_train])
-    return {
-        split: {
-            **({"pairs_shared_with_train": int(pair[found.table == split].sum())} if len(columns) == 2 else {}),
-            "rows_sharing_a_sentence_with_train": int(sentence[found.table == split].sum()),
-        }
-        for split in splits
+    overlap = overlap_of(splits, columns)
+    in_train = overlap.table == "train"
+    shared: dict[str, Any] = {
+        "rows_sharing_a_sentence_with_train": np.isin(overlap.sentences, overlap.sentences[in_train]).any(axis=1)
     }
+    if len(columns) == 2:
+        shared = {"pairs_shared_with_train": np.isin(overlap.rows, overlap.rows[in_train]), **shared}
+    return {split: {name: int(rows[overlap.table == split].sum()) for name, rows in shared.items()} for split in splits}

@@ -1,7 +1,7 @@
 """File formats of rows: CSV, TSV, JSON Lines and Parquet.
 
 A damaged row costs no other row: it is reported with its line and the reason, and reading goes on with the next line.
-In particular a stray quote, which makes the csv module swallow everything up to the next quote, costs its own line.
+pandas skips such rows without their lines, and an open quote swallows the rest of the file there.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import csv
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -21,8 +21,7 @@ import pyarrow.parquet as pq
 
 from bertrio.core.errors import UserError
 
-MAX_LINES = 1000  # of one record; an open quote is a stray one if nothing closes it by then,
-MAX_LETTERS = 2**24  # nor by then
+MAX_LINES = 1000  # of one record; an open quote that nothing closes by then is a stray one
 csv.field_size_limit(2**31 - 1)  # the default, 128 KiB, is shorter than a long text
 
 
@@ -36,140 +35,110 @@ class RawRow(NamedTuple):
 
 
 class RawTable(NamedTuple):
-    """Rows as a source has them: their column names, the rows with values under these, and how many if known."""
+    """Rows as a source has them: their column names, and the rows with values under these."""
 
     columns: list[str]
     rows: Iterable[RawRow]
-    total: int | None = None
 
 
-class _Lines:
-    """Numbered lines of a UTF-8 file, which can be handed back; line ends are `\\n` or `\\r\\n`."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._back: deque[tuple[int, str]] = deque()
-        self._numbered = enumerate(self._file, start=1)
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> tuple[int, str]:
-        if self._back:
-            return self._back.popleft()
-        number, line = next(self._numbered)
-        # surrogateescape keeps what is no UTF-8 recognisable; a NUL byte never means anything in a text
-        return number, line.decode("utf-8-sig" if number == 1 else "utf-8", "surrogateescape").replace("\0", "")
-
-    def hand_back(self, lines: list[tuple[int, str]]) -> None:
-        self._back.extendleft(reversed(lines))
-
-    def close(self) -> None:
-        self._file.close()
+class _Record(NamedTuple):
+    number: int
+    raw: str
+    fields: list[str]
+    problem: str | None = None
 
 
 def read_delimited(path: str | Path, delimiter: str, file: BinaryIO | None = None) -> RawTable:
-    """The column names and the records of a file with standard quoting; one record is in memory at a time.
+    """Return the column names and the records of a file with standard quoting; one record is in memory at a time.
 
-    Reads `file` if that is given, such as standard input, which messages then call `path`. It is closed at the end.
+    Reads `file` if that is given, such as standard input, which messages then call `path`.
 
-    Empty lines are skipped. Problems of a record are `damaged quoting` (a quote that is not closed within
-    `MAX_LINES` lines or `MAX_LETTERS` letters, text after a closing quote, or, in a TSV, a quoted field that holds
-    both a tab and a line end, which is a stray quote that swallowed the next row), `wrong number of columns` and
-    `not UTF-8`.
+    Empty lines are skipped. Problems of a record are `damaged quoting` (a quote that is not closed within `MAX_LINES`
+    lines, text after a closing quote, or, in a TSV, a quoted field that holds both a tab and a line end, which is a
+    stray quote that swallowed the next row), `wrong number of columns` and `not UTF-8`.
 
     Raises:
-        UserError: if the file is missing or empty, or its header is no UTF-8.
+        UserError: if the file is missing or empty, or its header is damaged.
     """
+    records = _records(_opened(path) if file is None else file, delimiter)
+    header = next(records, None)
+    if header is None or header.problem:
+        found = "nothing, the file is empty" if header is None else f"{header.problem} in line {header.number}"
+        raise UserError(f"{path}: found {found}; expected column names in its first line; save the file as UTF-8")
+    if "\r" in header.raw.replace("\r\n", "\n"):
+        raise UserError(f"{path}: found line ends of old Macintosh files, expected those of Unix or Windows")
+    columns = [name.strip() for name in header.fields]
+    return RawTable(columns, (_row(record, columns) for record in records))
+
+
+def _opened(path: str | Path) -> BinaryIO:
     try:
-        lines = _Lines(open(path, "rb") if file is None else file)  # noqa: SIM115 - closed with the records
+        return open(path, "rb")
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from error
+
+
+def _row(record: _Record, columns: list[str]) -> RawRow:
+    problem = record.problem
+    if problem is None and len(record.fields) != len(columns):
+        problem = "wrong number of columns"
+    values = {} if problem else dict(zip(columns, record.fields, strict=True))
+    return RawRow(record.number, values, record.raw, problem)
+
+
+def _records(file: BinaryIO, delimiter: str) -> Iterator[_Record]:
+    with closing(file):
+        lines = map(_decoded, enumerate(file, start=1))
+        ahead: deque[tuple[int, str]] = deque()  # lines that the search for a closing quote has read
+        while item := ahead.popleft() if ahead else next(lines, None):
+            number, line = item
+            if '"' in line and line == _readable(line):
+                yield _quoted(number, line, lines, ahead, delimiter)
+            elif raw := line.rstrip("\r\n"):
+                yield _checked(number, raw, raw.split(delimiter))
+
+
+def _decoded(item: tuple[int, bytes]) -> tuple[int, str]:
+    """Decode a numbered line; what is not UTF-8 becomes lone surrogates, and NUL bytes are dropped."""
+    number, line = item
+    encoding = "utf-8-sig" if number == 1 else "utf-8"
+    return number, line.decode(encoding, "surrogateescape").replace("\0", "")
+
+
+def _quoted(
+    number: int, line: str, lines: Iterator[tuple[int, str]], ahead: deque[tuple[int, str]], delimiter: str
+) -> _Record:
+    """Parse the record that begins with `line`; lines that are read and belong to other records stay in `ahead`."""
+
+    def following() -> Iterator[str]:
+        yield from (text for _, text in ahead)
+        for item in islice(lines, MAX_LINES - 1 - len(ahead)):
+            ahead.append(item)
+            yield item[1]
+
+    reader = csv.reader(chain([line], following()), delimiter=delimiter, strict=True)
     try:
-        header = next(_fields(lines, delimiter), None)
-        problem = _header_problem(header)
-    except OSError as error:
-        problem = f"can't be read ({error.strerror})"
-    if problem or header is None:
-        lines.close()
-        raise UserError(f"{path}: {problem}")
-    columns = [name.strip() for name in header[2]]
-    return RawTable(columns, _records(lines, delimiter, columns))
+        fields = next(reader)
+    except csv.Error:
+        return _checked(number, line.rstrip("\r\n"), [], "damaged quoting")
+    if delimiter == "\t" and any("\t" in field and "\n" in field for field in fields):
+        return _checked(number, line.rstrip("\r\n"), [], "damaged quoting")
+    rest = [ahead.popleft()[1] for _ in range(reader.line_num - 1)]
+    return _checked(number, "".join([line, *rest]).rstrip("\r\n"), fields)
 
 
-def _header_problem(header: tuple[int, str, list[str], str | None] | None) -> str | None:
-    """Why the first record can't be column names."""
-    if header is None:
-        return "found nothing, the file is empty; expected column names as UTF-8 text in its first line"
-    number, raw, _, problem = header
-    if problem:
-        advice = "; save the file as UTF-8" if problem == "not UTF-8" else ""
-        return f"found {problem} in line {number}, expected column names as UTF-8 text{advice}"
-    if "\r" in raw.split("\n")[0].rstrip("\r"):
-        return "found line ends of old Macintosh files (a carriage return alone), expected those of Unix or Windows"
-    return None
-
-
-def _records(lines: _Lines, delimiter: str, columns: list[str]) -> Iterator[RawRow]:
-    try:
-        for number, raw, fields, problem in _fields(lines, delimiter):
-            if problem is None and len(fields) != len(columns):
-                problem = "wrong number of columns"
-            yield RawRow(number, {} if problem else dict(zip(columns, fields, strict=True)), raw, problem)
-    finally:
-        lines.close()
-
-
-def _fields(lines: _Lines, delimiter: str) -> Iterator[tuple[int, str, list[str], str | None]]:
-    """First line's number, text, fields, and problem of each record."""
-    for number, line in lines:
-        raw = line.rstrip("\r\n")
-        if not raw:
-            continue
-        if _is_damaged(raw):
-            yield number, _readable(raw), [], "not UTF-8"
-        elif '"' not in raw:
-            yield number, raw, raw.split(delimiter), None
-        else:
-            yield _quoted(number, line, lines, delimiter)
-
-
-def _is_damaged(text: str) -> bool:
-    """Whether there are bytes in it that are no UTF-8."""
-    return not text.isascii() and any("\udc80" <= letter <= "\udcff" for letter in text)
+def _checked(number: int, raw: str, fields: list[str], problem: str | None = None) -> _Record:
+    """Make a record; with bytes that are not UTF-8 in it, its text has U+FFFD in their place."""
+    readable = _readable(raw)
+    return _Record(number, readable, fields, problem if readable == raw else "not UTF-8")
 
 
 def _readable(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _quoted(number: int, line: str, lines: _Lines, delimiter: str) -> tuple[int, str, list[str], str | None]:
-    taken: list[tuple[int, str]] = []
-
-    def text() -> Iterator[str]:
-        yield line
-        left = MAX_LETTERS - len(line)
-        for item in islice(lines, MAX_LINES - 1):
-            taken.append(item)
-            left -= len(item[1])
-            if left < 0:
-                return
-            yield item[1]
-
-    try:
-        fields = next(csv.reader(text(), delimiter=delimiter, strict=True))
-        swallowed = delimiter == "\t" and any("\t" in field and "\n" in field for field in fields)
-    except csv.Error:
-        fields, swallowed = [], True
-    if swallowed:
-        lines.hand_back(taken)
-        return number, line.rstrip("\r\n"), [], "damaged quoting"
-    raw = "".join([line, *(item[1] for item in taken)]).rstrip("\r\n")
-    return (number, _readable(raw), [], "not UTF-8") if _is_damaged(raw) else (number, raw, fields, None)
-
-
 def read_json_lines(file: BinaryIO) -> Iterator[RawRow]:
-    """The objects of a file in UTF-8, which may begin with a byte-order mark; empty lines are skipped.
+    """Yield the objects of a file in UTF-8, which may begin with a byte-order mark; empty lines are skipped.
 
     Problems of a row are `not UTF-8`, `not valid JSON` and `not a JSON object`.
     """
@@ -189,39 +158,22 @@ def read_json_lines(file: BinaryIO) -> Iterator[RawRow]:
 
 
 def _json_lines(path: Path) -> RawTable:
-    try:
-        with open(path, "rb") as file:
-            rows = list(read_json_lines(file))
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror})") from error
-    columns = dict.fromkeys(name for row in rows for name in row.values)  # a set that keeps its order
+    with _opened(path) as file:
+        rows = list(read_json_lines(file))
     if all(row.problem for row in rows):
         found = f"{rows[0].problem} in line {rows[0].number}, and so for all lines" if rows else "nothing, it is empty"
         raise UserError(f"{path}: found {found}; expected a JSON object a line, as UTF-8")
-    return RawTable(list(columns), rows, len(rows))
+    return RawTable(list(dict.fromkeys(name for row in rows for name in row.values)), rows)
 
 
 def _parquet(path: Path) -> RawTable:
-    with _parquet_errors(path):
-        file = pq.ParquetFile(path)
-        return RawTable(file.schema_arrow.names, _parquet_rows(path, file), file.metadata.num_rows)
-
-
-def _parquet_rows(path: Path, file: pq.ParquetFile) -> Iterator[RawRow]:
-    with _parquet_errors(path):
-        rows = (values for batch in file.iter_batches() for values in batch.to_pylist())
-        for number, values in enumerate(rows, start=1):
-            yield RawRow(number, values)
-
-
-@contextmanager
-def _parquet_errors(path: Path) -> Iterator[None]:
-    """Damage shows when a file is opened, or only when its pages are read; some values have no equal in Python."""
     try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        table = pq.ParquetFile(path).read()
+        rows = [RawRow(number, values) for number, values in enumerate(table.to_pylist(), start=1)]
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # some values have no equal in Python
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path}: can't be read as Parquet ({reason}); write it again") from error
+    return RawTable(table.column_names, rows)
 
 
 READERS: dict[str, Callable[[Path], RawTable]] = {

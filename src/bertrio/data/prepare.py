@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json, whole_folder, write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
-from bertrio.data.reading import track
 from bertrio.data.splits import join_train, keep_share, make_splits
 from bertrio.data.table import EXTRA, SPLITS, read_table, write_table
 from bertrio.model.names import origin_of
 
 Splits = dict[str, dict[str, pd.DataFrame]]  # by task and split
-BATCH = 1000  # rows that are tokenised together
 LEFT_OUT = "left_out.csv"  # rows of data.extra_train that stand in the splits already
 
 
@@ -32,7 +29,7 @@ def split_data(
     tokenizer_dir: str | Path = "models/tokenizer",
     metrics_path: str | Path = "metrics/data.json",
 ) -> dict[str, Any]:
-    """Splits what `download` wrote, builds the tokenizer and describes the data.
+    """Split what `download` wrote, build the tokenizer and describe the data.
 
     Args:
         params: all params; `data`, `tasks` and `encoder` are read.
@@ -45,8 +42,8 @@ def split_data(
     Returns:
         The facts as written: `source`, `origin` and `corpora` (where the data come from), `rejects`, `tasks` (by
         split: rows, labels, token lengths, rows shared with train) and `simple_baselines`; by task how many rows of
-        `data.extra_train` were left out, and why (`extra_left_out`); and, of what came from the hub, `downloads`
-        (SHA-256 of the files, by task) and `encoder` (id, commit, and SHA-256 of its files).
+        `data.extra_train` were left out, and why (`extra_left_out`); and, of one from the hub, `encoder` (id, commit,
+        and SHA-256 of its files).
 
     Raises:
         UserError: if raw files are missing or the rows can't be split as asked.
@@ -54,20 +51,20 @@ def split_data(
     from bertrio.data.baselines import simple_baselines
     from bertrio.model.tokenizer import build_tokenizer, pinned
 
-    tasks, found = build_tasks(params), _read_facts(Path(raw))
+    tasks, raw_facts = build_tasks(params), _read_facts(Path(raw))
     splits, left_out = {}, {}
     for name, task in tasks.items():
         splits[name], left_out[name] = _split(params, task, Path(raw) / name)
     with whole_folder(tokenizer_dir) as new_tokenizer, whole_folder(splits_dir) as new_splits:
         tokenizer = build_tokenizer(params.encoder, _training_texts(splits, tasks), new_tokenizer)
-        fetched = origin_of(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
-        facts = {name: describe(splits[name], task, _counter(tokenizer, name)) for name, task in tasks.items()}
-        metrics = {**found, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
+        origin = origin_of(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
+        facts = {name: describe(splits[name], task, tokenizer) for name, task in tasks.items()}
+        metrics = {**raw_facts, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
         counts = {name: _reasons(rows) for name, rows in left_out.items() if rows is not None}
         if counts:
             metrics["extra_left_out"] = counts
-        if fetched:
-            metrics["encoder"] = fetched
+        if origin:
+            metrics["encoder"] = origin
         for name, tables in splits.items():
             for split, table in tables.items():
                 write_table(table, new_splits / name / f"{split}.parquet")
@@ -95,8 +92,8 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[dict[str, pd.DataF
     splits = make_splits(tables, rule.strategy, rule.fractions, seed, task.name)
     if extra is not None:
         splits, left_out = join_train(splits, extra, task.text_columns, rule.strategy == "grouped")
-        told = "".join(f", {count} {reason}" for reason, count in _reasons(left_out).items())
-        say(f"{task.name}: {len(extra) - len(left_out)} of {len(extra)} rows of data.extra_train join train{told}")
+        reasons = "".join(f", {count} {reason}" for reason, count in _reasons(left_out).items())
+        say(f"{task.name}: {len(extra) - len(left_out)} of {len(extra)} rows of data.extra_train join train{reasons}")
     return keep_share(splits, params.data.split.keep.model_dump(), seed, task.name), left_out
 
 
@@ -110,27 +107,18 @@ def _training_texts(splits: Splits, tasks: dict[str, Task]) -> Iterator[str]:
             yield from splits[name]["train"][column]
 
 
-def _counter(tokenizer: Any, name: str) -> Callable[..., list[int]]:
-    """Counts the tokens of texts or pairs, special tokens included, nothing cut off."""
-
-    def count(*columns: list[str]) -> list[int]:
-        rows = track(zip(*columns, strict=True), f"counting tokens of {name}", len(columns[0]))
-        lengths: list[int] = []
-        while batch := list(islice(rows, BATCH)):
-            lengths += map(
-                len, tokenizer(*map(list, zip(*batch, strict=True)), truncation=False, verbose=False)["input_ids"]
-            )
-        return lengths
-
-    return count
-
-
 def _show(facts: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Print the number of rows, token lengths and shared rows of each split."""
     rows = [
-        [f"{task} {split}", own["rows"], own.get("tokens", {}).get("p50"), own.get("tokens", {}).get("max"),
-         own.get("pairs_shared_with_train"), own.get("rows_sharing_a_sentence_with_train")]
+        {
+            "split": f"{task} {split}",
+            "rows": values["rows"],
+            "median tokens": values.get("tokens", {}).get("p50"),
+            "most tokens": values.get("tokens", {}).get("max"),
+            "pairs also in train": values.get("pairs_shared_with_train"),
+            "share a sentence": values.get("rows_sharing_a_sentence_with_train"),
+        }
         for task, by_split in facts.items()
-        for split, own in by_split.items()
-    ]  # fmt: skip
-    header = ["split", "rows", "median tokens", "most tokens", "pairs also in train", "share a sentence"]
-    print_table(pd.DataFrame(rows, columns=header, dtype=object), "rows by split")
+        for split, values in by_split.items()
+    ]
+    print_table(pd.DataFrame(rows, dtype=object), "rows by split")

@@ -15,39 +15,56 @@ from bertrio.core.console import progress
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
 from bertrio.data.formats import RawRow, RawTable
-from bertrio.data.table import Reject, Unusable, clean_text, has_lone_surrogate
+from bertrio.data.table import Reject, Unusable, clean_text
 
 T = TypeVar("T")
 CHUNK = 1000  # rows between two moves of a progress bar
 DELIMITERS = ("\t", ";", ",", "|")
-MAX_COLUMNS, MAX_NAME = 50, 100  # that a message lists, and characters of each
+MAX_LISTED = 2000  # characters of column names in a message
 
 
 def build_table(
     source: RawTable, columns: Mapping[Any, str], task: Task, split: str, file: str, place: str, hint: str = ""
 ) -> tuple[pd.DataFrame, list[Reject]]:
-    """Return the table and the rejects of one task and split; a progress bar runs while rows are read.
+    """Bring the rows of one task and split to the layout of data/table.py.
 
     Args:
         source: the rows and their columns.
         columns: name of the column for each of `id`, the task's text columns and `label`; what it does not name is
             called as in the layout. Ids are made up of split and row number if no column is named and none is `id`.
         task: what the rows belong to.
-        split: train, dev or test; only test may be without labels.
+        split: train, dev, test or more; only test may be without labels.
         file: short name, for rejects and progress.
         place: param and file, for messages.
         hint: what to do about a missing column.
 
+    Returns:
+        The table and the rejected rows, each in the order of the file. A test file whose labels are all hidden
+        (empty or -1, where -1 is no label of the task) is taken as unlabelled.
+
     Raises:
-        UserError: if a column is missing.
+        UserError: if a column is missing, or train or dev has no labels.
     """
     names = {ours: columns.get(ours, ours) for ours in ("id", *task.text_columns, "label")}
     optional = ({"label"} if split == "test" else set()) | ({"id"} - set(columns))
     wanted = [theirs for ours, theirs in names.items() if ours not in optional or theirs in source.columns]
     check_columns(place, source.columns, wanted, hint)
     made_up = names["id"] not in source.columns
-    rows = (_renamed(row, names, split, made_up) for row in track(source.rows, f"reading {file}", source.total))
-    return normalise(rows, task, split, names["label"] in source.columns, file)
+    rows = [_renamed(row, names, split, made_up) for row in track(source.rows, f"reading {file}")]
+    readable = [row.values["label"] for row in rows if not row.problem]
+    labelled = names["label"] in source.columns and not _all_hidden(readable, task)
+    if not labelled and split != "test":
+        raise UserError(f"{task.name}: {file}: found no labels, expected them in {split}; only test may be without")
+    clean: list[tuple[Any, ...]] = []
+    rejects: list[Reject] = []
+    ids: set[str] = set()
+    for row in rows:
+        try:
+            clean.append(_clean(row, task, labelled, ids))
+        except Unusable as reason:
+            rejects.append(Reject(task.name, split, file, row.number, str(reason), _raw_text(row)))
+    types = {name: "float64" if name == "label" else "str" for name in names}
+    return pd.DataFrame(clean, columns=list(names)).astype(types), rejects
 
 
 def _renamed(row: RawRow, names: dict[str, str], split: str, made_up: bool) -> RawRow:
@@ -69,90 +86,44 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
 def check_columns(place: str, found: Iterable[str], expected: Iterable[str], hint: str = "") -> None:
     """Raise a UserError that lists the columns `found` at `place` unless each of `expected` is there exactly once."""
     found, expected = list(found), list(expected)
-    twice = [name for name in expected if found.count(name) > 1]
-    if twice:
-        raise UserError(f"{place}: found {found.count(twice[0])} columns {twice[0]!r}, expected one; rename the others")
+    for name in expected:
+        if found.count(name) > 1:
+            raise UserError(f"{place}: found {found.count(name)} columns {name!r}, expected one; rename the others")
     missing = [name for name in expected if name not in found]
     if not missing:
         return
-    close = difflib.get_close_matches(missing[0], found, n=1, cutoff=0.5)
-    guess = f"; did you mean {close[0]!r}?" if close else ""
-    between = [other for other in DELIMITERS if len(found) == 1 and other in found[0]]
-    if between:
+    guess = ""
+    if close := difflib.get_close_matches(missing[0], found, n=1, cutoff=0.5):
+        guess = f"; did you mean {close[0]!r}?"
+    if between := [delimiter for delimiter in DELIMITERS if len(found) == 1 and delimiter in found[0]]:
         guess = (
             f"; it looks as if {between[0]!r} stood between the columns: .csv files have ',' there, .tsv files a tab"
         )
-    listed = ", ".join(_shown(name) for name in found[:MAX_COLUMNS]) or "none"
-    listed += f" and {len(found) - MAX_COLUMNS} more" if len(found) > MAX_COLUMNS else ""
-    wanted = ", ".join(repr(name) for name in missing)
-    raise UserError(f"{place}: found columns {listed}, expected {wanted}{guess}{hint}")
+    listed = ", ".join(map(repr, found))[:MAX_LISTED] or "none"
+    raise UserError(f"{place}: found columns {listed}, expected {', '.join(map(repr, missing))}{guess}{hint}")
 
 
-def _shown(name: str) -> str:
-    text = repr(name)
-    return text if len(text) <= MAX_NAME else f"{text[:MAX_NAME]}..."
-
-
-def normalise(
-    rows: Iterable[RawRow], task: Task, split: str, labelled: bool, file: str
-) -> tuple[pd.DataFrame, list[Reject]]:
-    """Convert rows to the layout of `task`, and give the reason for each row that can't be used.
-
-    Args:
-        rows: what a source found, with values under `id`, the task's text columns and `label`.
-        task: what the rows belong to.
-        split: train, dev, test or more.
-        labelled: whether the file has labels at all.
-        file: name of the file, for messages.
-
-    Returns:
-        The table and the rejected rows, each in the order of the file. A test file whose labels are all hidden
-        (empty or -1, where -1 is no label of the task) is taken as unlabelled.
-
-    Raises:
-        UserError: if train or dev has no labels.
-    """
-    rows = list(rows)
-    labelled = labelled and not _all_hidden([row.values.get("label") for row in rows if not row.problem], task)
-    if not labelled and split != "test":
-        raise UserError(f"{task.name}: {file}: found no labels, expected them in {split}; only test may be without")
-    columns = ("id", *task.text_columns, "label")
-    clean: list[tuple[Any, ...]] = []
-    rejects: list[Reject] = []
-    ids: set[str] = set()
-    for row in rows:
-        try:
-            if row.problem:
-                raise Unusable(row.problem)
-            clean.append(_clean(row.values, task, labelled, ids))
-        except Unusable as reason:
-            rejects.append(Reject(task.name, split, file, row.number, str(reason), _raw_text(row)))
-    lists = list(zip(*clean, strict=True)) or [()] * len(columns)
-    return pd.DataFrame({name: _column(name, values) for name, values in zip(columns, lists, strict=True)}), rejects
-
-
-def _clean(values: dict[str, Any], task: Task, labelled: bool, ids: set[str]) -> tuple[Any, ...]:
-    """The row as a tuple in the order of the layout's columns; its id is added to `ids`."""
-    name = _name(values.get("id"))
-    texts = [clean_text(values.get(column)) for column in task.text_columns]
-    label = _label(values.get("label"), task) if labelled else np.nan
+def _clean(row: RawRow, task: Task, labelled: bool, ids: set[str]) -> tuple[Any, ...]:
+    """Return the row as a tuple in the order of the layout's columns, and add its id to `ids`."""
+    if row.problem:
+        raise Unusable(row.problem)
+    if _is_missing(row.values["id"]):
+        raise Unusable("missing id")
+    name = clean_text(str(row.values["id"]))
+    texts = [clean_text(row.values[column]) for column in task.text_columns]
+    label = _label(row.values["label"], task) if labelled else np.nan
     if name in ids:
         raise Unusable("duplicate id")
     ids.add(name)
     return (name, *texts, label)
 
 
-def _name(value: Any) -> str:
-    if value is None or value != value or not str(value).strip():
-        raise Unusable("missing id")
-    name = str(value).strip()
-    if has_lone_surrogate(name):
-        raise Unusable("id is not Unicode")
-    return name
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value or not str(value).strip()
 
 
 def _label(value: Any, task: Task) -> float:
-    if value is None or value != value or (isinstance(value, str) and not value.strip()):
+    if _is_missing(value):
         raise Unusable("missing label")
     try:
         label = task.target.number_of(value)
@@ -166,16 +137,10 @@ def _label(value: Any, task: Task) -> float:
 
 def _all_hidden(labels: list[Any], task: Task) -> bool:
     """Whether no row has a label: all empty, or all -1 where that is none of the task's labels."""
-    texts = {"" if label is None or label != label else str(label).strip() for label in labels}
+    texts = {"" if _is_missing(label) else str(label).strip() for label in labels}
     is_label = task.target.label_problem(-1.0) is None or "-1" in task.target.labels
     return bool(labels) and texts <= ({""} if is_label else {"", "-1", "-1.0"})
 
 
 def _raw_text(row: RawRow) -> str:
-    if isinstance(row.raw, str):
-        return row.raw
-    return json.dumps(row.values if row.raw is None else row.raw, ensure_ascii=True, default=str)
-
-
-def _column(name: str, values: Iterable[Any]) -> pd.Series:
-    return pd.Series(list(values), dtype="float64" if name == "label" else "str")
+    return row.raw if isinstance(row.raw, str) else json.dumps(row.raw, default=str)

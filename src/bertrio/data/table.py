@@ -38,11 +38,6 @@ class Unusable(Exception):
     """A row can't be used; the message is the reason, a short fixed phrase."""
 
 
-def has_lone_surrogate(text: str) -> bool:
-    """Whether half a surrogate pair stands in it, as JSON escapes can make one."""
-    return not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
 def clean_text(value: Any) -> str:
     """A text as tables hold it: without outer white space.
 
@@ -56,8 +51,10 @@ def clean_text(value: Any) -> str:
     text = value.strip()
     if not text:
         raise Unusable("empty text")
-    if has_lone_surrogate(text):
-        raise Unusable("text is not Unicode")
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, as JSON escapes can make one
+        raise Unusable("text is not Unicode") from None
     return text
 
 
@@ -67,7 +64,7 @@ def is_labelled(frame: pd.DataFrame) -> bool:
 
 
 def write_table(frame: pd.DataFrame, path: str | Path) -> None:
-    """Writes a table whole or not at all; the same rows give the same bytes.
+    """Write a table whole or not at all; the same rows give the same bytes.
 
     Columns are text, but for `label`. The index is dropped, and so is what pandas would add about itself.
     """
@@ -78,7 +75,7 @@ def write_table(frame: pd.DataFrame, path: str | Path) -> None:
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
-    """Reads a table that `write_table` wrote.
+    """Read a table that `write_table` wrote.
 
     Raises:
         UserError: if there is none, or it is damaged.

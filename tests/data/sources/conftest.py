@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -18,8 +22,38 @@ import pytest
 
 @pytest.fixture(scope="session")
 def stand_in_hub() -> Any:
-    """What makes a hub: `Repository`, and `serve`."""
-    return SimpleNamespace(Repository=Repository, serve=serve)
+    """What makes a hub: `Repository`, `serve`, and `client`."""
+    return SimpleNamespace(Repository=Repository, serve=serve, client=client)
+
+
+LOOP = """
+import json, sys
+from bertrio.core.errors import UserError
+
+for line in sys.stdin:
+    try:
+        result = answer(json.loads(line))
+    except UserError as error:
+        result = {"error": str(error)}
+    print(json.dumps(result), flush=True)
+"""
+
+
+@contextmanager
+def client(code: str, url: str, home: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+    """Asks the `answer(order)` that `code` defines, in a process of its own, as HF_ENDPOINT is read at import."""
+    names = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, **names}}
+    with subprocess.Popen([sys.executable, "-c", "import json\n" + code + LOOP], text=True, **pipes) as process:
+        assert process.stdin and process.stdout
+
+        def ask(order: dict[str, Any]) -> Any:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield ask
+        process.stdin.close()
 
 
 @dataclass

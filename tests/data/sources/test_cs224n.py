@@ -28,13 +28,6 @@ def load(data_params, folder, tasks, *names):
     )
 
 
-def test_index_columns_are_ignored_and_texts_stripped(folder, data_params, tasks):
-    tables = load(data_params, folder, tasks, "sst").tables["sst"]
-    assert tables["train"].values.tolist() == [["a1", "A fine film .", 4.0], ["a2", "Dull .", 0.0]]
-    assert tables["test"][["id", "text"]].values.tolist() == [["c1", "Who knows ?"]]
-    assert tables["test"]["label"].isna().all() and not tables["dev"]["label"].isna().any()
-
-
 def test_quoted_fields_are_read_and_damaged_rows_rejected_by_line(folder, data_params, tasks):
     data = load(data_params, folder, tasks, "qqp")
     assert data.tables["qqp"]["train"].values.tolist() == [["d1", "Why?", '"Why" not?', 0.0]]
@@ -45,22 +38,9 @@ def test_quoted_fields_are_read_and_damaged_rows_rejected_by_line(folder, data_p
     assert list(data.tables["qqp"]) == ["train"]  # what else there must be is for the split to say
 
 
-def test_a_missing_folder_is_an_error_that_tells_of_copies(folder, data_params, tasks):
-    with pytest.raises(UserError, match=r"no file or folder .*nowhere.*--queue.*absolute path"):
-        load(data_params, folder / "nowhere", tasks, "sst")
-
-
 def test_a_missing_train_file_is_an_error_that_names_it(folder, data_params, tasks):
     with pytest.raises(UserError, match=r"sts-train\.csv, expected it for task sts"):
         load(data_params, folder, tasks, "sts")
-
-
-def test_a_missing_column_is_an_error_that_names_file_and_columns(folder, data_params, tasks):
-    (folder / "ids-sst-dev.csv").write_text("\tid\tsentance\tsentiment\n0\tb1\tx\t1\n")
-    with pytest.raises(
-        UserError, match=r"ids-sst-dev\.csv: found columns '', 'id', 'sentance', .* expected 'sentence'"
-    ):
-        load(data_params, folder, tasks, "sst")
 
 
 @pytest.mark.parametrize(

@@ -48,15 +48,6 @@ def test_paths_may_be_absolute_and_columns_called_as_in_the_layout(tmp_path, dat
     assert table["id"].tolist() == ["train-2", "train-3"]  # lines of the file
 
 
-def test_only_test_may_be_without_labels(tmp_path, data_params, tasks):
-    write(tmp_path / "a.jsonl", [{"text": "a", "label": 1}])
-    write(tmp_path / "b.jsonl", [{"text": "b"}])
-    tables = load(data_params, tasks, "sst", path=str(tmp_path), train="a.jsonl", test="b.jsonl").tables["sst"]
-    assert tables["test"]["label"].isna().all() and list(tables) == ["train", "test"]
-    with pytest.raises(UserError, match=r"data\.files\.sst\.dev.*expected 'label'"):
-        load(data_params, tasks, "sst", path=str(tmp_path), train="a.jsonl", dev="b.jsonl")
-
-
 def test_rows_that_are_no_json_objects_are_rejected(tmp_path, data_params, tasks):
     (tmp_path / "a.jsonl").write_bytes(
         b'{"text": "a", "label": 1}\n{"text": \n\n[1]\n{"text": "caf\xe9", "label": 1}\n{"label": 2}\n'
@@ -69,14 +60,6 @@ def test_rows_that_are_no_json_objects_are_rejected(tmp_path, data_params, tasks
         (7, "not UTF-8"),
     ]  # fmt: skip
     assert data.rejects[-2].raw == '{"label": 2}'
-
-
-def test_parquet_rejects_show_the_row_as_it_stood(tmp_path, data_params, tasks):
-    write(tmp_path / "a.parquet", [{"body": "a", "stars": 1}, {"body": "b", "stars": 9}])
-    data = load(
-        data_params, tasks, "sst", train=str(tmp_path / "a.parquet"), columns={"text": "body", "label": "stars"}
-    )
-    assert [(reject.row, reject.raw) for reject in data.rejects] == [(2, '{"body": "b", "stars": 9}')]
 
 
 def test_an_unknown_column_is_an_error_that_names_the_nearest(tmp_path, data_params, tasks):

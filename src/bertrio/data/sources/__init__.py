@@ -6,7 +6,7 @@
 `load_corpus` gives the first `rows` texts (None: all) of the unlabelled corpus `imdb`, `multinli` or `sick`, one at a
 time; a pair of sentences becomes one text. Rows on the way that give no text are counted in `skipped`, by reason. A
 source may also have `corpus_facts(params, name) -> dict`, which says where the corpus was found. `load_rows` puts
-them together with the tasks that say themselves where their rows are.
+them together with the tasks whose own block says where their rows are.
 """
 
 from __future__ import annotations
@@ -25,33 +25,28 @@ from bertrio.data.table import Reject
 if TYPE_CHECKING:
     from bertrio.config import Params
 
-SOURCES = {
-    "sample": "bertrio.data.sources.sample",
-    "cs224n": "bertrio.data.sources.cs224n",
-    "files": "bertrio.data.sources.files",
-    "hub": "bertrio.data.sources.hub",
-}
-
 
 @dataclass
 class SourceData:
-    """What a source found: `tables` by task and split, the `rejects`, JSON-able `facts` by task, and what it fetched
-    from a network: by task the SHA-256 of each file.
-    """
+    """Rows of a source: `tables` by task and split, the `rejects`, and JSON-able `facts` by task."""
 
-    tables: dict[str, dict[str, pd.DataFrame]]
+    tables: dict[str, dict[str, pd.DataFrame]] = field(default_factory=dict)
     rejects: list[Reject] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
-    downloads: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def add(self, task: str, split: str, table: pd.DataFrame, rejects: list[Reject]) -> None:
+        """Add the rows of one task and split."""
+        self.tables.setdefault(task, {})[split] = table
+        self.rejects += rejects
 
 
 def get_source(name: str) -> ModuleType:
-    """The module of source `name`; what it needs is imported only now."""
-    return importlib.import_module(SOURCES[name])
+    """Import the module of source `name`; what it needs is imported only now."""
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
-    """The rows of all tasks: of those with a block `data` of their own from there, of all others from `data.source`.
+    """Load the rows of all tasks, from their own block `data` or else from `data.source`.
 
     Those of `data.extra_train` stand beside them, as a table called `extra_train`.
 
@@ -59,16 +54,16 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
         UserError: if a source can't be read.
     """
     of_source = {name: tasks[name] for name in params.of_source}
-    data = get_source(params.data.source).load_tasks(params.data, of_source) if of_source else SourceData({})
+    data = get_source(params.data.source).load_tasks(params.data, of_source) if of_source else SourceData()
     for name, task in tasks.items():
-        own, place = params.tasks[name].data, f"tasks.{name}.data"
-        if own is None:
+        block, place = params.tasks[name].data, f"tasks.{name}.data"
+        if block is None:
             continue
-        if own.hub is None:
-            get_source("files").read_task(task, own, Path("."), place, data)
-            data.facts[name] = {"files": {split: Path(path).name for split, path in own.files.items()}}
+        if block.hub is None:
+            get_source("files").read_task(task, block, Path("."), place, data)
+            data.facts[name] = {"files": {split: Path(path).name for split, path in block.files.items()}}
         else:
-            get_source("hub").read_task(task, own.hub, f"{place}.hub", data)
-    for name, block in params.data.extra_train.items():
-        get_source("files").read_extra(tasks[name], block, params.data.base, data)
+            get_source("hub").read_task(task, block.hub, f"{place}.hub", data)
+    for name, extra in params.data.extra_train.items():
+        get_source("files").read_extra(tasks[name], extra, params.data.base, data)
     return data

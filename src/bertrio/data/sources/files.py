@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ from bertrio.core.tasks import Task
 from bertrio.data.formats import READERS, read_delimited
 from bertrio.data.reading import build_table
 from bertrio.data.sources import SourceData
-from bertrio.data.sources.corpora import read_local_corpus
+from bertrio.data.sources.corpora import load_corpus as load_corpus
 from bertrio.data.table import EXTRA, SPLITS, Reject
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
-    """Reads the files of `data.files`; paths are relative to `data.path`, or to the repository where that is null.
+    """Read the files of `data.files`; paths are relative to `data.path`, or to the repository where that is null.
 
     Columns are called as in the layout (data/table.py) unless `columns` says otherwise. Without an `id` column rows
     are named by split and row number.
@@ -29,14 +28,14 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     Raises:
         UserError: if a file or column is missing, or a file is of no known kind.
     """
-    data = SourceData({})
+    data = SourceData()
     for task in tasks.values():
         read_task(task, params.files[task.name], params.base, f"data.files.{task.name}", data)
     return data
 
 
 def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, data: SourceData) -> None:
-    """Adds the rows of one task to `data`, and those that can't be used.
+    """Add the rows of one task to `data`, and those that can't be used.
 
     Args:
         task: what the rows belong to.
@@ -48,14 +47,11 @@ def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, d
     Raises:
         UserError: as `load_tasks`.
     """
-    data.tables[task.name] = {}
     for split in SPLITS:
         name = getattr(block, split)
         if name is not None:
             path = base / Path(name).expanduser()
-            table, rejects = read_file(path, task, split, block.columns, place, split)
-            data.tables[task.name][split] = table
-            data.rejects += rejects
+            data.add(task.name, split, *read_file(path, task, split, block.columns, place, split))
 
 
 def read_extra(task: Task, block: ExtraRows, base: Path, data: SourceData) -> None:
@@ -65,20 +61,14 @@ def read_extra(task: Task, block: ExtraRows, base: Path, data: SourceData) -> No
         UserError: as `load_tasks`.
     """
     path = base / Path(block.train).expanduser()
-    table, rejects = read_file(path, task, EXTRA, block.columns, f"data.extra_train.{task.name}", "train")
-    data.tables[task.name][EXTRA] = table
-    data.rejects += rejects
-
-
-def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
-    """The texts of an unlabelled corpus in the folder `data.corpora_path`."""
-    return read_local_corpus(params.corpora_path, name, rows, skipped)
+    place = f"data.extra_train.{task.name}"
+    data.add(task.name, EXTRA, *read_file(path, task, EXTRA, block.columns, place, "train"))
 
 
 def read_file(
     path: Path, task: Task, split: str, columns: Mapping[Any, str], param: str, key: str, delimiter: str | None = None
 ) -> tuple[pd.DataFrame, list[Reject]]:
-    """The table and the rejects of one file of a task's rows.
+    """Read the table and the rejects of one file of a task's rows.
 
     Args:
         path: of a file with one of the endings of `READERS`, or any delimited text if `delimiter` is given.
@@ -100,6 +90,6 @@ def read_file(
             f"{place}: there is no such file; relative paths start at the repository, those in data.files and "
             "data.extra_train at data.path"
         )
-    found = READERS[kind](path) if delimiter is None else read_delimited(path, delimiter)
+    rows = READERS[kind](path) if delimiter is None else read_delimited(path, delimiter)
     hint = f"; say which column is which in {param}.columns"
-    return build_table(found, columns, task, split, path.name, place, hint)
+    return build_table(rows, columns, task, split, path.name, place, hint)

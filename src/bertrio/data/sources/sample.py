@@ -13,8 +13,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -22,17 +21,15 @@ import pandas as pd
 import yaml
 
 from bertrio.core.errors import UserError
+from bertrio.core.tasks import TEXT_COLUMNS, Task
 from bertrio.data.sources import SourceData
 
 if TYPE_CHECKING:
     from bertrio.config import DataParams
-    from bertrio.core.tasks import Task
 
 T = TypeVar("T")
 Concept = tuple[str, ...]  # words that mean the same here
 SPLITS = ("test", "dev", "train")  # in the order they are made: a change of train_rows leaves the other two as they are
-
-
 LABEL_NOISE = 0.04  # share of labels that are wrong on purpose, so that no task saturates
 VOCABULARY = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 CONCEPTS: dict[str, tuple[Concept, ...]] = {
@@ -92,12 +89,10 @@ NEGATION_SHIFT = 2.25
 CUTS = (-1.4, -0.4, 0.4, 1.4)  # between the five degrees; no sentence has such a value
 
 
-class _Opinion(NamedTuple):
-    value: float  # about -3 (hated) to 3 (loved)
-    text: str
+Opinion = tuple[float, str]  # a value, about -3 (hated) to 3 (loved), and a text
 
 
-def _clause(rng: random.Random, subject: str) -> _Opinion:
+def _clause(rng: random.Random, subject: str) -> Opinion:
     """One statement about `subject`.
 
     A degree word scales an adjective's value, and a negation shifts it towards the other side rather than flip it: not
@@ -111,12 +106,12 @@ def _clause(rng: random.Random, subject: str) -> _Opinion:
     if negated:
         value -= NEGATION_SHIFT if value > 0 else -NEGATION_SHIFT
     if subject in FILMS:
-        return _Opinion(value, f"this is {'not' if negated else ''} {_with_article(f'{phrase} {subject}')}")
+        return value, f"this is {'not' if negated else ''} {_with_article(f'{phrase} {subject}')}"
     verb = _pick(rng, ("is not", "is never", "never feels") if negated else ("is", "feels", "seems"))
-    return _Opinion(value, f"the {subject} {verb} {phrase}")
+    return value, f"the {subject} {verb} {phrase}"
 
 
-def _review(rng: random.Random) -> _Opinion:
+def _review(rng: random.Random) -> Opinion:
     """One or two statements. Of two that are set against each other the main one, or the later one, weighs more."""
     subject = _pick(rng, [*ASPECTS, *FILMS])
     first = _clause(rng, subject)
@@ -124,17 +119,12 @@ def _review(rng: random.Random) -> _Opinion:
         return first
     joint, second = _pick(rng, tuple(JOINTS)), _clause(rng, _other(rng, ASPECTS, subject))
     weight = JOINTS[joint]
-    return _Opinion(weight * first.value + (1 - weight) * second.value, joint.format(first.text, second.text))
+    return weight * first[0] + (1 - weight) * second[0], joint.format(first[1], second[1])
 
 
 def _sst_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
     value, text = _review(rng)
     return (_sentence(text, "."),), float(sum(value > cut for cut in CUTS))
-
-
-def _sst_noise(rng: random.Random, label: float) -> float:
-    """A neighbouring degree."""
-    return _pick(rng, [near for near in (label - 1, label + 1) if 0 <= near <= 4])
 
 
 # ---- qqp: paraphrase -------------------------------------------------------------------------------------------------
@@ -176,9 +166,7 @@ class _Question(NamedTuple):
 
 def _question(rng: random.Random) -> _Question:
     family = _pick(rng, FAMILIES)
-    slots: dict[str, Concept] = {}
-    for slot, pool in family.slots.items():
-        slots[slot] = _other(rng, pool, *slots.values())
+    slots = _filled(rng, family.slots)
     return _Question(family, _pick(rng, tuple(family.intents)), slots, family.negatable and _chance(rng, 0.3))
 
 
@@ -214,25 +202,12 @@ def _qqp_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
     return (text, other.text(other_template, _Wording(rng, word, keep=_pick(rng, (0.0, 0.5))))), label
 
 
-def _qqp_noise(rng: random.Random, label: float) -> float:
-    return 1 - label
-
-
 # ---- sts: similarity -------------------------------------------------------------------------------------------------
 
 
-class _Event(NamedTuple):
-    """Who did what to whom and where; `detail` is what the patients are like or how many, `negated` that it did not
-    happen."""
-
-    agent: Concept
-    verb: Concept
-    detail: Concept | None
-    patient: Concept
-    place: Concept | None
-    negated: bool
-
-
+# Who did what to whom and where: agent, verb, detail (what the patients are like, or how many), patient, place, and
+# `negated`, that it did not happen. Detail and place may be None.
+Event = dict[str, Any]
 COSTS = {"agent": 1.2, "verb": 1.5, "patient": 1.2, "detail": 0.8, "place": 0.8}
 NEGATION_COST = 2.0
 SWAP_COST = 1.8
@@ -240,15 +215,15 @@ DROP = 0.6  # of the cost of a change: a detail left out is less than another de
 OPTIONAL = ("detail", "place")
 
 
-def similarity(a: _Event, b: _Event) -> float:
+def similarity(a: Event, b: Event) -> float:
     """5 for the same event, less what each difference costs, down to 0; one decimal."""
-    costs = {slot: cost for slot, cost in COSTS.items() if getattr(a, slot) != getattr(b, slot)}
+    costs = {slot: cost for slot, cost in COSTS.items() if a[slot] != b[slot]}
     for slot in OPTIONAL:
-        if slot in costs and None in (getattr(a, slot), getattr(b, slot)):
+        if slot in costs and None in (a[slot], b[slot]):
             costs[slot] *= DROP
-    if (a.agent, a.patient) == (b.patient, b.agent):
+    if (a["agent"], a["patient"]) == (b["patient"], b["agent"]):
         costs["agent"], costs["patient"] = SWAP_COST / 2, SWAP_COST / 2
-    return round(max(0.0, 5 - sum(costs.values()) - NEGATION_COST * (a.negated != b.negated)), 1)
+    return round(max(0.0, 5 - sum(costs.values()) - NEGATION_COST * (a["negated"] != b["negated"])), 1)
 
 
 def _pools(about_people: bool) -> dict[str, tuple[Concept, ...]]:
@@ -260,38 +235,43 @@ def _pools(about_people: bool) -> dict[str, tuple[Concept, ...]]:
     return {slot: CONCEPTS[name] for slot, name in slots.items()}
 
 
-def _event(rng: random.Random) -> _Event:
+def _filled(rng: random.Random, pools: Mapping[str, tuple[Concept, ...]]) -> dict[str, Concept]:
+    """Fill each slot from its pool, no two with the same concept."""
     slots: dict[str, Concept] = {}
-    for slot, pool in _pools(about_people=_chance(rng, 0.4)).items():
+    for slot, pool in pools.items():
         slots[slot] = _other(rng, pool, *slots.values())
-    return _Event(**slots, negated=False)
+    return slots
 
 
-def _edited(rng: random.Random, event: _Event) -> _Event:
+def _event(rng: random.Random) -> Event:
+    return {**_filled(rng, _pools(about_people=_chance(rng, 0.4))), "negated": False}
+
+
+def _edited(rng: random.Random, event: Event) -> Event:
     """`event` with one thing changed."""
-    pools = _pools(event.patient in PEOPLE)
-    change = _pick(rng, (*pools, "negated", *(["swap", "swap"] if event.patient in PEOPLE else [])))
+    agent, patient = event["agent"], event["patient"]
+    pools = _pools(patient in PEOPLE)
+    change = _pick(rng, (*pools, "negated", *(["swap", "swap"] if patient in PEOPLE else [])))
     if change == "swap":
-        return event._replace(agent=event.patient, patient=event.agent)
+        return {**event, "agent": patient, "patient": agent}
     if change == "negated":
-        return event._replace(negated=not event.negated)
-    if change in OPTIONAL and _chance(rng, 0.4):
-        dropped: dict[str, Any] = {change: None}
-        return event._replace(**dropped)
-    return event._replace(**{change: _other(rng, pools[change], event.agent, event.patient, getattr(event, change))})
+        return {**event, "negated": not event["negated"]}
+    dropped = change in OPTIONAL and _chance(rng, 0.4)
+    return {**event, change: None if dropped else _other(rng, pools[change], agent, patient, event[change])}
 
 
-def _statement(rng: random.Random, event: _Event, word: _Wording, plain: float) -> str:
+def _statement(rng: random.Random, event: Event, word: _Wording, plain: float) -> str:
     """`event` in words: with probability `plain` in the usual order, else as a passive or with the place in front."""
-    agent, patient = word(event.agent), f"{word(event.detail)} {word(event.patient)}"
-    base, _, past = word(event.verb).partition("/")
-    place = f"near {word(event.place)}" if event.place else ""
-    active = f"{agent} {f'did not {base}' if event.negated else past} {patient}"
+    agent, patient = word(event["agent"]), f"{word(event['detail'])} {word(event['patient'])}"
+    base, _, past = word(event["verb"]).partition("/")
+    place = f"near {word(event['place'])}" if event["place"] else ""
+    negated = event["negated"]
+    active = f"{agent} {f'did not {base}' if negated else past} {patient}"
     if _chance(rng, plain):
         return _sentence(f"{active} {place}", "")
     if place and _chance(rng, 0.4):
         return _sentence(f"{place}, {active}", "")
-    return _sentence(f"{patient} {place} were {'not' if event.negated else ''} {past} by {agent}", "")
+    return _sentence(f"{patient} {place} were {'not' if negated else ''} {past} by {agent}", "")
 
 
 def _sts_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
@@ -307,31 +287,24 @@ def _sts_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
     return (text, _statement(rng, b, word_b, plain=0.7)), similarity(a, b)
 
 
-def _sts_noise(rng: random.Random, label: float) -> float:
-    """Any score."""
-    return round(5 * rng.random(), 1)
-
-
 # ---- the source ------------------------------------------------------------------------------------------------------
 
 
-class _Grammar(NamedTuple):
-    columns: tuple[str, ...]
-    row: Callable[[random.Random], tuple[tuple[str, ...], float]]  # texts and their true label
-    noise: Callable[[random.Random, float], float]  # true label to a wrong one
+GRAMMARS = {"sst": _sst_row, "qqp": _qqp_row, "sts": _sts_row}  # make the texts of a row and their true label
+KINDS = {"sst": "single", "qqp": "pair", "sts": "pair"}
 
 
-GRAMMARS = {
-    "sst": _Grammar(("text",), _sst_row, _sst_noise),
-    "qqp": _Grammar(("text_a", "text_b"), _qqp_row, _qqp_noise),
-    "sts": _Grammar(("text_a", "text_b"), _sts_row, _sts_noise),
-}
+def _wrong_label(rng: random.Random, task: str, label: float) -> float:
+    """A neighbouring degree, the other answer, or any score."""
+    if task == "sst":
+        return _pick(rng, [near for near in (label - 1, label + 1) if 0 <= near <= 4])
+    return 1 - label if task == "qqp" else round(5 * rng.random(), 1)
 
 
 def generate(
     task: str, split: str, rows: int, seed: int, label_noise: float, taken: frozenset[str] = frozenset()
 ) -> pd.DataFrame:
-    """Makes one split of one task.
+    """Make one split of one task.
 
     Args:
         task: `sst` (label 0 to 4), `qqp` (0 or 1) or `sts` (0.0 to 5.0, one decimal).
@@ -348,13 +321,13 @@ def generate(
     Raises:
         UserError: if the grammar has too few sentences for that many rows.
     """
-    grammar, rng = GRAMMARS[task], random.Random(f"{seed}/{task}/{split}")
+    make_row, rng = GRAMMARS[task], random.Random(f"{seed}/{task}/{split}")
     made: dict[tuple[str, ...], list[object]] = {}
     for _ in range(20 * rows + 1000):
         if len(made) == rows:
             break
-        texts, label = grammar.row(rng)
-        noisy = grammar.noise(rng, label) if _chance(rng, label_noise) else label
+        texts, label = make_row(rng)
+        noisy = _wrong_label(rng, task, label) if _chance(rng, label_noise) else label
         key = tuple(sorted(texts))
         if key not in made and len(set(texts)) == len(texts) and taken.isdisjoint(texts):
             made[key] = [f"{task}-{split}-{len(made):05d}", *texts, noisy]
@@ -363,11 +336,11 @@ def generate(
             f"data.sample.{split}_rows: found {rows}, but the grammar of {task} has too few different sentences; "
             f"ask for {len(made)} or fewer"
         )
-    return pd.DataFrame(list(made.values()), columns=["id", *grammar.columns, "label"])
+    return pd.DataFrame(list(made.values()), columns=["id", *TEXT_COLUMNS[KINDS[task]], "label"])
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
-    """Makes train, dev and test of each task, all labelled; no text stands in two splits.
+    """Make train, dev and test of each task, all labelled; no text stands in two splits.
 
     Raises:
         UserError: if a task is not one that this source has, or has another shape than params give it.
@@ -382,16 +355,14 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
 
 
 def _splits(params: DataParams, task: Task) -> dict[str, pd.DataFrame]:
-    if task.text_columns != GRAMMARS[task.name].columns:
-        kind = "single" if task.kind == "pair" else "pair"
-        raise UserError(f"tasks.{task.name}.kind: found {task.kind}, but source sample makes it of kind {kind}")
-    sample, tables = params.sample, {}
-    taken: frozenset[str] = frozenset()
+    if task.kind != KINDS[task.name]:
+        raise UserError(f"tasks.{task.name}.kind: found {task.kind}, but source sample makes it a {KINDS[task.name]}")
+    sample, tables, taken = params.sample, {}, frozenset[str]()
     for split in SPLITS:
         rows = getattr(sample, f"{split}_rows")
         tables[split] = generate(task.name, split, rows, sample.seed, LABEL_NOISE, taken)
         taken = taken.union(*(tables[split][column] for column in task.text_columns))
-    for label in sorted(set(chain(*(table["label"] for table in tables.values())))):
+    for label in sorted(pd.concat(tables.values())["label"].unique()):
         problem = task.target.label_problem(label)
         if problem:
             raise UserError(f"tasks.{task.name}.target: source sample makes labels such as {label:g}; here, {problem}")
@@ -399,22 +370,13 @@ def _splits(params: DataParams, task: Task) -> dict[str, pd.DataFrame]:
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
-    """Unlabelled text from the same grammars: reviews of several sentences (imdb), pairs of questions or statements
-    (multinli), pairs of statements (sick).
-
-    Args:
-        params: the seed is read, and `train_rows` where `rows` is None.
-        name: `imdb`, `multinli` or `sick`.
-        rows: how many texts.
-        skipped: stays as it is, as there is a text in every row.
+    """Make unlabelled text by the same grammars: reviews of several sentences (imdb), pairs of questions or statements
+    (multinli), pairs of statements (sick); `train_rows` of them where `rows` is None.
     """
     rng = random.Random(f"{params.sample.seed}/{name}")
     for _ in range(params.sample.train_rows if rows is None else rows):
-        yield _corpus_text(rng, name)
-
-
-def _corpus_text(rng: random.Random, name: str) -> str:
-    if name == "imdb":
-        return " ".join(_sst_row(rng)[0][0] for _ in range(4 + int(5 * rng.random())))
-    row = _qqp_row if name == "multinli" and _chance(rng, 0.5) else _sts_row
-    return " ".join(row(rng)[0])
+        if name == "imdb":
+            yield " ".join(_sst_row(rng)[0][0] for _ in range(4 + int(5 * rng.random())))
+        else:
+            make_row = _qqp_row if name == "multinli" and _chance(rng, 0.5) else _sts_row
+            yield " ".join(make_row(rng)[0])

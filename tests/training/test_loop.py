@@ -1,8 +1,10 @@
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from bertrio.config import merged
 from bertrio.core.errors import UserError
@@ -259,6 +261,30 @@ def test_training_with_sparse_gradients_of_words_equals_training_with_dense_ones
         # softmax takes no notice of a bias of keys: its gradient is rounding, which AdamW blows up
         found.append({name: of for name, of in model.named_parameters() if not name.endswith("key.bias")})
     torch.testing.assert_close(*found, rtol=1e-4, atol=2e-5)
+
+
+class Casts(TorchDispatchMode):
+    """Counts how often each tensor is cast to bf16, by where it lies."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten._to_copy.default and kwargs.get("dtype") == torch.bfloat16:
+            self.counts[args[0].data_ptr()] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("technique", "times"), [({}, 1), ({"r_drop": {"alpha": 1}}, 6)], ids=["plain", "r_drop"])
+def test_each_weight_is_cast_to_bf16_once_a_step_unless_passes_go_backward_together(workspace, technique, times):
+    apart = {"runtime": {"precision": "bf16"}, "finetune": {"one_pass": False}}
+    trainer, model = workspace.trainer(apart, technique)
+    layers = [of for name, of in model.named_parameters() if "encoder.layer." in name and of.ndim > 1]
+    for step in (1, 2):
+        with Casts() as casts:
+            trainer.step(TASKS, step)
+        assert {casts.counts[weight.data_ptr()] for weight in layers} == {times}
 
 
 def test_bf16_and_float32_agree_within_bounds(workspace):

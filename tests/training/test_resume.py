@@ -21,6 +21,7 @@ from bertrio.core.runtime import set_up
 from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.evaluator import EpochEvaluator
 from bertrio.training.mlm import pretrain_mlm
+from bertrio.training.optimizer import RowGradients
 from bertrio.training.prefinetune import prefinetune
 from tests.training.conftest import BI, run
 
@@ -117,6 +118,20 @@ def test_fine_tuning_that_was_stopped_anywhere_gives_the_same_bytes(workspace, s
     stops = sorted(draw.sample(range(1, steps + 1), 2))
     goes_on(params, stopped, *[(at, draw.choice([Interrupted, Killed])) for at in stops], steps=steps)
     assert not list(Path("checkpoints").iterdir()), "nothing is left of a run that has ended well"
+
+
+def test_sparse_gradients_of_words_outlive_a_stop(workspace, stopped, many_words, monkeypatch):
+    params, dense, seen = workspace.params(**merged(SHORT, EVERYTHING)), RowGradients.dense, []
+
+    def watching(rows, parameters):
+        given = list(parameters)
+        seen.append([each.grad.is_sparse for each in given if each.grad is not None])
+        return dense(rows, given)
+
+    monkeypatch.setattr(RowGradients, "dense", watching)
+    steps = train(params, "whole")
+    goes_on(params, stopped, (2, Killed), (5, Interrupted), steps=steps)
+    assert all(sum(kinds) == 1 for kinds in seen) and len(seen) > steps
 
 
 def test_what_happens_on_a_gpu_where_losses_are_read_every_few_steps(workspace, stopped, monkeypatch):

@@ -138,11 +138,11 @@ def _setting(args: argparse.Namespace) -> Any:
 def _table(args: argparse.Namespace) -> None:
     from bertrio.experiments.recipes.measured import load_measured
     from bertrio.experiments.recipes.rows import load_recipes
-    from bertrio.experiments.recipes.table_text import show_tables, write_tables
+    from bertrio.experiments.recipes.table_text import show, table_document, write_tables
     from bertrio.experiments.recipes.tables import paper_tables
 
     tables = paper_tables(load_recipes(), load_measured(), args.paper, _setting(args), args.against)
-    show_tables(tables)
+    show(table_document(tables))
     with writing_to(f"--out {args.out}"):
         written = write_tables(tables, args.out, args.plots)
     for path in written:
@@ -151,16 +151,16 @@ def _table(args: argparse.Namespace) -> None:
 
 def _claims(args: argparse.Namespace) -> None:
     from bertrio.core.files import write_text
-    from bertrio.experiments.recipes.claims import judge, load_claims, markdown, show_claims
+    from bertrio.experiments.recipes.claims import claim_document, judge, load_claims
     from bertrio.experiments.recipes.measured import load_measured
     from bertrio.experiments.recipes.rows import load_recipes
+    from bertrio.experiments.recipes.table_text import show, to_markdown
 
-    recipes = load_recipes()
-    judgement = judge(recipes, load_measured(), load_claims(recipes), _setting(args))
-    show_claims(judgement)
+    document = list(claim_document(judge(load_recipes(), load_measured(), load_claims(), _setting(args))))
+    show(document)
     if args.out:
         with writing_to(f"--out {args.out}"):
-            write_text(args.out, markdown(judgement))
+            write_text(args.out, to_markdown(document))
         print(f"wrote {args.out}")
 
 

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
-from bertrio.experiments.recipes.table_text import frame, markdown, show_tables, write_tables
+from bertrio.experiments.recipes.table_plots import draw_tables, mean_curve
+from bertrio.experiments.recipes.table_text import frame, show, table_document, to_markdown, write_tables
 from bertrio.experiments.recipes.tables import paper_tables
 from bertrio.experiments.runs import Setting
 from tests.experiments.simulated import measured, run, simulate, small_recipes
@@ -21,42 +22,29 @@ def recipes() -> Recipes:
     return small_recipes()
 
 
+def text_of(tables) -> str:
+    """Markdown without the padding of its tables."""
+    return re.sub(" {2,}", " ", to_markdown(table_document(tables)))
+
+
 def test_a_table_as_it_is_written(recipes, root):
-    assert markdown(paper_tables(recipes, measured(), "p")) == (root / "tests/experiments/recipes/table.md").read_text()
+    text = to_markdown(table_document(paper_tables(recipes, measured(), "p")))
+    assert text == (root / "tests/experiments/recipes/table.md").read_text()
 
 
 def test_nothing_measured_is_all_dashes_and_says_what_to_run(recipes):
-    tables = paper_tables(recipes, [], "p")
-    text = plain(markdown(tables))
-    assert "Measured: nothing yet; bertrio recipes run p measures all rows." in text
-    assert "| p-base | - | 0.500 | - | 0.700 | - | 0.200 | - |" in text
+    tables = paper_tables(recipes, [], "p", Setting("quick", "cs224n"))
+    text = text_of(tables)
+    assert "| p-base | 0 | 0.500 | - | 0.700 | - | 0.200 | - |" in text
+    assert "nothing yet with --budget quick --source cs224n; bertrio recipes run p --budget quick measures" in text
     assert "0 of 4 rows measured." in text
-    assert "Not compared: p-base is not measured yet." in text
+    assert "To measure the rest: bertrio recipes run p-t --budget quick\n" in text
     assert frame(tables)["measured"].isna().all()
-    asked = markdown(paper_tables(recipes, [], "p", Setting("quick", "cs224n")))
-    assert "nothing yet with --budget quick --source cs224n; bertrio recipes run p --budget quick measures" in asked
-
-
-def plain(text: str) -> str:
-    """Return Markdown without the padding of its tables."""
-    return re.sub(" {2,}", " ", text)
-
-
-def shown(tables, width):
-    console = Console(width=width, record=True, file=io.StringIO())
-    show_tables(tables, console)
-    return console.export_text()
-
-
-def own_text(recipes, runs) -> str:
-    """The tables where the paper is a set of rows of our own."""
-    return plain(markdown(paper_tables(as_own(recipes), runs, "p")))
 
 
 def as_own(recipes) -> Recipes:
-    return replace(
-        recipes, papers={name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
-    )
+    papers = {name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
+    return replace(recipes, papers=papers)
 
 
 def better_with(**dev) -> list:
@@ -70,36 +58,32 @@ def with_dev(run, **dev):
     return replace(run, metrics=metrics, by_row={task: run.by_row["sst"] for task in dev} | run.by_row)
 
 
-def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes, tmp_path):
+def test_rows_of_our_own_have_columns_for_tasks_of_ones_own_and_none_for_a_paper(recipes):
     tables = paper_tables(as_own(recipes), [with_dev(run, nli={"macro_f1": 0.71}) for run in measured()], "p")
-    header, line = (
-        next(row for row in markdown(tables).splitlines() if row.startswith(at)) for at in ("| row", "| p-b")
-    )
-    at = [cell.strip() for cell in header.split("|")].index("nli macro_f1")
-    assert line.split("|")[at].strip().startswith("0.71")
+    text = text_of(tables)
+    assert "| row | seeds | sst | qqp | sts | nli |" in text and "nli macro_f1" in text
+    assert re.search(r"\| p-better \| 1 (\|[^|]+){3}\| 0.710 ", text)
     assert {"sst", "qqp", "sts", "nli"} <= set(frame(tables)["metric"])
-    text = plain(markdown(tables))
-    assert text.startswith("# p: A Paper\n\nMeasured: budget quick")
-    assert "reported" not in text.lower() and ": paper" not in text and "as printed" not in text  # columns for a paper
-    assert write_tables(tables, tmp_path, plots=True)[-1].exists()
+    assert "reported beside" not in text and ": paper" not in text and "as printed" not in text
 
 
-def test_other_tasks_and_other_first_metrics_are_told_and_not_compared(recipes):
-    text = own_text(recipes, better_with(nli={"macro_f1": 0.71}))
-    assert "Not all runs have the same tasks; overall scores are over those that a run has." in text
-    usual = "sst accuracy, qqp accuracy, sts pearson"
-    assert f"overall_mean: of p-base it is {usual} and of p-better it is {usual}, nli macro_f1" in text
-    text = own_text(recipes, better_with(sts={"spearman": 0.5}))
-    assert "sts pearson or spearman" in text or "sts spearman or pearson" in text
-    assert "sts: of p-base it is sts pearson and of p-better it is sts spearman" in text
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"nli": {"macro_f1": 0.71}}, "overall_mean: of p-base it is .* and of p-better it is .*, nli macro_f1"),
+        ({"sts": {"spearman": 0.5}}, "sts: of p-base it is sts pearson and of p-better it is sts spearman"),
+    ],
+)
+def test_other_tasks_and_other_first_metrics_are_not_compared(recipes, other, message):
+    text = text_of(paper_tables(as_own(recipes), better_with(**other), "p"))
+    assert re.search(f"Not compared: {message}", text)
+    assert "Measured by other metrics or over other tasks than the columns: p-b" in text
 
 
 def test_figures_by_another_metric_never_stand_beside_a_papers(recipes):
     tables = paper_tables(recipes, better_with(qqp={"f1": 0.123}), "p")
     assert set(line_of(tables, "p-better").dropna(subset="measured").index) == {"sst", "sts"}
-    text = plain(markdown(tables))
-    assert "0.123" not in text
-    assert re.search(r"Left out of p-better[^:]*: figures by other metrics, or over other tasks, than", text)
+    assert "0.123" not in text_of(tables)
 
 
 def line_of(tables, row, split="dev"):
@@ -107,30 +91,27 @@ def line_of(tables, row, split="dev"):
     return tables.figures.query("row == @row and split == @split").set_index("metric")
 
 
-def test_of_a_table_without_measured_rows_the_terminal_says_what_measures_it(recipes):
-    told = shown(paper_tables(recipes, [], "p", Setting("quick")), 80).splitlines()
-    command = "Nothing of this table is measured yet: bertrio recipes run p-t --budget quick"
-    assert told.count(command) == 2  # dev and test
-    assert not [line for line in told if line.startswith("│")]
-    told = shown(paper_tables(recipes, measured(), "p"), 80)
-    assert "Nothing of this table is measured: the runs have other metrics, or no labels of test." in told
-    assert "3 of 4 rows measured" in told
-
-
 def test_rows_are_compared_with_any_row_that_was_run(recipes):
     other = run("q-other", 1, 0.25, 0.25, 0.0)
     tables = paper_tables(recipes, [*measured(), other], "p", against="q-other")
     assert line_of(tables, "p-base").loc["qqp", "difference"] == 0.25
-    assert "minus q-other" in markdown(tables)
+    assert "measured, minus q-other" in text_of(tables)
     with pytest.raises(UserError, match="p-quoted: is quoted from the literature"):
         paper_tables(recipes, measured(), "p", against="p-quoted")
 
 
-def test_runs_on_other_dev_rows_are_shown_and_not_compared(recipes):
-    tables = paper_tables(recipes, [measured()[0], simulate("p-better", rows=5)], "p")
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([measured()[0], simulate("p-better", rows=5)], "p-better and p-base were measured on other dev rows of sst"),
+        ([simulate("p-better")], "p-base is not measured yet"),
+    ],
+)
+def test_runs_that_can_not_be_compared_are_shown_with_the_reason(recipes, runs, message):
+    tables = paper_tables(recipes, runs, "p")
     better = line_of(tables, "p-better")
     assert better["measured"].notna().sum() == 5 and better["difference"].isna().all()
-    assert "Not compared: p-better and p-base were measured on other dev rows of sst." in markdown(tables)
+    assert f"Not compared: {message}." in text_of(tables)
 
 
 @pytest.mark.parametrize("other", [{"budget": "paper"}, {"source": "hub"}, {"encoder": "large"}])
@@ -145,9 +126,9 @@ def test_runs_with_overrides_are_left_out_and_mentioned(recipes, root, monkeypat
     monkeypatch.chdir(root)
     changed = {"optimizer.max_grad_norm": None}
     runs = [*measured(), simulate("p-base", overrides=changed)]
-    assert "Left out are runs with other overrides (-S), 1 of them" in markdown(paper_tables(recipes, runs, "p"))
+    assert "Left out are runs with other overrides (-S), 1 of them" in text_of(paper_tables(recipes, runs, "p"))
     asked = paper_tables(recipes, runs, "p", Setting(overrides=changed))
-    assert "Measured: budget quick, cs224n, small, optimizer.max_grad_norm null (" in markdown(asked)
+    assert "Measured: budget quick, cs224n, small, optimizer.max_grad_norm null," in text_of(asked)
     assert set(frame(asked)["overrides"]) == {"optimizer.max_grad_norm null"}
 
 
@@ -163,15 +144,14 @@ def test_test_scores_stand_beside_the_reported_ones_of_test(recipes):
 def test_papers_whose_own_overall_score_does_not_follow_are_found(root):
     recipes = load_recipes(root / "recipes")
     figures = pd.concat(paper_tables(recipes, [], name).figures for name in recipes.papers)
-    found = set(figures[figures["odd"]]["row"])
-    assert found == {"strategies-multitask-smart", "beyond-max-size-cycle", "beyond-sft-smart"}
+    odd = set(figures[figures["odd"]]["row"])
+    assert odd == {"strategies-multitask-smart", "beyond-max-size-cycle", "beyond-sft-smart"}
 
 
 def test_files_are_named_after_the_setting_and_hold_every_figure(recipes, tmp_path):
     tables = paper_tables(recipes, measured(), "p")
     text, figures = write_tables(tables, tmp_path)
     assert text.name == "p-quick-cs224n-small.md"
-    assert text.read_text() == markdown(tables)
     table = pd.read_csv(figures).set_index(["split", "row", "metric"])
     better = table.loc[("dev", "p-better", "overall_normalized")]
     assert better["reported"] == pytest.approx(0.65)
@@ -183,6 +163,34 @@ def test_files_are_named_after_the_setting_and_hold_every_figure(recipes, tmp_pa
 
 
 def test_the_terminal_shows_what_markdown_says(recipes):
-    text = shown(paper_tables(recipes, measured(), "p"), 180)
+    console = Console(width=180, record=True, file=io.StringIO())
+    show(table_document(paper_tables(recipes, measured(), "p")), console)
+    text = console.export_text()
     for cell in ("p-again (the run of p-better)", "0.425 ±0.106", "+0.250 [-1.000, +1.000]°", "3 of 4 rows measured"):
         assert cell in text
+
+
+def test_markdown_shows_the_pictures_which_have_the_same_bytes_each_time(recipes, tmp_path):
+    first, second = (write_tables(paper_tables(recipes, measured(), "p"), tmp_path / name, plots=True) for name in "ab")
+    assert [path.name for path in first[2:]] == ["t-scores.png", "t-curves.png"]
+    for one, other in zip(first[2:], second[2:]):
+        assert one.read_bytes() == other.read_bytes()
+        assert f"]({one.relative_to(tmp_path / 'a').as_posix()})" in first[0].read_text()
+
+
+@pytest.mark.parametrize(
+    ("runs", "drawn"),
+    [
+        ([], []),
+        ([simulate("p-base", metrics={"dev": {"other": {"accuracy": 0.5}}})], []),
+        ([simulate("p-base", curve=[])], ["t-scores.png"]),
+    ],
+)
+def test_nothing_is_drawn_of_what_was_not_measured(recipes, runs, drawn, tmp_path):
+    pictures = draw_tables(paper_tables(recipes, runs, "p"), tmp_path)
+    assert [path.name for paths in pictures.values() for path in paths] == drawn
+
+
+def test_curves_are_means_at_the_steps_that_all_seeds_have():
+    runs = [simulate("a", 1, curve=[(10, 0.2), (20, 0.4), (30, 0.9)]), simulate("a", 2, curve=[(10, 0.4), (20, 0.5)])]
+    pd.testing.assert_series_equal(mean_curve(runs), pd.Series([0.3, 0.45], index=[10, 20]))

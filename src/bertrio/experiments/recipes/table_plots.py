@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from bertrio.evaluation.canvas import LINES, MUTED, colours_of, picture, titled
+from bertrio.evaluation.canvas import LINES, colours_of, picture, titled
 from bertrio.experiments.recipes.tables import CONVENTIONS, PaperTables
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from bertrio.experiments.recipes.measured import Measured
 
 REPORTED, MEASURED = "#c3c9d3", LINES[0]
@@ -32,58 +30,48 @@ def draw_tables(tables: PaperTables, folder: str | Path) -> dict[str, list[Path]
     for name, split, part in tables.parts():
         if split != "dev" or part["measured"].isna().all():
             continue
-        scores, curves = (Path(folder) / f"{name}-{what}.png" for what in ("scores", "curves"))
-        scores_picture(name, part, tables, scores)
+        scores, curves = (Path(folder) / f"{name}-{kind}.png" for kind in ("scores", "curves"))
+        _draw_scores(name, part, tables, scores)
         drawn[name] = [scores]
-        runs = {row: tables.runs.of(run) for row, run in part.drop_duplicates("run_as")[["row", "run_as"]].to_numpy()}
-        with_curve = {row: found for row, found in runs.items() if any(run.curve for run in found)}
-        if with_curve:
-            curves_picture(name, with_curve, tables, curves)
+        rows = part.drop_duplicates("run_as").set_index("row")["run_as"]
+        by_row = {row: mean_curve(tables.runs.of(run_as)) for row, run_as in rows.items()}
+        if by_row := {row: curve for row, curve in by_row.items() if len(curve)}:
+            _draw_curves(name, by_row, tables, curves)
             drawn[name].append(curves)
     return drawn
 
 
-def scores_picture(name: str, part: pd.DataFrame, tables: PaperTables, path: str | Path) -> None:
-    """Draw two bars for each row, reported above measured, in a panel for each metric; one if the row is ours."""
-    whole = CONVENTIONS[tables.paper.overall or "normalized"]
-    panels = {task: f"{task} {metric}" for task, metric in tables.firsts.items()} | {whole: whole.replace("_", " ")}
+def _draw_scores(name: str, part: pd.DataFrame, tables: PaperTables, path: Path) -> None:
+    """Draw two bars for each row, reported above measured, in a panel for each metric."""
+    overall = CONVENTIONS[tables.paper.overall or "normalized"]
+    panels = {task: f"{task} {metric}" for task, metric in tables.firsts.items()} | {overall: overall.replace("_", " ")}
     rows = part["row"].drop_duplicates().str.removeprefix(f"{tables.paper.name}-")
+    places = np.arange(len(rows))
     with picture(path, (2.75 * len(panels), 0.42 * len(rows) + 1.7)) as figure:
         row_of_axes = figure.subplots(1, len(panels), sharey=True)
         for axes, (metric, title) in zip(row_of_axes, panels.items()):
-            _bars(axes, part[part["metric"] == metric], tables.paper.own)
+            reported, measured, deviation, low, high = (
+                part.loc[part["metric"] == metric, ["reported", "measured", "deviation", "low", "high"]]
+                .to_numpy(float)
+                .T
+            )
+            axes.barh(places - HEIGHT / 2, reported, HEIGHT, color=REPORTED)
+            axes.barh(places + HEIGHT / 2, measured, HEIGHT, color=MEASURED)
+            for left, right in ((low, high), (measured - deviation, measured + deviation)):  # NaN draws nothing
+                axes.hlines(places + HEIGHT / 2, left, right, color="black", linewidth=1.1)
+            axes.grid(axis="y", visible=False)
             axes.set_title(title)
-        row_of_axes[0].set(yticks=range(len(rows)), yticklabels=rows, ylim=(len(rows) - 0.4, -0.6))
-        peer = "" if tables.paper.own else "grey: the paper, bert-base-uncased on its data; blue: "
-        under = f"{peer}{tables.runs.setting.title}; {WHISKERS}"
-        what = "dev scores" if tables.paper.own else "reported beside measured"
-        titled(figure, f"{tables.paper.name} {name}: {what}", under)
+        row_of_axes[0].set(yticks=places, yticklabels=rows, ylim=(len(rows) - 0.4, -0.6))
+        under = f"grey: reported; blue: measured, {tables.runs.setting.title}; {WHISKERS}"
+        titled(figure, f"{tables.paper.name} {name}: dev scores", under)
 
 
-def _bars(axes: Axes, lines: pd.DataFrame, own: bool) -> None:
-    places = np.arange(len(lines))
-    at = places if own else places + HEIGHT / 2
-    reported, measured, deviation, low, high = (
-        lines[column].to_numpy(float) for column in ("reported", "measured", "deviation", "low", "high")
-    )
-    axes.barh(places - HEIGHT / 2, reported, HEIGHT, color=REPORTED)
-    axes.barh(at, measured, HEIGHT, color=MEASURED)
-    for left, right in ((low, high), (measured - deviation, measured + deviation)):  # NaN draws nothing
-        axes.hlines(at, left, right, color="black", linewidth=1.1)
-    axes.axvline(0, color=MUTED, linewidth=0.8)
-    axes.grid(axis="y", visible=False)
-    axes.tick_params(axis="y", length=0)
-
-
-def curves_picture(name: str, rows: Mapping[str, Sequence[Measured]], tables: PaperTables, path: str | Path) -> None:
-    """Draw dev overall_normalized over steps of fine-tuning, a line a row, the mean over its seeds.
-
-    Rows of several members have none.
-    """
-    with picture(path, (7.6, max(3.6, 0.24 * len(rows) + 1.2))) as figure:
+def _draw_curves(name: str, curves: Mapping[str, pd.Series], tables: PaperTables, path: Path) -> None:
+    """Draw dev overall_normalized over steps of fine-tuning, a line a row."""
+    with picture(path, (7.6, max(3.6, 0.24 * len(curves) + 1.2))) as figure:
         axes = figure.add_subplot()
-        for (row, runs), colour in zip(rows.items(), colours_of(len(rows))):
-            curve, label = mean_curve(runs), row.removeprefix(f"{tables.paper.name}-")
+        for (row, curve), colour in zip(curves.items(), colours_of(len(curves))):
+            label = row.removeprefix(f"{tables.paper.name}-")
             axes.plot(curve.index, curve, "o-", color=colour, markersize=3.5, label=label)
         axes.set(xlabel="step", ylabel="dev overall normalized")
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
@@ -92,6 +80,9 @@ def curves_picture(name: str, rows: Mapping[str, Sequence[Measured]], tables: Pa
 
 
 def mean_curve(runs: Sequence[Measured]) -> pd.Series:
-    """The mean score over runs by step, at the steps that all of them have."""
-    curves = [pd.Series(dict(run.curve)) for run in runs if run.curve]
-    return pd.concat(curves, axis=1, join="inner").mean(axis=1)
+    """Return the mean score over runs by step, at the steps that all of them have.
+
+    Empty for rows of several members, whose runs have no curve.
+    """
+    curves = pd.DataFrame([dict(run.curve) for run in runs if run.curve])
+    return curves.dropna(axis="columns").mean()

@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     from bertrio.experiments.recipes.rows import Paper, Recipes, Row
 
 FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # what the papers report of their tasks
-METRICS = (*FIRSTS, *OVERALL)
 CONVENTIONS = {"raw": "overall_mean", "normalized": "overall_normalized"}
-LAST_DIGIT = 0.0005  # how far a figure of three decimals may be from the one that it was rounded from
+ROUNDING = 0.00095  # how far an overall score can be from its figures, for all that was rounded to three decimals
+COLUMNS = (  # of the CSV file
+    "table", "split", "row", "run_as", "title", "seeds", "metric", "reported", "measured", "deviation", "low", "high",
+    "against", "difference", "difference_low", "difference_high", "p", "seconds", "peak_memory_mb",
+)  # fmt: skip
+REMARKS = ("minutes", "literature", "rows_alone", "odd", "not_compared")  # what only the text says
 
 
 @dataclass(frozen=True)
@@ -34,25 +38,14 @@ class PaperTables:
     Args:
         paper: the paper.
         runs: the measured runs behind them.
-        budget: what their budget means.
         firsts: the first metric of each task that there are columns for.
         figures: a line for each metric of each row, by table and split, see `_figures`.
-        against: by table, the row that others are compared with, if any can be.
-        notes: by table, what could not be compared.
     """
 
     paper: Paper
     runs: Runs
-    budget: str
     firsts: Mapping[str, str]
     figures: pd.DataFrame
-    against: Mapping[str, str]
-    notes: Mapping[str, Sequence[str]]
-
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        """The tasks, each of which stands for its first metric, and the overall scores."""
-        return (*self.firsts, *OVERALL)
 
     def parts(self) -> Iterator[tuple[str, str, pd.DataFrame]]:
         """Yield each table on each split that it has rows of: both names, and the figures."""
@@ -63,7 +56,7 @@ class PaperTables:
 def paper_tables(
     recipes: Recipes,
     measured: Iterable[Measured],
-    paper: str,
+    name: str,
     wanted: Setting | None = None,
     against: str | None = None,
 ) -> PaperTables:
@@ -72,7 +65,7 @@ def paper_tables(
     Args:
         recipes: all papers.
         measured: all measured files.
-        paper: its short name.
+        name: the paper's short name.
         wanted: which budget, source, encoder and overrides; None: those that there are, if they are one and the same.
         against: the row that all are compared with, of this paper or another; None: the first of each table that can be
             run.
@@ -80,47 +73,35 @@ def paper_tables(
     Raises:
         UserError: if there is no such paper or row, or the runs are of several settings.
     """
-    found = recipes.paper(paper)
+    paper = recipes.paper(name)
     base = recipes.row(against) if against else None
     if base and base.literature:
         raise UserError(f"{base.name}: is quoted from the literature and has no run to compare with; name another row")
-    rows = {row.run_as for row in [*found.rows, *([base] if base else [])] if not row.literature}
+    rows = {row.run_as for row in [*paper.rows, *([base] if base else [])] if not row.literature}
     runs = runs_of(measured, rows, wanted or Setting(), recipes)
-    budget = recipes.budget(runs.setting.budget).title if runs.setting.budget else ""
-    firsts = _firsts_of(runs) if found.own and runs.all else FIRSTS
+    firsts = _firsts_of(runs) if paper.own and runs.all else FIRSTS
     lines: list[dict[str, Any]] = []
-    bases: dict[str, str] = {}
-    notes: dict[str, list[str]] = {}
-    for name, table in found.tables.items():
+    for table in paper.tables.values():
         first = base or next((row for row in table.rows.values() if not row.literature), None)
-        bases[name], notes[name] = first.name if first else "", []
         for row in table.rows.values():
-            lines += _figures(row, "dev", found, runs, firsts, first, notes[name])
+            lines += _figures(row, "dev", paper, runs, firsts, first)
         for row in table.rows.values():
             if row.reported_test:
-                lines += _figures(row, "test", found, runs, firsts, None, notes[name])
-        notes[name] = list(dict.fromkeys(notes[name]))
-    return PaperTables(found, runs, budget, firsts, pd.DataFrame(lines), bases, notes)
+                lines += _figures(row, "test", paper, runs, firsts, None)
+    return PaperTables(paper, runs, firsts, pd.DataFrame(lines, columns=[*COLUMNS, *REMARKS]))
 
 
 def _firsts_of(runs: Runs) -> dict[str, str]:
-    """The first metric of every task that any of the runs has: rows of our own may have tasks of one's own. All of
-    them where runs have different ones."""
-    found: dict[str, dict[str, None]] = {}
+    """Return the first metric of every task that any of the runs has, or all of them where runs have different ones."""
+    metrics: dict[str, dict[str, None]] = {}
     for run in runs.all:
         for task, metric in firsts_of(run).items():
-            found.setdefault(task, {})[metric] = None
-    return {task: " or ".join(metrics) for task, metrics in found.items()}
+            metrics.setdefault(task, {})[metric] = None
+    return {task: " or ".join(names) for task, names in metrics.items()}
 
 
 def _figures(
-    row: Row,
-    split: str,
-    paper: Paper,
-    runs: Runs,
-    firsts: Iterable[str],
-    base: Row | None,
-    notes: list[str],
+    row: Row, split: str, paper: Paper, runs: Runs, firsts: Iterable[str], base: Row | None
 ) -> Iterator[dict[str, Any]]:
     """Yield a line for each metric of a row; `overall` is the paper's own score.
 
@@ -131,44 +112,45 @@ def _figures(
         runs: all runs.
         firsts: the tasks, for the first metric of each.
         base: the row that it is compared with; None if there is none.
-        notes: gets why differences are missing.
     """
-    own = () if row.literature else runs.of(row.run_as)
+    row_runs = () if row.literature else runs.of(row.run_as)
     reported = _with_overalls(row.reported if split == "dev" else row.reported_test)
-    compared = base is not None and row.run_as != base.run_as and not row.literature
-    if base and not runs.of(base.run_as):
-        notes.append(f"{base.name} is not measured yet")
+    shared = {
+        "table": row.table,
+        "split": split,
+        "row": row.name,
+        "run_as": row.run_as,
+        "title": row.title,
+        "seeds": len(row_runs),
+        "minutes": reported.get("minutes"),
+        "literature": row.literature,
+    }
+    if row_runs:
+        shared |= {"seconds": mean(run.seconds for run in row_runs)}
+        shared |= {"peak_memory_mb": max(run.peak_memory_mb for run in row_runs)}
     for metric in (*firsts, *OVERALL, "overall"):
-        score = _score(own, metric, split, not (paper.own and runs.all))
-        difference = None
-        if base and compared and score and runs.of(base.run_as):
-            try:
-                difference = differ(runs.of(base.run_as), own, metric)
-            except UserError as error:
-                notes.append(str(error))
-        yield {
-            "table": row.table,
-            "split": split,
-            "row": row.name,
-            "run_as": row.run_as,
-            "title": row.title,
-            "seeds": len(own),
-            "metric": metric,
-            "reported": reported.get(metric),
-            **(score or dict.fromkeys(("measured", "deviation", "low", "high"))),
-            "against": base.name if base and difference else None,
-            "difference": difference.difference if difference else None,
-            "difference_low": difference.low if difference else None,
-            "difference_high": difference.high if difference else None,
-            "p": difference.p if difference else None,
-            "seconds": mean(run.seconds for run in own) if own else None,
-            "peak_memory_mb": max((run.peak_memory_mb for run in own), default=None),
-            "minutes": reported.get("minutes"),
-            "literature": row.literature,
-            "compared": compared,
-            "rows_alone": difference is not None and difference.rows_alone,
-            "odd": metric == "overall" and not _follows(reported, paper.overall),
-        }
+        score = _score(row_runs, metric, split, not (paper.own and runs.all))
+        compared = _compare(row_runs, base, runs, metric) if score and base and base.run_as != row.run_as else {}
+        odd = metric == "overall" and _does_not_follow(reported, paper.overall)
+        yield {**shared, "metric": metric, "reported": reported.get(metric), **score, **compared, "odd": odd}
+
+
+def _compare(row_runs: Sequence[Measured], base: Row, runs: Runs, metric: str) -> dict[str, Any]:
+    """Return the difference of a row from its base, or why there is none."""
+    if not runs.of(base.run_as):
+        return {"not_compared": f"{base.name} is not measured yet"}
+    try:
+        test = differ(runs.of(base.run_as), row_runs, metric)
+    except UserError as error:
+        return {"not_compared": str(error)}
+    return {
+        "against": base.name,
+        "difference": test.difference,
+        "difference_low": test.low,
+        "difference_high": test.high,
+        "p": test.p,
+        "rows_alone": test.rows_alone,
+    }
 
 
 def _with_overalls(reported: Mapping[str, float]) -> Mapping[str, float]:
@@ -179,30 +161,26 @@ def _with_overalls(reported: Mapping[str, float]) -> Mapping[str, float]:
     return {**reported, **{name: float(value) for name, value in overall(figures).items()}}
 
 
-def _follows(reported: Mapping[str, float], convention: str | None) -> bool:
-    """Whether the paper's own overall score can be what its figures give, for all that was rounded.
+def _does_not_follow(reported: Mapping[str, float], convention: str | None) -> bool:
+    """Whether the overall score that the paper prints is not what its figures give, by its convention."""
+    given = reported.get(CONVENTIONS[convention or "normalized"])
+    return given is not None and abs(reported.get("overall", given) - given) > ROUNDING
 
-    Args:
-        reported: its figures, with both overall scores.
-        convention: raw or normalized; None: either will do.
+
+def _score(runs: Sequence[Measured], metric: str, split: str, beside_paper: bool) -> dict[str, Any]:
+    """Return a metric of a row's runs: the mean over seeds with their standard deviation, or with the 95 % interval of
+    a single one.
+
+    Empty if it was not measured, or is not the same figure in all of them and in what the paper reports, if it stands
+    beside that.
     """
-    if not {"overall", *OVERALL} <= reported.keys():
-        return True
-    reach = {"overall_mean": 2 * LAST_DIGIT, "overall_normalized": (1 + 2.5 / 3) * LAST_DIGIT}
-    allowed = [CONVENTIONS[convention]] if convention else OVERALL
-    return any(abs(reported["overall"] - reported[name]) < reach[name] + 1e-9 for name in allowed)
-
-
-def _score(runs: Sequence[Measured], metric: str, split: str, beside_paper: bool) -> dict[str, float | None] | None:
-    """A metric of a row's runs: the mean over seeds, with their standard deviation, or the 95 % interval of a single
-    one; None if it was not measured, or is not the same figure in all of them, and in what the paper reports if it
-    stands beside that."""
     figures = [figure_of(run, metric) for run in runs]
     if beside_paper:
         figures.append({task: first for task, first in FIRSTS.items() if metric in OVERALL or task == metric})
     values = [value for run in runs if (value := value_of(run, metric, split)) is not None]
     if not values or len(values) < len(runs) or any(figure != figures[0] for figure in figures):
-        return None
-    deviation = stdev(values) if len(values) > 1 else None
-    low, high = (len(values) == 1 and value_of(runs[0], metric, split, "intervals")) or (None, None)
-    return {"measured": mean(values), "deviation": deviation, "low": low, "high": high}
+        return {}
+    if len(values) > 1:
+        return {"measured": mean(values), "deviation": stdev(values)}
+    low, high = value_of(runs[0], metric, split, "intervals") or (None, None)
+    return {"measured": values[0], "low": low, "high": high}

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from bertrio.core.errors import missing_package, writing_to
 
@@ -22,8 +23,15 @@ def positive(text: str) -> int:
 
 
 def add_set(parser: argparse.ArgumentParser, text: str = SET) -> None:
-    """Add `-S KEY=VALUE`, which can be repeated; `parse_settings` reads `args.set`."""
+    """Add `-S KEY=VALUE`, which can be repeated; `overrides` reads it."""
     parser.add_argument("-S", dest="set", metavar="KEY=VALUE", action="append", default=[], help=text)
+
+
+def overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what `-S` set, by dotted param; raises a UserError for what is no setting."""
+    from bertrio.experiments.recipes.params import parse_settings
+
+    return parse_settings(args.set)
 
 
 def need_folder(out: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bertrio.cli.options import BUDGET, add_set, need_folder, positive
+from bertrio.cli.options import BUDGET, add_set, need_folder, overrides, positive
 
 SPACE = "a param and what it may be: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
 PRUNE = "which runs to give up while they train: median, hyperband or none (default: %(default)s)"
@@ -31,9 +31,9 @@ def add_search_commands(commands: Any) -> None:
 
 
 def _search(args: argparse.Namespace) -> None:
-    from bertrio.experiments.recipes.params import parse_settings
     from bertrio.experiments.search import search
 
     need_folder(args.out)  # now, not after hours
-    overrides = parse_settings(args.set)
-    search(args.space, args.trials, args.base, args.budget, overrides, args.seed, args.prune, args.metric, args.out)
+    search(
+        args.space, args.trials, args.base, args.budget, overrides(args), args.seed, args.prune, args.metric, args.out
+    )

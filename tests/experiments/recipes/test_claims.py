@@ -26,8 +26,8 @@ from bertrio.experiments.recipes.claims import (
 )
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
 from bertrio.experiments.recipes.table_text import show, to_markdown
-from bertrio.experiments.runs import Difference, Setting
-from tests.experiments.simulated import seeds, simulate
+from bertrio.experiments.runs import Difference
+from tests.experiments.simulated import seeds
 
 BI, MIXED, CROSS = "beyond-bi-encoding", "beyond-mixed-cosine", "beyond-cross-encoding"
 CLAIM = {"paper": "beyond", "where": "table 1", "claim": "A claim.", "note": "What else differs."}
@@ -44,10 +44,10 @@ def papers(request) -> Recipes:
 def judged(papers, tmp_path):
     """Judges the claim c by runs: `CLAIM`, with what is given in place of its keys."""
 
-    def judged(runs, wanted=None, **given):
+    def judged(runs, **given):
         path = tmp_path / "claims.yaml"
         path.write_text(yaml.safe_dump({"c": CLAIM | given}))
-        return judge(papers, runs, load_claims(path), wanted)
+        return judge(papers, runs, load_claims(path))
 
     return judged
 
@@ -139,15 +139,6 @@ def test_what_can_not_be_tested_is_not_measured_and_the_text_says_why(judged):
     assert absent.claims[0].verdict == other_rows.claims[0].verdict == MISSING
 
 
-def test_settings_are_not_mixed_and_runs_with_other_overrides_are_counted(judged):
-    mixed = [*seeds(BI), *seeds(CROSS, budget="paper")]
-    with pytest.raises(UserError, match="several settings"):
-        judged(mixed)
-    assert judged(mixed, Setting(budget="paper")).claims[0].verdict == MISSING
-    other = simulate(CROSS, overrides={"finetune.lr": 3e-5})
-    assert "Left out are runs with other overrides (-S), 1 of them" in text_of(judged([*seeds(BI), other]))
-
-
 def test_rows_that_share_a_run_are_found(judged):
     rows = ["beyond-lambda-0.45", "beyond-staggered"]  # the first is the run of beyond-sft-smart-dual
     runs = [*seeds("beyond-sft-smart-dual", skill=1.2), *seeds("beyond-staggered", skill=0.2)]
@@ -207,12 +198,9 @@ def test_a_verdict_rests_on_a_single_seed_if_it_would_not_stand_without(verdicts
     ("wrong", "message"),
     [
         ({"rows": ["beyond-cros-encoding", BI]}, "did you mean beyond-cross-encoding"),
-        ({"expect": {"sst": "worse"}}, "c.expect.sst: Input should be 'better', 'no_better' or 'no_worse'"),
-        ({"expect": {"sstt": "better"}}, "c.expect.sstt.[key]: Input should be 'sst', 'qqp'"),
-        ({"margins": 0.1}, "c.margins: unknown key"),
+        ({"expect": {"sstt": "worse"}}, "c.expect.sstt.[key]: Input should be 'sst', 'qqp'"),
     ],
 )
 def test_a_claim_that_is_wrong_is_named(judged, wrong, message):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         judged([], **wrong)
-    assert message in str(caught.value)

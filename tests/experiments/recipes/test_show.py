@@ -49,19 +49,16 @@ def test_the_params_of_a_row_go_to_standard_output_and_are_what_is_run(recipes, 
     assert "smart.lambda" in told.err
 
 
-def test_in_brief_a_row_is_what_it_is_and_what_it_changes(recipes, capsys):
-    show_row(recipes, "one-surgery", brief=True)
-    told = capsys.readouterr().out
-    assert "eta is not given" in told
-    assert "Starts from one-smart" in told
-    cells = [line.replace("│", " ").split() for line in told.splitlines()]
-    assert ["surgery.method", "none", "pcgrad"] in cells
-    assert not [line for line in cells if "surgery.reduction" in line]
-
-
-def test_a_point_of_a_sweep_and_a_row_from_the_literature_can_be_shown(recipes, capsys):
-    show_row(recipes, "one-grid-lr-3e-05-weight_decay-0.01", brief=True)
-    show_row(recipes, "one-quoted", brief=True)
-    told = capsys.readouterr().out
-    assert "Learning rate and weight decay" in told
-    assert "can't be run" in told
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("one-surgery", ["eta is not given", "Starts from one-smart", "surgery.method"]),
+        ("one-grid-lr-3e-05-weight_decay-0.01", ["Learning rate and weight decay"]),
+        ("one-quoted", ["can't be run"]),
+    ],
+)
+def test_in_brief_a_row_is_what_it_is_and_what_it_changes(recipes, capsys, name, texts):
+    show_row(recipes, name, brief=True)
+    shown = capsys.readouterr().out
+    assert all(text in shown for text in texts)
+    assert "surgery.reduction" not in shown

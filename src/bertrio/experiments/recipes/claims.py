@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 FILE = "recipes/claims.yaml"
 HELD, REFUTED, NOISE, MISSING = "held", "refuted", "inside the noise", "not measured"
 ALONE = " (rows alone)"  # beside what a single seed decided
-WORDS = {"better": "better than", "no_better": "no better than", "no_worse": "no worse than"}
 HOW = (
     "A difference is the first row minus the second, means over seeds, with its 95 % interval by the paired test over "
-    f"rows and seeds. It counts if p is below {ALPHA:g} after Holm's correction for the tests of its claim. No better "
-    "and no worse also hold where the interval leaves no room for a difference of the claim's margin. A claim is held "
-    "if all its parts are, and refuted if one is. Rows alone: a side has a single seed, and p knows nothing of seeds: "
-    "where these differ, far more than one in twenty is false."
+    f"rows and seeds. It counts if p, by Holm's correction for the tests of its claim, is below {ALPHA:g}. Rows alone: "
+    "a side has a single seed, and p knows nothing of seeds. How verdicts are made: docs/experiments.md."
 )
 Direction = Literal["better", "no_better", "no_worse"]
 Metric = Literal["sst", "qqp", "sts", "overall_mean", "overall_normalized"]  # a task stands for its first metric
@@ -214,7 +211,7 @@ def _test(claim: str, part: Part) -> dict[str, str]:
     difference = part.difference
     return {
         "claim": claim,
-        "rows": f"{part.row} {WORDS[part.direction]} {part.than}",
+        "rows": f"{part.row} {part.direction.replace('_', ' ')} than {part.than}",
         "metric": NAMES.get(part.metric, part.metric),
         "difference": signed(difference.difference, difference.low, difference.high) if difference else NO_FIGURE,
         "p": p_text(part.p),
@@ -227,10 +224,9 @@ def _summary(judgement: Judgement) -> str:
     """Return how many claims held, and how many verdicts may be chance."""
     counts = Counter(judged.verdict for judged in judgement.claims)
     verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (HELD, REFUTED, NOISE, MISSING))
-    tests = [sum(part.difference is not None for part in judged.parts) for judged in judgement.claims]
-    claims = sum(count > 0 for count in tests)
+    tested = Counter(judged.claim.name for judged in judgement.claims for part in judged.parts if part.difference)
     return (
-        f"{len(judgement.claims)} claims: {verdicts}. {sum(tests)} tests of {claims} claims were made, at "
+        f"{len(judgement.claims)} claims: {verdicts}. {tested.total()} tests of {len(tested)} claims were made, at "
         f"{100 * ALPHA:g} % for all tests of a claim together: if there were no differences at all, chance would show "
-        f"one in {ALPHA * claims:.2g} claims at most."
+        f"one in {ALPHA * len(tested):.2g} claims at most."
     )

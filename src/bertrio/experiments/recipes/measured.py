@@ -128,7 +128,7 @@ FILE: TypeAdapter[Measured] = TypeAdapter(Measured)
 
 
 def load_measured(folder: str | Path = FOLDER) -> list[Measured]:
-    """All measured runs of a folder, in the order of their names; none if there is no such folder.
+    """Return all measured runs of a folder, in the order of their names; none if there is no such folder.
 
     Raises:
         UserError: naming a file that is damaged, and what is wrong in it.
@@ -137,19 +137,17 @@ def load_measured(folder: str | Path = FOLDER) -> list[Measured]:
 
 
 def read_measured(path: str | Path) -> Measured:
-    """One measured run; raises as `load_measured`."""
+    """Return one measured run; raises as `load_measured`."""
     path = Path(path)
     advice = "git checkout it, or remove it and make it again with bertrio recipes collect"
     try:
         return replace(FILE.validate_json(path.read_bytes()), name=path.stem)
     except ValidationError as error:
         raise UserError(f"{path}: is no measured run ({'; '.join(problems(error)[:3])}); {advice}") from None
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); {advice}") from error
 
 
 def write_measured(measured: Measured, folder: str | Path = FOLDER) -> Path:
-    """Writes a measured run to `<folder>/<name>.json` and returns the path; the same run makes the same bytes."""
+    """Write a measured run to `<folder>/<name>.json` and return the path; the same run makes the same bytes."""
     path = Path(folder) / f"{measured.name}.json"
     content = to_json(measured)
     exact = {"overrides": content["overrides"]}  # runs are found by them
@@ -158,12 +156,12 @@ def write_measured(measured: Measured, folder: str | Path = FOLDER) -> Path:
 
 
 def to_json(measured: Measured) -> dict[str, Any]:
-    """The content of its file, which is called after the name."""
+    """Return the content of its file, which is called after the name."""
     return FILE.dump_python(measured, mode="json", exclude={"name"})
 
 
 def measure(revision: Revision, **facts: Any) -> Measured:
-    """What is kept of a finished run; what it does not have, such as labels of a task, is left out.
+    """Return what is kept of a finished run; what it does not have, such as labels of a task, is left out.
 
     Args:
         revision: the run.
@@ -178,8 +176,8 @@ def measure(revision: Revision, **facts: Any) -> Measured:
     settings = revision.settings()
     firsts = {name: task.target.metrics[0] for name, task in revision.tasks().items()}
     evaluation, timing = revision.json("metrics/evaluation.json"), revision.json("metrics/timing.json")
-    training = {stage: of for stage, of in timing.items() if stage.startswith(TRAINING)}
-    last: Mapping[str, Any] = next((of for stage, of in training.items() if stage.startswith("finetune-")), {})
+    training = {stage: cost for stage, cost in timing.items() if stage.startswith(TRAINING)}
+    last: Mapping[str, Any] = next((cost for stage, cost in training.items() if stage.startswith("finetune-")), {})
     return Measured(
         seed=settings["runtime"]["seed"],
         source=settings["data"]["source"],
@@ -190,8 +188,8 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         encoder=without_place("encoder.name", settings["encoder"]["name"]),
         metrics={split: _firsts(evaluation.get(split, {}), firsts) for split in SPLITS},
         intervals={split: _firsts(evaluation.get("intervals", {}).get(split, {}), firsts) for split in SPLITS},
-        seconds=round(sum(of["seconds"] for of in training.values()), 1),
-        peak_memory_mb=max((of["peak_memory_mb"] for of in training.values()), default=0.0),
+        seconds=round(sum(cost["seconds"] for cost in training.values()), 1),
+        peak_memory_mb=max((cost["peak_memory_mb"] for cost in training.values()), default=0.0),
         precision=last.get("precision", settings["runtime"]["precision"]),
         threads=last.get("threads", settings["runtime"]["threads"]),
         curve=_curve(revision, *settings["ensemble"]["members"]),
@@ -202,10 +200,10 @@ def measure(revision: Revision, **facts: Any) -> Measured:
     )
 
 
-def _firsts(found: Mapping[str, Any], firsts: Mapping[str, str]) -> dict[str, Any]:
-    """Of all metrics of a split, the first of each task and the overall scores."""
-    of_tasks = {task: {metric: found[task][metric]} for task, metric in firsts.items() if task in found}
-    return of_tasks | {name: found[name] for name in OVERALL if name in found}
+def _firsts(scores: Mapping[str, Any], firsts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the first metric of each task of a split, and the overall scores."""
+    of_tasks = {task: {metric: scores[task][metric]} for task, metric in firsts.items() if task in scores}
+    return of_tasks | {name: scores[name] for name in OVERALL if name in scores}
 
 
 def _curve(revision: Revision, member: str, *others: str) -> list[tuple[int, float]]:

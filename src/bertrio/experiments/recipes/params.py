@@ -20,9 +20,9 @@ Block = dict[str, Any]
 
 
 def with_numbers(value: Any) -> Any:
-    """Return a copy in which texts such as `2e-05`, which YAML 1.1 reads as text and `-S` writes, are numbers."""
+    """Return a copy with two readings of YAML 1.1 undone: `2e-05` is a number, and `on`, as a key, not true."""
     if isinstance(value, Mapping):
-        return {key: with_numbers(item) for key, item in value.items()}
+        return {"on" if key is True else key: with_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
         return [with_numbers(item) for item in value]
     return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
@@ -87,11 +87,10 @@ def _scaled(value: int | float, factor: float) -> int | float:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse settings of the command line, such as `finetune.lr=2e-05`, into values by dotted param.
 
-    Values are YAML. Two spellings of `dvc exp run -S` are also accepted: `+` before a new param, and a block without
-    spaces after its colons, `{train:more.tsv}`.
+    Values are YAML. As for `dvc exp run -S`, `+` may stand before a new param.
 
     Raises:
-        UserError: if a text is not a setting, or names a param twice.
+        UserError: if a text is not a setting.
     """
     settings: dict[str, Any] = {}
     for text in texts:
@@ -99,10 +98,6 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         name = name.strip().removeprefix("+")
         if not equals or not all(name.split(".")) or name[0] in "+~":
             raise UserError(f"-S {text}: expected a dotted param and a value, such as -S finetune.lr=2e-5")
-        if name in settings:
-            raise UserError(f"-S {text}: {name} is given twice")
-        if value.lstrip().startswith("{"):
-            value = re.sub(r"([{,]\s*[\w.-]+):(?=\S)", r"\1: ", value)
         try:
             settings[name] = with_numbers(yaml.safe_load(value))
         except yaml.YAMLError as error:

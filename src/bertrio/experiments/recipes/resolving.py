@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bertrio.config.loading import check_params, read_yaml
+from bertrio.config.loading import check_params, merged, read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.params import MEMBERS, Block, scale, set_param, value_text, with_numbers
 from bertrio.experiments.recipes.rows import Recipes, Row
@@ -48,7 +49,6 @@ def resolve(
     if MEMBERS in row.overrides:
         raw["ensemble"]["members"] = {}
     try:
-        _check_tasks(raw, row)
         for name, value in row.overrides.items():
             set_param(raw, name, value)
         scale(raw, chosen.multiply)
@@ -76,16 +76,14 @@ def check_apart(runs: Iterable[Block], where: str) -> None:
     Raises:
         UserError: naming the members and their seed.
     """
-    first: dict[str, tuple[int, str]] = {}
+    first_run: dict[str, int] = {}
     for run, params in enumerate(runs):
-        for name, member in _members(params).items():
-            runtime = {"seed": params["runtime"]["seed"], **(member.get("runtime") or {})}
-            twin = first.setdefault(repr(sorted({**member, "runtime": sorted(runtime.items())}.items())), (run, name))
-            if twin[0] != run:
+        for name, block in _members(params).items():
+            member = merged({"runtime": {"seed": params["runtime"]["seed"]}}, block)
+            if first_run.setdefault(json.dumps(member, sort_keys=True, default=str), run) != run:
                 raise UserError(
-                    f"{where}: member {name} of one run is member {twin[1]} of another, both with seed "
-                    f"{runtime['seed']}, so that one model would stand in both; give members seeds such as 101 and on, "
-                    "in a row of recipes/ or in params.yaml, where they move with the run"
+                    f"{where}: member {name} with seed {member['runtime']['seed']} is in two of the runs; give members "
+                    "seeds such as 101 and on, in a row of recipes/ or in params.yaml, where they move with the run"
                 )
 
 
@@ -99,14 +97,3 @@ def _set_seed(raw: Block, seed: int) -> None:
         runtime = member.get("runtime") or {}
         if isinstance(runtime.get("seed"), int):
             runtime["seed"] += SEED_STEP * (seed - 1)
-
-
-def _check_tasks(base: Block, row: Row) -> None:
-    """Raise a UserError if the row changes tasks that do not exist. One with a `kind` it brings in itself."""
-    changed = dict.fromkeys(name.split(".")[1] for name in row.overrides if name.startswith("tasks."))
-    known = {"*", *(base.get("tasks") or {}), *(task for task in changed if f"tasks.{task}.kind" in row.overrides)}
-    if absent := [task for task in changed if task not in known]:
-        raise UserError(
-            f"params.yaml has no {'task' if len(absent) == 1 else 'tasks'} {', '.join(absent)}, which this "
-            "changes; put it back, or leave this out"
-        )

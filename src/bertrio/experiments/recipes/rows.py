@@ -144,7 +144,6 @@ class Extension(Changes):
 
     title: NonEmptyText
     what: NonEmptyText
-    overrides: Annotated[Overrides, Field(min_length=1, alias="set")]
     excludes: tuple[NonEmptyText, ...] = ()
     needs: tuple[NonEmptyText, ...] = ()
 
@@ -222,7 +221,7 @@ def load_recipes(folder: str | Path = FOLDER) -> Recipes:
     if not files:
         raise UserError(f"{folder}: found no recipes, expected <paper>.yaml; run this from the root of the repository")
     budgets = read_file(folder / "budgets.yaml", dict[str, Budget])
-    recipes = Recipes({path.stem: _PaperReader(path).read() for path in files}, budgets, str(folder))
+    recipes = Recipes({path.stem: _read_paper(path) for path in files}, budgets, str(folder))
     name, count = Counter(name for name, _ in recipes.named()).most_common(1)[0]
     if count > 1:
         raise UserError(f"{folder}: {name} is the name of two papers, rows, tables or sweeps; rename one")
@@ -246,7 +245,7 @@ def read_file(path: Path, kind: Any) -> Any:
         UserError: naming every key that is unknown, missing or of a wrong type.
     """
     try:
-        return TypeAdapter(kind).validate_python(_with_on(with_numbers(read_yaml(path))))
+        return TypeAdapter(kind).validate_python(with_numbers(read_yaml(path)))
     except ValidationError as error:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems(error))) from None
 
@@ -259,12 +258,6 @@ def problems(error: ValidationError) -> list[str]:
         )
         for item in error.errors(include_url=False)
     ]
-
-
-def _with_on(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {"on" if key is True else key: _with_on(item) for key, item in value.items()}
-    return value
 
 
 def find(name: str, known: Mapping[str, T], where: str) -> T:
@@ -285,69 +278,53 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
 
 
-class _PaperReader:
-    """Reads the file of one paper."""
+def _read_paper(path: Path) -> Paper:
+    """Read the file of one paper; its rows get their full names and overrides, and its sweeps their points."""
+    file: Paper = read_file(path, Paper)
+    prefix = "" if file.own else f"{path.stem}-"
+    given = {name: row for table in file.tables.values() for name, row in table.rows.items()}
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.stem
-        self.file: Paper = read_file(path, Paper)
-        self.rows = {name: row for table in self.file.tables.values() for name, row in table.rows.items()}
-
-    def read(self) -> Paper:
-        """Return the paper with rows that have their full names and overrides, and with the points of its sweeps."""
-        tables = {
-            name: table.model_copy(update={"name": name, "rows": {row: self._row(row, name) for row in table.rows}})
-            for name, table in self.file.tables.items()
-        }
-        runs = [row for table in tables.values() for row in table.rows.values() if not (row.literature or row.same_as)]
-        sweeps = {name: self._sweep(name, sweep, runs) for name, sweep in self.file.sweeps.items()}
-        return self.file.model_copy(update={"name": self.name, "tables": tables, "sweeps": sweeps})
-
-    def _full(self, row: str) -> str:
-        """Return the name that a row of this file has everywhere else."""
-        return row if self.file.own else f"{self.name}-{row}"
-
-    def _row(self, name: str, table: str) -> Row:
-        row = self.rows[name]
-        full: Block = {"name": self._full(name), "paper": self.name, "table": table, "title": row.title or name}
-        full |= {key: self._full(other) for key in ("on", "same_as") if (other := getattr(row, key))}
-        return row.model_copy(update=full | {"overrides": {} if row.literature else self._overrides(name)})
-
-    def _overrides(self, name: str, above: tuple[str, ...] = ()) -> Block:
+    def overrides_of(name: str, above: tuple[str, ...] = ()) -> Block:
         """Return those of the paper's base, of the rows that this one is on, and its own."""
-        row = find(name, self.rows, f"the rows of {self.path}")
+        row = find(name, given, f"the rows of {path}")
         if row.literature or name in above:
-            raise UserError(f"{self.path}: {' -> '.join([*above, name])}: expected a start that can be run")
+            raise UserError(f"{path}: {' -> '.join([*above, name])}: expected a start that can be run")
         start = row.on or row.same_as
-        if row.same_as and row.same_as in self.rows and self.rows[row.same_as].same_as:
-            raise UserError(f"{self.path}: {name}: same_as: {row.same_as} has no run of its own")
-        return {**(self._overrides(start, (*above, name)) if start else self.file.base), **row.overrides}
+        return {**(overrides_of(start, (*above, name)) if start else file.base), **row.overrides}
 
-    def _sweep(self, name: str, sweep: Sweep, runs: list[Row]) -> Sweep:
-        """Return a sweep with its points, named after their values: losses-grid-lr-3e-05-weight_decay-0.01."""
-        on, start, rows = self._full(sweep.on), self._overrides(sweep.on), {}
-        for values in product(*sweep.over.values()):
-            texts = [value_text(value) for value in values]
-            words = [f"{key}-{text}".lower() for key, text in zip(_tails(list(sweep.over)), texts)]
-            overrides = {**start, **dict(zip(sweep.over, values))}
-            row = Row.model_construct(
-                name=self._full("-".join([name, *(re.sub(r"[^a-z0-9._-]+", "-", word).strip("-") for word in words)])),
-                paper=self.name,
-                table=name,
-                title=", ".join(f"{param} {text}" for param, text in zip(sweep.over, texts)),
-                choices=sweep.choices,
-                overrides=overrides,
-                same_as=next((row.name for row in runs if row.overrides == overrides), None),
-                on=on,
-            )
-            rows[row.name] = row
-        return sweep.model_copy(update={"name": name, "on": on, "rows": rows})
+    def complete(name: str, table: str) -> Row:
+        row = given[name]
+        full: Block = {key: prefix + other for key in ("on", "same_as") if (other := getattr(row, key))}
+        full |= {"name": prefix + name, "paper": path.stem, "table": table, "title": row.title or name}
+        return row.model_copy(update=full | {"overrides": {} if row.literature else overrides_of(name)})
+
+    tables = {
+        name: table.model_copy(update={"name": name, "rows": {row: complete(row, name) for row in table.rows}})
+        for name, table in file.tables.items()
+    }
+    runs = [row for table in tables.values() for row in table.rows.values() if not (row.literature or row.same_as)]
+    sweeps = {}
+    for name, sweep in file.sweeps.items():
+        start = Row(name=prefix + sweep.on, paper=path.stem, table=name, overrides=overrides_of(sweep.on))
+        points = {point.name: point for point in _points(f"{prefix}{name}", sweep, start, runs)}
+        sweeps[name] = sweep.model_copy(update={"name": name, "on": start.name, "rows": points})
+    return file.model_copy(update={"name": path.stem, "tables": tables, "sweeps": sweeps})
 
 
-def _tails(params: list[str]) -> list[str]:
-    """Return the ends of dotted names, as short as tells them apart: `lr`, or finetune.lr and prefinetune.lr."""
-    for count in range(1, max(name.count(".") for name in params) + 1):
-        tails = [".".join(name.split(".")[-count:]) for name in params]
-        if len(set(tails)) == len(tails):
-            return tails
-    return params
+def _points(prefix: str, sweep: Sweep, start: Row, runs: Iterable[Row]) -> Iterator[Row]:
+    """Yield the points of a sweep, named after their values: losses-grid-lr-3e-05-weight_decay-0.01."""
+    for values in product(*sweep.over.values()):
+        texts = [value_text(value) for value in values]
+        names = [param.partition(".")[2].removeprefix("*.") for param in sweep.over]
+        words = [f"{name}-{text}".lower() for name, text in zip(names, texts)]
+        overrides = {**start.overrides, **dict(zip(sweep.over, values))}
+        yield start.model_copy(
+            update={
+                "name": "-".join([prefix, *(re.sub(r"[^a-z0-9._-]+", "-", word).strip("-") for word in words)]),
+                "title": ", ".join(f"{param} {text}" for param, text in zip(sweep.over, texts)),
+                "choices": sweep.choices,
+                "overrides": overrides,
+                "same_as": next((row.name for row in runs if row.overrides == overrides), None),
+                "on": start.name,
+            }
+        )

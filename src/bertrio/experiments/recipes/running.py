@@ -27,7 +27,6 @@ def run_rows(
     seeds: int = 1,
     overrides: Mapping[str, Any] | None = None,
     queue: bool = False,
-    missing: bool = False,
     root: str | Path = ".",
 ) -> list[str]:
     """Make a DVC experiment of every row and seed, one after the other, and write down what each measured.
@@ -41,7 +40,6 @@ def run_rows(
         seeds: how many runs of each row, with `runtime.seed` 1, 2, ...
         overrides: the user's, by dotted param.
         queue: only add them to DVC's queue.
-        missing: leave out runs that recipes/measured has, from whatever machine.
         root: the root of the repository.
 
     Returns:
@@ -57,9 +55,6 @@ def run_rows(
     if seed is not None and seeds != 1:
         raise UserError(f"found both {seeds} seeds and -S {SEED}={seed}, expected one of the two")
     runs = _planned(names, budget, range(1, seeds + 1) if seed is None else [seed], overrides, Path(root))
-    if missing:
-        there = {path.stem for path in Path(root, FOLDER).glob("*.json")}
-        runs = {name: settings for name, settings in runs.items() if name not in there}
     failed = []
     for number, (name, settings) in enumerate(runs.items(), start=1):
         say(f"[{number}/{len(runs)}] {name}")
@@ -71,13 +66,10 @@ def run_rows(
             say(str(error))
             failed.append(str(error))
         except KeyboardInterrupt:
-            say(f"stopped; {name} and what comes after it are missing: the same command goes on from there")
+            say(f"stopped; the same command goes on from {name}")
             raise
     if queue:
-        say(
-            "next: dvc queue start (N at a time: OMP_NUM_THREADS=M dvc queue start -j N), dvc queue status, and in the "
-            "end bertrio recipes collect"
-        )
+        say("next: dvc queue start, and in the end bertrio recipes collect; see docs/experiments.md")
     if failed:
         text = f"{len(failed)} of {len(runs)} runs failed; the same command tries them again:"
         raise UserError("\n  ".join([text, *failed]))
@@ -108,18 +100,11 @@ def _need_committed(base: Mapping[str, Any], root: Path) -> None:
 
     Rows start from params.yaml, and a run with edited params would be stored as a row that it is not.
     """
-    try:
-        committed = Revision.open("HEAD", root).settings()
-    except UserError:
-        raise UserError(
-            f"{PARAMS}: is in no commit yet, and rows start from the committed one; git add {PARAMS} && git commit"
-        ) from None
-    edited = changes(with_numbers(committed), with_numbers(base))
+    edited = changes(with_numbers(Revision.open("HEAD", root).settings()), with_numbers(base))
     if wrong := {param: values for param, values in edited.items() if is_override(param)}:
         raise UserError(
-            f"{PARAMS}: rows start from it as it is in the last commit, and it has been changed since; to take that "
-            f"back, git checkout {PARAMS}; to run rows with it, give it by -S, or commit it"
-            f"{listed(wrong, 'committed', 'found')}"
+            f"{PARAMS}: has been changed since the last commit, from which rows start; git checkout it, commit it, or "
+            f"give the change by -S{listed(wrong, 'committed', 'found')}"
         )
 
 

@@ -50,15 +50,13 @@ def _draw_scores(name: str, part: pd.DataFrame, tables: PaperTables, path: Path)
     with picture(path, (2.75 * len(panels), 0.42 * len(rows) + 1.7)) as figure:
         row_of_axes = figure.subplots(1, len(panels), sharey=True)
         for axes, (metric, title) in zip(row_of_axes, panels.items()):
-            reported, measured, deviation, low, high = (
-                part.loc[part["metric"] == metric, ["reported", "measured", "deviation", "low", "high"]]
-                .to_numpy(float)
-                .T
-            )
-            axes.barh(places - HEIGHT / 2, reported, HEIGHT, color=REPORTED)
-            axes.barh(places + HEIGHT / 2, measured, HEIGHT, color=MEASURED)
-            for left, right in ((low, high), (measured - deviation, measured + deviation)):  # NaN draws nothing
-                axes.hlines(places + HEIGHT / 2, left, right, color="black", linewidth=1.1)
+            lines = part[part["metric"] == metric]
+            middle = lines["measured"].to_numpy(float)
+            low = (middle - lines["deviation"]).fillna(lines["low"])
+            high = (middle + lines["deviation"]).fillna(lines["high"])
+            axes.barh(places - HEIGHT / 2, lines["reported"].astype(float), HEIGHT, color=REPORTED)
+            axes.barh(places + HEIGHT / 2, middle, HEIGHT, color=MEASURED)
+            axes.hlines(places + HEIGHT / 2, low, high, color="black", linewidth=1.1)  # NaN draws nothing
             axes.grid(axis="y", visible=False)
             axes.set_title(title)
         row_of_axes[0].set(yticks=places, yticklabels=rows, ylim=(len(rows) - 0.4, -0.6))

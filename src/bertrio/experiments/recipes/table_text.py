@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,14 +14,15 @@ from rich.text import Text
 from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.recipes.tables import COLUMNS, CONVENTIONS, PaperTables
-from bertrio.experiments.runs import Runs, firsts_of
+from bertrio.experiments.runs import Runs
 
 FOLDER = "recipes/tables"
 MISSING = "-"
-ODD, ALONE = "*", "°"  # marks of cells, explained below the table and in `LEGEND`
+ALONE = "°"  # marks a difference, see `LEGEND`
 NAMES = {metric: name for name, metric in CONVENTIONS.items()}
 LEGEND = (
-    "Compare rows within a column: reported and measured may differ in budget, data and encoder. ± is the standard "
+    "Compare rows within a column: reported and measured may differ in budget, data and encoder. Compare seconds only "
+    "between runs of one device, precision and number of threads, which recipes/measured has. ± is the standard "
     "deviation over seeds. In brackets: the 95 % interval, of a score with one seed over rows, of a difference by the "
     f"paired test over rows and seeds. {ALONE}: over rows alone, for a side has a single seed."
 )
@@ -84,8 +84,9 @@ def table_document(tables: PaperTables, pictures: Mapping[str, Sequence[Path]] |
     for name, split, part in tables.parts():
         yield f"## {name}, {split}: {paper.tables[name].title}"
         for title, table in _sheets(split, part, tables):
-            yield f"### {title}"
-            yield table
+            if len(table.columns) > 1:
+                yield f"### {title}"
+                yield table
         yield from _notes(name, split, part, tables)
         if pictures and split == "dev":
             yield from (f"![{name}]({path.parent.name}/{path.name})" for path in pictures.get(name, ()))
@@ -95,19 +96,13 @@ def _head(tables: PaperTables) -> Iterator[str]:
     """Yield what readers of any of the tables must know."""
     runs, setting, paper = tables.runs, tables.runs.setting, tables.paper
     if not paper.own:
-        yield f"Reported: by the paper, of bert-base-uncased on its own data{_sizes([paper.data])}, one run a row."
+        yield "Reported: by the paper, of bert-base-uncased on its own data, one run a row."
     if not runs.all:
         command = f"bertrio recipes run {paper.name} {setting.to_run}".rstrip()
         yield f"Measured: nothing yet{setting.flags and f' with {setting.flags}'}; {command} measures all rows."
         return
     seeds = sorted({len(row) for row in runs.by_row.values()})
-    yield (
-        f"Measured: {setting.title}{_sizes([run.rows for run in runs.all])}; "
-        f"seeds of a row: {' or '.join(map(str, seeds))}."
-    )
-    ways = Counter(f"{run.precision} on {run.device or 'cpu'}, threads {run.threads}" for run in runs.all)
-    counts = "; ".join(f"{way}: {count} of {len(runs.all)} runs" for way, count in ways.most_common())
-    yield f"Compare seconds only between runs that were computed in the same way ({counts}) on an idle machine."
+    yield f"Measured: {setting.title}; seeds of a row: {' or '.join(map(str, seeds))}."
     yield LEGEND
     yield from left_out(runs)
 
@@ -118,58 +113,41 @@ def left_out(runs: Runs) -> Iterator[str]:
         yield f"Left out are runs with other overrides (-S), {runs.left_out} of them; name these with -S to see them."
 
 
-def _sizes(runs: Sequence[Mapping[str, Mapping[str, int]]]) -> str:
-    """Return the training and dev rows of each task, of all runs that differ: `, train/dev rows sst 8,544/1,101`."""
-    sizes: dict[str, dict[str, None]] = {}
-    for rows in runs:
-        for task, splits in rows.items():
-            known = [f"{splits[split]:,}" for split in ("train", "dev") if split in splits]
-            sizes.setdefault(task, {})["/".join(known)] = None
-    texts = [f"{task} {' or '.join(counts)}" for task, counts in sizes.items() if any(counts)]
-    return f", train/dev rows {', '.join(texts)}" if texts else ""
-
-
 def _sheets(split: str, part: pd.DataFrame, tables: PaperTables) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield tables of text with their titles: scores of tasks, overall scores and, on dev, differences and costs."""
     lines, rows = list(part.itertuples()), part.drop_duplicates("row").set_index("row")
     text = part.assign(
-        paper=[None if pd.isna(line.reported) else f"{line.reported:.3f}{ODD * line.odd}" for line in lines],
+        paper=[None if pd.isna(line.reported) else f"{line.reported:.3f}" for line in lines],
         measured=[_score(line) for line in lines],
         minus=[_difference(line) for line in lines],
     ).pivot(index="row", columns="metric", values=["paper", "measured", "minus"])
-    shared = {"row": [row if run == row else f"{row} (the run of {run})" for row, run in rows["run_as"].items()]}
-    kinds = ["measured"] if tables.paper.own else ["paper", "measured"]
-    overall = {name: metric for metric, name in NAMES.items()}
-    printed = {} if tables.paper.own else {"as printed": text["paper", "overall"]}
-    scores = _columns(text, kinds, {task: task for task in tables.firsts})
+    text.columns = [f"{NAMES.get(metric, metric)}: {kind}" for kind, metric in text.columns]
+    scores, overall, differences = (
+        text.reindex(rows.index)[[f"{metric}: {kind}" for metric in metrics for kind in kinds]]
+        for kinds, metrics in (
+            (["paper", "measured"], tables.firsts),
+            (["paper", "measured"], ["overall", *NAMES.values()]),
+            (["minus"], [*tables.firsts, *NAMES.values()]),
+        )
+    )
     title = ", ".join(f"{task} {metric}" for task, metric in tables.firsts.items())
-    yield f"Scores: {title}", _texts(rows, shared | {"seeds": rows["seeds"]} | scores)
-    yield "Overall score, by both conventions", _texts(rows, shared | printed | _columns(text, kinds, overall))
+    run_of = rows["run_as"].where(rows["run_as"] != rows.index)
+    yield f"Scores: {title}", _sheet(scores, {"run of": run_of, "seeds": rows["seeds"]})
+    yield "Overall score: as printed, and by both conventions", _sheet(overall)
     if split == "dev":
-        metrics = {NAMES.get(metric, metric): metric for metric in (*tables.firsts, *NAMES)}
-        against = part["against"].dropna().unique()
-        compared = _columns(text, ["minus"], metrics) if len(against) else {}
         costs = {
             "seconds": rows["seconds"].map("{:.0f}".format, na_action="ignore"),
             "MB": rows["peak_memory_mb"].map("{:,.0f}".format, na_action="ignore"),
             "paper: minutes": rows["minutes"].map("{:g}".format, na_action="ignore"),
         }
-        title = "Seconds and peak memory of training" + "".join(f"; measured, minus {row}" for row in against)
-        yield title, _texts(rows, {"row": rows.index} | compared | costs)
+        against = "".join(f"measured minus {row}, " for row in part["against"].dropna().unique())
+        yield f"{against}seconds and peak memory of training".capitalize(), _sheet(differences, costs)
 
 
-def _columns(text: pd.DataFrame, kinds: Sequence[str], names: Mapping[str, str]) -> dict[str, pd.Series]:
-    """Return columns of cells for metrics by their names in the table, one for each kind of figure."""
-    columns = {}
-    for name, metric in names.items():
-        for kind in kinds:
-            columns[f"{name}: {kind}" if len(kinds) > 1 else name] = text[kind, metric]
-    return columns
-
-
-def _texts(rows: pd.DataFrame, columns: Mapping[str, Any]) -> pd.DataFrame:
-    texts = pd.DataFrame(columns, index=rows.index)
-    return texts.where(texts.notna(), MISSING).astype(str)
+def _sheet(cells: pd.DataFrame, more: Mapping[str, pd.Series] | None = None) -> pd.DataFrame:
+    """Return a table of text of those columns that are not empty."""
+    filled = cells.assign(**more or {}).dropna(axis="columns", how="all")
+    return filled.where(filled.notna(), MISSING).astype(str).reset_index()
 
 
 def _score(line: Any) -> str | None:
@@ -194,16 +172,6 @@ def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> It
     if (rows["seeds"] == 0).any() and split == "dev":
         command = f"bertrio recipes run {tables.paper.name}-{name} {tables.runs.setting.to_run}".rstrip()
         yield f"To measure the rest: {command}"
-    usual = {(task, metric) for task, metrics in tables.firsts.items() for metric in metrics.split(" or ")}
-    others = [
-        row
-        for row, run_as in zip(rows["row"], rows["run_as"])
-        if any(set(firsts_of(run).items()) != usual for run in tables.runs.of(run_as))
-    ]
-    if others:
-        yield f"Measured by other metrics or over other tasks than the columns: {', '.join(others)}."
-    if part["odd"].any():
-        yield f"Marked {ODD}: an overall score that does not follow from the paper's figures."
     if split == "dev":
         yield from (f"Not compared: {note}." for note in part["not_compared"].dropna().unique())
 

@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # what the papers report of their tasks
 CONVENTIONS = {"raw": "overall_mean", "normalized": "overall_normalized"}
-ROUNDING = 0.00095  # how far an overall score can be from its figures, for all that was rounded to three decimals
 COLUMNS = (  # of the CSV file
     "table", "split", "row", "run_as", "title", "seeds", "metric", "reported", "measured", "deviation", "low", "high",
     "against", "difference", "difference_low", "difference_high", "p", "seconds", "peak_memory_mb",
 )  # fmt: skip
-REMARKS = ("minutes", "literature", "rows_alone", "odd", "not_compared")  # what only the text says
+REMARKS = ("minutes", "literature", "rows_alone", "not_compared")  # what only the text says
 
 
 @dataclass(frozen=True)
@@ -130,9 +129,9 @@ def _figures(
         shared |= {"peak_memory_mb": max(run.peak_memory_mb for run in row_runs)}
     for metric in (*firsts, *OVERALL, "overall"):
         score = _score(row_runs, metric, split, not (paper.own and runs.all))
-        compared = _compare(row_runs, base, runs, metric) if score and base and base.run_as != row.run_as else {}
-        odd = metric == "overall" and _does_not_follow(reported, paper.overall)
-        yield {**shared, "metric": metric, "reported": reported.get(metric), **score, **compared, "odd": odd}
+        if base and base.run_as != row.run_as and "measured" in score:
+            score |= _compare(row_runs, base, runs, metric)
+        yield {**shared, "metric": metric, "reported": reported.get(metric), **score}
 
 
 def _compare(row_runs: Sequence[Measured], base: Row, runs: Runs, metric: str) -> dict[str, Any]:
@@ -161,25 +160,21 @@ def _with_overalls(reported: Mapping[str, float]) -> Mapping[str, float]:
     return {**reported, **{name: float(value) for name, value in overall(figures).items()}}
 
 
-def _does_not_follow(reported: Mapping[str, float], convention: str | None) -> bool:
-    """Whether the overall score that the paper prints is not what its figures give, by its convention."""
-    given = reported.get(CONVENTIONS[convention or "normalized"])
-    return given is not None and abs(reported.get("overall", given) - given) > ROUNDING
-
-
 def _score(runs: Sequence[Measured], metric: str, split: str, beside_paper: bool) -> dict[str, Any]:
     """Return a metric of a row's runs: the mean over seeds with their standard deviation, or with the 95 % interval of
     a single one.
 
-    Empty if it was not measured, or is not the same figure in all of them and in what the paper reports, if it stands
-    beside that.
+    Nothing but the reason if it is not the same figure in all of them and in what the paper reports, if it stands
+    beside that; empty if it was not measured.
     """
     figures = [figure_of(run, metric) for run in runs]
     if beside_paper:
         figures.append({task: first for task, first in FIRSTS.items() if metric in OVERALL or task == metric})
     values = [value for run in runs if (value := value_of(run, metric, split)) is not None]
-    if not values or len(values) < len(runs) or any(figure != figures[0] for figure in figures):
+    if not values or len(values) < len(runs):
         return {}
+    if any(figure != figures[0] for figure in figures):
+        return {"not_compared": f"{metric} of {runs[0].row} has other metrics or tasks in some runs, or in the paper"}
     if len(values) > 1:
         return {"measured": mean(values), "deviation": stdev(values)}
     low, high = value_of(runs[0], metric, split, "intervals") or (None, None)

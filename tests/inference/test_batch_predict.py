@@ -126,34 +126,19 @@ def test_unusable_rows_are_reported_with_line_and_reason_and_left_out(capsys):
 
 def test_unusable_objects_are_reported_and_left_out(capsys):
     lines = [
-        '{"text": "ab"}', "{", "[1]", '{"txt": "a"}', '{"text": 3}', '{"text": " "}', '{"text": "a", "p_0": 1}', "NaN",
-        "[" * 100_000, '{"text": "\\ud800"}', '{"text": null}', '{"text": "abc"}',
+        '{"text": "ab"}', "{", "[1]", '{"txt": "a"}', '{"text": 3}', '{"text": " "}', '{"text": "\\ud800"}',
+        '{"text": null}', '{"text": "abc"}',
     ]  # fmt: skip
-    found, count = predicted("\ufeff" + "\n".join(lines), kind="jsonl", name="rows.jsonl")
-    assert [json.loads(line)["text"] for line in found.splitlines()] == ["ab", "abc"] and count == (2, 10)
+    written, count = predicted("\ufeff" + "\n".join(lines), kind="jsonl", name="rows.jsonl")
+    assert [json.loads(line)["text"] for line in written.splitlines()] == ["ab", "abc"] and count == (2, 7)
     reasons = [line.split(": ", 2)[2] for line in capsys.readouterr().err.splitlines()]
     assert reasons == [
         f"{reason}; left out"
         for reason in (
             "not valid JSON", "not a JSON object", "text: missing field", "text: text is not a string",
-            "text: empty text", "it has a field 'p_0' already; call it otherwise", "not a JSON object",
-            "not valid JSON", "text: text is not Unicode", "text: missing field",
+            "text: empty text", "text: text is not Unicode", "text: missing field",
         )
     ]  # fmt: skip
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_json_cannot_hold_are_unusable(number, capsys):
-    lines = [f'{{"text": "ab", "n": {number}}}', f'{{"text": "ab", "n": [{{"deep": {number}}}]}}', '{"text": "ab"}']
-
-    def never(constant):
-        pytest.fail(f"{constant} is not JSON")
-
-    found, count = predicted("\n".join(lines), kind="jsonl")
-    assert [json.loads(line, parse_constant=never)["text"] for line in found.splitlines()] == ["ab"]
-    assert count == (1, 2)
-    reason = "a number is NaN, infinite or too large; JSON has null; left out"
-    assert capsys.readouterr().err.splitlines() == [f"standard input: line {line}: {reason}" for line in (1, 2)]
 
 
 def test_strict_stops_at_the_first_unusable_row():
@@ -168,7 +153,7 @@ def test_strict_stops_at_the_first_unusable_row():
         ("text,b\na,b\n", "tsv", "found columns 'text,b', expected 'text'.*it looks as if ',' stood between"),
         ("text\ttext\na\tb\n", "tsv", "found 2 columns 'text', expected one"),
         ("text\tprediction\na\t1\n", "tsv", "found a column 'prediction', which is to be added; call yours otherwise"),
-        ("text\tp_2\na\t1\n", "tsv", "found a column 'p_2', which is to be added"),
+        ('{"text": "a", "p_2": 1}', "jsonl", "line 1: found a column 'p_2', which is to be added"),
     ],
 )
 def test_a_file_with_the_wrong_columns_is_an_error(text, kind, message):
@@ -176,18 +161,14 @@ def test_a_file_with_the_wrong_columns_is_an_error(text, kind, message):
         predicted(text, kind=kind)
 
 
-@pytest.mark.parametrize(
-    ("count", "line", "most"),
-    [(50_000, b"a\n", batch_predict.CHUNK_ROWS), (40, b"a" * 2**20 + b"\n", batch_predict.CHUNK_LETTERS / 2**20)],
-)
-def test_only_one_chunk_of_a_file_is_held_in_memory(count, line, most):
+def test_only_one_chunk_of_a_file_is_held_in_memory():
     given, written, held = 0, -1, []  # the header is no row
 
     def lines():
         nonlocal given
         yield b"text\n"
-        for given in range(1, count + 1):  # noqa: B007
-            yield line
+        for given in range(1, 20_001):  # noqa: B007
+            yield b"a\n"
 
     def write(data):
         nonlocal written
@@ -195,5 +176,5 @@ def test_only_one_chunk_of_a_file_is_held_in_memory(count, line, most):
         written += data.count(b"\n")
 
     sink = SimpleNamespace(write=write, flush=lambda: None)
-    assert predict_file(PREDICTOR, "sst", "tsv", lines(), sink) == (count, 0)
-    assert written == count and max(held) <= most
+    assert predict_file(PREDICTOR, "sst", "tsv", lines(), sink) == (20_000, 0)
+    assert written == 20_000 and max(held) <= batch_predict.CHUNK_ROWS

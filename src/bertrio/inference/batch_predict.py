@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any, BinaryIO
 
 from bertrio.core.console import progress, say
@@ -14,64 +15,9 @@ from bertrio.data.reading import check_columns
 from bertrio.data.table import Unusable, clean_text
 from bertrio.inference.predictor import Prediction, Predictor, Row
 
-CHUNK_ROWS, CHUNK_LETTERS = 8192, 2**24  # held in memory and sorted by length together
+CHUNK_ROWS = 8192  # held in memory and sorted by length together
 DIGITS = 6  # decimals of scores and probabilities
-
-Fields = dict[str, Any]
-
-
-class Delimited:
-    """Text with a header and standard quoting."""
-
-    def __init__(self, delimiter: str) -> None:
-        self._delimiter = delimiter
-
-    def read(self, file: BinaryIO, name: str) -> RawTable:
-        """Return column names and rows; one row is in memory at a time."""
-        return read_delimited(name, self._delimiter, file)
-
-    def line(self, values: Iterable[Any]) -> str:
-        """Return one line of the file; floats get `DIGITS` decimals."""
-        return self._delimiter.join(map(self._field, values)) + "\n"
-
-    def write(self, row: Fields) -> str:
-        """Return a row as a line."""
-        return self.line(row.values())
-
-    def _field(self, value: Any) -> str:
-        # csv.writer leaves a carriage return unquoted, which many readers take for the end of a line
-        text = f"{value:.{DIGITS}f}" if isinstance(value, float) else str(value)
-        if any(letter in text for letter in (self._delimiter, '"', "\n", "\r")):
-            return '"' + text.replace('"', '""') + '"'
-        return text
-
-
-class JsonLines:
-    """One JSON object a line."""
-
-    def read(self, file: BinaryIO, name: str) -> RawTable:
-        """Return the rows, each with its own fields; one row is in memory at a time."""
-        return RawTable([], map(_check_numbers, read_json_lines(file)))
-
-    def write(self, row: Fields) -> str:
-        """Return a row as a line."""
-        text = json.dumps(row, ensure_ascii=False)
-        if any("\ud800" <= letter <= "\udfff" for letter in text):  # half a surrogate pair has no UTF-8
-            text = json.dumps(row)
-        return text + "\n"
-
-
-def _check_numbers(row: RawRow) -> RawRow:
-    """Mark a row as unusable if it has a number that JSON cannot hold: Python reads NaN, Infinity and 1e999."""
-    try:
-        json.dumps(row.values, allow_nan=False)
-    except ValueError:
-        return RawRow(row.number, {}, row.raw, "a number is NaN, infinite or too large; JSON has null")
-    return row
-
-
-TSV = Delimited("\t")
-FORMATS: dict[str, Delimited | JsonLines] = {"tsv": TSV, "csv": Delimited(","), "jsonl": JsonLines()}
+DELIMITERS = {"tsv": "\t", "csv": ","}
 
 
 def predict_file(
@@ -93,7 +39,7 @@ def predict_file(
     Args:
         predictor: the model or ensemble.
         task: one of its tasks.
-        format: name in `FORMATS`.
+        format: tsv, csv or jsonl.
         source: file to read, in UTF-8.
         target: file to write, in the same format.
         columns: name in the file of each of the task's text columns (`text`, or `text_a` and `text_b`) that is
@@ -108,36 +54,38 @@ def predict_file(
         UserError: if the task or a column is unknown or duplicate, a column has the name of one that is added, or,
             with `strict`, for the first unusable row.
     """
-    spec, form = predictor.task(task), FORMATS[format]
-    columns, known = columns or {}, spec.text_columns
-    if unknown := [name for name in columns if name not in known]:
-        raise UserError(f"--columns: found {unknown[0]!r}, expected {' or '.join(known)}, as in {known[0]}=NAME")
-    names, added = [columns.get(name, name) for name in known], added_columns(spec.target)
-    found = form.read(source, name)
-    if isinstance(form, Delimited):
-        check_columns(name, found.columns, dict.fromkeys([*names, *found.columns]), "; see --columns")
-        if clash := [column for column in added if column in found.columns]:
-            raise UserError(f"{name}: found a column {clash[0]!r}, which is to be added; call yours otherwise")
-        target.write(form.line([*found.columns, *added]).encode())
-    predicted = read = 0
+    spec, columns = predictor.task(task), columns or {}
+    if unknown := [key for key in columns if key not in spec.text_columns]:
+        expected = " or ".join(spec.text_columns)
+        raise UserError(f"--columns: found {unknown[0]!r}, expected {expected}, as in {spec.text_columns[0]}=NAME")
+    names, added = [columns.get(key, key) for key in spec.text_columns], added_columns(spec.target)
+    delimiter = DELIMITERS.get(format)
+    table = read_delimited(name, delimiter, source) if delimiter else RawTable([], read_json_lines(source))
+    if delimiter:
+        check_columns(name, table.columns, dict.fromkeys([*names, *table.columns]), "; see --columns")
+        _check_free(name, table.columns, added)
+        target.write(delimited_line([*table.columns, *added], delimiter))
+    predicted, left_out, unread = 0, 0, iter(table.rows)
     with progress(f"{task}: predicting") as bar:
-        for chunk in _chunks(found.rows):
-            rows: list[tuple[Fields, Row]] = []
+        while chunk := list(islice(unread, CHUNK_ROWS)):
+            usable: list[tuple[dict[str, Any], Row]] = []
             for row in chunk:
+                where = f"{name}: line {row.number}"
+                _check_free(where, row.values, added)
                 try:
-                    rows.append((row.values, _texts(row, names, added)))
+                    usable.append((row.values, _texts(row, names)))
                 except Unusable as reason:
-                    where = f"{name}: line {row.number}: {reason}"
                     if strict:
-                        raise UserError(f"{where}; without --strict such rows are left out") from None
-                    say(f"{where}; left out")
-            predictions = predictor.predict(task, [texts for _, texts in rows])
-            for (values, _), prediction in zip(rows, predictions):
-                target.write(form.write({**values, **_added_values(spec.target, added, prediction)}).encode())
+                        raise UserError(f"{where}: {reason}; without --strict such rows are left out") from None
+                    say(f"{where}: {reason}; left out")
+            predictions = predictor.predict(task, [texts for _, texts in usable])
+            for (values, _), prediction in zip(usable, predictions):
+                fields = values | dict(zip(added, _added_values(spec.target, prediction)))
+                target.write(delimited_line(fields.values(), delimiter) if delimiter else _json_line(fields))
             target.flush()
-            predicted, read = predicted + len(rows), read + len(chunk)
+            predicted, left_out = predicted + len(usable), left_out + len(chunk) - len(usable)
             bar.advance(len(chunk))
-    return predicted, read - predicted
+    return predicted, left_out
 
 
 def added_columns(target: Target) -> list[str]:
@@ -145,28 +93,36 @@ def added_columns(target: Target) -> list[str]:
     return ["prediction", *[f"p_{outcome}" for outcome in target.outcomes], *([] if target.discrete else ["score"])]
 
 
-def _added_values(target: Target, added: list[str], prediction: Prediction) -> Fields:
+def delimited_line(values: Iterable[Any], delimiter: str) -> bytes:
+    """Return one line of a delimited file with standard quoting; floats get `DIGITS` decimals."""
+    return (delimiter.join(_field(value, delimiter) for value in values) + "\n").encode()
+
+
+def _field(value: Any, delimiter: str) -> str:
+    # csv.writer leaves a carriage return unquoted, which many readers take for the end of a line
+    text = f"{value:.{DIGITS}f}" if isinstance(value, float) else str(value)
+    if any(letter in text for letter in (delimiter, '"', "\n", "\r")):
+        return '"' + text.replace('"', '""') + '"'
+    return text
+
+
+def _json_line(fields: dict[str, Any]) -> bytes:
+    # half a surrogate pair has no UTF-8; a backslash escape is what JSON has for it, too
+    return (json.dumps(fields, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+
+
+def _added_values(target: Target, prediction: Prediction) -> list[Any]:
     label = target.name_of(int(prediction.label)) if target.labels else prediction.label
-    rest = (prediction.score,) if prediction.probabilities is None else prediction.probabilities
-    return dict(
-        zip(added, [value if isinstance(value, (str, int)) else round(value, DIGITS) for value in (label, *rest)])
-    )
+    numbers = (prediction.score,) if prediction.probabilities is None else prediction.probabilities
+    return [round(value, DIGITS) if isinstance(value, float) else value for value in (label, *numbers)]
 
 
-def _chunks(rows: Iterable[RawRow]) -> Iterator[list[RawRow]]:
-    chunk: list[RawRow] = []
-    letters = 0
-    for row in rows:
-        chunk.append(row)
-        letters += len(row.raw or "")
-        if len(chunk) == CHUNK_ROWS or letters >= CHUNK_LETTERS:
-            yield chunk
-            chunk, letters = [], 0
-    if chunk:
-        yield chunk
+def _check_free(where: str, columns: Iterable[str], added: list[str]) -> None:
+    if taken := [name for name in columns if name in added]:
+        raise UserError(f"{where}: found a column {taken[0]!r}, which is to be added; call yours otherwise")
 
 
-def _texts(row: RawRow, names: list[str], added: list[str]) -> Row:
+def _texts(row: RawRow, names: list[str]) -> Row:
     """Return the text, or the pair of texts, of a row.
 
     Raises:
@@ -180,7 +136,4 @@ def _texts(row: RawRow, names: list[str], added: list[str]) -> Row:
             texts.append(clean_text(row.values.get(name)))
         except Unusable as reason:
             raise Unusable(f"{name}: {reason}") from None
-    for name in added:
-        if name in row.values:
-            raise Unusable(f"it has a field {name!r} already; call it otherwise")
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])

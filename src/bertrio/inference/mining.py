@@ -14,8 +14,7 @@ from sentence_transformers.util import dot_score, normalize_embeddings, paraphra
 
 from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError
-from bertrio.data.table import Unusable, clean_text
-from bertrio.inference.batch_predict import DIGITS, TSV
+from bertrio.inference.batch_predict import DIGITS, delimited_line
 from bertrio.inference.predictor import Predictor
 
 CHUNK = 4096  # sentences encoded between two updates of the progress bar
@@ -29,8 +28,7 @@ def mine_file(
     """Write the `top` most similar pairs of the sentences in `source` to `target`, as TSV.
 
     The columns are cosine, line_a, line_b, text_a and text_b. The most similar pair comes first. A sentence that
-    stands in several lines counts once, in the first of them. Empty lines are skipped; lines that are not UTF-8 are
-    reported on standard error and left out.
+    stands in several lines counts once, in the first of them.
 
     Args:
         predictor: one model with a bi-encoded task.
@@ -43,8 +41,7 @@ def mine_file(
     Raises:
         UserError: if there is no such task, or there are fewer than two sentences.
     """
-    predictor.encode([], task)  # fails before the file is read if the task has no vectors
-    lines = read_sentences(source, name)
+    lines = read_sentences(source)
     if len(lines) < 2:
         raise UserError(f"{name}: found {len(lines)} sentences, expected two or more, each in a line of its own")
     texts, vectors = list(lines), []
@@ -53,29 +50,20 @@ def mine_file(
             vectors.append(predictor.encode(texts[start : start + CHUNK], task))
             bar.advance(len(vectors[-1]))
     pairs = most_similar(np.concatenate(vectors), top)
-    target.write(TSV.line(COLUMNS).encode())
+    target.write(delimited_line(COLUMNS, "\t"))
     for first, second, cosine in pairs:
         a, b = texts[first], texts[second]
-        target.write(TSV.line((cosine, lines[a], lines[b], a, b)).encode())
+        target.write(delimited_line((cosine, lines[a], lines[b], a, b), "\t"))
     say(f"mine: {len(pairs):,} pairs out of {len(texts):,} sentences")
 
 
-def read_sentences(source: Iterable[bytes], name: str) -> dict[str, int]:
-    """Return the number of the first line of each sentence, in the order of the file."""
+def read_sentences(source: Iterable[bytes]) -> dict[str, int]:
+    """Return the number of the first line of each sentence, in the order of the file, without empty lines."""
     lines: dict[str, int] = {}
-    repeated = 0
     for number, line in enumerate(source, start=1):
-        try:
-            text = clean_text(line.decode("utf-8-sig" if number == 1 else "utf-8").replace("\0", ""))
-        except UnicodeDecodeError:
-            say(f"{name}: line {number}: not UTF-8; left out")
-        except Unusable:
-            continue
-        else:
-            repeated += text in lines
+        text = line.decode("utf-8-sig", errors="replace").replace("\0", "").strip()
+        if text:
             lines.setdefault(text, number)
-    if repeated:
-        say(f"{name}: {repeated:,} lines repeat an earlier one and are left out")
     return lines
 
 
@@ -85,12 +73,12 @@ def most_similar(vectors: np.ndarray, top: int) -> list[tuple[int, int, float]]:
     A pair is the earlier row, the later row and the cosine, rounded to six decimals. Pairs of equal cosine are sorted
     by their rows.
     """
-    found = paraphrase_mining_embeddings(
+    mined = paraphrase_mining_embeddings(
         normalize_embeddings(torch.from_numpy(vectors)),
         query_chunk_size=max(1, MAX_SCORES // len(vectors)),
         max_pairs=top,
         top_k=min(top, len(vectors)),
         score_function=dot_score,
     )
-    pairs = [(int(first), int(second), round(cosine, DIGITS)) for cosine, first, second in found]
+    pairs = [(int(first), int(second), round(cosine, DIGITS)) for cosine, first, second in mined]
     return sorted(pairs, key=lambda pair: (-pair[2], *pair[:2]))

@@ -16,6 +16,7 @@ import torch
 from bertrio.core.distributed import ALONE, Processes
 from bertrio.core.errors import UserError
 
+PRECISIONS = ("auto", "float32", "bf16")
 NARROW = 256  # hidden size below which casts to bf16, and a pass more than needed, cost more than they save
 
 
@@ -130,6 +131,8 @@ def set_up(
 def choose(device: str = "auto", precision: str = "auto", width: int | None = None) -> Runtime:
     """The runtime alone: no seed is set, and nothing else in the process changes. Args and errors as `set_up`."""
     where = _device(device)
+    if precision not in PRECISIONS:
+        raise UserError(f"precision: found {precision!r}, expected one of {', '.join(PRECISIONS)}")
     if precision == "auto":
         precision = "bf16" if _fast_bf16(where) and (width is None or width >= NARROW) else "float32"
     return Runtime(where, torch.bfloat16 if precision == "bf16" else torch.float32)
@@ -139,8 +142,8 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind, _, index = name.partition(":")
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[kind]
-    if not there or (index and int(index) >= torch.cuda.device_count()):
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(kind) or (index and index not in map(str, range(torch.cuda.device_count()))):
         raise UserError(f"runtime.device: {name} is not on this machine; use auto or cpu")
     return torch.device(name)
 

@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from bertrio.cli.options import need_packages
-from bertrio.core.errors import writing_to
 
 FORMATS = {
     "encoder": "for transformers' AutoModel",
@@ -42,8 +41,7 @@ def _export(args: argparse.Namespace) -> None:
     need_packages(f"--format {args.format}", packages, extra)
     from bertrio.inference.export.export import export_model
 
-    with writing_to(f"--to {args.to}"):
-        done = export_model(args.model, args.to, args.format, args.task, args.int8)
+    done = export_model(args.model, args.to, args.format, args.task, args.int8)
     what = f"task {done.task.name}" if done.task else "the encoder"
     print(f"wrote {args.to}: {what} of {args.model}, --format {args.format}{' --int8' if args.int8 else ''}")
     print(f"largest difference from the model: {done.difference:.1e}, on {done.rows} texts")

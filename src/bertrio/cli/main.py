@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from bertrio import __version__
 from bertrio.cli.export import add_export_commands
+from bertrio.cli.options import positive
 from bertrio.cli.predict import add_predict_commands
 from bertrio.cli.recipes import add_recipe_commands
 from bertrio.cli.search import add_search_commands
 from bertrio.cli.serve import add_serve_commands
-from bertrio.core.errors import UserError, writing_to
 
 REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return the exit code: 0, 2 for a message to the user, or 130 for Ctrl-C."""
+    """Run one command.
+
+    Returns:
+        The exit code: 0, 2 for a message to the user, 130 for Ctrl-C, or 141 if the reader of the output goes away.
+    """
     args = _parser().parse_args(argv)
     try:
         return args.run(args) or 0
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        with open(os.devnull, "wb") as nowhere:  # Python writes out what is left at its end, and would fail again
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        from bertrio.core.stage import explained
+
+        message = explained(error)
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        return 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("second", metavar="REV_B", help="what to compare, named likewise")
     compare.add_argument("--split", default="dev", help="dev, test or selection (default: %(default)s)")
     compare.add_argument(
-        "--rows", type=_count, nargs="?", const=10, metavar="N", help="show N rows (10) on which they differ"
+        "--rows", type=positive, nargs="?", const=10, metavar="N", help="show N rows (10) on which they differ"
     )
     compare.add_argument("--json", metavar="FILE", help="write all figures to FILE as well")
     compare.set_defaults(run=_compare)
@@ -67,12 +81,6 @@ def _parser() -> argparse.ArgumentParser:
     add_export_commands(commands)
     add_serve_commands(commands)
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of rows")
-    return int(text)
 
 
 def _metrics(args: argparse.Namespace) -> None:
@@ -100,8 +108,7 @@ def _compare(args: argparse.Namespace) -> None:
     result = compare(open_side(args.first), open_side(args.second), args.split, args.rows)
     show_comparison(result)
     if args.json:
-        with writing_to(f"--json {args.json}"):
-            write_json(args.json, result, digits=10)  # p-values can be small
+        write_json(args.json, result, digits=10)  # p-values can be small
 
 
 def _report(args: argparse.Namespace) -> None:

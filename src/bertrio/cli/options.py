@@ -61,4 +61,5 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     folder = "a run's models folder, or one model's, such as models/members/base (default: %(default)s)"
     parser.add_argument("--model", metavar="FOLDER", default="models", help=folder)
     parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--precision", default="auto", help="auto, float32 or bf16 (default: %(default)s)")
+    kinds = ("auto", "float32", "bf16")
+    parser.add_argument("--precision", choices=kinds, default="auto", help="(default: %(default)s)")

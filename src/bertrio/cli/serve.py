@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import math
 from typing import Any
 
 from bertrio.cli.options import add_model, need_packages, positive
-from bertrio.core.errors import UserError
 
 
 def add_serve_commands(commands: Any) -> None:
@@ -16,45 +14,23 @@ def add_serve_commands(commands: Any) -> None:
     add_model(serve)
     host = "address to listen on (default: %(default)s, this machine alone; 0.0.0.0 is everyone)"
     serve.add_argument("--host", default="127.0.0.1", help=host)
-    serve.add_argument("--port", type=_port, default=8000, help="0 takes a free one (default: %(default)s)")
+    serve.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
     for name, default, text in (
         ("--max-batch", 64, "rows that are predicted together"),
         ("--max-rows", 256, "rows of one request"),
-        ("--max-chars", 10_000, "characters of one text"),
         ("--max-bytes", 2_000_000, "bytes of one request's body"),
         ("--queue", 1024, "rows of all requests that wait; beyond, requests get status 503"),
     ):
         serve.add_argument(name, type=positive, default=default, metavar="N", help=f"{text} (default: %(default)s)")
     wait = "milliseconds that a row waits for others to join it (default: %(default)s)"
-    serve.add_argument("--max-wait-ms", type=_milliseconds, default=5.0, metavar="MS", help=wait)
+    serve.add_argument("--max-wait-ms", type=float, default=5.0, metavar="MS", help=wait)
     serve.set_defaults(run=_serve)
 
 
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to 65535")
-    return int(text)
-
-
-def _milliseconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number of milliseconds from 0 on")
-    return value
-
-
 def _serve(args: argparse.Namespace) -> None:
-    if args.queue < args.max_rows:
-        raise UserError(
-            f"--queue {args.queue}: one request may have --max-rows {args.max_rows}, which would never fit; make the "
-            "queue as large at least, or requests smaller"
-        )
     need_packages("serve", ["fastapi", "uvicorn", "prometheus_client"], "serve")
     from bertrio.inference.serve.schemas import Limits
     from bertrio.inference.serve.server import serve
 
-    limits = Limits(args.max_batch, args.max_wait_ms / 1000, args.max_rows, args.max_chars, args.max_bytes, args.queue)
+    limits = Limits(args.max_batch, args.max_wait_ms / 1000, args.max_rows, args.max_bytes, args.queue)
     serve(args.model, args.host, args.port, args.device, args.precision, limits)

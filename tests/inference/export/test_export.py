@@ -105,12 +105,6 @@ def test_what_differs_from_the_model_is_not_kept(models, tmp_path, monkeypatch, 
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_folder_that_cannot_be_written_is_named(models, tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert command("--model", models["mean"], "--to", tmp_path / "file/out", "--format", "encoder") == 2
-    assert "file/out: can't be written" in capsys.readouterr().err
-
-
 def test_a_missing_package_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("bertrio.cli.options.find_spec", lambda name: None)
     assert command("--to", tmp_path / "out", "--format", "onnx") == 2

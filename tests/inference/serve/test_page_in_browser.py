@@ -111,20 +111,6 @@ def test_text_is_shown_as_it_is_and_runs_nothing(tab, client):
     assert tab.told == []
 
 
-def test_names_of_tasks_and_classes_are_shown_as_they_are_as_well(tab):
-    from bertrio.core.tasks import Task, build_target
-
-    tasks = {"own": Task("own", "single", "cross", build_target("classes", labels=[EVIL, "b"]))}
-    with running(build_app(FakePredictor(tasks), Limits())) as client:
-        tab.visit(client.url)
-        assert tab.run("document.getElementById('pair').hidden")  # no task compares
-        tab.type("first", "even")
-        tab.press("Enter", "\r")
-        assert EVIL in tab.cards()[0][1]
-        assert tab.run("window.ran") is None
-        assert tab.told == []
-
-
 def test_the_policy_stops_scripts_and_requests_that_are_not_the_pages_own(tab, client):
     tab.visit(client.url)
     tab.run(
@@ -142,10 +128,6 @@ def test_what_is_wrong_is_said_in_words(tab, client):
     tab.run("document.getElementById('go').click()")
     assert tab.failed() == "Type a sentence."
     assert tab.run("document.activeElement.id") == "first"
-    tab.type("first", "x" * 10_001)
-    tab.press("Enter", "\r")
-    wait_until(lambda: "at most 10000 characters" in tab.status())
-    assert tab.run(f"{CARDS}.length") == 0
 
 
 def test_a_failing_and_a_vanished_server_are_told_of(tab):
@@ -190,32 +172,11 @@ def test_keys_reach_everything_and_shift_enter_breaks_the_line(tab, client):
     assert tab.run("document.getElementById('status').getAttribute('role')") == "status"
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_fits_the_screen_in_either_light(tab, client, width, scheme):
-    tab.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+def test_fits_the_screen(tab, client, width):
     tab.visit(client.url, width)
     tab.type("first", "a-word-without-any-end" * 20)
     tab.type("second", "b")
     tab.press("Enter", "\r")
     assert len(tab.cards()) == 5
     assert tab.run("document.documentElement.scrollWidth") == width
-    dark = tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
-    assert dark == (scheme == "dark")
-    for what, behind in ((".answer .soft", ".answer"), ("#go", "#go"), ("footer p", "body")):
-        assert contrast(tab, what, behind) >= 4.5, what
-
-
-def contrast(tab, text, ground):
-    """The ratio of WCAG 2.2 between an element's text and what is behind it."""
-
-    def light(colour):
-        parts = [int(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    style = "getComputedStyle(document.querySelector('{}')).{}"
-    low, high = sorted(
-        (light(tab.run(style.format(text, "color"))), light(tab.run(style.format(ground, "backgroundColor"))))
-    )
-    return (high + 0.05) / (low + 0.05)

@@ -1,5 +1,5 @@
 """HTTP server for a trained model: JSON for programs, a page for people, health and metrics for operators.
 
-A request passes edge (headers, size of the body, counts), app (routes), schemas (validation) and batching (one thread
-that predicts). Nothing here but `server` imports torch: the model comes in as a `Predictor`.
+A request passes edge (limits of the body, counts), app (routes), schemas (validation) and batching (one thread that
+predicts).
 """

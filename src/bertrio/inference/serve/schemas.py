@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints, create_model
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Field, create_model
 
 from bertrio.core.tasks import TARGETS, Task
-from bertrio.data.table import Unusable, clean_text
 
 
 @dataclass(frozen=True)
@@ -20,7 +18,6 @@ class Limits:
         max_batch: rows that are predicted together.
         max_wait: seconds that a row waits for others to join it.
         max_rows: rows of a request.
-        max_chars: characters of a text.
         max_bytes: bytes of a request's body.
         queue: rows of all requests that wait.
     """
@@ -28,25 +25,14 @@ class Limits:
     max_batch: int = 64
     max_wait: float = 0.005
     max_rows: int = 256
-    max_chars: int = 10_000
     max_bytes: int = 2_000_000
     queue: int = 1024
 
 
-def rows_model(kind: str, limits: Limits) -> type[BaseModel]:
-    """Return the model of a request's body, for tasks of kind `single` or `pair`."""
-    text: Any = Annotated[str, StringConstraints(max_length=limits.max_chars), AfterValidator(_clean)]
-    row: Any = text if kind == "single" else tuple[text, text]
-    example = "A warm and funny film." if kind == "single" else ["How do I learn to cook?", "How can I start cooking?"]
-    rows = Field(min_length=1, max_length=limits.max_rows, fail_fast=True, examples=[[example]])
-    return create_model(f"{kind.capitalize()}Rows", rows=(list[row], rows))
-
-
-def _clean(text: str) -> str:
-    try:
-        return clean_text(text)
-    except Unusable as reason:
-        raise PydanticCustomError("text", "expected words, not an {reason}", {"reason": str(reason)}) from None
+def rows_model(max_rows: int) -> type[BaseModel]:
+    """Return the model of a request's body."""
+    rows = Field(min_length=1, max_length=max_rows, examples=[["A warm and funny film.", "Awful."]])
+    return create_model("Rows", rows=(Annotated[list[str | tuple[str, str]], rows], ...))
 
 
 class Answer(BaseModel):
@@ -88,18 +74,6 @@ class TaskFacts(BaseModel):
             labels=list(target.labels) or None,
             **{name: getattr(target, name, None) for name in ("count", "low", "high")},
         )
-
-
-class Tasks(BaseModel):
-    """All tasks of the model."""
-
-    tasks: list[TaskFacts]
-
-
-class Health(BaseModel):
-    """State of the server."""
-
-    status: str = Field(description="ready; with status 503: not ready")
 
 
 class Refusal(BaseModel):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+from bertrio.core.errors import UserError
 from bertrio.inference.export.sequence_classifier import FAMILIES, build_classifier
 from bertrio.model.pooling import POOLINGS
 
@@ -27,7 +28,10 @@ def transformer(kind):
     names = (
         {"vocab_size": 50, "max_position_embeddings": 40, "initializer_range": 0.5} | sizes | OWN_SIZES.get(kind, {})
     )
-    return transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **names)).eval()
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **names)).eval()
+    if kind == "bert":  # zero in a new model, but not in a pretrained one, whose pooler may be unused
+        torch.nn.init.normal_(model.pooler.dense.bias)
+    return model
 
 
 def head(classes=CLASSES, hidden=16, scale=1.0):
@@ -63,7 +67,7 @@ def test_the_pooler_is_the_classifiers_own(kind):
     assert difference(transformer(kind), "pooler", *head()) < 1e-6
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 10.0])
+@pytest.mark.parametrize("scale", [1e-3, 10.0])
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_small_and_large_logits_come_through_alike(pooling, scale):
     weight, _ = head(scale=scale)
@@ -80,5 +84,5 @@ def test_the_encoder_itself_stays_as_it_was():
 
 def test_an_unknown_architecture_is_named_with_those_that_are_known():
     model = transformers.MPNetModel(transformers.MPNetConfig(**SIZES))
-    with pytest.raises(ValueError, match="mpnet models, only for bert, "):
+    with pytest.raises(UserError, match="holds bert, .* found mpnet"):
         build_classifier(model, "cls", *head(), CONFIG_FILE)

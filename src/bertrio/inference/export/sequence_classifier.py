@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertrio.core.errors import UserError
+
 State = dict[str, Tensor]
 
 SMALL = 2.0**-16  # of logits that pass tanh: at a logit of 100 its bend is 8e-7 of it
@@ -87,15 +89,15 @@ def build_classifier(transformer: Any, pooling: str, weight: Tensor, bias: Tenso
         about: fields of the config: id2label, label2id, problem_type.
 
     Raises:
-        ValueError: if the architecture or the number of classes allows no such weights.
+        UserError: if the architecture or the number of classes allows no such weights.
     """
     from transformers import AutoModelForSequenceClassification
 
     config, (classes, hidden) = copy.deepcopy(transformer.config), weight.shape
     if config.model_type not in FAMILIES:
-        raise ValueError(f"not known how for {config.model_type} models, only for {', '.join(FAMILIES)}")
+        raise UserError(f"--format classifier: holds {', '.join(FAMILIES)}, found {config.model_type}; use onnx")
     if pooling != "pooler" and 2 * classes + 2 > hidden:
-        raise ValueError(f"{classes} logits do not fit into a hidden size of {hidden}")
+        raise UserError(f"--format classifier: {classes} logits do not fit into hidden size {hidden}; use onnx")
     config.update(dict(about))
     if pooling == "mean":
         config.num_hidden_layers += 1
@@ -124,6 +126,7 @@ def _first(family: Family, rows: Tensor) -> State:
     classes, hidden = rows.shape
     return {
         "dense.weight": pairs_of(rows),
+        "dense.bias": torch.zeros(hidden),  # not that of the encoder's pooler, which is not in use
         "output.weight": differences(classes, hidden, 1 / (SMALL * family.slope)),
     }
 

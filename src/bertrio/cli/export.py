@@ -41,7 +41,5 @@ def _export(args: argparse.Namespace) -> None:
     need_packages(f"--format {args.format}", packages, extra)
     from bertrio.inference.export.export import export_model
 
-    done = export_model(args.model, args.to, args.format, args.task, args.int8)
-    what = f"task {done.task.name}" if done.task else "the encoder"
-    print(f"wrote {args.to}: {what} of {args.model}, --format {args.format}{' --int8' if args.int8 else ''}")
-    print(f"largest difference from the model: {done.difference:.1e}, on {done.rows} texts")
+    difference = export_model(args.model, args.to, args.format, args.task, args.int8)
+    print(f"wrote {args.to}; largest difference from {args.model}: {difference:.1e}")

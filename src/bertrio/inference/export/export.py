@@ -21,7 +21,6 @@ from bertrio.inference.export import huggingface, onnx
 from bertrio.inference.export import sentence_transformer as transformer
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.heads import HEADS
-from bertrio.model.multitask import HEADS_FILE
 
 CONFIG_FILE = "export.json"  # description of the export, in each one
 TOLERANCE = 1e-4  # between an export and the model, as a share of the largest number where that is above 1
@@ -63,18 +62,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-@dataclass(frozen=True)
-class Exported:
-    """An export: its task (None for the encoder), and its largest difference from the model on so many rows."""
-
-    task: Task | None
-    difference: float
-    rows: int
-
-
-def export_model(
-    model: str | Path, to: str | Path, format: str, task: str | None = None, int8: bool = False
-) -> Exported:
+def export_model(model: str | Path, to: str | Path, format: str, task: str | None = None, int8: bool = False) -> float:
     """Write a model, or one task of it, in the format of another library.
 
     The export is loaded with that library, and replaces what is at `to` only if its outputs for a few texts equal
@@ -87,6 +75,9 @@ def export_model(
         task: task to export, needed if there are several; the encoder alone has none.
         int8: quantize the weights to 8 bits (onnx).
 
+    Returns:
+        The largest difference from the model.
+
     Raises:
         UserError: if there is no such model or task, the format can't hold it, or the folder holds something else.
         ModuleNotFoundError: if the format's library is not installed.
@@ -96,11 +87,6 @@ def export_model(
         raise UserError(f"--int8: goes with --format onnx, found {format}")
     if to.exists() and not (to / CONFIG_FILE).is_file() and not (to.is_dir() and not any(to.iterdir())):
         raise UserError(f"--to {to}: is there and no former export (it has no {CONFIG_FILE}); name another place")
-    if not (Path(model) / HEADS_FILE).exists():
-        raise UserError(
-            f"--model {model}: has no {HEADS_FILE}, expected the folder of one model, such as models/members/base; of "
-            "an ensemble that combines predictions, export a member, or make a soup (ensemble.combine: uniform_soup)"
-        )
     trained = TrainedModel.load(model, Runtime(torch.device("cpu"), torch.float32))
     spec = _pick_task(trained, format, task)
     texts = _probe_texts(trained, "single" if spec is None else spec.kind)
@@ -115,7 +101,7 @@ def export_model(
                 f"--format {format}: the export differs from the model by {difference:.2g}, expected "
                 f"{TOLERANCE} at most, so it was not kept; this format does not fit the encoder's architecture"
             )
-    return Exported(spec, difference, len(texts))
+    return difference
 
 
 def _pick_task(model: TrainedModel, format: str, name: str | None) -> Task | None:

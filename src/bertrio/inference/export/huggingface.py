@@ -9,7 +9,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from bertrio.core.errors import UserError
 from bertrio.core.tasks import Target, Task
 from bertrio.inference.export.sequence_classifier import build_classifier
 from bertrio.inference.trained_model import TrainedModel
@@ -46,14 +45,8 @@ def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
     }
     head: Any = model.network.heads[task.name]
     weight, bias = (with_no(task.target, value.detach(), dim=0) for value in (head.output.weight, head.output.bias))
-    try:
-        transformer, pooling = model.network.encoder.transformer, model.config.encoder.pooling
-        classifier = build_classifier(transformer, pooling, weight, bias, about)
-    except ValueError as error:
-        raise UserError(
-            f"task {task.name}: can't be a classifier of transformers, {error}; --format onnx may do"
-        ) from error
-    classifier.save_pretrained(str(folder))
+    transformer, pooling = model.network.encoder.transformer, model.config.encoder.pooling
+    build_classifier(transformer, pooling, weight, bias, about).save_pretrained(str(folder))
     model.tokenizer.save_pretrained(str(folder))
 
 

@@ -49,8 +49,7 @@ def mined(text, top=3):
     return target.getvalue().decode()
 
 
-def test_pairs_are_written_with_their_lines(monkeypatch):
-    monkeypatch.setattr(mining, "CHUNK", 2)
+def test_pairs_are_written_with_their_lines():
     assert mined("aab\nccc\n\naab\na a\tb\nabbb\n") == (
         "cosine\tline_a\tline_b\ttext_a\ttext_b\n"
         '1.000000\t1\t5\taab\t"a a\tb"\n'

@@ -203,7 +203,6 @@ def with_nli(content):
         ("bertrio.json", half, r"bertrio.json: does not describe a model \("),
         ("bertrio.json", about(format=2), "format"),
         ("bertrio.json", with_nli, r"heads.safetensors: lacks nli\."),
-        ("heads.safetensors", half, "heads.safetensors: can't be loaded"),
         ("heads.safetensors", None, "heads.safetensors: is missing"),
         ("encoder/tokenizer.json", None, "encoder/tokenizer.json: is missing"),
         ("encoder/model.safetensors", half, "encoder: can't be loaded"),
@@ -224,7 +223,6 @@ def test_damage_is_an_error_that_names_the_file(finished, tmp_path, file, change
         ({"combine": "uniform_soup"}, "does not describe an ensemble .*expected one of vote, .*found 'uniform_soup'"),
         ({"members": ["../base"]}, "does not describe an ensemble"),
         ({"weights": {"sst": {"fourth": 1.0}}}, "members/fourth: is missing"),
-        ({"weights": {"nli": {"base": 1.0}}}, "task nli: members base define it differently, or not at all"),
     ],
 )
 def test_a_damaged_ensemble_is_an_error_that_names_the_file(finished, change, message):

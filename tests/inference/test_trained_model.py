@@ -39,12 +39,6 @@ def test_bf16_says_to_the_bit_what_autocast_says(folder):
         )
 
 
-def test_batches_have_no_say(folder):
-    one, many = (TrainedModel.load(folder, runtime(), size) for size in (1, 64))
-    np.testing.assert_allclose(one.predict("sts", PAIRS).scores, many.predict("sts", PAIRS).scores, atol=1e-5)
-    np.testing.assert_allclose(one.embed("sst", TEXTS), many.embed("sst", TEXTS), atol=1e-5)
-
-
 def test_outputs_that_are_not_finite_are_an_error(folder):
     trained = TrainedModel.load(folder, runtime(), 64)
     with torch.no_grad():

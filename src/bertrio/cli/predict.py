@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 from bertrio.cli.options import add_model, need_packages, positive
 
+STDIN = "standard input"  # in messages
 FORMATS = ("tsv", "csv", "jsonl")
 NAMED = "ours=theirs, as in text_a=sentence1: the file's names of columns text, or text_a and text_b"
 
@@ -64,7 +65,7 @@ def _predict(args: argparse.Namespace) -> None:
     kind = args.format or (ending if ending in FORMATS else "jsonl" if ending == "ndjson" else "tsv")
     with _opened(args.source) as source, _created(args.out) as target:
         predicted, left_out = predict_file(
-            _load(args), args.task, kind, source, target, dict(args.columns), _name(args), args.strict
+            _load(args), args.task, kind, source, target, dict(args.columns), args.source or STDIN, args.strict
         )
     say(f"predict: {predicted:,} rows predicted{f', {left_out:,} left out' if left_out else ''}")
 
@@ -74,17 +75,13 @@ def _mine(args: argparse.Namespace) -> None:
     from bertrio.inference.mining import mine_file
 
     with _opened(args.source) as source, _created(args.out) as target:
-        mine_file(_load(args), args.task, args.top, source, target, _name(args))
+        mine_file(_load(args), args.task, args.top, source, target, args.source or STDIN)
 
 
 def _load(args: argparse.Namespace) -> Any:
     from bertrio.inference.predictor import Predictor
 
     return Predictor.load(args.model, args.device, args.precision, args.batch_size)
-
-
-def _name(args: argparse.Namespace) -> str:
-    return args.source or "standard input"
 
 
 def _opened(path: str | None) -> Any:

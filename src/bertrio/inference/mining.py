@@ -12,12 +12,11 @@ import numpy as np
 import torch
 from sentence_transformers.util import dot_score, normalize_embeddings, paraphrase_mining_embeddings
 
-from bertrio.core.console import progress, say
+from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.inference.batch_predict import DIGITS, delimited_line
 from bertrio.inference.predictor import Predictor
 
-CHUNK = 4096  # sentences encoded between two updates of the progress bar
 MAX_SCORES = 2**23  # cosines held in memory at a time
 COLUMNS = ("cosine", "line_a", "line_b", "text_a", "text_b")
 
@@ -44,12 +43,8 @@ def mine_file(
     lines = read_sentences(source)
     if len(lines) < 2:
         raise UserError(f"{name}: found {len(lines)} sentences, expected two or more, each in a line of its own")
-    texts, vectors = list(lines), []
-    with progress("encoding", total=len(texts)) as bar:
-        for start in range(0, len(texts), CHUNK):
-            vectors.append(predictor.encode(texts[start : start + CHUNK], task))
-            bar.advance(len(vectors[-1]))
-    pairs = most_similar(np.concatenate(vectors), top)
+    texts = list(lines)
+    pairs = most_similar(predictor.encode(texts, task), top)
     target.write(delimited_line(COLUMNS, "\t"))
     for first, second, cosine in pairs:
         a, b = texts[first], texts[second]

@@ -62,9 +62,6 @@ class Predictor:
     Attributes:
         tasks: the tasks that it predicts, by name, without those whose heads were not trained.
         members: models by name.
-
-    Raises:
-        UserError: if members define a task differently.
     """
 
     def __init__(
@@ -74,12 +71,11 @@ class Predictor:
         self._weights = {
             task: {name: share for name, share in shares.items() if share} for task, shares in weights.items()
         }
-        common = {task: self._common_task(task) for task in self._weights}
-        self.tasks = {
-            name: task
-            for name, task in common.items()
-            if any(name in self.members[member].trained for member in self._weights[name])
-        }
+        self.tasks: dict[str, Task] = {}
+        for name, shares in self._weights.items():
+            trained = [self.members[member] for member in shares if name in self.members[member].trained]
+            if trained:
+                self.tasks[name] = trained[0].tasks[name]
 
     @classmethod
     def load(
@@ -168,21 +164,13 @@ class Predictor:
                 f"{', '.join(bi_encoded) or 'none here'}; pair tasks do if trained with tasks.NAME.encoding: bi"
             )
         shares = self._weights[name]
+        member = next(iter(shares))
         if len(shares) > 1:
             raise UserError(
                 f"task {name}: {len(shares)} models predict it, and vectors of unlike models can't be compared; load "
-                f"one of them, such as models/members/{next(iter(shares))}, or make a soup (ensemble.combine)"
+                f"one of them, such as models/members/{member}, or make a soup (ensemble.combine)"
             )
-        (member,) = shares
         return self.members[member].encode(text_table(TEXT_COLUMNS["single"], texts)["text"].tolist(), name)
-
-    def _common_task(self, name: str) -> Task:
-        """Return the task as its members define it; they may differ in how they encode pairs."""
-        members = list(self._weights[name])
-        first, *others = [self.members[member].tasks.get(name) for member in members]
-        if first is None or any(not task or (task.kind, task.target) != (first.kind, first.target) for task in others):
-            raise UserError(f"task {name}: members {', '.join(members)} define it differently, or not at all; {RERUN}")
-        return first
 
 
 def read_ensemble(folder: Path) -> Ensemble:

@@ -60,8 +60,6 @@ def test_predictions_are_those_of_the_model_in_the_order_of_the_rows(client, pre
         (b'{"rows": ' + b"[" * 100_000, 400, "error parsing the body"),
         (b'{"rows": ["\\ud800"]}', 422, "rows[0]: text is not Unicode"),
         (b"[]", 422, "body: Input should be a valid dictionary"),
-        (b'{"row": ["a"]}', 422, "body.rows: Field required; found {'row': ['a']}"),
-        (b'{"rows": "a"}', 422, "body.rows: Input should be a valid list; found 'a'"),
         (b'{"rows": []}', 422, "body.rows: List should have at least 1 item"),
         (b'{"rows": ["a", 3]}', 422, "body.rows.1.str: Input should be a valid string; found 3"),
         (b'{"rows": ["a", " \\t\\n"]}', 422, "rows[1]: empty text"),
@@ -72,15 +70,12 @@ def test_a_wrong_body_is_refused_with_place_and_reason(client, body, status, par
     assert refused(post(client, body), status, part)
 
 
-def test_pairs_are_checked_likewise(client):
-    assert refused(client.predict("qqp", [["a", "b"], "a"]), 422, "rows[1]: not a pair: found 'a'")
-
-
 def test_unknown_tasks_and_paths_are_refused(client):
     assert refused(client.predict("ssst", ["a"]), 404, "task: found 'ssst', expected one of sst, qqp, sts, nli")
     assert refused(client.predict("x" * 5000, ["a"]), 404, "xxx...")
     status, _, body = client.get("/nothing")
     assert refused((status, body), 404, "Not Found")
+    assert refused(client.predict("qqp", [["a", "b"], "a"]), 422, "rows[1]: not a pair: found 'a'")
     assert refused(post(client, b'{"rows": ["a"]}', headers={}), 422, "body: Input should be a valid dictionary")
 
 

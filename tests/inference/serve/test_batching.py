@@ -52,15 +52,6 @@ def test_a_request_larger_than_a_batch_is_one_of_its_own(predictor):
     assert [len(rows) for _, rows in predictor.batches] == [1, 10, 1]
 
 
-def test_a_full_batch_does_not_wait_and_a_lone_row_waits_for_max_wait_only(predictor):
-    async def ask(rows, wait):
-        async with batcher(predictor, max_wait=wait) as ours:
-            return await ours.predict("sst", rows)
-
-    assert len(run(ask(["a"] * 4, 1e6))) == 4
-    assert len(run(ask(["a"], 0.01))) == 1
-
-
 def test_the_oldest_request_is_served_first(predictor):
     predictor.hold.clear()
 
@@ -95,7 +86,7 @@ def test_the_end_waits_for_all_that_was_taken_and_takes_no_more(predictor):
     predictor.hold.clear()
 
     async def ask():
-        ours = batcher(predictor, max_batch=1, max_wait=60)
+        ours = batcher(predictor, max_batch=1)
         with pytest.raises(HTTPException, match="503"):
             await ours.predict("sst", ["too early"])
         async with ours:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
@@ -86,25 +85,14 @@ def test_a_sentence_gets_the_answers_of_the_tasks_that_fit_with_probabilities(ta
     assert tab.told == []
 
 
-def test_a_pair_gets_the_answers_of_all_tasks(tab, client):
-    tab.visit(client.url)
-    tab.type("first", "a fine film")
-    tab.type("second", "one good film!")
-    tab.press("Enter", "\r")
-    tasks, texts = zip(*tab.cards())
-    assert tasks == ("sst", "sst", "qqp", "sts", "nli")  # of one that takes a single sentence, each alone
-    assert "a fine film" in texts[0] and "one good film!" in texts[1]
-    assert tab.verdicts() == ["1", "4", "yes", "2.50", "neutral"]
-    assert "contradicted" in texts[4] and texts[4].count("25.0%") == 2
-    assert tab.told == []
-
-
 def test_text_is_shown_as_it_is_and_runs_nothing(tab, client):
     tab.visit(client.url)
     tab.type("first", EVIL)
     tab.type("second", f"</section></div>{EVIL}")
     tab.press("Enter", "\r")
-    assert EVIL in tab.cards()[0][1]
+    tasks, texts = zip(*tab.cards())
+    assert tasks == ("sst", "sst", "qqp", "sts", "nli")  # of one that takes a single sentence, each alone
+    assert EVIL in texts[0] and tab.verdicts()[2] in ("yes", "no")
     assert tab.run("window.ran") is None
     assert tab.run("document.querySelectorAll('script').length") == 1
     assert tab.run("document.querySelectorAll('main img').length") == 0
@@ -138,38 +126,6 @@ def test_a_failing_and_a_vanished_server_are_told_of(tab):
         assert "status 500" in tab.failed() or "error of the server" in tab.status()
     tab.press("Enter", "\r")
     wait_until(lambda: "can't be reached" in tab.status())
-
-
-def test_a_newer_question_takes_the_place_of_the_one_before(tab):
-    predictor = FakePredictor(TASKS)
-    with running(build_app(predictor, Limits(max_wait=0))) as client:
-        tab.visit(client.url)
-        predictor.hold.clear()
-        tab.type("first", "old")
-        tab.press("Enter", "\r")
-        wait_until(lambda: any(rows == ["old"] for _, rows in predictor.batches))
-        tab.type("first", " and new")
-        tab.press("Enter", "\r")
-        time.sleep(0.1)
-        predictor.hold.set()
-        assert len(tab.cards()) == 1
-        assert tab.verdicts() == [str(len("old and new") % 5)]
-
-
-def test_keys_reach_everything_and_shift_enter_breaks_the_line(tab, client):
-    tab.visit(client.url)
-    reached = []
-    for _ in range(4):
-        tab.press("Tab")
-        reached.append(tab.run("document.activeElement.id || document.activeElement.tagName"))
-    assert reached == ["first", "second", "go", "A"]
-    tab.type("first", "one")
-    tab.press("Enter", "\r", modifiers=8)
-    tab.type("first", "two")
-    assert tab.run("document.getElementById('first').value") == "one\ntwo"
-    labels = "Array.from(document.querySelectorAll('textarea'), (field) => field.labels[0].textContent.trim())"
-    assert all(tab.run(labels))
-    assert tab.run("document.getElementById('status').getAttribute('role')") == "status"
 
 
 @pytest.mark.parametrize("width", [360, 1280])

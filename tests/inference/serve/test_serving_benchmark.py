@@ -1,8 +1,7 @@
-"""That the load test runs as a whole, and that its arrivals are those of an open loop."""
+"""The load test runs as a whole."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -14,25 +13,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
-import numpy as np
-
 TINY = ["--hidden", "16", "--layers", "1", "--rows", "24", "--device", "cpu", "--max-length", "32"]
-
-
-@pytest.fixture
-def serving(root, monkeypatch):
-    """The benchmark as a module; its neighbours are found as they are when it is run."""
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    yield importlib.import_module("serving")
-    for name in ("serving", "case", "common"):
-        sys.modules.pop(name, None)
-
-
-def test_arrivals_are_as_many_as_asked_in_order_and_the_same_each_time(serving):
-    due = serving.arrivals(50, 10, 1)
-    assert len(due) == 500 and (np.diff(due) >= 0).all() and due[0] >= 0 and due[-1] <= 10
-    np.testing.assert_array_equal(due, serving.arrivals(50, 10, 1))
-    assert abs(np.diff(due).std() / np.diff(due).mean() - 1) < 0.15  # as independent clients come
 
 
 @pytest.mark.heavy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import reprlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,11 +17,12 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 
 from bertrio import __version__
 from bertrio.core.errors import UserError
+from bertrio.core.tasks import TARGETS, Task
 from bertrio.inference.predictor import Predictor, text_table
 from bertrio.inference.serve.batching import Batcher
 from bertrio.inference.serve.edge import Edge
 from bertrio.inference.serve.metrics import Metrics
-from bertrio.inference.serve.schemas import Answers, Limits, Refusal, TaskFacts, rows_model
+from bertrio.inference.serve.schemas import Answers, Limits, Refusal, rows_model
 
 PAGE = Path(__file__).parent / "page"
 WARM_UP_WORDS = (1, 8, 24, 80)  # lengths of texts; the first pass at a new length is slow
@@ -40,7 +40,7 @@ def build_app(predictor: Predictor, limits: Limits) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await asyncio.to_thread(warm_up, predictor)
+        warm_up(predictor)
         async with batcher:
             yield
 
@@ -86,8 +86,8 @@ def _add_predict(app: FastAPI, predictor: Predictor, batcher: Batcher, model: An
 
 def _add_facts(app: FastAPI, predictor: Predictor, batcher: Batcher, metrics: Metrics) -> None:
     @app.get("/tasks", summary="Tasks of the model")
-    async def tasks() -> dict[str, list[TaskFacts]]:
-        return {"tasks": [TaskFacts.of(task) for task in predictor.tasks.values()]}
+    async def tasks() -> dict[str, list[dict[str, Any]]]:
+        return {"tasks": [_facts(task) for task in predictor.tasks.values()]}
 
     @app.get("/health", summary="State of the server: ready, or 503")
     async def health(response: Response) -> dict[str, str]:
@@ -98,6 +98,17 @@ def _add_facts(app: FastAPI, predictor: Predictor, batcher: Batcher, metrics: Me
     async def read_metrics() -> Response:
         metrics.waiting_rows.set(batcher.waiting)
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _facts(task: Task) -> dict[str, Any]:
+    """Return what a task takes and gives; what it does not have (classes, names of them, a range) is None."""
+    target = task.target
+    return {
+        **{name: getattr(task, name) for name in ("name", "kind", "encoding")},
+        "target": next(name for name, kind in TARGETS.items() if kind is type(target)),
+        "labels": list(target.labels) or None,
+        **{name: getattr(target, name, None) for name in ("count", "low", "high")},
+    }
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any
 
-import anyio
 from fastapi import HTTPException
 
 from bertrio.inference.predictor import Prediction, Row
@@ -32,9 +31,9 @@ class Batcher:
     """Predict the rows of concurrent requests in batches, in one thread, the oldest request's task first.
 
     A batch holds whole requests for one task: the oldest, and those that join it up to `limits.max_batch` rows. It
-    starts as soon as it is full or its oldest request has waited for `limits.max_wait`. If a batch fails, its requests
-    are predicted one by one, so that only those fail that fail alone. Belongs to one event loop. Use it as an
-    asynchronous context manager: on exit it takes no more requests and finishes those that wait.
+    starts once its oldest request has waited for `limits.max_wait`, which under load it has by then. If a batch fails,
+    its requests are predicted one by one, so that only those fail that fail alone. Belongs to one event loop. Use it as
+    an asynchronous context manager: on exit it takes no more requests and finishes those that wait.
 
     Args:
         predict: `(task, rows) -> predictions`, one a row, in order. Called by one thread only.
@@ -85,31 +84,19 @@ class Batcher:
 
     async def _work(self) -> None:
         """Predict batch after batch, until the batcher stops and no request waits."""
+        loop = asyncio.get_running_loop()
         while self._queue or self.running:
-            if self._queue:
-                await self._answer(await self._next_batch())
-            else:
-                await self._change()
-
-    async def _next_batch(self) -> list[Waiting]:
-        """Take the next batch from the queue, once it is full or its oldest request has waited long enough."""
-        oldest, loop = self._queue[0], asyncio.get_running_loop()
-        while True:
+            if not self._queue:
+                self._changed.clear()
+                await self._changed.wait()
+                continue
+            oldest = self._queue[0]
+            await asyncio.sleep(oldest.arrived + self._limits.max_wait - loop.time())  # others may join it
             same_task = [request for request in self._queue if request.task == oldest.task]
             ends = accumulate(len(request.rows) for request in same_task)
             batch = [oldest, *[request for request, end in zip(same_task, ends) if end <= self._limits.max_batch][1:]]
-            full = len(batch) < len(same_task) or sum(len(request.rows) for request in batch) >= self._limits.max_batch
-            left = oldest.arrived + self._limits.max_wait - loop.time()
-            if full or left <= 0 or not self.running:
-                self._queue = [request for request in self._queue if request not in batch]
-                return batch
-            with anyio.move_on_after(left):
-                await self._change()
-
-    async def _change(self) -> None:
-        """Wait until a request arrives or the batcher stops."""
-        self._changed.clear()
-        await self._changed.wait()
+            self._queue = [request for request in self._queue if request not in batch]
+            await self._answer(batch)
 
     async def _answer(self, batch: list[Waiting]) -> None:
         """Predict a batch; if that fails, its requests one by one."""

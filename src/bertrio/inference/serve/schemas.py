@@ -7,8 +7,6 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field, create_model
 
-from bertrio.core.tasks import TARGETS, Task
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -48,32 +46,6 @@ class Answers(BaseModel):
 
     task: str
     predictions: list[Answer]
-
-
-class TaskFacts(BaseModel):
-    """Rows and predictions of a task."""
-
-    name: str
-    kind: str = Field(description="single: a row is one text; pair: a list of two")
-    encoding: str = Field(description="of pairs: cross (one sequence) or bi (each text alone)")
-    target: str = Field(description="classes, ordered (classes with an order), binary (no, yes) or score")
-    count: int | None = Field(description="number of classes")
-    labels: list[str] | None = Field(description="names of the classes, if they have names")
-    low: float | None = Field(description="lowest score")
-    high: float | None = Field(description="highest score")
-
-    @classmethod
-    def of(cls, task: Task) -> TaskFacts:
-        """Return the facts of `task`."""
-        target = task.target
-        return cls(
-            name=task.name,
-            kind=task.kind,
-            encoding=task.encoding,
-            target=next(name for name, kind in TARGETS.items() if kind is type(target)),
-            labels=list(target.labels) or None,
-            **{name: getattr(target, name, None) for name in ("count", "low", "high")},
-        )
 
 
 class Refusal(BaseModel):

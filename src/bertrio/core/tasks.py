@@ -43,11 +43,14 @@ class Predicted(NamedTuple):
     probabilities: Array | None
     scores: Array | None
 
-    def take(self, rows: Sequence[int]) -> Predicted:
-        """The predictions of some rows."""
-        places = np.asarray(rows, dtype=np.int64)
-        parts: list[Any] = [None if part is None else part[places] for part in self]
+    def map(self, change: Callable[[Array], Array]) -> Predicted:
+        """Apply `change` to the values, and to the probabilities or scores."""
+        parts: list[Any] = [None if part is None else change(part) for part in self]
         return Predicted(*parts)
+
+    def take(self, rows: NDArray[np.int64] | Sequence[int]) -> Predicted:
+        """Return the predictions of some rows."""
+        return self.map(lambda part: part[np.asarray(rows, dtype=np.int64)])
 
 
 class Target(ABC):

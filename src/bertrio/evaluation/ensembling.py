@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,9 +17,9 @@ from bertrio.evaluation.metrics import METRICS
 from bertrio.evaluation.predictions import (
     KEYS,
     Scored,
-    check_predictions,
     check_tasks,
-    object_column,
+    predicted_columns,
+    predicted_of,
     read_predictions,
     row_name,
     write_predictions,
@@ -33,34 +32,33 @@ TINY = 1e-12  # probabilities below are lifted to it before their logarithm is t
 Weights = dict[str, dict[str, float]]  # weights[task][member], of sum 1 for each task
 
 
-# Rules: what all members say of a task's rows into one. `said` holds values [M, N], and probabilities [M, N, C] or
-# scores [M, N]; the result has no first axis. The order of the members makes no difference to a bit of it.
+# Rules: predictions of several members for a task's rows, and the members' weights [M] of sum 1, into one prediction.
+# `members` holds values [M, N], and probabilities [M, N, C] or scores [M, N]; the result has no first axis. The order
+# of the members makes no difference to a bit of it.
 
 
-def vote(said: Predicted) -> Predicted:
+def vote(members: Predicted, weights: Array) -> Predicted:
     """The most frequent class, or the median score; the probabilities are the mean of the members'.
 
-    Ties between classes go to the larger summed probability, and then to the lowest class.
+    Ties between classes go to the larger mean probability, and then to the lowest class.
     """
-    if said.probabilities is None:
-        scores = None if said.scores is None else np.median(said.scores, axis=0)
-        return Predicted(np.median(said.values, axis=0), None, scores)
-    votes = (said.values[:, :, None] == np.arange(said.probabilities.shape[2])).sum(axis=0)
+    if members.probabilities is None:
+        return members.map(lambda part: np.median(part, axis=0))
+    votes = (members.values[:, :, None] == np.arange(members.probabilities.shape[2])).sum(axis=0)
     most = votes == votes.max(axis=1, keepdims=True)
-    probabilities = mean_of_members(said.probabilities)
+    probabilities = weighted_mean(members.probabilities, weights)
     values = np.where(most, _comparable(probabilities), -1.0).argmax(axis=1)
     return Predicted(values.astype(np.float64), probabilities, None)
 
 
-def mean(said: Predicted) -> Predicted:
+def mean(members: Predicted, weights: Array) -> Predicted:
     """The class of the largest mean probability (binary: yes above 0.5), the lowest of equals; or the mean score."""
-    if said.probabilities is None:
-        scores = None if said.scores is None else mean_of_members(said.scores)
-        return Predicted(mean_of_members(said.values), None, scores)
-    return _likeliest(mean_of_members(said.probabilities))
+    if members.probabilities is None:
+        return members.map(lambda part: weighted_mean(part, weights))
+    return _likeliest(weighted_mean(members.probabilities, weights))
 
 
-def mean_logits(said: Predicted) -> Predicted:
+def mean_logits(members: Predicted, weights: Array) -> Predicted:
     r"""The class of the largest mean logit; or the mean score.
 
     Logits z and log-probabilities differ by a constant in each row, which softmax takes out again, so that the mean
@@ -72,23 +70,23 @@ def mean_logits(said: Predicted) -> Predicted:
     Hinton 2002, "Training Products of Experts by Minimizing Contrastive Divergence", eq. 1, with the M-th root taken.
     Probabilities below 1e-12 count as 1e-12, so that no member alone can rule a class out. Scores are as in `mean`.
     """
-    if said.probabilities is None:
-        return mean(said)
-    logits = mean_of_members(np.log(np.maximum(said.probabilities, TINY)))
+    if members.probabilities is None:
+        return mean(members, weights)
+    logits = weighted_mean(np.log(np.maximum(members.probabilities, TINY)), weights)
     odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return _likeliest(odds / odds.sum(axis=-1, keepdims=True))
 
 
-COMBINE = {"vote": vote, "mean": mean, "mean_logits": mean_logits}
-RULES = (*COMBINE, "greedy")
+COMBINE = {"vote": vote, "mean": mean, "mean_logits": mean_logits, "greedy": mean}  # `greedy` has weights of its own
+RULES = tuple(COMBINE)
 
 
-def mean_of_members(values: Array) -> Array:
-    """The mean over the first axis, the same to the last bit whatever the order of members.
+def weighted_mean(values: Array, weights: Array) -> Array:
+    """Mean over the first axis, with weights [M] of sum 1, the same to the last bit whatever the order of members.
 
-    Floating-point sums depend on their order, so the members are sorted first, entry by entry.
+    Floating-point sums depend on their order, so the summands are sorted first, entry by entry.
     """
-    return np.sort(values, axis=0).mean(axis=0)
+    return np.sort(values * weights.reshape(-1, *[1] * (values.ndim - 1)), axis=0).sum(axis=0)
 
 
 def _comparable(probabilities: Array) -> Array:
@@ -100,7 +98,25 @@ def _likeliest(probabilities: Array) -> Predicted:
     return Predicted(_comparable(probabilities).argmax(axis=1).astype(np.float64), probabilities, None)
 
 
-def pick_members(said: Predicted, measure: Callable[[Predicted], float], most: int = MOST_PICKS) -> list[int]:
+def combine_answers(members: Sequence[Predicted], how: str, weights: Sequence[float] | Array) -> Predicted:
+    """Combine several members' predictions for the same rows; one that has all the weight is left as it is.
+
+    Args:
+        members: predictions of each member.
+        how: as for `combine`.
+        weights: of each member, in any unit.
+    """
+    shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
+    counted = [member for member, share in zip(members, shares) if share > 0]
+    if len(counted) == 1:
+        return counted[0]
+    stacked: list[Any] = [None if parts[0] is None else np.stack(parts) for parts in zip(*counted)]
+    return COMBINE[how](Predicted(*stacked), shares[shares > 0])
+
+
+def pick_members(
+    members: Sequence[Predicted], measure: Callable[[Predicted], float], most: int = MOST_PICKS
+) -> list[float]:
     """Ensemble selection: picks members one by one, each time the one whose pick makes their `mean` best.
 
     Caruana et al. 2004, "Ensemble Selection from Libraries of Models", section 2, with replacement (section 2.1): a
@@ -109,22 +125,21 @@ def pick_members(said: Predicted, measure: Callable[[Predicted], float], most: i
     where the paper goes on to the end and then takes the best of the ensembles on the way.
 
     Args:
-        said: what the members say of the rows to choose on.
-        measure: what one prediction is worth on them, larger is better; looked at to 12 decimals.
+        members: predictions of each member for the rows to choose on.
+        measure: score of one prediction of them, larger is better; compared to 12 decimals.
         most: the number of picks at most.
 
     Returns:
-        Positions of the members in the order in which they were picked. Of equal members the first is picked.
+        Each member's share of the picks. Of equal members the first is picked.
     """
-    picked: list[int] = []
-    best = -np.inf
-    while len(picked) < most:
-        worth = [round(measure(_blend(mean, said, [*picked, member])), 12) for member in range(len(said.values))]
-        if max(worth) <= best:
+    picks, best = np.zeros(len(members)), -np.inf
+    while picks.sum() < most:
+        scores = [round(measure(combine_answers(members, "greedy", picks + one)), 12) for one in np.eye(len(members))]
+        if max(scores) <= best:
             break
-        best = max(worth)
-        picked.append(worth.index(best))
-    return picked
+        best = max(scores)
+        picks[scores.index(best)] += 1
+    return (picks / picks.sum()).tolist()
 
 
 def in_selection(task: str, ids: Iterable[str]) -> np.ndarray:
@@ -163,15 +178,15 @@ def combine(
     tasks: Mapping[str, Task],
     answers: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[pd.DataFrame, Weights]:
-    """Makes one prediction table of several.
+    """Combine several prediction tables into one.
 
-    Where one member answers a task, what it says stands as it is. Of several, `how` decides. With `greedy`, the
+    Where one member answers a task, its predictions stand as they are. Of several, `how` decides. With `greedy`, the
     weights of the members are chosen for each task by its first metric on half of its dev rows (`pick_members`,
     `in_selection`), and these rows get the split name `selection`.
 
     Args:
         members: a prediction table for each member, over the same rows in any order. The order of the members
-            makes no difference to what is said about a row, unless `greedy` finds two of them equally good.
+            makes no difference to a prediction, unless `greedy` finds two of them equally good.
         how: `vote`, `mean`, `mean_logits` or `greedy`.
         tasks: all tasks, by name.
         answers: the tasks that each member answers, by member; None, and members that are not named, answer all.
@@ -181,25 +196,37 @@ def combine(
         the tasks that it answers.
 
     Raises:
-        UserError: if `how` or a task is unknown, a task is answered by none, members cover different rows, labels or
-            classes, or there is nothing to choose on.
+        UserError: if a task is unknown or answered by none, members cover different rows or labels, or there is
+            nothing to choose on.
     """
-    if how not in RULES:
-        raise UserError(f"ensemble.combine: found {how!r}, expected one of {', '.join(RULES)}")
-    if not members:
-        raise UserError("ensemble.members: found none, expected at least one")
     answering = who_answers(members, tasks, answers or {})
     frames = _aligned(members)
     first = next(iter(frames.values()))
     check_tasks(first, tasks)
     parts, weights = [], {}
-    for name, places in first.groupby("task", sort=False).indices.items():
-        own = {member: frames[member].iloc[places] for member in answering[name]}
-        part, shares = _combine_task(own, how, tasks[name])
-        parts.append(part.set_index(places))
-        weights[name] = dict(zip(own, shares))
+    for task, places in first.groupby("task", sort=False).indices.items():
+        rows, names = first.iloc[places], answering[task]
+        predictions = [predicted_of(frames[name].iloc[places]) for name in names]
+        shares = [1 / len(names)] * len(names)
+        if how == "greedy" and len(names) > 1:  # with one member there is nothing to choose
+            rows = mark_selection(rows)
+            shares = _greedy_weights(rows, predictions, tasks[task].target.metrics[0])
+        combined = combine_answers(predictions, how, shares)
+        parts.append(rows.assign(**predicted_columns(combined)).set_index(places))
+        weights[task] = dict(zip(names, shares))
     table = pd.concat(parts).sort_index().set_index(first.index)
     return table, {name: weights[name] for name in tasks if name in weights}
+
+
+def _greedy_weights(rows: pd.DataFrame, predictions: Sequence[Predicted], metric: str) -> list[float]:
+    """Weights that `pick_members` finds by a metric on the labelled rows of the selection half."""
+    chosen = np.flatnonzero((rows["split"] == SELECTION) & rows["label"].notna())
+    labels = rows["label"].to_numpy(np.float64)[chosen]
+
+    def measure(predicted: Predicted) -> float:
+        return METRICS[metric](Scored(labels, predicted.values, predicted.probabilities))
+
+    return pick_members([predicted.take(chosen) for predicted in predictions], measure)
 
 
 def combine_members(
@@ -223,41 +250,9 @@ def combine_members(
 
 
 def record_ensemble(folder: str | Path, how: str, members: Sequence[str], weights: Weights) -> None:
-    """Writes `folder`/ensemble.json: how the ensemble was made, of which members, and what each weighs in each task."""
-    write_json(Path(folder) / "ensemble.json", {"combine": how, "members": list(members), "weights": weights})
-
-
-def combine_answers(said: Sequence[Predicted], how: str, weights: Sequence[float]) -> Predicted:
-    """What several members say of any rows into one, as `combine` did it for the rows of the run.
-
-    Args:
-        said: what each member says of the same rows.
-        how: as for `combine`.
-        weights: what each of them weighs, as `record_ensemble` wrote it; only `greedy` looks at them.
-
-    Raises:
-        ValueError: if `how` is unknown, or no `greedy` picks come to these weights.
-    """
-    if how not in RULES:
-        raise ValueError(f"combine: found {how!r}, expected one of {', '.join(RULES)}")
-    picked = picks_of(weights) if how == "greedy" else list(range(len(said)))
-    probabilities, scores = (None if parts[0] is None else np.stack(parts) for parts in list(zip(*said))[1:])
-    stacked = Predicted(np.stack([one.values for one in said]), probabilities, scores)
-    return _blend(COMBINE.get(how, mean), stacked, picked)
-
-
-def picks_of(weights: Sequence[float]) -> list[int]:
-    """Picks of members, in their order, that give them these weights, which files hold with six decimals.
-
-    Raises:
-        ValueError: if there are none.
-    """
-    shares = [Fraction(weight).limit_denominator(MOST_PICKS) for weight in weights]
-    exact = all(abs(share - weight) < 2e-6 for share, weight in zip(shares, weights))
-    if sum(shares) != 1 or min(shares) < 0 or not exact:
-        raise ValueError(f"weights: found {list(weights)}, expected shares of at most {MOST_PICKS} picks, of sum 1")
-    whole = math.lcm(*[share.denominator for share in shares])
-    return [member for member, share in enumerate(shares) for _ in range(int(share * whole))]
+    """Write `folder`/ensemble.json: how the ensemble was made, of which members, and their weights in each task."""
+    ensemble = {"combine": how, "members": list(members), "weights": weights}
+    write_json(Path(folder) / "ensemble.json", ensemble, digits=None)
 
 
 def who_answers(
@@ -279,103 +274,30 @@ def who_answers(
     return answering
 
 
-def _combine_task(frames: Mapping[str, pd.DataFrame], how: str, task: Task) -> tuple[pd.DataFrame, list[float]]:
-    """The table of one task, and the weights of the members that answer it."""
-    first, said = next(iter(frames.values())), _said(frames, task)
-    picked = list(range(len(frames)))
-    if how == "greedy" and len(frames) > 1:  # with one member there is nothing to choose
-        first = mark_selection(first)
-        rows = np.flatnonzero((first["split"] == SELECTION) & first["label"].notna())
-        labels, metric = first["label"].to_numpy(np.float64)[rows], METRICS[task.target.metrics[0]]
-        chosen_on = _each(said, lambda part: part[:, rows])
-        picked = pick_members(chosen_on, lambda result: metric(Scored(labels, result.values, result.probabilities)))
-    result = _blend(COMBINE.get(how, mean), said, picked)
-    nothing = [None] * len(first)
-    part = first.assign(
-        prediction=result.values,
-        probabilities=object_column(nothing if result.probabilities is None else result.probabilities),
-        score=np.nan if result.scores is None else result.scores,
-    )
-    return part, [picked.count(member) / len(picked) for member in range(len(frames))]
-
-
-def _blend(rule: Callable[[Predicted], Predicted], said: Predicted, picked: Sequence[int]) -> Predicted:
-    """What the picked members say together; one alone is left as it is, down to its rounding errors."""
-    if len(picked) == 1:
-        return _each(said, lambda part: part[picked[0]])
-    return rule(_each(said, lambda part: part[picked]))
-
-
-def _each(said: Predicted, change: Callable[[Array], Array]) -> Predicted:
-    """Apply `change` to the values, and to the probabilities or scores."""
-    probabilities, scores = (None if part is None else change(part) for part in said[1:])
-    return Predicted(change(said.values), probabilities, scores)
-
-
-def _said(frames: Mapping[str, pd.DataFrame], task: Task) -> Predicted:
-    """What all members say of one task's rows, the members along the first axis."""
-    values = _column(frames, "prediction")
-    if task.target.discrete:
-        return Predicted(values, _probabilities(frames, task.name), None)
-    return Predicted(values, None, _column(frames, "score"))
-
-
-def _column(frames: Mapping[str, pd.DataFrame], column: str) -> Array:
-    """[M, N] values of one column."""
-    return np.stack([frame[column].to_numpy(np.float64) for frame in frames.values()])
-
-
-def _probabilities(frames: Mapping[str, pd.DataFrame], task: str) -> Array:
-    """[M, N, C] probabilities."""
-    rows = {member: frame["probabilities"].to_list() for member, frame in frames.items()}
-    widths = {member: {0 if row is None else len(row) for row in own} for member, own in rows.items()}
-    if len(set.union(*widths.values())) > 1 or {0} in widths.values():
-        found = "; ".join(f"{member}: {', '.join(map(str, sorted(own)))}" for member, own in widths.items())
-        raise UserError(
-            f"task {task}: the ensemble's members have different numbers of probabilities a row ({found}), "
-            "expected one a class; run the finetune stages again with the same tasks"
-        )
-    return np.stack([np.stack(own) for own in rows.values()])
-
-
 def _aligned(members: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """The members' tables, each with its rows in the order of the first member's."""
+    """Return the members' tables, each with its rows in the order of the first member's.
+
+    Raises:
+        UserError: if a row is missing in one of them, or has another label.
+    """
     (first_name, first), *others = members.items()
-    check_predictions(first, f"ensemble member {first_name}")
-    aligned = {first_name: first}
+    aligned, keys = {first_name: first}, pd.MultiIndex.from_frame(first[KEYS])
     for name, frame in others:
-        check_predictions(frame, f"ensemble member {name}")
-        aligned[name] = frame if _same_order(first, frame) else _reordered(first_name, first, name, frame)
-        _check_labels(first_name, first, name, aligned[name])
+        found = pd.MultiIndex.from_frame(frame[KEYS])
+        unmatched = keys.symmetric_difference(found)
+        if len(unmatched):
+            row = dict(zip(KEYS, unmatched[0]))
+            raise _unlike(first_name, name, f"{len(unmatched)} rows are in one of them alone", row)
+        aligned[name] = frame.iloc[found.get_indexer(keys)]
+        labels, expected = (table["label"].to_numpy(np.float64) for table in (aligned[name], first))
+        differ = np.flatnonzero((labels != expected) & ~(np.isnan(labels) & np.isnan(expected)))
+        if len(differ):
+            raise _unlike(first_name, name, f"{len(differ)} rows have different labels", first.iloc[differ[0]])
     return aligned
 
 
-def _same_order(one: pd.DataFrame, other: pd.DataFrame) -> bool:
-    return all(np.array_equal(one[key].to_numpy(object), other[key].to_numpy(object)) for key in KEYS)
-
-
-def _reordered(first_name: str, first: pd.DataFrame, name: str, frame: pd.DataFrame) -> pd.DataFrame:
-    wanted, found = pd.MultiIndex.from_frame(first[KEYS]), pd.MultiIndex.from_frame(frame[KEYS])
-    missing, extra = first[~wanted.isin(found)], frame[~found.isin(wanted)]
-    differences = [
-        f"{len(rows)} only in {owner} (first: {row_name(rows.iloc[0])})"
-        for owner, rows in ((first_name, missing), (name, extra))
-        if len(rows)
-    ]
-    if differences:
-        raise UserError(
-            f"ensemble members {first_name} and {name} predict different rows: {'; '.join(differences)}; "
-            "expected the same data for all members: run the finetune stages again"
-        )
-    return frame.iloc[found.get_indexer(wanted)]
-
-
-def _check_labels(first_name: str, first: pd.DataFrame, name: str, frame: pd.DataFrame) -> None:
-    one, other = first["label"].to_numpy(np.float64), frame["label"].to_numpy(np.float64)
-    differ = np.flatnonzero((one != other) & ~(np.isnan(one) & np.isnan(other)))
-    if len(differ):
-        place = differ[0]
-        raise UserError(
-            f"ensemble members {first_name} and {name} have different labels for {row_name(first.iloc[place])}: "
-            f"{one[place]} and {other[place]}; expected the same data for all members: run the finetune stages again"
-        )
+def _unlike(first: str, second: str, problem: str, row: Mapping[str, object]) -> UserError:
+    return UserError(
+        f"ensemble members {first} and {second}: {problem} (first: {row_name(row)}); expected the same data for all "
+        "members: run the finetune stages again"
+    )

@@ -65,19 +65,27 @@ def prediction_rows(task: Task, split: str, ids: Sequence[str], labels: Array, o
 
 
 def predicted_rows(task: Task, split: str, ids: Sequence[str], labels: Array, predicted: Predicted) -> pd.DataFrame:
-    """Prediction rows of one task and split, of what a model said of N rows. Args as `prediction_rows`."""
+    """Return prediction rows of one task and split. Args as `prediction_rows`."""
+    names = {"id": list(ids), "task": [task.name] * len(ids), "split": [split] * len(ids)}
+    return pd.DataFrame({**names, "label": np.asarray(labels, dtype=np.float64), **predicted_columns(predicted)})
+
+
+def predicted_columns(predicted: Predicted) -> dict[str, Array]:
+    """Return the columns prediction, probabilities and score of a prediction table."""
     values, probabilities, scores = predicted
-    return pd.DataFrame(
-        {
-            "id": list(ids),
-            "task": [task.name] * len(ids),
-            "split": [split] * len(ids),
-            "label": np.asarray(labels, dtype=np.float64),
-            "prediction": values,
-            "probabilities": object_column([None] * len(ids) if probabilities is None else probabilities),
-            "score": np.full(len(ids), np.nan) if scores is None else scores,
-        }
-    )
+    return {
+        "prediction": values,
+        "probabilities": object_column([None] * len(values) if probabilities is None else probabilities),
+        "score": np.full(len(values), np.nan) if scores is None else scores,
+    }
+
+
+def predicted_of(rows: pd.DataFrame) -> Predicted:
+    """Return the predictions in rows of a prediction table, all of one task."""
+    values = rows["prediction"].to_numpy(np.float64)
+    if len(rows) and rows["probabilities"].iloc[0] is not None:
+        return Predicted(values, np.stack(rows["probabilities"].to_list()), None)
+    return Predicted(values, None, rows["score"].to_numpy(np.float64))
 
 
 def object_column(values: Sequence[Array | None] | Array) -> np.ndarray:
@@ -191,12 +199,8 @@ class Scored:
     def of(cls, rows: pd.DataFrame) -> Scored:
         """From rows of a prediction table, all of one task; rows without a label are left out."""
         rows = rows[rows["label"].notna()]
-        graded = len(rows) > 0 and rows["probabilities"].iloc[0] is not None
-        return cls(
-            rows["label"].to_numpy(np.float64),
-            rows["prediction"].to_numpy(np.float64),
-            np.stack(rows["probabilities"].to_list()) if graded else None,
-        )
+        predicted = predicted_of(rows)
+        return cls(rows["label"].to_numpy(np.float64), predicted.values, predicted.probabilities)
 
     def take(self, rows: NDArray[Any]) -> Scored:
         """Some of the rows, by place or by mask."""

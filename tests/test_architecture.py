@@ -25,7 +25,7 @@ LIGHT = {
     "cli.main",
     "core.tasks",
     "data.table",
-    "evaluation.metrics",
+    "evaluation.evaluate",
     "evaluation.ensembling",
 }
 

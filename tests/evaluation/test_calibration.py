@@ -19,7 +19,7 @@ from bertrio.evaluation.calibration import (
     write_calibration,
 )
 from bertrio.evaluation.metrics import BINS, METRICS
-from bertrio.evaluation.predictions import Scored, object_column
+from bertrio.evaluation.predictions import Scored
 
 
 def drawn(rows=4000, classes=4, temperature=1.0, seed=0):
@@ -122,7 +122,7 @@ TASKS = {
 
 def table_of(task, rows, split="dev"):
     probabilities = [None] * len(rows.labels) if rows.probabilities is None else rows.probabilities
-    columns = {"label": rows.labels, "prediction": rows.predictions, "probabilities": object_column(probabilities)}
+    columns = {"label": rows.labels, "prediction": rows.predictions, "probabilities": list(probabilities)}
     return pd.DataFrame({"id": map(str, range(len(rows.labels))), "task": task, "split": split, **columns, "score": 0})
 
 

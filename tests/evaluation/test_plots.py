@@ -43,7 +43,7 @@ def write_training(folder, members):
 
 def draw(folder, frame, members=("base", "second", "third")):
     write_training(folder, members)
-    write_plots(frame, TASKS, folder, folder / "history", folder / "conflicts", members)
+    write_plots(frame, TASKS, folder, members)
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -76,7 +76,7 @@ def test_learning_tables_are_means_over_the_members_of_the_ensemble(drawn, tmp_p
     assert drawn["learning/loss/stars.csv"] == b"step,loss\n50,4\n100,2\n"  # of 2, 4, 6 and of 1, 2, 3
     assert drawn["learning/score/near.csv"] == b"step,score\n50,0.5\n100,0.6\n"
     write_training(tmp_path, ["kept", "dropped"])
-    write_plots(predictions().head(0), TASKS, tmp_path, tmp_path / "history", tmp_path / "conflicts", ["kept"])
+    write_plots(predictions().head(0), TASKS, tmp_path, ["kept"])
     assert (tmp_path / "learning/loss/stars.csv").read_text() == "step,loss\n50,2\n100,1\n"
 
 

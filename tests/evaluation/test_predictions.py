@@ -1,7 +1,3 @@
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -32,18 +28,6 @@ def assert_same(one: pd.DataFrame, other: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(*plain, check_exact=True)
     for a, b in zip(one["probabilities"], other["probabilities"], strict=True):
         assert (a is None and b is None) or (a.dtype == b.dtype == np.float64 and np.array_equal(a, b))
-
-
-def test_outputs_become_what_the_target_says():
-    sst = prediction_rows(SST, "dev", ["a"], np.array([4.0]), np.log([[0.1, 0.2, 0.4, 0.2, 0.1]]))
-    assert sst["prediction"][0] == 2 and np.isnan(sst["score"][0])
-    np.testing.assert_allclose(sst["probabilities"][0], [0.1, 0.2, 0.4, 0.2, 0.1])
-    qqp = prediction_rows(QQP, "dev", ["a", "b"], np.array([1.0, 0.0]), np.array([[np.log(3.0)], [-800.0]]))
-    np.testing.assert_allclose(np.stack(qqp["probabilities"]), [[0.25, 0.75], [1, 0]], atol=1e-15)
-    assert qqp["prediction"].tolist() == [1, 0]
-    sts = prediction_rows(STS, "test", ["a", "b"], np.array([np.nan, np.nan]), np.array([[5.5], [-0.25]]))
-    assert sts["prediction"].tolist() == [5, 0] and sts["score"].tolist() == [5.5, -0.25]
-    assert sts["probabilities"].isna().all() and sts["label"].isna().all()
 
 
 def test_numbers_are_float64_even_from_float32_outputs():
@@ -77,10 +61,9 @@ def test_same_rows_make_same_bytes_whatever_index_they_carry(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda frame: frame.drop(columns="score"), "found columns .*expected id .*score"),
-        (lambda frame: frame.assign(extra=1), "found columns .*extra, expected"),
         (lambda frame: pd.concat([frame, frame.iloc[[9]]]), "task qqp, split dev, id 'é1' stands twice"),
-        (lambda frame: frame.assign(prediction=frame["prediction"].where(frame.index != 2)), "id 'é2' has no finite"),
+        (lambda frame: frame.assign(prediction=frame["prediction"].where(frame.index != 2)), "id 'é2' lacks .*finite"),
+        (lambda frame: frame.assign(id=frame["id"].where(frame.index != 2)), "id (nan|None) lacks a part of its name"),
     ],
 )
 def test_a_damaged_table_is_refused_when_written_and_when_read(tmp_path, damage, message):
@@ -89,27 +72,25 @@ def test_a_damaged_table_is_refused_when_written_and_when_read(tmp_path, damage,
         write_predictions(damaged, tmp_path / "a.parquet")
     assert not list(tmp_path.iterdir())
     damaged.to_parquet(tmp_path / "b.parquet", index=False)
-    with pytest.raises(UserError, match=f"b.parquet: .*{message}"):
+    with pytest.raises(UserError, match=f"b.parquet: .*{message}.*run the stage"):
         read_predictions(tmp_path / "b.parquet")
 
 
-def test_files_that_hold_no_table_are_errors_that_name_them(tmp_path):
-    with pytest.raises(UserError, match="none.parquet: can't be read"):
-        read_predictions(tmp_path / "none.parquet")
-    (tmp_path / "text.parquet").write_text("id\n")
-    with pytest.raises(UserError, match="text.parquet: can't be read"):
-        read_predictions(tmp_path / "text.parquet")
-    table().assign(label="five").to_parquet(tmp_path / "typed.parquet", index=False)
-    with pytest.raises(UserError, match="typed.parquet: a column has the wrong type"):
-        read_predictions(tmp_path / "typed.parquet")
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: None,
+        lambda path: path.write_text("id\n"),
+        lambda path: table().drop(columns="score").to_parquet(path),
+        lambda path: table().assign(label="five").to_parquet(path),
+    ],
+)
+def test_files_that_hold_no_table_are_errors_that_name_them_and_the_columns(tmp_path, write):
+    write(tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a.parquet: can't be read .*expected columns id \(string\)"):
+        read_predictions(tmp_path / "a.parquet")
 
 
 def test_predictions_of_a_task_that_params_do_not_have_are_an_error():
     with pytest.raises(UserError, match="task sts: params.yaml has no such task, only sst, qqp"):
         check_tasks(table(), {"sst": SST, "qqp": QQP})
-
-
-def test_what_follows_predictions_does_not_load_torch():
-    code = "import sys, bertrio.evaluation.ensembling, bertrio.evaluation.evaluate; sys.exit('torch' in sys.modules)"
-    path = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, check=True)

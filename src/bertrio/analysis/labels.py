@@ -23,7 +23,7 @@ def suspects(scored: Scored, task: Task) -> pd.DataFrame:
     if len(scored.labels) == 0:
         found = np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
     elif task.target.discrete:
-        found = _by_confident_learning(scored.labels.astype(np.int64), scored.class_probabilities)
+        found = _by_confident_learning(scored.labels.astype(np.int64), scored.probabilities)
     else:
         found = _by_residual(scored)
     table = pd.DataFrame(dict(zip(("row", "suggested", "doubt"), found)))

@@ -31,7 +31,7 @@ class Stderr:
             return len(text)
 
     def flush(self) -> None:
-        """Writes out what is still in memory."""
+        """Write out what is still in memory."""
         try:
             self._file.flush()
         except OSError:

@@ -98,7 +98,7 @@ def set_up(
     among: Processes = ALONE,
     width: int | None = None,
 ) -> Runtime:
-    """Seeds the global generators and picks device, precision and threads.
+    """Seed the global generators and picks device, precision and threads.
 
     Args:
         seed: of the global torch, numpy and python generators, which draw initial heads and dropout.

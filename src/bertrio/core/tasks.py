@@ -127,7 +127,7 @@ class Target(ABC):
 
     @abstractmethod
     def predict(self, outputs: Array) -> Predicted:
-        """Turns a head's outputs [B, size] into predictions."""
+        """Turn a head's outputs [B, size] into predictions."""
 
     def change(self, before: Predicted, after: Predicted) -> tuple[NDArray[np.bool_], Array]:
         """Whether the prediction of each row [B] is another one, and how far it moved.

@@ -118,13 +118,13 @@ def write_calibration(frame: pd.DataFrame, tasks: Mapping[str, Task], path: str 
         if task.target.discrete and rows > 1:
             fitted, measured = np.split(np.random.default_rng(SEED).permutation(rows), [rows // 2])
             half, scored = scored.take(fitted), scored.take(measured)
-            temperature = fit_temperature(half.class_probabilities, half.labels)
-            scaled = replace(scored, probabilities=temper(scored.class_probabilities, temperature))
+            temperature = fit_temperature(half.probabilities, half.labels)
+            scaled = replace(scored, probabilities=temper(scored.probabilities, temperature))
             report[name] = {"rows": len(measured), **_figures(scored), "temperature": temperature}
             report[name] |= {f"{figure}_scaled": value for figure, value in _figures(scaled).items()}
     write_json(path, report)
 
 
 def _figures(scored: Scored) -> dict[str, float]:
-    nll = log_loss(scored.class_probabilities, scored.labels)
+    nll = log_loss(scored.probabilities, scored.labels)
     return {"ece": METRICS["ece"](scored), "brier": METRICS["brier"](scored), "nll": nll}

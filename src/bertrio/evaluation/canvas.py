@@ -37,13 +37,12 @@ STYLE: dict[Any, Any] = {
     "ytick.color": MUTED,
     "legend.frameon": False,
 }
-EDGE = 0.12  # inches between the edge of a picture and its headline
-LETTER = 0.061  # inches that a letter below it takes on average
+LETTER = 0.063  # inches that a letter of a note takes on average
 
 
 @contextmanager
 def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Gives an empty figure of `size` inches and writes it to `path` as PNG at the end.
+    """Give an empty figure of `size` inches and writes it to `path` as PNG at the end.
 
     The user's own matplotlib settings are left aside, and neither time nor version goes into the file.
     """
@@ -59,16 +58,11 @@ def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
             figure.savefig(temporary, format="png", dpi=150, facecolor="white", metadata={"Software": None})
 
 
-def titled(figure: Figure, title: str, under: str, right: float = 1.0) -> None:
-    """A headline at the left edge, and beneath it in grey what one must know to read the picture, whose axes and what
-    belongs to them end at the share `right` of the width. What is too long for a line is broken between words."""
-    width, height = figure.get_size_inches()
-    lines = textwrap.wrap(under, int((width - 2 * EDGE) / LETTER), break_long_words=False, break_on_hyphens=False)
-    top = 0.62 + 0.15 * (len(lines) - 1)
-    engine: Any = figure.get_layout_engine()  # a ConstrainedLayoutEngine, see `picture`
-    engine.set(rect=(0, 0, right, 1 - top / height), h_pad=0.06, w_pad=0.08)
-    figure.text(EDGE / width, 1 - 0.12 / height, title, fontsize=12, fontweight="bold", va="top")
-    figure.text(EDGE / width, 1 - 0.38 / height, "\n".join(lines), fontsize=8.5, color=MUTED, va="top")
+def titled(figure: Figure, title: str, note: str) -> None:
+    """Add a headline, and at the bottom in grey what one must know to read the picture."""
+    lines = textwrap.fill(note, int(figure.get_figwidth() / LETTER), break_long_words=False, break_on_hyphens=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.supxlabel(lines, x=0.01, ha="left", fontsize=8.5, color=MUTED)
 
 
 def colours_of(count: int) -> Sequence[Any]:

@@ -238,7 +238,7 @@ def combine_members(
     path: str | Path,
     folder: str | Path,
 ) -> None:
-    """Writes what `combine` makes of `predictions`/<name>/predictions.parquet of each member to `path`.
+    """Write what `combine` makes of `predictions`/<name>/predictions.parquet of each member to `path`.
 
     `folder` gets ensemble.json, see `record_ensemble`, and holds nothing else then.
     """

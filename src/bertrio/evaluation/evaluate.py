@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ def evaluate(
     plots: str | Path,
     submission: bool,
 ) -> None:
-    """Measures the ensemble's predictions, writes what is to be kept and prints the result to standard output.
+    """Measure the ensemble's predictions, writes what is to be kept and prints the result to standard output.
 
     Writes `evaluation.json` (what `evaluate_predictions` returns, `overall_tasks` that the overall scores cover,
     `intervals`, `best_epoch` by member, and `selected_on`), `calibration.json` (see `write_calibration`) and
-    `timing.json` (what `collect_timings` returns) into `metrics`, what `write_plots` draws into `plots`, and the
+    `timing.json` (cost of each stage) into `metrics`, what `write_plots` draws into `plots`, and the
     course's files into `predictions`/submission. Rows of dev that the ensemble was chosen on are a split of their own,
     `selection`, in the metrics, while the files hold all of dev.
 
@@ -57,9 +57,8 @@ def evaluate(
         result["selected_on"]["ensemble"] = "selection"
     write_json(metrics / "evaluation.json", result)
     write_calibration(frame, tasks, metrics / "calibration.json")
-    write_plots(frame, tasks, plots, Path(plots) / "history", Path(plots) / "conflicts", members)
-    stages = [path for path in (metrics / "timing").glob("*.json") if not _of_dropped_member(path, members)]
-    write_json(metrics / "timing.json", collect_timings(stages))
+    write_plots(frame, tasks, plots, members)
+    write_json(metrics / "timing.json", timings(metrics / "timing", members))
     (predictions / "submission").mkdir(parents=True, exist_ok=True)
     write_submissions(frame if submission else frame.head(0), predictions / "submission", tasks)
     show_metrics(metrics / "evaluation.json")
@@ -81,40 +80,44 @@ def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
     }
 
 
-def collect_timings(paths: Iterable[str | Path]) -> dict[str, dict[str, float]]:
-    """Merges the timing files of the stages (seconds, rows per second, peak memory in MB) into one dict.
+def timings(folder: Path, members: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return what each stage's timing file holds (seconds, rows per second, peak memory in MB), by stage.
 
-    Returns:
-        What each file holds, keyed by its stage, which is the file's name without `.json`; sorted by stage.
+    DVC leaves behind the files of members that were dropped; these are left out.
     """
-    return {Path(path).stem: read_result(path) for path in sorted(paths, key=lambda path: Path(path).stem)}
+    costs = {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
+    current = {f"finetune-{name}" for name in members}
+    return {stage: cost for stage, cost in costs.items() if stage in current or not stage.startswith("finetune-")}
 
 
 def show_metrics(path: str | Path) -> None:
-    """Prints the metrics file `path` to standard output: a row a metric, a column for dev and one for test.
+    """Print the metrics file `path` to standard output: a row a metric, a column for dev and one for test.
 
     Where an ensemble was chosen on half of dev, that half has a column of its own. Behind each value stands its 95 %
-    interval, if the file has it.
+    interval.
 
     Raises:
         UserError: if the file is missing or damaged.
     """
     metrics = read_result(path)
-    rows: dict[str, dict[str, str]] = {}
-    splits = ["dev", *(["selection"] if "selection" in metrics else []), "test"]
-    for split in splits:
-        limits = _flat(metrics.get("intervals", {}).get(split, {}))
-        for label, value in _flat(metrics.get(split, {})).items():
-            rows.setdefault(label, {})[split] = with_interval(value, limits.get(label))
     if "selected_on" not in metrics:
         raise UserError(f"{path}: found no selected_on, which evaluate writes; name a metrics/evaluation.json")
+    splits = ["dev", *(["selection"] if "selection" in metrics else []), "test"]
+    table = pd.DataFrame({split: _cells(metrics, split) for split in splits}).reset_index(names="metric")
     chosen = metrics["selected_on"]
     ensemble = f", ensemble chosen on {chosen['ensemble']}" if "ensemble" in chosen else ""
-    covers = f"overall: means of {', '.join(metrics['overall_tasks'])}; " if "overall_tasks" in metrics else ""
     epochs = f"best epochs {how}" if (how := how_chosen(chosen)) else "the last epochs"
-    title = f"Result and 95 % intervals ({covers}{epochs}{ensemble})"
-    lines = [[label, *[values.get(split) for split in splits]] for label, values in rows.items()]
-    print_table(pd.DataFrame(lines, columns=["metric", *splits]), title, Console())
+    covers = ", ".join(metrics["overall_tasks"])
+    print_table(table, f"Result and 95 % intervals (overall: means of {covers}; {epochs}{ensemble})", Console())
+
+
+def _cells(metrics: Mapping[str, Any], split: str) -> dict[str, str]:
+    """Return `0.862 [0.841, 0.882]` of each metric of one split."""
+    limits = _flat(metrics["intervals"].get(split, {}))
+    return {
+        name: "{:.3f} [{:.3f}, {:.3f}]".format(value, *limits[name])
+        for name, value in _flat(metrics.get(split, {})).items()
+    }
 
 
 def how_chosen(selected_on: Mapping[str, str]) -> str:
@@ -126,24 +129,13 @@ def how_chosen(selected_on: Mapping[str, str]) -> str:
     return f"chosen on {', '.join(rows)} by {', '.join(by)}" if rows else ""
 
 
-def with_interval(value: float, limits: Sequence[float] | None) -> str:
-    """A value as people read it: `0.862 [0.841, 0.882]`."""
-    return f"{value:.3f}" + (" [{:.3f}, {:.3f}]".format(*limits) if limits else "")
-
-
 def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
-    """`{"task metric": ...}` of one split; the overall scores stand alone."""
+    """Return `{"task metric": ...}` of one split; the overall scores stand alone."""
     flat: dict[str, Any] = {}
     for name, result in results.items():
-        own = {f"{name} {metric}": value for metric, value in result.items()} if isinstance(result, dict) else None
-        flat |= {name: result} if own is None else own
+        of_task = isinstance(result, dict)
+        flat |= {f"{name} {metric}": value for metric, value in result.items()} if of_task else {name: result}
     return flat
-
-
-def _of_dropped_member(path: Path, members: Sequence[str]) -> bool:
-    """Whether a timing file is left from a member that the ensemble no longer has: DVC removes no files of such."""
-    stage, _, member = path.stem.partition("-")
-    return stage == "finetune" and member not in members
 
 
 def read_result(path: str | Path) -> dict[str, Any]:

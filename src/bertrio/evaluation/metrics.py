@@ -140,7 +140,7 @@ def _by_thresholds(metric: Callable[[Array, Array], Array]) -> Callable[[Scored]
     """A metric of counts [R, G] of yes and of no at each probability of yes."""
 
     def prepare(scored: Scored) -> Weighted:
-        total = _sum_by_group(scored.class_probabilities[:, 1])
+        total = _sum_by_group(scored.probabilities[:, 1])
         return lambda weights: metric(yes := total(weights * scored.labels), total(weights) - yes)
 
     return prepare
@@ -242,7 +242,7 @@ def _brier_terms(scored: Scored) -> Array:
     Summed over classes, 0 to 2, as Brier defined it (1950); of two classes it is (p - y)^2 of one of them, 0 to 1, as
     usual, which is half of that.
     """
-    probabilities = scored.class_probabilities
+    probabilities = scored.probabilities
     truth = np.eye(probabilities.shape[1])[scored.labels.astype(np.int64)]
     total = np.square(probabilities - truth).sum(axis=1)
     return (total / 2 if probabilities.shape[1] == 2 else total)[None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from bertrio.core.files import write_csv
@@ -15,7 +14,6 @@ from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, colours_of, pictur
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.evaluation.predictions import Scored
 
-PANELS = 8  # members whose conflicts are drawn
 PLOTTED = 5000  # rows in a table of scores for DVC: its page holds every row of every revision
 
 
@@ -23,9 +21,7 @@ def write_plots(
     frame: pd.DataFrame,
     tasks: Mapping[str, Task],
     folder: str | Path,
-    histories: str | Path = "plots/history",
-    conflicts: str | Path = "plots/conflicts",
-    members: Sequence[str] | None = None,
+    members: Sequence[str],
 ) -> None:
     """Write the tables that DVC draws of the labelled dev rows and of training, and the picture of conflicts.
 
@@ -36,22 +32,21 @@ def write_plots(
     Args:
         frame: a prediction table.
         tasks: all tasks, by name.
-        folder: the folder to write into.
-        histories: a folder of <member>.csv, a row an epoch.
-        conflicts: a folder of <member>.csv, see `training.finetune.write_conflicts`.
-        members: whose files to read; None: all. DVC leaves behind the files of members that were dropped.
+        folder: the folder to write into, which holds history/<member>.csv, a row an epoch, and conflicts/<member>.csv,
+            see `training.finetune.write_conflicts`.
+        members: whose files to read. DVC leaves behind the files of members that were dropped.
     """
     folder = Path(folder)
     for name in ("confusion", "reliability", "scores", "learning/loss", "learning/score", "pictures"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    training = _member_tables(histories, members)
+    training = _member_tables(folder / "history", members)
     for name, task in tasks.items():
         rows = frame[(frame["task"] == name) & (frame["split"] == "dev") & frame["label"].notna()]
         if len(rows):
             (_write_classes if task.target.discrete else _write_scores)(rows, task, folder)
         for what, column in (("loss", f"train_loss_{name}"), ("score", f"dev_{name}_{task.target.metrics[0]}")):
             write_csv(_mean_curve(training, column, what), folder / "learning" / what / f"{name}.csv")
-    if measured := _member_tables(conflicts, members):
+    if measured := _member_tables(folder / "conflicts", members):
         conflicts_picture(measured, folder / "pictures" / "conflicts.png")
 
 
@@ -63,9 +58,8 @@ def _write_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
 
 
 def _write_scores(rows: pd.DataFrame, task: Task, folder: Path) -> None:
-    table = rows[["id", "label", "prediction"]].set_axis(["id", "gold", "predicted"], axis=1)
-    if len(table) > PLOTTED:
-        table = table.iloc[np.sort(np.random.default_rng(0).permutation(len(table))[:PLOTTED])]
+    plotted = rows.sample(min(len(rows), PLOTTED), random_state=0).sort_index()
+    table = plotted[["id", "label", "prediction"]].set_axis(["id", "gold", "predicted"], axis=1)
     write_csv(table, folder / "scores" / f"{task.name}.csv")
 
 
@@ -81,28 +75,26 @@ def conflicts_picture(conflicts: Mapping[str, pd.DataFrame], path: str | Path) -
 
     Faint points are steps, lines their running means; below 0 the tasks pull in opposite directions.
     """
-    shown = {
+    tables = {
         member: table.assign(pair=table["task_a"].astype(str) + " and " + table["task_b"].astype(str))
-        for member, table in list(conflicts.items())[:PANELS]
+        for member, table in conflicts.items()
     }
-    pairs = list(dict.fromkeys(pair for table in shown.values() for pair in table["pair"]))
-    colours = colours_of(len(pairs))
-    with picture(path, (7.6, max(2.8, 0.22 * len(pairs)) * len(shown) + 0.9)) as figure:
-        panels = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-        for axes, (member, table) in zip(panels, shown.items()):
+    pairs = list(dict.fromkeys(pair for table in tables.values() for pair in table["pair"]))
+    colours = dict(zip(pairs, colours_of(len(pairs))))
+    with picture(path, (7.6, max(2.8, 0.22 * len(pairs)) * len(tables) + 0.9)) as figure:
+        panels = figure.subplots(len(tables), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        for axes, (member, table) in zip(panels, tables.items()):
             axes.axhline(0, color=MUTED, linewidth=1)
             for pair, rows in table.groupby("pair", sort=False):
-                rows = rows.sort_values("step", kind="stable")
-                colour, cosine = colours[pairs.index(str(pair))], rows["cosine"]
+                colour, cosine = colours[str(pair)], rows["cosine"]
                 mean = cosine.rolling(max(1, len(rows) // 20), center=True, min_periods=1).mean()
                 axes.scatter(rows["step"], cosine, s=4, color=colour, alpha=0.25, linewidths=0, rasterized=True)
                 label = f"{pair}: {(cosine < 0).mean():.0%} of steps below 0"
                 axes.plot(rows["step"], mean, color=colour, linewidth=1.8, label=label)
-            axes.set(ylabel="cosine", title=member if len(conflicts) > 1 else "")
+            axes.set(ylabel="cosine", title=member if len(tables) > 1 else "")
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
         panels[-1].set_xlabel("step")
-        left_out = f"; first {PANELS} of {len(conflicts)} members" if len(conflicts) > PANELS else ""
-        titled(figure, "Gradient conflicts", f"Cosine between two tasks' gradients of the encoder{left_out}")
+        titled(figure, "Gradient conflicts", "Cosine between two tasks' gradients of the encoder")
 
 
 def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: str) -> None:
@@ -130,8 +122,8 @@ def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: st
         names = [f"{_short(f'{row.family}: {row.slice}')}  (n = {row.n:,})" for row in rows.itertuples()]
         axes.set(yticks=range(len(rows)), yticklabels=names, ylim=(len(rows) - 0.4, -0.6), xlabel=metric)
         axes.grid(axis="y", visible=False)
-        under = f"95 % intervals; dashed: all rows, {whole:.3f}; red: wholly worse, blue: wholly better"
-        titled(figure, f"{task}: {metric} by slice", under)
+        note = f"95 % intervals; dashed: all rows, {whole:.3f}; red: wholly worse, blue: wholly better"
+        titled(figure, f"{task}: {metric} by slice", note)
 
 
 def _short(text: str, most: int = 40) -> str:
@@ -140,8 +132,8 @@ def _short(text: str, most: int = 40) -> str:
     return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
 
 
-def _member_tables(folder: str | Path, members: Sequence[str] | None) -> dict[str, pd.DataFrame]:
-    """The tables of members that have rows, in the order of the members."""
-    paths = {path.stem: path for path in sorted(Path(folder).glob("*.csv"))}
-    tables = {name: pd.read_csv(paths[name]) for name in (paths if members is None else members) if name in paths}
+def _member_tables(folder: str | Path, members: Sequence[str]) -> dict[str, pd.DataFrame]:
+    """Return the tables of members that have rows, in the order of the members."""
+    paths = {name: Path(folder) / f"{name}.csv" for name in members}
+    tables = {name: pd.read_csv(path) for name, path in paths.items() if path.exists()}
     return {name: table for name, table in tables.items() if len(table)}

@@ -27,6 +27,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import whole_file
 from bertrio.core.tasks import Array, Predicted, Task
 
+RERUN = "run the stage that writes it"
 KEYS = ["task", "split", "id"]  # what names a row
 SCHEMA = pa.schema(
     [
@@ -42,7 +43,7 @@ SCHEMA = pa.schema(
 
 
 def prediction_rows(task: Task, split: str, ids: Sequence[str], labels: Array, outputs: Array) -> pd.DataFrame:
-    """Turns a head's outputs for one task and split into prediction rows.
+    """Turn a head's outputs for one task and split into prediction rows.
 
     Args:
         task: whose target says how outputs become predictions.
@@ -70,12 +71,12 @@ def predicted_rows(task: Task, split: str, ids: Sequence[str], labels: Array, pr
     return pd.DataFrame({**names, "label": np.asarray(labels, dtype=np.float64), **predicted_columns(predicted)})
 
 
-def predicted_columns(predicted: Predicted) -> dict[str, Array]:
+def predicted_columns(predicted: Predicted) -> dict[str, Any]:
     """Return the columns prediction, probabilities and score of a prediction table."""
     values, probabilities, scores = predicted
     return {
         "prediction": values,
-        "probabilities": object_column([None] * len(values) if probabilities is None else probabilities),
+        "probabilities": [None] * len(values) if probabilities is None else list(probabilities),
         "score": np.full(len(values), np.nan) if scores is None else scores,
     }
 
@@ -88,16 +89,8 @@ def predicted_of(rows: pd.DataFrame) -> Predicted:
     return Predicted(values, None, rows["score"].to_numpy(np.float64))
 
 
-def object_column(values: Sequence[Array | None] | Array) -> np.ndarray:
-    """A one-dimensional array of objects, from arrays that numpy by itself would turn into a matrix."""
-    column = np.empty(len(values), dtype=object)
-    for place, value in enumerate(values):
-        column[place] = value
-    return column
-
-
 def write_predictions(frame: pd.DataFrame, path: str | Path) -> None:
-    """Writes a prediction table as parquet, rows in the order given; the same rows make the same bytes.
+    """Write a prediction table as parquet, rows in the order given; the same rows make the same bytes.
 
     Raises:
         UserError: if the table is not a prediction table, see `check_predictions`.
@@ -111,7 +104,7 @@ def write_predictions(frame: pd.DataFrame, path: str | Path) -> None:
 
 
 def read_predictions(path: str | Path, content: bytes | None = None) -> pd.DataFrame:
-    """Reads a prediction table.
+    """Read a prediction table.
 
     Args:
         path: the file.
@@ -122,42 +115,32 @@ def read_predictions(path: str | Path, content: bytes | None = None) -> pd.DataF
     """
     try:
         with pq.ParquetFile(path if content is None else pa.BufferReader(content)) as file:
-            table = file.read()
-    except (OSError, ValueError, pa.ArrowException) as error:  # damaged names are no UTF-8, a ValueError
-        message = f"{path}: can't be read as a prediction table ({error}); run the stage that writes it"
+            frame = file.read().select(SCHEMA.names).cast(SCHEMA).to_pandas()
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # damaged names are no UTF-8, a ValueError
+        layout = ", ".join(f"{field.name} ({field.type})" for field in SCHEMA)
+        message = f"{path}: can't be read as a prediction table ({error}); expected columns {layout}; {RERUN}"
         raise UserError(message) from error
-    _check_columns(table.column_names, str(path))
-    try:
-        frame = table.select(SCHEMA.names).cast(SCHEMA).to_pandas()
-    except pa.ArrowException as error:
-        raise UserError(f"{path}: a column has the wrong type ({error}); expected {_layout()}") from error
     check_predictions(frame, str(path))
     return frame
 
 
 def check_predictions(frame: pd.DataFrame, where: str) -> None:
-    """Checks that `frame` is a prediction table; `where` is the file or member that errors name.
+    """Check that `frame` is a prediction table; `where` is the file that errors name.
 
     Raises:
-        UserError: if columns are missing or unknown, a row has no name or no finite prediction, or stands twice.
+        UserError: if a row has no name or no finite prediction, or stands twice.
     """
-    _check_columns(list(frame.columns), where)
-    nameless = frame[KEYS].isna().any(axis=1)
-    if nameless.any():
-        raise UserError(
-            f"{where}: {row_name(frame[nameless].iloc[0])} lacks a part of its name; run the stage that writes it"
-        )
-    broken = ~np.isfinite(frame["prediction"].to_numpy(np.float64))
-    if broken.any():
-        name = row_name(frame[broken].iloc[0])
-        raise UserError(f"{where}: {name} has no finite prediction; run the stage that writes it")
-    twice = frame.duplicated(KEYS)
-    if twice.any():
-        raise UserError(f"{where}: {row_name(frame[twice].iloc[0])} stands twice, expected one prediction a row")
+    named = frame[KEYS].notna().all(axis=1) & np.isfinite(frame["prediction"])
+    for wrong, problem in (
+        (~named, "lacks a part of its name or a finite prediction"),
+        (frame.duplicated(KEYS), "stands twice, expected one prediction a row"),
+    ):
+        if wrong.any():
+            raise UserError(f"{where}: {row_name(frame[wrong].iloc[0])} {problem}; {RERUN}")
 
 
 def check_tasks(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> None:
-    """Checks that all predictions are of known tasks.
+    """Check that all predictions are of known tasks.
 
     Raises:
         UserError: naming the tasks that params.yaml does not have.
@@ -175,15 +158,6 @@ def row_name(row: Mapping[str, object]) -> str:
     return f"task {row['task']}, split {row['split']}, id {row['id']!r}"
 
 
-def _check_columns(found: list[str], where: str) -> None:
-    if sorted(found) != sorted(SCHEMA.names):
-        raise UserError(f"{where}: found columns {', '.join(found)}, expected {_layout()}")
-
-
-def _layout() -> str:
-    return ", ".join(f"{field.name} ({field.type})" for field in SCHEMA)
-
-
 @dataclass(frozen=True, eq=False)
 class Scored:
     """Predictions of one task beside the labels, which is all that a metric sees.
@@ -193,7 +167,7 @@ class Scored:
 
     labels: Array
     predictions: Array
-    probabilities: Array | None = None
+    probabilities: Any = None
 
     @classmethod
     def of(cls, rows: pd.DataFrame) -> Scored:
@@ -215,15 +189,4 @@ class Scored:
     @property
     def confidence(self) -> Array:
         """[N], the probability of the class that was predicted (which a vote may choose against the largest)."""
-        return self.class_probabilities[np.arange(len(self.labels)), self.predictions.astype(np.int64)]
-
-    @property
-    def class_probabilities(self) -> Array:
-        """[N, C], of a task with classes.
-
-        Raises:
-            ValueError: if there are none.
-        """
-        if self.probabilities is None:
-            raise ValueError("scores have no probabilities of classes")
-        return self.probabilities
+        return self.probabilities[np.arange(len(self.labels)), self.predictions.astype(np.int64)]

@@ -21,7 +21,7 @@ SPLITS = {"dev": ("dev", "selection"), "test": ("test",)}  # an ensemble may set
 
 
 def write_submissions(frame: pd.DataFrame, folder: str | Path, tasks: Mapping[str, Task]) -> None:
-    """Writes `{sst,para,sts}-{dev,test}-output.csv` into `folder`, rows in the order of the table.
+    """Write `{sst,para,sts}-{dev,test}-output.csv` into `folder`, rows in the order of the table.
 
     The first line is `id \\t HEADER ` and each row is `ID , VALUE `, the blanks at the ends included. Classes are
     whole numbers, scores are clipped to their range and have no exponent. Tasks that the course does not have are

@@ -112,14 +112,6 @@ def test_overall_scores_weigh_the_tasks():
         assert (found.high - found.low) / 2 == pytest.approx(1.96 * error, rel=0.02)
 
 
-def test_intervals_stay_within_what_is_possible():
-    """Two seeds that differ by much leave one degree of freedom, and Student's t reaches far beyond."""
-    for metric, most in {"accuracy": 1, "pearson": 2}.items():
-        sides = [[{"task": TaskScore(metric, value, np.zeros(9))} for value in side] for side in ((0, 1), (0.4, 0.9))]
-        found = paired_difference(*sides, "task")
-        assert (found.low, found.high) == (-most, most)
-
-
 def test_what_does_not_vary_is_no_difference():
     assert paired_difference(seeds([0.8, 0.8]), seeds([0.9, 0.9]), "task").p == 1
     same = paired_difference(*rights(0, 0), "task")

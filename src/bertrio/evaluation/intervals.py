@@ -55,11 +55,12 @@ def bootstrap(sides: Sequence[Scored], metric: str, generator: np.random.Generat
     Returns:
         Values [S, R].
     """
-    unit = np.arange(len(sides[0].labels))  # rows that are alike for the metric are one unit
+    sizes = np.ones(len(sides[0].labels), dtype=np.int64)
     if metric in ON_COUNTS:
         sides, unit = _merged(sides)
+        sizes = np.bincount(unit)
     measures = [WEIGHTED[metric](side) for side in sides]
-    chunks = [[measure(counts) for measure in measures] for counts in _draws(unit, generator, resamples)]
+    chunks = [[measure(counts) for measure in measures] for counts in _draws(sizes, generator, resamples)]
     return np.concatenate(chunks, axis=1)
 
 
@@ -166,21 +167,13 @@ def _merged(sides: Sequence[Scored]) -> tuple[list[Scored], NDArray[np.int64]]:
     return [Scored(kinds[:, 0], kinds[:, 1 + order.index(side)]) for side in range(len(sides))], unit.reshape(-1)
 
 
-def _draws(unit: NDArray[np.int64], generator: np.random.Generator, resamples: int) -> Iterator[Array]:
-    """How often each unit [U] was drawn, [r, U] at a time, until there were `resamples`.
-
-    A multinomial draw costs U binomials and a draw of rows N small integers, which are the cheaper the more there are.
-    """
-    rows, sizes = len(unit), np.bincount(unit)
-    few, alike = 16 * len(sizes) < rows, len(sizes) < rows
-    chunk = max(1, CELLS // len(sizes))
+def _draws(sizes: NDArray[np.int64], generator: np.random.Generator, resamples: int) -> Iterator[Array]:
+    """Yield how often each unit of `sizes` [U] rows was drawn, [r, U] at a time, until there were `resamples`."""
+    rows, chunk = int(sizes.sum()), max(1, CELLS // len(sizes))
     for start in range(0, resamples, chunk):
         size = min(chunk, resamples - start)
-        if few:
+        if len(sizes) < rows:
             yield generator.multinomial(rows, sizes / rows, size).astype(np.float64)
-            continue
-        counts = np.empty((size, len(sizes)))
-        for row in counts:
-            drawn = generator.integers(0, rows, rows)
-            row[:] = np.bincount(unit[drawn] if alike else drawn, minlength=len(sizes))
-        yield counts
+        else:  # drawing the rows themselves is cheaper than a binomial for each of them
+            drawn = [np.bincount(generator.integers(0, rows, rows), minlength=rows) for _ in range(size)]
+            yield np.stack(drawn).astype(np.float64)

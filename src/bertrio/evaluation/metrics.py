@@ -294,13 +294,12 @@ def evaluate_predictions(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict
     """
     results: dict[str, dict[str, Any]] = {}
     for split, parts in scored_by_task(frame, tasks).items():
-        metrics = {name: tasks[name].target.metrics for name in parts}
-        results[split] = {name: {metric: METRICS[metric](parts[name]) for metric in metrics[name]} for name in parts}
+        results[split] = {
+            name: {metric: METRICS[metric](scored) for metric in tasks[name].target.metrics}
+            for name, scored in parts.items()
+        }
         if len(parts) == len(tasks):
-            firsts = {
-                name: (first, np.asarray(results[split][name][first], np.float64))
-                for name, (first, *_) in metrics.items()
-            }
+            firsts = {name: next(iter(values.items())) for name, values in results[split].items()}
             results[split] |= {name: float(value) for name, value in overall(firsts).items()}
     return results
 
@@ -320,7 +319,7 @@ def scored_by_task(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, 
     }
 
 
-def overall(firsts: Mapping[str, tuple[str, Array]]) -> dict[str, Array]:
+def overall(firsts: Mapping[str, tuple[str, Any]]) -> dict[str, Array]:
     """The overall scores of the papers.
 
     `overall_mean` is the mean over tasks of the first metric ("BERT++", "A Comprehensive Analysis of Fine-Tuning

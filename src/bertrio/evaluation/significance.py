@@ -16,12 +16,6 @@ from bertrio.evaluation.metrics import CORRELATIONS, overall
 
 ALPHA = 0.05  # a p-value below it counts as a difference
 DIGITS = 12  # differences beyond so many decimals are rounding
-RANGES = {  # smallest and largest value of a metric; metrics that are missing here are unbounded
-    **dict.fromkeys(("accuracy", "f1", "macro_f1", "balanced_accuracy", "off_by_one"), (0.0, 1.0)),
-    **dict.fromkeys(("roc_auc", "average_precision", "ece"), (0.0, 1.0)),
-    "brier": (0.0, 2.0),  # 1 for two classes
-    **dict.fromkeys(("pearson", "spearman", "quadratic_kappa"), (-1.0, 1.0)),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +86,7 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
         metric: a task, whose first metric is compared, or an overall score.
 
     Returns:
-        The difference. If nothing varies, p is 1: a few equal values do not show that the next will be equal too. The
-        interval is cut to the largest difference that the metric allows.
+        The difference. If nothing varies, p is 1: a few equal values do not show that the next will be equal too.
     """
     sides = [[score_of(run, metric) for run in side] for side in (first, second)]
     weights = _weights(first[0], metric)
@@ -105,8 +98,7 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
         parts += [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides]
     means = [float(np.mean(side)) for side in sides]
     low, high, p = _t_test(means[1] - means[0], parts)
-    largest = _largest(first[0], metric)
-    return Difference(metric, means[0], means[1], seeds, max(low, -largest), min(high, largest), p)
+    return Difference(metric, means[0], means[1], seeds, low, high, p)
 
 
 def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
@@ -136,9 +128,7 @@ def score_of(run: Run, metric: str) -> float:
     """The value of a task's first metric, or of an overall score."""
     if metric in run:
         return run[metric].value
-    return float(
-        overall({task: (score.metric, np.asarray(score.value, np.float64)) for task, score in run.items()})[metric]
-    )
+    return float(overall({task: (score.metric, score.value) for task, score in run.items()})[metric])
 
 
 def _weights(run: Run, metric: str) -> dict[str, float]:
@@ -147,17 +137,6 @@ def _weights(run: Run, metric: str) -> dict[str, float]:
         return {metric: 1.0}
     halved = CORRELATIONS if metric == "overall_normalized" else ()
     return {task: (0.5 if score.metric in halved else 1.0) / len(run) for task, score in run.items()}
-
-
-def _largest(run: Run, metric: str) -> float:
-    """The largest difference of two values of `metric`."""
-    return sum(weight * widest(run[task].metric) for task, weight in _weights(run, metric).items())
-
-
-def widest(metric: str) -> float:
-    """The largest difference of two values of a metric: 1 for shares, 2 for correlations, infinity without bounds."""
-    low, high = RANGES.get(metric, (0.0, math.inf))
-    return high - low
 
 
 def holm(ps: Sequence[float]) -> list[float]:

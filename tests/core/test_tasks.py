@@ -73,6 +73,7 @@ WORDS, DIGITS = Classes(3, ("no", "maybe", "yes")), Ordered(3, ("1", "2", "3"))
         (Classes(3), "2", 2),
         (Classes(2, ("true", "false")), True, 0),  # as JSON and parquet have them
         (Classes(2, ("True", "False")), np.bool_(False), 1),
+        (Classes(2, ("TRUE", "FALSE")), True, 0),
         (Binary(("no", "yes")), True, 1),
         (Score(0, 5), "2.5", 2.5),
     ],
@@ -89,7 +90,6 @@ def test_a_label_is_a_name_or_a_number(target, label, number):
         (DIGITS, "0"),
         (DIGITS, 0),
         (Classes(3), "a"),
-        (Classes(2, ("TRUE", "FALSE")), True),
     ],
 )
 def test_a_label_that_is_neither_is_an_error(target, label):

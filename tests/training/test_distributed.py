@@ -17,9 +17,10 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.elastic.utils.distributed import get_free_port
 
 from bertrio.config import merged
-from bertrio.core.distributed import ALONE, Processes, free_port
+from bertrio.core.distributed import ALONE, Processes
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
@@ -278,7 +279,7 @@ def test_accelerate_launches_the_stage(project):
     project.forget()
     project.write_params(processes=1)  # the launcher's number counts
     launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
-    done = project.run(launcher=(*launcher, "--main_process_port", str(free_port())))
+    done = project.run(launcher=(*launcher, "--main_process_port", str(get_free_port())))
     assert done.code == 0, done.said
     assert done.said.count("in each of 2 processes") == 1
     assert project.outputs() == project.expected

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +23,7 @@ from bertrio.config.groups import (
     TrackingParams,
 )
 from bertrio.config.tasks import SharingParams, TaskParams
+from bertrio.core.errors import did_you_mean
 from bertrio.core.options import Group
 from bertrio.techniques.losses import LOSSES
 from bertrio.techniques.regularizers import REGULARIZERS
@@ -215,6 +215,4 @@ CHECKS = (check_names, check_sources, check_sharing, check_schedule, check_techn
 def _unknown(param: str, names: Iterable[str], known: Collection[str]) -> Iterator[str]:
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, list(known), n=1)
-            guess = f"; did you mean {close[0]}?" if close else ""
-            yield f"{param}: found {name!r}, expected one of {', '.join(known)}{guess}"
+            yield f"{param}: found {name!r}, expected one of {', '.join(known)}{did_you_mean(name, known)}"

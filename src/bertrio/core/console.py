@@ -25,35 +25,25 @@ class Stderr:
     def write(self, text: str) -> int:
         """Writes, as to a file."""
         try:
-            return self._file.write(text)
+            sys.stderr.write(text)
         except OSError:
             self._fall_silent()
-            return len(text)
+        return len(text)
 
     def flush(self) -> None:
         """Write out what is still in memory."""
         try:
-            self._file.flush()
+            sys.stderr.flush()
         except OSError:
             self._fall_silent()
 
-    @property
-    def _file(self) -> Any:
-        """sys.stderr of now; while a bar is drawn, rich puts there what leads back to this console."""
-        return getattr(sys.stderr, "rich_proxied_file", sys.stderr)
-
-    @property
-    def rich_proxied_file(self) -> Stderr:
-        """Where rich writes to in the end."""
-        return self
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+        return getattr(sys.stderr, name)
 
     def _fall_silent(self) -> None:
         """Discard the rest: Python flushes once more at its end, and fails if it cannot."""
         with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), self._file.fileno())
+            os.dup2(nowhere.fileno(), sys.stderr.fileno())
 
 
 console = Console(file=Stderr(), highlight=False)  # type: ignore[arg-type]
@@ -88,7 +78,8 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as bars:
+    shown = Progress(*columns, console=console, disable=not console.is_terminal, transient=True, redirect_stderr=False)
+    with shown as bars:
         yield Bar(bars, bars.add_task(description, total=total, note=""))
 
 

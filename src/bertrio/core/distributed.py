@@ -11,7 +11,6 @@ import atexit
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -27,18 +26,12 @@ from torch import Tensor, nn
 
 from bertrio.core.console import console
 from bertrio.core.errors import UserError
-from bertrio.core.interruption import SIGNALS, leave_watching_to_children
+from bertrio.core.interruption import SIGNALS
 
 SAVE_WITHIN = 600  # seconds that processes have, after a signal, to end their step and save a checkpoint
 THREADS = "BERTRIO_THREADS"  # environment variable: the CPU threads of all processes that this machine runs
 CPU = {"cpu": True, "backend": "gloo"}
 GPU = {"backend": "cpu:gloo,cuda:nccl"}  # gloo for what is in the CPU's memory
-UNSUPPORTED = {  # by accelerate's environment variables ACCELERATE_USE_*
-    "DEEPSPEED": "DeepSpeed",
-    "FSDP": "FSDP",
-    "MEGATRON_LM": "Megatron-LM",
-    "PARALLELISM_CONFIG": "a parallelism config",
-}
 
 
 @dataclass(frozen=True)
@@ -121,10 +114,8 @@ class Processes:
         console.quiet = not self.is_main
         try:
             yield
-        except Exception:
+        finally:
             console.quiet = False
-            raise
-        console.quiet = False
 
 
 ALONE = Processes()
@@ -142,7 +133,7 @@ def init_distributed(count: int, device: str) -> Processes:
         device: `runtime.device`.
 
     Raises:
-        UserError: if the device is not for several processes, or the launcher asks for more than data parallelism.
+        UserError: if the device is not for several processes.
         SystemExit: when the started processes have ended.
     """
     if _is_launched():
@@ -170,19 +161,19 @@ def launch(count: int, threads: int) -> NoReturn:
         threads: CPU threads of all processes together; each gets an equal share, at least one.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
+    from torch.distributed.elastic.utils.distributed import get_free_port
 
     logging.disable(logging.CRITICAL)  # torch's own messages about processes that end
     shared = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(get_free_port()),
         "OMP_NUM_THREADS": str(max(1, threads // count)),
         THREADS: str(threads),
     }
     ranks = range(count)
     with tempfile.TemporaryDirectory() as logs:
-        leave_watching_to_children()
         context = start_processes(
             "bertrio",
             sys.executable,
@@ -207,25 +198,12 @@ def launch(count: int, threads: int) -> NoReturn:
         sys.exit(code if code >= 0 else 128 - code)
 
 
-def free_port() -> int:
-    """Return a free port of this machine."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def _is_launched() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def _join(device: str) -> Processes:
     """Wait until all processes of the launcher are there."""
-    for variable, name in UNSUPPORTED.items():
-        if os.environ.get(f"ACCELERATE_USE_{variable}", "false").lower() == "true":
-            raise UserError(
-                f"accelerate's config asks for {name}; expected data parallelism. Launch with accelerate launch "
-                "--multi_gpu"
-            )
     if int(os.environ["WORLD_SIZE"]) == 1:
         return ALONE
     _check_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

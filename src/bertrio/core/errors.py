@@ -1,5 +1,6 @@
 """The exception whose message users see, and messages that are used in several places."""
 
+import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,3 +53,9 @@ def need(path: str | Path) -> Path:
     if not Path(path).exists():
         raise UserError(f"{path}: is missing; an earlier stage makes it: run dvc repro, or the stages in order")
     return Path(path)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: the nearest known one, if any is near."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""

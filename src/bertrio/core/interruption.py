@@ -124,10 +124,11 @@ def parents() -> list[int]:
     """Return the ancestors of this process, its parent first: shells that DVC runs its command in, and DVC.
 
     DVC sets DVC_STAGE for its commands and has none itself. Where environments can't be read (there is no /proc on
-    macOS), the parent alone; most shells put the command in their own place, and it is DVC.
+    macOS), the parent alone; most shells put the command in their own place, and it is DVC. A process of a launcher
+    has the launcher alone, which watches DVC for all of them.
     """
     found = [os.getppid()]
-    while b"\0DVC_STAGE=" in b"\0" + _of_process(found[-1], "environ"):
+    while "LOCAL_RANK" not in os.environ and b"\0DVC_STAGE=" in b"\0" + _of_process(found[-1], "environ"):
         status = _of_process(found[-1], "stat")
         if not status:  # has just ended
             break
@@ -151,11 +152,6 @@ def _of_process(process: int, what: str) -> bytes:
     with suppress(OSError):
         return Path(f"/proc/{process}/{what}").read_bytes()
     return b""
-
-
-def leave_watching_to_children() -> None:
-    """Let the processes that this one launches look for DVC's end themselves: each of them gets one signal then."""
-    _asked.set()
 
 
 def _end_after(started_by: list[int]) -> None:

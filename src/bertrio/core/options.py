@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from bertrio.core.errors import did_you_mean
+
 MAX_WHOLE = 10**9  # whole numbers count rows, tokens, steps or parameters
-MAX_PATH_BYTES, MAX_NAME_BYTES = 4096, 255  # limits of file systems
 
 T = TypeVar("T")
 
@@ -33,10 +33,7 @@ Seed = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, lt=2**32)]
 
 
 def _usable_path(value: str) -> str:
-    too_long = len(value.encode()) > MAX_PATH_BYTES or any(
-        len(part.encode()) > MAX_NAME_BYTES for part in value.split("/")
-    )
-    if not value or "\0" in value or too_long:
+    if not value or "\0" in value:
         raise ValueError(f"expected a path, found {value[:50]!r}, which can't be one")
     try:
         Path(value).expanduser()
@@ -69,9 +66,8 @@ def choose(table: Mapping[str, T], name: str, kind: str = "") -> T:
     """
     if name in table:
         return table[name]
-    close = difflib.get_close_matches(name, list(table), n=1)
-    guess = f"; did you mean {close[0]}?" if close else ""
-    raise ValueError(f"{kind and f'{kind}: '}expected one of {', '.join(table)}, found {name[:100]!r}{guess}")
+    known = f"{kind and f'{kind}: '}expected one of {', '.join(table)}"
+    raise ValueError(f"{known}, found {name[:100]!r}{did_you_mean(name, table)}")
 
 
 def one_of(table: Mapping[str, Any]) -> AfterValidator:
@@ -111,7 +107,7 @@ def read_options(options: type[Group], raw: Mapping[str, Any], owner: str) -> di
     given = {name: value for name, value in raw.items() if value is not None}
     for name in given.keys() - options.model_fields.keys():
         takes = ", ".join(options.model_fields) or "none"
-        close = difflib.get_close_matches(name, list(options.model_fields), n=1)
-        guess = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"{name}: {owner} has no such option; it takes {takes}{guess}")
+        raise ValueError(
+            f"{name}: {owner} has no such option; it takes {takes}{did_you_mean(name, options.model_fields)}"
+        )
     return options.model_validate(given).model_dump(exclude_unset=True)

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from bertrio.core.console import console, say
 from bertrio.core.errors import UserError
@@ -19,10 +19,6 @@ DISK_ADVICE = {
     errno.ENOENT: "it is missing, or was taken away meanwhile; dvc repro brings back what stages made",
     errno.ENOSPC: "make room there",
     errno.EDQUOT: "make room there",
-    errno.EFBIG: "see ulimit -f",
-    errno.EACCES: "see who may write there",
-    errno.EPERM: "see who may write there",
-    errno.EROFS: "see how it is mounted",
 }
 MEMORY_ADVICE = (
     "take smaller batches (tasks.NAME.batch_size, finetune.eval_batch_size), or the same in pieces "
@@ -47,50 +43,34 @@ def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool
             if timing:
                 cost = {"seconds": time.perf_counter() - began, "peak_memory_mb": peak_memory_mb()}
                 write_json(f"metrics/timing/{name}.json", {**cost, **facts}, digits=1)
-    except Interrupted as stopped:
-        say(f"{name}: {stopped}")
-        sys.exit(stopped.code)
-    except KeyboardInterrupt:
-        say(f"{name}: {AT_ONCE}")
-        sys.exit(130)
+    except KeyboardInterrupt as stopped:
+        say(f"{name}: {str(stopped) or AT_ONCE}")
+        sys.exit(stopped.code if isinstance(stopped, Interrupted) else 130)
     except Exception as error:
         message = explained(error)
         if message is None:
             raise
-        _fail(name, message)
-
-
-def _fail(name: str, message: str) -> NoReturn:
-    console.print(f"[bold red]error[/bold red] in {name}:", end=" ")
-    say(message)
-    sys.exit(2)
+        console.print(f"[bold red]error[/bold red] in {name}:", end=" ")
+        say(message)
+        sys.exit(2)
 
 
 def explained(error: Exception) -> str | None:
     """Return the message for an error that is no fault of the code; None for all others, which keep their traceback."""
     if isinstance(error, UserError):
         return str(error)
+    text, code = str(error), 0
+    memory = ("out of memory", "not enough memory", "can't allocate memory")  # torch on CUDA, on Apple's GPUs, on CPUs
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(part in text for part in memory)):
+        return f"out of memory: {text}".splitlines()[0].removesuffix(": ") + f"; {MEMORY_ADVICE}"
     if isinstance(error, OSError):
-        place = f"{error.filename}: " if error.filename else ""
-        return _with_advice(f"{place}{error.strerror or error}", DISK_ADVICE.get(error.errno or 0))
-    number = re.search(r"\(os error (\d+)\)", str(error))  # libraries in Rust (safetensors, tokenizers) put it so
-    if number:
-        return _with_advice(str(error), DISK_ADVICE.get(int(number[1])))
-    if _is_out_of_memory(error):
-        return _with_advice(f"out of memory: {error}".splitlines()[0].removesuffix(": "), MEMORY_ADVICE)
-    return None
-
-
-def _with_advice(message: str, advice: str | None) -> str:
-    return f"{message}; {advice}" if advice else message
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """MemoryError is Python's and numpy's; torch has its own for CUDA, and on the CPU and Apple's GPUs only a text."""
-    texts = ("out of memory", "not enough memory", "can't allocate memory")
-    return isinstance(error, MemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
-    )
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or text
+        code = error.errno or 0
+    elif number := re.search(r"\(os error (\d+)\)", text):  # libraries in Rust (safetensors, tokenizers) put it so
+        code = int(number[1])
+    else:
+        return None
+    return f"{text}; {DISK_ADVICE[code]}" if code in DISK_ADVICE else text
 
 
 def peak_memory_mb() -> float:

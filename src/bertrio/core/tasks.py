@@ -8,6 +8,7 @@ only where params are checked, a loss gets its limits, slices are cut, or a task
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # this module starts fast: it imports no torch
     from torch import Tensor
 
 TEXT_COLUMNS = {"single": ("text",), "pair": ("text_a", "text_b")}
+NUMBER = re.compile(r"\s*[-+]?\d+(\.\d*)?\s*")
 
 
 Array = NDArray[np.float64]
@@ -105,13 +107,12 @@ class Target(ABC):
         """
         if self.labels:
             whole = isinstance(label, float) and label.is_integer()  # a whole number in a column that had gaps
-            name = str(int(label) if whole else label).strip()
-            truth = isinstance(label, (bool, np.bool_))  # from JSON or parquet; a text file spells it either way
-            if truth and name not in self.labels:
-                name = name.lower()
-            if name in self.labels:
-                return float(self.labels.index(name))
-            if any(map(_is_number, self.labels)) or (truth and {"true", "false"} & {of.lower() for of in self.labels}):
+            name, names = str(int(label) if whole else label).strip(), list(self.labels)
+            if isinstance(label, (bool, np.bool_)):  # from JSON or parquet; a text file spells it either way
+                name, names = name.lower(), [each.lower() for each in names]
+            if name in names:
+                return float(names.index(name))
+            if any(NUMBER.fullmatch(each) for each in names):
                 raise ValueError(f"{label!r} is none of {', '.join(self.labels)}")
         return float(label)
 
@@ -138,14 +139,6 @@ class Target(ABC):
         rows, classes = np.arange(len(before.values)), before.values.astype(np.int64)
         moved = np.abs(after.probabilities[rows, classes] - before.probabilities[rows, classes])
         return before.values != after.values, moved
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
 import errno
-import os
 import signal
 from pathlib import Path
 
@@ -65,26 +64,16 @@ def test_a_failure_ends_with_its_code_and_without_a_timing_file(tmp_path, monkey
     assert words in told
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_training_that_was_stopped_says_how_to_go_on(tmp_path, monkeypatch, capsys, number, code):
+def test_training_that_was_stopped_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def train():
         with install() as interruption:
-            signal.raise_signal(number)
+            signal.raise_signal(signal.SIGTERM)
             interruption.stop(12)
 
     monkeypatch.chdir(tmp_path)
-    found, told = ended(train, capsys)
-    assert found == code
+    code, told = ended(train, capsys)
+    assert code == 143
     assert "split: stopped at step 12, checkpoint saved; the same command goes on from there" in told
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_that_may_not_be_written_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir(mode=0o500)
-    code, told = ended(lambda: write_text("models/a.json", "{}"), capsys)
-    assert code == 2
-    assert "models/" in told and "Permission denied" in told
 
 
 def test_faults_of_the_code_keep_their_traceback():

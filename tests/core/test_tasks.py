@@ -50,12 +50,6 @@ def test_a_score_says_something_else_a_tenth_of_its_range_away_and_a_class_one_c
     assert target.margin == by
 
 
-def test_targets_are_chosen_by_name():
-    assert build_target("classes", 3) == Classes(3)
-    assert build_target("ordered", 5).size == 5
-    assert build_target("binary").size == build_target("score", limits=(0, 1)).size == 1
-
-
 WORDS, DIGITS = Classes(3, ("no", "maybe", "yes")), Ordered(3, ("1", "2", "3"))
 
 

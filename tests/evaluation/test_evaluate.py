@@ -1,35 +1,22 @@
 import json
 
-import numpy as np
 import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
-from bertrio.core.tasks import Binary, Ordered, Score, Task
 from bertrio.evaluation.evaluate import evaluate, how_chosen, show_metrics
 from bertrio.evaluation.intervals import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
-from bertrio.evaluation.predictions import prediction_rows, write_predictions
+from bertrio.evaluation.predictions import write_predictions
+from tests.evaluation.tables import TASKS, predictions
 
-TASKS = {
-    "sst": Task("sst", "single", "cross", Ordered(5)),
-    "qqp": Task("qqp", "pair", "cross", Binary()),
-    "sts": Task("sts", "pair", "cross", Score(0.0, 5.0)),
-}
 MEMBERS = ["base", "second"]
 SELECTED_ON = {"rows": "dev", "by": "overall_normalized"}
 
 
 def made_up() -> pd.DataFrame:
-    """Predictions of all tasks for a labelled dev and an unlabelled test split."""
-    generator, ids = np.random.default_rng(0), [str(i) for i in range(6)]
-    parts = [
-        prediction_rows(task, split, ids, labels, generator.normal(1, 2, (6, task.target.size)))
-        for task in TASKS.values()
-        for split, labels in (("dev", np.array([0.0, 1, 0, 1, 1, 0])), ("test", np.full(6, np.nan)))
-    ]
-    return pd.concat(parts, ignore_index=True)
+    return predictions(rows=6)
 
 
 @pytest.fixture
@@ -62,12 +49,6 @@ def test_metrics_hold_the_scores_the_best_epochs_and_what_they_were_picked_on(fo
     assert metrics["intervals"]["dev"]["overall_mean"] == pytest.approx(
         intervals(made_up(), TASKS)["dev"]["overall_mean"], abs=1e-6
     )
-
-
-def test_members_that_chose_on_different_rows_are_all_told(folder):
-    other = {"rows": "holdout", "by": "overall_normalized"}
-    write_json("predictions/members/second/summary.json", {"best_epoch": 1, "selected_on": other})
-    assert run()["selected_on"] == {"rows": "dev, holdout", "by": "overall_normalized"}
 
 
 def test_rows_that_the_ensemble_was_chosen_on_stand_apart(folder, capsys):
@@ -114,12 +95,12 @@ def test_the_table_shows_each_metric_and_its_interval_on_dev_and_a_dash_for_test
     assert capsys.readouterr().out == printed
 
 
-def test_of_last_epochs_no_rows_are_named(folder, capsys):
-    for summary in (folder / "predictions/members").glob("*/summary.json"):
-        write_json(summary, json.loads(summary.read_text()) | {"selected_on": {"rows": "none", "by": "last"}})
-    run()
-    assert "the last epochs" in " ".join(capsys.readouterr().out.split())
-    assert how_chosen({"rows": "dev, none", "by": "sst, last"}) == "chosen on dev by sst"
+def test_all_ways_of_choosing_epochs_are_named_but_the_last_epochs(folder, capsys):
+    for name, chosen in (("base", {"rows": "none", "by": "last"}), ("second", {"rows": "holdout", "by": "sst"})):
+        write_json(f"predictions/members/{name}/summary.json", {"best_epoch": 1, "selected_on": chosen})
+    assert run()["selected_on"] == {"rows": "none, holdout", "by": "last, sst"}
+    assert "best epochs chosen on holdout by sst" in " ".join(capsys.readouterr().out.split())
+    assert how_chosen({"rows": "none", "by": "last"}) == ""
 
 
 def test_another_file_of_metrics_is_told(folder):

@@ -212,16 +212,12 @@ def _join(device: str) -> Processes:
     try:
         state = PartialState(**(GPU if _on_cuda(device) else CPU))
     except RuntimeError as error:
-        place = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"the processes of this run cannot meet at {place} ({reason}); see docs/experiments.md"
-        ) from error
+        raise UserError(f"the processes of this run cannot meet ({reason}); see docs/experiments.md") from error
     atexit.register(state.destroy_process_group)
-    where = state.device if _on_cuda(device) else torch.device("cpu")
-    return Processes(
-        state.process_index, state.num_processes, where, int(os.environ.get(THREADS, torch.get_num_threads()))
-    )
+    threads = int(os.environ.get(THREADS, torch.get_num_threads()))
+    place = state.device if _on_cuda(device) else torch.device("cpu")
+    return Processes(state.process_index, state.num_processes, place, threads)
 
 
 def _on_cuda(device: str) -> bool:

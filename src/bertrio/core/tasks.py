@@ -122,9 +122,15 @@ class Target(ABC):
             return self.labels[int(value)]
         return f"{value:g}"
 
-    @abstractmethod
     def label_problem(self, label: float) -> str | None:
-        """Why `label` can't be used, as a short fixed phrase; None if it can."""
+        """Return why `label` can't be used, as a short fixed phrase; None if it can."""
+        if not math.isfinite(label):
+            return "label is not a number"
+        return None if self.allows(label) else "label out of range"
+
+    @abstractmethod
+    def allows(self, label: float) -> bool:
+        """Return whether a finite label is one of this target's."""
 
     @abstractmethod
     def predict(self, outputs: Array) -> Predicted:
@@ -164,12 +170,8 @@ class Classes(Target):
     def outcomes(self) -> tuple[str, ...]:
         return self.labels or tuple(map(str, range(self.count)))
 
-    def label_problem(self, label: float) -> str | None:
-        if not math.isfinite(label):
-            return "label is not a number"
-        if label != int(label) or not 0 <= label < self.count:
-            return "label out of range"
-        return None
+    def allows(self, label: float) -> bool:
+        return label == int(label) and 0 <= label < self.count
 
     def predict(self, outputs: Array) -> Predicted:
         odds = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
@@ -207,10 +209,8 @@ class Binary(Target):
     def outputs_for(self, loss: str) -> int:
         return 2 if loss == "siamese_softmax" else 1
 
-    def label_problem(self, label: float) -> str | None:
-        if not math.isfinite(label):
-            return "label is not a number"
-        return None if label in (0.0, 1.0) else "label out of range"
+    def allows(self, label: float) -> bool:
+        return label in (0.0, 1.0)
 
     def predict(self, outputs: Array) -> Predicted:
         logit = outputs[:, -1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]
@@ -239,10 +239,8 @@ class Score(Target):
         """A tenth of the range."""
         return (self.high - self.low) / 10
 
-    def label_problem(self, label: float) -> str | None:
-        if not math.isfinite(label):
-            return "label is not a number"
-        return None if self.low <= label <= self.high else "label out of range"
+    def allows(self, label: float) -> bool:
+        return self.low <= label <= self.high
 
     def predict(self, outputs: Array) -> Predicted:
         scores = outputs[:, 0]

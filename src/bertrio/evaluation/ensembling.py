@@ -199,13 +199,14 @@ def combine(
         UserError: if a task is unknown or answered by none, members cover different rows or labels, or there is
             nothing to choose on.
     """
-    answering = who_answers(members, tasks, answers or {})
     frames = _aligned(members)
     first = next(iter(frames.values()))
     check_tasks(first, tasks)
     parts, weights = [], {}
     for task, places in first.groupby("task", sort=False).indices.items():
-        rows, names = first.iloc[places], answering[task]
+        rows, names = first.iloc[places], [name for name in members if task in (answers or {}).get(name, tasks)]
+        if not names:
+            raise UserError(f"ensemble.members: no member answers task {task}; add it to the answers of one")
         predictions = [predicted_of(frames[name].iloc[places]) for name in names]
         shares = [1 / len(names)] * len(names)
         if how == "greedy" and len(names) > 1:  # with one member there is nothing to choose
@@ -255,25 +256,6 @@ def record_ensemble(folder: str | Path, how: str, members: Sequence[str], weight
     write_json(Path(folder) / "ensemble.json", ensemble, digits=None)
 
 
-def who_answers(
-    members: Iterable[str], tasks: Iterable[str], answers: Mapping[str, Sequence[str]]
-) -> dict[str, list[str]]:
-    """The members that answer each task; those that `answers` does not name answer all.
-
-    Raises:
-        UserError: if no member answers a task.
-    """
-    members, tasks = list(members), list(tasks)
-    answering = {task: [name for name in members if task in answers.get(name, tasks)] for task in tasks}
-    missing = [task for task, own in answering.items() if not own]
-    if missing:
-        raise UserError(
-            f"ensemble.members: none of {', '.join(members)} answers task {', '.join(missing)}; "
-            "add it to the answers of one, or add a member that does"
-        )
-    return answering
-
-
 def _aligned(members: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
     """Return the members' tables, each with its rows in the order of the first member's.
 
@@ -281,23 +263,16 @@ def _aligned(members: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
         UserError: if a row is missing in one of them, or has another label.
     """
     (first_name, first), *others = members.items()
-    aligned, keys = {first_name: first}, pd.MultiIndex.from_frame(first[KEYS])
+    columns = [*KEYS, "label"]
+    rows, aligned = pd.MultiIndex.from_frame(first[columns]), {first_name: first}
     for name, frame in others:
-        found = pd.MultiIndex.from_frame(frame[KEYS])
-        unmatched = keys.symmetric_difference(found)
-        if len(unmatched):
-            row = dict(zip(KEYS, unmatched[0]))
-            raise _unlike(first_name, name, f"{len(unmatched)} rows are in one of them alone", row)
-        aligned[name] = frame.iloc[found.get_indexer(keys)]
-        labels, expected = (table["label"].to_numpy(np.float64) for table in (aligned[name], first))
-        differ = np.flatnonzero((labels != expected) & ~(np.isnan(labels) & np.isnan(expected)))
-        if len(differ):
-            raise _unlike(first_name, name, f"{len(differ)} rows have different labels", first.iloc[differ[0]])
+        found = pd.MultiIndex.from_frame(frame[columns])
+        unlike = rows.symmetric_difference(found)
+        if len(unlike):
+            row = dict(zip(columns, unlike[0]))
+            raise UserError(
+                f"ensemble members {first_name} and {name} have {len(unlike)} different rows or labels (first: "
+                f"{row_name(row)}, label {row['label']}); expected the same data for all: run the finetune stages again"
+            )
+        aligned[name] = frame.iloc[found.get_indexer(rows)]
     return aligned
-
-
-def _unlike(first: str, second: str, problem: str, row: Mapping[str, object]) -> UserError:
-    return UserError(
-        f"ensemble members {first} and {second}: {problem} (first: {row_name(row)}); expected the same data for all "
-        "members: run the finetune stages again"
-    )

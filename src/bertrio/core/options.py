@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from bertrio.core.errors import did_you_mean
 
+MAX_NAME_BYTES = 255  # limit of file systems
 MAX_WHOLE = 10**9  # whole numbers count rows, tokens, steps or parameters
 
 T = TypeVar("T")
@@ -33,7 +34,8 @@ Seed = Annotated[int, BeforeValidator(_no_bool), Field(ge=0, lt=2**32)]
 
 
 def _usable_path(value: str) -> str:
-    if not value or "\0" in value:
+    too_long = any(len(part.encode()) > MAX_NAME_BYTES for part in value.split("/"))
+    if not value or "\0" in value or too_long:
         raise ValueError(f"expected a path, found {value[:50]!r}, which can't be one")
     try:
         Path(value).expanduser()

@@ -16,6 +16,10 @@ from bertrio.evaluation.metrics import CORRELATIONS, overall
 
 ALPHA = 0.05  # a p-value below it counts as a difference
 DIGITS = 12  # differences beyond so many decimals are rounding
+WIDEST = {  # largest difference of two values of a metric, where that is not 1
+    **dict.fromkeys(("brier", "pearson", "spearman", "quadratic_kappa"), 2.0),
+    **dict.fromkeys(("mae", "rmse"), math.inf),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +90,8 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
         metric: a task, whose first metric is compared, or an overall score.
 
     Returns:
-        The difference. If nothing varies, p is 1: a few equal values do not show that the next will be equal too.
+        The difference. If nothing varies, p is 1: a few equal values do not show that the next will be equal too. The
+        interval is cut to the largest difference that the metric allows.
     """
     sides = [[score_of(run, metric) for run in side] for side in (first, second)]
     weights = _weights(first[0], metric)
@@ -98,7 +103,8 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
         parts += [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides]
     means = [float(np.mean(side)) for side in sides]
     low, high, p = _t_test(means[1] - means[0], parts)
-    return Difference(metric, means[0], means[1], seeds, low, high, p)
+    largest = sum(weight * widest(first[0][task].metric) for task, weight in weights.items())
+    return Difference(metric, means[0], means[1], seeds, max(low, -largest), min(high, largest), p)
 
 
 def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
@@ -137,6 +143,11 @@ def _weights(run: Run, metric: str) -> dict[str, float]:
         return {metric: 1.0}
     halved = CORRELATIONS if metric == "overall_normalized" else ()
     return {task: (0.5 if score.metric in halved else 1.0) / len(run) for task, score in run.items()}
+
+
+def widest(metric: str) -> float:
+    """Return the largest difference of two values of a metric."""
+    return WIDEST.get(metric, 1.0)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -214,7 +214,7 @@ def _errors(runs: Sequence[Scored], task: Task) -> tuple[Array, Array]:
         errors = np.mean([np.abs(run.predictions - run.labels) for run in runs], axis=0)
         return errors, errors
     rows = np.arange(len(runs[0].labels))
-    doubts = [1 - run.class_probabilities[rows, run.labels.astype(int)] for run in runs]
+    doubts = [1 - run.probabilities[rows, run.labels.astype(int)] for run in runs]
     return np.mean([1 - run.correct for run in runs], axis=0), np.mean(doubts, axis=0)
 
 

@@ -104,11 +104,11 @@ class Batcher:
         try:
             predictions = await asyncio.get_running_loop().run_in_executor(self._thread, self._predict, task, rows)
         except Exception as error:
-            if len(batch) == 1:
-                batch[0].predictions.set_exception(error)
-            else:
+            if len(batch) > 1:
                 for request in batch:
                     await self._answer([request])
+            elif not batch[0].predictions.cancelled():  # the client may have left
+                batch[0].predictions.set_exception(error)
             return
         self._metrics.batch_rows.labels(task).observe(len(rows))
         self._metrics.batch_seconds.labels(task).observe(time.perf_counter() - began)

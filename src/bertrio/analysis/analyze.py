@@ -107,7 +107,7 @@ def _load_rows(task: Task, frame: pd.DataFrame, folder: Path) -> _Rows:
     """Join the prediction table with the task's splits."""
     dev, train = (read_table(folder / f"{split}.parquet") for split in ("dev", "train"))
     predicted = frame[(frame["task"] == task.name) & frame["split"].isin(["dev", "selection"])]
-    columns = predicted[["id", "split", "prediction", "probabilities"]]
+    columns = predicted[["id", "split", "prediction", "probabilities", "score"]]
     joined = dev.merge(columns, on="id", how="left", validate="one_to_one")
     if len(predicted) != len(dev) or joined["split"].isna().any():
         raise UserError(
@@ -116,7 +116,7 @@ def _load_rows(task: Task, frame: pd.DataFrame, folder: Path) -> _Rows:
         )
     table = joined[(joined["split"] == "dev") & joined["label"].notna()].reset_index(drop=True)
     scored = Scored.of(table)
-    return _Rows(dev, table.drop(columns="probabilities").assign(row_error=row_error(scored, task)), scored, train)
+    return _Rows(dev, table.drop(columns=["probabilities", "score"]).assign(row_error=row_error(scored, task)), scored, train)
 
 
 def _worst(scorer: Scorer, task: Task, rows: _Rows, options: AnalyzeParams) -> list[dict[str, Any]]:

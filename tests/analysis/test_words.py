@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.analysis.words import WORD, NearWords, count_words, instead, without, words_of
+from bertrio.analysis.words import WORD, NearWords, count_words, delete_span, replace_span, words_of
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def test_counts_add_up_over_columns():
     ],
 )
 def test_a_word_leaves_no_blank_behind(text, position, left):
-    assert without(text, *list(WORD.finditer(text))[position].span()) == left
+    assert delete_span(text, *list(WORD.finditer(text))[position].span()) == left
 
 
 def test_another_word_takes_over_the_capital():
-    assert instead("Why me", 0, 3, "how") == "How me"
-    assert instead("why me", 0, 3, "how") == "how me"
+    assert replace_span("Why me", 0, 3, "how") == "How me"
+    assert replace_span("why me", 0, 3, "how") == "how me"
 
 
 @pytest.fixture

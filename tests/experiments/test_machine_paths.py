@@ -10,7 +10,7 @@ from bertrio.experiments.machine_paths import (
     overridden,
     settings_text,
     with_absolute_paths,
-    without_place,
+    without_folder,
 )
 from bertrio.experiments.recipes.params import flatten
 from bertrio.experiments.recipes.running import experiment_name
@@ -68,9 +68,9 @@ def test_names_of_encoders_stay(repository, name):
 def test_of_a_local_folder_only_the_last_name_counts(repository, monkeypatch):
     monkeypatch.chdir(repository.parent)
     for name in ("models/encoder", "models/encoder/", "repository/../models/encoder", "/no/encoder"):
-        assert without_place("encoder.name", name) == "encoder"
-    assert without_place("encoder.name", "sentence-transformers/encoder") == "sentence-transformers/encoder"
-    assert without_place("finetune.select", "/no/encoder") == "/no/encoder"
+        assert without_folder("encoder.name", name) == "encoder"
+    assert without_folder("encoder.name", "sentence-transformers/encoder") == "sentence-transformers/encoder"
+    assert without_folder("finetune.select", "/no/encoder") == "/no/encoder"
 
 
 @pytest.mark.parametrize(

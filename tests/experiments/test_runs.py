@@ -75,8 +75,8 @@ def test_flags_can_be_pasted_back():
     words = shlex.split(setting.flags)
     assert words[:6] == ["--budget", "quick", "--source", "cs224n", "--encoder", "a model"]
     assert parse_settings([word for word in words[6:] if word != "-S"]) == setting.overrides
-    assert setting.to_run.startswith("--budget quick -S optimizer.max_grad_norm=null -S ")
-    assert Setting().to_run == ""
+    assert setting.run_flags.startswith("--budget quick -S optimizer.max_grad_norm=null -S ")
+    assert Setting().run_flags == ""
 
 
 def test_a_setting_without_runs_is_an_error_that_says_what_there_is():

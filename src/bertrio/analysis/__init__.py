@@ -1,1 +1,1 @@
-"""Where a trained model fails: worst rows, suspect labels, slices, robustness, and the card that says so."""
+"""Error analysis of trained models: worst rows, suspect labels, slices, robustness, model card and report."""

@@ -1,4 +1,4 @@
-"""The stage `analyze`: everything that is said of a finished run beyond its metrics."""
+"""The stage `analyze`: error analysis of a finished run, and its model card."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bertrio.evaluation.plots import slices_picture
 from bertrio.evaluation.predictions import Scored, check_tasks, read_predictions
 
 NEIGHBOURS = 3  # training rows shown beside each of the worst rows
-WORDS = 5  # near words tried in place of each of its words
+WORDS = 5  # near words tried in place of each word of these rows
 SUSPECT_COLUMNS = ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
 
 
@@ -41,25 +41,24 @@ def analyze(
     plots: str | Path,
     card: str | Path,
 ) -> None:
-    """Write what is wrong where, of the ensemble's predictions for dev, and how its models take changed texts.
+    """Write the error analysis of the ensemble's dev predictions, the robustness of its models, and the model card.
 
-    `predictions`/analysis gets errors.json (`{task: rows}`, see `describe_worst`) and suspects.csv (columns `task`,
-    `id`, `label`, and see `suspects`), `metrics` slices.json (see `as_json`), robustness.json (`robustness`) and
-    challenges.json (`write_challenges`), `plots`/slices a CSV file and a picture of each task's slices, and `card` the
-    model card. Rows of dev that the ensemble was chosen on, and rows without a label, are left out of errors, suspects
-    and slices.
+    Files in `predictions`/analysis: errors.json (`{task: rows}`, see `describe_worst`) and suspects.csv (columns
+    `task`, `id`, `label`, texts, and those of `suspects`). In `metrics`: slices.json (see `as_json`), robustness.json
+    (see `robustness`) and challenges.json (see `write_challenges`). In `plots`/slices: a CSV file and a picture for
+    each task. Errors, suspects and slices leave out rows without a label and dev rows that the ensemble was chosen on.
 
     Args:
         params: the base params.
-        splits: the folder of the data.
-        models: a folder that holds ensemble/ and members/<name>/.
-        predictions: a folder that holds ensemble.parquet.
-        metrics: a folder that holds what the stages before wrote.
-        plots: a folder.
-        card: the file to write it to.
+        splits: folder of the data.
+        models: folder with ensemble/ and members/<name>/.
+        predictions: folder with ensemble.parquet.
+        metrics: folder with the metrics of earlier stages.
+        plots: folder of the plots.
+        card: path of the model card.
 
     Raises:
-        UserError: if a file is missing or damaged, or the predictions are of other rows than the data.
+        UserError: if a file is missing or damaged, or predictions and data have different rows.
     """
     predictions, metrics, plots = Path(predictions), Path(metrics), Path(plots)
     tasks = build_tasks(params)
@@ -67,23 +66,23 @@ def analyze(
     check_tasks(frame, tasks)
     scorer = Scorer.load(params, tasks, models)
     data = {name: _load_rows(task, frame, Path(splits) / name) for name, task in tasks.items()}
-    errors, slices, changes = {}, {}, {}
+    errors, slices, robustness_by_task = {}, {}, {}
     with progress("analyze", total=len(tasks)) as bar:
         for name, rows in data.items():
             if rows.table.empty:
                 say(f"analyze: dev of {name} has no labelled rows to look for errors in")
             errors[name] = _worst(scorer, tasks[name], rows, params.analyze)
             slices[name] = measure_slices(Facts(tasks[name], rows.table, rows.train), rows.scored)
-            asked = robustness(scorer, tasks[name], _drawn(rows.dev, params.analyze.rows))
-            changes[name] = {"model": scorer.models[name].name, **asked}
+            by_perturbation = robustness(scorer, tasks[name], _sample(rows.dev, params.analyze.rows))
+            robustness_by_task[name] = {"model": scorer.models[name].name, **by_perturbation}
             bar.advance(note=name)
     write_json(predictions / "analysis" / "errors.json", errors)
     write_csv(_suspects(tasks, data), predictions / "analysis" / "suspects.csv", quoted=True)
     _write_slices(slices, tasks, metrics, plots)
-    write_json(metrics / "robustness.json", changes)
+    write_json(metrics / "robustness.json", robustness_by_task)
     labelled = {name: rows.table for name, rows in data.items()}
-    beside = predictions / "analysis" / "challenges"
-    write_challenges(scorer, tasks, params.evaluate.challenges, labelled, metrics / "challenges.json", beside)
+    folder = predictions / "analysis" / "challenges"
+    write_challenges(scorer, tasks, params.evaluate.challenges, labelled, metrics / "challenges.json", folder)
     write_card(params, tasks, metrics=metrics, path=card)
 
 
@@ -92,8 +91,8 @@ class _Rows(NamedTuple):
 
     Args:
         dev: all rows of dev.
-        table: its labelled rows that no ensemble was chosen on, with `prediction` and `row_error`.
-        scored: these.
+        table: labelled dev rows that the ensemble was not chosen on, with `prediction` and `row_error`.
+        scored: labels and predictions of `table`.
         train: the training rows.
     """
 
@@ -104,7 +103,7 @@ class _Rows(NamedTuple):
 
 
 def _load_rows(task: Task, frame: pd.DataFrame, folder: Path) -> _Rows:
-    """Join the prediction table with the task's splits."""
+    """Return the rows of a task, with predictions joined to dev."""
     dev, train = (read_table(folder / f"{split}.parquet") for split in ("dev", "train"))
     predicted = frame[(frame["task"] == task.name) & frame["split"].isin(["dev", "selection"])]
     columns = predicted[["id", "split", "prediction", "probabilities", "score"]]
@@ -116,30 +115,31 @@ def _load_rows(task: Task, frame: pd.DataFrame, folder: Path) -> _Rows:
         )
     table = joined[(joined["split"] == "dev") & joined["label"].notna()].reset_index(drop=True)
     scored = Scored.of(table)
-    return _Rows(dev, table.drop(columns=["probabilities", "score"]).assign(row_error=row_error(scored, task)), scored, train)
+    table = table.drop(columns=["probabilities", "score"]).assign(row_error=row_error(scored, task))
+    return _Rows(dev, table, scored, train)
 
 
 def _worst(scorer: Scorer, task: Task, rows: _Rows, options: AnalyzeParams) -> list[dict[str, Any]]:
     model = scorer.models[task.name]
     near = NearWords(count_words(rows.train, task.text_columns), model.tokenizer, model.word_vectors())
     worst = rows.table[rows.table["row_error"] > 0].nlargest(options.worst, "row_error")
-    return describe_worst(scorer, task, worst, _drawn(rows.train, options.rows), near, NEIGHBOURS, WORDS)
+    return describe_worst(scorer, task, worst, _sample(rows.train, options.rows), near, NEIGHBOURS, WORDS)
 
 
-def _drawn(frame: pd.DataFrame, most: int) -> pd.DataFrame:
-    """At most so many of the rows, drawn with a fixed seed, in their order."""
-    if len(frame) <= most:
+def _sample(frame: pd.DataFrame, limit: int) -> pd.DataFrame:
+    """Return at most `limit` of the rows, sampled with a fixed seed, in their original order."""
+    if len(frame) <= limit:
         return frame
-    return frame.iloc[np.sort(np.random.default_rng(0).choice(len(frame), most, replace=False))]
+    return frame.iloc[np.sort(np.random.default_rng(0).choice(len(frame), limit, replace=False))]
 
 
 def _suspects(tasks: Mapping[str, Task], data: Mapping[str, _Rows]) -> pd.DataFrame:
     parts = []
     for name, task in tasks.items():
-        doubtful = suspects(data[name].scored, task)
-        rows = data[name].table.iloc[doubtful["row"].to_numpy(int)].reset_index(drop=True)
-        rows = rows.rename(columns={"text_a": "text"}).assign(task=name, doubt=doubtful["doubt"].round(4))
-        parts.append(rows.assign(suggested=doubtful["suggested"]))
+        suspect_rows = suspects(data[name].scored, task)
+        rows = data[name].table.iloc[suspect_rows["row"].to_numpy(int)].reset_index(drop=True)
+        rows = rows.rename(columns={"text_a": "text"}).assign(task=name, doubt=suspect_rows["doubt"].round(4))
+        parts.append(rows.assign(suggested=suspect_rows["suggested"]))
     return pd.concat(parts, ignore_index=True).reindex(columns=SUSPECT_COLUMNS)
 
 

@@ -1,7 +1,7 @@
-"""The model card: what the saved models are, what they were trained on, how good they are, and where they fail.
+"""Model card: the saved models, their training data, their metrics and their limits.
 
-The layout, in card.md, is that of model cards on the Hugging Face hub (Mitchell et al. 2019, "Model Cards for Model
-Reporting"): YAML front matter with the fields that are known, then Markdown. What is not known is said to be unknown.
+The template card.md has the layout of model cards on the Hugging Face hub (Mitchell et al. 2019, "Model Cards for Model
+Reporting"): YAML front matter with the known fields, then Markdown. Unknown facts are marked "unknown".
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 def write_card(
     params: Params, tasks: Mapping[str, Task], metrics: str | Path = "metrics", path: str | Path = "models/README.md"
 ) -> None:
-    """Write the card of the models of a finished run.
+    """Write the model card of a finished run.
 
     Args:
         params: the base params.
         tasks: all tasks, by name.
-        metrics: a folder with data.json and evaluation.json, and what there is of calibration, slices, robustness
-            and challenges.json. Costs are no part of the card, so that the same run has the same one.
-        path: the Markdown file.
+        metrics: folder with data.json and evaluation.json; calibration.json, slices.json, robustness.json and
+            challenges.json are optional. The card has no timings, so the same run gives the same card.
+        path: path of the card.
 
     Raises:
         UserError: if data.json or evaluation.json is missing, or a file is damaged.
@@ -46,8 +46,8 @@ def write_card(
     environment = figures.environment(
         finalize=lambda value: value if isinstance(value, Markup) else Markup(escaped(value))
     )
-    environment.filters["shown"] = lambda value: (
-        Markup(str(value)) if isinstance(value, figures.Figure) else figures.shown(value)
+    environment.filters["format_cell"] = lambda value: (
+        Markup(str(value)) if isinstance(value, figures.Figure) else figures.format_cell(value)
     )
     sources, extra = {name: params.source_of(name) for name in tasks}, data.get("extra_train", {})
     methods = [name for name in REGULARIZERS if getattr(params, name).weight]
@@ -81,16 +81,16 @@ def write_card(
 
 
 def escaped(text: object) -> str:
-    """A text as Markdown that shows it as it is: on one line, without markup, links, HTML or table cells of its own."""
+    """Return a text as one line of Markdown that renders literally: without markup, links, HTML or table cells."""
     line = " ".join(str(text).split())
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = re.sub(r"([\\`*_{}\[\]!|~$^])", r"\\\1", line)
-    line = re.sub(r"(?i)\b(https?|ftp|mailto):", r"\1&#58;", line)  # bare addresses become links by themselves
+    line = re.sub(r"(?i)\b(https?|ftp|mailto):", r"\1&#58;", line)  # renderers turn bare addresses into links
     return re.sub(r"(?i)\bwww\.", "www&#46;", line).replace("@", "&#64;")
 
 
 def _front_matter(params: Params, tasks: Mapping[str, Task], data: Mapping[str, Any], evaluation: Any) -> str:
-    """Only what is known: a field that is absent says as much as one that is wrong, and does less harm."""
+    """Return the YAML front matter with the known fields only."""
     sources = {name: params.source_of(name) for name in tasks}
     hub = [data["origin"][name]["id"] for name, source in sources.items() if source == "hub"]
     known = {
@@ -107,12 +107,12 @@ def _front_matter(params: Params, tasks: Mapping[str, Task], data: Mapping[str, 
 
 
 def _hub_task(task: Task) -> str:
-    """The hub's word for what a task is."""
+    """Return the hub's name for the type of a task."""
     return "text-classification" if task.target.discrete or task.kind == "single" else "sentence-similarity"
 
 
 def _base_model(params: Params) -> str | None:
-    """The encoder's id on the hub, if it is one: `tiny` is made here, and a local folder has no id."""
+    """Return the encoder's id on the hub; None for `tiny` and for local folders."""
     name = params.encoder.name
     is_id = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) is not None and name != "tiny" and not name.startswith(".")
     return name if is_id and not Path(name).expanduser().is_dir() else None
@@ -120,7 +120,7 @@ def _base_model(params: Params) -> str | None:
 
 def _model_index(params: Params, tasks: Mapping[str, Task], data: Any, evaluation: Any) -> list[dict[str, Any]]:
     results = []
-    for split in figures.splits_of(evaluation):
+    for split in figures.evaluated_splits(evaluation):
         for name, task in tasks.items():
             source = params.source_of(name)
             origin = data["origin"].get(name, {}) if source == "hub" else {}
@@ -128,8 +128,8 @@ def _model_index(params: Params, tasks: Mapping[str, Task], data: Any, evaluatio
             pairs = (("config", "config"), ("revision", "commit"))
             dataset |= {key: origin[field] for key, field in pairs if field in origin}
             values = evaluation[split].get(name, {})
-            listed = [{"type": metric, "value": value, "name": metric} for metric, value in values.items()]
-            if listed:
+            entries = [{"type": metric, "value": value, "name": metric} for metric, value in values.items()]
+            if entries:
                 task_type = {"type": _hub_task(task), "name": name}
-                results.append({"task": task_type, "dataset": dataset, "metrics": listed})
+                results.append({"task": task_type, "dataset": dataset, "metrics": entries})
     return results

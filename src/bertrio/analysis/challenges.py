@@ -1,4 +1,4 @@
-"""Labelled files beside dev: what a model is worth on rows that were made to be hard."""
+"""Challenge files: metrics of a model on additional labelled files, such as hard rows."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ def write_challenges(
     metrics_path: str | Path,
     predictions_path: str | Path,
 ) -> None:
-    """Measure the model on each file of `evaluate.challenges`.
+    """Evaluate the model on each file of `evaluate.challenges`.
 
     Args:
         scorer: the model.
         tasks: all tasks, by name.
         challenges: the files, by name; paths are relative to the repository.
-        dev: the labelled rows of dev, by task; those of the challenges' tasks are asked of the same model.
-        metrics_path: a JSON file that gets `{name: {"task", "model", "n", "rejected", metric: value, "intervals":
-            {metric: [low, high]}, "dev": {metric: value}}}`: the name of the model, rows measured, rows that could not
-            be, the metrics of the task, their 95 % intervals, and what the same model has on dev (empty without rows).
-        predictions_path: a folder, made anew, that gets <name>.parquet, a prediction table whose split is the name of
-            the challenge, and <name>-rejects.csv with each row that could not be used and why.
+        dev: labelled rows of dev, by task; the same model predicts them for comparison.
+        metrics_path: the JSON file to write: `{name: {"task", "model", "n", "rejected", metric: value, "intervals":
+            {metric: [low, high]}, "dev": {metric: value}}}` with the name of the model, the number of evaluated and of
+            rejected rows, the metrics of the task, their 95 % intervals, and the metrics of the same model on dev
+            (empty without labelled rows).
+        predictions_path: the folder to replace: <name>.parquet is a prediction table whose split is the name of the
+            challenge, <name>-rejects.csv lists the rejected rows and the reasons.
 
     Raises:
         UserError: if a file or column is missing, or none of a file's rows can be used.
@@ -78,7 +79,7 @@ def write_challenges(
 
 
 def read_challenge(name: str, challenge: Challenge, task: Task) -> tuple[pd.DataFrame, list[Reject]]:
-    """Return the rows of a challenge in the layout of its task, and those that can't be used.
+    """Return the rows of a challenge in the layout of its task, and the rejected rows.
 
     Raises:
         UserError: if the file or a column is missing, or there are no labels.

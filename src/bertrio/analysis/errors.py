@@ -1,4 +1,4 @@
-"""The rows that a model gets most wrong, what it has seen that is like them, and the one word that decides."""
+"""Worst rows of a model, their nearest training rows, and the one-word change that moves each prediction most."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 
 from bertrio.analysis.scorer import Scorer
-from bertrio.analysis.words import WORD, NearWords, instead, unit, without, words_of
+from bertrio.analysis.words import WORD, NearWords, delete_span, replace_span, unit, words_of
 from bertrio.core.tasks import Array, Predicted, Task
 from bertrio.evaluation.predictions import Scored
 
 
 def row_error(scored: Scored, task: Task) -> Array:
-    """How wrong each row [N] is: the confidence in a wrong class and 0 for right rows, or the distance of the score."""
+    """Error of each row [N]: of classes the confidence if wrong, else 0; of scores the absolute error."""
     if task.target.discrete and len(scored.labels):
         return np.where(scored.labels == scored.predictions, 0.0, scored.confidence)
     return np.abs(scored.predictions - scored.labels)
@@ -27,20 +27,20 @@ def describe_worst(
     """Describe the worst rows, in their order.
 
     Args:
-        scorer: asked about training rows and changed texts.
-        task: what the rows belong to.
-        rows: with `id`, the task's text columns, `label`, `prediction` and `row_error`.
-        train: rows to look for neighbours in.
-        near: finds words to put in place of others.
-        neighbours: how many training rows to give for each.
-        words: how many near words to try for each word.
+        scorer: embeds training rows and predicts changed texts.
+        task: the task of the rows.
+        rows: rows with `id`, the task's text columns, `label`, `prediction` and `row_error`.
+        train: rows to search for neighbours.
+        near: finds replacement words.
+        neighbours: number of training rows for each row.
+        words: number of near words to try for each word.
 
     Returns:
         For each row `{"id", "texts", "label", "prediction", "confidence" or "error", "neighbours", "change"}`; see
         `nearest` and `strongest_changes`.
     """
     measure = "confidence" if task.target.discrete else "error"
-    seen = nearest(scorer, task, rows, train, neighbours)
+    neighbour_rows = nearest(scorer, task, rows, train, neighbours)
     changes = strongest_changes(scorer, task, rows, near, words)
     return [
         {
@@ -49,10 +49,10 @@ def describe_worst(
             "label": row["label"],
             "prediction": row["prediction"],
             measure: row["row_error"],
-            "neighbours": like,
+            "neighbours": similar,
             "change": change,
         }
-        for row, like, change in zip(rows.to_dict("records"), seen, changes)
+        for row, similar, change in zip(rows.to_dict("records"), neighbour_rows, changes)
     ]
 
 
@@ -72,14 +72,14 @@ def nearest(
     return [
         [
             {
-                "id": seen["id"],
-                "texts": [seen[column] for column in task.text_columns],
-                "label": float(seen["label"]),
-                "similarity": float(cosine[place]),
+                "id": neighbour["id"],
+                "texts": [neighbour[column] for column in task.text_columns],
+                "label": float(neighbour["label"]),
+                "similarity": float(cosine[position]),
             }
-            for place, seen in zip(places, train.iloc[places].to_dict("records"))
+            for position, neighbour in zip(positions, train.iloc[positions].to_dict("records"))
         ]
-        for places, cosine in zip(order, cosines)
+        for positions, cosine in zip(order, cosines)
     ]
 
 
@@ -88,16 +88,15 @@ def strongest_changes(
 ) -> list[dict[str, Any] | None]:
     """Find for each row the change of one word that moves the prediction most.
 
-    Every word is left out once, and once replaced by each of its near words, and in a pair by the nearest word of the
-    other text. How far a prediction moves is the distance of the scores, or of the probabilities, half their absolute
-    differences summed: the most that the probability of any set of classes changes by. The case behind it: "SMART
-    Fine-tuning", section 6, where the score of "It's also a matter of taste." and "It's definitely just a matter of
-    preference." rises from 2.22 to 4.56 (label 5) when "preference" becomes "taste".
+    Each edit deletes one word, or replaces it by one of its near words or, in pairs, by the nearest word of the other
+    text. `distance` measures how far a prediction moves. Example from "SMART Fine-tuning", section 6: the score of
+    "It's also a matter of taste." and "It's definitely just a matter of preference." rises from 2.22 to 4.56 (label 5)
+    when "preference" becomes "taste".
 
     Returns:
-        For each row `{"text": 0 or 1, which of its texts, "position": which of that text's words, from 0, "from",
-        "to": null where the word is left out, "changed": the text then, "before", "after": predictions, and for classes
-        "confidence_before", "confidence_after": their probabilities}`; None for a row without a word.
+        For each row `{"text": index of the text, 0 or 1, "position": index of the word in that text, "from", "to":
+        None for a deleted word, "changed": the changed text, "before", "after": predictions, and for classes
+        "confidence_before", "confidence_after": their probabilities}`; None for a row without words.
     """
     columns = list(task.text_columns)
     texts = rows[columns].to_numpy().tolist()
@@ -108,9 +107,9 @@ def strongest_changes(
         row[edit["text"]] = edit["changed"]
     before = scorer.predict(task.name, rows)
     after = scorer.predict(task.name, pd.DataFrame(changed, columns=columns, dtype=object))
-    places = [edit["row"] for edit in edits]
-    moved = pd.Series(distance(before.take(places), after))
-    best = moved.groupby(np.array(places, dtype=np.int64)).idxmax() if edits else {}
+    row_of_edit = [edit["row"] for edit in edits]
+    moved = pd.Series(distance(before.take(row_of_edit), after))
+    best = moved.groupby(np.array(row_of_edit, dtype=np.int64)).idxmax() if edits else {}
     return [
         _change(edits[best[row]], before.take([row]), after.take([best[row]])) if row in best else None
         for row in range(len(texts))
@@ -118,7 +117,11 @@ def strongest_changes(
 
 
 def distance(one: Predicted, other: Predicted) -> Array:
-    """How far apart two predictions for each row [N] are: total variation, 0 to 1, or the difference of the scores."""
+    """Distance of two predictions for each row [N].
+
+    For classes it is the total variation, 0 to 1: half the sum of absolute differences of probabilities, which is the
+    largest change in probability of any set of classes. For scores it is the absolute difference.
+    """
     if one.probabilities is None or other.probabilities is None:
         return np.abs(one.values - other.values)
     return np.abs(one.probabilities - other.probabilities).sum(axis=1) / 2
@@ -127,16 +130,15 @@ def distance(one: Predicted, other: Predicted) -> Array:
 def _edits(
     texts: Sequence[Sequence[str]], options: Mapping[str, Sequence[str]], near: NearWords
 ) -> Iterator[dict[str, Any]]:
-    """Every word of every row left out, and replaced by each of its `options` and by the nearest word of the other
-    text."""
+    """Yield all edits of one word: its deletion, and replacement by `options` or the nearest word of the other text."""
     for row, pair in enumerate(texts):
         for number, text in enumerate(pair):
-            across = words_of(" ".join([*pair[:number], *pair[number + 1 :]]))
+            other_words = words_of(" ".join([*pair[:number], *pair[number + 1 :]]))
             for position, match in enumerate(WORD.finditer(text)):
                 word = match.group().lower()
-                nearest_there = near.nearest_of(word, across)
-                for to in dict.fromkeys([None, *options.get(word, ()), *([nearest_there] if nearest_there else [])]):
-                    changed = without(text, *match.span()) if to is None else instead(text, *match.span(), to)
+                nearest_other = near.nearest_of(word, other_words)
+                for to in dict.fromkeys([None, *options.get(word, ()), *([nearest_other] if nearest_other else [])]):
+                    changed = delete_span(text, *match.span()) if to is None else replace_span(text, *match.span(), to)
                     edit = {"row": row, "text": number, "position": position, "from": match.group(), "to": to}
                     yield {**edit, "changed": changed}
 

@@ -1,4 +1,4 @@
-"""Figures of a run as tables: one collection, shown by the templates of the model card and of the HTML report."""
+"""Figures of a run as tables, for the templates of the model card and the HTML report."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from bertrio.core.tasks import Task
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 
 WORST = 3  # slices of a task that `weakest` names
-FEWEST = 30  # rows of a slice that is named there
+FEWEST = 30  # rows that a slice needs to be named there
 SPLITS = ("dev", "selection", "test")
-UNBOUNDED = ("mae", "rmse")  # metrics that can be above 1: no line is drawn for them
+UNBOUNDED = ("mae", "rmse")  # metrics that can exceed 1, without a line from 0 to 1
 
 
 class Figure(NamedTuple):
-    """A value with the ends of its 95 % interval; `mark` is a value to compare it with.
-
-    `drawn` asks for a line from 0 to 1 beside it, where the medium can draw one.
-    """
+    """Value with its 95 % interval; `mark` is a value to compare it with, `drawn` requests a line from 0 to 1."""
 
     value: float | None
     low: float | None = None
@@ -35,8 +32,8 @@ class Figure(NamedTuple):
         return f"{self.value:.3f}" + ("" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]")
 
 
-def shown(value: Any) -> str:
-    """Return a cell as text: thousands apart, three decimals or digits, a dash for what is missing."""
+def format_cell(value: Any) -> str:
+    """Return a cell as text: thousands separators, three decimals or digits, a dash for missing values."""
     if value is None or value != value:  # NaN
         return "-"
     if not isinstance(value, (int, float)):
@@ -51,13 +48,13 @@ def metric_name(name: str) -> str:
     return f"{name} (lower is better)" if name in LOWER_IS_BETTER else name
 
 
-def splits_of(evaluation: Mapping[str, Any]) -> list[str]:
-    """Return the splits that were measured."""
+def evaluated_splits(evaluation: Mapping[str, Any]) -> list[str]:
+    """Return the splits that have metrics."""
     return [split for split in SPLITS if split in evaluation]
 
 
 def measured(metric: str, value: float | None, ends: Sequence[float] | None, mark: float | None = None) -> Figure:
-    """Return the value of a metric with the ends of its interval, if there are any."""
+    """Return the value of a metric with its interval, if it has one."""
     low, high = ends or (None, None)
     return Figure(value, low, high, mark, drawn=metric not in UNBOUNDED)
 
@@ -73,17 +70,17 @@ def figure(
 
 
 def metrics(evaluation: Mapping[str, Any]) -> pd.DataFrame:
-    """Every metric of every task and the overall scores: task, metric, and a column a split."""
-    splits = splits_of(evaluation)
+    """Return all metrics of all tasks and the overall scores: columns task, metric, and one for each split."""
+    splits = evaluated_splits(evaluation)
     names = dict.fromkeys(
         (task, metric)
         for split in splits
         for task, values in evaluation[split].items()
         for metric in (values if isinstance(values, Mapping) else [None])  # an overall score
     )
-    covered = ", ".join(evaluation.get("overall_tasks", ()))
+    overall_tasks = ", ".join(evaluation.get("overall_tasks", ()))
     rows = [
-        [task if metric else covered, metric_name(metric or task)]
+        [task if metric else overall_tasks, metric_name(metric or task)]
         + [figure(evaluation, split, task, metric) for split in splits]
         for task, metric in names
     ]
@@ -91,26 +88,26 @@ def metrics(evaluation: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def records(content: Mapping[str, Mapping[str, Any]], first: str) -> pd.DataFrame:
-    """A row for each entry, whose name stands in column `first`, and a column for each key."""
+    """Return a row for each entry, with its name in column `first`, and a column for each key."""
     frame = pd.DataFrame.from_dict(dict(content), orient="index").rename(columns=lambda key: key.replace("_", " "))
     return frame.rename_axis(first).reset_index().astype(object)
 
 
 def leaves(content: Mapping[str, Any]) -> pd.DataFrame:
-    """A row for each value of nested mappings, named by its keys."""
+    """Return a row for each value of nested mappings, named by its keys."""
     values = pd.json_normalize(dict(content), sep=", ").iloc[:1].T.reset_index().astype(object)
     return values.set_axis(["name", "value"][: len(values.columns)], axis=1)
 
 
-def rows_of(data: Mapping[str, Any]) -> pd.DataFrame:
-    """What data.json says of the rows of each split: a row a fact, a column a split."""
+def split_facts(data: Mapping[str, Any]) -> pd.DataFrame:
+    """Return the facts of data.json about the rows of each split: one row for each fact, one column for each split."""
     splits = {f"{task} {split}": facts for task, parts in data["tasks"].items() for split, facts in parts.items()}
     facts = pd.json_normalize(list(splits.values()), sep=" ").rename(columns=lambda name: name.replace("_", " "))
     return facts.set_axis(list(splits)).T.rename_axis("fact").reset_index().astype(object)
 
 
 def slices(content: Mapping[str, Any]) -> pd.DataFrame:
-    """The metric of each part of dev; the mark is that of the whole."""
+    """Return the metric of each slice of dev; the mark is the metric of all rows."""
     rows = []
     for task, families in content.items():
         for family, parts in families.items():
@@ -123,7 +120,7 @@ def slices(content: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def weakest(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """By task, the rows of `slices` with the worst value, of those with rows enough to say so."""
+    """Return by task the `WORST` rows of `slices` with the worst values, among slices of at least `FEWEST` rows."""
     frame = slices(content)
     frame = frame[(frame["family"] != "all") & (frame["rows"] >= FEWEST)]
     frame = frame.assign(score=[float(value.value) for value in frame["value"]])
@@ -136,7 +133,7 @@ def weakest(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
 
 
 def robustness(content: Mapping[str, Any]) -> pd.DataFrame:
-    """How often changes that should not matter change predictions."""
+    """Return how often each perturbation changes predictions."""
     rows = [
         [task, name.replace("_", " "), entry["n"], Figure(entry["flips"], entry["low"], entry["high"], drawn=True),
          entry["shift"]]
@@ -148,7 +145,7 @@ def robustness(content: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def challenges(content: Mapping[str, Any]) -> pd.DataFrame:
-    """The metrics of labelled files beside dev, and the same model's on dev."""
+    """Return the metrics of challenge files, and those of the same model on dev."""
     rows = [
         [name, entry["task"], entry["n"], metric_name(metric),
          measured(metric, entry[metric], entry.get("intervals", {}).get(metric)),
@@ -161,7 +158,7 @@ def challenges(content: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def worst_rows(rows: Iterable[Mapping[str, Any]], task: Task) -> pd.DataFrame:
-    """The rows that the model gets most wrong; texts and neighbours stand one on a line."""
+    """Return the worst rows, with one text or neighbour on each line of a cell."""
     return pd.DataFrame(
         {
             "text": "\n".join(row["texts"]),
@@ -177,7 +174,7 @@ def worst_rows(rows: Iterable[Mapping[str, Any]], task: Task) -> pd.DataFrame:
 
 
 def label_text(value: float, task: Task) -> str:
-    """Return a label or prediction in words: the name or number of a class, a score with two decimals."""
+    """Return a label or prediction as text: the name or number of a class, or a score with two decimals."""
     return task.target.name_of(value) if task.target.discrete else f"{value:.2f}"
 
 
@@ -197,21 +194,22 @@ def _word_change(change: Mapping[str, Any] | None, task: Task) -> str:
 
 
 def model_caption(content: Mapping[str, Mapping[str, Any]], members: Sequence[str]) -> str:
-    """Return a sentence that says which members were asked, if the ensemble is more than one model; else empty.
+    """Return a sentence that names the members whose predictions were measured; empty where it is one model.
 
     Args:
-        content: of robustness.json, by task, or of challenges.json, whose entries name their task.
-        members: the names of all members.
+        content: robustness.json, by task, or challenges.json, whose entries name their task.
+        members: names of all members.
     """
-    asked = {entry.get("task", name): entry["model"] for name, entry in content.items() if entry["model"] != "ensemble"}
-    if len(members) < 2 or not asked:
+    models = {entry.get("task", name): entry["model"] for name, entry in content.items()}
+    models = {task: model for task, model in models.items() if model != "ensemble"}
+    if len(members) < 2 or not models:
         return ""
-    named = ", ".join(f"{model} for {task}" for task, model in asked.items())
+    named = ", ".join(f"{model} for {task}" for task, model in models.items())
     return f"One member was asked for each task, not the ensemble: {named}."
 
 
 def environment(**options: Any) -> Any:
-    """Return the jinja2 environment of the templates beside this file: it escapes, and unknown names are errors."""
+    """Return the Jinja environment of the templates in this folder, with autoescape and errors for unknown names."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(

@@ -1,13 +1,13 @@
-"""How often a prediction changes when the text does and its meaning does not.
+"""Robustness of predictions to changes of a text that keep its meaning.
 
 Each perturbation is a small edit that should leave the label as it is: the invariance tests of Ribeiro et al. 2020,
 "Beyond Accuracy: Behavioral Testing of NLP Models with CheckList" (typos, contractions, punctuation, names, swapped
 questions, swapped gender), and the appended clause of Naik et al. 2018, "Stress Test Evaluation for Natural Language
-Inference". Both texts of a pair are edited by the same rule, so that what they have in common stays in common; but for
-`typo`, of which each text gets one of its own.
+Inference". Both texts of a pair are edited by the same rule, so that shared words stay shared; only `typo` edits each
+text independently.
 
-An edit is a function of one text, which it returns unchanged where there is nothing to edit. What it draws, it draws
-from a generator seeded with the text, so that a text is edited the same way wherever it stands.
+An edit is a function of one text and returns it unchanged if there is nothing to edit. Random choices come from a
+generator seeded with the text, so that equal texts are edited alike.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ Texts = tuple[str, ...]
 CLAUSE = "This was written today."
 AUXILIARIES = "is|are|was|were|do|does|did|has|have|had|could|should|would|must|need"
 IRREGULAR = {"can not": "can't", "cannot": "can't", "will not": "won't"}
-GOES_ON = r"(?= (?!n['\u2019]t)\w)"  # not at the end, as in "as old as I am", nor where "it is n't" goes on
+WORD_FOLLOWS = r"(?= (?!n['\u2019]t)\w)"  # neither at the end, as in "as old as I am", nor before the n't of "is n't"
 CONTRACTIONS = {
     rf"\b({AUXILIARIES}) not\b": r"\1n't",
-    rf"\b(i) am{GOES_ON}": r"\1'm",
-    rf"\b(you|we|they) are{GOES_ON}": r"\1're",
-    rf"\b(it|that|he|she|there) is{GOES_ON}": r"\1's",
-    rf"\b(i|you|he|she|it|we|they) will{GOES_ON}": r"\1'll",
+    rf"\b(i) am{WORD_FOLLOWS}": r"\1'm",
+    rf"\b(you|we|they) are{WORD_FOLLOWS}": r"\1're",
+    rf"\b(it|that|he|she|there) is{WORD_FOLLOWS}": r"\1's",
+    rf"\b(i|you|he|she|it|we|they) will{WORD_FOLLOWS}": r"\1'll",
 }
-BEFORE = r"(?!\s+(?:i|you|he|she|it|we|they|this|that|there|the|my|your|people)\b)"  # "don't you" is no "do not you"
-EXPANSIONS = {  # not 's and 'd, which can stand for two words each
-    rf"\b(ca) ?n['\u2019]t\b{BEFORE}": r"\1nnot",
-    rf"\b(w)o ?n['\u2019]t\b{BEFORE}": r"\1ill not",
-    rf"\b({AUXILIARIES}) ?n['\u2019]t\b{BEFORE}": r"\1 not",
+# No subject may follow: "don't you" is not "do not you"
+NO_SUBJECT = r"(?!\s+(?:i|you|he|she|it|we|they|this|that|there|the|my|your|people)\b)"
+EXPANSIONS = {  # without 's and 'd, which are ambiguous
+    rf"\b(ca) ?n['\u2019]t\b{NO_SUBJECT}": r"\1nnot",
+    rf"\b(w)o ?n['\u2019]t\b{NO_SUBJECT}": r"\1ill not",
+    rf"\b({AUXILIARIES}) ?n['\u2019]t\b{NO_SUBJECT}": r"\1 not",
     r"\b(i) ?['\u2019]m\b": r"\1 am",
     r"\b(you|we|they) ?['\u2019]re\b": r"\1 are",
     r"\b(i|you|he|she|it|we|they) ?['\u2019]ll\b": r"\1 will",
@@ -55,20 +56,20 @@ GENDERED = (
     "sons-daughters brother-sister brothers-sisters husband-wife husbands-wives uncle-aunt grandfather-grandmother "
     "nephew-niece actor-actress actors-actresses gentleman-lady gentlemen-ladies male-female males-females"
 )
-COUNTERPARTS = {  # "her" can be two words, see `gender_swapped`
+COUNTERPARTS = {  # "her" is ambiguous, see `gender_swapped`
     word: other for pair in GENDERED.split() for word, other in (pair.split("-"), pair.split("-")[::-1])
 } | {"him": "her", "his": "her", "hers": "his"}
-AFTER_OBJECT = (  # after "her", these say that it stood for "him"; else it stood for "his"
+AFTER_OBJECT = (  # before one of these words "her" becomes "him", else "his"
     "a about after against and as at because before but by for from if in into is of off on or out over so than that "
     "the through to until up was when while who with"
 )
-NAMES = (  # frequent, and no words of other meaning; a name's stand-in is the next of its row
+NAMES = (  # frequent first names that are not other words; each is replaced by the next of its row
     "James Robert John Michael David William Richard Joseph Thomas Charles Christopher Daniel Matthew Anthony Steven "
     "Paul Andrew Joshua Kenneth Kevin Brian George Edward Peter",
     "Mary Patricia Jennifer Linda Elizabeth Barbara Susan Jessica Sarah Karen Lisa Nancy Margaret Sandra Ashley Emily "
     "Michelle Amanda Melissa Stephanie Rebecca Laura Anna Julia",
 )
-STAND_INS = {
+REPLACEMENT_NAMES = {
     name: following
     for row in (names.lower().split() for names in NAMES)
     for name, following in zip(row, [*row[1:], row[0]])
@@ -76,54 +77,56 @@ STAND_INS = {
 
 
 def typo(text: str) -> str:
-    """Two neighbouring letters inside one word of four or more change places; its first and last letter stay."""
-    places = [
-        place
+    """Swap two neighbouring letters inside a word of four or more letters; its first and last letter stay."""
+    positions = [
+        position
         for word in re.finditer(r"[^\W\d_]{4,}", text)
-        for place in range(word.start() + 1, word.end() - 2)
-        if text[place] != text[place + 1]
+        for position in range(word.start() + 1, word.end() - 2)
+        if text[position] != text[position + 1]
     ]
-    if not places:
+    if not positions:
         return text
-    place = random.Random(f"0 {text}").choice(places)
-    return text[:place] + text[place + 1] + text[place] + text[place + 2 :]
+    position = random.Random(f"0 {text}").choice(positions)
+    return text[:position] + text[position + 1] + text[position] + text[position + 2 :]
 
 
 def punctuation_removed(text: str) -> str:
-    """Full stops, commas, colons, semicolons and question marks at the ends of words go; an exclamation mark stays,
-    for it can be all there is of a sentiment."""
+    """Remove full stops, commas, colons, semicolons and question marks at the ends of words.
+
+    Exclamation marks stay, since one alone can carry the sentiment.
+    """
     return re.sub(r"\s*[.,;:?]+(?=\s|$)", "", text).strip()
 
 
 def punctuation_added(text: str) -> str:
-    """A full stop where the text ends in a letter or digit; a second one, or question mark, where it ends in one."""
+    """Add a full stop after a final letter or digit, and double a final full stop or question mark."""
     if text[-1:].isalnum():
         return f"{text}."
     return text + text[-1] if text[-1:] in (".", "?") else text
 
 
 def contracted(text: str) -> str:
-    """Negated auxiliaries, and pronouns with is, are, am and will: "do not" becomes "don't", "it is" "it's"."""
+    """Contract negated auxiliaries, and pronouns with is, are, am and will: "do not" to "don't", "it is" to "it's"."""
     return _substituted(_swapped(text, IRREGULAR, lambda match: IRREGULAR[match[0].lower()]), CONTRACTIONS)
 
 
 def expanded(text: str) -> str:
-    """The reverse: "don't" becomes "do not", also where a space parts them ("do n't").
+    """Expand contractions, also those with a space: "don't" and "do n't" to "do not".
 
-    Negations before a subject, which would have to change places with it, stay.
+    Negations before a subject stay, since expanding them would change the word order.
     """
     return _substituted(text, EXPANSIONS)
 
 
 def clause_appended(text: str) -> str:
-    """A sentence that says nothing of the matter follows."""
+    """Append a sentence that has nothing to do with the text."""
     return f"{text}{'' if text[-1:] in ('.', '!', '?') else '.'} {CLAUSE}"
 
 
 def gender_swapped(text: str) -> str:
-    """Words for men become those for women and the other way round, all at once: "he" and "she", "actress" and "actor".
+    """Swap words for men and words for women: "he" and "she", "actress" and "actor".
 
-    What "her" was, "him" or "his", is guessed from the word after it.
+    The word after "her" decides whether it becomes "him" or "his".
     """
 
     def other(match: re.Match[str]) -> str:
@@ -137,12 +140,12 @@ def gender_swapped(text: str) -> str:
 
 
 def names_swapped(text: str) -> str:
-    """First names become others that are as frequent, of the same gender; a name becomes the same one everywhere."""
-    return _swapped(text, STAND_INS, lambda match: STAND_INS[match[0].lower()])
+    """Replace each first name by a fixed one of the same gender and similar frequency."""
+    return _swapped(text, REPLACEMENT_NAMES, lambda match: REPLACEMENT_NAMES[match[0].lower()])
 
 
 def order_swapped(texts: Texts) -> Texts:
-    """The second text of a pair comes first."""
+    """Swap the texts of a pair."""
     return texts[::-1]
 
 
@@ -161,34 +164,34 @@ EDITS: dict[str, Callable[[str], str]] = {
 
 
 def perturbations(task: Task) -> dict[str, Callable[[Texts], Texts]]:
-    """Return those that leave the labels of a task as they are, by name: functions of a row's texts."""
+    """Return the perturbations that keep the labels of a task, by name: functions of a row's texts."""
     by_name: dict[str, Callable[[Texts], Texts]] = {name: partial(edit_each, edit) for name, edit in EDITS.items()}
-    turned = task.kind == "pair" and task.target.symmetric
-    return by_name | ({"order_swapped": order_swapped} if turned else {})
+    can_swap = task.kind == "pair" and task.target.symmetric
+    return by_name | ({"order_swapped": order_swapped} if can_swap else {})
 
 
 def edit_each(edit: Callable[[str], str], texts: Texts) -> Texts:
-    """Edit every text of a row; one of which nothing would be left stays."""
+    """Edit each text of a row; a text whose edit would be empty stays as it is."""
     return tuple(edit(text) or text for text in texts)
 
 
 def robustness(scorer: Scorer, task: Task, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Measure what each perturbation does to the predictions for `rows`; no labels are needed.
+    """Measure how each perturbation changes the predictions for `rows`; labels are not needed.
 
     Returns:
-        By perturbation: `n`, the rows that it changes; `flips`, the share of them whose prediction changes (of a
-        score: by more than a tenth of its range); `low` and `high`, its 95 % Wilson interval; `shift`, the mean
-        absolute change of the probability of what was predicted, or of the score. All but `n` are None where n is 0.
+        By perturbation: `n`, the number of rows that it edits; `flips`, the share of them whose prediction changes
+        (for scores by more than a tenth of the range); `low` and `high`, its 95 % Wilson interval; `shift`, the mean
+        absolute change of the predicted class's probability, or of the score. All but `n` are None if `n` is 0.
     """
     texts = [tuple(row) for row in rows[list(task.text_columns)].itertuples(index=False)]
-    asked, places = list(texts), {}
+    inputs, positions = list(texts), {}
     for name, perturb in perturbations(task).items():
         edited = [(row, new) for row, text in enumerate(texts) if (new := perturb(text)) != text]
-        places[name] = [row for row, _ in edited], range(len(asked), len(asked) + len(edited))
-        asked += [new for _, new in edited]
-    predicted = scorer.predict(task.name, pd.DataFrame(asked, columns=list(task.text_columns)))
+        positions[name] = [row for row, _ in edited], range(len(inputs), len(inputs) + len(edited))
+        inputs += [new for _, new in edited]
+    predicted = scorer.predict(task.name, pd.DataFrame(inputs, columns=list(task.text_columns)))
     figures: dict[str, dict[str, Any]] = {}
-    for name, (before, after) in places.items():
+    for name, (before, after) in positions.items():
         figures[name] = {"n": len(before), "flips": None, "shift": None, "low": None, "high": None}
         if before:
             flipped, shift = task.target.change(predicted.take(before), predicted.take(after))
@@ -205,7 +208,7 @@ def _substituted(text: str, rules: Mapping[str, str]) -> str:
 
 
 def _swapped(text: str, words: Iterable[str], other: Callable[[re.Match[str]], str]) -> str:
-    """Put another word in place of each of `words`, in capitals or with a capital first letter where that has them."""
+    """Replace each of `words` by the result of `other`, with the same capitalization."""
 
     def cased(match: re.Match[str]) -> str:
         word = other(match)

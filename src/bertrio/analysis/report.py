@@ -1,8 +1,8 @@
-"""The HTML report: everything that the pipeline found out about a run, on one self-contained page.
+"""HTML report: all results of a run on one self-contained page.
 
-The page needs no network and reads without JavaScript; with it, tables sort and search. The template engine escapes
-every text, and a Content-Security-Policy allows the page's own script and style sheet, by their hashes, and nothing
-else. The same files give the same bytes.
+The page needs no network. JavaScript is optional and adds sorting and search to tables. The template engine escapes
+all texts, and a Content-Security-Policy allows only the page's script and style sheet, by their hashes. The same files
+give the same bytes.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bertrio.analysis import figures
 from bertrio.evaluation.evaluate import how_chosen
 
 LIMITS = {
-    "most": 5000,  # rows of one table; a browser opens so many in a second
-    "first": 50,  # rows of a long table that are shown at first where the script runs; without it all are
-    "long": 25,  # tables with more rows can be searched, and so can tables of texts
-    "width": 200,  # pixels of the line from 0 to 1 that a figure is drawn on
+    "most": 5000,  # rows of a table; a browser opens them in a second
+    "first": 50,  # rows of a long table that the script shows at first; without JavaScript all rows show
+    "long": 25,  # tables with more rows, and tables of texts, have a search field
+    "width": 200,  # pixels of the line from 0 to 1
     "named": 6,  # changed settings that the head of the page names
 }
-SECTIONS = (  # anchor, title, the file that it needs, and the stage that writes that
+SECTIONS = (  # anchor, title, required file, and the stage that writes it
     ("metrics", "Metrics", "metrics/evaluation.json", "evaluate"),
     ("comparison", "Comparison with a baseline", "", ""),
     ("calibration", "Calibration", "metrics/calibration.json", "evaluate"),
@@ -41,7 +41,7 @@ SECTIONS = (  # anchor, title, the file that it needs, and the stage that writes
     ("training", "Training", "plots/history", "finetune"),
     ("timings", "Timings", "metrics/timing.json", "evaluate"),
 )
-WORDS = dict.fromkeys(("id", "task", "text", "text_b", "gold", "predicted"), str)  # columns that hold no numbers
+WORDS = dict.fromkeys(("id", "task", "text", "text_b", "gold", "predicted"), str)  # columns that are not numbers
 TEXTS = ("text", "text_b", "nearest training rows")  # columns of long texts
 
 
@@ -51,9 +51,9 @@ def render_report(
     """Return the page of a run.
 
     Args:
-        run: its files, an `experiments.revision.Revision`.
+        run: files of the run, an `experiments.revision.Revision`.
         settings: all params by dotted name, as text.
-        changed: those that differ from the last commit, here and there; None without a commit.
+        changed: params that differ from the last commit, with both values; None without a commit.
         comparison: `tables` by title, or a `problem`; empty without a baseline. See `experiments.report`.
     """
     contents = {name: _content(run, path) for name, _, path, _ in SECTIONS if path and run.exists(path)}
@@ -72,13 +72,13 @@ def render_report(
 
 
 def render_page(**content: Any) -> str:
-    """Fill in report.html."""
+    """Render report.html."""
     from markupsafe import Markup
 
     style, script = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (style, script)]
     environment = figures.environment()
-    environment.filters |= {"shown": figures.shown, "kinds": _kinds}
+    environment.filters |= {"format_cell": figures.format_cell, "kinds": _kinds}
     environment.filters["at"] = lambda value: round(LIMITS["width"] * min(max(value, 0.0), 1.0), 1)
     page = environment.get_template("report.html").render(
         figures=figures,
@@ -94,7 +94,7 @@ def render_page(**content: Any) -> str:
 
 
 def _content(run: Any, path: str) -> Any:
-    """Return a JSON file's content, a CSV file's table, or by name the tables or pictures of a folder."""
+    """Return the content of a JSON file, the table of a CSV file, or the tables or pictures of a folder by name."""
     if path.endswith(".json"):
         return run.json(path)
     if path.endswith(".csv"):
@@ -114,7 +114,7 @@ def _table(content: bytes) -> pd.DataFrame:
 
 
 def _kinds(frame: pd.DataFrame) -> list[str]:
-    """How each column sorts and looks: text, measure, number or word."""
+    """Return the kind of each column, which decides its style and sorting: text, measure, number or word."""
     kinds = []
     for name, column in frame.items():
         if name in TEXTS:

@@ -1,4 +1,4 @@
-"""Trained models asked about any text, for what can't be read off a prediction table."""
+"""Trained models of a finished run, for analyses that need more than its prediction table."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ENSEMBLE = "ensemble"  # the name and folder of a soup
 class Scorer:
     """Predictions and vectors for texts of any task.
 
-    It asks one model a task: the ensemble's own where that is one model (a soup), else the first member that answers
-    the task. Of an ensemble that combines predictions, it speaks for that member alone, named in `models`; the whole
-    of it is what `bertrio.inference.predictor` asks.
+    It uses one model for each task: the soup if the ensemble is one, else the first member that predicts the task. For
+    an ensemble that combines predictions, results are those of this member, not of the ensemble; use
+    `bertrio.inference.predictor` for predictions of the whole ensemble.
 
     Args:
-        models: the model of each task; tasks may share one.
+        models: model of each task; tasks may share one.
     """
 
     def __init__(self, models: Mapping[str, TrainedModel]) -> None:
@@ -34,12 +34,12 @@ class Scorer:
 
     @classmethod
     def load(cls, params: Params, tasks: Mapping[str, Task], models: str | Path) -> Scorer:
-        """The scorer of a finished run.
+        """Load the scorer of a finished run.
 
         Args:
             params: the base params, with all ensemble members.
             tasks: all tasks, by name.
-            models: a folder that holds ensemble/ and members/<name>/.
+            models: folder with ensemble/ and members/<name>/.
 
         Raises:
             UserError: if a model is missing or damaged.
@@ -51,34 +51,34 @@ class Scorer:
 
         members = list(params.ensemble.members)
         soup = (Path(models) / ENSEMBLE / "heads.safetensors").exists()
-        asked = {
+        model_names = {
             task: members[0] if soup else next(name for name in members if task in params.answers(name))
             for task in tasks
         }
         loaded: dict[str, TrainedModel] = {}
-        for name in dict.fromkeys(asked.values()):
-            own = member_params(params, name)
-            # As its predictions were made: a soup computes as the base params say, a member as it was trained.
-            computes = params if soup else own
+        for name in dict.fromkeys(model_names.values()):
+            of_member = member_params(params, name)
+            # As in prediction: a soup is computed with the base params, a member with the params of its training
+            used = params if soup else of_member
             folder = Path(models) / (ENSEMBLE if soup else f"members/{name}")
-            runtime = set_up(**computes.runtime.model_dump(), width=encoder_width(folder / "encoder"))
+            runtime = set_up(**used.runtime.model_dump(), width=encoder_width(folder / "encoder"))
             if not soup:
-                runtime = resolve_precision(own, runtime)
-            loaded[name] = TrainedModel.load(folder, runtime, computes.finetune.eval_batch_size)
-        return cls({task: loaded[name] for task, name in asked.items()})
+                runtime = resolve_precision(of_member, runtime)
+            loaded[name] = TrainedModel.load(folder, runtime, used.finetune.eval_batch_size)
+        return cls({task: loaded[name] for task, name in model_names.items()})
 
     def predict(self, task: str, texts: pd.DataFrame) -> Predicted:
-        """What the task's model says of each row.
+        """Predict each row with the task's model.
 
         Args:
-            task: its name.
-            texts: [N] rows with the task's text columns; others are not looked at. Empty texts are allowed.
+            task: name of the task.
+            texts: [N] rows with the task's text columns; other columns are ignored. Empty texts are allowed.
 
         Returns:
-            values [N], and probabilities [N, C] or raw scores [N], float64.
+            Values [N], and probabilities [N, C] or raw scores [N], float64.
         """
         return self.models[task].predict(task, texts)
 
     def embed(self, task: str, texts: pd.DataFrame) -> Vectors:
-        """The pooled vector of each row, float32 [N, H]; of pairs encoded apart the mean of both. Args as `predict`."""
+        """Return the pooled vector of each row, float32 [N, H]; of bi-encoded pairs the mean. Args as `predict`."""
         return self.models[task].embed(task, texts)

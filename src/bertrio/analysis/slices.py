@@ -1,7 +1,7 @@
-"""Parts of dev that are alike in something that models are known to trip over, and how well each is done.
+"""Slices of dev: groups of rows with a property that models are known to fail on, and the metric of each.
 
-A family asks one question of every row and names its answer, the slice that the row is in. Families are functions
-`(Facts) -> Slices`; a new one is a function and a line in `families`.
+A family assigns each row to one of its slices. Families are functions `(Facts) -> Slices`; a new one is a function and
+a line in `families`.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from bertrio.evaluation.intervals import bootstrap, generator_for, interval
 from bertrio.evaluation.metrics import METRICS
 from bertrio.evaluation.predictions import Scored
 
-FEWEST = 5  # rows in a slice; of fewer there is nothing to say
+FEWEST = 5  # rows of a slice that is measured
 LENGTHS = (10, 20, 40)  # words
 LENGTH_NAMES = ["up to 10 words", "11 to 20 words", "21 to 40 words", "over 40 words"]
 OVERLAPS = (0.25, 0.5)  # Jaccard
 RARE = 5  # occurrences in train below which a word is rare
-RESAMPLES = 2000  # a fifth of those for all rows: there are many slices, and their intervals are wide
-BANDS = 5  # of the labels of a score
-NEGATIONS = (  # beside all that ends in n't
+RESAMPLES = 2000  # fewer than for all rows, because there are many slices and their intervals are wide
+BANDS = 5  # label ranges of a score
+NEGATIONS = (  # in addition to words that end in n't
     "no", "not", "never", "none", "nothing", "nobody", "nowhere", "neither", "nor", "cannot", "without", "hardly",
     "barely", "scarcely",
 )  # fmt: skip
 
 
-Slices: TypeAlias = pd.Categorical  # of N rows; its categories are all slices of the family, in the order to show
+Slices: TypeAlias = pd.Categorical  # [N]; its categories are all slices of the family, in display order
 
 
 @dataclass(frozen=True)
 class Facts:
-    """All that families may look at.
+    """Input of all families.
 
     Args:
-        task: what the rows belong to.
-        rows: [N] the rows of dev.
-        train: the training rows.
+        task: the task of the rows.
+        rows: [N] rows of dev.
+        train: training rows.
     """
 
     task: Task
@@ -55,22 +55,22 @@ class Facts:
 
     @cached_property
     def counts(self) -> Mapping[str, int]:
-        """Occurrences of each word in train."""
+        """Number of occurrences of each word in train."""
         return count_words(self.train, self.task.text_columns)
 
     @cached_property
     def labels(self) -> Array:
-        """The labels [N]."""
+        """Labels [N]."""
         return self.rows["label"].to_numpy(np.float64)
 
     @cached_property
     def words(self) -> list[list[list[str]]]:
-        """The words of each of a row's texts, by text and row: [1 or 2][N]."""
+        """Words of each text of each row, by text and row: [1 or 2][N]."""
         return [[words_of(text) for text in self.rows[column]] for column in self.task.text_columns]
 
     @cached_property
     def overlap(self) -> Array:
-        """[N] the share of a pair's words that both texts have (Jaccard), 0 to 1."""
+        """Jaccard similarity of the words of both texts [N], 0 to 1."""
         return np.array([_jaccard(set(one), set(other)) for one, other in zip(*self.words)])
 
 
@@ -79,25 +79,25 @@ def _jaccard(one: set[str], other: set[str]) -> float:
 
 
 def length(facts: Facts) -> Slices:
-    """Words of the row, of a pair's longer text."""
+    """Slice by the number of words, for pairs of the longer text."""
     longest = np.array([max(map(len, texts)) for texts in zip(*facts.words)])
     return _binned(longest, [limit + 1 for limit in LENGTHS], LENGTH_NAMES)
 
 
 def negation(facts: Facts) -> Slices:
-    """Whether the text denies something; of a pair, in how many of its texts."""
-    denying = np.sum([[_denies(words) for words in texts] for texts in facts.words], axis=0)
-    alone = ["without negation", "with negation"]
-    names = alone if len(facts.words) == 1 else ["in neither text", "in one text alone", "in both texts"]
-    return pd.Categorical.from_codes(denying, names)
+    """Slice by negation in the text, for pairs by the number of texts with one."""
+    negated = np.sum([[_has_negation(words) for words in texts] for texts in facts.words], axis=0)
+    single = ["without negation", "with negation"]
+    names = single if len(facts.words) == 1 else ["in neither text", "in one text alone", "in both texts"]
+    return pd.Categorical.from_codes(negated, names)
 
 
-def _denies(words: list[str]) -> bool:
+def _has_negation(words: list[str]) -> bool:
     return any(word in NEGATIONS or word.endswith(("n't", "n\u2019t")) for word in words)
 
 
 def rare_words(facts: Facts) -> Slices:
-    """How often the row's rarest word stands in train."""
+    """Slice by the number of occurrences in train of the row's rarest word."""
     in_train = [[facts.counts.get(word, 0) for words in texts for word in words] for texts in zip(*facts.words)]
     rarest = [min(counts, default=RARE) for counts in in_train]
     names = ["a word never seen", f"a word seen 1 to {RARE - 1} times", f"all words seen {RARE} times or more"]
@@ -105,13 +105,13 @@ def rare_words(facts: Facts) -> Slices:
 
 
 def overlap(facts: Facts) -> Slices:
-    """How many of its words a pair shares."""
+    """Slice by the share of words that both texts of a pair have, see `Facts.overlap`."""
     low, high = OVERLAPS
     return _binned(facts.overlap, OVERLAPS, [f"below {low}", f"{low} to {high}", f"{high} and over"])
 
 
 def misleading_overlap(facts: Facts) -> Slices:
-    """Pairs whose shared words point the wrong way, and all others; a score above the middle counts as alike."""
+    """Slice by whether the word overlap of a pair contradicts its label; scores above the middle count as alike."""
     target = facts.task.target
     yes, no = ("alike", "not alike") if isinstance(target, Score) else ("a paraphrase", "not a paraphrase")
     alike = facts.labels > ((target.low + target.high) / 2 if isinstance(target, Score) else 0.5)
@@ -122,7 +122,7 @@ def misleading_overlap(facts: Facts) -> Slices:
 
 
 def label(facts: Facts) -> Slices:
-    """The class, or the part of the range that the score is in."""
+    """Slice by class, or by `BANDS` equal parts of the range of a score."""
     target = facts.task.target
     if not isinstance(target, Score):
         classes = facts.labels.astype(np.int64)
@@ -132,48 +132,48 @@ def label(facts: Facts) -> Slices:
 
 
 def seen_in_train(facts: Facts) -> Slices:
-    """Whether one of the row's texts stands in train; neither case nor white space counts, see `comparable`."""
+    """Slice by whether train has one of the row's texts, ignoring case and white space, see `comparable`."""
     columns = facts.task.text_columns
     known = set().union(*[comparable(facts.train[column]) for column in columns])
-    found = np.any([comparable(facts.rows[column]).isin(known) for column in columns], axis=0)
-    return pd.Categorical.from_codes(found.astype(int), ["no text is in train", "a text is in train"])
+    seen = np.any([comparable(facts.rows[column]).isin(known) for column in columns], axis=0)
+    return pd.Categorical.from_codes(seen.astype(int), ["no text is in train", "a text is in train"])
 
 
 def _binned(values: Array, limits: Sequence[float] | Array, names: list[str]) -> Slices:
-    """The bin of each value; a value at a limit is in the bin above it."""
+    """Return the bin of each value; a value at a limit is in the bin above it."""
     return pd.Categorical.from_codes(np.digitize(values, limits), names)
 
 
 def families(task: Task) -> dict[str, Callable[[Facts], Slices]]:
-    """The families that make sense for a task, in the order to show them in."""
+    """Return the families that apply to a task, in display order."""
     pair = {"overlap": overlap} if task.kind == "pair" else {}
-    if pair and isinstance(task.target, (Binary, Score)):  # whether a pair is alike: what shared words seem to tell
+    if pair and isinstance(task.target, (Binary, Score)):  # the label says whether a pair is alike
         pair["misleading overlap"] = misleading_overlap
     common = {"label": label, "length": length, "negation": negation}
     return {**common, **pair, "rare words": rare_words, "shared with train": seen_in_train}
 
 
 def slice_metric(task: Task) -> str:
-    """The metric that slices are compared by, whatever stands for the task: accuracy, and of scores the error.
+    """Return the metric that slices are compared by: accuracy for classes, the root mean squared error for scores.
 
-    A correlation is low by itself where the labels lie close together, as in most slices that have to do with them
-    (Pearson 1903, restriction of range). F1 and the area under the curve say nothing where there is one label alone.
+    It can differ from the task's first metric: correlations are low in slices with a narrow range of labels (Pearson
+    1903, restriction of range), and F1 and the area under the curve are undefined in slices with one label.
     """
     return "accuracy" if task.target.discrete else "rmse"
 
 
 def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
-    """Measure the metric of the task (see `slice_metric`) on all rows, and on every slice of `FEWEST` rows or more.
+    """Compute the metric of `slice_metric` on all rows, and on every slice of `FEWEST` rows or more.
 
-    Families that have one such slice alone are left out.
+    Families with a single such slice are left out.
 
     Args:
-        facts: of the labelled rows.
+        facts: facts of the labelled rows.
         scored: their predictions.
 
     Returns:
-        Columns `family`, `slice`, `n` (rows), `value`, `low`, `high` (a 95 % interval), and where another metric stands
-        for the task, its value under its name.
+        Columns `family`, `slice`, `n` (rows), `value`, `low`, `high` (a 95 % interval), and a column for the task's
+        first metric if that is another one.
     """
     metric, first = slice_metric(facts.task), facts.task.target.metrics[0]
     columns = ["family", "slice", "n", "value", "low", "high", *([first] if first != metric else [])]
@@ -183,10 +183,10 @@ def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
     for family, slices in parts.items():
         sizes = slices.value_counts()
         shown = [name for name in slices.categories if sizes[name] >= FEWEST]
-        for name in shown if len(shown) > 1 or family == "all" else ():  # one slice alone is all rows once more
+        for name in shown if len(shown) > 1 or family == "all" else ():  # a single slice is the same as all rows
             rows = scored.take(np.asarray(slices == name))
             value = METRICS[metric](rows)
-            if metric == "accuracy":  # a bootstrap of few rows that are all right would say [1, 1]; Wilson's does not
+            if metric == "accuracy":  # the bootstrap of a few correct rows would be [1, 1]
                 low, high = map(float, wilson(value, len(rows.labels)))
             else:
                 generator = generator_for(f"{family}/{name}", facts.task.name)
@@ -196,7 +196,7 @@ def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
 
 
 def as_json(slices: pd.DataFrame, metric: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Return `{family: {slice: {"n", metric: value, "low", "high"}}}`, and what else was measured."""
+    """Return `{family: {slice: {"n", metric: value, "low", "high"}}}`, with the column of the first metric, if any."""
     table = slices.rename(columns={"value": metric}).set_index("slice")
     return {
         family: part.drop(columns="family").to_dict("index") for family, part in table.groupby("family", sort=False)

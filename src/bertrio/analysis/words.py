@@ -1,4 +1,4 @@
-"""Words as people see them, in texts of any tokenizer: where they stand, how often, and which are near each other."""
+"""Words of texts, whatever the tokenizer: their counts, edits of them, and which words have similar embeddings."""
 
 from __future__ import annotations
 
@@ -11,40 +11,39 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")  # apostrophes and hyphens inside of a word are part of it
+WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")  # apostrophes and hyphens inside a word belong to it
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text, lower-cased."""
+    """Return the words of a text in lower case."""
     return WORD.findall(text.lower())
 
 
 def count_words(frame: pd.DataFrame, columns: Sequence[str]) -> Counter[str]:
-    """How often each word, lower-cased, stands in these columns."""
+    """Count each word, in lower case, in these columns."""
     return Counter(word for column in columns for text in frame[column] for word in words_of(text))
 
 
-def without(text: str, start: int, end: int) -> str:
-    """The text without what stands from `start` to `end`, and without the blank that this leaves over."""
+def delete_span(text: str, start: int, end: int) -> str:
+    """Return the text without its characters from `start` to `end` and without a doubled space."""
     left, right = text[:start], text[end:]
-    if not right[:1].isalnum():  # a blank, or what ends a sentence and follows its last word closely
+    if not right[:1].isalnum():  # a space, or punctuation that follows a word directly
         left = left.rstrip()
     return (left + right).strip()
 
 
-def instead(text: str, start: int, end: int, word: str) -> str:
-    """The text with `word` for what stands from `start` to `end`, with a capital where that has one."""
+def replace_span(text: str, start: int, end: int, word: str) -> str:
+    """Return the text with `word` in place of its characters from `start` to `end`, capitalized as they are."""
     return text[:start] + (word.capitalize() if text[start].isupper() else word) + text[end:]
 
 
 class NearWords:
-    """The words that an encoder takes for near to a word, before it has read any context.
+    """Nearest words by the cosine of an encoder's word embeddings, before any context.
 
-    Near is the cosine of two of its word embeddings. Only whole words count, those that its tokenizer leaves in one
-    piece: the embedding of a piece that many words share says little of any one of them.
+    Only words that are a single token count, since a word piece is shared by many words.
 
     Args:
-        vocabulary: words with their counts; of several that are one token the most frequent stands for it.
+        vocabulary: words with their counts; of several words with the same token, the most frequent is used.
         tokenizer: a transformers fast tokenizer.
         vectors: the encoder's word embeddings [V, H].
     """
@@ -61,28 +60,28 @@ class NearWords:
         self._directions = unit(vectors[self._ids])
 
     def near(self, words: Iterable[str], count: int) -> dict[str, list[str]]:
-        """The `count` nearest words of the vocabulary to each word, nearest first; none for words of several pieces."""
+        """Return the `count` nearest words of the vocabulary, nearest first; none for words of several tokens."""
         words = list(dict.fromkeys(words))
         near: dict[str, list[str]] = {word: [] for word in words}
         for word, token in zip(words, self._tokens(words)):
             if token is not None and self._words:
                 cosines = self._directions @ unit(self._vectors[[token]])[0]
                 order = np.argsort(-cosines, kind="stable")[: count + 1]
-                near[word] = [self._words[place] for place in order if self._ids[place] != token][:count]
+                near[word] = [self._words[index] for index in order if self._ids[index] != token][:count]
         return near
 
     def nearest_of(self, word: str, others: Iterable[str]) -> str | None:
-        """The nearest of `others`; None if `word` or all of them are of several pieces, or the same as it."""
+        """Return the nearest of `others`, other than `word`; None if `word` or all of them have several tokens."""
         others = list(dict.fromkeys(others))
-        own, *tokens = self._tokens([word, *others])
-        there = [(other, token) for other, token in zip(others, tokens) if token not in (None, own)]
-        if own is None or not there:
+        word_token, *tokens = self._tokens([word, *others])
+        candidates = [(other, token) for other, token in zip(others, tokens) if token not in (None, word_token)]
+        if word_token is None or not candidates:
             return None
-        cosines = unit(self._vectors[[token for _, token in there]]) @ unit(self._vectors[[own]])[0]
-        return there[int(cosines.argmax())][0]
+        cosines = unit(self._vectors[[token for _, token in candidates]]) @ unit(self._vectors[[word_token]])[0]
+        return candidates[int(cosines.argmax())][0]
 
     def _tokens(self, words: Sequence[str]) -> list[int | None]:
-        """The token that each word is, in the middle of a sentence; None if it is several, or unknown."""
+        """Return the token of each word inside a sentence; None for several tokens or an unknown one."""
         if not words:
             return []
         pieces = self._tokenizer([f" {word}" for word in words], add_special_tokens=False)["input_ids"]
@@ -91,6 +90,6 @@ class NearWords:
 
 
 def unit(vectors: NDArray[np.floating]) -> NDArray[Any]:
-    """The rows [N, H] at length 1; a row of zeros stays."""
+    """Return the rows [N, H] scaled to length 1; rows of zeros stay."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.maximum(norms, 1e-12)

@@ -1,7 +1,7 @@
-"""Whether one side of a comparison is better than the other: differences, intervals, tests, and the rows behind them.
+"""Paired comparison of two sides: differences of metrics, intervals, tests, and the rows that changed.
 
-A side is one revision, or several that differ in nothing but their seed. Every figure is for the second side minus the
-first, and naming them the other way round turns its sign and changes nothing else.
+A side is one revision, or several that differ only in their seed. Differences are second side minus first side, so
+swapping the sides only changes their sign.
 """
 
 from __future__ import annotations
@@ -57,31 +57,31 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
 
     For each task, the difference of the first metric has a 95 % interval and a p-value by
     `significance.paired_difference`: over other rows, and over other seeds where both sides have two or more runs.
-    Holm's correction allows for the number of tasks. The overall scores are one question each, and are not corrected.
-    Other metrics are not tested.
+    Holm's correction allows for the number of tasks. The overall scores are not corrected: each is a single test. Other
+    metrics are not tested.
 
     Args:
-        first: what is compared with, such as a baseline.
-        second: what is to be judged.
+        first: the side to compare with, such as a baseline.
+        second: the side to evaluate.
         split: dev, test, or another split with labels.
-        rows: how many of the rows that the sides decide differently to list, fixed and broken each; None for none.
+        rows: maximum number of fixed and of broken rows to list for each task; None lists none.
 
     Returns:
-        What --json writes; docs/evaluation.md describes it.
+        The content of --json, described in docs/evaluation.md.
 
     Raises:
-        UserError: if the sides have different tasks of one name, or predictions for different rows.
+        UserError: if a task has different targets in the revisions, or the predictions are for different rows.
     """
     revisions = [*first, *second]
     tasks, missing, notes = _shared_tasks(revisions)
     matched = match([(revision.title, revision.predictions()) for revision in revisions], list(tasks), split)
     missing += [name for name in tasks if name not in matched]
     runs = [
-        {name: _task_score(tasks[name], both.scored[place]) for name, both in matched.items()}
-        for place in range(len(revisions))
+        {name: _task_score(tasks[name], pair.scored[index]) for name, pair in matched.items()}
+        for index in range(len(revisions))
     ]
     sides = runs[: len(first)], runs[len(first) :]
-    changed = {name: _changed_rows(tasks[name], both, len(first)) for name, both in matched.items()}
+    changed = {name: _changed_rows(tasks[name], pair, len(first)) for name, pair in matched.items()}
     result: Figures = {
         "split": split,
         "first": _describe(first),
@@ -89,13 +89,13 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
         "params": changed_params(first, second),
         "tasks": {
             name: {
-                "rows": len(both.ids),
-                **_tested(sides, name, tasks[name].target.metrics[0]),
+                "rows": len(pair.ids),
+                **_test(sides, name, tasks[name].target.metrics[0]),
                 "fixed": int((changed[name]["gain"] > 0).sum()),
                 "broken": int((changed[name]["gain"] < 0).sum()),
-                "others": _untested(tasks[name], both, len(first)),
+                "others": _other_metrics(tasks[name], pair, len(first)),
             }
-            for name, both in matched.items()
+            for name, pair in matched.items()
         },
     }
     for figures, corrected in zip(result["tasks"].values(), holm([task["p"] for task in result["tasks"].values()])):
@@ -104,24 +104,26 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
         left_out = f"{', '.join(missing)} (not in all revisions, or without labels of {split})"
         notes.append(f"the overall scores need all tasks; left out: {left_out}")
     else:
-        result["overall"] = {name: _tested(sides, name, name) for name in OVERALL}
+        result["overall"] = {name: _test(sides, name, name) for name in OVERALL}
         for figures in result["overall"].values():
             figures["better"] = _better(figures, figures["p"])
     result["notes"] = [*notes, *_notes(first, second, split), *_same_runs(revisions, runs, len(first))]
     for name, figures in (*result["tasks"].items(), *result.get("overall", {}).items()):
         figures["sentence"] = _sentence(name, figures, label(first), label(second))
     if rows is not None:
-        result["rows"] = {name: _listed(frame, tasks[name], revisions, split, rows) for name, frame in changed.items()}
+        result["rows"] = {
+            name: _examples(frame, tasks[name], revisions, split, rows) for name, frame in changed.items()
+        }
     return result
 
 
 def label(side: Side) -> str:
-    """Return what sentences call a side."""
+    """Return the name of a side in sentences."""
     return side[0].name if len(side) == 1 else f"{side[0].name} (mean of {len(side)})"
 
 
 def changed_params(first: Side, second: Side) -> dict[str, list[list[str]]]:
-    """Return the params that differ between the sides: for each the values of the first and of the second, as text."""
+    """Return the params that differ between the sides, each with the values of the first and second side as text."""
     sides = [[leaves(revision.settings()) for revision in side] for side in (first, second)]
     names = dict.fromkeys(name for side in sides for settings in side for name in settings)
     values = {name: [sorted({settings.get(name, ABSENT) for settings in side}) for side in sides] for name in names}
@@ -129,11 +131,13 @@ def changed_params(first: Side, second: Side) -> dict[str, list[list[str]]]:
 
 
 def _shared_tasks(revisions: Side) -> tuple[dict[str, Task], list[str], list[str]]:
-    """The tasks that all revisions have, by the usual metric where they lead with different ones; names of the others;
-    and notes."""
+    """Return the tasks that all revisions have, the names of the other tasks, and notes.
+
+    A task with different first metrics is compared by the default metric of its target.
+    """
     by_revision = [revision.tasks() for revision in revisions]
     shared, missing, notes = {}, [], []
-    for name in sorted({name for tasks in by_revision for name in tasks}):  # the same whichever side comes first
+    for name in sorted({name for tasks in by_revision for name in tasks}):  # independent of the order of the sides
         if not all(name in tasks for tasks in by_revision):
             missing.append(name)
             continue
@@ -157,23 +161,23 @@ def _task_score(task: Task, scored: Scored) -> TaskScore:
     return TaskScore(metric, METRICS[metric](scored), contributions(scored, metric))
 
 
-def _tested(sides: tuple[Sequence[Run], Sequence[Run]], name: str, metric: str) -> Figures:
-    """The figures of a task's first metric or of an overall score."""
-    tested = paired_difference(*sides, name)
+def _test(sides: tuple[Sequence[Run], Sequence[Run]], name: str, metric: str) -> Figures:
+    """Return the figures of a task's first metric or of an overall score."""
+    result = paired_difference(*sides, name)
     return {
         "metric": metric,
-        "first": tested.first,
-        "second": tested.second,
-        "difference": tested.difference,
-        "interval": [tested.low, tested.high],
+        "first": result.first,
+        "second": result.second,
+        "difference": result.difference,
+        "interval": [result.low, result.high],
         "by_seed": [[score_of(run, name) for run in side] for side in sides],
-        "test": "paired t-test over rows" + ("" if tested.rows_alone else " and seeds"),
-        "p": tested.p,
+        "test": "paired t-test over rows" + ("" if result.rows_alone else " and seeds"),
+        "p": result.p,
     }
 
 
-def _untested(task: Task, matched: Matched, firsts: int) -> dict[str, Figures]:
-    """The figures of a task's other metrics."""
+def _other_metrics(task: Task, matched: Matched, firsts: int) -> dict[str, Figures]:
+    """Return the figures of a task's other metrics."""
     figures = {}
     for metric in task.target.metrics[1:]:
         values = [METRICS[metric](run) for run in matched.scored]
@@ -183,14 +187,14 @@ def _untested(task: Task, matched: Matched, firsts: int) -> dict[str, Figures]:
 
 
 def _better(figures: Figures, p: float) -> str | None:
-    """Which side is better, or None where luck may be all there is."""
+    """Return the side that is significantly better; None without one."""
     if p >= ALPHA or not figures["difference"]:
         return None
     return "second" if figures["difference"] > 0 else "first"
 
 
 def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
-    """The verdict in words, the same whichever side comes first."""
+    """Return the result as a sentence, which does not depend on the order of the sides."""
     metric = "" if figures["metric"] == name else f" {figures['metric']}"
     tests = f"{figures['test']}, p {p_text(figures['p'])}"
     tests += f", {p_text(figures['p_holm'])} after Holm" if "p_holm" in figures else ""
@@ -206,9 +210,9 @@ def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
 
 
 def _errors(runs: Sequence[Scored], task: Task) -> tuple[Array, Array]:
-    """How wrong a side is about each row [N], and how far its probability of the label is from 1 [N]; means over runs.
+    """Return the error [N] of each row, and 1 minus the probability of its label [N], both as means over runs.
 
-    Of classes the first is the share of wrong ones; of scores both are the error.
+    For classes the error is the share of runs that are wrong; for scores both values are the absolute error.
     """
     if runs[0].probabilities is None:
         errors = np.mean([np.abs(run.predictions - run.labels) for run in runs], axis=0)
@@ -219,27 +223,27 @@ def _errors(runs: Sequence[Scored], task: Task) -> tuple[Array, Array]:
 
 
 def _changed_rows(task: Task, matched: Matched, firsts: int) -> pd.DataFrame:
-    """Rows that the second side decides better (`gain` above 0) or worse; those that changed most come first.
+    """Return the rows that the second side predicts better (`gain` above 0) or worse, the largest change first.
 
-    A class is decided better where more than half of the runs more are right, for single runs where only the second is
-    right. A score is where the error falls by more than a tenth of the task's range. Among equals those come first
-    whose probability of the label moved most.
+    For classes, a row counts if the share of correct runs changes by more than half; with single runs, if only one side
+    is correct. For scores, it counts if the error changes by more than a tenth of the task's range. Ties are ordered by
+    the change of the probability of the label.
     """
     sides = matched.scored[:firsts], matched.scored[firsts:]
-    (wrong, doubt), (wrong_then, doubt_then) = (_errors(side, task) for side in sides)
+    (error, doubt), (new_error, new_doubt) = (_errors(side, task) for side in sides)
     frame = pd.DataFrame({"id": matched.ids, "label": matched.scored[0].labels})
     for name, side in zip(("first", "second"), sides):
         frame[name] = np.stack([run.predictions for run in side], axis=1).tolist()
-    frame = frame.assign(gain=wrong - wrong_then, size=abs(wrong - wrong_then), moved=abs(doubt - doubt_then))
+    frame = frame.assign(gain=error - new_error, size=abs(error - new_error), moved=abs(doubt - new_doubt))
     changed = frame[frame["size"] > task.target.margin]
     return changed.sort_values(["size", "moved"], ascending=False, kind="stable").drop(columns=["size", "moved"])
 
 
-def _listed(changed: pd.DataFrame, task: Task, revisions: Side, split: str, count: int) -> Figures:
-    """The first `count` fixed and broken rows with their texts, from the first revision whose data has them all."""
+def _examples(changed: pd.DataFrame, task: Task, revisions: Side, split: str, count: int) -> Figures:
+    """Return the first `count` fixed and broken rows, with texts from the first revision whose data has all of them."""
     parts = {"fixed": changed[changed["gain"] > 0].head(count), "broken": changed[changed["gain"] < 0].head(count)}
     ids = pd.concat([part["id"] for part in parts.values()])
-    source = "dev" if split == "selection" else split  # rows of dev that an ensemble was chosen on
+    source = "dev" if split == "selection" else split  # dev rows that the ensemble was chosen on
     for revision in revisions:
         try:
             texts = revision.rows(task.name, source)[["id", *task.text_columns]]
@@ -268,11 +272,11 @@ def _selected_on(revision: Revision) -> dict[str, str]:
 
 
 def _notes(first: Side, second: Side, split: str) -> Iterator[str]:
-    """What a reader has to know to read the figures rightly."""
-    rows = "dev" if split == "selection" else split  # which is a part of dev
-    chosen = {revision.title: _selected_on(revision) for revision in (*first, *second)}
-    epochs = [title for title, how in chosen.items() if rows in how.get("rows", "").split(", ")]
-    members = [title for title, how in chosen.items() if how.get("ensemble") == split]
+    """Yield notes on how to interpret the figures."""
+    rows = "dev" if split == "selection" else split  # selection is part of dev
+    selected_on = {revision.title: _selected_on(revision) for revision in (*first, *second)}
+    epochs = [title for title, how in selected_on.items() if rows in how.get("rows", "").split(", ")]
+    members = [title for title, how in selected_on.items() if how.get("ensemble") == split]
     for what, titles, on in (("epochs", epochs, rows), ("ensemble members", members, split)):
         if titles:
             yield f"the {what} of {', '.join(titles)} were chosen on {on}, which flatters them here"
@@ -290,7 +294,7 @@ def _notes(first: Side, second: Side, split: str) -> Iterator[str]:
 
 
 def _same_runs(revisions: Side, runs: Sequence[Run], firsts: int) -> Iterator[str]:
-    """Notes about revisions of one side that are equally good on every row: no other seed, but the same run."""
+    """Yield notes on revisions of one side with equal scores on all rows: they are the same run, not another seed."""
     pairs = list(zip(revisions, runs))
     for side in (pairs[:firsts], pairs[firsts:]):
         for (one, scores), (other, others) in combinations(side, 2):

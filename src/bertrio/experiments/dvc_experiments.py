@@ -1,4 +1,4 @@
-"""Run DVC experiments with given params."""
+"""Runs of DVC experiments with given params."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bertrio.experiments.recipes.params import ABSENT, changes, dvc_overrides, l
 from bertrio.experiments.revision import Experiment, Revision, find_experiments
 
 PARAMS = "params.yaml"
-LOOK_EVERY = 1.0  # seconds between two calls of `watch`
+WATCH_INTERVAL = 1.0  # seconds between two calls of `watch`
 
 
 def run_experiment(
@@ -34,16 +34,16 @@ def run_experiment(
     """Run a DVC experiment with the given params, unless it exists.
 
     `dvc exp run --temp` runs it in a temporary copy of the repository, so the workspace does not change. The copy has
-    the files that git tracks, uncommitted changes included. Relative paths to other files are made absolute. A stopped
-    run leaves no experiment; call this again to restart it.
+    the files that git tracks, uncommitted changes included. Relative paths to other files become absolute. A stopped
+    run leaves no experiment; another call restarts it.
 
     Args:
-        name: of the experiment, such as smart-concat-quick-s1.
+        name: name of the experiment, such as smart-concat-quick-s1.
         settings: all params, as in params.yaml.
         root: the folder that holds dvc.yaml.
         queue: add it to DVC's queue instead; `dvc queue start` runs it.
-        watch: called every second while the run lasts and once after it; an exception from it stops the run as Ctrl-C
-            does and is raised here.
+        watch: called every second during the run and once after it; its exceptions stop the run as Ctrl-C does and
+            are raised here.
         environment: additional environment variables of the run.
 
     Raises:
@@ -52,9 +52,9 @@ def run_experiment(
     """
     root = Path(root)
     settings = with_absolute_paths(settings, root)
-    done = find_experiments(root).get(name)
-    if done is not None:
-        _need_same(done, settings, root)
+    existing = find_experiments(root).get(name)
+    if existing is not None:
+        _require_same_params(existing, settings, root)
         return say(f"{name}: already run")
     if queue and name in queued(root):
         return say(f"{name}: already in the queue")
@@ -78,21 +78,21 @@ def short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
-def _need_same(done: Experiment, settings: Mapping[str, Any], root: Path) -> None:
+def _require_same_params(existing: Experiment, settings: Mapping[str, Any], root: Path) -> None:
     """Raise a UserError unless the experiment has these params.
 
-    A param that it lacks did not exist when it ran, and counts as equal where it now has its default.
+    A param that the experiment lacks is newer than it, and counts as equal if it now has its default.
     """
     default = changes(with_numbers(read_yaml(root / PARAMS)), with_numbers(settings))
-    wrong = {
+    different = {
         param: values
-        for param, values in differences(Revision.open(done.commit, root).settings(), settings).items()
+        for param, values in differences(Revision.open(existing.commit, root).settings(), settings).items()
         if values[0] != ABSENT or param in default
     }
-    if wrong:
+    if different:
         raise UserError(
-            f"{done.name}: there is an experiment of this name with other params; to run it again, remove it with "
-            f"dvc exp remove {done.name}{listed(wrong, 'there', 'asked for')}"
+            f"{existing.name}: there is an experiment of this name with other params; to run it again, remove it with "
+            f"dvc exp remove {existing.name}{listed(different, 'there', 'asked for')}"
         )
 
 
@@ -103,11 +103,11 @@ def _run(
     environment: Mapping[str, str],
     silent: bool = False,
 ) -> int:
-    """Run a command and return its exit code; what stops this process stops all that the command started.
+    """Run a command in its own process group and return its exit code.
 
-    The command gets its own process group. Ctrl-C, SIGTERM and what `watch` raises reach the whole group as Ctrl-C:
-    DVC waits for the stage to end and removes its temporary copy. `python` is the interpreter of this process. `silent`
-    hides standard output, on which `dvc exp run --queue` prints all params; `dvc --quiet` would hide errors too.
+    Ctrl-C, SIGTERM and exceptions of `watch` reach the whole group as Ctrl-C: DVC waits for the stage to end and
+    removes its temporary copy. `python` is the interpreter of this process. `silent` hides standard output, on which
+    `dvc exp run --queue` prints all params; `dvc --quiet` would hide errors too.
     """
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     variables = {**os.environ, **environment, "PATH": paths}
@@ -117,7 +117,7 @@ def _run(
         try:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(LOOK_EVERY if watch else None)
+                    process.wait(WATCH_INTERVAL if watch else None)
                 if watch:
                     watch()
             return process.returncode
@@ -131,9 +131,9 @@ def _run(
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Make Ctrl-C and SIGTERM raise KeyboardInterrupt, also in background jobs of a shell."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The same rows out of several prediction tables, or a message that says why they are not the same."""
+"""Matching of the rows of several prediction tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pandas as pd
 from bertrio.core.errors import UserError
 from bertrio.evaluation.predictions import Scored
 
-NAMED = 3  # rows that a message names
+MAX_IDS = 3  # ids in a message
 
 
 class Matched(NamedTuple):
-    """The rows of one task: `ids` [N], sorted, and what each table says of them."""
+    """Rows of one task: sorted `ids` [N], and labels and predictions of each table in this order."""
 
     ids: list[str]
     scored: list[Scored]
@@ -23,19 +23,19 @@ class Matched(NamedTuple):
 def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Sequence[str], split: str) -> dict[str, Matched]:
     """Find the labelled rows of `split` in every table.
 
-    Rows are sorted by id, so that what follows does not depend on which table comes first.
+    Rows are sorted by id, so results do not depend on the order of the tables.
 
     Args:
-        tables: prediction tables and the names that messages give them; two or more.
-        tasks: which tasks to match.
+        tables: names, for messages, and prediction tables; two or more.
+        tasks: tasks to match.
         split: dev, test or another split of the tables.
 
     Returns:
-        The rows by task; tasks that no table has labels for are left out.
+        Rows by task; tasks without labels in any table are left out.
 
     Raises:
-        UserError: if no table has labelled rows of the split, or the tables differ in ids or labels; it names all
-            tasks that differ, with the first ids of each.
+        UserError: if no table has labelled rows of the split, or the tables differ in ids or labels. The message lists
+            all tasks that differ, with the first ids of each.
     """
     matched: dict[str, Matched] = {}
     problems: list[str] = []
@@ -63,12 +63,12 @@ def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Sequence[str], spli
 
 
 def _differences(first: pd.DataFrame, second: pd.DataFrame, name: str, other: str) -> Iterator[str]:
-    """Yield how the ids and labels of two tables differ."""
+    """Yield a text for each kind of difference between the ids and labels of two tables."""
     both = first.merge(second, on="id", how="outer", suffixes=("", "_other"), indicator=True)
     for side, one, missing_in in (("left_only", name, other), ("right_only", other, name)):
         ids = both.loc[both["_merge"] == side, "id"]
         if len(ids):
-            listed = ", ".join(ids.head(NAMED)) + (", ..." if len(ids) > NAMED else "")
+            listed = ", ".join(ids.head(MAX_IDS)) + (", ..." if len(ids) > MAX_IDS else "")
             yield f"{len(ids):,} rows are in {one} and not in {missing_in} (ids {listed})"
     changed = both[(both["_merge"] == "both") & (both["label"] != both["label_other"])]
     if len(changed):

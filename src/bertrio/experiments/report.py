@@ -1,4 +1,4 @@
-"""The HTML report of a revision, compared with a baseline where one is named."""
+"""HTML report of a revision, with an optional comparison with a baseline."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from bertrio.experiments.recipes.params import leaves
 from bertrio.experiments.revision import WORKSPACE, Revision
 from bertrio.experiments.show import changed_rows, differences, other_metrics, params_table, sentences
 
-DECIDED = 1000  # rows of each kind that two revisions decide differently, those that changed most
+CHANGED_ROWS = 1000  # fixed and broken rows of a comparison to list, of each kind
 
 
 def write_report(
     name: str = WORKSPACE, baseline: str | None = None, out: str | Path = "report.html", root: str | Path = "."
 ) -> None:
-    """Write the report of revision `name` to `out`, one file that needs no other and no network.
+    """Write the report of revision `name` to `out`, a self-contained file.
 
-    Sections whose files the revision lacks say which stage writes them. The same files give the same bytes.
+    A section without its file names the stage that writes it. The same files give the same bytes.
 
     Args:
-        name: as `Revision.open` takes it.
-        baseline: the revision to compare it with; None: none.
-        out: the HTML file.
-        root: the folder that holds dvc.yaml.
+        name: name of the revision, see `Revision.open`.
+        baseline: revision to compare it with, or None.
+        out: path of the HTML file.
+        root: folder with dvc.yaml.
 
     Raises:
         UserError: if there is no such revision, it has no params.yaml, a file is damaged, or `out` can't be written.
-            Where only the comparison fails, as with predictions for other rows, its section says so.
+            If only the comparison fails, the error is shown in its section.
     """
     revision = Revision.open(name, root)
     comparison = _comparison(revision, Revision.open(baseline, root)) if baseline is not None else {}
@@ -41,7 +41,7 @@ def write_report(
 
 
 def _since_commit(revision: Revision, root: str | Path) -> dict[str, dict[str, str]] | None:
-    """Return the params that differ from those of the last commit, with both values; None without a commit."""
+    """Return the params that differ from the last commit, with both values; None without a commit."""
     try:
         changed = changed_params([revision], [Revision.open("HEAD", root)])
     except UserError:
@@ -50,10 +50,10 @@ def _since_commit(revision: Revision, root: str | Path) -> dict[str, dict[str, s
 
 
 def _comparison(revision: Revision, baseline: Revision) -> dict[str, Any]:
-    """Return what the page shows of a comparison, with its tables by title, or the `problem` that it met."""
+    """Return the texts and tables of the comparison section, or its `problem`."""
     try:
-        result = compare([baseline], [revision], rows=DECIDED)
-    except UserError as error:  # all else on the page stands without it
+        result = compare([baseline], [revision], rows=CHANGED_ROWS)
+    except UserError as error:  # the other sections do not need it
         return {"tables": {}, "problem": f"No comparison with {baseline.name}: {error}"}
     return {
         "first": baseline.name,

@@ -1,4 +1,4 @@
-"""One state of the repository, read without checking it out: a DVC experiment, commit, tag, branch or `workspace`."""
+"""Revisions of the repository, read without checkout: DVC experiments, commits, tags, branches or `workspace`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFERENCE = re.compile(r"refs/exps/(?P<a>[0-9a-f]{2})/(?P<b>[0-9a-f]{38})/(?P<na
 
 
 class Experiment(NamedTuple):
-    """A finished experiment: its name, its commit, and the commit that it was started from."""
+    """Finished experiment: its name, its commit, and the commit that it started from."""
 
     name: str
     commit: str
@@ -31,29 +31,29 @@ class Experiment(NamedTuple):
 
 
 def find_experiments(root: str | Path = ".") -> dict[str, Experiment]:
-    """Return all experiments by name, the oldest first; of experiments that share a name, the newest.
+    """Return all experiments by name, the oldest first; of experiments with the same name, the newest.
 
     DVC stores an experiment as the git reference `refs/exps/<baseline, 2 digits>/<38 digits>/<name>`.
 
     Raises:
         UserError: if `root` is no DVC repository.
     """
-    done = _git(root, "for-each-ref", "--sort=committerdate", "--format=%(refname) %(objectname)", "refs/exps")
-    if done.returncode or not (Path(root) / "dvc.yaml").exists():
+    result = _git(root, "for-each-ref", "--sort=committerdate", "--format=%(refname) %(objectname)", "refs/exps")
+    if result.returncode or not (Path(root) / "dvc.yaml").exists():
         raise UserError(
             f"{Path(root).resolve()} is no git clone with dvc.yaml; run this from the folder that holds dvc.yaml"
         )
-    matches = (REFERENCE.fullmatch(line) for line in done.stdout.decode().splitlines())
+    matches = (REFERENCE.fullmatch(line) for line in result.stdout.decode().splitlines())
     return {ref["name"]: Experiment(ref["name"], ref["commit"], ref["a"] + ref["b"]) for ref in matches if ref}
 
 
 class Revision:
-    """The files of one revision, whether git or DVC's cache stores them. The workspace stays as it is.
+    """Read access to the files of one revision, stored in git or in DVC's cache.
 
     Args:
-        name: what the user called it.
-        root: the folder that holds dvc.yaml, which is the root of the git repository.
-        commit: its hash; None for the workspace.
+        name: name given by the user.
+        root: folder with dvc.yaml, the root of the git repository.
+        commit: hash of the commit; None for the workspace.
     """
 
     def __init__(self, name: str, root: Path, commit: str | None = None) -> None:
@@ -82,7 +82,7 @@ class Revision:
 
     @property
     def title(self) -> str:
-        """Its name, with the first digits of the commit where the name does not say it."""
+        """Name of the revision, with the start of the commit hash unless the name is the hash."""
         if self.commit is None or self.commit.startswith(self.name):
             return self.name
         return f"{self.name} ({self.commit[:7]})"
@@ -94,7 +94,7 @@ class Revision:
         return not _git(self._root, "cat-file", "-e", f"{self.commit}:{path}").returncode or self._dvc.exists(path)
 
     def files(self, folder: str) -> list[str]:
-        """Return the paths of all files below `folder`, sorted; none if there is no such folder."""
+        """Return the sorted paths of all files below `folder`; empty if there is no such folder."""
         if self.commit is None:
             files = [file for file in (self._root / folder).rglob("*") if file.is_file()]
             return sorted(file.relative_to(self._root).as_posix() for file in files)
@@ -136,7 +136,7 @@ class Revision:
             raise UserError(f"{self.title}: {path} is not JSON ({error}); run the stage that writes it") from error
 
     def settings(self) -> dict[str, Any]:
-        """Return the raw content of params.yaml, which in an older revision may not fit the params of today.
+        """Return the raw content of params.yaml, which in older revisions may be invalid today.
 
         Raises:
             UserError: if it is missing or not a mapping.
@@ -150,7 +150,7 @@ class Revision:
         return raw
 
     def tasks(self) -> dict[str, Task]:
-        """Return the tasks, built from few params so that older revisions can be read.
+        """Return the tasks, built from few params so that older revisions stay readable.
 
         Raises:
             UserError: if params.yaml is missing or describes no tasks.
@@ -174,7 +174,7 @@ class Revision:
         return frame
 
     def rows(self, task: str, split: str) -> pd.DataFrame:
-        """Return the rows of a task in train, dev or test: id, texts and label."""
+        """Return the rows of a task in train, dev or test, with id, texts and label."""
         return pd.read_parquet(BytesIO(self.read(f"data/splits/{task}/{split}.parquet")))
 
     @cached_property

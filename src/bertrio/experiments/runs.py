@@ -1,4 +1,4 @@
-"""Runs that may stand side by side: those of one budget, data source and encoder."""
+"""Comparable runs: those of one budget, data source and encoder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from bertrio.experiments.recipes.measured import Measured
     from bertrio.experiments.recipes.rows import Recipes
 
-NAMED = ("budget", "source", "encoder")  # what a setting names beside its overrides
+FIELDS = ("budget", "source", "encoder")  # fields of a setting, without its overrides
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What runs must share to be compared; where it is None, any will do as long as all runs have the same.
+    """Fields that comparable runs share; None allows any value that all runs have in common.
 
-    `overrides` are those that `-S` made, as it was given: none, unless they are asked for.
+    `overrides` are those of `-S`, as given; runs with other overrides do not match.
     """
 
     budget: str | None = None
@@ -36,33 +36,33 @@ class Setting:
 
     @classmethod
     def of(cls, run: Measured) -> Setting:
-        """The setting of one run."""
+        """Return the setting of one run."""
         return cls(run.budget, run.source, run.encoder, dict(run.overrides))
 
-    def takes(self, run: Measured) -> bool:
-        """Whether the run is of this setting, its overrides aside."""
-        return all(getattr(self, name) in (None, getattr(run, name)) for name in NAMED)
+    def matches(self, run: Measured) -> bool:
+        """Return whether the run has this budget, source and encoder; overrides are not compared."""
+        return all(getattr(self, name) in (None, getattr(run, name)) for name in FIELDS)
 
     @property
     def flags(self) -> str:
-        """The flags of the command line that ask for it."""
-        named = {name: getattr(self, name) for name in NAMED}
-        parts = [f"--{name} {shlex.quote(value)}" for name, value in named.items() if value is not None]
+        """Command-line flags that select the setting."""
+        fields = {name: getattr(self, name) for name in FIELDS}
+        parts = [f"--{name} {shlex.quote(value)}" for name, value in fields.items() if value is not None]
         return " ".join([*parts, *self._set])
 
     @property
-    def to_run(self) -> str:
-        """Those of `bertrio recipes run` that make runs of it; data and encoder are the user's to name."""
+    def run_flags(self) -> str:
+        """Flags of `bertrio recipes run` for runs of the setting, without data and encoder."""
         return " ".join([*([f"--budget {self.budget}"] if self.budget else []), *self._set])
 
     @property
     def title(self) -> str:
-        """All of it in words, for below a picture."""
+        """Description for captions."""
         return ", ".join([f"budget {self.budget}", str(self.source), str(self.encoder), *self.changed])
 
     @property
     def changed(self) -> list[str]:
-        """The overrides in words."""
+        """Overrides as text."""
         return [f"{name} {value_text(value)}" for name, value in sorted(self.overrides.items())]
 
     @property
@@ -72,46 +72,48 @@ class Setting:
 
 @dataclass(frozen=True)
 class Runs:
-    """The runs of one setting by the row that they are of, a seed each; `left_out` were made with other overrides."""
+    """Runs of one setting by row, one for each seed; `left_out` counts runs with other overrides."""
 
     setting: Setting
     by_row: Mapping[str, Sequence[Measured]]
     left_out: int = 0
 
     def of(self, row: str) -> Sequence[Measured]:
-        """The runs of a row (its `run_as`), by seed; none if it was not measured."""
+        """Return the runs of a row (its `run_as`), by seed; empty if it was not measured."""
         return self.by_row.get(row, ())
 
     @property
     def all(self) -> list[Measured]:
-        """The runs of all rows."""
+        """Runs of all rows."""
         return [run for runs in self.by_row.values() for run in runs]
 
 
 def _effect(row: str, budget: str, overrides: Mapping[str, Any], recipes: Recipes) -> Mapping[str, Any]:
-    """Return what overrides come to for a row, as measured files name it: `tasks.*.dropout` is a param of every task,
-    and what the row has anyway is none. They are checked as `resolve` does."""
+    """Return the params of a row that the overrides change, in the form of measured files.
+
+    `tasks.*.dropout` is expanded to all tasks, and values that the row already has are left out. `resolve` checks them.
+    """
     if not overrides:
         return {}
     base = read_yaml("params.yaml")
-    plain, changed = (resolve(recipes, recipes.row(row), budget, own, base=base) for own in ({}, overrides))
+    plain, changed = (resolve(recipes, recipes.row(row), budget, values, base=base) for values in ({}, overrides))
     return overridden(plain, changed)
 
 
 def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, recipes: Recipes) -> Runs:
-    """The runs of some rows in one setting.
+    """Return the runs of some rows in one setting.
 
     Args:
-        measured: all that there is.
-        rows: what rows are called that are to be compared (`Row.run_as`).
-        wanted: the setting, as far as it was named.
-        recipes: that have these rows.
+        measured: all measured runs.
+        rows: names of the rows to compare (`Row.run_as`).
+        wanted: the requested setting; fields may be None.
+        recipes: the recipes with these rows.
 
     Returns:
-        No runs at all, and `wanted`, if none of the rows was measured yet.
+        The runs and their setting; no runs and `wanted` if none of the rows was measured.
 
     Raises:
-        UserError: if there is no such budget, the runs are of several settings or of others than `wanted`, or two of a
+        UserError: if the budget is unknown, no run matches `wanted`, the runs have several settings, or two runs of a
             row have the same seed.
     """
     measured = list(measured)
@@ -119,20 +121,20 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
         recipes.budget(wanted.budget)
     overrides = {param: value for param, value in wanted.overrides.items() if is_override(param)}
     rows = set(rows)
-    there = [run for run in measured if run.row in rows]
-    candidates = [run for run in there if wanted.takes(run)]
+    of_rows = [run for run in measured if run.row in rows]
+    candidates = [run for run in of_rows if wanted.matches(run)]
     effects = {key: _effect(*key, overrides, recipes) for key in {(run.row, run.budget) for run in candidates}}
-    taken = [run for run in candidates if run.overrides == effects[run.row, run.budget]]
-    if there and not taken:
-        asked = wanted.flags or "without -S"
-        raise UserError(f"recipes/measured: of these rows there are no runs {asked}, but\n{_listed(there)}")
-    if len({(run.budget, run.source, run.encoder) for run in taken}) > 1:
+    selected = [run for run in candidates if run.overrides == effects[run.row, run.budget]]
+    if of_rows and not selected:
+        flags = wanted.flags or "without -S"
+        raise UserError(f"recipes/measured: of these rows there are no runs {flags}, but\n{_list_settings(of_rows)}")
+    if len({(run.budget, run.source, run.encoder) for run in selected}) > 1:
         raise UserError(
             "recipes/measured: runs of these rows are of several settings, which are never mixed; choose one by its "
-            f"flags:\n{_listed(taken)}"
+            f"flags:\n{_list_settings(selected)}"
         )
     by_row: dict[str, list[Measured]] = {}
-    for run in sorted(taken, key=lambda run: run.seed):
+    for run in sorted(selected, key=lambda run: run.seed):
         runs = by_row.setdefault(run.row, [])
         if runs and runs[-1].seed == run.seed:
             raise UserError(
@@ -140,18 +142,18 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
                 "a seed counts once, so remove the file of one of them"
             )
         runs.append(run)
-    if not taken:
+    if not selected:
         return Runs(wanted, by_row)
-    setting = replace(Setting.of(taken[0]), overrides=overrides)
-    return Runs(setting, by_row, sum(map(setting.takes, there)) - len(taken))
+    setting = replace(Setting.of(selected[0]), overrides=overrides)
+    return Runs(setting, by_row, sum(map(setting.matches, of_rows)) - len(selected))
 
 
-def _listed(runs: Iterable[Measured]) -> str:
-    """A line for each setting: its flags, and how many runs of how many rows it has."""
+def _list_settings(runs: Iterable[Measured]) -> str:
+    """Return a line for each setting: its flags, and its numbers of runs and rows."""
     rows: dict[str, list[str]] = {}
     for run in runs:
         rows.setdefault(Setting.of(run).flags, []).append(run.row)
-    return "\n".join(f"  {flags}: {len(own)} runs of {len(set(own))} rows" for flags, own in sorted(rows.items()))
+    return "\n".join(f"  {flags}: {len(names)} runs of {len(set(names))} rows" for flags, names in sorted(rows.items()))
 
 
 def value_of(run: Measured, metric: str, split: str = "dev", kind: str = "metrics") -> Any:

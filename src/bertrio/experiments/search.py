@@ -1,4 +1,4 @@
-"""Search for params with a higher dev score: an Optuna study whose trials are DVC experiments.
+"""Hyperparameter search: an Optuna study whose trials are DVC experiments.
 
 Optuna stores the study in a journal file, `<out>/<study>/journal.log`, so the same command continues a stopped search.
 """
@@ -26,7 +26,7 @@ from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError, missing_package
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
-from bertrio.experiments.machine_paths import of_any_machine, settings_text
+from bertrio.experiments.machine_paths import machine_independent, settings_text
 from bertrio.experiments.recipes.params import Block, flatten, value_text, with_numbers
 from bertrio.experiments.recipes.resolving import SEED, resolve
 from bertrio.experiments.recipes.rows import load_recipes
@@ -40,11 +40,15 @@ if TYPE_CHECKING:
 
 Space = Mapping[str, "BaseDistribution"]  # by dotted param
 Prune = Literal["median", "hyperband", "none"]
-PRUNERS: dict[str, str] = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "none": "NopPruner"}  # of Optuna
+PRUNERS: dict[str, str] = {
+    "median": "MedianPruner",
+    "hyperband": "HyperbandPruner",
+    "none": "NopPruner",
+}
 CHECKPOINTS = "BERTRIO_CHECKPOINTS"  # training.checkpoints.VARIABLE, which would import torch
 IMPORTANCE_FROM = 10  # finished trials
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
-DIGITS = 4  # of drawn numbers
+DIGITS = 4  # significant digits of sampled numbers
 
 
 def import_optuna() -> Any:
@@ -80,7 +84,7 @@ def parse_space(texts: Sequence[str]) -> Space:
 
 
 def _distribution(values: str) -> BaseDistribution:
-    """A range of numbers, or a choice of YAML values, which Optuna stores as JSON texts."""
+    """Return a distribution over a range of numbers, or over YAML values, which Optuna stores as JSON texts."""
     distributions = import_optuna().distributions
     kind, *ends = values.split(":")
     if kind == "int":
@@ -98,7 +102,7 @@ def _distribution(values: str) -> BaseDistribution:
 
 
 def values_at(point: Mapping[str, Any]) -> Block:
-    """Return the params of a trial: Optuna's numbers with four digits, and the values that its choices stand for."""
+    """Return the params of a trial: numbers rounded to `DIGITS` digits, and choices decoded from JSON."""
     values = {param: json.loads(value) if isinstance(value, str) else value for param, value in point.items()}
     return {
         param: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for param, value in values.items()
@@ -107,14 +111,14 @@ def values_at(point: Mapping[str, Any]) -> Block:
 
 @dataclass(frozen=True)
 class TrialRunner:
-    """Runs trials as DVC experiments.
+    """Runner of trials as DVC experiments.
 
     Args:
-        name: of the study; the experiment of a trial is `<name>-<six digits of its params>`.
-        folder: of the study; it holds the progress files and checkpoints of running trials.
+        name: name of the study; the experiment of a trial is `<name>-<six digits of its params>`.
+        folder: folder of the study, with progress files and checkpoints of running trials.
         settings: returns all raw params of a run with the given values.
-        metric: of dev: an overall score, or a task and its metric.
-        root: the folder that holds dvc.yaml.
+        metric: keys of the dev score: an overall score, or a task and its metric.
+        root: folder with dvc.yaml.
     """
 
     name: str
@@ -171,7 +175,7 @@ class TrialRunner:
 def read_epochs(path: Path, metric: str) -> list[tuple[int, float, bool]]:
     """Return the epochs that a run has written so far: number, score, and whether it is the last one.
 
-    Of an ensemble, the first member that trains counts.
+    For an ensemble, these are the epochs of the first member that trains.
     """
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     lines = [json.loads(line) for line in text.split("\n")[:-1]]  # the last line may be incomplete
@@ -191,43 +195,43 @@ def search(
     out: str | Path = "recipes/search",
     root: str | Path = ".",
 ) -> Study:
-    """Search a space of params, and write the trials to a folder of `out` after each of them.
+    """Search a space of params, and write the trials to a folder in `out` after each trial.
 
-    Points are drawn by a tree-structured Parzen estimator (Bergstra et al. 2011, "Algorithms for Hyper-Parameter
+    Points are sampled by a tree-structured Parzen estimator (Bergstra et al. 2011, "Algorithms for Hyper-Parameter
     Optimization"), the first ten at random. `median` stops a run whose best epoch is below the median of earlier runs
     at that epoch, from the sixth run on; `hyperband` is Li et al. 2018.
 
     Args:
-        texts: the space, see `parse_space`.
-        trials: how many finished or pruned trials there are in the end, earlier ones included.
-        base: the row to start from; None: params.yaml.
-        budget: of every run.
+        texts: the search space, see `parse_space`.
+        trials: total number of finished or pruned trials, including earlier ones.
+        base: row to start from, or None for params.yaml.
+        budget: budget of every run.
         overrides: dotted params and values on top of base and budget.
-        seed: of the sampler.
+        seed: seed of the sampler.
         prune: median, hyperband or none.
-        metric: the dev score to raise: overall_normalized, overall_mean, or a task (its first metric).
-        out: gets a folder with the name of the search, which stands for all arguments but `trials`, and for
-            params.yaml: journal.log, trials.md and trials.csv.
-        root: the folder that holds dvc.yaml and recipes/.
+        metric: dev score to maximize: overall_normalized, overall_mean, or a task (its first metric).
+        out: parent of the folder of the search, which gets journal.log, trials.md and trials.csv. Its name is a digest
+            of params.yaml and of all arguments except `trials`.
+        root: folder with dvc.yaml and recipes/.
 
     Returns:
         Optuna's study.
 
     Raises:
-        UserError: before any run if an argument is wrong; at the end if runs failed, or no point was valid.
+        UserError: before any run if an argument is invalid; at the end if runs failed, or no point was valid.
     """
     optuna, root, space, overrides = import_optuna(), Path(root), parse_space(texts), dict(overrides or {})
     if SEED in space:
         raise UserError(f"{SEED}: the best of several seeds is the luckiest; search without it, then try other seeds")
-    if twice := sorted(space.keys() & overrides.keys()):
-        raise UserError(f"-S {twice[0]}: the search sets {twice[0]}; leave out one of them")
+    if both := sorted(space.keys() & overrides.keys()):
+        raise UserError(f"-S {both[0]}: the search sets {both[0]}; leave out one of them")
     recipes, params = load_recipes(root / "recipes"), read_yaml(root / "params.yaml")
     row = recipes.base_row(base)
     start = resolve(recipes, row, budget, overrides, base=params)
     keys = _metric_keys(metric, start)
     title = f"Search on {row.name}, budget {budget}{settings_text(overrides)}"
     setup = f"Score: {metric} on dev. Space: {'; '.join(texts)}. Seed {seed}, pruning: {prune}."
-    identity = json.dumps([title, setup, of_any_machine(flatten(start))], sort_keys=True, default=str)
+    identity = json.dumps([title, setup, machine_independent(flatten(start))], sort_keys=True, default=str)
     name = f"search-{short_digest(identity)}"
     folder = Path(out) / name
 
@@ -254,7 +258,7 @@ def search(
 
 
 def _metric_keys(metric: str, settings: Block) -> Sequence[str]:
-    """The keys of a score in the metrics of dev."""
+    """Return the keys of a score in the metrics of dev."""
     tasks = build_tasks(validate_params(settings, "params.yaml"))
     if metric not in (*OVERALL, *tasks):
         raise UserError(f"--metric {metric}: expected {', '.join([*OVERALL, *tasks])}")
@@ -277,9 +281,8 @@ def _explore(study: Study, space: Space, count: int, seed: int, runner: TrialRun
     optuna, failures = import_optuna(), []
     state = optuna.trial.TrialState
     for _ in range(count - len(study.get_trials(states=(state.COMPLETE, state.PRUNED)))):
-        # Seeded by the trials that ended: a stopped search proposes what it would have proposed without the stop
-        drawn = len(_ended(study))
-        study.sampler = optuna.samplers.TPESampler(seed=1000 * seed + drawn)
+        # Seeded by the number of ended trials, so that a resumed search proposes the same points
+        study.sampler = optuna.samplers.TPESampler(seed=1000 * seed + len(_ended(study)))
         trial = study.ask(dict(space))
         try:
             study.tell(trial, runner.run(trial))
@@ -291,8 +294,8 @@ def _explore(study: Study, space: Space, count: int, seed: int, runner: TrialRun
             failures.append(f"trial {trial.number}: {error}")
         row = write_trials(study, runner.folder).set_index("trial").loc[trial.number].dropna()
         say(f"trial {trial.number}: {', '.join(f'{name} {value}' for name, value in row.items() if value != '')}")
-    shown = write_trials(study, runner.folder).drop(columns=["experiment", "why"])
-    print_table(shown, study.user_attrs["title"], output_console())
+    table = write_trials(study, runner.folder).drop(columns=["experiment", "why"])
+    print_table(table, study.user_attrs["title"], output_console())
     for line in findings(study):
         print(line)
     if failures:
@@ -302,12 +305,12 @@ def _explore(study: Study, space: Space, count: int, seed: int, runner: TrialRun
 
 
 def _ended(study: Study) -> list[FrozenTrial]:
-    """The trials without those that were interrupted."""
+    """Return the trials that ended, without interrupted ones."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
 
 def trials_table(study: Study) -> pd.DataFrame:
-    """Return the trials that ended, the highest score first and pruned ones last."""
+    """Return a table of the trials that ended, the highest score first and pruned ones last."""
     rows = [
         {
             "trial": trial.number,
@@ -334,7 +337,7 @@ def write_trials(study: Study, folder: Path) -> pd.DataFrame:
 
 
 def findings(study: Study) -> list[str]:
-    """Return the best trial, how to apply it, and the importance of each param; nothing before a run has finished."""
+    """Return lines on the best trial and the importance of params; empty before a run has finished."""
     optuna = import_optuna()
     scores = [trial.value for trial in _ended(study) if trial.state.name == "COMPLETE"]
     if not scores:

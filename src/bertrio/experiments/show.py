@@ -1,4 +1,4 @@
-"""A comparison as tables, for the terminal and the report."""
+"""Tables of a comparison, for the terminal and the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertrio.core.console import output_console, print_table
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.evaluation.significance import p_text
 
-DECIDED = {"fixed": "B is right or nearer", "broken": "A is right or nearer"}
+CHANGES = {"fixed": "B is right or nearer", "broken": "A is right or nearer"}
 
 
 def show_comparison(result: dict[str, Any], console: Console | None = None) -> None:
@@ -22,24 +22,24 @@ def show_comparison(result: dict[str, Any], console: Console | None = None) -> N
         names = [f"{one['name']} ({one['commit'][:7]})" if one["commit"] else one["name"] for one in side["revisions"]]
         lines.append(f"{letter}  {', '.join(names)}")
     lines += [f"   {param}: {a} in A, {b} in B" for param, a, b in params_table(result).to_numpy()]
-    _say(lines, console)
+    _print_lines(lines, console)
     title = f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)"
     print_table(differences(result), title, console)
     if "overall" in result:
-        _say([f"Overall scores are of {', '.join(result['tasks'])}."], console)
+        _print_lines([f"Overall scores are of {', '.join(result['tasks'])}."], console)
     print_table(other_metrics(result), "Other metrics, without tests", console)
-    _say([*sentences(result), *[f"Note: {note}." for note in result["notes"]]], console)
+    _print_lines([*sentences(result), *[f"Note: {note}." for note in result["notes"]]], console)
     for heading, rows in changed_rows(result).items():
         print_table(rows, heading, console)
 
 
 def sentences(result: dict[str, Any]) -> list[str]:
-    """The verdicts of a comparison in words."""
+    """Return the results of a comparison as sentences."""
     return [figures["sentence"] for figures in (*result["tasks"].values(), *result.get("overall", {}).values())]
 
 
 def differences(result: dict[str, Any]) -> pd.DataFrame:
-    """What was tested: a row a task and overall score, cells as text."""
+    """Return the tested differences, a row for each task and overall score, with cells as text."""
     tasks = {f"{name} {figures['metric']}": figures for name, figures in result["tasks"].items()}
     return pd.DataFrame(
         {
@@ -55,7 +55,7 @@ def differences(result: dict[str, Any]) -> pd.DataFrame:
 
 
 def other_metrics(result: dict[str, Any]) -> pd.DataFrame:
-    """What was not tested, likewise."""
+    """Return the metrics that are not tested, a row for each task and metric, with cells as text."""
     return pd.DataFrame(
         {"metric": f"{task} {metric}{' (less is better)' if metric in LOWER_IS_BETTER else ''}", **_numbers(values)}
         for task, figures in result["tasks"].items()
@@ -64,16 +64,16 @@ def other_metrics(result: dict[str, Any]) -> pd.DataFrame:
 
 
 def params_table(result: dict[str, Any]) -> pd.DataFrame:
-    """The params that differ, with their values on both sides."""
+    """Return the params that differ, with their values on both sides."""
     rows = [[name, *[" or ".join(values) for values in sides]] for name, sides in result["params"].items()]
     return pd.DataFrame(rows, columns=["param", "A", "B"])
 
 
 def changed_rows(result: dict[str, Any]) -> dict[str, pd.DataFrame]:
-    """The rows that the sides decide differently, as far as they are listed, by title."""
+    """Return tables of the listed fixed and broken rows, by title."""
     tables = {}
     for task, parts in result.get("rows", {}).items():
-        for kind, meaning in DECIDED.items():
+        for kind, meaning in CHANGES.items():
             rows = [
                 {
                     "id": row["id"],
@@ -97,6 +97,6 @@ def _numbers(figures: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _say(lines: list[str], console: Console) -> None:
+def _print_lines(lines: list[str], console: Console) -> None:
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)

@@ -1,9 +1,9 @@
 """Forward stepwise selection of extensions, as in "BERT++: Trustworthy MultiTask Learning with BERT", section 4.3.
 
-From a base, every remaining extension is tried on top of it; the best one is kept where the paired test says that it
-is not luck; and so on from there, until none helps. With a beam, several sets are kept at each depth.
+Each depth adds every remaining extension to the current set and keeps the best one if its gain is significant by the
+paired test. The selection ends when no extension helps. With a beam, several sets are kept at each depth.
 
-Every set that is tried is a DVC experiment, so the same command continues a stopped selection.
+Every run is a DVC experiment, so the same command continues a stopped selection.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv, write_text
 from bertrio.evaluation.significance import ALPHA, holm
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
-from bertrio.experiments.machine_paths import of_any_machine, settings_text
+from bertrio.experiments.machine_paths import machine_independent, settings_text
 from bertrio.experiments.recipes.params import Block, flatten
 from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
 from bertrio.experiments.recipes.rows import BASE, Extension, Recipes, Row, find, load_extensions, load_recipes
 from bertrio.experiments.revision import Revision
 
-Names = tuple[str, ...]  # a set of extensions, in the order in which they came to it
+Names = tuple[str, ...]  # a set of extensions, in the order of their addition
 NAN = math.nan
 METRIC = "overall_normalized"
 NOTE = (
     "Scores are overall_normalized on dev, differences are to the set under `on`. Sets were chosen on these rows, so "
     "the best score is optimistic: confirm it on test or other seeds."
 )
-LONGEST = 150  # characters of a set's label in the name of an experiment; git has its files, whose names end at 255
+MAX_LABEL = 150  # characters of a set in the name of an experiment, which is a file name in git, with 255 at most
 
 
 @dataclass(frozen=True)
 class Step:
-    """One set that was tried; without a score, it could not be.
+    """One candidate set and its result; a set that could not be run has no score.
 
     Args:
-        names: the set; its last extension is the one that was tried on the others.
-        score: on dev, the mean over seeds.
+        names: the set; its last extension is the one that was added.
+        score: dev score, mean over seeds.
         difference, low, high, p: gain over the set without the last extension, its 95 % interval and p-value.
-        p_holm: p that allows for the number of sets tried at this depth.
-        kept: the next extensions are tried on it.
-        why: in a few words, why it was kept or not.
+        p_holm: p-value by Holm's correction over the sets of this depth.
+        kept: whether the next depth extends the set.
+        why: short reason for keeping it or not.
     """
 
     names: Names
@@ -65,7 +65,7 @@ class Step:
 
     @property
     def tried(self) -> bool:
-        """Whether it was run."""
+        """True if the set was run."""
         return not math.isnan(self.score)
 
 
@@ -76,17 +76,18 @@ def label(names: Names) -> str:
 
 @dataclass(frozen=True)
 class DvcBench:
-    """Runs sets of extensions as DVC experiments, one a seed.
+    """Runner of sets of extensions as DVC experiments, one for each seed.
 
     Args:
-        recipes: budgets.
-        extensions: all that there are, by name.
-        row: the base.
-        budget: of every run.
-        seeds: runs of every set, with `runtime.seed` from 1 on.
-        overrides: dotted params and values on top of everything.
+        recipes: source of budgets.
+        extensions: all extensions, by name.
+        row: row to start from.
+        budget: budget of every run.
+        seeds: number of runs of every set, with `runtime.seed` from 1 on.
+        overrides: dotted params and values on top of everything else.
         params: raw params.yaml.
-        root: the folder that holds dvc.yaml.
+        root: folder with dvc.yaml.
+        runs: revisions of the measured sets.
     """
 
     recipes: Recipes
@@ -112,22 +113,22 @@ class DvcBench:
         return resolve(self.recipes, row, self.budget, self.overrides, seed, self.params)
 
     def key(self, names: Names) -> str:
-        """Return what the params of a set come to.
+        """Return the validated params of a set as JSON, equal for sets with the same effect.
 
         Raises:
-            UserError: if its extensions do not go together, or the params are invalid.
+            UserError: if its extensions exclude or need each other, or the params are invalid.
         """
         for name in names:
             for other in self.extensions[name].excludes:
                 if other in names:
                     raise UserError(f"{name} and {other} exclude each other")
-        for need in self.extensions[names[-1]].needs if names else ():
-            if need not in names and self._key((*names[:-1], need)) != self._key(names[:-1]):
-                raise UserError(f"has no effect without {need}")
-        return self._key(names)
+        for needed in self.extensions[names[-1]].needs if names else ():
+            if needed not in names and self._params_json((*names[:-1], needed)) != self._params_json(names[:-1]):
+                raise UserError(f"has no effect without {needed}")
+        return self._params_json(names)
 
     def measure(self, names: Names) -> Step:
-        """Run a set with every seed, unless it has run, and compare it with the set without its last extension.
+        """Run a set with every seed, unless it exists, and compare it with the set without its last extension.
 
         Raises:
             UserError: if a run fails, or the sets can't be compared.
@@ -153,10 +154,10 @@ class DvcBench:
 
     def experiment(self, names: Names, seed: int) -> str:
         """Return the name of the experiment of one run, the same on every machine."""
-        text = json.dumps(of_any_machine(flatten(self.settings(names, seed))), sort_keys=True)
-        return f"stepwise-{('+'.join(names) or BASE)[:LONGEST]}-{short_digest(text)}-s{seed}"
+        text = json.dumps(machine_independent(flatten(self.settings(names, seed))), sort_keys=True)
+        return f"stepwise-{('+'.join(names) or BASE)[:MAX_LABEL]}-{short_digest(text)}-s{seed}"
 
-    def _key(self, names: Names) -> str:
+    def _params_json(self, names: Names) -> str:
         try:
             return validate_params(self.settings(names), "params.yaml").model_dump_json(by_alias=True)
         except UserError as error:
@@ -166,17 +167,17 @@ class DvcBench:
 def forward_selection(
     candidates: Sequence[str], bench: DvcBench, beam: int = 1, unproven: bool = False
 ) -> Iterator[list[Step]]:
-    """Select extensions step by step, and yield the ladder so far at the start and after every depth.
+    """Select extensions step by step, and yield all steps so far at the start and after every depth.
 
-    At each depth every candidate is tried on every set that was kept. Sets that score higher than the one they extend,
-    with p below 5 % by Holm's correction over all sets of this depth, are kept, up to `beam` of them. It ends where
-    none is. Sets that come to the same params are tried once.
+    Each depth adds every candidate to every kept set. It keeps up to `beam` sets, those with the highest scores, among
+    the sets that score higher than the set they extend, with p below 5 % by Holm's correction over this depth. The
+    selection ends when no set is kept. Sets with the same params run once.
 
     Args:
-        candidates: the extensions, in the order in which they are tried; of equal scores the earlier is kept.
+        candidates: extensions in order of trial; among equal scores the earlier is preferred.
         bench: runs and compares sets.
-        beam: how many sets to keep at each depth.
-        unproven: keep what scores higher even where luck may explain it.
+        beam: maximum number of sets to keep at each depth.
+        unproven: keep sets that score higher even if the gain is not significant.
 
     Raises:
         UserError: if a run fails.
@@ -187,13 +188,13 @@ def forward_selection(
     kept = ladder
     while kept:
         sets = [(*step.names, name) for step in kept for name in candidates if name not in step.names]
-        steps = _decide([_try(names, bench, tried) for names in sets], beam, unproven)
+        steps = _decide([_measure_once(names, bench, tried) for names in sets], beam, unproven)
         kept = [step for step in steps if step.kept]
         ladder = ladder + steps
         yield ladder
 
 
-def _try(names: Names, bench: DvcBench, tried: dict[str, Names]) -> Step:
+def _measure_once(names: Names, bench: DvcBench, tried: dict[str, Names]) -> Step:
     try:
         key = bench.key(names)
     except UserError as error:
@@ -205,13 +206,13 @@ def _try(names: Names, bench: DvcBench, tried: dict[str, Names]) -> Step:
 
 
 def _decide(steps: Sequence[Step], beam: int, unproven: bool) -> list[Step]:
-    """Decide the steps of one depth: those that ran come first, the best at the top."""
+    """Return the steps of one depth with `p_holm`, `kept` and `why` set: those that ran first, by descending score."""
     ran = [step for step in steps if step.tried]
     ran = [replace(step, p_holm=p) for step, p in zip(ran, holm([step.p for step in ran]))]
-    ran.sort(key=lambda step: -step.score)  # stable: of equals the earlier stays first
+    ran.sort(key=lambda step: -step.score)  # stable: ties keep their order
     better = [step for step in ran if step.difference > 0 and (unproven or step.p_holm < ALPHA)]
-    decided = [replace(step, kept=step in better[:beam], why=_why(step)) for step in ran]
-    return decided + [step for step in steps if not step.tried]
+    ran = [replace(step, kept=step in better[:beam], why=_why(step)) for step in ran]
+    return ran + [step for step in steps if not step.tried]
 
 
 def _why(step: Step) -> str:
@@ -221,7 +222,7 @@ def _why(step: Step) -> str:
 
 
 def ladder_table(ladder: Sequence[Step]) -> pd.DataFrame:
-    """Return the steps, one a row."""
+    """Return a table with one row for each step."""
     rows = [
         {"step": len(step.names), "on": label(step.names[:-1]), "tried": label(step.names[-1:]), **asdict(step)}
         for step in ladder
@@ -230,7 +231,7 @@ def ladder_table(ladder: Sequence[Step]) -> pd.DataFrame:
 
 
 def draw_ladder(frame: pd.DataFrame, path: Path, title: str) -> None:
-    """Draw the gain of every set over the set that it extends, with its interval; kept sets in colour."""
+    """Plot the gain of every set over the set that it extends, with its interval; kept sets are coloured."""
     from bertrio.evaluation.canvas import LINES, MUTED, picture
 
     frame = frame.dropna(subset="difference")[::-1].reset_index()
@@ -257,21 +258,21 @@ def stepwise(
     out: str | Path = "recipes/stepwise",
     root: str | Path = ".",
 ) -> list[Step]:
-    """Select extensions, and write the ladder so far to `out` at the start and after every depth.
+    """Select extensions, and write all steps so far to `out` at the start and after every depth.
 
     Args:
-        candidates: names of recipes/extensions.yaml.
-        base: the row to start from; None: params.yaml as it is.
+        candidates: names of extensions in recipes/extensions.yaml.
+        base: row to start from, or None for params.yaml.
         beam, unproven: see `forward_selection`.
-        budget, seeds, overrides: of every run, see `DvcBench`.
-        out: the folder of ladder.md, ladder.csv and ladder.png.
-        root: the folder that holds dvc.yaml and recipes/.
+        budget, seeds, overrides: see `DvcBench`.
+        out: folder of ladder.md, ladder.csv and ladder.png.
+        root: folder with dvc.yaml and recipes/.
 
     Returns:
-        The ladder.
+        All steps.
 
     Raises:
-        UserError: if a name is unknown, the base is wrong or can't be run, or a run fails.
+        UserError: if a name is unknown, the base is invalid or can't be run, or a run fails.
     """
     root, overrides = Path(root), overrides or {}
     if SEED in overrides:
@@ -291,7 +292,7 @@ def stepwise(
         write_csv(frame, Path(out) / "ladder.csv")
         write_text(Path(out) / "ladder.md", "\n\n".join([f"# {title}", result, table, *notes]) + "\n")
         draw_ladder(frame, Path(out) / "ladder.png", title)
-        shown = frame[frame["step"] == frame["step"].max()].drop(columns=["low", "high", "p"])
-        print_table(shown, to=output_console())
+        last_depth = frame[frame["step"] == frame["step"].max()].drop(columns=["low", "high", "p"])
+        print_table(last_depth, to=output_console())
     say(result)
     return ladder

@@ -1,4 +1,4 @@
-"""Score against one param, or several that move together, from runs that differ in nothing else."""
+"""Score as a function of one param, or of several that change together, from runs that differ only in these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bertrio.config.loading import read_yaml
 from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError, writing_to
 from bertrio.core.files import write_csv
-from bertrio.experiments.machine_paths import OF_MACHINE, without_place
+from bertrio.experiments.machine_paths import MACHINE_PARAMS, without_folder
 from bertrio.experiments.recipes.measured import FOLDER, load_measured
 from bertrio.experiments.recipes.params import leaves, set_param
 from bertrio.experiments.recipes.resolving import resolve
@@ -23,14 +23,14 @@ from bertrio.experiments.revision import Revision, find_experiments
 
 OVERALL = ("overall_normalized", "overall_mean")
 ABSENT = "(not set)"
-SEED = re.compile(r"(ensemble\.members\.[^.]+\.)?runtime\.seed")  # a run has others for the members of an ensemble too
-LOG_FROM = 20  # greatest over smallest value from which on the axis is logarithmic
-WIDEST = 90  # characters of a family's name in a picture
-SHOWN = 10  # values that an error lists
+SEED = re.compile(r"(ensemble\.members\.[^.]+\.)?runtime\.seed")  # ensemble members can have seeds too
+LOG_FROM = 20  # ratio of largest to smallest value above which the axis is logarithmic
+MAX_NAME = 90  # characters of a family's name in a plot
+MAX_VALUES = 10  # values in an error message
 
 
 class Run(NamedTuple):
-    """One run: its params as texts, and on dev each metric with its 95 % interval: value, low, high."""
+    """One run: params as texts, and dev metrics as (value, low, high) with a 95 % interval."""
 
     name: str
     params: Mapping[str, str]
@@ -44,24 +44,23 @@ def sweep(
     root: str | Path = ".",
     measured: bool = False,
 ) -> pd.DataFrame:
-    """Print score against a param, and write it to `out` as <param>.csv and <param>.png.
+    """Print a table of score by param, and write it to `out` as <param>.csv and <param>.png.
 
-    Names of several are joined by `+`, `*` stands there as `all`, and those of measured runs end in `-measured`.
+    File names join several params by `+`, write `*` as `all`, and end in `-measured` for measured runs.
 
     Args:
-        params: dotted, such as smart.lambda; of a block, all that is in it; `*` matches any text, as in
-            tasks.*.dropout. Several move together.
+        params: dotted params, such as smart.lambda, or blocks; `*` matches any text, as in tasks.*.dropout. Several
+            params change together.
         metric: overall_normalized, overall_mean, a task (its first metric), or `all`.
-        out: the folder to write to.
-        root: the folder that holds dvc.yaml.
-        measured: take the runs of recipes/measured, in place of the repository's experiments.
+        out: folder of the files.
+        root: folder with dvc.yaml.
+        measured: use the runs of recipes/measured instead of the repository's experiments.
 
     Returns:
         The table, see `tabulate`.
 
     Raises:
-        UserError: if no runs differ in these params alone, a param is in none of them, none has the metric, or `out`
-            can't be written to.
+        UserError: if no runs differ only in these params, no run has a param or the metric, or `out` is not writable.
     """
     runs = list((measured_runs if measured else read_runs)(root))
     table = tabulate(runs, params, metric)
@@ -82,12 +81,12 @@ def read_runs(root: str | Path = ".") -> Iterator[Run]:
         revision = Revision.open(name, root)
         if revision.exists("metrics/evaluation.json"):
             evaluation = revision.json("metrics/evaluation.json")
-            if "dev" in evaluation.get("intervals", {}):  # runs of old versions have none
+            if "dev" in evaluation.get("intervals", {}):  # absent in runs of old versions
                 yield _run(name, revision.settings(), evaluation["dev"], evaluation["intervals"]["dev"])
 
 
 def measured_runs(root: str | Path = ".") -> Iterator[Run]:
-    """Yield the runs of recipes/measured with the params of their rows, and say which have no row any more."""
+    """Yield the runs of recipes/measured with the params of their rows; skip runs without a row, with a message."""
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / "params.yaml")
     for run in load_measured(Path(root) / FOLDER):
         try:
@@ -101,11 +100,11 @@ def measured_runs(root: str | Path = ".") -> Iterator[Run]:
 
 
 def _run(name: str, settings: Mapping[str, Any], dev: Mapping[str, Any], intervals: Mapping[str, Any]) -> Run:
-    """A run with its overall scores and the first metric of each task, as `sst accuracy`."""
+    """Return a run with its overall scores and the first metric of each task, such as `sst accuracy`."""
     params = {
-        param: without_place(param, value)
+        param: without_folder(param, value)
         for param, value in leaves(settings).items()
-        if value != "{}" and not OF_MACHINE.fullmatch(param)
+        if value != "{}" and not MACHINE_PARAMS.fullmatch(param)
     }
     scores = {}
     for key, score in dev.items():
@@ -118,17 +117,17 @@ def _run(name: str, settings: Mapping[str, Any], dev: Mapping[str, Any], interva
 
 
 def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.DataFrame:
-    """Return score by value, with a row for each family, value and metric.
+    """Return a table of scores with a row for each family, value and metric.
 
-    A family is runs that differ in `params` and their seeds alone; its name says in which params it differs from other
-    families. Of runs with the same params and seed the last counts. Numbers come first, in their order.
+    A family is a set of runs that differ only in `params` and seeds; its name lists the params that distinguish it from
+    other families. Of runs with the same params and seed the last counts. Numbers come first, in ascending order.
 
     Returns:
-        family, value, metric, seeds (their number), score (the mean over them), low and high (the ends of the 95 %
-        interval for other rows, means over seeds), least and greatest (scores of a seed), runs (their names).
+        Columns family, value, metric, seeds (their number), score (mean over seeds), low and high (95 % interval over
+        rows, mean over seeds), least and greatest (scores of single seeds), runs (their names).
 
     Raises:
-        UserError: if there is no such family, or no run has one of the params or the metric.
+        UserError: if no family has two values, or no run has one of the params or the metric.
     """
     settings = pd.DataFrame([run.params for run in runs]).fillna(ABSENT)
     for pattern in params:
@@ -147,7 +146,7 @@ def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.Data
     ).drop_duplicates(["family", "value", "seed"], keep="last")
     wide = frame[frame.groupby("family")["value"].transform("nunique") > 1]
     if wide.empty:
-        values = "; ".join(frame["value"].unique()[:SHOWN])
+        values = "; ".join(frame["value"].unique()[:MAX_VALUES])
         raise UserError(
             f"{', '.join(params)}: no two runs differ in this alone; those that there are have {values}. "
             f"Make some: dvc exp run --queue -S {params[0]}=A,B,C, then dvc queue start"
@@ -176,12 +175,12 @@ def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.Data
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a dotted param is one that the pattern stands for, or in such a block."""
+    """Return whether a dotted param, or a block that contains it, matches the pattern."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
 def _value(swept: Mapping[str, str]) -> str:
-    """The value of the swept params: the one that all have, or each that is set with its name."""
+    """Return the common value of the swept params, or a text with the value of each param that is set."""
     if len(set(swept.values())) == 1:
         return next(iter(swept.values()))
     return ", ".join(f"{name}: {value}" for name, value in swept.items() if value != ABSENT)
@@ -195,12 +194,12 @@ def _metrics(wanted: str, known: Sequence[str]) -> list[str]:
 
 
 def draw(table: pd.DataFrame, path: Path, title: str) -> None:
-    """Draw a panel for each metric: lines over numbers, points over other values, a colour for each family."""
+    """Plot a panel for each metric, with lines for numeric values, points for others, and a colour for each family."""
     from bertrio.evaluation.canvas import colours_of, picture
 
     numbers = pd.to_numeric(table["value"], errors="coerce")
     numeric, positive = bool(numbers.notna().all()), numbers[numbers > 0]
-    table = table.assign(place=numbers if numeric else table["value"])
+    table = table.assign(x=numbers if numeric else table["value"])
     metrics, families = table["metric"].unique(), table["family"].unique()
     with picture(path, (6.4, 2.5 * len(metrics) + 0.9 + 0.2 * len(families))) as figure:
         panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
@@ -209,11 +208,11 @@ def draw(table: pd.DataFrame, path: Path, title: str) -> None:
                 rows = table[(table["metric"] == metric) & (table["family"] == family)]
                 ends = rows[["low", "high"]].sub(rows["score"], axis=0).abs().to_numpy().T
                 style = "o-" if numeric else "o"
-                name = family[:WIDEST]
-                axes.errorbar(rows["place"], rows["score"], ends, fmt=style, color=colour, capsize=2, label=name)
+                name = family[:MAX_NAME]
+                axes.errorbar(rows["x"], rows["score"], ends, fmt=style, color=colour, capsize=2, label=name)
             axes.set_ylabel(metric)
         if numeric and positive.max() > LOG_FROM * positive.min():
-            panels[-1].set_xscale("symlog", linthresh=positive.min())  # which has a place for 0
+            panels[-1].set_xscale("symlog", linthresh=positive.min())  # symlog can show 0
         figure.suptitle(f"{title}; bars: 95 % interval", x=0.01, ha="left", fontweight="bold", fontsize=11)
         if len(families) > 1:
             figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower left", fontsize=8)

@@ -199,7 +199,7 @@ def claim_document(judgement: Judgement) -> Iterator[Block]:
     yield "## Tests"
     yield pd.DataFrame(_test(judged.claim.name, part) for judged in judgement.claims for part in judged.parts)
     if judgement.absent:
-        command = " ".join(["bertrio recipes run", *judgement.absent, judgement.runs.setting.to_run])
+        command = " ".join(["bertrio recipes run", *judgement.absent, judgement.runs.setting.run_flags])
         yield f"Not measured yet: {command.rstrip()}"
     for why in dict.fromkeys(part.why for judged in judgement.claims for part in judged.parts if part.why):
         yield f"Not tested: {why}."

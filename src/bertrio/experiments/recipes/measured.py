@@ -171,7 +171,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         UserError: if one of its files is missing or damaged.
     """
     from bertrio import __version__
-    from bertrio.experiments.machine_paths import without_place
+    from bertrio.experiments.machine_paths import without_folder
 
     settings = revision.settings()
     firsts = {name: task.target.metrics[0] for name, task in revision.tasks().items()}
@@ -185,7 +185,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
             task: {split: of["rows"] for split, of in splits.items()}
             for task, splits in revision.json("metrics/data.json")["tasks"].items()
         },
-        encoder=without_place("encoder.name", settings["encoder"]["name"]),
+        encoder=without_folder("encoder.name", settings["encoder"]["name"]),
         metrics={split: _firsts(evaluation.get(split, {}), firsts) for split in SPLITS},
         intervals={split: _firsts(evaluation.get("intervals", {}).get(split, {}), firsts) for split in SPLITS},
         seconds=round(sum(cost["seconds"] for cost in training.values()), 1),

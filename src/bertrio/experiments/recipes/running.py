@@ -13,7 +13,7 @@ from bertrio.config.loading import read_yaml
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.experiments.dvc_experiments import PARAMS, run_experiment, short_digest
-from bertrio.experiments.machine_paths import by_last_names, is_override, of_any_machine, overridden
+from bertrio.experiments.machine_paths import by_last_names, is_override, machine_independent, overridden
 from bertrio.experiments.recipes.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
 from bertrio.experiments.recipes.params import Block, changes, listed, with_numbers
 from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
@@ -114,7 +114,7 @@ def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[st
     The digest is the same on every machine: local folders and files of data count by their last names, and device and
     threads do not count.
     """
-    counted = {param: value for param, value in by_last_names(of_any_machine(overrides)).items() if param != SEED}
+    counted = {param: value for param, value in by_last_names(machine_independent(overrides)).items() if param != SEED}
     text = json.dumps(counted, sort_keys=True, default=str)  # YAML has dates
     return f"{row_name}-{budget}-s{seed}" + (f"-{short_digest(text)}" if counted else "")
 

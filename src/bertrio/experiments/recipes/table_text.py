@@ -98,7 +98,7 @@ def _head(tables: PaperTables) -> Iterator[str]:
     if not paper.own:
         yield "Reported: by the paper, of bert-base-uncased on its own data, one run a row."
     if not runs.all:
-        command = f"bertrio recipes run {paper.name} {setting.to_run}".rstrip()
+        command = f"bertrio recipes run {paper.name} {setting.run_flags}".rstrip()
         yield f"Measured: nothing yet{setting.flags and f' with {setting.flags}'}; {command} measures all rows."
         return
     seeds = sorted({len(row) for row in runs.by_row.values()})
@@ -170,7 +170,7 @@ def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> It
     measured = part.dropna(subset="measured")["row"].nunique()
     yield f"{measured} of {len(rows)} rows measured."
     if (rows["seeds"] == 0).any() and split == "dev":
-        command = f"bertrio recipes run {tables.paper.name}-{name} {tables.runs.setting.to_run}".rstrip()
+        command = f"bertrio recipes run {tables.paper.name}-{name} {tables.runs.setting.run_flags}".rstrip()
         yield f"To measure the rest: {command}"
     if split == "dev":
         yield from (f"Not compared: {note}." for note in part["not_compared"].dropna().unique())

@@ -1,4 +1,4 @@
-"""One case of prediction.py: rows of dev answered as `bertrio predict` does (`predict`), or the search of `mine`."""
+"""One case of prediction.py: predictions for dev rows as by `bertrio predict`, or the search of `bertrio mine`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bertrio.core.stage import peak_memory_mb
 
 
 def predict(args: argparse.Namespace) -> dict[str, Any]:
-    """Answers the dev rows of `--task`, after a first round with a few of them."""
+    """Predict the dev rows of `--task`, after a warm-up on a few of them."""
     from bertrio.data.table import read_table
     from bertrio.inference.batch_predict import predict_file
     from bertrio.inference.predictor import Predictor
@@ -27,18 +27,18 @@ def predict(args: argparse.Namespace) -> dict[str, Any]:
         write_model(args, Path(folder) / "model")
         predictor = Predictor.load(Path(folder) / "model", precision=args.precision)
 
-    def answer(rows: Any) -> None:
+    def run(rows: Any) -> None:
         source = io.BytesIO(rows.to_csv(sep="\t", index=False).encode())
         predict_file(predictor, args.task, "tsv", source, io.BytesIO())
 
-    answer(frame.head(256))
+    run(frame.head(256))
     began = time.perf_counter()
-    answer(frame)
+    run(frame)
     return {"seconds": time.perf_counter() - began, "rows": len(frame), "peak_memory_mb": peak_memory_mb()}
 
 
 def write_model(args: argparse.Namespace, folder: Path) -> None:
-    """A model folder with fresh heads."""
+    """Write a model folder with untrained heads."""
     from bertrio.model.config import ModelConfig
     from bertrio.model.multitask import build_model, save_model
 
@@ -48,7 +48,7 @@ def write_model(args: argparse.Namespace, folder: Path) -> None:
 
 
 def mine(args: argparse.Namespace) -> dict[str, Any]:
-    """The `--top` most similar pairs of made-up vectors, about 20 of which lie around each centre."""
+    """Search the `--top` most similar pairs of random vectors, about 20 around each centre."""
     import numpy as np
 
     from bertrio.inference.mining import most_similar

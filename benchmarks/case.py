@@ -1,6 +1,6 @@
-"""The inside of a case: its options, what it trains or predicts with, its clock, and the file that it leaves.
+"""Helpers for the process of a case: options, models and rows, the clock, and the result file.
 
-`common` starts it, with PYTHONPATH at benchmarks/ and src/.
+`common` starts cases with PYTHONPATH set to benchmarks/ and src/.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bertrio.core.files import write_json
 
 
 def case_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with the options of every case."""
+    """Return a parser with the options of every case."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--work", type=Path, required=True, help="as `prepared` made it")
     parser.add_argument("--result", type=Path, required=True, help="the JSON file to write")
@@ -29,19 +29,19 @@ def case_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def load(args: argparse.Namespace) -> tuple[Any, Any]:
-    """The params of a case, with its own on top, and the runtime that they ask for."""
+    """Return the params of a case, with its overrides, and their runtime."""
     from bertrio.config import merged, read_yaml
     from bertrio.config.loading import validate_params
     from bertrio.core.runtime import set_up
     from bertrio.model.config import encoder_width
 
-    own = merged(args.set, {"runtime": {"seed": args.seed}, "finetune": {"max_steps": args.warmup + args.steps}})
-    params = validate_params(merged(read_yaml(args.work / "params.yaml"), own), str(args.work / "params.yaml"))
+    overrides = merged(args.set, {"runtime": {"seed": args.seed}, "finetune": {"max_steps": args.warmup + args.steps}})
+    params = validate_params(merged(read_yaml(args.work / "params.yaml"), overrides), str(args.work / "params.yaml"))
     return params, set_up(**params.runtime.model_dump(), width=encoder_width(args.work / "models/encoder"))
 
 
 def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:
-    """The tokenised training rows of the tasks that train."""
+    """Return the tokenised training rows of the tasks that train."""
     from bertrio.training.build import load_split
 
     split = load_split(params, "train", args.work / "data/splits", args.work / "models/tokenizer")
@@ -49,22 +49,22 @@ def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:
 
 
 def trainer_of(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], Any]:
-    """What the stage `finetune` trains with, for `max_steps`; the model that it scores, the rows, and the runtime."""
+    """Return the trainer of the stage `finetune` for `max_steps`, the model to score, the rows, and the runtime."""
     from bertrio.model.multitask import build_model
     from bertrio.training.build import build_trainer
 
     params, runtime = load(args)
     rows = training_rows(args, params)
     model = build_model(params, args.work / "models/encoder", runtime)
-    fewest = min(-(-len(of) // params.tasks[task].batch_size) for task, of in rows.items())
+    fewest = min(-(-len(task_rows) // params.tasks[task].batch_size) for task, task_rows in rows.items())
     epochs = 1 + params.finetune.max_steps // fewest  # more than enough: max_steps ends the last one
-    asked = params.finetune.model_copy(update={"epochs": epochs})
-    trainer, kept = build_trainer(params.model_copy(update={"finetune": asked}), model, rows)
-    return trainer, kept, rows, runtime
+    options = params.finetune.model_copy(update={"epochs": epochs})
+    trainer, scored = build_trainer(params.model_copy(update={"finetune": options}), model, rows)
+    return trainer, scored, rows, runtime
 
 
 def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """The folder's encoder under a fresh head for masked tokens, and the training texts of all tasks in blocks."""
+    """Return the encoder with an untrained head for masked tokens, and the training texts of all tasks as blocks."""
     import pandas as pd
     from transformers import AutoModelForMaskedLM
 
@@ -83,7 +83,7 @@ def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tup
 
 
 def dev_score(task: Any, labels: Any, outputs: Any) -> float:
-    """The first metric of a task from a head's outputs [N, size]."""
+    """Return the first metric of a task for the outputs of a head, [N, size]."""
     import numpy as np
 
     from bertrio.evaluation.metrics import METRICS
@@ -94,13 +94,13 @@ def dev_score(task: Any, labels: Any, outputs: Any) -> float:
 
 
 class Clock:
-    """Times the steps after the warm-up: called after each with its number, from 1.
+    """Timer of the steps after the warm-up, called after each step with its number, from 1.
 
     Args:
-        warmup: steps that are not timed, 1 or more.
-        steps: how many are.
-        device: waited for at both ends.
-        rows: how many rows have been trained on so far.
+        warmup: number of untimed steps, 1 or more.
+        steps: number of timed steps.
+        device: synchronized before each reading of the time.
+        rows: returns the number of rows trained on so far.
     """
 
     def __init__(self, warmup: int, steps: int, device: Any, rows: Callable[[], int]) -> None:
@@ -113,7 +113,7 @@ class Clock:
             self.times[step] = (time.perf_counter(), self.rows())
 
     def measured(self) -> dict[str, Any]:
-        """Seconds, rows and steps on the clock, and the peak memory of the process."""
+        """Return the timed seconds, rows and steps, and the peak memory of the process."""
         from bertrio.core.stage import peak_memory_mb
 
         (began, before), (ended, after) = self.times[self.first], self.times[self.last]
@@ -126,7 +126,7 @@ class Clock:
 
 
 def wait_for(device: Any) -> None:
-    """Returns when the device has done all that it was given."""
+    """Wait until the device has finished all queued work."""
     import torch
 
     if device.type == "cuda":
@@ -134,5 +134,5 @@ def wait_for(device: Any) -> None:
 
 
 def write_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Leaves what a case measured for its parent."""
+    """Write the result of a case for the parent process."""
     write_json(args.result, result, digits=6)

@@ -1,13 +1,12 @@
-"""What checkpoints cost: seconds and megabytes of a save, and the share of training time that they take.
+"""Cost of checkpoints: seconds and megabytes of a save, and its share of training time.
 
     python benchmarks/checkpointing.py --data path/to/course-data --encoder path/to/all-MiniLM-L6-v2
 
-Joint steps of all tasks in blocks, every other block with a save at its beginning. `save, s` is the time in which
-training stands still; `with what follows, s` is by how much longer a block with a save takes than one without, which
-counts what a save leaves behind for the steps after it, and the noise of the steps. The share is that of the larger of
-the two, once in every `checkpoints.minutes` of params.yaml. As in the stage, the state holds weights, both moments of
-the optimizer, and the weights of the best epoch so far. It is written where the stage writes it, unless --folder names
-another place.
+Joint steps of all tasks run in blocks, and every other block begins with a save. `save, s` is the time for which
+training stops. `with what follows, s` is the difference in time between blocks with and without a save: it includes the
+effect of a save on the following steps, and the noise of the steps. The share is that of the larger of the two, for one
+save every `checkpoints.minutes` of params.yaml. As in the stage, the state has weights, both moments of the optimizer,
+and the weights of the best epoch so far. Its folder is that of the stage, unless --folder names another.
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ AIM = 0.02  # share of training time
 
 
 class Blocks:
-    """Called after each step: saves at the beginning of every other block, and times blocks and saves.
+    """Step callback that saves at the beginning of every other block, and times blocks and saves.
 
     Args:
-        resume: saves.
-        warmup: steps before the first block, which is one without a save.
+        checkpoints: writes the saves.
+        warmup: steps before the first block, which has no save.
         length: steps of a block.
-        device: waited for where a time is taken.
+        device: synchronized before each reading of the time.
     """
 
-    def __init__(self, resume: Any, warmup: int, length: int, device: Any) -> None:
-        self._resume, self._warmup, self._length, self._device = resume, warmup, length, device
+    def __init__(self, checkpoints: Any, warmup: int, length: int, device: Any) -> None:
+        self._checkpoints, self._warmup, self._length, self._device = checkpoints, warmup, length, device
         self._began: list[float] = []
         self.saves: list[float] = []
 
@@ -60,51 +59,49 @@ class Blocks:
         wait_for(self._device)
         self._began.append(time.perf_counter())
         if block % 2:
-            self._resume.after_step(step, force=True)
+            self._checkpoints.after_step(step, force=True)
             self.saves.append(time.perf_counter() - self._began[-1])
 
     def seconds(self) -> tuple[list[float], list[float]]:
-        """Those of the blocks without a save, and of those with one."""
+        """Return the seconds of blocks without a save, and of blocks with one."""
         lengths = [end - begin for begin, end in zip(self._began, self._began[1:])]
         return lengths[::2], lengths[1::2]
 
 
 def case(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains as the stage `finetune` does, without scoring, and saves."""
+    """Train as the stage `finetune` does, without scoring, with saves."""
     from bertrio.config.groups import CheckpointParams
     from bertrio.training.checkpoints import Checkpoints
     from bertrio.training.evaluator import Selection
 
     args.steps = 2 * args.saves * args.block
-    trainer, kept, _, runtime = trainer_of(args)
+    trainer, model, _, runtime = trainer_of(args)
     best = Selection("overall_normalized", "dev")
-    best.weights = {name: value.detach().cpu().clone() for name, value in kept.state_dict().items()}
-    where = CheckpointParams(minutes=None, steps=None, folder=args.folder)
-    opened = Checkpoints.open("benchmark", {"process": os.getpid()}, where, runtime)
+    best.weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
+    options = CheckpointParams(minutes=None, steps=None, folder=args.folder)
+    opened = Checkpoints.open("benchmark", {"process": os.getpid()}, options, runtime)
     with opened as checkpoints, checkpoints.resumed({"trainer": trainer, "best": best}):
         trainer.checkpoint = blocks = Blocks(checkpoints, args.warmup, args.block, runtime.device)
         for _ in trainer.run("benchmark"):
             pass
         sizes = [path.stat().st_size for path in checkpoints.folder.glob("step-*.safetensors")]
-        kept_folders = len(list(checkpoints.folder.glob("step-*.safetensors")))
+        files = len(list(checkpoints.folder.glob("step-*.safetensors")))
         checkpoints.finish()
-    if len(blocks.saves) != args.saves or not kept_folders:
-        sys.exit(
-            f"{checkpoints.folder}: {len(blocks.saves)} saves, {kept_folders} of them there, expected {args.saves}"
-        )
+    if len(blocks.saves) != args.saves or not files:
+        sys.exit(f"{checkpoints.folder}: {len(blocks.saves)} saves, {files} files, expected {args.saves}")
     plain, saved = map(mean, blocks.seconds())
     return {
         "seconds": mean(blocks.saves),
         "with_what_follows": saved - plain,
         "saves": blocks.saves,
         "ms_per_step": 1000 * plain / args.block,
-        "megabytes": sum(sizes) / kept_folders / 2**20,
+        "megabytes": sum(sizes) / files / 2**20,
         "runtime": runtime.describe(),
     }
 
 
 def table(runs: Runs, minutes: float) -> str:
-    """A save's size and time, its share of training time, and how long epochs must be for a save at their ends."""
+    """Return a table with size, time and share of a save, and the epoch length for which its share is `AIM`."""
     lines = []
     for name in runs:
         save, after = (middle(runs, name, key) for key in ("seconds", "with_what_follows"))
@@ -116,21 +113,21 @@ def table(runs: Runs, minutes: float) -> str:
             f"{cost / AIM:.0f}",
         ]
         lines.append([name, *cells])
-    each = f"share, every {minutes:g} minutes"
+    share = f"share, every {minutes:g} minutes"
     header = [
         "case",
         "MB",
         "save, s",
         "with what follows, s",
         "ms a step",
-        each,
+        share,
         f"s of an epoch for {AIM:.0%} at its end",
     ]
     return markdown(header, lines)
 
 
 def main(argv: Sequence[str]) -> None:
-    """The benchmark; with `case` as its first argument, its one case."""
+    """Run the benchmark or, with `case` as its first argument, one case."""
     if list(argv[:1]) == ["case"]:
         parser = _with_options(case_parser(__doc__))
         args = parser.parse_args(argv[1:])
@@ -141,9 +138,17 @@ def main(argv: Sequence[str]) -> None:
     add_model_options(parser)
     add_runtime_options(parser)
     args = parser.parse_args(argv)
-    args.given = list(argv)
-    own = ["--saves", str(args.saves), "--block", str(args.block), *(["--folder", args.folder] if args.folder else [])]
-    picked = [Case("joint", ("checkpointing.py", "case", *own), "joint steps of all tasks, with a save now and then")]
+    args.argv = list(argv)
+    options = [
+        "--saves",
+        str(args.saves),
+        "--block",
+        str(args.block),
+        *(["--folder", args.folder] if args.folder else []),
+    ]
+    picked = [
+        Case("joint", ("checkpointing.py", "case", *options), "joint steps of all tasks, with a save now and then")
+    ]
     with prepared(args) as work:
         runs = measure(picked, args, ["--work", str(work)])
     minutes = read_yaml(ROOT / "params.yaml")["checkpoints"]["minutes"]
@@ -151,9 +156,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _with_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--saves", type=int, default=6, help="of each turn")
+    parser.add_argument("--saves", type=int, default=6, help="saves per turn")
     parser.add_argument("--block", type=int, default=20, help="steps from one save to the next block without one")
-    parser.add_argument("--folder", help="where they are written; without it, in the user's cache folder, as ever")
+    parser.add_argument("--folder", help="folder of checkpoints; by default the user's cache folder")
     return parser
 
 

@@ -1,8 +1,8 @@
-"""What the benchmarks share: options, a place with data and an encoder, cases in processes of their own, and tables.
+"""Shared parts of the benchmarks: options, a folder with data and an encoder, case processes, and tables.
 
-A case is a command. It trains, predicts or starts something, and leaves a small JSON file with what it measured:
-`seconds`, `peak_memory_mb`, `rows`. All cases run in turn, and again as often as asked, so that a drift of the machine
-hits all alike; a ratio is the median of the ratios within the turns.
+A case is a command in its own process. It writes a small JSON file with its measurements: `seconds`, `peak_memory_mb`,
+`rows`. Each turn runs all cases once, so that a drift of the machine affects all cases alike. A ratio is the median of
+the ratios within the turns.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ sys.path.insert(0, str(ROOT / "src"))
 from bertrio.core.files import read_json, write_json, write_text
 
 TASKS = ("sst", "qqp", "sts")
-BERT_VOCABULARY = 30522  # rows of word embeddings in a random encoder: the optimizer moves all of them
-Runs = dict[str, list[dict[str, Any]]]  # by case, what each turn measured
+BERT_VOCABULARY = 30522  # rows of word embeddings in a random encoder; the optimizer updates all of them
+Runs = dict[str, list[dict[str, Any]]]  # results of each turn, by case
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: a script in benchmarks/ with its arguments, and the package of a peer that it takes."""
+    """One measured command: a script in benchmarks/ with its arguments, and the peer package that it needs."""
 
     name: str
     command: tuple[str, ...]
@@ -44,7 +44,7 @@ class Case:
 
 
 def parser_of(doc: str | None, repeats: int = 5) -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark."""
+    """Return a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=at_least_one, default=repeats, help="turns through all cases")
     parser.add_argument("--threads", type=at_least_one, default=os.cpu_count(), help="CPU threads of torch")
@@ -53,7 +53,7 @@ def parser_of(doc: str | None, repeats: int = 5) -> argparse.ArgumentParser:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which data and which encoder. What others say has a default, for scripts without them."""
+    """Add the options of data and encoder, and defaults of the runtime options for scripts without them."""
     parser.set_defaults(batch=16, device="auto", precision="auto")
     parser.add_argument("--data", help="the course's folder; without it, rows made up here")
     parser.add_argument("--encoder", help="a folder; without it, a BERT of random weights (see --hidden)")
@@ -65,7 +65,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_runtime_options(parser: argparse.ArgumentParser, batch: bool = True) -> None:
-    """Where it runs and how, after `add_model_options`; without `batch`, nothing of batches."""
+    """Add the options of device, precision and, with `batch`, batch size. Call it after `add_model_options`."""
     if batch:
         parser.add_argument("--batch", type=at_least_one, help="rows in a batch of each task")
     parser.add_argument("--device")
@@ -73,27 +73,27 @@ def add_runtime_options(parser: argparse.ArgumentParser, batch: bool = True) -> 
 
 
 def add_case_options(parser: argparse.ArgumentParser, peers: bool = False) -> None:
-    """The option that picks cases, for `chosen`; with `peers`, the one that adds those of the peers as well."""
+    """Add the option that selects cases and, with `peers`, the one that adds the cases of peers."""
     parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
     if peers:
         parser.add_argument("--peers", action="store_true", help="run the peers too (extra: peers)")
 
 
 def add_step_options(parser: argparse.ArgumentParser, steps: int, warmup: int) -> None:
-    """How many steps are timed, and how many are made before them: the last of these starts the clock."""
+    """Add the numbers of timed steps and of warm-up steps; the clock starts after the last warm-up step."""
     parser.add_argument("--steps", type=at_least_one, default=steps, help="steps on the clock")
     parser.add_argument("--warmup", type=at_least_one, default=warmup, help="steps before the clock starts, 1 or more")
 
 
 def at_least_one(text: str) -> int:
-    """The whole number in an option; argparse adds which one where it is refused."""
+    """Parse a whole number of 1 or more; argparse adds the option to errors."""
     if not text.isdecimal() or (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, found {text}")
     return number
 
 
 def chosen(cases: Sequence[Case], only: Sequence[str] | None) -> list[Case]:
-    """The cases that `--only` names; all without it. Ends here where one is unknown, or its peer is not installed."""
+    """Return the cases of `--only`, by default all. Exit if a case is unknown or its peer is not installed."""
     unknown = set(only or ()) - {case.name for case in cases}
     if unknown:
         sys.exit(f"--only: no case {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in cases)}")
@@ -106,7 +106,7 @@ def chosen(cases: Sequence[Case], only: Sequence[str] | None) -> list[Case]:
 
 @contextmanager
 def prepared(args: argparse.Namespace) -> Iterator[Path]:
-    """A temporary folder with params.yaml, data/splits (train and dev), models/tokenizer and models/encoder."""
+    """Yield a temporary folder with params.yaml, data/splits (train and dev), models/tokenizer and models/encoder."""
     import yaml
 
     from bertrio.config import build_tasks
@@ -115,28 +115,28 @@ def prepared(args: argparse.Namespace) -> Iterator[Path]:
     from bertrio.data.table import write_table
     from bertrio.model.tokenizer import build_tokenizer
 
-    with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as place:
-        work, raw = Path(place), params_of(args)
+    with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as folder:
+        work, raw = Path(folder), params_of(args)
         (work / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
         params = validate_params(raw, "params.yaml")
         tables, texts = get_source(params.data.source).load_tasks(params.data, build_tasks(params)).tables, []
-        for task, of in build_tasks(params).items():
+        for name, task in build_tasks(params).items():
             for split in ("train", "dev"):
-                frame = of_length(tables[task][split], of.text_columns, args.max_length if args.fill else 0)
+                frame = fill_texts(tables[name][split], task.text_columns, args.max_length if args.fill else 0)
                 if split == "train":
-                    texts += [text for column in of.text_columns for text in frame[column]]
-                write_table(frame, work / "data/splits" / task / f"{split}.parquet")
+                    texts += [text for column in task.text_columns for text in frame[column]]
+                write_table(frame, work / "data/splits" / name / f"{split}.parquet")
         tokenizer = build_tokenizer(params.encoder, texts, work / "models/tokenizer")
         write_encoder(params, len(tokenizer), work / "models/encoder")
         yield work
 
 
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
-    """params.yaml with the benchmark's own values on top: joint steps with a batch of the same size of each task."""
+    """Return params.yaml with the overrides of the benchmark: joint steps, with equal batch sizes of all tasks."""
     from bertrio.config import merged, read_yaml
 
     dev_rows = max(1, args.rows // 3)
-    own: dict[str, Any] = {
+    overrides: dict[str, Any] = {
         "runtime": {"device": args.device, "precision": args.precision, "threads": args.threads},
         "data": {"sample": {"train_rows": args.rows, "dev_rows": dev_rows, "test_rows": 1}},
         "tasks": {task: {"batch_size": args.batch} for task in TASKS},
@@ -145,22 +145,22 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
         "schedule": {"until": "longest"},
     }
     if args.data:
-        own["data"] = {"source": "cs224n", "path": str(Path(args.data).resolve())}
+        overrides["data"] = {"source": "cs224n", "path": str(Path(args.data).resolve())}
     if args.encoder:
-        own["encoder"]["name"] = str(Path(args.encoder).resolve())
+        overrides["encoder"]["name"] = str(Path(args.encoder).resolve())
     else:
-        own["encoder"]["tiny"] = {
+        overrides["encoder"]["tiny"] = {
             "hidden_size": args.hidden,
             "layers": args.layers,
             "heads": max(1, args.hidden // 64),
             "intermediate_size": 4 * args.hidden,
             "lr_factor": 1.0,
         }
-    return merged(read_yaml(ROOT / "params.yaml"), own)
+    return merged(read_yaml(ROOT / "params.yaml"), overrides)
 
 
-def of_length(frame: Any, columns: Sequence[str], words: int) -> Any:
-    """The table with each text repeated until it has `words` words, which are as many tokens or more."""
+def fill_texts(frame: Any, columns: Sequence[str], words: int) -> Any:
+    """Return the table with each text repeated to at least `words` words, which have at least as many tokens."""
     repeated = {
         column: [" ".join([text] * -(-words // len(text.split()))) if words else text for text in frame[column]]
         for column in columns
@@ -169,7 +169,7 @@ def of_length(frame: Any, columns: Sequence[str], words: int) -> Any:
 
 
 def write_encoder(params: Any, vocab_size: int, folder: Path) -> None:
-    """The encoder as the stages before training leave it; a random one has as many word embeddings as BERT."""
+    """Write the encoder as the stages before training do; a random one has as many word embeddings as BERT."""
     from transformers import AutoModel
 
     from bertrio.model.encoder import initial_transformer
@@ -186,12 +186,12 @@ def write_encoder(params: Any, vocab_size: int, folder: Path) -> None:
 
 
 def measure(cases: Sequence[Case], args: argparse.Namespace, common: Sequence[str] = ()) -> Runs:
-    """Runs all cases in turn, `--repeats` times; every turn has a seed of its own, the same for all cases.
+    """Run all cases in `--repeats` turns. The number of the turn is the seed of all its cases.
 
     Args:
-        cases: what to run; each command is given `common`, `--seed` and `--result FILE`.
-        args: the benchmark's options.
-        common: arguments for all of them.
+        cases: the cases; each command gets `common`, `--seed` and `--result FILE`.
+        args: options of the benchmark.
+        common: arguments of all cases.
     """
     runs: Runs = {case.name: [] for case in cases}
     for turn in range(1, args.repeats + 1):
@@ -203,11 +203,11 @@ def measure(cases: Sequence[Case], args: argparse.Namespace, common: Sequence[st
 
 
 def run_case(case: Case, common: Sequence[str], threads: int) -> dict[str, Any]:
-    """One case in a process of its own; what it measured."""
+    """Run one case in its own process and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        script, *own = case.command
-        command = [sys.executable, str(HERE / script), *own, *common, "--result", str(result)]
+        script, *arguments = case.command
+        command = [sys.executable, str(HERE / script), *arguments, *common, "--result", str(result)]
         done = subprocess.run(command, env=environment(threads), capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"case {case.name} failed: {' '.join(command)}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
@@ -215,29 +215,29 @@ def run_case(case: Case, common: Sequence[str], threads: int) -> dict[str, Any]:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """The environment of a case: its threads, imports from here, and nothing from the network."""
+    """Return the environment of a case: its threads, imports from this repository, and offline hub."""
     path = os.pathsep.join([str(HERE), str(ROOT / "src")])
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
 
 
 def rates(runs: Runs, case: str) -> list[float]:
-    """Rows a second in each turn."""
+    """Return rows per second in each turn."""
     return [run["rows"] / run["seconds"] for run in runs[case]]
 
 
 def ratio_cell(above: Sequence[float], below: Sequence[float]) -> str:
-    """The median of the ratios within the turns, and the lowest and highest of them."""
+    """Return median, minimum and maximum of the ratios within the turns."""
     ratios = [one / other for one, other in zip(above, below)]
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def middle(runs: Runs, case: str, key: str) -> float:
-    """The median over the turns of something measured."""
+    """Return the median of one measurement over the turns."""
     return median(run[key] for run in runs[case])
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; empty if it has no rows."""
+    """Return a Markdown table, or an empty text without rows."""
     if not rows:
         return ""
     lines = [header, ["---"] * len(header), *rows]
@@ -245,16 +245,16 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What the figures depend on: processor and what it knows of bf16, cores, threads, torch, GPU, date."""
+    """Return what the figures depend on: processor and its bf16 support, cores, threads, GPU, versions and date."""
     import torch
     import transformers
 
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    told = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
-    flags = told.get("flags", "").split()
+    fields = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
+    flags = fields.get("flags", "").split()
     return {
-        "cpu": told.get("model name") or platform.processor() or platform.machine(),
+        "cpu": fields.get("model name") or platform.processor() or platform.machine(),
         "bf16": [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags],
         "cores": os.cpu_count(),
         "threads": threads,
@@ -267,12 +267,12 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def report(name: str, args: argparse.Namespace, cases: Sequence[Case], runs: Runs, tables: Sequence[str]) -> None:
-    """Writes all that was measured to NAME.json and the tables to NAME.md, and prints the latter."""
+    """Write all measurements to NAME.json and the tables to NAME.md, and print the tables."""
     here, options = machine(args.threads), {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     described = [{"name": c.name, "command": c.command, "measures": c.measures, "runs": runs[c.name]} for c in cases]
     write_json(args.out / f"{name}.json", {"machine": here, "options": options, "cases": described})
-    where = ", ".join(f"{key} {' '.join(of) if isinstance(of, list) else of}" for key, of in here.items() if of)
-    command = " ".join(["python", f"benchmarks/{name}.py", *args.given])
-    text = "\n".join([f"`{command}`\n", f"Machine: {where}. Medians of {args.repeats}.\n", *filter(None, tables)])
+    facts = ", ".join(f"{key} {' '.join(v) if isinstance(v, list) else v}" for key, v in here.items() if v)
+    command = " ".join(["python", f"benchmarks/{name}.py", *args.argv])
+    text = "\n".join([f"`{command}`\n", f"Machine: {facts}. Medians of {args.repeats}.\n", *filter(None, tables)])
     write_text(args.out / f"{name}.md", text)
     print(text)

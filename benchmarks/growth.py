@@ -1,9 +1,9 @@
-"""How cost grows with the work: the whole pipeline on 1, 2, 4, 8 times the rows, and with 1, 5, 10 members.
+"""Growth of cost with work: the whole pipeline on 1, 2, 4, 8 times the rows, and with 1, 5, 10 members.
 
     python benchmarks/growth.py
 
-Seconds are the stages' own, from their timing files. `off the line` is how far the median lies from the straight line
-through the first and the last size, as a share of it: fixed costs are part of the line.
+Seconds come from the timing files of the stages. `off the line` is the relative distance of the median from the
+straight line through the first and the last size; fixed costs are part of the line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SERIES = {"rows": (1, 2, 4, 8), "members": (1, 5, 10)}
 
 
 def params_of(rows: int, members: int, epochs: int) -> dict[str, Any]:
-    """params.yaml with that many rows of each task and that many members, which differ by seed."""
+    """Return params.yaml with this number of training rows of each task and of members, which differ in seed."""
     from bertrio.config import merged, read_yaml
 
     sample = {"train_rows": rows, "dev_rows": max(1, rows // 4), "test_rows": max(1, rows // 4)}
@@ -32,7 +32,7 @@ def params_of(rows: int, members: int, epochs: int) -> dict[str, Any]:
 
 
 def run_pipeline(params: dict[str, Any], members: int, threads: int) -> dict[str, Any]:
-    """All stages, one after the other, in a folder of their own: seconds in total and by stage, and peak memory."""
+    """Run all stages in a temporary folder and return total seconds, peak memory, and the timing of each stage."""
     import yaml
 
     from bertrio.core.files import read_json
@@ -40,8 +40,8 @@ def run_pipeline(params: dict[str, Any], members: int, threads: int) -> dict[str
     params["runtime"]["threads"] = threads
     commands = [(name,) for name in PREPARE]
     commands += [("finetune", "--member", f"m{seed}") for seed in range(1, members + 1)]
-    with tempfile.TemporaryDirectory(prefix="bertrio-growth-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="bertrio-growth-") as path:
+        folder = Path(path)
         (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
         for name, *args in [*commands, ("ensemble",), ("evaluate",)]:
             command = [sys.executable, str(ROOT / "stages" / f"{name}.py"), *args]
@@ -50,26 +50,26 @@ def run_pipeline(params: dict[str, Any], members: int, threads: int) -> dict[str
                 sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
         timing = {path.stem: read_json(path) for path in sorted((folder / "metrics/timing").glob("*.json"))}
     return {
-        "seconds": sum(of["seconds"] for of in timing.values()),
-        "peak_memory_mb": max(of["peak_memory_mb"] for of in timing.values()),
+        "seconds": sum(cost["seconds"] for cost in timing.values()),
+        "peak_memory_mb": max(cost["peak_memory_mb"] for cost in timing.values()),
         "stages": timing,
     }
 
 
 def off_the_line(sizes: Sequence[int], seconds: Sequence[float]) -> list[float]:
-    """How far each point lies from the straight line through the first and the last one, as a share of the line."""
+    """Return the relative distance of each point from the straight line through the first and the last one."""
     slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0]) if len(sizes) > 1 else 0.0
     line = [seconds[0] + slope * (size - sizes[0]) for size in sizes]
     return [(one - other) / other for one, other in zip(seconds, line)]
 
 
 def table(runs: Runs, series: str, sizes: Sequence[int], unit: int) -> str:
-    """Seconds, seconds for each unit of work, how far off the line, and peak memory."""
+    """Return a table with seconds, time per unit of work, distance from the line, and peak memory."""
     names = [f"{series} x {size}" for size in sizes]
     seconds, memory = [[middle(runs, name, key) for name in names] for key in ("seconds", "peak_memory_mb")]
     lines = [
-        [name, f"{of:.1f}", f"{1000 * of / (size * unit):.2f}", f"{off:+.1%}", f"{peak:.0f}"]
-        for name, size, of, off, peak in zip(names, sizes, seconds, off_the_line(sizes, seconds), memory)
+        [name, f"{total:.1f}", f"{1000 * total / (size * unit):.2f}", f"{off:+.1%}", f"{peak:.0f}"]
+        for name, size, total, off, peak in zip(names, sizes, seconds, off_the_line(sizes, seconds), memory)
     ]
     each = "ms a row of each task" if series == "rows" else "ms a member"
     return markdown(["work", "s", each, "off the line", "peak MB"], lines)
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
     for series, sizes in SERIES.items():
         parser.add_argument(f"--{series}-sizes", nargs="*", type=int, default=list(sizes))
     args = parser.parse_args(argv)
-    args.given = list(argv)
+    args.argv = list(argv)
     work = {f"rows x {size}": (size * args.rows, 1) for size in args.rows_sizes}
     work |= {f"members x {size}": (args.rows, size) for size in args.members_sizes}
     runs: Runs = {name: [] for name in work}

@@ -2,8 +2,8 @@
 
     python benchmarks/inference.py --peers --data path/to/course-data --encoder path/to/encoder
 
-Both start from texts, so both tokenise on the clock, and both have the same encoder and batch size. The peer runs as
-its documentation shows, in float32, and with bf16 in two ways, autocast as ours and a model wholly in bf16.
+Both start from texts, so the time includes tokenising, and both use the same encoder and batch size. The peer runs in
+float32, as its documentation shows, and in bf16 in two ways: with autocast, as ours does, and with bf16 weights.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from common import (
 
 
 def cases(peers: bool, batch: int) -> list[Case]:
-    """All cases, in the order in which they run."""
+    """Return all cases in the order of their runs."""
     size = ("--set", json.dumps({"finetune": {"eval_batch_size": batch}}))
-    found = [Case("ours", ("ours.py", "infer", *size), "training.loop.infer on dev pairs, tokenising included")]
+    all_cases = [Case("ours", ("ours.py", "infer", *size), "training.loop.infer on dev pairs, tokenising included")]
     if peers:
-        found += [
+        all_cases += [
             Case(
                 f"CrossEncoder, {how}",
                 ("peers/cross_encoder.py", *size, "--bf16", way),
@@ -45,15 +45,15 @@ def cases(peers: bool, batch: int) -> list[Case]:
             )
             for way, how in (("none", "float32"), ("autocast", "autocast"), ("weights", "bf16 weights"))
         ]
-    return found
+    return all_cases
 
 
 def table(runs: Runs) -> str:
-    """Rows a second, and how many times the peer's."""
+    """Return a table with rows per second and the ratio of ours to the peer's."""
     lines = []
     for name in runs:
-        own = name == "ours" or "ours" not in runs
-        ratio = "" if own else ratio_cell(rates(runs, "ours"), rates(runs, name))
+        no_ratio = name == "ours" or "ours" not in runs
+        ratio = "" if no_ratio else ratio_cell(rates(runs, "ours"), rates(runs, name))
         lines.append([name, f"{median(rates(runs, name)):.0f}", f"{middle(runs, name, 'peak_memory_mb'):.0f}", ratio])
     return markdown(["case", "rows/s", "peak MB", "ours over it"], lines)
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
     add_case_options(parser, peers=True)
     parser.set_defaults(batch=64)
     args = parser.parse_args(argv)
-    args.given = list(argv)
+    args.argv = list(argv)
     picked = chosen(cases(args.peers, args.batch), args.only)
     with prepared(args) as work:
         runs = measure(picked, args, ["--work", str(work)])

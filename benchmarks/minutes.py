@@ -3,12 +3,11 @@
     python benchmarks/minutes.py --rows plain-joint best --epochs 3 -S data.source=cs224n \\
         -S data.path=path/to/course-data -S encoder.name=path/to/encoder
 
-Each row trains as `bertrio recipes run` has it, with all that comes before fine-tuning on the clock, but one member
-alone; it is scored on dev after every epoch, off the clock. A turn is a seed. Trainer trains a model for each task, by
-params.yaml as it is (batch size, rate, warm-up and decay), the budget and -S, on the data set's own rows, without
-data.extra_train; its score after n epochs is that of the three models. Besides the table a picture is drawn,
-minutes.png.
-Trainer runs unless `--only` leaves it out (extra: peers).
+Each row trains with the params of `bertrio recipes run`, but only its first member. The time includes all stages before
+fine-tuning, and excludes scoring on dev after every epoch. The number of a turn is its seed. Trainer trains one model
+per task, with batch size, learning rate, warm-up and decay of params.yaml, the budget and -S, without data.extra_train;
+its score after n epochs is that of the three models together. The benchmark also draws minutes.png. Trainer runs unless
+`--only` leaves it out (extra: peers).
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ Points = list[tuple[float, float]]  # minutes and dev overall_normalized
 
 
 def cases(work: Mapping[str, Path], epochs: int, budget: str) -> list[Case]:
-    """The rows, then Trainer on each task, in the order in which they run."""
-    found = [
-        Case(row, ("ours.py", "curve", "--work", str(place)), f"the recipe {row}, budget {budget}")
-        for row, place in work.items()
+    """Return the cases of the rows, then of Trainer on each task."""
+    all_cases = [
+        Case(row, ("ours.py", "curve", "--work", str(folder)), f"the recipe {row}, budget {budget}")
+        for row, folder in work.items()
         if row != TRAINER
     ]
     for task in TASKS:
         peer = ("peers/hf_trainer.py", "--task", task, "--epochs", str(epochs), "--curve", "--work", str(work[TRAINER]))
-        found.append(Case(f"{TRAINER}: {task}", peer, f"{epochs} epochs of transformers' Trainer on {task}"))
-    return found
+        all_cases.append(Case(f"{TRAINER}: {task}", peer, f"{epochs} epochs of transformers' Trainer on {task}"))
+    return all_cases
 
 
 @contextmanager
-def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
-    """For each row a folder with its data and its params for each turn, and one for Trainer, with an encoder."""
+def work_folders(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
+    """Yield a folder for each row, with data and the params of each turn, and one for Trainer, with an encoder."""
     import yaml
     from common import write_encoder
 
@@ -58,8 +57,8 @@ def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
     recipes, base = load_recipes(ROOT / "recipes"), read_yaml(ROOT / "params.yaml")
     settings = parse_settings(args.S) | {"runtime.threads": args.threads}
     with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as folder:
-        made = {name: Path(folder) / name for name in [*dict.fromkeys(args.rows), TRAINER]}
-        for name, work in made.items():
+        folders = {name: Path(folder) / name for name in [*dict.fromkeys(args.rows), TRAINER]}
+        for name, work in folders.items():
             row = Row(name=TRAINER, title="params.yaml as it is") if name == TRAINER else recipes.row(name)
             for turn in range(1, args.repeats + 1):
                 raw = resolve(recipes, row, args.budget, settings, turn, base)
@@ -72,11 +71,11 @@ def places(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
             if name == TRAINER:
                 write_text(work / "params.yaml", (work / "params-1.yaml").read_text())
                 write_encoder(params, len(load_tokenizer(work / "models/tokenizer")), work / "models/encoder")
-        yield made
+        yield folders
 
 
 def prepare(work: Path) -> Any:
-    """Runs the stages that come before training; the params that they had."""
+    """Run the stages download and split, and return their params."""
     from bertrio.config import load_params
     from bertrio.data.download import download
     from bertrio.data.prepare import split_data
@@ -88,57 +87,62 @@ def prepare(work: Path) -> Any:
 
 
 def curves(runs: Runs) -> dict[str, list[Points]]:
-    """By row, and of Trainer's three models together, the points of each turn."""
-    found = {name: [run["points"] for run in of] for name, of in runs.items() if not name.startswith(TRAINER)}
+    """Return the points of each turn, by row and for Trainer's three models together."""
+    in_seconds = {
+        name: [run["points"] for run in turns] for name, turns in runs.items() if not name.startswith(TRAINER)
+    }
     peers = [runs.get(f"{TRAINER}: {task}") for task in TASKS]
     if all(peers):
-        found[TRAINER] = [_together([run["points"] for run in turn]) for turn in zip(*peers)]
-    return {name: [[(seconds / 60, score) for seconds, score in points] for points in of] for name, of in found.items()}
+        in_seconds[TRAINER] = [_together([run["points"] for run in turn]) for turn in zip(*peers)]
+    return {
+        name: [[(seconds / 60, score) for seconds, score in points] for points in turns]
+        for name, turns in in_seconds.items()
+    }
 
 
 def _together(curves_of_tasks: Sequence[Sequence[Sequence[float]]]) -> Points:
-    """Seconds and overall_normalized of single-task models after as many epochs each."""
+    """Return total seconds and overall_normalized of single-task models by number of epochs."""
     from bertrio.evaluation.metrics import overall
     from bertrio.experiments.recipes.tables import FIRSTS
 
     points = []
-    for of in zip(*curves_of_tasks):
-        scores = {task: (metric, score) for (task, metric), (_, score) in zip(FIRSTS.items(), of)}
-        points.append((sum(seconds for seconds, _ in of), float(overall(scores)["overall_normalized"])))
+    for epoch in zip(*curves_of_tasks):
+        scores = {task: (metric, score) for (task, metric), (_, score) in zip(FIRSTS.items(), epoch)}
+        points.append((sum(seconds for seconds, _ in epoch), float(overall(scores)["overall_normalized"])))
     return points
 
 
-def table(found: Mapping[str, list[Points]]) -> str:
-    """For each curve its end, its best, and when it first was where Trainer ended that turn: medians of turns."""
+def table(curves_by_name: Mapping[str, list[Points]]) -> str:
+    """Return a table with the end, the best score and the time to Trainer's last score of each curve, as medians."""
     lines = []
-    for name, turns in found.items():
+    for name, turns in curves_by_name.items():
         minutes, ends = zip(*[turn[-1] for turn in turns])
         best = median(max(score for _, score in turn) for turn in turns)
         lines.append([name, f"{median(minutes):.1f}", f"{median(ends):.4f}", f"{best:.4f}"])
-        if TRAINER in found:
-            goals = [turn[-1][1] for turn in found[TRAINER]]
-            reached = [next((at for at, score in of if score >= goal), None) for of, goal in zip(turns, goals)]
-            there = [at for at in reached if at is not None]
-            rest = f" ({len(there)} of {len(turns)} turns)" if len(there) < len(turns) else ""
-            lines[-1].append(f"{median(there):.1f}{rest}" if there else "never")
+        if TRAINER in curves_by_name:
+            goals = [turn[-1][1] for turn in curves_by_name[TRAINER]]
+            reached = [next((at for at, score in turn if score >= goal), None) for turn, goal in zip(turns, goals)]
+            times = [at for at in reached if at is not None]
+            rest = f" ({len(times)} of {len(turns)} turns)" if len(times) < len(turns) else ""
+            lines[-1].append(f"{median(times):.1f}{rest}" if times else "never")
     header = ["", "minutes", "dev overall_normalized at the end", "at its best"]
-    return markdown([*header, "minutes to Trainer's end"] if TRAINER in found else header, lines)
+    return markdown([*header, "minutes to Trainer's end"] if TRAINER in curves_by_name else header, lines)
 
 
-def draw(found: Mapping[str, list[Points]], path: Path, under: str) -> None:
-    """A colour a curve, a line for each turn."""
+def draw(curves_by_name: Mapping[str, list[Points]], path: Path, subtitle: str) -> None:
+    """Draw all curves: one colour per curve, one line per turn."""
     from bertrio.evaluation.canvas import colours_of, picture, titled
 
     with picture(path, (8, 4.6)) as figure:
         axes = figure.add_subplot()
-        for (name, turns), colour in zip(found.items(), colours_of(len(found))):
+        for (name, turns), colour in zip(curves_by_name.items(), colours_of(len(curves_by_name))):
             for number, points in enumerate(turns):
                 label = name if number == 0 else None
                 axes.plot(*zip(*points), "o-", color=colour, markersize=3.5, linewidth=1.2, label=label)
         axes.set(xlabel="minutes of training", ylabel="dev overall normalized")
         axes.set_xlim(left=0)
         axes.legend(loc="lower right", fontsize=8)
-        titled(figure, "Dev score against minutes", under)
+        titled(figure, "Dev score against minutes", subtitle)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -147,16 +151,16 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--budget", default="paper", help="of the recipes, see recipes/budgets.yaml")
     parser.add_argument("--epochs", type=int, default=3, help="of Trainer, on each task")
     add_case_options(parser)
-    parser.add_argument("-S", action="append", default=[], metavar="KEY=VALUE", help="a param, as in recipes run")
+    parser.add_argument("-S", action="append", default=[], metavar="KEY=VALUE", help="set a param, as in recipes run")
     args = parser.parse_args(argv)
-    args.given = list(argv)
-    with places(args) as work:
+    args.argv = list(argv)
+    with work_folders(args) as work:
         picked = chosen(cases(work, args.epochs, args.budget), args.only)
         runs = measure(picked, args)
-    if not (found := curves(runs)):
+    if not (curves_by_name := curves(runs)):
         sys.exit(f"--only: expected a row, or {TRAINER} on all of {', '.join(TASKS)}: there is no curve to draw")
-    draw(found, args.out / "minutes.png", f"budget {args.budget}, {args.threads} threads")
-    report("minutes", args, picked, runs, [table(found)])
+    draw(curves_by_name, args.out / "minutes.png", f"budget {args.budget}, {args.threads} threads")
+    report("minutes", args, picked, runs, [table(curves_by_name)])
 
 
 if __name__ == "__main__":

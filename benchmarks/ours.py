@@ -1,9 +1,8 @@
-"""One case of ours: training steps (`train`), steps of masked-language-model pretraining (`mlm`), predictions for the
-dev rows of one task (`infer`), whole epochs on one task and the score on its dev rows (`score`), or a run from the
-first stage that trains on, scored every epoch (`curve`).
+"""One case of bertrio: training steps (`train`), steps of masked-language-model pretraining (`mlm`), predictions for
+the dev rows of one task (`infer`), whole epochs on one task with a dev score (`score`), or all training stages with a
+dev score after every epoch (`curve`).
 
-It is started by training.py, inference.py, scores.py and minutes.py, with PYTHONPATH at benchmarks/ and src/, as the
-peers are.
+training.py, inference.py, scores.py and minutes.py start it, as they start the peers.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from bertrio.core.stage import peak_memory_mb
 
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains as the stage `finetune` does, without scoring."""
-    trainer, kept, rows, runtime = trainer_of(args)
+    """Train as the stage `finetune` does, without scoring."""
+    trainer, model, rows, runtime = trainer_of(args)
     clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.meter.rows_seen)
     trainer.callbacks = [*trainer.callbacks, clock]
     for _ in trainer.run("benchmark"):
         pass
-    return {**clock.measured(), **work_of(kept.encoder.transformer.config, rows), "runtime": runtime.describe()}
+    return {**clock.measured(), **work_of(model.encoder.transformer.config, rows), "runtime": runtime.describe()}
 
 
 def mlm(args: argparse.Namespace) -> dict[str, Any]:
-    """Pretrains as the stage `pretrain_mlm` does, on the training texts of all tasks."""
+    """Pretrain as the stage `pretrain_mlm` does, on the training texts of all tasks."""
     from functools import partial
 
     from case import language_model
@@ -59,7 +58,7 @@ def mlm(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def score(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains on `--task` alone for `--epochs` and scores its dev rows."""
+    """Train on `--task` alone for `--epochs` and score its dev rows."""
     from case import dev_score
 
     from bertrio.model.multitask import build_model
@@ -85,11 +84,10 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def curve(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains as the stages do, from MLM on, the first member alone, by the params of the folder for `--seed`; its dev
-    overall_normalized after every epoch, and the seconds until then.
+    """Run all training stages for the first member, and return seconds and dev overall_normalized after every epoch.
 
-    On the clock is all that the stages before fine-tuning do, and of fine-tuning the steps. Every epoch runs, whatever
-    `finetune.patience` says.
+    The params are those of the folder for `--seed`. The time includes all work of the stages before fine-tuning, and
+    the steps of fine-tuning. All epochs run, independent of `finetune.patience`.
     """
     from bertrio.config import build_tasks, load_member, load_params
     from bertrio.core.runtime import set_up
@@ -101,10 +99,12 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     from bertrio.training.mlm import pretrain_mlm
     from bertrio.training.prefinetune import prefinetune
 
-    os.environ["BERTRIO_CHECKPOINTS"] = str(args.work / f"checkpoints-{args.seed}")  # no run goes on from another's
-    given = args.work / f"params-{args.seed}.yaml"
-    params = load_params(given)
-    corpora, encoder, before = (str(args.work / of) for of in ("data/corpora", "models/encoder", "models/prefinetuned"))
+    os.environ["BERTRIO_CHECKPOINTS"] = str(args.work / f"checkpoints-{args.seed}")  # never resume from another run
+    params_file = args.work / f"params-{args.seed}.yaml"
+    params = load_params(params_file)
+    corpora, encoder, before = (
+        str(args.work / name) for name in ("data/corpora", "models/encoder", "models/prefinetuned")
+    )
     splits, tokenizer = str(args.work / "data/splits"), str(args.work / "models/tokenizer")
     began = time.perf_counter()
     runtime = set_up(**params.runtime.model_dump())
@@ -112,17 +112,17 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     prefinetune(params, encoder, splits, tokenizer, before)
     seconds = time.perf_counter() - began
 
-    member = load_member(next(iter(params.ensemble.members)), given)
+    member = load_member(next(iter(params.ensemble.members)), params_file)
     runtime = resolve_precision(member, set_up(**member.runtime.model_dump(), width=encoder_width(f"{before}/encoder")))
     train, scored, _ = load_rows(member, Inputs(splits, tokenizer, before))
     model = build_model(member, f"{before}/encoder", runtime)
     load_heads(model, before)
     rows = {task: train[task] for task in member.trains}
-    trainer, kept = build_trainer(member, model, rows, None, teacher_predictions(member, rows, splits, runtime))
+    trainer, averaged = build_trainer(member, model, rows, None, teacher_predictions(member, rows, splits, runtime))
     points = []
     tasks = build_tasks(member)
     for _ in trainer.run("benchmark"):
-        table = predict(kept, scored["dev"], "dev", member.finetune.eval_batch_size)
+        table = predict(averaged, scored["dev"], "dev", member.finetune.eval_batch_size)
         points.append(
             (seconds + trainer.meter.seconds, evaluate_predictions(table, tasks)["dev"]["overall_normalized"])
         )
@@ -136,25 +136,25 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def work_of(config: Any, rows: dict[str, Any]) -> dict[str, float]:
-    r"""Tokens and floating-point operations that a row takes on average, the same number of rows from each task.
+    r"""Return mean tokens and floating-point operations per row, with equal numbers of rows from all tasks.
 
     Training a row of t tokens takes :math:`6 N t + 12 L H t^2` operations: a multiplication and an addition for each
     weight, forward once and backward twice, and the same for attention's two products. N are the weights of the
     encoder's matrices, :math:`L (4 H^2 + 2 H I)`, without embeddings. Chowdhery et al. 2022, "PaLM", appendix B.
-    Padding does not count: it is no work that was asked for.
+    Padding does not count.
     """
     layers, hidden = config.num_hidden_layers, config.hidden_size
     weights = layers * (4 * hidden**2 + 2 * hidden * config.intermediate_size)
     tokens, operations = [], []
-    for of in rows.values():
-        lengths = of.lengths.astype(float)
+    for task_rows in rows.values():
+        lengths = task_rows.lengths.astype(float)
         tokens.append(lengths.mean())
         operations.append((6 * weights * lengths + 12 * layers * hidden * lengths**2).mean())
     return {"tokens_per_row": sum(tokens) / len(tokens), "flop_per_row": sum(operations) / len(operations)}
 
 
 def work_of_blocks(config: Any, options: Any) -> dict[str, float]:
-    """The same of a block of `mlm.block_size` tokens, with the head's two products at the share that is picked."""
+    """Return the same for a block of `mlm.block_size` tokens; the head's two products run on masked tokens alone."""
     tokens = options.block_size
     body = work_of(config, {"mlm": SimpleNamespace(lengths=np.array([tokens]))})["flop_per_row"]
     head = 6 * config.hidden_size * (config.hidden_size + config.vocab_size) * options.mask_probability * tokens
@@ -162,7 +162,7 @@ def work_of_blocks(config: Any, options: Any) -> dict[str, float]:
 
 
 def infer(args: argparse.Namespace) -> dict[str, Any]:
-    """Tokenises and predicts the dev rows of `--task`, after a first round with a few of them."""
+    """Tokenise and predict the dev rows of `--task`, after a warm-up on a few of them."""
     from bertrio.config import build_tasks
     from bertrio.data.batches import Rows
     from bertrio.data.table import read_table
@@ -201,8 +201,8 @@ COMMANDS = {"train": train, "mlm": mlm, "infer": infer, "score": score, "curve":
 def main(argv: Sequence[str]) -> None:
     parser = case_parser(__doc__)
     parser.add_argument("command", choices=list(COMMANDS))
-    parser.add_argument("--task", default="qqp", help="infer and score: whose dev rows")
-    parser.add_argument("--epochs", type=int, default=1, help="score: how long it trains")
+    parser.add_argument("--task", default="qqp", help="infer and score: task of the dev rows")
+    parser.add_argument("--epochs", type=int, default=1, help="score: epochs of training")
     args = parser.parse_args(argv)
     write_result(args, COMMANDS[args.command](args))
 

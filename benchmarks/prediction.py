@@ -1,9 +1,9 @@
-"""`bertrio predict` and `bertrio mine`, without the time that loading a model takes.
+"""Speed of `bertrio predict` and `bertrio mine`, without loading the model.
 
     python benchmarks/prediction.py --data path/to/course-data --encoder path/to/encoder --threads 1
 
-Rows of dev, as a TSV file, to the same with answers; tokenising and writing are on the clock. The heads are fresh:
-what they say is of no account here. Mining is the search alone, among vectors that are made up.
+`predict` reads dev rows from TSV and writes them with predictions of untrained heads; the time includes tokenising and
+writing. `mine` is the search alone, on random vectors.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ PRECISIONS = ("bf16", "float32")
 
 
 def cases(sentences: int, width: int) -> list[Case]:
-    """All cases, in the order in which they run."""
-    asked = [
+    """Return all cases in the order of their runs."""
+    predictions = [
         Case(
             f"{task}, {precision}", ("answered.py", "predict", "--task", task, "--precision", precision), "predict_file"
         )
@@ -42,12 +42,12 @@ def cases(sentences: int, width: int) -> list[Case]:
     ]
     size = ("--sentences", str(sentences), "--width", str(width))
     search = ("answered.py", "mine", *size)
-    return [*asked, Case(f"mine, {sentences:,} x {width}", search, "most_similar")]
+    return [*predictions, Case(f"mine, {sentences:,} x {width}", search, "most_similar")]
 
 
 def tables(runs: Runs) -> list[str]:
-    """Rows a second of predictions, and seconds of the search."""
-    asked = [
+    """Return two tables: rows per second of predictions, and seconds of the search."""
+    predictions = [
         [name, f"{median(rates(runs, name)):.0f}", f"{middle(runs, name, 'peak_memory_mb'):.0f}"]
         for name in runs
         if not name.startswith("mine")
@@ -62,17 +62,17 @@ def tables(runs: Runs) -> list[str]:
         if name.startswith("mine")
     ]
     header = ["search", "seconds", "CPU seconds", "peak MB"]
-    return [markdown(["predict", "rows/s", "peak MB"], asked), markdown(header, mined)]
+    return [markdown(["predict", "rows/s", "peak MB"], predictions), markdown(header, mined)]
 
 
 def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__)
     add_model_options(parser)
     add_case_options(parser)
-    parser.add_argument("--sentences", type=int, default=100_000, help="that are compared by mine")
-    parser.add_argument("--width", type=int, default=384, help="of their vectors")
+    parser.add_argument("--sentences", type=int, default=100_000, help="number of vectors that mine compares")
+    parser.add_argument("--width", type=int, default=384, help="size of the vectors")
     args = parser.parse_args(argv)
-    args.given = list(argv)
+    args.argv = list(argv)
     picked = chosen(cases(args.sentences, args.width), args.only)
     with prepared(args) as work:
         runs = measure(picked, args, ["--work", str(work)])

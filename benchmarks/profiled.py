@@ -1,12 +1,11 @@
-"""Where the time of a training step goes: milliseconds of each part, by torch's profiler.
+"""Time of the parts of a training step, by torch's profiler.
 
     python benchmarks/profiled.py --data path/to/course-data --encoder path/to/encoder --task sst
 
-Steps are timed without the profiler first, then as many run under it. It makes them longer, and the parts add up to
-those longer steps; on a CPU much of what it adds can be counted as casts, as its own memory has freed blocks given back
-to the system and fetched anew. `outside of operations` is what no operation of torch accounts for: Python and its
-calls. Calls count an operation that makes another as two. On a GPU the parts are the time of the kernels that
-operations start, and what is outside is the time in which it waits.
+Steps are timed without the profiler first, then as many under it. The profiler makes steps slower, and the parts sum to
+those slower steps. On a CPU much of the overhead can count as casts, because the profiler's memory makes the allocator
+return freed blocks to the system. `outside of operations` is time outside of all torch operations, such as Python. An
+operation that calls another counts as two calls. On a GPU the parts are kernel times, and the time outside is idle.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from common import (
     report,
 )
 
-PARTS = {  # operations of torch, without `aten::`, by what their names begin with; the first part that fits has them
+PARTS = {  # prefixes of names of torch operations, without `aten::`; the first matching part counts
     "AdamW": ("_fused_adam",),
     "products of linear layers": ("addmm", "mm", "linear", "mkldnn_linear"),
     "products of attention": ("bmm", "baddbmm", "_scaled_dot_product", "_flash_attention", "_efficient_attention"),
@@ -51,13 +50,13 @@ OTHERS, OUTSIDE = "views, autograd, all others", "outside of operations"
 
 
 def part_of(operation: str) -> str:
-    """The part that an operation, such as `aten::addmm`, belongs to."""
+    """Return the part of an operation such as `aten::addmm`."""
     name = operation.removeprefix("aten::")
-    return next((part for part, begins in PARTS.items() if name.startswith(begins)), OTHERS)
+    return next((part for part, prefixes in PARTS.items() if name.startswith(prefixes)), OTHERS)
 
 
 def case(args: argparse.Namespace) -> dict[str, Any]:
-    """Trains as the stage `finetune` does, without scoring; what each operation took, a step: [ms, calls]."""
+    """Train as the stage `finetune` does, without scoring, and return [ms, calls] per step of each operation."""
     import torch
 
     steps = args.steps
@@ -89,42 +88,42 @@ def case(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def operations_of(events: Iterable[Any], on_gpu: bool, steps: int) -> dict[str, tuple[float, float]]:
-    """Milliseconds and calls a step of each operation, from the averages of torch's profiler.
+    """Return milliseconds and calls per step of each operation, from the averages of torch's profiler.
 
-    A kernel's time belongs to the operation that started it; among the events it stands once more, on its device.
+    The time of a kernel belongs to the operation that started it. The kernel's own event on the device is ignored.
     """
     from torch.autograd import DeviceType
 
-    own = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    there = [of for of in events if of.device_type == DeviceType.CPU]
-    return {of.key: (getattr(of, own) / 1000 / steps, of.count / steps) for of in there}
+    self_time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+    operations = [event for event in events if event.device_type == DeviceType.CPU]
+    return {event.key: (getattr(event, self_time) / 1000 / steps, event.count / steps) for event in operations}
 
 
 def parts_of(run: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """Milliseconds and calls a step of each part; together the step under the profiler."""
-    found = {part: (0.0, 0.0) for part in (*PARTS, OTHERS)}
+    """Return milliseconds and calls per step of each part; they sum to the step under the profiler."""
+    totals = {part: (0.0, 0.0) for part in (*PARTS, OTHERS)}
     for operation, (ms, calls) in run["operations"].items():
-        before = found[part_of(operation)]
-        found[part_of(operation)] = before[0] + ms, before[1] + calls
-    inside = sum(ms for ms, _ in found.values())
-    return {**found, OUTSIDE: (1000 * run["profiled_seconds"] / run["steps"] - inside, 0.0)}
+        total_ms, total_calls = totals[part_of(operation)]
+        totals[part_of(operation)] = total_ms + ms, total_calls + calls
+    inside = sum(ms for ms, _ in totals.values())
+    return {**totals, OUTSIDE: (1000 * run["profiled_seconds"] / run["steps"] - inside, 0.0)}
 
 
 def table(runs: Runs) -> str:
-    """Medians over the turns of each part, and of the step without the profiler and with it."""
+    """Return a table of medians over the turns: each part, and the steps with and without the profiler."""
     lines = []
     for name, turns in runs.items():
-        found = [parts_of(run) for run in turns]
-        for part in found[0]:
-            ms, calls = (median(of[part][which] for of in found) for which in (0, 1))
+        parts_by_turn = [parts_of(run) for run in turns]
+        for part in parts_by_turn[0]:
+            ms, calls = (median(parts[part][column] for parts in parts_by_turn) for column in (0, 1))
             lines.append([name, part, f"{ms:.1f}", f"{calls:.0f}" if calls else ""])
-        for told, key in (("a step under the profiler", "profiled_seconds"), ("a step without it", "seconds")):
-            lines.append([name, told, f"{1000 * middle(runs, name, key) / turns[0]['steps']:.1f}", ""])
+        for label, key in (("a step under the profiler", "profiled_seconds"), ("a step without it", "seconds")):
+            lines.append([name, label, f"{1000 * middle(runs, name, key) / turns[0]['steps']:.1f}", ""])
     return markdown(["step", "part", "ms", "calls"], lines)
 
 
 def main(argv: Sequence[str]) -> None:
-    """The benchmark; with `case` as its first argument, one case."""
+    """Run the benchmark or, with `case` as its first argument, one case."""
     if list(argv[:1]) == ["case"]:
         args = case_parser(__doc__).parse_args(argv[1:])
         return write_result(args, case(args))
@@ -134,10 +133,10 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--task", default="sst", choices=[*TASKS, "joint"], help="joint: a batch of each, a pass each")
     add_step_options(parser, steps=40, warmup=40)
     args = parser.parse_args(argv)
-    args.given = list(argv)
+    args.argv = list(argv)
     tasks = list(TASKS) if args.task == "joint" else [args.task]
-    asked = json.dumps({"schedule": {"tasks": tasks}, "finetune": {"one_pass": False}})
-    command = ("profiled.py", "case", "--set", asked)
+    overrides = json.dumps({"schedule": {"tasks": tasks}, "finetune": {"one_pass": False}})
+    command = ("profiled.py", "case", "--set", overrides)
     picked = [Case(args.task, command, f"our plain step: {args.task}")]
     with prepared(args) as work:
         runs = measure(picked, args, ["--work", str(work), "--steps", str(args.steps), "--warmup", str(args.warmup)])

@@ -1,11 +1,11 @@
-"""Whole epochs on one task: the score on its dev rows and the time, ours and transformers' Trainer's.
+"""Dev score and time of whole epochs on one task, for bertrio and transformers' Trainer.
 
     python benchmarks/scores.py --data path/to/course-data --encoder path/to/encoder --epochs 1 --repeats 3
 
-Both train on all rows from the same encoder, with the same batch size, learning rate, warm-up and decay. A turn is a
-seed; scores are means over the seeds, times medians. Speed that is bought with a worse model would show here, and so
-would a better model: Trainer's reads the encoder's pooler, ours what `encoder.pooling` says, and `--pooling pooler`
-makes the two alike. Trainer always runs (extra: peers).
+Both train on all rows from the same encoder, with the same batch size, learning rate, warm-up and decay. The number of
+a turn is its seed; scores are means over the seeds, times medians. Scores also differ by pooling: Trainer's model reads
+the encoder's pooler, ours follows `encoder.pooling`, and `--pooling pooler` makes them the same. Trainer always runs
+(extra: peers).
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from common import (
 
 
 def cases(tasks: Sequence[str], epochs: int, pooling: str | None = None) -> list[Case]:
-    """Ours, with its own pooling or another, and Trainer on each task, in the order in which they run."""
-    found, asked = [], ("--epochs", str(epochs))
+    """Return the cases of both sides on each task; `pooling` overrides that of ours."""
+    all_cases, options = [], ("--epochs", str(epochs))
     encoder = {"encoder": {"pooling": pooling}} if pooling else {}
     for task in tasks:
-        own = ("--task", task, *asked, "--set", json.dumps({"schedule": {"tasks": [task]}, **encoder}))
-        found.append(Case(task, ("ours.py", "score", *own), f"{epochs} epochs of ours on {task}"))
-        peer = ("peers/hf_trainer.py", "--task", task, *asked)
-        found.append(Case(f"Trainer: {task}", peer, f"{epochs} epochs of transformers' Trainer on {task}"))
-    return found
+        arguments = ("--task", task, *options, "--set", json.dumps({"schedule": {"tasks": [task]}, **encoder}))
+        all_cases.append(Case(task, ("ours.py", "score", *arguments), f"{epochs} epochs of ours on {task}"))
+        peer = ("peers/hf_trainer.py", "--task", task, *options)
+        all_cases.append(Case(f"Trainer: {task}", peer, f"{epochs} epochs of transformers' Trainer on {task}"))
+    return all_cases
 
 
 def table(runs: Runs, tasks: Sequence[str]) -> str:
-    """Mean and standard deviation of the scores, their difference, and the times, of tasks that both sides ran."""
+    """Return a table with scores, their difference, and times of all tasks that both sides ran."""
     lines = []
     for task in tasks:
         if not {task, f"Trainer: {task}"} <= set(runs):
             continue
         ours, peer = ([run["score"] for run in runs[name]] for name in (task, f"Trainer: {task}"))
         times = [[run["seconds"] for run in runs[name]] for name in (task, f"Trainer: {task}")]
-        cells = [f"{mean(of):.4f} ± {stdev(of) if len(of) > 1 else 0:.4f}" for of in (ours, peer)]
-        seconds = [f"{median(of):.0f}" for of in times]
+        cells = [f"{mean(scores):.4f} ± {stdev(scores) if len(scores) > 1 else 0:.4f}" for scores in (ours, peer)]
+        seconds = [f"{median(side):.0f}" for side in times]
         lines.append([task, *cells, f"{mean(ours) - mean(peer):+.4f}", *seconds, ratio_cell(times[1], times[0])])
     header = ["task", "ours, dev", "Trainer, dev", "difference", "ours, s", "Trainer, s", "times as fast"]
     return markdown(header, lines)
@@ -64,10 +64,10 @@ def main(argv: Sequence[str]) -> None:
     add_runtime_options(parser)
     add_case_options(parser)
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--tasks", nargs="+", default=["sst", "sts"], help="whose rows to train on and to score")
-    parser.add_argument("--pooling", help="of our encoder, in place of params.yaml's; pooler: as Trainer's model")
+    parser.add_argument("--tasks", nargs="+", default=["sst", "sts"], help="tasks to train on and to score")
+    parser.add_argument("--pooling", help="pooling of our encoder; pooler: as Trainer's model")
     args = parser.parse_args(argv)
-    args.given = list(argv)
+    args.argv = list(argv)
     picked = chosen(cases(args.tasks, args.epochs, args.pooling), args.only)
     with prepared(args) as work:
         runs = measure(picked, args, ["--work", str(work)])

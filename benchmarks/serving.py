@@ -1,11 +1,11 @@
-"""How `bertrio serve` holds up: single sentences at a steady rate from clients that wait for nobody.
+"""Latency of `bertrio serve` under an open loop of requests for single sentences.
 
     python benchmarks/serving.py --data path/to/course-data --encoder path/to/encoder
 
-Arrivals are drawn beforehand, as independent clients come, and each request is sent at its time whether or not the
-ones before it have been answered (an open loop). Its latency counts from that time, so that whatever holds up the
-client or the server is in it. Server and client share the machine's cores; every request has a connection of its own,
-on loopback. The model has fresh heads: answers mean nothing, and take as long as those of a trained one.
+Arrivals follow a Poisson process that is drawn beforehand, and each request is sent at its time whether or not earlier
+ones have been answered (an open loop). Latency counts from that time, so it includes all delays of client and server.
+Server and client share the machine's cores; every request has its own connection, on loopback. The model has untrained
+heads, which take as long as trained ones.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from common import (
 
 START_WITHIN, STOP_WITHIN = 120.0, 40.0  # seconds
 ANSWER_WITHIN = 10.0  # seconds; a request that takes longer is an error
-IN_FLIGHT = 1000  # most requests on their way; one that comes beyond is dropped
+IN_FLIGHT = 1000  # limit of concurrent requests; further requests are dropped
 COLUMNS = ("p50_ms", "p90_ms", "p99_ms", "max_ms", "errors", "dropped", "rows_per_batch", "peak_memory_mb", "lag_ms")
 
 
 class Outcome(NamedTuple):
-    """What became of a request: the status of its answer (None if none came), and milliseconds since it was due."""
+    """Result of a request: the status of its response (None if there was none), and milliseconds since it was due."""
 
     status: int | None
     latency: float
@@ -57,7 +57,7 @@ class Outcome(NamedTuple):
 
 
 def write_model(work: Path, folder: Path) -> None:
-    """A model folder with fresh heads out of what `prepared` made."""
+    """Write a model folder with untrained heads, from the folder of `prepared`."""
     from argparse import Namespace
 
     from bertrio.model.config import ModelConfig
@@ -70,26 +70,26 @@ def write_model(work: Path, folder: Path) -> None:
 
 @contextmanager
 def served(model: Path, args: Any) -> Iterator[str]:
-    """Runs the server in a process of its own; gives its address once it is ready, and asks it to stop at the end."""
+    """Run the server in its own process, yield its URL once it is ready, and terminate it at the end."""
     command = [sys.executable, "-m", "bertrio.cli.main", "serve", "--model", str(model), "--port", "0"]
     command += ["--device", args.device, "--precision", args.precision]
     server = subprocess.Popen(command, cwd=ROOT, env=environment(args.threads), stderr=subprocess.PIPE, text=True)
-    late = threading.Timer(START_WITHIN, server.kill)
-    late.start()
+    start_timeout = threading.Timer(START_WITHIN, server.kill)
+    start_timeout.start()
     try:
-        said = []
+        lines = []
         for line in server.stderr:
-            said.append(line)
-            found = re.search(r"http://\S+:\d+", line)
-            if found:
+            lines.append(line)
+            url = re.search(r"http://\S+:\d+", line)
+            if url:
                 break
         else:
-            sys.exit(f"the server did not start: {''.join(said)[-2000:]}")
-        late.cancel()
-        threading.Thread(target=server.stderr.read, daemon=True).start()  # or it would stall once the pipe is full
-        yield found.group()
+            sys.exit(f"the server did not start: {''.join(lines)[-2000:]}")
+        start_timeout.cancel()
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would block the server
+        yield url.group()
     finally:
-        late.cancel()
+        start_timeout.cancel()
         server.terminate()
         try:
             server.wait(STOP_WITHIN)
@@ -99,7 +99,7 @@ def served(model: Path, args: Any) -> Iterator[str]:
 
 
 def metric(text: str, name: str) -> float:
-    """A metric of the server."""
+    """Return one metric from the text of the server's /metrics."""
     return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE).group(1))
 
 
@@ -107,30 +107,30 @@ def metric(text: str, name: str) -> float:
 
 
 def arrivals(rate: float, seconds: float, seed: int) -> np.ndarray:
-    """When requests are due, in seconds from the start: a Poisson process, given that `rate * seconds` of them come."""
+    """Return the times of requests in seconds: a Poisson process, conditioned on `rate * seconds` arrivals."""
     return np.sort(np.random.default_rng(seed).uniform(0, seconds, round(rate * seconds)))
 
 
 async def ask(port: int, head: bytes, body: bytes) -> int:
-    """One request over a connection of its own; the status of its answer, of which all has been read."""
+    """Send one request over its own connection, read the whole response, and return its status."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(head % len(body) + body)
-        answer = await reader.read()
+        response = await reader.read()
     finally:
         writer.close()
-    status = int(answer.split(b" ", 2)[1])
+    status = int(response.split(b" ", 2)[1])
     if status == 200:
-        assert json.loads(answer.partition(b"\r\n\r\n")[2])["predictions"]
+        assert json.loads(response.partition(b"\r\n\r\n")[2])["predictions"]
     return status
 
 
 async def bombard(port: int, task: str, texts: Sequence[str], due: np.ndarray) -> tuple[list[Outcome], int, float]:
-    """Sends a request for one row at each of the times `due`.
+    """Send a request for one row at each of the times `due`.
 
     Returns:
-        What became of those that were sent; how many were not, as `IN_FLIGHT` were on their way; and by how many
-        milliseconds at most the client itself was late.
+        Outcomes of the sent requests; the number of requests dropped because `IN_FLIGHT` were pending; and the largest
+        delay of the client in milliseconds.
     """
     head = f"POST /predict/{task} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n".encode()
     head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -158,17 +158,17 @@ async def bombard(port: int, task: str, texts: Sequence[str], due: np.ndarray) -
 
 
 def measure_rate(rate: float, model: Path, texts: Sequence[str], args: Any, seed: int) -> dict[str, float]:
-    """One fresh server under requests at `rate` a second."""
+    """Measure a new server under `rate` requests per second."""
     due = arrivals(rate, args.seconds, seed)
     with served(model, args) as url:
         began = time.perf_counter()
         outcomes, dropped, lag = asyncio.run(bombard(int(url.rpartition(":")[2]), args.task, texts, due))
         seconds = time.perf_counter() - began
         with urllib.request.urlopen(f"{url}/metrics", timeout=ANSWER_WITHIN) as response:
-            told = response.read().decode()
-    latencies = [of.latency for of in outcomes]
+            metrics = response.read().decode()
+    latencies = [outcome.latency for outcome in outcomes]
     middle_, high, highest = np.quantile(latencies, [0.5, 0.9, 0.99], method="higher")
-    batches = metric(told, f'bertrio_batch_rows_count{{task="{args.task}"}}')
+    batches = metric(metrics, f'bertrio_batch_rows_count{{task="{args.task}"}}')
     return {
         "seconds": seconds,
         "rows": len(due),
@@ -176,16 +176,16 @@ def measure_rate(rate: float, model: Path, texts: Sequence[str], args: Any, seed
         "p90_ms": float(high),
         "p99_ms": float(highest),
         "max_ms": max(latencies),
-        "errors": sum(of.status != 200 for of in outcomes),
+        "errors": sum(outcome.status != 200 for outcome in outcomes),
         "dropped": dropped,
-        "rows_per_batch": metric(told, f'bertrio_batch_rows_sum{{task="{args.task}"}}') / batches,
-        "peak_memory_mb": metric(told, "process_resident_memory_bytes") / 2**20,
+        "rows_per_batch": metric(metrics, f'bertrio_batch_rows_sum{{task="{args.task}"}}') / batches,
+        "peak_memory_mb": metric(metrics, "process_resident_memory_bytes") / 2**20,
         "lag_ms": lag,
     }
 
 
 def table(runs: Runs) -> str:
-    """Milliseconds from when a request was due to its answer, and what was counted."""
+    """Return a table with latencies in milliseconds and counts."""
     digits = {key: int(key == "rows_per_batch") for key in COLUMNS}
     lines = [[name, *[f"{middle(runs, name, key):.{digits[key]}f}" for key in COLUMNS]] for name in runs]
     return markdown(["case", *[key.replace("_", " ") for key in COLUMNS]], lines)
@@ -195,11 +195,11 @@ def main(argv: Sequence[str]) -> None:
     parser = parser_of(__doc__, repeats=1)
     add_model_options(parser)
     add_runtime_options(parser, batch=False)
-    parser.add_argument("--rates", type=float, nargs="+", default=[50.0], help="requests a second, each a case")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each case")
+    parser.add_argument("--rates", type=float, nargs="+", default=[50.0], help="requests per second, one case each")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of each case")
     parser.add_argument("--task", choices=[*TASKS], default="sst", help="a task of single sentences")
     args = parser.parse_args(argv)
-    args.given = list(argv)
+    args.argv = list(argv)
     measures = f"one sentence each, {args.seconds:g} s"
     cases = {rate: Case(f"{rate:g} requests/s", ("serving.py",), measures) for rate in args.rates}
     runs: Runs = {case.name: [] for case in cases.values()}
@@ -210,9 +210,9 @@ def main(argv: Sequence[str]) -> None:
         write_model(work, work / "served")
         for turn in range(1, args.repeats + 1):
             for rate, case in cases.items():
-                told = measure_rate(rate, work / "served", texts, args, turn)
-                runs[case.name].append(told)
-                print(f"turn {turn}, {case.name}: p99 {told['p99_ms']:.0f} ms", file=sys.stderr, flush=True)
+                result = measure_rate(rate, work / "served", texts, args, turn)
+                runs[case.name].append(result)
+                print(f"turn {turn}, {case.name}: p99 {result['p99_ms']:.0f} ms", file=sys.stderr, flush=True)
     report("serving", args, list(cases.values()), runs, [table(runs)])
 
 

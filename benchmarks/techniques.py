@@ -1,12 +1,12 @@
-"""Measures each technique on real data, on against off, at one budget: see techniques.yaml.
+"""Effect of each technique on real data, on against off, at one budget; techniques.yaml has the rows.
 
     python benchmarks/techniques.py run --data path/to/course-data --encoder path/to/encoder --seeds 1 2
     python benchmarks/techniques.py time --data path/to/course-data --encoder path/to/encoder
     python benchmarks/techniques.py table
 
-`run` trains every row with every seed and keeps one small file a run in benchmarks/techniques/; runs that are there
-already are not run again. `time` takes a few steps of every row, alone on the machine, for seconds a step and peak
-memory. `table` prints both as Markdown.
+`run` trains every row with every seed, writes one small file per run to benchmarks/techniques/, and skips existing
+ones. `time` measures time per step and peak memory over a few steps of every row, alone on the machine. `table` prints
+both as Markdown.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TIMED_BATCHES = 20
 
 
 def stage(folder: Path, name: str, *args: str) -> None:
-    """Runs a stage script in `folder`; its output goes to a log there, which an error names."""
+    """Run a stage script in `folder`, with a log file there."""
     log = folder / f"{name}.log"
     with open(log, "w") as file:
         command = [sys.executable, str(ROOT / "stages" / f"{name}.py"), *args]
@@ -48,58 +48,58 @@ def stage(folder: Path, name: str, *args: str) -> None:
 
 
 def write_params(folder: Path, params: dict[str, Any]) -> None:
-    """Makes `folder` a place to run stages in."""
+    """Create `folder` and its params.yaml."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
 
 def prepare(args: argparse.Namespace) -> tuple[Path, dict[str, Any]]:
-    """Reads and splits the data once for all rows; returns the folder and the params that all rows start from."""
-    own = {
+    """Run the stages before fine-tuning once for all rows, and return their folder and the base params."""
+    overrides = {
         "data": {"source": "cs224n", "path": str(Path(args.data).resolve())},
         "encoder": {"name": str(Path(args.encoder).resolve())},
         "runtime": {"threads": args.threads},
     }
-    base = merged(merged(read_yaml(ROOT / "params.yaml"), own), SPEC["budget"])
+    base = merged(merged(read_yaml(ROOT / "params.yaml"), overrides), SPEC["budget"])
     folder = Path(args.work).resolve() / "prepared"
     if not (folder / "ready").exists():
         write_params(folder, base)
         for name in PREPARE:
             stage(folder, name)
         splits = folder / "data" / "splits"
-        for test in splits.glob("*/test.parquet"):  # dev is what the table shows
+        for test in splits.glob("*/test.parquet"):  # the table shows dev alone
             pd.read_parquet(test).head(0).to_parquet(test)
         shutil.copytree(splits, folder / "timed" / "splits")
-        for dev in (folder / "timed" / "splits").glob("*/dev.parquet"):  # steps are what is timed
+        for dev in (folder / "timed" / "splits").glob("*/dev.parquet"):  # scoring is not timed
             pd.read_parquet(dev).head(32).to_parquet(dev)
         (folder / "ready").touch()
     return folder, base
 
 
 def finetune(
-    row: str, seed: int, place: Path, prepared: Path, base: dict[str, Any], splits: str = "data/splits"
+    row: str, seed: int, folder: Path, prepared: Path, base: dict[str, Any], splits: str = "data/splits"
 ) -> dict[str, Any]:
-    """Trains one row in a folder of its own; returns its dev metrics and costs."""
-    write_params(place, merged(merged(base, {"runtime": {"seed": seed}}), SPEC["rows"][row]))
+    """Train one row in its own folder, and return its dev metrics and costs."""
+    write_params(folder, merged(merged(base, {"runtime": {"seed": seed}}), SPEC["rows"][row]))
     for name in ("data", "models"):
-        (place / name).mkdir(exist_ok=True)
+        (folder / name).mkdir(exist_ok=True)
     links = {
         "data/splits": splits,
         "models/tokenizer": "models/tokenizer",
         "models/prefinetuned": "models/prefinetuned",
     }
-    for name, to in links.items():
-        if not (place / name).exists():
-            (place / name).symlink_to(prepared / to)
-    stage(place, "finetune", "--member", "base")
-    tasks = build_tasks(load_params(place / "params.yaml"))
-    table = read_predictions(place / "predictions/members/base/predictions.parquet")
-    conflicts = pd.read_csv(place / "plots/conflicts/base.csv")
+    for name, target in links.items():
+        if not (folder / name).exists():
+            (folder / name).symlink_to(prepared / target)
+    stage(folder, "finetune", "--member", "base")
+    tasks = build_tasks(load_params(folder / "params.yaml"))
+    table = read_predictions(folder / "predictions/members/base/predictions.parquet")
+    conflicts = pd.read_csv(folder / "plots/conflicts/base.csv")
     result = {
         "row": row,
         "seed": seed,
         "dev": evaluate_predictions(table, tasks)["dev"],
-        "cost": read_json(place / "metrics/timing/finetune-base.json"),
+        "cost": read_json(folder / "metrics/timing/finetune-base.json"),
     }
     if len(conflicts):
         result["conflict_rate"] = {
@@ -109,36 +109,36 @@ def finetune(
 
 
 def run(args: argparse.Namespace) -> None:
-    """All rows with all seeds, `--workers` at a time."""
+    """Train all rows with all seeds, `--workers` at a time."""
     prepared, base = prepare(args)
     jobs = [(row, seed) for seed in args.seeds for row in args.rows if not (RESULTS / f"{row}-{seed}.json").exists()]
 
-    def job(of: tuple[str, int]) -> None:
-        row, seed = of
+    def run_job(job: tuple[str, int]) -> None:
+        row, seed = job
         result = finetune(row, seed, Path(args.work).resolve() / f"{row}-{seed}", prepared, base)
         result["cost"] = {"threads": args.threads, "workers": args.workers, **result["cost"]}
         write_json(RESULTS / f"{row}-{seed}.json", result, digits=6)
         print(f"{row} seed {seed}: {result['dev']['overall_normalized']:.4f}", flush=True)
 
     with ThreadPoolExecutor(args.workers) as pool:
-        list(pool.map(job, jobs))
+        list(pool.map(run_job, jobs))
 
 
 def time(args: argparse.Namespace) -> None:
-    """A few steps of each row, one after the other."""
+    """Time a few steps of each row, one row at a time."""
     prepared, base = prepare(args)
     short = merged(base, {"schedule": {"max_batches": TIMED_BATCHES}})
     for row in args.rows:
         options = SPEC["rows"][row].get("schedule", {})
-        now = merged(short, {"schedule": {"steps": 3 * TIMED_BATCHES}}) if "steps" in options else short
-        place = Path(args.work).resolve() / f"time-{row}"
-        cost = finetune(row, 1, place, prepared, now, "timed/splits")["cost"]
+        timed = merged(short, {"schedule": {"steps": 3 * TIMED_BATCHES}}) if "steps" in options else short
+        folder = Path(args.work).resolve() / f"time-{row}"
+        cost = finetune(row, 1, folder, prepared, timed, "timed/splits")["cost"]
         write_json(RESULTS / "time" / f"{row}.json", {"row": row, "threads": args.threads, **cost}, digits=1)
         print(f"{row}: {cost['ms_per_step']:.0f} ms a step, {cost['peak_memory_mb']:.0f} MB", flush=True)
 
 
 def table(args: argparse.Namespace) -> None:
-    """The results as a Markdown table: means over seeds, differences to `plain`, the spread of its seeds below."""
+    """Print a Markdown table with means over seeds, differences from `plain`, and costs; then conflict rates."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("*.json")):
         result = read_json(path)
@@ -152,13 +152,13 @@ def table(args: argparse.Namespace) -> None:
         scores = [f"{np.mean([r['dev'][task][metric] for r in runs[row]]):.3f}" for task, metric in columns]
         scores = [score if task in trains else "" for score, (task, _) in zip(scores, columns)]
         overall = np.mean([r["dev"]["overall_normalized"] for r in runs[row]])
-        told_overall = [f"{overall:.4f}", f"{overall - plain:+.4f}"] if len(trains) == len(columns) else ["", ""]
+        overall_cells = [f"{overall:.4f}", f"{overall - plain:+.4f}"] if len(trains) == len(columns) else ["", ""]
         timing = RESULTS / "time" / f"{row}.json"
         cost = read_json(timing) if timing.exists() else {}
-        told = [
+        cost_cells = [
             f"{cost[key]:.0f}" if key in cost else "" for key in ("ms_per_step", "rows_per_second", "peak_memory_mb")
         ]
-        print(f"| {' | '.join([row, str(len(runs[row])), *scores, *told_overall, *told])} |")
+        print(f"| {' | '.join([row, str(len(runs[row])), *scores, *overall_cells, *cost_cells])} |")
     for row, results in runs.items():
         rates = [result["conflict_rate"] for result in results if "conflict_rate" in result]
         if rates:
@@ -171,13 +171,13 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (run, time):
         sub = commands.add_parser(command.__name__, help=command.__doc__)
-        sub.add_argument("--data", required=True, help="the course's folder")
+        sub.add_argument("--data", required=True, help="folder of the course data")
         sub.add_argument("--encoder", required=True, help="a folder or hub id")
         sub.add_argument("--rows", nargs="+", default=list(SPEC["rows"]), choices=list(SPEC["rows"]))
         sub.add_argument("--seeds", nargs="+", type=int, default=[1])
         sub.add_argument("--threads", type=int, default=1 if command is run else os.cpu_count())
         sub.add_argument("--workers", type=int, default=os.cpu_count() if command is run else 1)
-        sub.add_argument("--work", default=".benchmarks/techniques", help="where the runs are kept")
+        sub.add_argument("--work", default=".benchmarks/techniques", help="folder of the runs")
         sub.set_defaults(command=command)
     commands.add_parser("table", help=table.__doc__).set_defaults(command=table)
     args = parser.parse_args()

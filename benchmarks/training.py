@@ -1,15 +1,15 @@
-"""Training steps: how many rows a second, what each technique costs, and the peers beside it.
+"""Speed of training steps: rows per second, the cost of each technique, and peers.
 
     python benchmarks/training.py --peers --data path/to/course-data --encoder path/to/encoder
     python benchmarks/training.py --peers --hidden 768 --layers 12 --batch 128 --fill --device cuda --peak-tflops 989
 
-The first is the table for two cores. The second needs nothing but the repository: a BERT-base of random weights on
-texts made up here (speed needs no trained ones), each filled up to the length limit, and tells what share of the
-card's peak is reached; `--only` with `sst`, `qqp`, `sts` and `joint` leaves out what is slow there.
+The first is the table for two cores. The second needs only the repository: a BERT-base of random weights on made-up
+texts, each filled up to the length limit, and adds the model FLOP utilisation of the card; `--only sst qqp sts joint`
+leaves out the slow cases.
 
-Peers (extra: peers): transformers' Trainer, as it comes and with batches grouped by length; smart-pytorch and
-TorchJD's PCGrad in a loop written by hand, which reads the same batches as ours. Pytorch-PCGrad is in no registry, so
-it is left out.
+Peers (extra: peers): transformers' Trainer, with its defaults and with batches grouped by length; smart-pytorch and
+TorchJD's PCGrad in a plain training loop, on the same batches as ours. Pytorch-PCGrad is on no package index, so it is
+left out.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from common import (
 )
 
 SURGERIES = ("pcgrad", "mgda", "upgrad", "imtl_g", "aligned_mtl", "cagrad")
-TECHNIQUES = {  # on top of which plain step, and the params that turn them on
-    "smart": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3}}),  # a radius that bf16 can tell apart
+TECHNIQUES = {  # the plain step they extend, and the params that turn them on
+    "smart": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3}}),  # a radius above the resolution of bf16
     "smart, every 4": ("sst", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3, "every": 4}}),
     "bregman": ("sst", {"bregman": {"mu": 1}}),
     "r_drop": ("sst", {"r_drop": {"alpha": 1}}),
@@ -50,7 +50,7 @@ TECHNIQUES = {  # on top of which plain step, and the params that turn them on
     "uncertainty": ("joint", {"weighting": {"method": "uncertainty"}}),
     **{method: ("joint", {"surgery": {"method": method}}) for method in SURGERIES},
 }
-OVER = {  # which step stands over which in the table of costs
+OVER = {  # steps to divide by in the table of costs
     **{name: [base] for name, (base, _) in TECHNIQUES.items()},
     **{method: ["joint", "joint, one pass"] for method in SURGERIES},
     "joint, one pass": ["joint"],
@@ -64,33 +64,39 @@ OVER = {  # which step stands over which in the table of costs
 
 
 def ours(base: str, params: dict[str, Any]) -> tuple[str, ...]:
-    """The command of a case of ours on one task, or on all of them at once."""
+    """Return the command of a case of ours on one task, or on all tasks jointly."""
     tasks = list(TASKS) if base == "joint" else [base]
     schedule = {**params.get("schedule", {}), "tasks": tasks}
     return ("ours.py", "train", "--set", json.dumps({**params, "schedule": schedule}))
 
 
 def loop(method: str, *tasks: str) -> tuple[str, ...]:
-    """The command of a case of the loop written by hand."""
+    """Return the command of a case of the plain training loop."""
     return ("peers/plain_loop.py", "--method", method, "--set", json.dumps({"schedule": {"tasks": tasks}}))
 
 
 def cases(peers: bool) -> list[Case]:
-    """All cases, in the order in which they run."""
-    found = [Case(task, ours(task, {}), f"our plain step on {task}") for task in TASKS]
-    apart, merged = ({"finetune": {"one_pass": merge}} for merge in (False, True))
-    found.append(Case("joint", ours("joint", apart), "our step on a batch of each task, a pass for each"))
-    found.append(Case("joint, one pass", ours("joint", merged), "the same in one pass, padded to one width"))
+    """Return all cases in the order of their runs."""
+    all_cases = [Case(task, ours(task, {}), f"our plain step on {task}") for task in TASKS]
+    separate, merged = ({"finetune": {"one_pass": merge}} for merge in (False, True))
+    all_cases.append(Case("joint", ours("joint", separate), "our step on a batch of each task, a pass for each"))
+    all_cases.append(Case("joint, one pass", ours("joint", merged), "the same in one pass, padded to one width"))
     matched = {**merged, "schedule": {"match_lengths": True}}
-    found.append(Case("joint, one pass, matched", ours("joint", matched), "the same, short rows of all tasks together"))
-    found.append(Case("mlm", ("ours.py", "mlm"), "our step of masked-language-model pretraining, rows being blocks"))
-    found += [Case(name, ours(base, params), f"{name} on top of {base}") for name, (base, params) in TECHNIQUES.items()]
+    all_cases.append(
+        Case("joint, one pass, matched", ours("joint", matched), "the same, short rows of all tasks together")
+    )
+    all_cases.append(
+        Case("mlm", ("ours.py", "mlm"), "our step of masked-language-model pretraining, rows being blocks")
+    )
+    all_cases += [
+        Case(name, ours(base, params), f"{name} on top of {base}") for name, (base, params) in TECHNIQUES.items()
+    ]
     if peers:
-        found += [
+        all_cases += [
             Case(f"Trainer: {task}", ("peers/hf_trainer.py", "--task", task), f"transformers' Trainer on {task}")
             for task in (*TASKS, "mlm")
         ]
-        found += [
+        all_cases += [
             Case(
                 f"Trainer, grouped: {task}",
                 ("peers/hf_trainer.py", "--task", task, "--grouped"),
@@ -98,7 +104,7 @@ def cases(peers: bool) -> list[Case]:
             )
             for task in TASKS
         ]
-        found += [
+        all_cases += [
             Case("loop: sst", loop("plain", "sst"), "a plain step written by hand"),
             Case(
                 "loop: smart-pytorch",
@@ -115,11 +121,11 @@ def cases(peers: bool) -> list[Case]:
             Case("loop: joint", loop("plain", *TASKS), "a joint step written by hand, a pass a task"),
             Case("loop: TorchJD pcgrad", loop("pcgrad", *TASKS), "the same with mtl_backward and PCGrad of TorchJD"),
         ]
-    return found
+    return all_cases
 
 
 def speed_table(runs: Runs, peak_tflops: float | None) -> str:
-    """Rows a second, of ours and of both Trainers; with a peak, model FLOP utilisation."""
+    """Return a table with rows per second of ours and of both Trainers and, with a peak, model FLOP utilisation."""
     lines = []
     for name in [*TASKS, "joint", "mlm"]:
         if name not in runs:
@@ -142,20 +148,20 @@ def speed_table(runs: Runs, peak_tflops: float | None) -> str:
 
 
 def epoch_table(runs: Runs) -> str:
-    """An epoch over as many rows of each task: our joint steps, and Trainer on one task after the other."""
+    """Return a table of an epoch over equal numbers of rows: our joint steps, and Trainer on one task at a time."""
     peers = [f"Trainer: {task}" for task in TASKS]
     if not {"joint", *peers} <= set(runs):
         return ""
     one = [len(TASKS) * 1000 / rate for rate in rates(runs, "joint")]
-    three = [sum(1000 / rate for rate in of) for of in zip(*[rates(runs, peer) for peer in peers])]
-    cells = [f"{median(of):.1f}" for of in (one, three)]
+    three = [sum(1000 / rate for rate in turn) for turn in zip(*[rates(runs, peer) for peer in peers])]
+    cells = [f"{median(seconds):.1f}" for seconds in (one, three)]
     header = ["1,000 rows of each task", "ours, joint, s", "Trainer, three in turn, s", "ratio"]
     return markdown(header, [["three-task epoch", *cells, ratio_cell(three, one)]])
 
 
 def cost_table(runs: Runs) -> str:
-    """Milliseconds a step, and how many times another step's."""
-    times = {case: [1000 * run["seconds"] / run["steps"] for run in of] for case, of in runs.items()}
+    """Return a table with milliseconds per step, and the ratio to other steps."""
+    times = {case: [1000 * run["seconds"] / run["steps"] for run in turns] for case, turns in runs.items()}
     lines = []
     for name, bases in OVER.items():
         for base in bases:
@@ -172,9 +178,9 @@ def main(argv: Sequence[str]) -> None:
     add_runtime_options(parser)
     add_case_options(parser, peers=True)
     add_step_options(parser, steps=60, warmup=5)
-    parser.add_argument("--peak-tflops", type=float, help="of the card, dense bf16: adds model FLOP utilisation")
+    parser.add_argument("--peak-tflops", type=float, help="peak of the card in dense bf16; adds model FLOP utilisation")
     args = parser.parse_args(argv)
-    args.given = list(argv)
+    args.argv = list(argv)
     picked = chosen(cases(args.peers), args.only)
     with prepared(args) as work:
         common = ["--work", str(work), "--steps", str(args.steps), "--warmup", str(args.warmup)]

@@ -1,6 +1,6 @@
-"""A peer: `CrossEncoder.predict` of sentence-transformers on the dev pairs of one task.
+"""Peer: `CrossEncoder.predict` of sentence-transformers on the dev pairs of one task.
 
-It runs in float32, as it does by itself, or in bf16: `--bf16 autocast`, as ours, or `--bf16 weights`, the whole model.
+It runs in float32, its default, or in bf16: `--bf16 autocast`, as ours, or `--bf16 weights`, the whole model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def predict(args: Any) -> dict[str, Any]:
 
     params, runtime = load(args)
     folder, batch = args.work / "models/encoder", params.finetune.eval_batch_size
-    load_tokenizer(args.work / "models/tokenizer").save_pretrained(str(folder))  # it looks for both in one place
+    tokenizer = load_tokenizer(args.work / "models/tokenizer")
+    tokenizer.save_pretrained(str(folder))  # CrossEncoder loads both from one folder
     whole = args.bf16 == "weights" and runtime.compute == torch.bfloat16
     model = CrossEncoder(
         str(folder),

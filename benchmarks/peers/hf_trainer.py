@@ -1,7 +1,7 @@
-"""A peer: `transformers.Trainer` on one task, with dynamic padding and the same precision as ours, or on masked tokens.
+"""Peer: `transformers.Trainer` on one task, with dynamic padding and the same precision as ours, or on masked tokens.
 
-The rows are tokenised before the clock starts, and every batch is full. With `--epochs` it trains for so long with the
-optimizer's settings of params.yaml, and is scored on the dev rows as ours is; with `--curve` after every epoch.
+Rows are tokenised before the clock starts, and every batch is full. With `--epochs` it trains whole epochs with the
+optimizer settings of params.yaml, and is scored on the dev rows as ours is; with `--curve` after every epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from case import Clock, case_parser, dev_score, language_model, load, wait_for, 
 
 
 def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any, split: str = "train") -> list[dict[str, Any]]:
-    """The tokenised rows, as the collator takes them."""
+    """Return the tokenised rows in the form that the collator expects."""
     from bertrio.data.table import read_table
 
     frame = read_table(args.work / "data/splits" / task.name / f"{split}.parquet")
@@ -30,7 +30,7 @@ def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any, split: str
 
 
 def arguments_of(folder: str, args: Any, params: Any, runtime: Any, batch: int, planned: int) -> Any:
-    """What Trainer is told: the optimizer of params.yaml, over `planned` steps or as many as the clock takes."""
+    """Return Trainer's arguments: the optimizer of params.yaml, over `planned` steps or the timed ones."""
     import torch
     from transformers import TrainingArguments
 
@@ -63,7 +63,7 @@ def arguments_of(folder: str, args: Any, params: Any, runtime: Any, batch: int, 
 
 
 def pretrain(args: Any) -> dict[str, Any]:
-    """Steps of masked-language-model pretraining on blocks of the training texts, with the collator made for it."""
+    """Time steps of masked-language-model pretraining on blocks of the training texts."""
     from transformers import DataCollatorForLanguageModeling, Trainer, TrainerCallback
 
     from bertrio.model.tokenizer import load_tokenizer
@@ -73,7 +73,7 @@ def pretrain(args: Any) -> dict[str, Any]:
     model, blocks = language_model(args, params, tokenizer)
     clock = Clock(args.warmup, args.steps, runtime.device, lambda: trainer.state.global_step * params.mlm.batch_size)
 
-    class Told(TrainerCallback):
+    class ClockCallback(TrainerCallback):
         def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
             clock(state.global_step)
 
@@ -81,7 +81,7 @@ def pretrain(args: Any) -> dict[str, Any]:
         arguments = arguments_of(folder, args, params, runtime, params.mlm.batch_size, params.finetune.max_steps)
         collator = DataCollatorForLanguageModeling(tokenizer, mlm_probability=params.mlm.mask_probability)
         rows = [{"input_ids": block.tolist()} for block in blocks]
-        trainer = Trainer(model, arguments, collator, train_dataset=rows, callbacks=[Told()])
+        trainer = Trainer(model, arguments, collator, train_dataset=rows, callbacks=[ClockCallback()])
         trainer.train()
     return {**clock.measured(), "runtime": runtime.describe()}
 
@@ -113,7 +113,7 @@ def train(args: Any) -> dict[str, Any]:
     dev = dataset_of(args, task, params.encoder.max_length, tokenizer, "dev") if args.epochs else []
     points, scoring = [], [0.0]  # seconds of training and score after each epoch; seconds that scoring took
 
-    class Told(TrainerCallback):
+    class ClockCallback(TrainerCallback):
         def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
             done[0] = state.global_step
             clock(state.global_step)
@@ -121,17 +121,19 @@ def train(args: Any) -> dict[str, Any]:
         def on_epoch_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
             if args.curve:
                 wait_for(runtime.device)
-                stopped = time.perf_counter()
-                points.append((stopped - began - scoring[0], score()))
-                scoring[0] += time.perf_counter() - stopped
+                paused = time.perf_counter()
+                points.append((paused - began - scoring[0], score()))
+                scoring[0] += time.perf_counter() - paused
 
     def score() -> float:
-        found = trainer.predict(dev)
-        return dev_score(task, found.label_ids, found.predictions)
+        output = trainer.predict(dev)
+        return dev_score(task, output.label_ids, output.predictions)
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = arguments_of(folder, args, params, runtime, batch, planned)
-        trainer = Trainer(model, arguments, DataCollatorWithPadding(tokenizer), train_dataset=rows, callbacks=[Told()])
+        trainer = Trainer(
+            model, arguments, DataCollatorWithPadding(tokenizer), train_dataset=rows, callbacks=[ClockCallback()]
+        )
         began = time.perf_counter()
         trainer.train()
         if not args.epochs:
@@ -151,7 +153,7 @@ def train(args: Any) -> dict[str, Any]:
 def main(argv: Sequence[str]) -> None:
     parser = case_parser(__doc__)
     parser.add_argument("--task", required=True, help="sst, qqp, sts, or mlm: masked-language-model pretraining")
-    parser.add_argument("--epochs", type=int, default=0, help="train for so long and score; 0: time steps alone")
+    parser.add_argument("--epochs", type=int, default=0, help="epochs to train before scoring; 0: only time steps")
     parser.add_argument("--grouped", action="store_true", help="batches of rows of similar length")
     parser.add_argument("--curve", action="store_true", help="score after every epoch")
     args = parser.parse_args(argv)

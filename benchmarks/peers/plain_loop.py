@@ -1,7 +1,7 @@
-"""A peer: a loop written by hand around transformers' AutoModel, with the peers' own SMART and PCGrad in it.
+"""Peer: a plain training loop around transformers' AutoModel, with SMART of smart-pytorch or PCGrad of TorchJD.
 
-It reads the same batches as ours, so that what differs is the step alone; with `--shuffled` rows come in random order
-and are padded batch by batch, as its users have it. `plain` is what the two are compared with.
+It reads the same batches as ours, so that only the step differs. With `--shuffled` rows come in random order and are
+padded batch by batch, which is common practice. `plain` is the baseline of both methods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOSSES = {
 
 
 class Model(nn.Module):
-    """An encoder, the mean of its hidden states, dropout, and a linear layer for each task."""
+    """Encoder, mean of its hidden states, dropout, and a linear layer for each task."""
 
     def __init__(self, encoder: nn.Module, sizes: dict[str, int]) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Model(nn.Module):
         self.heads = nn.ModuleDict({task: nn.Linear(encoder.config.hidden_size, n) for task, n in sizes.items()})
 
     def pooled(self, tokens: dict[str, Tensor], embeddings: Tensor | None = None) -> Tensor:
-        """Mean over the tokens, padding left out: [B, H]."""
+        """Return the mean over the tokens without padding, [B, H]."""
         if embeddings is None:
             embeddings = self.encoder.get_input_embeddings()(tokens["input_ids"])
         rest = {name: value for name, value in tokens.items() if name != "input_ids"}
@@ -44,7 +44,7 @@ class Model(nn.Module):
 
 
 def plain(model: Model, batches: Sequence[Any], autocast: Any) -> None:
-    """The sum of the losses, a pass a task."""
+    """Backpropagate the sum of the losses, with one pass per task."""
     for batch in batches:
         with autocast():
             loss = LOSSES[batch.task](model.head(batch.task, model.pooled(batch.inputs[0])), batch.labels)
@@ -52,7 +52,7 @@ def plain(model: Model, batches: Sequence[Any], autocast: Any) -> None:
 
 
 def smart(model: Model, batches: Sequence[Any], autocast: Any) -> None:
-    """smart-pytorch, as its README has it, for one task with classes; on word embeddings."""
+    """Backpropagate a loss with SMART on word embeddings, as in the README of smart-pytorch."""
     from smart_pytorch import SMARTLoss, kl_loss, sym_kl_loss
 
     (batch,) = batches
@@ -70,7 +70,7 @@ def smart(model: Model, batches: Sequence[Any], autocast: Any) -> None:
 
 
 def pcgrad(model: Model, batches: Sequence[Any], autocast: Any) -> None:
-    """TorchJD's PCGrad over the encoder's parameters, which all tasks share."""
+    """Set gradients by TorchJD's PCGrad over the encoder's parameters, which all tasks share."""
     from torchjd.aggregation import PCGrad
     from torchjd.autojac import jac_to_grad, mtl_backward
 
@@ -87,11 +87,11 @@ STEPS = {"plain": plain, "smart": smart, "pcgrad": pcgrad}
 
 
 def shuffled(rows: Any, size: int, seed: int) -> Iterator[Any]:
-    """Full batches of rows in random order, pass after pass."""
+    """Yield full batches of rows in random order, without end."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         order = torch.randperm(len(rows), generator=generator).numpy()
-        yield from (rows.batch(order[at : at + size]) for at in range(0, len(order) - size + 1, size))
+        yield from (rows.batch(order[start : start + size]) for start in range(0, len(order) - size + 1, size))
 
 
 def train(args: Any) -> dict[str, Any]:
@@ -103,9 +103,15 @@ def train(args: Any) -> dict[str, Any]:
     rows = training_rows(args, params)
     streams = build_streams(rows, params)
     if args.shuffled:
-        streams = {task: shuffled(of, params.tasks[task].batch_size, args.seed) for task, of in rows.items()}
+        streams = {
+            task: shuffled(task_rows, params.tasks[task].batch_size, args.seed) for task, task_rows in rows.items()
+        }
     encoder = AutoModel.from_pretrained(str(args.work / "models/encoder"), dtype=torch.float32)
-    model = Model(encoder, {task: of.task.target.size for task, of in rows.items()}).to(runtime.device).train()
+    model = (
+        Model(encoder, {task: task_rows.task.target.size for task, task_rows in rows.items()})
+        .to(runtime.device)
+        .train()
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.finetune.lr, fused=True)
     seen = [0]
     clock = Clock(args.warmup, args.steps, runtime.device, lambda: seen[0])

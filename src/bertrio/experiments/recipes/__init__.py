@@ -1,1 +1,1 @@
-"""Rows of result tables as recipes: run, measured, and put beside what the papers report and claim."""
+"""Recipes: rows of the papers' result tables. Run them, measure them, and compare them with what the papers report."""

@@ -1,4 +1,4 @@
-"""What the papers claim, and whether the measured runs bear it out."""
+"""Claims of the papers, tested on the measured runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FILE = "recipes/claims.yaml"
 HELD, REFUTED, NOISE, MISSING = "held", "refuted", "inside the noise", "not measured"
-ALONE = " (rows alone)"  # beside what a single seed decided
+ALONE = " (rows alone)"  # marks a test with a single seed on one side
 HOW = (
     "A difference is the first row minus the second, means over seeds, with its 95 % interval by the paired test over "
     f"rows and seeds. It counts if p, by Holm's correction for the tests of its claim, is below {ALPHA:g}. Rows alone: "
@@ -38,16 +38,16 @@ Metric = Literal["sst", "qqp", "sts", "overall_mean", "overall_normalized"]  # a
 
 @dataclass
 class Part:
-    """One comparison of a claim, and what was measured of it.
+    """One comparison of a claim, with its test result.
 
     Args:
-        row, than: full names; `row` is better, no better, or no worse than `than`.
+        row, than: full names; the claim is that `row` is better, no better, or no worse than `than`.
         metric: a task, or an overall score.
-        direction: which of them.
+        direction: better, no_better or no_worse.
         verdict: held, refuted, inside the noise or not measured.
-        difference: of `row` from `than`; None if there is none.
-        p: with Holm's correction for the parts of the claim that were tested.
-        why: what kept measured rows from being compared.
+        difference: `row` minus `than`; None if it was not tested.
+        p: p-value with Holm's correction for the tested parts of the claim.
+        why: the reason why measured rows can't be compared.
     """
 
     row: str
@@ -61,12 +61,12 @@ class Part:
 
     @property
     def rows_alone(self) -> bool:
-        """Whether its test knows nothing of seeds, for a side has a single one."""
+        """True if the test covers rows alone, because one side has a single seed."""
         return self.difference is not None and self.difference.rows_alone
 
 
 class Claim(Group):
-    """What a paper claims, of which every part must hold; see recipes/claims.yaml for the keys."""
+    """A paper's claim, all parts of which must hold; recipes/claims.yaml describes the keys."""
 
     name: str = ""
     paper: NonEmptyText
@@ -78,7 +78,7 @@ class Claim(Group):
     note: NonEmptyText | None = None
 
     def parts(self) -> list[Part]:
-        """Return the comparisons that it makes, each row with the next."""
+        """Return the comparisons of the claim: each row with the next one."""
         return [
             Part(row, than, metric, direction)
             for metric, direction in self.expect.items()
@@ -101,16 +101,16 @@ class Judged:
 
     @property
     def rows_alone(self) -> bool:
-        """Whether held or refuted rests on a test with a single seed on a side."""
+        """True if the verdict (held or refuted) depends on a test with a single seed on one side."""
         alone = [part.rows_alone for part in self.parts if part.verdict == self.verdict]
-        if self.verdict == REFUTED:  # any one of the parts that refute it would do
+        if self.verdict == REFUTED:  # one refuting part is enough
             return all(alone)
         return self.verdict == HELD and any(alone)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """All claims, the runs that they were judged by, and the rows that are not measured yet."""
+    """All judged claims, the runs used, and the rows that are not measured yet."""
 
     claims: Sequence[Judged]
     runs: Runs
@@ -118,7 +118,7 @@ class Judgement:
 
 
 def load_claims(path: str | Path = FILE) -> list[Claim]:
-    """Load the claims; raises a UserError that names the claim and the key that is wrong."""
+    """Load the claims. Errors are UserErrors that name the claim and the key."""
     claims: dict[str, Claim] = read_file(Path(path), dict[str, Claim])
     return [claim.model_copy(update={"name": name}) for name, claim in claims.items()]
 
@@ -132,10 +132,10 @@ def judge(
         recipes: all papers.
         measured: all measured files.
         claims: see `load_claims`.
-        wanted: which budget, source, encoder and overrides; None: those that there are, if they are one and the same.
+        wanted: budget, source, encoder and overrides of the runs; None takes all runs, which must share one setting.
 
     Raises:
-        UserError: if a claim names a row that there is not, or the runs are of several settings.
+        UserError: if a claim names an unknown row, or the runs have several settings.
     """
     run_as = {name: recipes.row(name).run_as for claim in claims for name in claim.rows}
     runs = runs_of(measured, run_as.values(), wanted or Setting(), recipes)
@@ -145,7 +145,7 @@ def judge(
 
 
 def judge_claim(claim: Claim, runs: Mapping[str, Sequence[Measured]]) -> Judged:
-    """Judge one claim; `runs` are those of its rows, by name."""
+    """Judge one claim by the runs of its rows, by row name."""
     parts = claim.parts()
     for part in parts:
         if runs[part.row] and runs[part.than]:
@@ -160,16 +160,16 @@ def judge_claim(claim: Claim, runs: Mapping[str, Sequence[Measured]]) -> Judged:
 
 
 def verdict(direction: Direction, difference: Difference, p: float, margin: float) -> str:
-    """What a difference says of what was claimed.
+    """Return the verdict on one comparison.
 
-    A difference below `ALPHA` decides first, however small it is. Without one, "no better" holds if no gain as large as
-    the margin is left in the interval, and "no worse" if no such loss is.
+    A significant difference (p below `ALPHA`) decides, however small it is. Otherwise "no better" holds if the upper
+    end of the interval is below the margin, and "no worse" if the lower end is above minus the margin.
 
     Args:
-        direction: what was claimed.
-        difference: what was found.
+        direction: the claim.
+        difference: the measured difference with its interval.
         p: its p-value, corrected for the number of tests.
-        margin: what counts as no difference.
+        margin: the largest difference that counts as none.
     """
     ahead, behind = (p < ALPHA and sign * difference.difference > 0 for sign in (1, -1))
     if direction == "better":
@@ -180,7 +180,7 @@ def verdict(direction: Direction, difference: Difference, p: float, margin: floa
 
 
 def claim_document(judgement: Judgement) -> Iterator[Block]:
-    """Yield all claims as a document: each with its verdict, then the tests, then notes."""
+    """Yield all claims as a document: verdicts, then tests, then notes."""
     yield "# What the papers claim, and what was measured"
     if judgement.runs.all:
         yield f"Dev rows; {judgement.runs.setting.title}."
@@ -207,7 +207,7 @@ def claim_document(judgement: Judgement) -> Iterator[Block]:
 
 
 def _test(claim: str, part: Part) -> dict[str, str]:
-    """Return the cells of one test."""
+    """Return the table cells of one test."""
     difference = part.difference
     return {
         "claim": claim,
@@ -221,7 +221,7 @@ def _test(claim: str, part: Part) -> dict[str, str]:
 
 
 def _summary(judgement: Judgement) -> str:
-    """Return how many claims held, and how many verdicts may be chance."""
+    """Return a sentence with the number of claims by verdict and of verdicts expected by chance."""
     counts = Counter(judged.verdict for judged in judgement.claims)
     verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (HELD, REFUTED, NOISE, MISSING))
     tested = Counter(judged.claim.name for judged in judgement.claims for part in judged.parts if part.difference)

@@ -1,4 +1,4 @@
-"""What the repository keeps of a run of a row: one small file, enough to show it and to test it against another."""
+"""Measured runs of rows: one small file per run, with all that tables and paired tests need."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from bertrio.core.tasks import Array
 from bertrio.evaluation.metrics import OVERALL
 from bertrio.experiments.recipes.rows import problems
 
-if TYPE_CHECKING:  # they take long to import, and tables need none of them
+if TYPE_CHECKING:  # slow to import, and not needed by tables
     from bertrio.experiments.revision import Revision
 
 FOLDER = "recipes/measured"
 SPLITS = ("dev", "test")
-TRAINING = ("pretrain_mlm", "prefinetune", "finetune-")  # stages, by the beginning of their names
+TRAINING = ("pretrain_mlm", "prefinetune", "finetune-")  # prefixes of the names of training stages
 
 
 class ByRow(NamedTuple):
-    """What each labelled dev row adds to a task's first metric.
+    """Contribution of each labelled dev row to a task's first metric.
 
-    `rows` is a digest of their ids and labels: two runs can be compared pair by pair where it is the same. `values`
-    [N], in the order of the ids: 1 for right and 0 for wrong, or the influence on another metric, see
+    `rows` is a digest of ids and labels: two runs can be compared row by row if it is the same. `values` [N] are in
+    the order of the ids: 1 for right and 0 for wrong, or the influence of the row on another metric, see
     `intervals.contributions`.
     """
 
@@ -43,7 +43,7 @@ class ByRow(NamedTuple):
 
 
 class Stored(Group):
-    """`ByRow` as the file holds it: `values` are bits in base64 if they are right or wrong, else float16."""
+    """`ByRow` as stored: `values` are in base64, as bits for right or wrong, as float16 for influences."""
 
     ids: str
     kind: Literal["right", "influence"]
@@ -63,7 +63,7 @@ def _decoded(value: Any) -> ByRow:
 
 
 def _encoded(by_row: ByRow) -> dict[str, Any]:
-    right = bool(np.isin(by_row.values, (0.0, 1.0)).all())  # or of constant predictions, whose influence is all 0
+    right = bool(np.isin(by_row.values, (0.0, 1.0)).all())  # also constant predictions, whose influence is all 0
     content = np.packbits(by_row.values.astype(bool)) if right else by_row.values.astype("<f2")
     return {
         "ids": by_row.rows,
@@ -79,28 +79,28 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True))
 class Measured:
-    """One run of a row, as recipes/measured/<name>.json holds it.
+    """One run of a row, as stored in recipes/measured/<name>.json.
 
     Args:
-        row: full name of the row that was run.
+        row: full name of the row.
         budget: paper or quick.
         seed: runtime.seed.
-        overrides: what else the user set, by dotted param; not where the data lies and how it was computed.
-        source, encoder: data.source and encoder.name; of a local encoder only the folder's name.
-        rows: by task and split.
-        metrics: by split, then each task's first metric, and both overall scores.
-        intervals: their 95 % intervals, likewise.
-        seconds: of all training stages together.
-        peak_memory_mb: the largest of them.
-        precision: of matrix products; auto where it was not recorded which.
-        threads: of the CPU; None where it was not recorded how many.
-        curve: step and overall_normalized on dev, by epoch of fine-tuning; empty for a run of several members, of whom
-            none is what the run was measured as.
-        by_row: by task, see `ByRow`.
-        commit: the one that the run was started from, in short.
-        version: of bertrio.
-        device: that trained, such as cpu or cuda:0; None where it was not recorded.
-        name: of the experiment and the file.
+        overrides: other params that the user set, by dotted name, without paths, device and threads.
+        source, encoder: data.source and encoder.name; only the folder's name for a local encoder.
+        rows: number of rows by task and split.
+        metrics: by split: the first metric of each task, and both overall scores.
+        intervals: their 95 % intervals, in the same layout.
+        seconds: total time of all training stages.
+        peak_memory_mb: largest peak memory of any training stage.
+        precision: of matrix products; auto if it was not recorded.
+        threads: CPU threads; None if they were not recorded.
+        curve: step and dev overall_normalized after each epoch of fine-tuning; empty for a run of several members,
+            whose curves are not the ensemble's.
+        by_row: contributions of dev rows by task, see `ByRow`.
+        commit: short hash of the commit that the run started from.
+        version: version of bertrio.
+        device: training device, such as cpu or cuda:0; None if it was not recorded.
+        name: name of the experiment and the file.
     """
 
     row: str
@@ -128,10 +128,10 @@ FILE: TypeAdapter[Measured] = TypeAdapter(Measured)
 
 
 def load_measured(folder: str | Path = FOLDER) -> list[Measured]:
-    """Return all measured runs of a folder, in the order of their names; none if there is no such folder.
+    """Return all measured runs of a folder, sorted by name; an empty list if the folder is missing.
 
     Raises:
-        UserError: naming a file that is damaged, and what is wrong in it.
+        UserError: naming a damaged file and its problems.
     """
     return [read_measured(path) for path in sorted(Path(folder).glob("*.json"))]
 
@@ -147,25 +147,25 @@ def read_measured(path: str | Path) -> Measured:
 
 
 def write_measured(measured: Measured, folder: str | Path = FOLDER) -> Path:
-    """Write a measured run to `<folder>/<name>.json` and return the path; the same run makes the same bytes."""
+    """Write a measured run to `<folder>/<name>.json` and return the path; equal runs give equal bytes."""
     path = Path(folder) / f"{measured.name}.json"
     content = to_json(measured)
-    exact = {"overrides": content["overrides"]}  # runs are found by them
+    exact = {"overrides": content["overrides"]}  # not rounded: runs are selected by them
     write_json(path, rounded(content, 10) | exact, digits=None)
     return path
 
 
 def to_json(measured: Measured) -> dict[str, Any]:
-    """Return the content of its file, which is called after the name."""
+    """Return the content of the run's file, which does not hold the name."""
     return FILE.dump_python(measured, mode="json", exclude={"name"})
 
 
 def measure(revision: Revision, **facts: Any) -> Measured:
-    """Return what is kept of a finished run; what it does not have, such as labels of a task, is left out.
+    """Return the measured file of a finished run. Missing parts, such as tasks without labels, are left out.
 
     Args:
         revision: the run.
-        facts: what the revision does not say of itself: name, row, budget, overrides and commit.
+        facts: fields that the revision does not hold: name, row, budget, overrides and commit.
 
     Raises:
         UserError: if one of its files is missing or damaged.
@@ -182,7 +182,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         seed=settings["runtime"]["seed"],
         source=settings["data"]["source"],
         rows={
-            task: {split: of["rows"] for split, of in splits.items()}
+            task: {split: counts["rows"] for split, counts in splits.items()}
             for task, splits in revision.json("metrics/data.json")["tasks"].items()
         },
         encoder=without_folder("encoder.name", settings["encoder"]["name"]),
@@ -202,8 +202,8 @@ def measure(revision: Revision, **facts: Any) -> Measured:
 
 def _firsts(scores: Mapping[str, Any], firsts: Mapping[str, str]) -> dict[str, Any]:
     """Return the first metric of each task of a split, and the overall scores."""
-    of_tasks = {task: {metric: scores[task][metric]} for task, metric in firsts.items() if task in scores}
-    return of_tasks | {name: scores[name] for name in OVERALL if name in scores}
+    scores_by_task = {task: {metric: scores[task][metric]} for task, metric in firsts.items() if task in scores}
+    return scores_by_task | {name: scores[name] for name in OVERALL if name in scores}
 
 
 def _curve(revision: Revision, member: str, *others: str) -> list[tuple[int, float]]:
@@ -220,10 +220,10 @@ def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
 
     frame = revision.predictions()
     frame = frame[(frame["split"] == "dev") & frame["label"].notna()].sort_values("id")
-    found = {}
+    by_task = {}
     for task, metric in firsts.items():
         rows = frame[frame["task"] == task]
         if len(rows):
             lines = "".join(f"{row_id}\t{label:g}\n" for row_id, label in zip(rows["id"], rows["label"]))
-            found[task] = ByRow(hashlib.sha256(lines.encode()).hexdigest(), contributions(Scored.of(rows), metric))
-    return found
+            by_task[task] = ByRow(hashlib.sha256(lines.encode()).hexdigest(), contributions(Scored.of(rows), metric))
+    return by_task

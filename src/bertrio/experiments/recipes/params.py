@@ -12,15 +12,15 @@ import yaml
 from bertrio.config.loading import merged
 from bertrio.core.errors import UserError
 
-ABSENT = "(absent)"  # stands for a param that is not there
-SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # text to YAML 1.1 without a dot; no git hash has a sign
-NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")  # the names that Hydra's grammar takes without quotes
+ABSENT = "(absent)"  # stands for a missing param
+SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # YAML 1.1 may read it as text; git hashes have no sign
+NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")  # names that Hydra's grammar accepts without quotes
 MEMBERS = "ensemble.members"
 Block = dict[str, Any]
 
 
 def with_numbers(value: Any) -> Any:
-    """Return a copy with two readings of YAML 1.1 undone: `2e-05` is a number, and `on`, as a key, not true."""
+    """Return a copy that corrects two YAML 1.1 readings: `2e-05` becomes a number, and the key True becomes `on`."""
     if isinstance(value, Mapping):
         return {"on" if key is True else key: with_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -29,7 +29,7 @@ def with_numbers(value: Any) -> Any:
 
 
 def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> Block:
-    """Return the values of a nested block by dotted name; empty blocks are values, and so is `whole`."""
+    """Return the values of a nested block by dotted name. Empty blocks and the block `whole` count as values."""
     flat: Block = {}
     for key, value in block.items():
         name = f"{at}{key}"
@@ -43,9 +43,9 @@ def set_param(params: Any, name: str, value: Any, at: str = "") -> None:
 
     Args:
         params: a block of params.
-        name: of the param, below the block.
+        name: name of the param within the block.
         value: the new value.
-        at: the block's own name, for messages.
+        at: dotted name of the block, for messages.
 
     Raises:
         UserError: if the name leads through something that is not a block.
@@ -53,23 +53,23 @@ def set_param(params: Any, name: str, value: Any, at: str = "") -> None:
     key, _, rest = name.partition(".")
     if not isinstance(params, dict) or (key == "*" and not params):
         raise UserError(f"{at}.{name}: unknown param; {at} is {value_text(params)}, and has no params in it")
-    for one in list(params) if key == "*" else [key]:
+    for child in list(params) if key == "*" else [key]:
         if rest:
-            params[one] = {} if params.get(one) is None else params[one]  # a member without overrides is null
-            set_param(params[one], rest, value, f"{at}.{one}" if at else one)
+            params[child] = {} if params.get(child) is None else params[child]  # null is a member without overrides
+            set_param(params[child], rest, value, f"{at}.{child}" if at else child)
         else:
-            params.update(merged({one: params.get(one)}, {one: value}))
+            params.update(merged({child: params.get(child)}, {child: value}))
 
 
 def scale(params: Block, factors: Mapping[str, float]) -> None:
     """Multiply params in place, in the base and in the overrides of members.
 
-    Integers are rounded up and stay integers, so that 1 or more stays 1 or more; floats keep twelve digits. Values that
-    are not numbers (null, auto) stay as they are.
+    Integers are rounded up and stay integers, so that positive values stay at least 1. Floats keep twelve digits.
+    Values that are not numbers (null, auto) do not change.
 
     Args:
         params: all raw params.
-        factors: by dotted param, in which `*` is any one key, such as `tasks.*.epochs`.
+        factors: by dotted param; `*` matches any one key, as in `tasks.*.epochs`.
     """
     for pattern, factor in factors.items():
         form = re.compile(rf"({re.escape(MEMBERS)}\.[^.]+\.)?" + re.escape(pattern).replace(r"\*", "[^.]+"))
@@ -87,7 +87,7 @@ def _scaled(value: int | float, factor: float) -> int | float:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse settings of the command line, such as `finetune.lr=2e-05`, into values by dotted param.
 
-    Values are YAML. As for `dvc exp run -S`, `+` may stand before a new param.
+    Values are YAML. A new param may have the prefix `+`, as in `dvc exp run -S`.
 
     Raises:
         UserError: if a text is not a setting.
@@ -112,12 +112,12 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tu
     """
     old, new = flatten(before), flatten(after)
     names = [name for name in {**old, **new} if old.get(name, ABSENT) != new.get(name, ABSENT)]
-    filled = {name for name in names if any(other.startswith(f"{name}.") for other in names)}  # was {}, or became it
+    filled = {name for name in names if any(other.startswith(f"{name}.") for other in names)}  # one side is {}
     return {name: (old.get(name, ABSENT), new.get(name, ABSENT)) for name in names if name not in filled}
 
 
 def listed(wrong: Mapping[str, tuple[Any, Any]], first: str, second: str) -> str:
-    """List params that differ, one line each with both values."""
+    """Return lines that list params with both of their values."""
     return "".join(
         f"\n  {name}: {first} {value_text(one)}, {second} {value_text(other)}" for name, (one, other) in wrong.items()
     )
@@ -129,7 +129,7 @@ def dvc_overrides(before: Mapping[str, Any], after: Mapping[str, Any], at: str =
     `++key=value` sets a param whether or not it exists, `~key` removes one.
 
     Raises:
-        UserError: for a key that Hydra's grammar has no way to write.
+        UserError: for a key that Hydra's grammar can't express.
     """
     for key in [key for key in before if key not in after]:
         yield f"~{_checked(f'{at}{key}')}"
@@ -164,18 +164,18 @@ def value_text(value: Any, hydra: bool = False) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str) and hydra:
-        text = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), value)
+        text = re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
         return "'" + text.replace("${", "\\${") + "'"
     return f"{value:.12g}" if isinstance(value, float) and not hydra else str(value)
 
 
 def leaves(params: Mapping[str, Any]) -> dict[str, str]:
-    """Return every param as text, the same whether YAML read it as a number or, as 2e-05, as text."""
+    """Return every param as text, independent of whether YAML read 2e-05 as a number or as text."""
     return {name: value_text(value) for name, value in flatten(with_numbers(params)).items()}
 
 
 def is_number(value: Any) -> bool:
-    """Whether it is a finite number, or a text that reads as one."""
+    """Return whether a value is a finite number or text of one."""
     try:
         return math.isfinite(float(value)) and not isinstance(value, bool)
     except (OverflowError, TypeError, ValueError):

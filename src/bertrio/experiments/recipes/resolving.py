@@ -23,23 +23,23 @@ def resolve(
     seed: int | None = None,
     base: Mapping[str, Any] | None = None,
 ) -> Block:
-    """Return the params that a row is run with, as params.yaml would hold them.
+    """Return the raw params of a run of a row, in the layout of params.yaml.
 
-    On the base go, in this order: the row's overrides (`ensemble.members` replaced whole), the budget, the seed, the
-    user's overrides.
+    The base is overridden by, in this order: the row (which replaces `ensemble.members` as a whole), the budget, the
+    seed, and the user's overrides.
 
     Args:
-        recipes: where the budget is found.
-        row: the row; one quoted from the literature can't be resolved.
-        budget: its name.
-        overrides: the user's, by dotted param.
-        seed: `runtime.seed` of this run, from 1; None takes that of `overrides`, if it has one. A member of an ensemble
-            that has a seed m of its own gets m + 1000 (seed - 1), so that no two runs share a member.
+        recipes: all recipes, with the budgets.
+        row: the row; a row quoted from the literature can't be resolved.
+        budget: name of the budget.
+        overrides: the user's overrides by dotted param.
+        seed: `runtime.seed` of this run, from 1; None takes it from `overrides`, if set there. An ensemble member with
+            seed m gets m + 1000 (seed - 1), so that no two runs share a member.
         base: raw params to start from; None reads params.yaml.
 
     Raises:
-        UserError: naming the recipe's file and row, the budget and overrides, and every param that is wrong; its cause
-            names the params alone.
+        UserError: naming the recipe's file and row, the budget, the overrides, and every wrong param; its cause names
+            the params alone.
     """
     if row.literature:
         raise UserError(f"{row.name}: has no params: the paper quotes it from the literature")
@@ -67,11 +67,11 @@ def resolve(
 
 
 def check_apart(runs: Iterable[Block], where: str) -> None:
-    """Check that no ensemble member is trained twice in the runs of one row, which would hide what seeds change.
+    """Check that the runs of one row share no ensemble member, which would understate the variance over seeds.
 
     Args:
         runs: raw params of each seed.
-        where: the beginning of errors.
+        where: prefix of error messages.
 
     Raises:
         UserError: naming the members and their seed.

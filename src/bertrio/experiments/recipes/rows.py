@@ -20,12 +20,12 @@ from bertrio.core.options import Group, Positive, Real
 from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, value_text, with_numbers
 
 FOLDER = "recipes"
-OTHER_FILES = ("budgets", "claims", "extensions")  # beside those of papers
+OTHER_FILES = ("budgets", "claims", "extensions")  # files that are not papers
 EXTENSIONS = "extensions.yaml"
 BASE = "base"  # the name of a set without extensions
-LONGEST_VALUE = 80  # characters of a wrong value that a message shows
+LONGEST_VALUE = 80  # characters of a wrong value shown in a message
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")]  # becomes part of a git ref and of file names
+Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")]  # part of git refs and file names
 NonEmptyText = Annotated[str, Field(min_length=1)]
 T = TypeVar("T")
 
@@ -34,11 +34,11 @@ def _flat(value: Any) -> Any:
     return flatten(value, whole=MEMBERS) if isinstance(value, dict) else value
 
 
-Overrides = Annotated[Block, BeforeValidator(_flat)]  # values by dotted param; nested blocks are short for that
+Overrides = Annotated[Block, BeforeValidator(_flat)]  # values by dotted param; nested blocks are flattened
 
 
 class Changes(Group):
-    """What is changed in params: values by dotted param; in files it is called `set`."""
+    """Overrides of params by dotted name; the key in files is `set`."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -49,15 +49,15 @@ class Row(Changes):
     """One row of a result table, or one point of a sweep.
 
     Args:
-        name: with the paper, such as smart-concat; rows of our own have no paper in their names.
-        paper, table: where it stands; for a point of a sweep, `table` is the name of the sweep.
-        title: as the paper calls it.
+        name: full name with the paper as prefix, such as smart-concat; rows of this project have no prefix.
+        paper, table: where the row belongs; for a point of a sweep, `table` is the name of the sweep.
+        title: the paper's name for the row.
         reported, reported_test: the paper's figures on dev and test.
-        overrides: values by dotted param, `*` for any one key, with those of the rows that it starts from.
-        choices: what the paper leaves open, and what was chosen.
-        literature: it is quoted from another paper and can't be run.
-        same_as: the row whose run this is.
-        on: the row that it starts from, if not from the paper's base.
+        overrides: values by dotted param (`*` matches any one key), including those of the rows it builds on.
+        choices: details that the paper leaves open, with the value chosen here.
+        literature: True if the row is quoted from another paper and can't be run.
+        same_as: another row that has the same run.
+        on: the row that this one builds on; None for the paper's base.
     """
 
     name: str = ""
@@ -79,12 +79,12 @@ class Row(Changes):
 
     @property
     def run_as(self) -> str:
-        """The row that experiments and measured files of this one are named after."""
+        """Name of the row in experiments and measured files."""
         return self.same_as or self.name
 
 
 class Table(Group):
-    """One result table of a paper; its full name is `<paper>-<name>`."""
+    """Result table of a paper; its full name is `<paper>-<name>`."""
 
     name: str = ""
     title: NonEmptyText
@@ -92,7 +92,7 @@ class Table(Group):
 
 
 class Sweep(Group):
-    """One hyper-parameter grid of a paper: row `on` with every combination of the values in `over`."""
+    """Hyper-parameter grid of a paper: row `on` with every combination of the values in `over`."""
 
     name: str = ""
     title: NonEmptyText
@@ -103,9 +103,9 @@ class Sweep(Group):
 
 
 class Paper(Group):
-    """One paper: `overall` is its overall score, `data` its rows by task and split, `base` what its rows share.
+    """One paper: `overall` is its overall score, `data` its numbers of rows by task and split, `base` shared overrides.
 
-    With `own` it is a set of rows of the project itself.
+    With `own` it is a set of rows of this project.
     """
 
     name: str = ""
@@ -120,26 +120,26 @@ class Paper(Group):
 
     @property
     def rows(self) -> list[Row]:
-        """The rows of all tables."""
+        """Rows of all tables."""
         return [row for table in self.tables.values() for row in table.rows.values()]
 
 
 class Budget(Changes):
-    """How much a run may cost: factors of params, then overrides."""
+    """Size of a run: factors that multiply params, then overrides."""
 
     title: NonEmptyText
     multiply: dict[str, Positive] = Field(default_factory=dict)
 
 
 class Extension(Changes):
-    """One switch that forward selection may add to a base.
+    """One technique that forward selection may add to a base.
 
     Args:
-        title: as in the paper.
-        what: one line about what it does.
+        title: the name in the paper.
+        what: one line of description.
         overrides: values by dotted param.
-        excludes: extensions that it can't be combined with.
-        needs: extensions without which it has no effect.
+        excludes: extensions that can't be combined with this one.
+        needs: extensions without which this one has no effect.
     """
 
     title: NonEmptyText
@@ -160,7 +160,7 @@ class Recipes:
         """Return a paper by its short name.
 
         Raises:
-            UserError: with the nearest name, if there is none.
+            UserError: if the name is unknown; the message has the nearest name.
         """
         return find(name, self.papers, f"papers of {self.folder}/")
 
@@ -169,23 +169,23 @@ class Recipes:
         return find(name, self.budgets, f"{self.folder}/budgets.yaml")
 
     def row(self, name: str) -> Row:
-        """Return a row of a table or point of a sweep by its full name; raises as `paper`, and for a group."""
+        """Return a row of a table or point of a sweep by its full name; raises as `paper`, also for a group's name."""
         rows = find(name, self.groups, f"{self.folder}/")
         if len(rows) > 1:
             raise UserError(f"{name}: expected one row, found {len(rows)}; name one of them, such as {rows[0].name}")
         return rows[0]
 
     def base_row(self, name: str | None) -> Row:
-        """Return the row of a name, or params.yaml as it is; raises as `row`."""
+        """Return a row by name, or a row for plain params.yaml if it is None; raises as `row`."""
         return self.row(name) if name else Row(name="params.yaml", paper="params", title="params.yaml")
 
     def expand(self, names: Iterable[str]) -> list[Row]:
-        """Return the rows to run for names of rows, tables, papers and sweeps, each once, in order.
+        """Return the rows to run for names of rows, tables, papers and sweeps, in order and without duplicates.
 
-        A row that is the same run as another is replaced by it. Rows quoted from the literature are left out.
+        A row with `same_as` is replaced by that row. Rows quoted from the literature are left out.
 
         Raises:
-            UserError: with the nearest name if one is unknown, or if a row is named that can't be run.
+            UserError: if a name is unknown, or names a row that can't be run.
         """
         runs: dict[str, Row] = {}
         for name in names:
@@ -197,11 +197,11 @@ class Recipes:
 
     @cached_property
     def groups(self) -> dict[str, list[Row]]:
-        """The rows of every name that `expand` takes."""
+        """Rows by every name that `expand` accepts."""
         return dict(self.named())
 
     def named(self) -> Iterator[tuple[str, list[Row]]]:
-        """Yield the names of papers, tables, sweeps and rows, each with its rows."""
+        """Yield each name of a paper, table, sweep or row with its rows."""
         for paper in self.papers.values():
             yield paper.name, paper.rows
             parts: dict[str, Table | Sweep] = {**paper.tables, **paper.sweeps}
@@ -211,10 +211,10 @@ class Recipes:
 
 
 def load_recipes(folder: str | Path = FOLDER) -> Recipes:
-    """Load all papers and budgets of a folder. Params are checked when a row is resolved.
+    """Load all papers and budgets of a folder. `resolve` checks the params.
 
     Raises:
-        UserError: naming the file, the row and the key that is wrong.
+        UserError: naming the file, the row and the wrong key.
     """
     folder = Path(folder)
     files = [path for path in sorted(folder.glob("*.yaml")) if path.stem not in OTHER_FILES]
@@ -239,10 +239,10 @@ def load_extensions(folder: str | Path = FOLDER) -> dict[str, Extension]:
 
 
 def read_file(path: Path, kind: Any) -> Any:
-    """Read a YAML file of recipes/ as `kind`; in it 1e-5 is a number and `on` a key (to YAML 1.1 text and true).
+    """Read a YAML file of recipes/ as `kind`. Unlike in YAML 1.1, 1e-5 is a number and `on` a text key.
 
     Raises:
-        UserError: naming every key that is unknown, missing or of a wrong type.
+        UserError: naming every unknown, missing or invalid key.
     """
     try:
         return TypeAdapter(kind).validate_python(with_numbers(read_yaml(path)))
@@ -251,7 +251,7 @@ def read_file(path: Path, kind: Any) -> Any:
 
 
 def problems(error: ValidationError) -> list[str]:
-    """Return what is wrong with each key, and what was found."""
+    """Return a message for each wrong key, with its value."""
     return [
         f"{'.'.join(map(str, item['loc']))}: {item['msg']}, found {str(item['input'])[:LONGEST_VALUE]}".replace(
             "Extra inputs are not permitted", "unknown key"
@@ -264,7 +264,7 @@ def find(name: str, known: Mapping[str, T], where: str) -> T:
     """Return `known[name]`.
 
     Raises:
-        UserError: with the nearest name, if it is unknown.
+        UserError: if the name is unknown; the message has the nearest name.
     """
     if name not in known:
         raise UserError(f"{name}: is not in {where}; {nearest(name, known)}")
@@ -272,28 +272,28 @@ def find(name: str, known: Mapping[str, T], where: str) -> T:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown name: the nearest known name, or all of them."""
+    """Return the suggestion for an unknown name: the nearest known name, or all names."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
 
 
 def _read_paper(path: Path) -> Paper:
-    """Read the file of one paper; its rows get their full names and overrides, and its sweeps their points."""
+    """Read the file of one paper. Rows get full names and overrides; sweeps get their points."""
     file: Paper = read_file(path, Paper)
     prefix = "" if file.own else f"{path.stem}-"
-    given = {name: row for table in file.tables.values() for name, row in table.rows.items()}
+    file_rows = {name: row for table in file.tables.values() for name, row in table.rows.items()}
 
     def overrides_of(name: str, above: tuple[str, ...] = ()) -> Block:
-        """Return those of the paper's base, of the rows that this one is on, and its own."""
-        row = find(name, given, f"the rows of {path}")
+        """Return the overrides of the paper's base, of the rows that this one builds on, and of the row itself."""
+        row = find(name, file_rows, f"the rows of {path}")
         if row.literature or name in above:
             raise UserError(f"{path}: {' -> '.join([*above, name])}: expected a start that can be run")
         start = row.on or row.same_as
         return {**(overrides_of(start, (*above, name)) if start else file.base), **row.overrides}
 
     def complete(name: str, table: str) -> Row:
-        row = given[name]
+        row = file_rows[name]
         full: Block = {key: prefix + other for key in ("on", "same_as") if (other := getattr(row, key))}
         full |= {"name": prefix + name, "paper": path.stem, "table": table, "title": row.title or name}
         return row.model_copy(update=full | {"overrides": {} if row.literature else overrides_of(name)})
@@ -312,7 +312,7 @@ def _read_paper(path: Path) -> Paper:
 
 
 def _points(prefix: str, sweep: Sweep, start: Row, runs: Iterable[Row]) -> Iterator[Row]:
-    """Yield the points of a sweep, named after their values: losses-grid-lr-3e-05-weight_decay-0.01."""
+    """Yield the points of a sweep, named by their values, such as losses-grid-lr-3e-05-weight_decay-0.01."""
     for values in product(*sweep.over.values()):
         texts = [value_text(value) for value in values]
         names = [param.partition(".")[2].removeprefix("*.") for param in sweep.over]

@@ -1,4 +1,4 @@
-"""Run rows of the papers' tables as DVC experiments, and keep what they measure."""
+"""Run rows of the papers' tables as DVC experiments, and save their results."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ def run_rows(
     queue: bool = False,
     root: str | Path = ".",
 ) -> list[str]:
-    """Make a DVC experiment of every row and seed, one after the other, and write down what each measured.
+    """Run every row and seed as a DVC experiment, one at a time, and write its measured file.
 
-    Existing experiments are skipped, so that the same command continues a series that was stopped. A run that fails
-    does not stop the others.
+    Existing experiments are skipped, so that the same command continues an interrupted series. A failed run does not
+    stop the others.
 
     Args:
         names: rows, tables, papers and sweeps.
-        budget: its name.
-        seeds: how many runs of each row, with `runtime.seed` 1, 2, ...
-        overrides: the user's, by dotted param.
-        queue: only add them to DVC's queue.
-        root: the root of the repository.
+        budget: name of the budget.
+        seeds: number of runs of each row, with `runtime.seed` 1, 2, ...
+        overrides: the user's overrides by dotted param.
+        queue: only add the experiments to DVC's queue.
+        root: root of the repository.
 
     Returns:
-        The names of the experiments.
+        Names of the experiments.
 
     Raises:
-        UserError: before anything runs if a name or param is wrong, or params.yaml is not committed; at the end, naming
-            the runs that failed.
-        KeyboardInterrupt: if it was stopped.
+        UserError: before any run if a name or param is wrong or params.yaml is not committed; after all runs, naming
+            those that failed.
+        KeyboardInterrupt: on interruption.
     """
     overrides = overrides or {}
     seed = overrides.get(SEED)
@@ -79,7 +79,7 @@ def run_rows(
 def _planned(
     names: Sequence[str], budget: str, seeds: Sequence[int], overrides: Mapping[str, Any], root: Path
 ) -> dict[str, Block]:
-    """Return the params of each experiment, by its name."""
+    """Return the params of each experiment by its name."""
     recipes, base = load_recipes(root / "recipes"), read_yaml(root / PARAMS)
     _need_committed(base, root)
     rows = recipes.expand(names)
@@ -90,7 +90,7 @@ def _planned(
         check_apart([resolved[row.name, seed] for seed in seeds], row.name)
     return {
         experiment_name(row.run_as, budget, seed, overrides): resolved[row.name, seed]
-        for seed in seeds  # all rows once, then all rows again: a series that is stopped has something of each
+        for seed in seeds  # the outer loop, so that an interrupted series covers all rows
         for row in rows
     }
 
@@ -98,7 +98,7 @@ def _planned(
 def _need_committed(base: Mapping[str, Any], root: Path) -> None:
     """Raise a UserError if params.yaml differs from the last commit in a param that `is_override` names.
 
-    Rows start from params.yaml, and a run with edited params would be stored as a row that it is not.
+    Rows build on params.yaml: a run with edited params would be stored under the wrong row.
     """
     edited = changes(with_numbers(Revision.open("HEAD", root).settings()), with_numbers(base))
     if wrong := {param: values for param, values in edited.items() if is_override(param)}:
@@ -109,10 +109,9 @@ def _need_committed(base: Mapping[str, Any], root: Path) -> None:
 
 
 def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[str, Any]) -> str:
-    """Return the name of a run's experiment: `smart-concat-quick-s1`, with a digest of overrides if there are any.
+    """Return the experiment name of a run, such as `smart-concat-quick-s1`, with a digest of any overrides.
 
-    The digest is the same on every machine: local folders and files of data count by their last names, and device and
-    threads do not count.
+    The digest is the same on every machine: paths of data count by their last component, device and threads not at all.
     """
     counted = {param: value for param, value in by_last_names(machine_independent(overrides)).items() if param != SEED}
     text = json.dumps(counted, sort_keys=True, default=str)  # YAML has dates
@@ -122,17 +121,17 @@ def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[st
 def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[Path]:
     """Write a file in recipes/measured for every experiment that is named after a row.
 
-    An existing file with the same figures stays as it is.
+    An existing file with the same figures does not change.
 
     Args:
-        root: the root of the repository.
-        names: of experiments; None takes all, those of other commits included.
+        root: root of the repository.
+        names: names of experiments; None takes all, including those of other commits.
 
     Returns:
-        The files that were written.
+        The written files.
 
     Raises:
-        UserError: after all others are written, naming the experiments and files that can't be read.
+        UserError: after all other files are written, naming the experiments and files that can't be read.
     """
     root = Path(root)
     recipes, base = load_recipes(root / "recipes"), read_yaml(root / PARAMS)
@@ -152,16 +151,15 @@ def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[
 
 
 def _figures(measured: Measured) -> dict[str, Any]:
-    """What changes with the experiment alone; descriptions of a run may change with the recipes and with bertrio."""
+    """Return the content without the fields that depend on the current recipes or the version of bertrio."""
     return to_json(replace(measured, overrides={}, version="", device=None))
 
 
 def _measure(experiment: Experiment, recipes: Recipes, base: Block, root: Path) -> Measured | None:
-    """Return what an experiment measured; None if it is not named after a row.
+    """Return the measured run of an experiment; None if it is not named after a row.
 
-    Its overrides are the params that differ from those of its row. Where a default of params.yaml has changed since, or
-    is new, the experiment still has the row's params: a param that neither the row nor the experiment set is no
-    override.
+    Its overrides are the params that differ from those of its row, if the row or the experiment set them. A param that
+    neither set differs only because a default of params.yaml has changed since.
     """
     budgets = "|".join(map(re.escape, recipes.budgets))
     named = re.fullmatch(rf"(?P<row>.+)-(?P<budget>{budgets})-s\d+(-[0-9a-f]{{6}})?", experiment.name)

@@ -1,4 +1,4 @@
-"""Recipes on the terminal: one line each, or one of them in full."""
+"""Recipes on the terminal: a list of all, or one row in full."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bertrio.experiments.recipes.resolving import resolve
 from bertrio.experiments.recipes.rows import Recipes, Row
 from bertrio.experiments.recipes.table_text import show
 
-MAIN = ["sst", "qqp", "sts", "overall"]  # the figures that a line has room for
+MAIN = ["sst", "qqp", "sts", "overall"]  # figures shown in the list
 
 
 def show_recipes(recipes: Recipes, console: Console | None = None) -> None:
-    """Print a line for every row and sweep: its name, table, figures on dev (or, without them, on test) and title."""
+    """Print a line for every row and sweep: name, table, figures on dev (or on test, if dev has none) and title."""
     for paper in recipes.papers.values():
         lines: list[dict[str, Any]] = [
             {"row": row.name, "table": row.table, "title": "; ".join([row.title, *_remarks(row)])}
@@ -48,19 +48,19 @@ def show_row(
     overrides: Mapping[str, Any] | None = None,
     brief: bool = False,
 ) -> None:
-    """Print the params that a row is run with, what it is, and what it changes.
+    """Print the resolved params of a row, its description, and its changes to params.yaml.
 
-    The params go to standard output as YAML, the description to standard error.
+    The params go to standard output as YAML, the rest to standard error.
 
     Args:
         recipes: all recipes.
-        name: the row's full name.
-        budget: its name.
-        overrides: the user's, by dotted param.
-        brief: print the description alone, to standard output.
+        name: full name of the row.
+        budget: name of the budget.
+        overrides: the user's overrides by dotted param.
+        brief: print the description and the changes alone, to standard output.
 
     Raises:
-        UserError: as `resolve`, and if there is no such row.
+        UserError: as `resolve`, and if the row is unknown.
     """
     row = recipes.row(name)
     console = output_console() if brief else Console(stderr=True, highlight=False)
@@ -74,7 +74,7 @@ def show_row(
     table = pd.DataFrame(
         {"param": param, "params.yaml": value_text(old), "here": value_text(new)}
         for param, (old, new) in changes(base, resolved).items()
-        if (old, new) != (ABSENT, None)  # a missing param is null
+        if (old, new) != (ABSENT, None)  # a missing param means null
     )
     show([*_description(recipes, row), f"Budget {budget}: {recipes.budget(budget).title}", table], console)
 

@@ -26,11 +26,11 @@ LEGEND = (
     "deviation over seeds. In brackets: the 95 % interval, of a score with one seed over rows, of a difference by the "
     f"paired test over rows and seeds. {ALONE}: over rows alone, for a side has a single seed."
 )
-Block: TypeAlias = "str | pd.DataFrame"  # part of a document: a heading or paragraph in Markdown, or a table of texts
+Block: TypeAlias = "str | pd.DataFrame"  # a heading or paragraph in Markdown, or a table of text
 
 
 def show(document: Iterable[Block], console: Console | None = None) -> None:
-    """Print a document to standard output. Paragraphs are not broken, so that a command in them stays on one line."""
+    """Print a document, by default to standard output. Paragraphs do not wrap, so that commands stay on one line."""
     console = console or output_console()
     for block in document:
         if isinstance(block, pd.DataFrame):
@@ -51,17 +51,17 @@ def _markdown_table(frame: pd.DataFrame) -> str:
 
 
 def signed(value: float, low: float, high: float) -> str:
-    """Return a difference with its interval, as in +0.012 [-0.003, +0.027]."""
+    """Return a difference with its interval, such as +0.012 [-0.003, +0.027]."""
     return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool = False) -> list[Path]:
-    """Write the tables as Markdown and CSV and, with `plots`, pictures that the Markdown shows.
+    """Write the tables as Markdown and CSV and, with `plots`, the plots that the Markdown embeds.
 
-    File names hold paper, budget, source, encoder and overrides.
+    File names consist of paper, budget, source, encoder and overrides.
 
     Returns:
-        The files, the Markdown first.
+        The written files, Markdown first.
     """
     setting = tables.runs.setting
     parts = [tables.paper.name, setting.budget, setting.source, setting.encoder, *setting.changed]
@@ -73,17 +73,17 @@ def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool =
         pictures = draw_tables(tables, path.with_suffix(""))
     write_text(path, to_markdown(table_document(tables, pictures)))
     write_csv(frame(tables), path.with_suffix(".csv"))
-    return [path, path.with_suffix(".csv"), *[one for paths in pictures.values() for one in paths]]
+    return [path, path.with_suffix(".csv"), *[picture for paths in pictures.values() for picture in paths]]
 
 
 def table_document(tables: PaperTables, pictures: Mapping[str, Sequence[Path]] | None = None) -> Iterator[Block]:
-    """Yield a paper's tables as a document; the pictures of each table, in a folder beside it, stand below it."""
+    """Yield a paper's tables as a document, with the pictures of each table below it."""
     paper = tables.paper
     yield f"# {paper.name}: {paper.title}" + ("" if paper.own else ", reported beside measured")
     yield from _head(tables)
     for name, split, part in tables.parts():
         yield f"## {name}, {split}: {paper.tables[name].title}"
-        for title, table in _sheets(split, part, tables):
+        for title, table in _text_tables(split, part, tables):
             if len(table.columns) > 1:
                 yield f"### {title}"
                 yield table
@@ -93,7 +93,7 @@ def table_document(tables: PaperTables, pictures: Mapping[str, Sequence[Path]] |
 
 
 def _head(tables: PaperTables) -> Iterator[str]:
-    """Yield what readers of any of the tables must know."""
+    """Yield the introduction: sources of both kinds of figures, and the legend."""
     runs, setting, paper = tables.runs, tables.runs.setting, tables.paper
     if not paper.own:
         yield "Reported: by the paper, of bert-base-uncased on its own data, one run a row."
@@ -108,12 +108,12 @@ def _head(tables: PaperTables) -> Iterator[str]:
 
 
 def left_out(runs: Runs) -> Iterator[str]:
-    """Yield how many runs have other overrides, if any have."""
+    """Yield the number of runs with other overrides, unless it is zero."""
     if runs.left_out:
         yield f"Left out are runs with other overrides (-S), {runs.left_out} of them; name these with -S to see them."
 
 
-def _sheets(split: str, part: pd.DataFrame, tables: PaperTables) -> Iterator[tuple[str, pd.DataFrame]]:
+def _text_tables(split: str, part: pd.DataFrame, tables: PaperTables) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield tables of text with their titles: scores of tasks, overall scores and, on dev, differences and costs."""
     lines, rows = list(part.itertuples()), part.drop_duplicates("row").set_index("row")
     text = part.assign(
@@ -132,8 +132,8 @@ def _sheets(split: str, part: pd.DataFrame, tables: PaperTables) -> Iterator[tup
     )
     title = ", ".join(f"{task} {metric}" for task, metric in tables.firsts.items())
     run_of = rows["run_as"].where(rows["run_as"] != rows.index)
-    yield f"Scores: {title}", _sheet(scores, {"run of": run_of, "seeds": rows["seeds"]})
-    yield "Overall score: as printed, and by both conventions", _sheet(overall)
+    yield f"Scores: {title}", _text_table(scores, {"run of": run_of, "seeds": rows["seeds"]})
+    yield "Overall score: as printed, and by both conventions", _text_table(overall)
     if split == "dev":
         costs = {
             "seconds": rows["seconds"].map("{:.0f}".format, na_action="ignore"),
@@ -141,12 +141,12 @@ def _sheets(split: str, part: pd.DataFrame, tables: PaperTables) -> Iterator[tup
             "paper: minutes": rows["minutes"].map("{:g}".format, na_action="ignore"),
         }
         against = "".join(f"measured minus {row}, " for row in part["against"].dropna().unique())
-        yield f"{against}seconds and peak memory of training".capitalize(), _sheet(differences, costs)
+        yield f"{against}seconds and peak memory of training".capitalize(), _text_table(differences, costs)
 
 
-def _sheet(cells: pd.DataFrame, more: Mapping[str, pd.Series] | None = None) -> pd.DataFrame:
-    """Return a table of text of those columns that are not empty."""
-    filled = cells.assign(**more or {}).dropna(axis="columns", how="all")
+def _text_table(cells: pd.DataFrame, extra: Mapping[str, pd.Series] | None = None) -> pd.DataFrame:
+    """Return a table of text without the empty columns."""
+    filled = cells.assign(**extra or {}).dropna(axis="columns", how="all")
     return filled.where(filled.notna(), MISSING).astype(str).reset_index()
 
 
@@ -165,7 +165,7 @@ def _difference(line: Any) -> str | None:
 
 
 def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> Iterator[str]:
-    """Yield how much of a part is measured, what is odd in it, and what could not be compared."""
+    """Yield notes on one part: the number of measured rows, how to measure the rest, and failed comparisons."""
     rows = part[~part["literature"]].drop_duplicates("row")
     measured = part.dropna(subset="measured")["row"].nunique()
     yield f"{measured} of {len(rows)} rows measured."
@@ -177,7 +177,7 @@ def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> It
 
 
 def frame(tables: PaperTables) -> pd.DataFrame:
-    """Return all figures, a line for each metric of each row; `overall` is the paper's own score."""
+    """Return all figures, one line per row and metric; `overall` is the overall score that the paper prints."""
     setting, figures = tables.runs.setting, tables.figures[[*COLUMNS]]
     common = {"paper": tables.paper.name, "budget": setting.budget, "source": setting.source}
     common |= {"encoder": setting.encoder, "overrides": ", ".join(setting.changed)}

@@ -1,6 +1,6 @@
-"""A paper's result tables: what it reports beside what was measured here, as one table of figures.
+"""A paper's result tables: reported and measured scores in one table of figures.
 
-What is written out is in `table_text`, what is drawn in `table_plots`.
+`table_text` writes them, `table_plots` draws them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from bertrio.experiments.recipes.measured import Measured
     from bertrio.experiments.recipes.rows import Paper, Recipes, Row
 
-FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # what the papers report of their tasks
+FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # metrics that the papers report
 CONVENTIONS = {"raw": "overall_mean", "normalized": "overall_normalized"}
-COLUMNS = (  # of the CSV file
+COLUMNS = (  # columns of the CSV file
     "table", "split", "row", "run_as", "title", "seeds", "metric", "reported", "measured", "deviation", "low", "high",
     "against", "difference", "difference_low", "difference_high", "p", "seconds", "peak_memory_mb",
 )  # fmt: skip
-REMARKS = ("minutes", "literature", "rows_alone", "not_compared")  # what only the text says
+REMARKS = ("minutes", "literature", "rows_alone", "not_compared")  # columns that only the text uses
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class PaperTables:
 
     Args:
         paper: the paper.
-        runs: the measured runs behind them.
-        firsts: the first metric of each task that there are columns for.
-        figures: a line for each metric of each row, by table and split, see `_figures`.
+        runs: the measured runs.
+        firsts: first metric of each task that has columns.
+        figures: one line per table, split, row and metric, see `_figures`.
     """
 
     paper: Paper
@@ -47,7 +47,7 @@ class PaperTables:
     figures: pd.DataFrame
 
     def parts(self) -> Iterator[tuple[str, str, pd.DataFrame]]:
-        """Yield each table on each split that it has rows of: both names, and the figures."""
+        """Yield table name, split name and figures for each table and split that has rows."""
         for (table, split), part in self.figures.groupby(["table", "split"], sort=False):
             yield table, split, part
 
@@ -59,18 +59,18 @@ def paper_tables(
     wanted: Setting | None = None,
     against: str | None = None,
 ) -> PaperTables:
-    """Put every row of a paper beside its runs.
+    """Combine the reported scores of a paper with its measured runs.
 
     Args:
         recipes: all papers.
         measured: all measured files.
         name: the paper's short name.
-        wanted: which budget, source, encoder and overrides; None: those that there are, if they are one and the same.
-        against: the row that all are compared with, of this paper or another; None: the first of each table that can be
+        wanted: budget, source, encoder and overrides of the runs; None takes all runs, which must share one setting.
+        against: the row to compare with, of this or another paper; None takes the first row of each table that can be
             run.
 
     Raises:
-        UserError: if there is no such paper or row, or the runs are of several settings.
+        UserError: if the paper or row is unknown, or the runs have several settings.
     """
     paper = recipes.paper(name)
     base = recipes.row(against) if against else None
@@ -91,7 +91,7 @@ def paper_tables(
 
 
 def _firsts_of(runs: Runs) -> dict[str, str]:
-    """Return the first metric of every task that any of the runs has, or all of them where runs have different ones."""
+    """Return the first metric of each task in any of the runs; different metrics are joined by ' or '."""
     metrics: dict[str, dict[str, None]] = {}
     for run in runs.all:
         for task, metric in firsts_of(run).items():
@@ -102,15 +102,15 @@ def _firsts_of(runs: Runs) -> dict[str, str]:
 def _figures(
     row: Row, split: str, paper: Paper, runs: Runs, firsts: Iterable[str], base: Row | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each metric of a row; `overall` is the paper's own score.
+    """Yield one line per metric of a row; `overall` is the overall score that the paper prints.
 
     Args:
         row: the row.
         split: dev or test.
         paper: its paper.
         runs: all runs.
-        firsts: the tasks, for the first metric of each.
-        base: the row that it is compared with; None if there is none.
+        firsts: the tasks; the line of a task has its first metric.
+        base: the row to compare with, or None.
     """
     row_runs = () if row.literature else runs.of(row.run_as)
     reported = _with_overalls(row.reported if split == "dev" else row.reported_test)
@@ -135,7 +135,7 @@ def _figures(
 
 
 def _compare(row_runs: Sequence[Measured], base: Row, runs: Runs, metric: str) -> dict[str, Any]:
-    """Return the difference of a row from its base, or why there is none."""
+    """Return the columns of a row's difference from its base, or the reason why there is none."""
     if not runs.of(base.run_as):
         return {"not_compared": f"{base.name} is not measured yet"}
     try:
@@ -153,7 +153,7 @@ def _compare(row_runs: Sequence[Measured], base: Row, runs: Runs, metric: str) -
 
 
 def _with_overalls(reported: Mapping[str, float]) -> Mapping[str, float]:
-    """Return the paper's figures with both overall scores, if it reports all three tasks."""
+    """Return the reported figures, with both overall scores if all three tasks are reported."""
     if not FIRSTS.keys() <= reported.keys():
         return reported
     figures = {task: (metric, np.array(reported[task])) for task, metric in FIRSTS.items()}
@@ -161,11 +161,11 @@ def _with_overalls(reported: Mapping[str, float]) -> Mapping[str, float]:
 
 
 def _score(runs: Sequence[Measured], metric: str, split: str, beside_paper: bool) -> dict[str, Any]:
-    """Return a metric of a row's runs: the mean over seeds with their standard deviation, or with the 95 % interval of
-    a single one.
+    """Return the measured columns of one metric over the runs of a row.
 
-    Nothing but the reason if it is not the same figure in all of them and in what the paper reports, if it stands
-    beside that; empty if it was not measured.
+    Several seeds have a mean and a standard deviation, a single seed has a score and its 95 % interval. If the runs
+    (or, with `beside_paper`, the runs and the paper) differ in metric or tasks, the only column is the reason. Empty
+    if the metric was not measured.
     """
     figures = [figure_of(run, metric) for run in runs]
     if beside_paper:

@@ -1,4 +1,4 @@
-"""Looks where the ensemble fails: worst rows, suspect labels, slices, changed texts, challenges; writes the card."""
+"""Analyze errors of the ensemble (worst rows, suspect labels, slices, changed texts, challenges); write the card."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Checks params.yaml and writes digests of everything that lies outside the repository. Runs every time."""
+"""Check params.yaml and write digests of all inputs outside of the repository. Runs every time."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Fetches the rows of all tasks, and the corpora if mlm is on, into one layout; unusable rows go to data/rejects/."""
+"""Load the rows of all tasks, and the corpora if mlm is on, into one layout; unusable rows go to data/rejects/."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Combines the members into one: their predictions, or their weights, and writes the predictions of the result."""
+"""Combine the predictions or the weights of the members, and write the predictions of the ensemble."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Measures and draws the ensemble's predictions, and writes the course's submission files."""
+"""Compute metrics and plots of the ensemble's predictions, and write the course's submission files."""
 
 import sys
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Fine-tunes one member of the ensemble on all tasks: python stages/finetune.py --member base
+"""Fine-tune one member of the ensemble on all tasks: python stages/finetune.py --member base
 
-Starts runtime.processes of its kind; accelerate launch and torchrun start it in as many as they are told.
+Runs in runtime.processes processes, or in as many as torchrun or accelerate launch start.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def main(member: str) -> dict:
     processes = init_distributed(params.runtime.processes, params.runtime.device)
     inputs = Inputs()
     width = encoder_width(f"{inputs.prefinetuned}/encoder")
-    runtime = set_up(**params.runtime.model_dump(), among=processes, width=width)
+    runtime = set_up(**params.runtime.model_dump(), process_group=processes, width=width)
     return finetune(
         params,
         runtime,

@@ -1,4 +1,4 @@
-"""Trains one task alone before all together, if prefinetune.epochs is above 0."""
+"""Train one task alone before fine-tuning on all, if prefinetune.epochs is above 0."""
 
 import sys
 from pathlib import Path

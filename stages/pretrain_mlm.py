@@ -1,4 +1,4 @@
-"""Prepares the encoder, and pretrains it on unlabelled text if mlm.enabled."""
+"""Prepare the encoder, and pretrain it on unlabelled text if mlm.enabled."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Splits the rows into train, dev and test, prepares the tokenizer, and describes the data in metrics/data.json."""
+"""Split the rows into train, dev and test, prepare the tokenizer, and describe the data in metrics/data.json."""
 
 import sys
 from pathlib import Path

@@ -48,7 +48,7 @@ class Norms:
 def built(settings: Path, processes: Processes) -> tuple[Trainer, MultitaskModel, Split]:
     """The trainer of one setting, the model that it scores, and the rows; in FOLDER."""
     params = load_params(settings)
-    runtime = set_up(**params.runtime.model_dump(), among=processes)
+    runtime = set_up(**params.runtime.model_dump(), process_group=processes)
     model = build_model(params, "models/encoder", runtime)
     rows = load_split(params, "train", "data/splits", "models/tokenizer")
     return *build_trainer(params, model, {task: rows[task] for task in params.trains}, Norms()), rows

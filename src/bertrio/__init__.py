@@ -1,12 +1,12 @@
-"""bertrio: one BERT encoder fine-tuned on several sentence tasks, as a declarative pipeline."""
+"""bertrio: one BERT encoder, fine-tuned on several sentence tasks by a declarative pipeline."""
 
 import os
 from typing import Any
 
 __version__ = "0.1.0"
 
-# How long threads spin while they wait for each other. OpenMP's own choice makes a run fifty times slower as soon as
-# another process wants one of its cores. Read once, when torch is loaded.
+# Spin count of waiting OpenMP threads. The default makes a run up to fifty times slower when another process uses one
+# of its cores. OpenMP reads it once, when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 

@@ -12,7 +12,7 @@ def test_metrics_prints_the_result(tmp_path, capsys):
     chosen = {"rows": "dev", "by": "overall_normalized"}
     limits = {"dev": {"sst": {"accuracy": [0.4, 0.625]}, "overall_mean": [0.55, 0.65]}}
     dev = {"sst": {"accuracy": 0.5}, "overall_mean": 0.6}
-    write_json(tmp_path / "e.json", {"dev": dev, "intervals": limits, "selected_on": chosen})
+    write_json(tmp_path / "e.json", {"dev": dev, "intervals": limits, "selected_on": chosen, "overall_tasks": ["sst"]})
     assert main(["metrics", "--file", str(tmp_path / "e.json")]) == 0
     told = capsys.readouterr().out
     assert "sst accuracy" in told

@@ -9,7 +9,7 @@ import torch
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_text
 from bertrio.core.interruption import install
-from bertrio.core.stage import explained, run_stage
+from bertrio.core.stage import run_stage, user_message
 
 
 def test_a_stage_tells_what_it_cost(tmp_path, monkeypatch):
@@ -78,11 +78,13 @@ def test_training_that_was_stopped_says_how_to_go_on(tmp_path, monkeypatch, caps
 
 def test_faults_of_the_code_keep_their_traceback():
     for error in (ValueError("x"), RuntimeError("shapes differ"), KeyError("x")):
-        assert explained(error) is None
+        assert user_message(error) is None
         with pytest.raises(type(error)):
             run_stage("split", lambda error=error: fail(error))
 
 
 def test_a_gpu_without_memory_and_libraries_with_errors_of_their_own_are_explained():
-    assert "encoder.checkpointing" in explained(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert "make room" in explained(Exception("I/O error: No space left on device (os error 28)"))
+    assert "encoder.checkpointing" in user_message(
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    )
+    assert "make room" in user_message(Exception("I/O error: No space left on device (os error 28)"))

@@ -138,7 +138,7 @@ def test_the_parts_of_a_batch_are_its_rows_and_their_weights_add_up_to_1(rows, c
 
 def test_dropout_masks_differ_between_processes_and_steps_and_come_again():
     def drawn(rank, step):
-        set_up(1, "cpu", among=Processes(rank, 2, torch.device("cpu"))).begin_step(step)
+        set_up(1, "cpu", process_group=Processes(rank, 2, torch.device("cpu"))).begin_step(step)
         return torch.rand(4).tolist()
 
     draws = [drawn(0, 1), drawn(1, 1), drawn(0, 2), drawn(1, 2)]
@@ -148,7 +148,7 @@ def test_dropout_masks_differ_between_processes_and_steps_and_come_again():
 
 def test_rescaled_noise_in_several_processes_is_refused(workspace):
     params, model, rows = workspace.built(smart={"lambda": 1, "projection": "rescale"})
-    model.runtime = set_up(1, "cpu", among=Processes(0, 2, torch.device("cpu")))
+    model.runtime = set_up(1, "cpu", process_group=Processes(0, 2, torch.device("cpu")))
     with pytest.raises(UserError, match="rescale in several processes; .* Use projection ball"):
         build_trainer(params, model, rows)
 

@@ -1,1 +1,1 @@
-"""The `bertrio` command, one file a group of subcommands."""
+"""The `bertrio` command, with one module per group of subcommands."""

@@ -1,4 +1,4 @@
-"""Command that writes models for other libraries: export."""
+"""Command that writes a model in the format of another library: export."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FORMATS = {
     "sentence-transformer": "the vectors of a task with encoding bi, for SentenceTransformer",
     "onnx": "a task, for any ONNX runtime",
 }
-PACKAGES = {  # that a format needs besides those of bertrio, by the extra that installs them
+PACKAGES = {  # by format: the extra of bertrio, and the packages that it installs
     "cross-encoder": ("sentence-transformers", ["sentence_transformers"]),
     "sentence-transformer": ("sentence-transformers", ["sentence_transformers"]),
     "onnx": ("onnx", ["onnx", "onnxruntime", "onnxscript"]),

@@ -1,4 +1,4 @@
-"""The command line: `bertrio ...`. Modules that take long to import are imported by the commands that need them."""
+"""The command line `bertrio`. Commands import slow modules only when they run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit code: 0, 2 for a message to the user, 130 for Ctrl-C, or 141 if the reader of the output goes away.
+        The exit code: 0, 2 for a message to the user, 130 for Ctrl-C, or 141 if the reader of the output closes it.
     """
     args = _parser().parse_args(argv)
     try:
@@ -29,13 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        with open(os.devnull, "wb") as nowhere:  # Python writes out what is left at its end, and would fail again
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        with open(os.devnull, "wb") as devnull:  # Python flushes once more at exit and would fail again
+            os.dup2(devnull.fileno(), sys.stdout.fileno())
         return 141
     except Exception as error:
-        from bertrio.core.stage import explained
+        from bertrio.core.stage import user_message
 
-        message = explained(error)
+        message = user_message(error)
         if message is None:
             raise
         print(f"error: {message}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Arguments that several commands take."""
+"""Arguments shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ SET = "set a param on top, as in -S finetune.lr=2e-5; * is any one key; can be r
 
 
 def positive(text: str) -> int:
-    """Parse a whole number from 1 on."""
+    """Parse a positive integer."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1 on")
     return int(text)
 
 
 def add_set(parser: argparse.ArgumentParser, text: str = SET) -> None:
-    """Add `-S KEY=VALUE`, which can be repeated; `overrides` reads it."""
+    """Add the repeatable argument `-S KEY=VALUE`, which `overrides` reads."""
     parser.add_argument("-S", dest="set", metavar="KEY=VALUE", action="append", default=[], help=text)
 
 
 def overrides(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what `-S` set, by dotted param; raises a UserError for what is no setting."""
+    """Return the values of `-S` by dotted param; raise a UserError for an argument that is not KEY=VALUE."""
     from bertrio.experiments.recipes.params import parse_settings
 
     return parse_settings(args.set)
 
 
 def need_folder(out: str) -> None:
-    """Create the folder that `--out` names.
+    """Create the folder of `--out`.
 
     Raises:
         UserError: if it is not a folder, or not writable.
@@ -50,7 +50,7 @@ def need_packages(command: str, packages: Sequence[str], extra: str) -> None:
     """Check that the packages of an extra are installed.
 
     Raises:
-        UserError: naming those that are missing, and the extra.
+        UserError: naming the missing packages and the extra.
     """
     if missing := [name for name in packages if find_spec(name) is None]:
         raise missing_package(command, missing, extra)

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from bertrio.cli.options import add_model, need_packages, positive
 
-STDIN = "standard input"  # in messages
+STDIN = "standard input"  # name in messages
 FORMATS = ("tsv", "csv", "jsonl")
 NAMED = "ours=theirs, as in text_a=sentence1: the file's names of columns text, or text_a and text_b"
 
@@ -95,7 +95,7 @@ def _created(path: str | None) -> Iterator[BinaryIO]:
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
-    elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):  # a pipe or a device stays what it is
+    elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):  # pipes and devices are not replaced
         with open(path, "wb") as file:
             yield file
     else:

@@ -1,4 +1,4 @@
-"""The commands that have to do with the papers' rows: recipes, table, claims, stepwise and sweep."""
+"""Commands for rows of result tables: recipes, table, claims, stepwise and sweep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = "folder for what is written (default: %(default)s)"
 
 
 def add_recipe_commands(commands: Any) -> None:
-    """Adds the commands to the parser's `commands`."""
+    """Add the commands to the parser's `commands`."""
     recipes = commands.add_parser("recipes", help="list, show and run rows of result tables, the papers' and our own")
     recipes.set_defaults(run=_list)
     actions = recipes.add_subparsers(metavar="ACTION", title="without one, all rows and sweeps are listed")
@@ -67,14 +67,14 @@ def add_recipe_commands(commands: Any) -> None:
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
-    """What the runs of rows are made with."""
+    """Add the arguments of runs: budget, seeds and overrides."""
     parser.add_argument("--budget", default="paper", help=BUDGET)
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="runs of each, with seeds 1 to N (1)")
     add_set(parser)
 
 
 def _add_setting(parser: argparse.ArgumentParser) -> None:
-    """What tells runs of one row apart; a table never mixes them."""
+    """Add the arguments that select runs of one setting; a table never mixes settings."""
     for name in ("budget", "source", "encoder"):
         parser.add_argument(f"--{name}", help="of the measured runs (default: what there is, if it is one)")
     add_set(parser, "runs made with these overrides and no others (default: runs with none)")
@@ -143,7 +143,7 @@ def _claims(args: argparse.Namespace) -> None:
 def _stepwise(args: argparse.Namespace) -> None:
     from bertrio.experiments.stepwise import stepwise
 
-    need_folder(args.out)  # now, not after hours
+    need_folder(args.out)  # fail before hours of work
     stepwise(args.candidates, args.base, args.beam, args.budget, args.seeds, overrides(args), args.unproven, args.out)
 
 

@@ -1,4 +1,4 @@
-"""The command that searches for params: search."""
+"""Command that searches for better params: search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_search_commands(commands: Any) -> None:
 def _search(args: argparse.Namespace) -> None:
     from bertrio.experiments.search import search
 
-    need_folder(args.out)  # now, not after hours
+    need_folder(args.out)  # fail before hours of work
     search(
         args.space, args.trials, args.base, args.budget, overrides(args), args.seed, args.prune, args.metric, args.out
     )

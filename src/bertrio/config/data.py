@@ -1,4 +1,4 @@
-"""Where rows come from and how they are split: the `data` group."""
+"""The `data` group: sources of rows, and splits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Seed, Share
 
-Columns = dict[Literal["id", "text", "text_a", "text_b", "label"], str]  # of a file, by what the layout calls them
+Columns = dict[Literal["id", "text", "text_a", "text_b", "label"], str]  # columns of a file by our names
 
 
 class SampleParams(Group):
@@ -31,7 +31,7 @@ class SplitRule(Group):
 
 
 class KeepParams(Group):
-    """The share of its rows that each split keeps."""
+    """Fraction of rows that each split keeps."""
 
     train: Annotated[Share, Field(gt=0)]
     dev: Annotated[Share, Field(gt=0)]
@@ -45,21 +45,21 @@ class SplitParams(SplitRule):
 
 
 class ExtraRows(Group):
-    """A file with more rows to train a task on; its path starts at `data.path`, or the repository if that is null."""
+    """File with more training rows of a task; the path is relative to `data.path`, or to the repository if null."""
 
     train: InputPath
     columns: Columns = Field(default_factory=dict)
 
 
 class FilesTask(ExtraRows):
-    """Where a task's rows are, for `data.source: files`; paths are relative to `data.path` unless absolute."""
+    """Files of a task for `data.source: files`; paths are relative to `data.path` unless absolute."""
 
     dev: InputPath | None = None
     test: InputPath | None = None
 
 
 class HubTask(Group):
-    """A task's data set on the hub, for `data.source: hub`."""
+    """Data set of a task on the hub, for `data.source: hub`."""
 
     id: str
     config: str | None = None
@@ -70,9 +70,9 @@ class HubTask(Group):
 
 
 class TaskData(Group):
-    """Where one task's rows are, said in its own block: files or a data set on the hub, whatever `data.source` is.
+    """Source of one task, set in its own block: files or a data set on the hub, independent of `data.source`.
 
-    Paths start at the repository. `split` shares out the labelled rows, as `data.split` does for all tasks.
+    Paths are relative to the repository. `split` overrides `data.split` for this task.
     """
 
     train: InputPath | None = None
@@ -83,7 +83,7 @@ class TaskData(Group):
     split: SplitRule | None = None
 
     @model_validator(mode="after")
-    def _one_place(self) -> TaskData:
+    def _one_source(self) -> TaskData:
         if (self.train is None) == (self.hub is None) or (self.hub and (self.dev or self.test or self.columns)):
             raise ValueError("expected either train (a file; with it dev, test and columns) or hub (a data set)")
         return self
@@ -95,13 +95,13 @@ class TaskData(Group):
 
     @property
     def files(self) -> dict[str, str]:
-        """The files by split; none for a data set on the hub."""
-        named = {"train": self.train, "dev": self.dev, "test": self.test}
-        return {split: path for split, path in named.items() if path is not None}
+        """Files by split; empty for a data set on the hub."""
+        paths = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {split: path for split, path in paths.items() if path is not None}
 
 
 class HubCorpus(Group):
-    """An unlabelled corpus on the hub."""
+    """Unlabelled corpus on the hub."""
 
     id: str
     config: str | None = None
@@ -128,5 +128,5 @@ class DataParams(Group):
 
     @property
     def base(self) -> Path:
-        """Where relative paths of `files` and `extra_train` start."""
+        """Folder that paths of `files` and `extra_train` are relative to."""
         return Path(self.path or ".").expanduser()

@@ -1,4 +1,4 @@
-"""The groups of params that say how to compute, what encoder to train, and how long."""
+"""Groups of params for the runtime, the encoder, training, the ensemble, evaluation and analysis."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TinyParams(Group):
 
 
 class LoraParams(Group):
-    """Low-rank adapters instead of the encoder's own weights; rank 0: none."""
+    """Low-rank adapters, trained instead of the encoder's weights; rank 0 means none."""
 
     rank: Annotated[Whole, Field(ge=0)]
     alpha: Positive
@@ -61,7 +61,7 @@ class LoraParams(Group):
 
 
 class EncoderParams(Group):
-    name: InputPath  # or tiny, or an id on the hub
+    name: InputPath  # a folder, tiny, or an id on the hub
     revision: str | None
     pooling: PoolingName
     dropout: Rate | None
@@ -75,7 +75,7 @@ class EncoderParams(Group):
 
     @property
     def lr_factor(self) -> float:
-        """What learning rates of the model are multiplied by: fresh weights learn from larger steps than pretrained."""
+        """Factor on learning rates: randomly initialized weights need larger steps than pretrained ones."""
         return self.tiny.lr_factor if self.name == "tiny" else 1.0
 
 
@@ -91,7 +91,7 @@ class OptimizerParams(Group):
 
 
 class PenaltyParams(Group):
-    """Penalties on the weights themselves."""
+    """L1 and L2 penalties on weights."""
 
     l1: NotNegative
     l2: NotNegative
@@ -143,22 +143,22 @@ class EnsembleParams(Group):
 
 
 class TrackingParams(Group):
-    """Where the curves of fine-tuning go."""
+    """Trackers that log fine-tuning."""
 
     to: list[Literal["table", "tensorboard", "wandb", "dvclive"]]
     every: Count
 
 
 class CheckpointParams(Group):
-    """When checkpoints of training are written, and where."""
+    """Interval and folder of training checkpoints."""
 
     minutes: Positive | None
     steps: Count | None
-    folder: InputPath | None  # anywhere: outside of the repository is where it belongs
+    folder: InputPath | None  # better outside of the repository
 
 
 class Challenge(Group):
-    """A labelled file that a task's model is tried on."""
+    """Labelled file to evaluate a task's model on."""
 
     task: str
     path: InputPath
@@ -172,7 +172,7 @@ class EvaluateParams(Group):
 
 
 class AnalyzeParams(Group):
-    """How far the analysis of a finished run goes."""
+    """Extent of the analysis of a finished run."""
 
     worst: Annotated[Whole, Field(ge=0)]
     rows: Count

@@ -1,4 +1,4 @@
-"""Reading params.yaml, the view that every ensemble member has of it, and what is wrong in words for users."""
+"""Loading params.yaml, applying overrides of ensemble members, and messages about invalid params."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MEMBER_GROUPS = (  # what finetune reads
     "runtime", "tasks", "sharing", "encoder", "optimizer", "finetune", "schedule", "weighting", "surgery",
     *REGULARIZERS, "penalties", "tracking",
 )  # fmt: skip
-FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # what is predicted, of what rows
-FIXED_IN_ENCODER = ("name", "revision", "tiny")  # settled before finetune
-MAX_PROBLEMS = 30  # that one message lists
-MAX_SHOWN = 200  # characters of a value that a message shows
-PLAINLY = {  # in place of what pydantic says to programmers
+FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # define the target and its rows
+FIXED_IN_ENCODER = ("name", "revision", "tiny")  # used before finetune
+MAX_PROBLEMS = 30  # in one message
+MAX_SHOWN = 200  # characters of a value in a message
+PLAIN_MESSAGES = {  # replace pydantic's, by error type
     "missing": "is missing, and has no default",
     "dict_type": "expected a block of params",
     "model_type": "expected a block of params",
@@ -36,19 +36,19 @@ PLAINLY = {  # in place of what pydantic says to programmers
 
 
 def load_params(path: str | Path = "params.yaml") -> Params:
-    """Read and check params.yaml, its ensemble members included.
+    """Read and validate params.yaml, including its ensemble members.
 
     Raises:
-        UserError: naming every param that is unknown, of a wrong type, out of range or in conflict with another.
+        UserError: listing every param that is unknown, of a wrong type, out of range or in conflict with another.
     """
     return check_params(read_yaml(path), str(path))
 
 
 def check_params(raw: dict[str, Any], path: str) -> Params:
-    """Return params from what a YAML file holds, its ensemble members checked too; `path` begins errors.
+    """Return validated params, including ensemble members, from the content of a YAML file; messages start with `path`.
 
     Raises:
-        UserError: as `load_params`.
+        UserError: as in `load_params`.
     """
     params = validate_params(raw, path)
     _check_trained(params, {name: member_params(params, name, path) for name in params.ensemble.members}, path)
@@ -56,10 +56,10 @@ def check_params(raw: dict[str, Any], path: str) -> Params:
 
 
 def load_member(name: str, path: str | Path = "params.yaml") -> Params:
-    """Return the params as ensemble member `name` sees them: the base with the member's own overrides on top.
+    """Return the params of ensemble member `name`: the file's params with the member's overrides on top.
 
     Raises:
-        UserError: as `load_params`, and if there is no such member.
+        UserError: as in `load_params`, and if there is no such member.
     """
     params = validate_params(read_yaml(path), str(path))
     if name not in params.ensemble.members:
@@ -70,7 +70,7 @@ def load_member(name: str, path: str | Path = "params.yaml") -> Params:
 
 
 def member_params(params: Params, name: str, path: str = "params.yaml") -> Params:
-    """Return what `load_member` does, from params that have been read already."""
+    """Return the params of ensemble member `name` from loaded params; `path` starts messages."""
     overrides, at = dict(params.ensemble.members[name] or {}), f"ensemble.members.{name}"
     _check_answers(overrides.pop("answers", list(params.tasks)), params, f"{path}: {at}.answers")
     for group in overrides:
@@ -80,15 +80,15 @@ def member_params(params: Params, name: str, path: str = "params.yaml") -> Param
                 "beside them it may have answers, the tasks that it answers"
             )
     view = validate_params(merged(params.model_dump(by_alias=True), overrides), path, at)
-    same = _same_for_all(params)
+    shared = _same_for_all(params)
     for param, value in _same_for_all(view).items():
-        if param not in same or value != same[param]:
+        if param not in shared or value != shared[param]:
             raise UserError(f"{path}: {at}.{param}: can't differ between members; set {param} for all of them")
     return view
 
 
 def _same_for_all(params: Params) -> dict[str, Any]:
-    """Return the values that no member may change, by dotted name."""
+    """Return the values that members may not change, by dotted name."""
     encoder = {f"encoder.{name}": getattr(params.encoder, name) for name in FIXED_IN_ENCODER}
     tasks = params.tasks.items()
     return encoder | {f"tasks.{name}.{key}": getattr(task, key) for name, task in tasks for key in FIXED_IN_TASKS}
@@ -102,12 +102,14 @@ def _check_answers(answers: Any, params: Params, at: str) -> None:
 
 
 def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
-    """Check that no head that was never trained has a say beside one that was; alone it may, for a look at one task.
+    """Check that no member combines predictions of an untrained head with those of a trained one.
+
+    Untrained heads are allowed for tasks that no member trains.
 
     Args:
-        params: all of them.
-        views: the params as each member sees them, by its name.
-        path: what errors begin with.
+        params: params of the file.
+        views: params of each member, by its name.
+        path: start of messages.
 
     Raises:
         UserError: naming the member and the task.
@@ -118,7 +120,7 @@ def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
         trained = [name for name in answering if task in views[name].trains or task in first]
         random = [name for name in answering if trained and name not in trained]
         if random:
-            soup = params.ensemble.combine.endswith("soup")  # one model, so all of its members answer all tasks
+            soup = params.ensemble.combine.endswith("soup")  # one model: all members answer all tasks
             other = "combine vote or mean and its answers" if soup else "its answers"
             raise UserError(
                 f"{path}: ensemble.members.{random[0]}: it answers {task} beside {trained[0]}, and does not train it, "
@@ -127,7 +129,7 @@ def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
 
 
 def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of `base` with `overrides` on top; blocks merge, everything else is replaced."""
+    """Return a deep copy of `base` with `overrides` on top; blocks are merged, other values replaced."""
     result = copy.deepcopy(base)
     for key, value in overrides.items():
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
@@ -136,10 +138,10 @@ def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
-    """Return params from what a YAML file holds; `path` and `prefix` are what errors begin with.
+    """Return params from the content of a YAML file; messages start with `path` and `prefix`.
 
     Raises:
-        UserError: naming all that is wrong.
+        UserError: listing all problems.
     """
     try:
         return Params.model_validate(raw)
@@ -150,7 +152,7 @@ def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
 
 
 def _message(item: Mapping[str, Any], prefix: str) -> str:
-    keys = [str(key) for key in item["loc"] if "[" not in str(key)]  # what pydantic calls the types of a union
+    keys = [str(key) for key in item["loc"] if "[" not in str(key)]  # pydantic's names of union members
     name = ".".join([*([prefix] if prefix else []), *keys])
     if item["type"] == "extra_forbidden":
         known = _known_keys(keys[:-1])
@@ -163,7 +165,7 @@ def _message(item: Mapping[str, Any], prefix: str) -> str:
     text = re.sub(r"^Input ", "", item["msg"]).replace("should be", "expected")
     text = text.replace("String should match pattern", "expected text that matches")
     found = "" if item["type"] == "missing" else f", found {_shown(item['input'])}"
-    return f"{name}: {PLAINLY.get(item['type'], text)}{found}"
+    return f"{name}: {PLAIN_MESSAGES.get(item['type'], text)}{found}"
 
 
 def _shown(value: Any) -> str:
@@ -172,16 +174,16 @@ def _shown(value: Any) -> str:
 
 
 def _known_keys(keys: list[str]) -> list[str]:
-    """Return the names allowed in the block at `keys`."""
+    """Return the keys allowed in the block at `keys`."""
     group: type[Group] = Params
     for key in keys:
         kind = group.model_fields[key].annotation if key in group.model_fields else group  # or an item of dict[str, X]
-        group = next(each for each in (kind, *get_args(kind)) if hasattr(each, "model_fields"))
+        group = next(option for option in (kind, *get_args(kind)) if hasattr(option, "model_fields"))
     return [field.alias or name for name, field in group.model_fields.items()]
 
 
 class HasTasks(Protocol):
-    """Params, or the description of a trained model."""
+    """Params, or the configuration of a trained model."""
 
     @property
     def tasks(self) -> Mapping[str, TaskParams]: ...

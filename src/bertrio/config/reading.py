@@ -1,4 +1,4 @@
-"""Reading YAML that people write: safely, and with errors that name the line."""
+"""Safe reading of YAML files, with errors that name the line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import yaml
 
 from bertrio.core.errors import UserError
 
-MAX_DEPTH = 50  # blocks inside of blocks; params.yaml has 4
-MAX_VALUES = 100_000  # in a file, aliases written out; params.yaml has 300
-MAX_BITS = 1024  # of a whole number; beyond, it is no float either
+MAX_DEPTH = 50  # of nested blocks; params.yaml has 4
+MAX_VALUES = 100_000  # in a file with aliases expanded; params.yaml has 300
+MAX_BITS = 1024  # of an integer; a float cannot hold more
 MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -19,7 +19,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     """Read a YAML file that holds one mapping.
 
     Raises:
-        UserError: if it is missing, not UTF-8, not YAML, or not a mapping.
+        UserError: if the file is missing, not UTF-8, not YAML or not a mapping.
     """
     try:
         content = Path(path).read_bytes()
@@ -41,19 +41,19 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def printable(text: str) -> str:
-    """Return `text` with escapes for halves of surrogate pairs, which YAML can hold and no terminal prints."""
+    """Return `text` with unpaired surrogates escaped: YAML can hold them, terminals cannot print them."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class _Loader(yaml.SafeLoader):
-    """A safe loader with four more errors: a key given twice; an alias inside of what it stands for; more depth or,
-    aliases written out, more values than a person writes; a value that is not what its tag says.
+    """Safe loader that also rejects duplicate keys, recursive aliases, files that are too deep or too large with
+    aliases expanded, and values that do not match their tag.
     """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._depth, self._values = 0, 0  # both so far
-        self._sizes: dict[yaml.Node | None, int] = {}  # values in each node that is finished
+        self._depth, self._values = 0, 0  # current depth, values read
+        self._sizes: dict[yaml.Node | None, int] = {}  # values in each finished node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         mark, is_alias, before = self.peek_event().start_mark, self.check_event(yaml.AliasEvent), self._values
@@ -82,7 +82,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # of another node SafeLoader says so
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():  # else SafeLoader raises
             if isinstance(key, yaml.ScalarNode) and key.tag != MERGE:
                 if key.value in seen:
                     raise _problem(f"key {key.value!r} is given twice", key.start_mark)

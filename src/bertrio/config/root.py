@@ -1,4 +1,4 @@
-"""All groups of params together, and what must fit between them."""
+"""All groups of params, and checks between them."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from bertrio.techniques.weighting import WeightingOptions
 
 OVERALL = ("overall_normalized", "overall_mean")
 SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
-RESERVED = (*OVERALL, "last", *UNTIL)  # words with a meaning of their own where a task may be named
+RESERVED = (*OVERALL, "last", *UNTIL)  # have another meaning where a task may be named
 
 
 if TYPE_CHECKING:
 
-    class _Regularizers(Group):  # the blocks that code names; `REGULARIZERS` has all of them
+    class _Regularizers(Group):  # the blocks accessed by attribute; `REGULARIZERS` has all
         smart: SmartOptions
         bregman: BregmanOptions
         distill: DistillOptions
@@ -53,7 +53,7 @@ else:
 
 
 class Params(_Regularizers):
-    """All of params.yaml: one field a block, those of regularizers from `REGULARIZERS`."""
+    """Params of params.yaml: one field per block, those of regularizers from `REGULARIZERS`."""
 
     runtime: RuntimeParams
     data: DataParams
@@ -76,26 +76,26 @@ class Params(_Regularizers):
 
     @property
     def trains(self) -> list[str]:
-        """The tasks that fine-tuning trains, in training order; the others are scored with untrained heads."""
+        """Tasks that fine-tuning trains, in order; other tasks are scored with untrained heads."""
         return self.schedule.tasks or list(self.tasks)
 
     def answers(self, member: str) -> tuple[str, ...]:
-        """Return the tasks that ensemble member `member` answers: all, unless it says otherwise."""
+        """Return the tasks that ensemble member `member` answers: its `answers`, or all."""
         return tuple((self.ensemble.members[member] or {}).get("answers", self.tasks))
 
     def source_of(self, task: str) -> str:
-        """Return where the rows of a task come from: its own block says so, or `data.source`."""
+        """Return the source of a task's rows: that of its own block, or `data.source`."""
         block = self.tasks[task].data
         return self.data.source if block is None else block.source
 
     def split_of(self, task: str) -> SplitRule:
-        """Return how the rows of a task are shared out."""
+        """Return the split rule of a task: that of its own block, or of `data.split`."""
         block = self.tasks[task].data
         return (block and block.split) or self.data.split.tasks.get(task, self.data.split)
 
     @property
-    def of_source(self) -> list[str]:
-        """The tasks whose rows come from `data.source`."""
+    def source_tasks(self) -> list[str]:
+        """Tasks whose rows come from `data.source`."""
         return [name for name, task in self.tasks.items() if task.data is None]
 
     @model_validator(mode="after")
@@ -107,18 +107,21 @@ class Params(_Regularizers):
 
 
 def check_names(params: Params) -> Iterator[str]:
-    """Yield params that name a task, or a word, that does not exist."""
+    """Yield params that name an unknown task or metric, and names that are reserved."""
     tasks = params.tasks
-    named: dict[str, Iterable[str]] = {
+    references: dict[str, Iterable[str]] = {
         "data.split.tasks": params.data.split.tasks,
         "data.extra_train": params.data.extra_train,
         "schedule.tasks": params.trains,
         "weighting.weights": params.weighting.weights,
         "prefinetune.task": [params.prefinetune.task] if params.prefinetune.epochs else [],
-        **{f"evaluate.challenges.{name}.task": [it.task] for name, it in params.evaluate.challenges.items()},
+        **{
+            f"evaluate.challenges.{name}.task": [challenge.task]
+            for name, challenge in params.evaluate.challenges.items()
+        },
         **{f"{name}.tasks": getattr(params, name).tasks or () for name in REGULARIZERS},
     }
-    for param, names in named.items():
+    for param, names in references.items():
         yield from _unknown(param, names, tasks)
     yield from _unknown("finetune.select", [params.finetune.select], [*tasks, *OVERALL, "last"])
     for param in [
@@ -129,28 +132,28 @@ def check_names(params: Params) -> Iterator[str]:
 
 
 def check_sources(params: Params) -> Iterator[str]:
-    """Yield tasks whose rows are nowhere."""
-    if params.data.source == "cs224n" and params.data.path is None and params.of_source:
+    """Yield tasks without a source of rows."""
+    if params.data.source == "cs224n" and params.data.path is None and params.source_tasks:
         yield "data.path: found null, expected the folder of the course's files for data.source cs224n"
-    for name in params.of_source:
+    for name in params.source_tasks:
         if params.data.source == "files" and name not in params.data.files:
             yield f"data.files: found no block for task {name}, and tasks.{name}.data says nothing either"
 
 
 def check_schedule(params: Params) -> Iterator[str]:
-    """Yield what a schedule can't be planned with."""
+    """Yield conflicts between the schedule and the trained tasks."""
     schedule, trains = params.schedule, params.trains
     if len(set(trains)) < len(trains):
         yield f"schedule.tasks: found {trains}, expected each task once"
     yield from _unknown("schedule.first", schedule.first, trains)
-    if schedule.reads_until and len(trains) > 1:  # one task alone: an epoch is its own
+    if schedule.reads_until and len(trains) > 1:  # with one task, an epoch is that task's
         allowed = trains if isinstance(schedule.until, list) else [*trains, *UNTIL]
         for problem in _unknown("schedule.until", schedule.until_names, allowed):
             yield f"{problem}; without the task that it names, set schedule.until=shortest, longest or another task"
 
 
 def check_techniques(params: Params) -> Iterator[str]:
-    """Yield techniques that have nothing to act on, or would do other than they say."""
+    """Yield techniques that would have no effect, or another one than their params state."""
     trains, surgery = params.trains, params.surgery
     for name in REGULARIZERS:
         options = getattr(params, name)
@@ -175,17 +178,17 @@ def check_techniques(params: Params) -> Iterator[str]:
 
 
 def check_passes(params: Params) -> Iterator[str]:
-    """Yield what can't be computed in pieces, by a compiled encoder or by a frozen one."""
-    pieces, encoder = params.finetune.accumulate, params.encoder
-    for name in params.trains if pieces > 1 else ():
+    """Yield params that conflict with accumulation, a compiled encoder or a frozen encoder."""
+    accumulate, encoder = params.finetune.accumulate, params.encoder
+    for name in params.trains if accumulate > 1 else ():
         if name in params.tasks and LOSSES[params.tasks[name].loss].whole_batch:
             yield (
-                f"finetune.accumulate: found {pieces}, but loss {params.tasks[name].loss} of task {name} compares the "
-                "rows of a whole batch; use 1"
+                f"finetune.accumulate: found {accumulate}, but loss {params.tasks[name].loss} of task {name} compares "
+                "the rows of a whole batch; use 1"
             )
-    if pieces > 1 and params.smart.weight and params.smart.projection == "rescale":
+    if accumulate > 1 and params.smart.weight and params.smart.projection == "rescale":
         yield (
-            f"finetune.accumulate: found {pieces}, but smart.projection rescale moves the noise by a gradient that "
+            f"finetune.accumulate: found {accumulate}, but smart.projection rescale moves the noise by a gradient that "
             "depends on the size of the batch; use 1, or projection ball"
         )
     if encoder.compile and (encoder.checkpointing or params.bregman.weight):
@@ -203,7 +206,7 @@ def check_passes(params: Params) -> Iterator[str]:
 
 
 def check_sharing(params: Params) -> Iterator[str]:
-    """Yield why tasks can't share layers."""
+    """Yield the reason why tasks can't share layers, if any."""
     problem = params.sharing.problem(params.tasks)
     if problem:
         yield problem

@@ -1,4 +1,4 @@
-"""The `tasks` group: what each task is, and the head and loss that learn it; and the layers that tasks share."""
+"""The `tasks` group: target, head and loss of each task. The `sharing` group: layers that tasks share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bertrio.core.tasks import TARGETS, Task, build_target
 from bertrio.model.heads import HEADS, SHARES, HeadSpec, build_heads, head_options, options_to_share
 from bertrio.techniques.losses import LOSSES, build_loss, loss_options
 
-ROWS, WIDTH = 2, 4  # of the batch that a head and a loss are tried on
+ROWS, WIDTH = 2, 4  # of the batch for trying a head and a loss
 
 
 def _is_text(value: Any) -> Any:
@@ -39,7 +39,7 @@ class TaskParams(Group):
     data: TaskData | None = None
     encoding: Literal["cross", "bi"] | None = None
     head: Annotated[str, one_of(HEADS)]
-    head_options: dict[str, Any] = Field(default_factory=dict)  # those that are set; the rest are the head's defaults
+    head_options: dict[str, Any] = Field(default_factory=dict)  # the rest are the head's defaults
     loss: Annotated[str, one_of(LOSSES)]
     loss_options: dict[str, Any] = Field(default_factory=dict)
     batch_size: Count
@@ -49,26 +49,26 @@ class TaskParams(Group):
     @field_validator("head_options", "loss_options")
     @classmethod
     def _known_options(cls, raw: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        part = (info.field_name or "").removesuffix("_options")
-        name = info.data.get(part)
-        if name is None:  # the head or loss itself is wrong, which its own message says
+        component = (info.field_name or "").removesuffix("_options")
+        name = info.data.get(component)
+        if name is None:  # an invalid head or loss has a message of its own
             return raw
-        return read_options({"head": head_options, "loss": loss_options}[part](name), raw, f"{part} {name}")
+        return read_options({"head": head_options, "loss": loss_options}[component](name), raw, f"{component} {name}")
 
     def task(self, name: str) -> Task:
-        """The task that the block stands for."""
+        """Return the task that this block defines."""
         target = build_target(self.target, self.classes, self.range, self.labels, self.metric)
         return Task(name, self.kind, self.encoding or "cross", target)
 
     def head_spec(self, name: str, sharing: SharingParams) -> HeadSpec:
-        """Return the head of the task called `name`, with the layers that it is to share."""
+        """Return the head of task `name`, including layers that it shares."""
         target, options = self.task(name).target, self.head_options
-        if name in sharing.tasks:  # also where the task is trained alone, before it shares
+        if name in sharing.tasks:  # also in prefinetuning, where it is trained alone
             options = options_to_share(options, SHARES[sharing.layer])
         return HeadSpec(self.head, target, target.outputs_for(self.loss), self.dropout, options)
 
     def has_weights(self, name: str, sharing: SharingParams) -> bool:
-        """Return whether the head of the task called `name` has anything to learn."""
+        """Return whether the head of task `name` has weights."""
         with torch.random.fork_rng(devices=[]):
             head = build_heads({name: self.head_spec(name, sharing)}, WIDTH)[name]
         return any(True for _ in head.parameters())
@@ -82,8 +82,8 @@ class TaskParams(Group):
         return self
 
     def _label_problem(self) -> str | None:
-        several = self.target in ("classes", "ordered")
-        if (several and self.classes is None and self.labels is None) or (self.classes is not None and not several):
+        counted = self.target in ("classes", "ordered")
+        if (counted and self.classes is None and self.labels is None) or (self.classes is not None and not counted):
             return "classes (how many) goes with target classes or ordered, and with no other; labels say it as well"
         if (self.range is not None) != (self.target == "score"):
             return "range ([lowest, highest]) goes with target score, and with no other"
@@ -119,10 +119,10 @@ class TaskParams(Group):
         return f"head {self.head} does not fit {how}, which gives {vectors} a row: expected {fits}"
 
     def _try_out(self) -> None:
-        """Build the head and the loss, small, and call them once.
+        """Build a small head and loss, and call them once.
 
         Raises:
-            ValueError: as the head or the loss does, if they do not fit each other, the target or their options.
+            ValueError: by the head or the loss, if they do not fit each other, the target or their options.
         """
         spec = self.head_spec("", SharingParams(layer="none", tasks=[]))
         counts = [1] * max(2, spec.target.size) if spec.target.discrete else []
@@ -134,13 +134,13 @@ class TaskParams(Group):
 
 
 class SharingParams(Group):
-    """Layers that the heads of several pair tasks have in common."""
+    """Layers shared by the heads of several pair tasks."""
 
     layer: Literal["none", "projection", "fusion", "both"]
     tasks: list[str]
 
     def problem(self, tasks: dict[str, TaskParams]) -> str | None:
-        """Return why the tasks can't share these layers; None if they can."""
+        """Return why the tasks can't share these layers, or None if they can."""
         if self.layer == "none":
             return None
         if set(self.tasks) - tasks.keys() or len(set(self.tasks)) < 2:

@@ -1,1 +1,1 @@
-"""What every other package builds on: tasks, errors, files, the terminal, and how stages run."""
+"""Shared foundations: tasks, errors, files, terminal output, and running stages."""

@@ -1,4 +1,4 @@
-"""The terminal: one console, progress bars that only terminals show, result tables."""
+"""Terminal output: one console, progress bars (on terminals only) and result tables."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
 
 
 class Stderr:
-    """Standard error that goes silent once it cannot be written: a closed terminal or pipe, a log on a full disk.
-    Output never ends the work."""
+    """Standard error that discards output once a write fails, so that a closed terminal, a closed pipe or a full disk
+    never ends a run."""
 
     def write(self, text: str) -> int:
-        """Writes, as to a file."""
+        """Write `text` and return its length."""
         try:
             sys.stderr.write(text)
         except OSError:
-            self._fall_silent()
+            self._discard()
         return len(text)
 
     def flush(self) -> None:
-        """Write out what is still in memory."""
+        """Flush the stream."""
         try:
             sys.stderr.flush()
         except OSError:
-            self._fall_silent()
+            self._discard()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr, name)
 
-    def _fall_silent(self) -> None:
-        """Discard the rest: Python flushes once more at its end, and fails if it cannot."""
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stderr.fileno())
+    def _discard(self) -> None:
+        """Discard all further output. Python flushes once more at exit and would fail there."""
+        with open(os.devnull, "w") as devnull:
+            os.dup2(devnull.fileno(), sys.stderr.fileno())
 
 
 console = Console(file=Stderr(), highlight=False)  # type: ignore[arg-type]
-WIDE = 180  # characters of a line where standard output is no terminal
+WIDE = 180  # line width in characters when standard output is not a terminal
 
 
 class Bar:
-    """One running progress bar: `advance` moves it, `note` says what stands beside it (loss, rows per second)."""
+    """Progress bar of one task. `advance` moves it; its `note` is the text next to it (loss, rows per second)."""
 
     def __init__(self, progress: Progress, task_id: Any) -> None:
         self._progress, self._id = progress, task_id
@@ -64,11 +64,11 @@ class Bar:
 
 @contextmanager
 def progress(description: str, total: float | None = None) -> Iterator[Bar]:
-    """Show a progress bar on the terminal for the length of the block, and nothing when output is no terminal.
+    """Show a progress bar during the block if the output is a terminal.
 
     Args:
-        description: what is being done.
-        total: how many steps there will be; None shows a spinner without an end.
+        description: text in front of the bar.
+        total: number of steps; None shows a spinner.
     """
     columns = (
         SpinnerColumn(),
@@ -78,26 +78,28 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
         TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
     )
-    shown = Progress(*columns, console=console, disable=not console.is_terminal, transient=True, redirect_stderr=False)
-    with shown as bars:
+    hidden = not console.is_terminal
+    display = Progress(*columns, console=console, disable=hidden, transient=True, redirect_stderr=False)
+    with display as bars:
         yield Bar(bars, bars.add_task(description, total=total, note=""))
 
 
 def say(text: str) -> None:
-    """Print one line of plain text; square brackets in it are not markup."""
+    """Print one line of plain text; square brackets in it are not rich markup."""
     console.print(text, markup=False, soft_wrap=True)
 
 
 def output_console() -> Console:
-    """Return a console on standard output, wide enough for most tables where that is no terminal."""
+    """Return a console on standard output; without a terminal its lines hold `WIDE` characters."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=WIDE)
 
 
 def print_table(frame: pd.DataFrame, title: str = "", to: Console | None = None) -> None:
-    """Print a frame without its index; floats get four decimals, missing values a dash, and all else is plain text.
+    """Print a frame without its index.
 
-    Words stand to the left, numbers to the right. Texts of users show as they are.
+    Floats have four decimals, missing values are a dash. Text is left-aligned and never read as markup; columns of
+    numbers are right-aligned.
     """
     table = Table(title=Text(title), title_justify="left")
     for index, name in enumerate(frame.columns):

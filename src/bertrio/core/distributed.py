@@ -1,8 +1,8 @@
-"""Data-parallel training in several processes: how they start, and what they exchange.
+"""Data-parallel training: launching processes and communicating between them.
 
-All processes hold the same weights and the same state. Each takes its part of the rows of every batch, gradients are
-summed, and so every process makes the same update. accelerate joins the processes and carries their messages, over
-gloo on CPUs and NCCL on GPUs. A single process exchanges nothing, and every method here returns what it is given.
+All processes hold the same weights and state. Each process computes a shard of every batch; gradients are summed, so
+every process makes the same update. Communication uses accelerate, over gloo on CPUs and NCCL on GPUs. In a single
+process every method here returns its input.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from bertrio.core.console import console
 from bertrio.core.errors import UserError
 from bertrio.core.interruption import SIGNALS
 
-SAVE_WITHIN = 600  # seconds that processes have, after a signal, to end their step and save a checkpoint
-THREADS = "BERTRIO_THREADS"  # environment variable: the CPU threads of all processes that this machine runs
+SAVE_WITHIN = 600  # seconds for processes to end their step and save a checkpoint after a signal
+THREADS = "BERTRIO_THREADS"  # environment variable: CPU threads of all processes on this machine together
 CPU = {"cpu": True, "backend": "gloo"}
-GPU = {"backend": "cpu:gloo,cuda:nccl"}  # gloo for what is in the CPU's memory
+GPU = {"backend": "cpu:gloo,cuda:nccl"}  # gloo for tensors in CPU memory
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that share a run, as one of them sees them.
+    """This process and the number of processes that share the run.
 
     Attributes:
-        rank: the index of this process; 0 is the main one, which alone writes files and prints.
-        world_size: how many there are, on all machines.
-        device: where this process computes; None for a single process, which chooses itself.
-        threads: CPU threads of all processes of this machine, which stays the same with more or fewer of them; None
-            for a single process.
+        rank: index of this process; only rank 0, the main process, writes files and prints.
+        world_size: number of processes on all machines.
+        device: device of this process; None for a single process, which chooses its own.
+        threads: CPU threads of all processes on this machine together, whatever their number; None for a single
+            process.
     """
 
     rank: int = 0
@@ -53,12 +53,12 @@ class Processes:
 
     @property
     def alone(self) -> bool:
-        """Whether this is the only process."""
+        """True if this is the only process."""
         return self.world_size == 1
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes files."""
+        """True if this process writes files."""
         return self.rank == 0
 
     def all_reduce_sum(self, values: Any) -> Any:
@@ -66,13 +66,13 @@ class Processes:
         return values if self.alone else _exchange("reduce", values, "sum")
 
     def all_reduce_max(self, number: int) -> int:
-        """Return the largest of the numbers that the processes give. Waits for all of them."""
+        """Return the largest `number` of all processes."""
         return number if self.alone else int(_exchange("reduce", torch.tensor(number), "max"))
 
     def all_reduce_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Sum each gradient over all processes, to the same bits in each.
+        """Sum each gradient over all processes; the result has the same bits in each of them.
 
-        The same parameters must have gradients in all processes. A sparse gradient stays sparse.
+        The same parameters must have gradients in all processes. Sparse gradients stay sparse.
         """
         if self.alone:
             return
@@ -82,20 +82,20 @@ class Processes:
                 parameter.grad = self.all_reduce_sum(parameter.grad.contiguous() if dense else parameter.grad)
 
     def all_gather_rows(self, rows: Tensor, positions: Tensor, count: int) -> Tensor:
-        """Return the rows of all processes, [count, ...], of which this one has `rows` [B, ...] for `positions` [B]."""
+        """Return the rows of all processes, [count, ...]; this process holds `rows` [B, ...] at `positions` [B]."""
         gathered = rows.new_zeros(count, *rows.shape[1:])
         gathered[positions] = rows
         return self.all_reduce_sum(gathered)
 
     def broadcast(self, value: Any) -> Any:
-        """Return the value of the main process in all of them; tensors come on the CPU."""
+        """Return the value of the main process in every process; tensors arrive on the CPU."""
         return value if self.alone else _exchange("broadcast_object_list", [value if self.is_main else None])[0]
 
     def check_equal(self, tensors: Iterable[Tensor], name: str = "weights") -> None:
-        """Check that all processes hold the same bits.
+        """Check that the tensors have the same bits in all processes.
 
         Raises:
-            UserError: in all processes, if they do not.
+            UserError: in all processes, if they differ.
         """
         if self.alone:
             return
@@ -110,7 +110,7 @@ class Processes:
 
     @contextmanager
     def main_process_output(self) -> Iterator[None]:
-        """Silence the console of all processes but the main one; errors still show."""
+        """Silence the console in all processes but the main one; errors are still printed."""
         console.quiet = not self.is_main
         try:
             yield
@@ -122,19 +122,18 @@ ALONE = Processes()
 
 
 def init_distributed(count: int, device: str) -> Processes:
-    """Return the processes of this run, or start them.
+    """Join the processes of this run, or launch them.
 
-    A command that torchrun or `accelerate launch` started is one of their processes already, and `count` is ignored.
-    Otherwise, if `count` is above 1, this process starts `count` copies of its own command, waits for them and exits
-    with their code.
+    Under torchrun or `accelerate launch` this process joins the others and `count` is ignored. Otherwise, if `count`
+    is above 1, this process launches `count` copies of its own command, waits for them and exits with their code.
 
     Args:
         count: `runtime.processes`.
         device: `runtime.device`.
 
     Raises:
-        UserError: if the device is not for several processes.
-        SystemExit: when the started processes have ended.
+        UserError: if the device does not allow several processes.
+        SystemExit: when the launched processes have ended.
     """
     if _is_launched():
         return _join(device)
@@ -145,16 +144,16 @@ def init_distributed(count: int, device: str) -> Processes:
 
 
 def is_main_process() -> bool:
-    """Return whether this process is the main one of its run, by the environment alone."""
+    """Return whether this process is the main one, judged by environment variables alone."""
     return not _is_launched() or os.environ["RANK"] == "0"
 
 
 def launch(count: int, threads: int) -> NoReturn:
-    """Run this very command in `count` processes, and exit as the first that failed, or with 0.
+    """Run this command in `count` processes; exit with the code of the first that failed, or with 0.
 
-    This is torch's own process context, which torchrun and `accelerate launch` use too: it hands signals on, and ends
-    the other processes when one fails. The main process has the terminal; output of another one is shown if that one
-    fails first.
+    Uses torch's process context, as torchrun and `accelerate launch` do: it forwards signals and ends the other
+    processes when one fails. The main process writes to the terminal; the output of another process is shown only if
+    it fails first.
 
     Args:
         count: 2 or more.
@@ -163,7 +162,7 @@ def launch(count: int, threads: int) -> NoReturn:
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
     from torch.distributed.elastic.utils.distributed import get_free_port
 
-    logging.disable(logging.CRITICAL)  # torch's own messages about processes that end
+    logging.disable(logging.CRITICAL)  # torch's messages about ended processes
     shared = {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
@@ -188,7 +187,7 @@ def launch(count: int, threads: int) -> NoReturn:
                 context.close(stopped.sigval, SAVE_WITHIN)
             context.close(signal.SIGKILL)
             sys.exit(128 + stopped.sigval)
-        failures = list(result.failures.values()) if result else []  # the first to fail comes first
+        failures = list(result.failures.values()) if result else []  # in the order of failure
         if not failures:
             sys.exit(0)
         rank, code = failures[0].local_rank, failures[0].exitcode
@@ -203,7 +202,7 @@ def _is_launched() -> bool:
 
 
 def _join(device: str) -> Processes:
-    """Wait until all processes of the launcher are there."""
+    """Wait until all launched processes have joined."""
     if int(os.environ["WORLD_SIZE"]) == 1:
         return ALONE
     _check_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
@@ -216,8 +215,8 @@ def _join(device: str) -> Processes:
         raise UserError(f"the processes of this run cannot meet ({reason}); see docs/experiments.md") from error
     atexit.register(state.destroy_process_group)
     threads = int(os.environ.get(THREADS, torch.get_num_threads()))
-    place = state.device if _on_cuda(device) else torch.device("cpu")
-    return Processes(state.process_index, state.num_processes, place, threads)
+    own_device = state.device if _on_cuda(device) else torch.device("cpu")
+    return Processes(state.process_index, state.num_processes, own_device, threads)
 
 
 def _on_cuda(device: str) -> bool:
@@ -225,7 +224,7 @@ def _on_cuda(device: str) -> bool:
 
 
 def _check_device(device: str, count: int) -> None:
-    """Raise UserError if `count` processes of this machine cannot have this device."""
+    """Raise a UserError if `count` processes on this machine cannot use the device."""
     if device == "mps" or ":" in device:
         raise UserError(f"runtime.device: found {device}, one device for {count} processes; use auto, cuda or cpu")
     if _on_cuda(device) and count > torch.cuda.device_count():

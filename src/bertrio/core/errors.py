@@ -1,4 +1,4 @@
-"""The exception whose message users see, and messages that are used in several places."""
+"""The exception for errors that users can fix, and messages used in several places."""
 
 import difflib
 from collections.abc import Iterable, Iterator
@@ -15,25 +15,25 @@ class UserError(Exception):
 
 
 def missing_path(param: str, value: object) -> UserError:
-    """Return the error for a param whose file or folder is not there."""
+    """Return the error for a param that names a missing file or folder."""
     return UserError(
         f"{param}: there is no file or folder {value} (seen from {Path.cwd()}). Relative paths start at the "
         "repository; experiments with --queue or --temp run in a copy of it and need an absolute path"
     )
 
 
-def missing_package(what: str, packages: Iterable[str], extra: str) -> UserError:
-    """Return the error for a command or param that takes packages which an extra of bertrio installs."""
+def missing_package(needed_by: str, packages: Iterable[str], extra: str) -> UserError:
+    """Return the error for a command or param whose packages, installed by an extra of bertrio, are missing."""
     named = ", ".join(packages)
-    return UserError(f"{what}: needs the package {named}; install it with: pip install 'bertrio[{extra}]'")
+    return UserError(f"{needed_by}: needs the package {named}; install it with: pip install 'bertrio[{extra}]'")
 
 
 @contextmanager
 def writing_to(out: str | Path) -> Iterator[None]:
-    """Turn an error of the system while writing to a place that the user named into a message.
+    """Turn an OSError while writing to a path given by the user into a message.
 
     Args:
-        out: as the message names it, such as `--out FOLDER`.
+        out: name of the path in the message, such as `--out FOLDER`.
 
     Raises:
         UserError: for any OSError in the block.
@@ -48,7 +48,7 @@ def need(path: str | Path) -> Path:
     """Return `path` if it exists.
 
     Raises:
-        UserError: if it is not: an earlier stage makes it.
+        UserError: if it is missing; the message names the stages that create it.
     """
     if not Path(path).exists():
         raise UserError(f"{path}: is missing; an earlier stage makes it: run dvc repro, or the stages in order")
@@ -56,6 +56,6 @@ def need(path: str | Path) -> Path:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest known one, if any is near."""
+    """Return the end of a message about an unknown name: the closest known name, or nothing if none is close."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""

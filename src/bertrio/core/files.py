@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and JSON whose bytes depend on its content alone."""
+"""Atomic writes of files and folders, and JSON and CSV with reproducible bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # this module starts fast
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; at the end it is synced to disk and renamed to `path`.
 
-    An error inside the block leaves whatever stood at `path` before untouched.
+    An error inside the block leaves the previous content of `path` untouched.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,16 +36,16 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a new folder beside `path`; at the end it is synced to disk and takes the place of what is at `path`.
+    """Yield a new folder beside `path`; at the end it is synced to disk and replaces `path`.
 
-    An error inside the block leaves whatever stood at `path` before. A folder can't be renamed over another one, so
-    there is a moment with none at `path`, but never half of one. The new folder has a name of its own, `.<name>.new`,
-    so that what a killed process has left of it is removed here: one process at a time may write a folder.
+    An error inside the block leaves the previous content of `path` untouched. A folder can't be renamed over another
+    one, so `path` is briefly missing, but never incomplete. The new folder is called `.<name>.new`; leftovers of a
+    killed process are removed first. Only one process at a time may write a folder.
     """
     path = Path(path)
     new, old = (path.with_name(f".{path.name}.{which}") for which in ("new", "old"))
-    for left in (new, old):
-        _remove(left)
+    for leftover in (new, old):
+        _remove(leftover)
     new.mkdir(parents=True)
     try:
         yield new
@@ -65,7 +65,7 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file, a link or a folder, if it is there."""
+    """Remove a file, link or folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -73,7 +73,7 @@ def _remove(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
+    """Wait until a file, or the entries of a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -88,22 +88,22 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any, digits: int | None = 6) -> None:
-    """Write `value` as indented JSON with floats rounded to `digits` decimals; None, for settings, leaves all digits.
+    """Write `value` as indented JSON with floats rounded to `digits` decimals (None keeps all).
 
     Raises:
-        ValueError: if a float is not finite (JSON has no word for it).
+        ValueError: if a float is not finite, which JSON cannot represent.
     """
     write_text(path, json.dumps(rounded(value, digits), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path, quoted: bool = False) -> None:
-    """Write a table with a header, `\\n` line ends, and six digits of each number.
+    """Write a table with a header, `\\n` line ends and six significant digits.
 
     Args:
-        frame: the table; its index is left out.
-        path: of the file.
-        quoted: puts quotes around everything. Tables with texts need it: csv by itself leaves a carriage return bare,
-            and readers then see the end of a line.
+        frame: the table; its index is not written.
+        path: the file.
+        quoted: quote every field. Needed for texts: otherwise csv leaves a carriage return unquoted and readers take
+            it for the end of a line.
     """
     quoting = csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
     with whole_file(path) as temporary:
@@ -116,7 +116,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def rounded(value: Any, digits: int | None) -> Any:
-    """Return `value` as JSON has it, floats anywhere in it rounded to `digits` decimals; None leaves all digits."""
+    """Return `value` as JSON types, with all floats rounded to `digits` decimals (None keeps all)."""
     if isinstance(value, dict):
         return {str(key): rounded(item, digits) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

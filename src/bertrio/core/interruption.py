@@ -1,4 +1,4 @@
-"""Stopping a run in good order: signals wait for the end of a step, and a stage ends when DVC is gone."""
+"""Graceful stops: signals wait for the end of a step, and a stage ends when DVC has died."""
 
 from __future__ import annotations
 
@@ -11,78 +11,77 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: the terminal is gone
-LOOK_EVERY = 0.25  # seconds between two looks at the parents
-SAVE_WITHIN = 3.0  # seconds to save a checkpoint and end once DVC is gone
-_asked = threading.Event()  # whether this run was told to stop
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: the terminal was closed
+LOOK_EVERY = 0.25  # seconds between checks of the parent processes
+SAVE_WITHIN = 3.0  # seconds to save a checkpoint and exit once DVC has died
+_stop_requested = threading.Event()
 AT_ONCE = "stopped before its end; the same command starts again, from the last checkpoint if there is one"
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has ended the run. A KeyboardInterrupt, so that no `except Exception` on the way holds it up.
+    """Raised when a signal ends the run. A KeyboardInterrupt, so that no `except Exception` catches it.
 
     Args:
-        by: the signal.
-        message: for the user, after the name of the stage.
+        number: of the signal.
+        message: shown to the user after the name of the stage.
     """
 
-    def __init__(self, by: int, message: str = AT_ONCE) -> None:
+    def __init__(self, number: int, message: str = AT_ONCE) -> None:
         super().__init__(message)
-        self.by = signal.Signals(by)
+        self.signal = signal.Signals(number)
 
     @property
     def code(self) -> int:
-        """The exit code, as shells have it: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
-        return 128 + self.by
+        """The exit code by shell convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
+        return 128 + self.signal
 
 
 class Interruption:
-    """Whether a signal has asked training to stop.
+    """Flag of a signal that asks training to stop.
 
     Attributes:
-        requested: the signal; None as long as there was none.
+        requested: the signal, or None.
     """
 
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
 
     def stop(self, step: int, saved: bool = True) -> None:
-        """End the run if a signal came; call it between two steps, after saving a checkpoint if `requested`.
+        """End the run if a signal arrived. Call it between steps, after saving a checkpoint if `requested`.
 
         Args:
-            step: the number of steps done.
-            saved: whether there is a checkpoint of this step.
+            step: number of steps done.
+            saved: whether a checkpoint of this step exists.
 
         Raises:
-            Interrupted: if a signal came.
+            Interrupted: if a signal arrived.
         """
         if self.requested is not None:
-            kept = "checkpoint saved; the same command goes on from there"
-            lost = "the checkpoint could not be saved; the same command goes on from the one before it"
-            raise Interrupted(self.requested, f"stopped at step {step}, {kept if saved else lost}")
+            resume = "checkpoint saved; the same command goes on from there"
+            failure = "the checkpoint could not be saved; the same command goes on from the one before it"
+            raise Interrupted(self.requested, f"stopped at step {step}, {resume if saved else failure}")
 
 
 @contextmanager
 def install() -> Iterator[Interruption]:
-    """Note the first of SIGNALS in this block instead of acting on it; a second one acts at once, as outside.
+    """Record the first of SIGNALS during the block instead of acting on it; a second signal acts at once.
 
-    At the end of the block signals act at once again, beginning with one that was noted and that nobody has acted on.
-    Ignored signals stay so, such as Ctrl-C under nohup. In a thread that is not the main one, where Python has no
-    signals, nothing is ever noted.
+    At the end of the block the previous handlers are restored. Ignored signals stay ignored, such as Ctrl-C under
+    nohup. Outside the main thread, where Python handles no signals, nothing is recorded.
 
     Raises:
-        Interrupted: at the end, for a signal that was noted.
+        Interrupted: at the end, for a recorded signal that `Interruption.stop` has not handled.
     """
     interruption = Interruption()
 
-    def note(number: int, frame: Any) -> None:
-        _asked.set()
+    def record(number: int, frame: Any) -> None:
+        _stop_requested.set()
         interruption.requested = signal.Signals(number)
         for other, handler in before.items():
             signal.signal(other, handler)
         _print_safely("stopping after this step; once more stops at once")
 
-    with _handled(note) as before:
+    with _handled(record) as before:
         yield interruption
     if interruption.requested is not None:
         raise Interrupted(interruption.requested)
@@ -90,14 +89,14 @@ def install() -> Iterator[Interruption]:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise `Interrupted` for each of SIGNALS in this block, so that half-written files are cleaned up, and end the
-    stage when DVC or the launcher that started it is gone."""
+    """Raise `Interrupted` for each of SIGNALS during the block, so that half-written files are cleaned up. End the
+    stage when DVC, or the launcher that started it, has died."""
 
     def end(number: int, frame: Any) -> None:
-        _asked.set()
+        _stop_requested.set()
         raise Interrupted(number)
 
-    _asked.clear()
+    _stop_requested.clear()
     with _handled(end):
         if "DVC_STAGE" in os.environ or "LOCAL_RANK" in os.environ:
             threading.Thread(target=_end_after, args=(parents(),), daemon=True).start()
@@ -106,11 +105,11 @@ def stoppable() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Any) -> Iterator[dict[int, Any]]:
-    """Set the handler of all signals in this block; yield the handlers before."""
+    """Set the handler of all signals during the block; yield the previous handlers."""
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        found = {number: signal.getsignal(number) for number in SIGNALS}
-        before = {number: old for number, old in found.items() if old not in (signal.SIG_IGN, None)}
+        current = {number: signal.getsignal(number) for number in SIGNALS}
+        before = {number: old for number, old in current.items() if old not in (signal.SIG_IGN, None)}
     for number in before:
         signal.signal(number, handler)
     try:
@@ -121,49 +120,49 @@ def _handled(handler: Any) -> Iterator[dict[int, Any]]:
 
 
 def parents() -> list[int]:
-    """Return the ancestors of this process, its parent first: shells that DVC runs its command in, and DVC.
+    """Return the ancestors of this process, its parent first: the shells of DVC's command, and DVC.
 
-    DVC sets DVC_STAGE for its commands and has none itself. Where environments can't be read (there is no /proc on
-    macOS), the parent alone; most shells put the command in their own place, and it is DVC. A process of a launcher
-    has the launcher alone, which watches DVC for all of them.
+    DVC sets DVC_STAGE for its commands but not for itself. Where environments can't be read (macOS has no /proc), the
+    list holds only the parent, which is DVC: most shells replace themselves with the command. A launched process has
+    only its launcher, which watches DVC for all of them.
     """
-    found = [os.getppid()]
-    while "LOCAL_RANK" not in os.environ and b"\0DVC_STAGE=" in b"\0" + _of_process(found[-1], "environ"):
-        status = _of_process(found[-1], "stat")
+    ancestors = [os.getppid()]
+    while "LOCAL_RANK" not in os.environ and b"\0DVC_STAGE=" in b"\0" + _read_proc(ancestors[-1], "environ"):
+        status = _read_proc(ancestors[-1], "stat")
         if not status:  # has just ended
             break
-        found.append(int(status.rpartition(b")")[2].split()[1]))
-    return found
+        ancestors.append(int(status.rpartition(b")")[2].split()[1]))
+    return ancestors
 
 
 def _is_dvc(process: int) -> bool:
-    """Return whether a process, the last of `parents`, is DVC. If not, DVC died before this process could
-    look, and the shell in between was left to `process`, which takes orphans in.
+    """Return whether a process, the last of `parents`, is DVC. If not, DVC died before this check and `process`
+    adopted the shell in between.
 
-    DVC's commands are in its own process group, unless something between the two makes another (`timeout`, `torchrun`);
-    then the command line tells.
+    DVC's commands are in its process group, unless a command in between creates another one (`timeout`, `torchrun`);
+    then the command line decides.
     """
     with suppress(ProcessLookupError):
-        return os.getpgid(process) == os.getpgrp() or b"dvc" in _of_process(process, "cmdline")
+        return os.getpgid(process) == os.getpgrp() or b"dvc" in _read_proc(process, "cmdline")
     return False
 
 
-def _of_process(process: int, what: str) -> bytes:
+def _read_proc(process: int, entry: str) -> bytes:
     with suppress(OSError):
-        return Path(f"/proc/{process}/{what}").read_bytes()
+        return Path(f"/proc/{process}/{entry}").read_bytes()
     return b""
 
 
-def _end_after(started_by: list[int]) -> None:
-    """Wait until one of the parents is gone, and end this process: in good order if that is quick, else at once.
+def _end_after(ancestors: list[int]) -> None:
+    """Wait until one of the parents has died, then end this process: gracefully within `SAVE_WITHIN` seconds, else
+    at once.
 
-    A parent that dies leaves its children to another, so the list of them changes. Whether the last in the list was
-    DVC to begin with is another question, see `_is_dvc`.
+    Children of a dead process get another parent, so `parents` changes. `_is_dvc` tells whether DVC died before.
     """
-    if "LOCAL_RANK" in os.environ or _is_dvc(started_by[-1]):  # a launcher of processes stands between
-        while parents() == started_by:
+    if "LOCAL_RANK" in os.environ or _is_dvc(ancestors[-1]):
+        while parents() == ancestors:
             time.sleep(LOOK_EVERY)
-    if not _asked.is_set():  # a second signal would stop at once
+    if not _stop_requested.is_set():  # a second signal would end it at once
         _print_safely(f"{'DVC' if 'DVC_STAGE' in os.environ else 'the launcher'}, which started this stage, is gone")
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(SAVE_WITHIN)
@@ -171,6 +170,6 @@ def _end_after(started_by: list[int]) -> None:
 
 
 def _print_safely(text: str) -> None:
-    """Print a line from a signal handler or a thread, where `print` may be in the middle of another one."""
+    """Print a line from a signal handler or thread, where another `print` may be in progress."""
     with suppress(OSError):
         os.write(2, f"\n{text}\n".encode())

@@ -1,4 +1,4 @@
-"""Typed options: the base class of every block of params, numbers with a range, paths, and choices by name."""
+"""Typed options: the base class of param blocks, numbers with a range, paths, and choices by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from bertrio.core.errors import did_you_mean
 
-MAX_NAME_BYTES = 255  # limit of file systems
+MAX_NAME_BYTES = 255  # limit of most file systems
 MAX_WHOLE = 10**9  # whole numbers count rows, tokens, steps or parameters
 
 T = TypeVar("T")
@@ -44,13 +44,13 @@ def _usable_path(value: str) -> str:
     return value
 
 
-InputPath = Annotated[str, AfterValidator(_usable_path)]  # of what is read: anywhere
-# Names become names of files and folders, and DVC drops stages that are called by a number.
+InputPath = Annotated[str, AfterValidator(_usable_path)]  # of an input; may be outside the repository
+# Used as names of files and folders; DVC drops stages whose name is a number.
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,99}$")]
 
 
 class Group(BaseModel):
-    """A block of params.yaml: unknown keys are errors, values do not change once read."""
+    """Block of params.yaml: unknown keys are errors, and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
@@ -59,12 +59,12 @@ def choose(table: Mapping[str, T], name: str, kind: str = "") -> T:
     """Return `table[name]`.
 
     Args:
-        table: the components of one kind, by name.
-        name: as params give it.
-        kind: begins the error message, such as "loss".
+        table: components of one kind, by name.
+        name: name of a component, from params.
+        kind: start of the error message, such as "loss".
 
     Raises:
-        ValueError: if there is no such component; lists the known ones.
+        ValueError: if there is no such component; the message lists the known ones.
     """
     if name in table:
         return table[name]
@@ -73,7 +73,7 @@ def choose(table: Mapping[str, T], name: str, kind: str = "") -> T:
 
 
 def one_of(table: Mapping[str, Any]) -> AfterValidator:
-    """Return the validator of a param that names a component of `table`."""
+    """Return the validator for names of components of `table`."""
 
     def check(name: str) -> str:
         choose(table, name)
@@ -83,12 +83,12 @@ def one_of(table: Mapping[str, Any]) -> AfterValidator:
 
 
 def options_of(function: Callable[..., Any], names: Iterable[str], **more: tuple[Any, Any]) -> type[Group]:
-    """Return the typed options of a component, as its own signature declares them.
+    """Return the typed options of a component, taken from its signature.
 
     Args:
-        function: what takes the options.
-        names: which of its arguments users may set; their annotations say what is allowed.
-        more: options besides, by name: annotation and default.
+        function: callable that takes the options.
+        names: arguments that users may set; their annotations define the allowed values.
+        more: further options by name: annotation and default.
     """
     hints, arguments = get_type_hints(function, include_extras=True), signature(function).parameters
     fields: dict[str, Any] = {name: (hints[name], arguments[name].default) for name in names} | more
@@ -96,15 +96,15 @@ def options_of(function: Callable[..., Any], names: Iterable[str], **more: tuple
 
 
 def read_options(options: type[Group], raw: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """Return the options in `raw` that are set, checked and converted.
+    """Return the options set in `raw`, validated and converted.
 
     Args:
-        options: what is allowed, from `options_of`.
-        raw: as params give them; None stands for the default.
-        owner: what takes them, such as "loss mse".
+        options: the allowed options, from `options_of`.
+        raw: values from params; None means the default.
+        owner: component that takes the options, such as "loss mse".
 
     Raises:
-        ValueError: naming an option that is unknown or out of range.
+        ValueError: if an option is unknown or out of range.
     """
     given = {name: value for name, value in raw.items() if value is not None}
     for name in given.keys() - options.model_fields.keys():

@@ -1,4 +1,4 @@
-"""Where and how a stage computes: device, precision, threads and seeds."""
+"""Device, precision, threads and seeds of a stage."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from bertrio.core.distributed import ALONE, Processes
 from bertrio.core.errors import UserError
 
 PRECISIONS = ("auto", "float32", "bf16")
-NARROW = 256  # hidden size below which casts to bf16, and a pass more than needed, cost more than they save
+NARROW = 256  # below this hidden size, bf16 casts and separate passes per task cost more than they save
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """A device and the type that matrix products run in there; everything else stays float32.
+    """Device, and dtype of matrix products on it; everything else is float32.
 
     Attributes:
-        device: where this process computes.
-        compute: the type of matrix products.
-        seed: of the run.
-        processes: those that share the run, which stages that know of one process have no use for.
+        device: device of this process.
+        compute: dtype of matrix products.
+        seed: seed of the run.
+        processes: processes that share the run.
     """
 
     device: torch.device
@@ -37,48 +37,49 @@ class Runtime:
     processes: Processes = ALONE
 
     def autocast(self) -> Any:
-        """The context in which the encoder runs: bf16 autocast, or nothing for float32."""
+        """Return the context to run the encoder in: bf16 autocast, or none for float32."""
         if self.compute == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute)
 
     def casting_once(self) -> Any:
-        """A context in which weights do not change, and each that trains is cast once for all passes.
+        """Return a context in which each trainable weight is cast once for all passes; weights must not change in it.
 
-        Autocast keeps what it cast of these until its outermost context ends; this one casts nothing by itself.
+        Autocast caches casts of trainable weights until its outermost context ends. This context itself is disabled.
         """
         if self.compute == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute, enabled=False)
 
     def random_state(self) -> torch.Tensor:
-        """The state of the generator that dropout on this device draws from."""
-        return _generator_of(self.device).get_rng_state(*_place(self.device))
+        """Return the state of the generator used by dropout on this device."""
+        return _torch_module(self.device).get_rng_state(*_device_args(self.device))
 
     def set_random_state(self, state: torch.Tensor) -> None:
         """Restore a state that `random_state` returned."""
-        _generator_of(self.device).set_rng_state(state, *_place(self.device))
+        _torch_module(self.device).set_rng_state(state, *_device_args(self.device))
 
     @contextmanager
     def replayed(self, state: torch.Tensor) -> Iterator[None]:
-        """A context that draws from `state` on, so that the same passes get the same dropout masks; afterwards the
-        generator goes on as if nothing had been drawn."""
-        kept = self.random_state()
+        """Run the block from random state `state`, so that the same passes get the same dropout masks; restore the
+        previous state afterwards."""
+        previous = self.random_state()
         self.set_random_state(state)
         try:
             yield
         finally:
-            self.set_random_state(kept)
+            self.set_random_state(previous)
 
     def begin_step(self, step: int) -> None:
-        """Where several processes share a run, dropout in update `step` draws from a seed of step and process: it has
-        no state then that differs between them and would have to be in checkpoints. One alone draws on and on."""
+        """Seed dropout for update `step` by step and rank if several processes share the run.
+
+        Checkpoints then need no random state per process. A single process continues its random stream.
+        """
         if not self.processes.alone:
             torch.manual_seed(_mixed(self.seed, f"dropout {step} {self.processes.rank}"))
 
     def facts(self) -> dict[str, str | int]:
-        """Device, precision as params name it, threads of the CPU, and processes if there are several: what a run's
-        cost is to be read with."""
+        """Return device, precision, CPU threads and, if several, the number of processes, for reports of cost."""
         precision = "bf16" if self.compute == torch.bfloat16 else "float32"
         several = {} if self.processes.alone else {"processes": self.processes.world_size}
         return {"device": str(self.device), "precision": precision, "threads": torch.get_num_threads(), **several}
@@ -95,71 +96,70 @@ def set_up(
     threads: int | None = None,
     deterministic: bool = False,
     processes: int = 1,
-    among: Processes = ALONE,
+    process_group: Processes = ALONE,
     width: int | None = None,
 ) -> Runtime:
-    """Seed the global generators and picks device, precision and threads.
+    """Seed the global generators and choose device, precision and threads.
 
     Args:
-        seed: of the global torch, numpy and python generators, which draw initial heads and dropout.
+        seed: seed of the global torch, numpy and python generators, used for initial heads and dropout.
         device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
-        precision: `auto` (bf16 where the hardware multiplies it well), `float32` or `bf16`.
-        threads: CPU threads of torch; None leaves its own choice: OMP_NUM_THREADS, or all cores.
-        deterministic: on CUDA, take torch's deterministic algorithms, or fail where there is none; for the rest of
-            the process. The CPU's are deterministic by themselves.
-        processes: how many share fine-tuning; `init_distributed` starts them, and it is ignored here.
-        among: those that share this run, of which this is one.
-        width: the encoder's hidden size, if known; `auto` is float32 below `NARROW`, where casts to bf16 cost more
-            than they save.
+        precision: `auto` (bf16 where the hardware supports it natively), `float32` or `bf16`.
+        threads: CPU threads of torch; None keeps torch's default: OMP_NUM_THREADS, or all cores.
+        deterministic: on CUDA, use torch's deterministic algorithms, or fail where there is none, for the rest of
+            the process. CPU algorithms are always deterministic.
+        processes: number of processes, used by `init_distributed` and ignored here.
+        process_group: processes that share this run.
+        width: the encoder's hidden size, if known; `auto` means float32 below `NARROW`.
 
     Raises:
-        UserError: if the device is not there.
+        UserError: if the device is not available.
     """
     if threads is not None:
         torch.set_num_threads(threads)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    where = among.device or _device(device)
-    if deterministic and where.type == "cuda":
+    chosen = process_group.device or _device(device)
+    if deterministic and chosen.type == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it at its first product
-        torch.backends.cudnn.benchmark = False  # which picks algorithms by how fast they were this time
+        torch.backends.cudnn.benchmark = False  # it picks algorithms by measured speed, which varies
         torch.use_deterministic_algorithms(True)
-    return replace(choose(str(where), precision, width), seed=seed, processes=among)
+    return replace(choose(str(chosen), precision, width), seed=seed, processes=process_group)
 
 
 def choose(device: str = "auto", precision: str = "auto", width: int | None = None) -> Runtime:
-    """The runtime alone: no seed is set, and nothing else in the process changes. Args and errors as `set_up`."""
-    where = _device(device)
+    """Return the runtime without setting seeds or other global state. Args and errors as in `set_up`."""
+    chosen = _device(device)
     if precision not in PRECISIONS:
         raise UserError(f"precision: found {precision!r}, expected one of {', '.join(PRECISIONS)}")
     if precision == "auto":
-        precision = "bf16" if _fast_bf16(where) and (width is None or width >= NARROW) else "float32"
-    return Runtime(where, torch.bfloat16 if precision == "bf16" else torch.float32)
+        precision = "bf16" if _fast_bf16(chosen) and (width is None or width >= NARROW) else "float32"
+    return Runtime(chosen, torch.bfloat16 if precision == "bf16" else torch.float32)
 
 
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind, _, index = name.partition(":")
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(kind) or (index and index not in map(str, range(torch.cuda.device_count()))):
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(kind) or (index and index not in map(str, range(torch.cuda.device_count()))):
         raise UserError(f"runtime.device: {name} is not on this machine; use auto or cpu")
     return torch.device(name)
 
 
-def _generator_of(device: torch.device) -> Any:
-    """The module of torch that keeps the device's generator."""
+def _torch_module(device: torch.device) -> Any:
+    """Return the torch module that holds the device's generator."""
     return {"cpu": torch, "cuda": torch.cuda, "mps": torch.mps}[device.type]
 
 
-def _place(device: torch.device) -> tuple[torch.device, ...]:
-    """What that module wants to know of the device: CUDA alone has several."""
+def _device_args(device: torch.device) -> tuple[torch.device, ...]:
+    """Return the device arguments of that module's functions; only CUDA has several devices."""
     return (device,) if device.type == "cuda" else ()
 
 
 def _fast_bf16(device: torch.device) -> bool:
-    """True for CPUs with AMX or AVX512_BF16 and for CUDA cards from Ampere on; elsewhere bf16 is emulated, slowly."""
+    """Return whether bf16 is native: CPUs with AMX or AVX512_BF16, and CUDA GPUs from Ampere on."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device)[0] >= 8
     if device.type == "cpu":
@@ -168,9 +168,9 @@ def _fast_bf16(device: torch.device) -> bool:
 
 
 def generator(seed: int, name: str) -> torch.Generator:
-    """An own CPU generator for one use, so that what one part draws does not shift what another one gets."""
+    """Return a CPU generator for one purpose, independent of the draws of all others."""
     return torch.Generator().manual_seed(_mixed(seed, name))
 
 
 def _mixed(seed: int, name: str) -> int:
-    return zlib.crc32(f"{seed} {name}".encode())  # 32 bits: torch's CPU generator looks at no more of its seed
+    return zlib.crc32(f"{seed} {name}".encode())  # torch's CPU generator uses only 32 bits of its seed

@@ -27,14 +27,14 @@ MEMORY_ADVICE = (
 
 
 def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool = True) -> None:
-    """Run a stage and end the process: 0 if all went well, 2 for a message to the user, 130 for Ctrl-C, 143 for
-    SIGTERM, 129 for a terminal that is gone. When DVC runs it and dies, the stage ends within seconds.
+    """Run a stage and set the exit code: 0 on success, 2 for a message to the user, 130 for Ctrl-C, 143 for SIGTERM,
+    129 for a closed terminal. When DVC runs the stage and dies, the stage ends within seconds.
 
     Args:
-        name: of the stage, as in its timing file metrics/timing/<name>.json.
-        body: does the work and may return more to report there, such as rows per second.
-        timing: write the timing file: seconds, peak memory, and what `body` returned. It stands apart from the
-            results, which are the same bytes every time.
+        name: name of the stage, as in its timing file metrics/timing/<name>.json.
+        body: function that does the work; it may return more figures for the timing file, such as rows per second.
+        timing: write the timing file: seconds, peak memory and the result of `body`. Timings have a file of their
+            own because the bytes of all other results are reproducible.
     """
     began = time.perf_counter()
     try:
@@ -47,7 +47,7 @@ def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool
         say(f"{name}: {str(stopped) or AT_ONCE}")
         sys.exit(stopped.code if isinstance(stopped, Interrupted) else 130)
     except Exception as error:
-        message = explained(error)
+        message = user_message(error)
         if message is None:
             raise
         console.print(f"[bold red]error[/bold red] in {name}:", end=" ")
@@ -55,8 +55,8 @@ def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool
         sys.exit(2)
 
 
-def explained(error: Exception) -> str | None:
-    """Return the message for an error that is no fault of the code; None for all others, which keep their traceback."""
+def user_message(error: Exception) -> str | None:
+    """Return the message for an error that is not a bug; None for all others, which keep their traceback."""
     if isinstance(error, UserError):
         return str(error)
     text, code = str(error), 0
@@ -66,7 +66,7 @@ def explained(error: Exception) -> str | None:
     if isinstance(error, OSError):
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or text
         code = error.errno or 0
-    elif number := re.search(r"\(os error (\d+)\)", text):  # libraries in Rust (safetensors, tokenizers) put it so
+    elif number := re.search(r"\(os error (\d+)\)", text):  # format of Rust libraries (safetensors, tokenizers)
         code = int(number[1])
     else:
         return None
@@ -75,7 +75,7 @@ def explained(error: Exception) -> str | None:
 
 def peak_memory_mb() -> float:
     """Return the peak memory of this process in MB: on the GPU if one was used, else resident."""
-    torch = sys.modules.get("torch")  # a stage that never imported it need not wait for it here
+    torch = sys.modules.get("torch")  # not imported here: it is slow
     if torch is not None and torch.cuda.is_available() and torch.cuda.max_memory_allocated() > 0:
         return torch.cuda.max_memory_allocated() / 2**20
     unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts bytes, Linux KiB

@@ -1,8 +1,8 @@
-"""What a task is: a kind of text, a kind of target, and everything that follows from the target's kind.
+"""Tasks and their targets.
 
-What follows from the kind of target lives in the `Target` classes: how many outputs a head has, which labels are
-allowed, how outputs become predictions, and which metrics apply. The rest of the project asks the target, and its kind
-only where params are checked, a loss gets its limits, slices are cut, or a task is described.
+A task is a kind of text and a target. The `Target` classes define everything that depends on the kind of target: the
+number of outputs of a head, the allowed labels, how outputs become predictions, and the metrics. Other modules ask the
+target instead of branching by its kind, except to check params, set limits of a loss, cut slices or describe a task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # this module starts fast: it imports no torch
+if TYPE_CHECKING:  # torch is slow to import
     from torch import Tensor
 
 TEXT_COLUMNS = {"single": ("text",), "pair": ("text_a", "text_b")}
@@ -28,10 +28,10 @@ Array = NDArray[np.float64]
 
 
 class HeadOutput(NamedTuple):
-    """What a head says of a batch, and all that a loss gets to see of the model.
+    """Output of a head for a batch; the only part of the model that a loss sees.
 
-    `outputs` [B, size], on the scale that `Target.predict` reads, and the raw `cosine` [B] of heads whose outputs
-    are a function of a cosine similarity.
+    `outputs` [B, size], on the scale of `Target.predict`, and the raw `cosine` [B] of heads whose outputs are a
+    function of a cosine similarity.
     """
 
     outputs: Tensor
@@ -39,7 +39,7 @@ class HeadOutput(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """What outputs say: `values` [B], and `probabilities` [B, C] or raw `scores` [B]."""
+    """Predictions of a batch: `values` [B], and `probabilities` [B, C] or raw `scores` [B]."""
 
     values: Array
     probabilities: Array | None
@@ -56,90 +56,90 @@ class Predicted(NamedTuple):
 
 
 class Target(ABC):
-    """What a task predicts.
+    """Quantity that a task predicts.
 
-    `labels` are the names of the classes, in the order of their numbers, and () where they have none. `metric` is the
-    metric that stands for the task where that is not the first of `measures`. Neither makes it another target:
-    predictions are the same kind of numbers.
+    `labels` are the names of the classes in the order of their numbers, or (). `metric` is the main metric of the
+    task if it is not the first of `measures`. Neither takes part in comparisons of targets, since predictions are the
+    same kind of numbers.
     """
 
-    divergence: ClassVar[str]  # name in regularizers/divergences.py: how far apart two outputs for the same row are
-    measures: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the usual one first
-    leading: ClassVar[tuple[str, ...]]  # those that can stand for the task: the higher, the better the model
+    divergence: ClassVar[str]  # between two outputs of the same row; a name in regularizers/divergences.py
+    measures: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the default main metric first
+    leading: ClassVar[tuple[str, ...]]  # metrics that can be the main one: higher is better
     discrete: ClassVar[bool]  # labels are class indices: members can vote, labels can be counted
-    label_dtype: ClassVar[str]  # what the losses take: "int64" or "float32"
-    symmetric: ClassVar[bool]  # whether the answer for a pair stays the same when its texts change places
+    label_dtype: ClassVar[str]  # dtype of labels for losses: "int64" or "float32"
+    symmetric: ClassVar[bool]  # whether the label of a pair is the same with its texts swapped
     labels: tuple[str, ...] = ()
     metric: str | None = None
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Outputs of a head, unless the loss wants another number."""
+        """Number of outputs of a head, unless the loss needs another."""
 
     @property
     def margin(self) -> float:
-        """A value that is further than this from another says something else."""
+        """Largest difference between two predicted values that count as the same."""
         return 0.5
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """All that the task is measured by, the metric that stands for it first."""
+        """All metrics of the task, its main metric first."""
         first = self.metric or self.measures[0]
         return (first, *[name for name in self.measures if name != first])
 
     @property
     def outcomes(self) -> tuple[str, ...]:
-        """What the probabilities of a prediction are of: the classes by name, or by number; () where there are none."""
+        """Names of the columns of `probabilities`: class names or numbers; () if there are no probabilities."""
         return self.labels
 
     def outputs_for(self, loss: str) -> int:
-        """How many outputs a head needs that is trained by `loss`."""
+        """Return the number of outputs of a head trained with `loss`."""
         return self.size
 
     def number_of(self, label: Any) -> float:
-        """The number of a label as a file has it: a class's name, or a number, or a number as text.
+        """Return the number of a label from a file: the name of a class, a number, or a number as text.
 
-        Where a class is called by a number, names alone count: "1" may be the first of the classes 1, 2 and 3.
+        If the name of a class is a number, only names are valid: "1" may be the first of the classes 1, 2 and 3.
 
         Raises:
-            ValueError: if it is neither.
+            ValueError: if the label is neither.
         """
         if self.labels:
-            whole = isinstance(label, float) and label.is_integer()  # a whole number in a column that had gaps
+            whole = isinstance(label, float) and label.is_integer()  # an integer column with missing values
             name, names = str(int(label) if whole else label).strip(), list(self.labels)
-            if isinstance(label, (bool, np.bool_)):  # from JSON or parquet; a text file spells it either way
-                name, names = name.lower(), [each.lower() for each in names]
+            if isinstance(label, (bool, np.bool_)):  # from JSON or parquet; text files vary in case
+                name, names = name.lower(), [known.lower() for known in names]
             if name in names:
                 return float(names.index(name))
-            if any(NUMBER.fullmatch(each) for each in names):
+            if any(NUMBER.fullmatch(known) for known in names):
                 raise ValueError(f"{label!r} is none of {', '.join(self.labels)}")
         return float(label)
 
     def name_of(self, value: float) -> str:
-        """A label or prediction in words: the name of the class if it has one, else the number."""
+        """Return the class name of a label or prediction, or the number as text if it has none."""
         if self.labels and float(value).is_integer() and 0 <= value < len(self.labels):
             return self.labels[int(value)]
         return f"{value:g}"
 
     def label_problem(self, label: float) -> str | None:
-        """Return why `label` can't be used, as a short fixed phrase; None if it can."""
+        """Return why `label` can't be used, as a short fixed phrase, or None if it can."""
         if not math.isfinite(label):
             return "label is not a number"
         return None if self.allows(label) else "label out of range"
 
     @abstractmethod
     def allows(self, label: float) -> bool:
-        """Return whether a finite label is one of this target's."""
+        """Return whether a finite label is in the range of this target."""
 
     @abstractmethod
     def predict(self, outputs: Array) -> Predicted:
         """Turn a head's outputs [B, size] into predictions."""
 
     def change(self, before: Predicted, after: Predicted) -> tuple[NDArray[np.bool_], Array]:
-        """Whether the prediction of each row [B] is another one, and how far it moved.
+        """Return whether the prediction of each row [B] changed, and by how much [B].
 
-        How far: the absolute change of the probability of the class that was predicted before.
+        The amount is the absolute change in the probability of the class predicted before.
         """
         assert before.probabilities is not None and after.probabilities is not None
         rows, classes = np.arange(len(before.values)), before.values.astype(np.int64)
@@ -247,14 +247,14 @@ class Score(Target):
         return Predicted(scores.clip(self.low, self.high), None, scores)
 
     def change(self, before: Predicted, after: Predicted) -> tuple[NDArray[np.bool_], Array]:
-        """As for classes, where a score is another one if it moved by more than `margin`."""
+        """Return whether each score [B] moved by more than `margin`, and by how much [B]."""
         moved = np.abs(after.values - before.values)
         return moved > self.margin, moved
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to learn: `kind` of text (`single` sentence or `pair`), `encoding` of pairs, and `target`."""
+    """Task with a `kind` of text (`single` sentence or `pair`), an `encoding` of pairs and a `target`."""
 
     name: str
     kind: str
@@ -263,7 +263,7 @@ class Task:
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """The columns of a row table that hold the text."""
+        """Text columns of a row table."""
         return TEXT_COLUMNS[self.kind]
 
 
@@ -274,14 +274,14 @@ def build_target(
     labels: Sequence[str] | None = None,
     metric: str | None = None,
 ) -> Target:
-    """The target of kind `name`: `classes`, `ordered`, `binary` or `score`.
+    """Return the target of kind `name`: `classes`, `ordered`, `binary` or `score`.
 
     Args:
         name: the kind.
-        classes: how many, of `classes` and `ordered`; None: as many as there are `labels`.
-        limits: lowest and highest, of `score`.
+        classes: number of classes, for `classes` and `ordered`; None means the number of `labels`.
+        limits: lowest and highest value, for `score`.
         labels: names of the classes (binary: no, yes), or None.
-        metric: one of the kind's `leading` ones, which is then the first; None: the usual one.
+        metric: main metric, one of the kind's `leading` ones; None means the default.
     """
     if name == "score":
         assert limits is not None

@@ -90,10 +90,10 @@ def _views(params: Params) -> dict[str, Params]:
 def _source_digest(params: Params) -> dict[str, Any]:
     data = params.data
     digests: dict[str, Any] = {}
-    if params.of_source and data.source == "cs224n":
+    if params.source_tasks and data.source == "cs224n":
         digests |= _folder_digests("data.path", data.path, "*.csv")
-    elif params.of_source and data.source == "files":
-        blocks = [data.files[name] for name in params.of_source]
+    elif params.source_tasks and data.source == "files":
+        blocks = [data.files[name] for name in params.source_tasks]
         paths = [path for block in blocks for path in (block.train, block.dev, block.test) if path]
         digests |= {path: _file_digest("data.files", path, data.base) for path in paths}
     tasks = {name: _task_digest(name, task.data) for name, task in params.tasks.items() if task.data is not None}

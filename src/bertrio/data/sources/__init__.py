@@ -53,8 +53,8 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
     Raises:
         UserError: if a source can't be read.
     """
-    of_source = {name: tasks[name] for name in params.of_source}
-    data = get_source(params.data.source).load_tasks(params.data, of_source) if of_source else SourceData()
+    source_tasks = {name: tasks[name] for name in params.source_tasks}
+    data = get_source(params.data.source).load_tasks(params.data, source_tasks) if source_tasks else SourceData()
     for name, task in tasks.items():
         block, place = params.tasks[name].data, f"tasks.{name}.data"
         if block is None:

@@ -2,7 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.data.splits import join_train, overlap_of
+from bertrio.data.splits import join_train, number_texts
 
 PAIR = ("text_a", "text_b")
 
@@ -22,7 +22,7 @@ def splits():
 
 
 def test_case_and_white_space_make_no_other_sentence():
-    found = overlap_of({"x": pairs("x", ("Straße  A", "b\tc")), "y": pairs("y", ("B C ", "STRASSE\na"))}, PAIR)
+    found = number_texts({"x": pairs("x", ("Straße  A", "b\tc")), "y": pairs("y", ("B C ", "STRASSE\na"))}, PAIR)
     assert found.rows[0] == found.rows[1] and len(np.unique(found.sentences)) == 2
 
 

@@ -74,7 +74,7 @@ def test_an_encoder_from_the_hub_is_recorded_with_its_commit_and_the_hashes_of_i
     BertTokenizerFast(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}).save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "bert"}')
     asked = []
-    monkeypatch.setattr("bertrio.model.names.fetched", lambda name, revision: asked.append(revision) or folder)
+    monkeypatch.setattr("bertrio.model.names.fetch_encoder", lambda name, revision: asked.append(revision) or folder)
     _, facts = run(params(encoder={"name": "org/bert", "revision": "v1"}), raw)
     assert facts["encoder"]["id"] == "org/bert" and facts["encoder"]["commit"] == folder.name
     assert facts["encoder"]["files"] == {

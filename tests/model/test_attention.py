@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from bertrio.model.attention import NAME, BitDropout, attend, cheap_dropout, kept_entries
+from bertrio.model.attention import NAME, BitDropout, attend, cheap_dropout, dropout_mask
 from bertrio.model.encoder import Encoder, load_transformer, set_dropout
 from tests.model.test_encoder import CONFIGS, pooled, tokens_of
 
@@ -29,7 +29,7 @@ def hidden_keys():
 def same_mask():
     """The mask of dropout 0.3 that `attend` draws first after seed 1, as its factors."""
     torch.manual_seed(1)
-    kept, factor = kept_entries(torch.ones(B, HEADS, T, T, dtype=torch.float64), 0.3)
+    kept, factor = dropout_mask(torch.ones(B, HEADS, T, T, dtype=torch.float64), 0.3)
     return kept * factor
 
 
@@ -126,7 +126,7 @@ def test_every_architecture_trains_with_it_as_with_torchs_own_where_nothing_is_d
         calls.append(p)
         return torch.ones_like(values), 1.0
 
-    monkeypatch.setattr("bertrio.model.attention.kept_entries", all_kept)
+    monkeypatch.setattr("bertrio.model.attention.dropout_mask", all_kept)
     monkeypatch.setattr(BitDropout, "forward", lambda self, values: values)  # ModernBERT has such a one at that rate
     config = CONFIGS[kind]()
     torch.manual_seed(0)

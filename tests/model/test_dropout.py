@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertrio.model.attention import LEVELS, BitDropout, draw_bits
+from bertrio.model.attention import LEVELS, BitDropout, use_bit_dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.25, 0.5, 0.9])
@@ -38,7 +38,7 @@ def test_every_plain_dropout_is_replaced_with_its_rate_and_mode_and_nothing_else
 
     module = nn.Sequential(nn.Dropout(0.2), nn.ModuleDict({"a": nn.Dropout(0.3), "b": Own(0.4)}), nn.Linear(2, 2))
     module[0].eval()
-    draw_bits(module)
+    use_bit_dropout(module)
     replaced = [module[0], module[1]["a"]]
     assert [type(part) for part in replaced] == [BitDropout, BitDropout]
     assert [(part.p, part.training) for part in replaced] == [(0.2, False), (0.3, True)]

@@ -88,7 +88,7 @@ def test_the_encoder_is_given_word_embeddings_to_which_positions_and_types_come_
     batch = next(streams["qqp"])
     objective_of(params, model, losses)(batch)
     words = transformer.embeddings.word_embeddings.weight
-    ids = Block.of([("qqp", batch.inputs)]).tokens["input_ids"]
+    ids = Block.from_batches([("qqp", batch.inputs)]).tokens["input_ids"]
     for kwargs in given:
         assert "input_ids" not in kwargs
         assert torch.equal(kwargs["inputs_embeds"], words[ids])
@@ -130,7 +130,7 @@ def test_the_noise_of_a_task_hurts_its_own_penalty_whatever_shares_the_pass(work
     objective, given = objective_of(params, model, losses), given_to(model)
     batches = [next(streams[task]) for task in ("sst", "qqp", "sts")]
     penalties = [parts.penalties["smart"].item() for parts in objective(*batches)]
-    block = Block.of([(batch.task, batch.inputs) for batch in batches])
+    block = Block.from_batches([(batch.task, batch.inputs) for batch in batches])
     clean, _, noisy = given
     before, after = (model.from_embeddings(embeddings, block) for embeddings in (clean, noisy))
     (sst, qqp, sts), (sst_noisy, qqp_noisy, sts_noisy) = ([of.outputs.double() for of in x] for x in (before, after))

@@ -1,1 +1,1 @@
-"""Rows: where they come from, how they are split, and what is known about them."""
+"""Row tables: sources, splits, tokens, batches and data statistics."""

@@ -1,6 +1,6 @@
-"""Simple baselines: what word counts alone reach, so that a model's scores can be judged against it.
+"""Simple baselines on word counts, as a reference for a model's scores.
 
-scikit-learn is imported when a baseline is fitted, because a stage that needs none should not wait for it.
+scikit-learn is imported only when a baseline is fitted, because the import is slow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sklearn.feature_extraction.text import CountVectorizer
 
 WORD = re.compile(r"\w+")
-MAX_TRAIN_ROWS = 20000  # of larger tables a random choice of as many is used
+MAX_TRAIN_ROWS = 20000  # larger tables are sampled down to this size
 Scores = dict[str, dict[str, float]]  # by baseline and metric
 
 
@@ -31,12 +31,12 @@ def simple_baselines(
 
     Args:
         tables: rows by task and split; `train` and `dev` are read.
-        tasks: what the tables belong to.
+        tasks: by name, with the same keys as `tables`.
 
     Returns:
         By task: `{"bag_of_words": {"accuracy": 0 to 1}}` for classes and binary targets, and
-        `{"word_overlap": {"pearson": -1 to 1}}` for pairs with a score. A task that has no baseline (a score of a
-        single text), or no labelled rows to fit and score one on, is left out.
+        `{"word_overlap": {"pearson": -1 to 1}}` for pairs with a score. Tasks without a baseline (scores of single
+        texts) and tasks without labelled rows in train and dev are left out.
     """
     scores: dict[str, Scores] = {}
     for name, task in tasks.items():
@@ -56,8 +56,8 @@ def simple_baselines(
 def bag_of_words_accuracy(train: pd.DataFrame, dev: pd.DataFrame, task: Task) -> float:
     """Accuracy on `dev` of a logistic regression over word counts.
 
-    A pair is described by the counts of its first text, those of its second, and their absolute difference, which
-    lets the regression see shared words. If `train` has no words or one class, its usual class is the prediction.
+    The features of a pair are the word counts of both texts and the absolute difference of the two, which lets the
+    regression see shared words. If `train` has no words or a single class, the majority class is the prediction.
     """
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import LogisticRegression
@@ -82,7 +82,7 @@ def _features(vectorizer: CountVectorizer, table: pd.DataFrame, task: Task) -> c
 def word_overlap_pearson(dev: pd.DataFrame) -> float:
     """Pearson correlation of the label with the Jaccard overlap of the two texts' words, lower-cased.
 
-    0 where either does not vary.
+    Return 0 if either is constant.
     """
     overlap = [_jaccard(a, b) for a, b in zip(dev["text_a"], dev["text_b"], strict=True)]
     if np.ptp(overlap) == 0 or np.ptp(dev["label"]) == 0:

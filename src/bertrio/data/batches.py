@@ -15,20 +15,20 @@ from torch import Tensor
 from bertrio.core.tasks import Task
 from bertrio.data.tokens import Tokens, tokenise
 
-# Batches that are sorted together: enough for little padding (3 % of a pass over SST, QQP or STS), few enough for fresh
-# company: of two rows that meet in a batch, 4 to 5 % meet again in the next pass, and twice as many at 200
+# Batches that are sorted together. A window of 50 keeps padding at 3 % of a pass over SST, QQP or STS, and 4 to 5 % of
+# the pairs of rows that share a batch share one again in the next pass (twice as many at 200).
 WINDOW = 50
 
 
 @dataclass(frozen=True)
 class BatchShard:
-    """Where the rows of a batch stand in the one that it is a part of, where several processes share that out.
+    """Position of a process's rows in the whole batch, which several processes share.
 
     Attributes:
-        rows: positions in the whole batch, [B], on the CPU.
-        count: rows of the whole batch.
-        labels: of the whole batch, [count], or none.
-        weight: the share of these rows in a mean over the whole batch.
+        rows: positions in the whole batch: [B], on the CPU.
+        count: number of rows in the whole batch.
+        labels: labels of the whole batch: [count], or None.
+        weight: weight of these rows in a mean over the whole batch.
     """
 
     rows: Tensor
@@ -39,9 +39,10 @@ class BatchShard:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one task: `rows` are positions in its table, `inputs` one token batch a text or cross-encoded pair.
+    """Rows of one task: `rows` are positions in its table, `inputs` has one token batch for each text (one for a
+    cross-encoded pair).
 
-    `shard` is None unless the batch is a part of another one that several processes share.
+    `shard` is None unless the batch is one process's part of a larger batch.
     """
 
     task: str
@@ -52,40 +53,41 @@ class Batch:
 
     @property
     def weight(self) -> float:
-        """The share of its rows in a mean over the whole batch: 1 unless it is a part of one."""
+        """Weight of the rows in a mean over the whole batch: 1 if the batch is not a shard."""
         return 1.0 if self.shard is None else self.shard.weight
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on `device`; a CUDA device fetches it while the host goes on."""
+        """Return the batch on `device`; copies to a CUDA device are asynchronous."""
 
-        def moved(value: Tensor) -> Tensor:
+        def move(value: Tensor) -> Tensor:
             return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
 
-        inputs = tuple({name: moved(value) for name, value in tokens.items()} for tokens in self.inputs)
-        return Batch(self.task, self.rows, inputs, None if self.labels is None else moved(self.labels))
+        inputs = tuple({name: move(value) for name, value in tokens.items()} for tokens in self.inputs)
+        return Batch(self.task, self.rows, inputs, None if self.labels is None else move(self.labels))
 
     def pieces(self, count: int) -> list[Batch]:
-        """The batch in `count` pieces of equal size but for one row, or in single rows if it has fewer."""
-        if count == 1:  # taking all rows would copy them, and make the host wait for the device
+        """Return the batch in `count` pieces of (nearly) equal size, or in single rows if it has fewer."""
+        if count == 1:  # indexing would copy the rows and synchronise with the device
             return [self]
         parts = np.array_split(np.arange(len(self.rows)), min(count, len(self.rows)))
-        return [self._taken(part) for part in parts]
+        return [self._select(part) for part in parts]
 
     def part(self, index: int, count: int) -> Batch:
-        """The part of process `index` of `count`, which all have an equal number of rows but for one.
+        """Return the part of process `index` of `count`; sizes of parts differ by at most one row.
 
-        Where a batch has fewer rows than there are processes, the last ones get its first row once more, with weight 0:
-        so all of them take the same steps and wait for each other in the same places. A part is as wide as the whole.
+        If a batch has fewer rows than there are processes, the last processes get its first row again, with weight 0,
+        so that all processes take the same steps and collectives. Parts keep the padded width of the whole batch.
         """
         if count == 1:
             return self
         rows = np.array_split(np.arange(len(self.rows)), count)[index]
         weight = len(rows) / len(self.rows)
         rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        return replace(self._taken(rows), shard=BatchShard(torch.from_numpy(rows), len(self.rows), self.labels, weight))
+        shard = BatchShard(torch.from_numpy(rows), len(self.rows), self.labels, weight)
+        return replace(self._select(rows), shard=shard)
 
-    def _taken(self, rows: np.ndarray) -> Batch:
-        """The rows at these positions of the batch."""
+    def _select(self, rows: np.ndarray) -> Batch:
+        """Return the rows at these positions of the batch."""
         inputs = tuple({name: value[rows] for name, value in tokens.items()} for tokens in self.inputs)
         return Batch(self.task, self.rows[rows], inputs, None if self.labels is None else self.labels[rows])
 
@@ -93,14 +95,14 @@ class Batch:
 class Rows:
     """The tokenised rows of one task and split.
 
-    A row makes one token sequence, or two where the task's encoding is `bi`: one for each text. `lengths` [N] counts a
-    row's tokens over all of its sequences, `widths` [N] those of the longest, which padding is a matter of.
+    A row has one token sequence, or two (one for each text) if the task's encoding is `bi`. `lengths` [N] are the
+    tokens of a row over all of its sequences, `widths` [N] those of its longest sequence, which decides the padding.
 
     Args:
         frame: a row table (data/table.py).
-        task: what the rows belong to.
+        task: task of the rows.
         tokenizer: a transformers fast tokenizer.
-        max_length: tokens kept of each sequence (of a cross-encoded pair the longer text is cut first).
+        max_length: maximal tokens of a sequence (the longer text of a cross-encoded pair is truncated first).
     """
 
     def __init__(self, frame: pd.DataFrame, task: Task, tokenizer: Any, max_length: int) -> None:
@@ -117,22 +119,22 @@ class Rows:
         return len(self.ids)
 
     def take(self, positions: np.ndarray) -> Rows:
-        """The rows at these positions alone."""
+        """Return only the rows at these positions."""
         taken = copy.copy(self)
         taken.ids, taken.label_values, taken.lengths, taken.widths = (
-            of[positions] for of in (self.ids, self.label_values, self.lengths, self.widths)
+            array[positions] for array in (self.ids, self.label_values, self.lengths, self.widths)
         )
         taken._sequences = tuple(sequences.take(positions) for sequences in self._sequences)
         taken._labels = None if self._labels is None else self._labels[positions]
         return taken
 
     def batch(self, rows: np.ndarray) -> Batch:
-        """The rows at these positions as one batch, each of its inputs padded to the longest sequence in it."""
+        """Return the rows at these positions as a batch, each input padded to its longest sequence."""
         inputs = tuple(sequences.padded(rows) for sequences in self._sequences)
         return Batch(self.task.name, rows, inputs, None if self._labels is None else self._labels[rows])
 
     def sorted_batches(self, size: int) -> Iterator[Batch]:
-        """All rows once, longest first (so that memory runs out at once or never), for inference."""
+        """Yield all rows once, longest first (so that memory runs out in the first batch or never), for inference."""
         order = np.argsort(-self.widths, kind="stable")
         for start in range(0, len(order), size):
             yield self.batch(order[start : start + size])
@@ -144,18 +146,18 @@ Split = dict[str, Rows]  # rows by task
 def similar_length_batches(
     lengths: np.ndarray, size: int, generator: torch.Generator, common: torch.Generator | None = None
 ) -> list[np.ndarray]:
-    """Positions 0 to N - 1 in batches of `size` rows of similar length, every position exactly once.
+    """Return positions 0 to N - 1 in batches of `size` rows of similar length, every position exactly once.
 
     Rows are shuffled, sorted by length within windows of `WINDOW` batches, cut into batches, and the batches shuffled.
-    Only one batch, of the last window, may be smaller.
+    Only one batch, in the last window, may be smaller.
 
     Args:
-        lengths: of each row, [N].
+        lengths: length of each row: [N].
         size: rows in a batch.
-        generator: shuffles the rows, and the batches.
-        common: decides in its place, for several sets alike, when short rows come and when long ones. It gives each
-            batch a number from 0 to 1; in a window, the batch of the k-th shortest rows comes where the k-th smallest
-            number is. Sets whose windows end at different places keep step so, too.
+        generator: shuffles the rows and the batches.
+        common: generator of the order of batches within a window, equal for several row sets, so that their short and
+            long batches coincide. Each batch gets a random number from 0 to 1, and the batch of the k-th shortest rows
+            takes the position of the k-th smallest number. Windows of the sets need not end at the same positions.
     """
     order = torch.randperm(len(lengths), generator=generator).numpy()
     batches = []
@@ -173,16 +175,16 @@ def similar_length_batches(
 
 
 class BatchStream:
-    """An endless stream of a task's training batches; every pass over the rows has an order of its own.
+    """Endless stream of a task's training batches, in a new order for every pass over the rows.
 
     Args:
-        rows: the training rows.
+        rows: training rows.
         size: rows in a batch.
-        generator: decides the order and which rows a capped pass has, and nothing else uses it.
-        cap: rows in a pass, 1 or more; None, or as many as there are, gives every pass all rows.
-        redraw: draws the rows of a capped pass anew for every pass; else they are drawn once for all.
-        common: decides when short rows come, see `similar_length_batches`; nothing else uses it. The n-th batches of
-            streams whose `common` starts from one seed are of like rank by length.
+        generator: draws the order and the rows of a capped pass; nothing else may use it.
+        cap: rows in a pass, 1 or more; None for all rows.
+        redraw: draw the rows of a capped pass anew for every pass instead of once.
+        common: generator of the order by length, see `similar_length_batches`; nothing else may use it. The n-th
+            batches of streams whose `common` has the same seed have a similar rank by length.
     """
 
     def __init__(
@@ -199,20 +201,22 @@ class BatchStream:
         self._drawn = None if redraw else self._draw()
         self._generators = [generator] if common is None else [generator, common]
         self._before, self._taken = self._generator_states(), 0
-        self._waiting: list[np.ndarray] = []  # batches of this pass that are still to come, the next one last
+        self._waiting: list[np.ndarray] = []  # remaining batches of this pass, the next one last
 
     def __len__(self) -> int:
-        """Batches in one pass."""
+        """Return the number of batches in a pass."""
         return -(-self._count // self.size)
 
     def _draw(self) -> np.ndarray:
-        """The positions of the rows of a pass."""
-        if self._count == len(self.rows):  # nothing to draw: the order must not depend on a cap that cuts nothing off
+        """Draw the positions of the rows of a pass."""
+        if self._count == len(
+            self.rows
+        ):  # without a draw, so that a cap that leaves out no row does not change the order
             return np.arange(self._count)
         return torch.randperm(len(self.rows), generator=self._generator).numpy()[: self._count]
 
     def _pass(self) -> list[np.ndarray]:
-        """Draw the batches of a pass: the positions of the rows of each."""
+        """Draw the batches of a pass, each as row positions."""
         drawn = self._draw() if self._drawn is None else self._drawn
         batches = similar_length_batches(self.rows.widths[drawn], self.size, self._generator, self._common)
         return [drawn[batch] for batch in batches]
@@ -234,11 +238,11 @@ class BatchStream:
         return [generator.get_state() for generator in self._generators]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generators' states before this pass, and how many of its batches were taken."""
+        """Return the generators' states before this pass, and the number of batches taken from it."""
         return {"before": self._before, "taken": self._taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another stream of the same rows and arguments was."""
+        """Continue at the position of another stream with the same rows and arguments."""
         for generator, before in zip(self._generators, state["before"], strict=True):
             generator.set_state(before)
         self._begin()

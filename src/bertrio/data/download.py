@@ -1,4 +1,4 @@
-"""The stage `download`: rows from the source, in the one layout, and what could not be used of them."""
+"""The stage `download`: rows of the source in the common layout, and the rejected rows."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def download(
     rejects: str | Path = "data/rejects",
     corpora: str | Path = "data/corpora",
 ) -> None:
-    """Write the rows of all tasks, see `load_rows`; the three folders are made anew, each whole or not at all.
+    """Write the rows of all tasks, see `load_rows`. Each of the three folders is replaced atomically.
 
     Args:
         params: all params; `data`, `tasks`, `mlm.enabled` and `mlm.rows` are read.
-        raw: gets <task>/<split>.parquet, and facts.json with the source, its facts, counts of rejects, files with more
-            rows, corpora and what was skipped in them.
-        rejects: gets <task>.csv, with no more than the header if there are none.
-        corpora: gets <name>.parquet if `mlm.enabled`, and rows.json with how many rows there are of each, so that
-            the folder is never empty, of which DVC would warn.
+        raw: folder for <task>/<split>.parquet, and facts.json with the source, its facts, counts of rejects, files of
+            extra rows, corpora and their skipped rows.
+        rejects: folder for <task>.csv, which has only the header if no row is rejected.
+        corpora: folder for <name>.parquet if `mlm.enabled`, and rows.json with the rows of each corpus. The file also
+            keeps DVC from warning of an empty folder.
 
     Raises:
         UserError: if the source can't be read, or more than `data.max_reject_fraction` of a file's rows are
-            rejected; data/rejects is written by then.
+            rejected; data/rejects is written in that case too.
     """
     tasks = build_tasks(params)
     data = load_rows(params, tasks)
@@ -61,16 +61,17 @@ def download(
         if params.mlm.enabled:
             facts["corpora"] = _write_corpora(params.data, params.mlm.rows, new_corpora)
         write_json(new_raw / "facts.json", facts)
-        write_json(new_corpora / "rows.json", {name: own["rows"] for name, own in facts.get("corpora", {}).items()})
+        counts = {name: corpus["rows"] for name, corpus in facts.get("corpora", {}).items()}
+        write_json(new_corpora / "rows.json", counts)
 
 
 def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
-    """Write rejected rows as CSV, one a row."""
+    """Write rejected rows as CSV."""
     write_csv(pd.DataFrame(rejects, columns=REJECT_COLUMNS), path, quoted=True)
 
 
 def count_rejects(rejects: Sequence[Reject], tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Count rejected rows by task: `total`, and by split of the source and reason (`missing_label`)."""
+    """Count rejected rows by task: `total`, and by split and reason (such as `missing_label`)."""
     counts: dict[str, dict[str, Any]] = {task: {"total": 0} for task in tasks}
     for task, split in product(tasks, (*SPLITS, EXTRA)):
         if reasons := _reasons(rejects, task, split):
@@ -80,13 +81,13 @@ def count_rejects(rejects: Sequence[Reject], tasks: Sequence[str]) -> dict[str, 
 
 
 def _reasons(rejects: Iterable[Reject], task: str, split: str | None = None) -> Counter[str]:
-    """Count the rejects of a task, and of a split, by reason in alphabetical order."""
+    """Count the rejects of a task, or of one of its splits, by reason in alphabetical order."""
     reasons = [reject.reason for reject in rejects if reject.task == task and split in (None, reject.split)]
     return Counter(sorted(reasons))
 
 
 def _keys(reasons: Counter[str]) -> dict[str, int]:
-    """Return counts by reason, the names as keys of JSON."""
+    """Return counts by reason, with underscores for spaces."""
     return {reason.replace(" ", "_"): count for reason, count in sorted(reasons.items())}
 
 

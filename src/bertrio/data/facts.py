@@ -1,4 +1,4 @@
-"""What is worth knowing about a task's rows before anything is trained on them."""
+"""Statistics of a task's rows: labels, token lengths and overlap between splits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from bertrio.core.tasks import Task
-from bertrio.data.splits import overlap_of
+from bertrio.data.splits import number_texts
 from bertrio.data.table import SPLITS, is_labelled
 from bertrio.data.tokens import tokenise
 
@@ -19,16 +19,17 @@ NO_LIMIT = 10**9  # tokens of a sequence
 
 
 def describe(splits: Mapping[str, pd.DataFrame], task: Task, tokenizer: Any) -> dict[str, dict[str, Any]]:
-    """Facts by split, as nested dicts of numbers.
+    """Return statistics by split, as nested dicts of numbers.
 
-    - `rows`; `labels`: of classes and binary the rows with each label; of scores mean, deviation and quartiles.
-    - `tokens`: quantiles of the lengths, and the longest.
-    - `pairs_shared_with_train` (dev and test of pair tasks): rows whose pair, in either order, also stands in train.
-    - `rows_sharing_a_sentence_with_train` (dev and test): rows with a sentence that also stands in train.
+    - `rows`: number of rows.
+    - `labels`: rows of each label for classes and binary targets; mean, deviation and quartiles for scores.
+    - `tokens`: quantiles and maximum of the token lengths.
+    - `pairs_shared_with_train` (dev and test of pair tasks): rows whose pair, in either order, is also in train.
+    - `rows_sharing_a_sentence_with_train` (dev and test): rows with a sentence that is also in train.
 
     Args:
         splits: tables of train, dev and test.
-        task: what they belong to.
+        task: task of the rows.
         tokenizer: a transformers fast tokenizer.
     """
     present = [split for split in SPLITS if split in splits]
@@ -56,15 +57,15 @@ def _labels(labels: NDArray, task: Task) -> dict[str, float]:
 
 
 def _lengths(table: pd.DataFrame, task: Task, tokenizer: Any) -> dict[str, int]:
-    """Summarise the tokens of texts or pairs, special tokens included, nothing cut off."""
+    """Return quantiles of the tokens of texts or pairs, with special tokens and without truncation."""
     (sequences,) = tokenise(table, replace(task, encoding="cross"), tokenizer, NO_LIMIT)
-    quantiles = np.quantile(sequences.lengths, (0.5, 0.9, 0.99, 1), method="higher")  # lengths that occur
+    quantiles = np.quantile(sequences.lengths, (0.5, 0.9, 0.99, 1), method="higher")  # no interpolation
     return dict(zip(("p50", "p90", "p99", "max"), map(int, quantiles), strict=True))
 
 
 def _shared_with_train(splits: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Counts by split; neither case nor white space of a sentence counts."""
-    overlap = overlap_of(splits, columns)
+    """Count shared rows by split, ignoring case and white space."""
+    overlap = number_texts(splits, columns)
     in_train = overlap.table == "train"
     shared: dict[str, Any] = {
         "rows_sharing_a_sentence_with_train": np.isin(overlap.sentences, overlap.sentences[in_train]).any(axis=1)

@@ -1,7 +1,7 @@
 """File formats of rows: CSV, TSV, JSON Lines and Parquet.
 
-A damaged row costs no other row: it is reported with its line and the reason, and reading goes on with the next line.
-pandas skips such rows without their lines, and an open quote swallows the rest of the file there.
+A damaged row does not affect other rows: it is reported with its line and the reason, and reading continues with the
+next line. pandas skips such rows without reporting their lines, and an open quote swallows the rest of the file.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ import pyarrow.parquet as pq
 
 from bertrio.core.errors import UserError
 
-MAX_LINES = 1000  # of one record; an open quote that nothing closes by then is a stray one
+MAX_LINES = 1000  # of one record; a quote that is still open after them is a stray quote
 csv.field_size_limit(2**31 - 1)  # the default, 128 KiB, is shorter than a long text
 
 
 class RawRow(NamedTuple):
-    """A row as read: its `values` by column, or the `problem` that kept it from being read."""
+    """Row of a file: its `values` by column, or the `problem` that made it unreadable."""
 
     number: int  # 1-based line of a text file, 1-based record elsewhere
     values: dict[str, Any]
-    raw: str | dict[str, Any] | None = None  # as it stood in the file, or its fields by column; None: as values
+    raw: str | dict[str, Any] | None = None  # the row's text in the file, or its fields by column; None: same as values
     problem: str | None = None
 
 
 class RawTable(NamedTuple):
-    """Rows as a source has them: their column names, and the rows with values under these."""
+    """Rows of a source: its column names, and the rows with their values by column."""
 
     columns: list[str]
     rows: Iterable[RawRow]
@@ -51,7 +51,7 @@ class _Record(NamedTuple):
 def read_delimited(path: str | Path, delimiter: str, file: BinaryIO | None = None) -> RawTable:
     """Return the column names and the records of a file with standard quoting; one record is in memory at a time.
 
-    Reads `file` if that is given, such as standard input, which messages then call `path`.
+    If `file` is given, such as standard input, it is read instead, and messages call it `path`.
 
     Empty lines are skipped. Problems of a record are `damaged quoting` (a quote that is not closed within `MAX_LINES`
     lines, text after a closing quote, or, in a TSV, a quoted field that holds both a tab and a line end, which is a
@@ -60,18 +60,18 @@ def read_delimited(path: str | Path, delimiter: str, file: BinaryIO | None = Non
     Raises:
         UserError: if the file is missing or empty, or its header is damaged.
     """
-    records = _records(_opened(path) if file is None else file, delimiter)
+    records = _records(_open(path) if file is None else file, delimiter)
     header = next(records, None)
     if header is None or header.problem:
-        found = "nothing, the file is empty" if header is None else f"{header.problem} in line {header.number}"
-        raise UserError(f"{path}: found {found}; expected column names in its first line; save the file as UTF-8")
+        cause = "nothing, the file is empty" if header is None else f"{header.problem} in line {header.number}"
+        raise UserError(f"{path}: found {cause}; expected column names in its first line; save the file as UTF-8")
     if "\r" in header.raw.replace("\r\n", "\n"):
         raise UserError(f"{path}: found line ends of old Macintosh files, expected those of Unix or Windows")
     columns = [name.strip() for name in header.fields]
     return RawTable(columns, (_row(record, columns) for record in records))
 
 
-def _opened(path: str | Path) -> BinaryIO:
+def _open(path: str | Path) -> BinaryIO:
     try:
         return open(path, "rb")
     except OSError as error:
@@ -89,7 +89,7 @@ def _row(record: _Record, columns: list[str]) -> RawRow:
 def _records(file: BinaryIO, delimiter: str) -> Iterator[_Record]:
     with closing(file):
         lines = map(_decoded, enumerate(file, start=1))
-        ahead: deque[tuple[int, str]] = deque()  # lines that the search for a closing quote has read
+        ahead: deque[tuple[int, str]] = deque()  # lines read ahead by the search for a closing quote
         while item := ahead.popleft() if ahead else next(lines, None):
             number, line = item
             if '"' in line and line == _readable(line):
@@ -99,7 +99,7 @@ def _records(file: BinaryIO, delimiter: str) -> Iterator[_Record]:
 
 
 def _decoded(item: tuple[int, bytes]) -> tuple[int, str]:
-    """Decode a numbered line; what is not UTF-8 becomes lone surrogates, and NUL bytes are dropped."""
+    """Decode a numbered line; bytes that are not UTF-8 become lone surrogates, and NUL bytes are dropped."""
     number, line = item
     encoding = "utf-8-sig" if number == 1 else "utf-8"
     return number, line.decode(encoding, "surrogateescape").replace("\0", "")
@@ -108,7 +108,7 @@ def _decoded(item: tuple[int, bytes]) -> tuple[int, str]:
 def _quoted(
     number: int, line: str, lines: Iterator[tuple[int, str]], ahead: deque[tuple[int, str]], delimiter: str
 ) -> _Record:
-    """Parse the record that begins with `line`; lines that are read and belong to other records stay in `ahead`."""
+    """Parse the record that begins with `line`; lines of later records that were read stay in `ahead`."""
 
     def following() -> Iterator[str]:
         yield from (text for _, text in ahead)
@@ -128,7 +128,7 @@ def _quoted(
 
 
 def _checked(number: int, raw: str, fields: list[str], problem: str | None = None) -> _Record:
-    """Make a record; with bytes that are not UTF-8 in it, its text has U+FFFD in their place."""
+    """Make a record; bytes that are not UTF-8 are replaced by U+FFFD in its text."""
     readable = _readable(raw)
     return _Record(number, readable, fields, problem if readable == raw else "not UTF-8")
 
@@ -158,11 +158,11 @@ def read_json_lines(file: BinaryIO) -> Iterator[RawRow]:
 
 
 def _json_lines(path: Path) -> RawTable:
-    with _opened(path) as file:
+    with _open(path) as file:
         rows = list(read_json_lines(file))
     if all(row.problem for row in rows):
-        found = f"{rows[0].problem} in line {rows[0].number}, and so for all lines" if rows else "nothing, it is empty"
-        raise UserError(f"{path}: found {found}; expected a JSON object a line, as UTF-8")
+        cause = f"{rows[0].problem} in line {rows[0].number}, and so for all lines" if rows else "nothing, it is empty"
+        raise UserError(f"{path}: found {cause}; expected a JSON object a line, as UTF-8")
     return RawTable(list(dict.fromkeys(name for row in rows for name in row.values)), rows)
 
 
@@ -170,7 +170,7 @@ def _parquet(path: Path) -> RawTable:
     try:
         table = pq.ParquetFile(path).read()
         rows = [RawRow(number, values) for number, values in enumerate(table.to_pylist(), start=1)]
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # some values have no equal in Python
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # some values have no Python equivalent
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{path}: can't be read as Parquet ({reason}); write it again") from error
     return RawTable(table.column_names, rows)

@@ -1,8 +1,8 @@
-"""What the pipeline depends on outside its own folder, as small files that DVC can track.
+"""Digests of the inputs outside the repository, as small files that DVC can track.
 
-DVC can't depend on a path that a param may or may not name, nor notice a param that no stage lists. So the first
-stage runs every time: it checks all of params.yaml and writes what it finds outside as digests, of which each later
-stage depends on its own.
+DVC can't depend on a path that is only optionally named in a param, and does not notice a param that no stage lists.
+So the first stage runs every time: it checks all of params.yaml and writes digests of the external files. Each later
+stage depends on the digests that concern it.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from bertrio.model.names import FILES, local_folder, sha256
 def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "data/inputs") -> Params:
     """Check params.yaml, members included, and write the digests.
 
-    - source.json, corpora.json: the files of `data.path` and `data.corpora_path`, for the sources that read them. Of
-      tasks that say themselves where their rows are, source.json has what they say, and their files; and those of
-      `data.extra_train`.
+    - source.json, corpora.json: the files of `data.path` and `data.corpora_path`, for sources that read them.
+      source.json also has the blocks and files of tasks with their own `data`, and the files of `data.extra_train`.
     - encoder.json: the files of a local encoder folder.
     - challenges.json: the files of `evaluate.challenges`, by challenge.
-    - tasks.json: what the data need of each task, so that a new loss does not read them again.
-    - order.json: the order of the tasks, and of those in `schedule.first`, by which heads are drawn and trained; DVC
-      takes params that differ in the order of their keys for the same.
+    - tasks.json: the options of each task that data stages need, so that a new loss does not run them again.
+    - order.json: the order of the tasks and of `schedule.first`, in which heads are drawn and trained. DVC ignores the
+      order of keys in params.
     - members.json: the order of the ensemble's members.
-    - prefinetune.json: the task that `prefinetune` trains; nothing while that is off, as the task may not be there.
-    - teacher.json: the files of `distill.teacher`, by member where members have their own.
+    - prefinetune.json: a digest of the task that `prefinetune` trains; empty while that is off.
+    - teacher.json: the files of `distill.teacher`, and those of members with another teacher.
 
     Raises:
-        UserError: for anything wrong in params.yaml, and for files and folders that are not there.
+        UserError: for errors in params.yaml, and for missing files and folders.
     """
     params = load_params(params_path)
     written = {
@@ -48,7 +47,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "tasks": {name: _data_options(task) for name, task in params.tasks.items()},
         "order": _order(params),
         "members": list(params.ensemble.members),
-        "prefinetune": _prefinetuned(params),
+        "prefinetune": _prefinetune_digest(params),
         "teacher": _teachers_digest(params),
     }
     for name, value in written.items():
@@ -65,7 +64,7 @@ def _data_options(task: TaskParams) -> dict[str, Any]:
     }
 
 
-def _prefinetuned(params: Params) -> dict[str, Any]:
+def _prefinetune_digest(params: Params) -> dict[str, Any]:
     options = params.prefinetune
     if not options.epochs:
         return {}
@@ -74,15 +73,17 @@ def _prefinetuned(params: Params) -> dict[str, Any]:
 
 
 def _order(params: Params) -> dict[str, Any]:
-    """Return the order of tasks, and that of `schedule.first` where it names two or more; if one member's own changes,
-    all of them train anew."""
-    firsts = {place: list(view.schedule.first) for place, view in _views(params).items()}
-    orders = {place: order for place, order in firsts.items() if len(order) > 1 and (not place or order != firsts[""])}
+    """Return the order of tasks, and that of `schedule.first` wherever it names two or more.
+
+    All members depend on this file: if the order of one member changes, all of them train again.
+    """
+    firsts = {prefix: list(view.schedule.first) for prefix, view in _views(params).items()}
+    orders = {key: order for key, order in firsts.items() if len(order) > 1 and (not key or order != firsts[""])}
     return {"tasks": list(params.tasks), **({"schedule.first": orders} if orders else {})}
 
 
 def _views(params: Params) -> dict[str, Params]:
-    """Return the params as all see them, and as each member does, by where that stands in params.yaml."""
+    """Return the shared params and those of each member, by their prefix in params.yaml ("" for the shared ones)."""
     members = {f"ensemble.members.{name}.": member_params(params, name) for name in params.ensemble.members}
     return {"": params, **members}
 
@@ -105,7 +106,7 @@ def _source_digest(params: Params) -> dict[str, Any]:
 
 
 def _task_digest(name: str, data: TaskData) -> dict[str, Any]:
-    """Digest a task's own block `data`: what it says, and names and SHA-256 of its files."""
+    """Digest a task's own block `data`: its options, and names and SHA-256 of its files."""
     files = {
         split: {Path(path).name: _file_digest(f"tasks.{name}.data.{split}", path)} for split, path in data.files.items()
     }
@@ -126,16 +127,16 @@ def _encoder_digest(params: Params) -> dict[str, str]:
 def _teachers_digest(params: Params) -> dict[str, dict[str, str]]:
     views = _views(params)
     return {
-        place: _teacher_digest(place, view)
-        for place, view in views.items()
-        if not place or view.distill != params.distill
+        prefix: _teacher_digest(prefix, view)
+        for prefix, view in views.items()
+        if not prefix or view.distill != params.distill
     }
 
 
-def _teacher_digest(place: str, params: Params) -> dict[str, str]:
+def _teacher_digest(prefix: str, params: Params) -> dict[str, str]:
     if not params.distill.weight:
         return {}
-    param, teacher = f"{place}distill.teacher", params.distill.teacher
+    param, teacher = f"{prefix}distill.teacher", params.distill.teacher
     folder, models = _folder(param, teacher), Path("models").resolve()
     if models in (folder.resolve(), *folder.resolve().parents):
         raise UserError(f"{param}: found {teacher}, which every run writes anew; copy it out of the repository first")
@@ -158,7 +159,7 @@ def _folder(param: str, value: str | None) -> Path:
 
 
 def _folder_digests(param: str, value: str | None, *patterns: str) -> dict[str, str]:
-    """Digest the files of a folder that match a pattern, by their path in it."""
+    """Return the SHA-256 of the files that match a pattern, by their path in the folder."""
     folder = _folder(param, value)
     files = sorted(file for pattern in patterns for file in folder.glob(pattern) if file.is_file())
     return {str(file.relative_to(folder)): sha256(file) for file in files}

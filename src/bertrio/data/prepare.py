@@ -1,4 +1,4 @@
-"""The stage `split`: tables for train, dev and test, the tokenizer, and metrics/data.json, which tells of all that."""
+"""The stage `split`: tables for train, dev and test, the tokenizer, and their description in metrics/data.json."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
 from bertrio.data.splits import join_train, keep_share, make_splits
 from bertrio.data.table import EXTRA, SPLITS, read_table, write_table
-from bertrio.model.names import origin_of
+from bertrio.model.names import hub_origin
 
 Splits = dict[str, dict[str, pd.DataFrame]]  # by task and split
-LEFT_OUT = "left_out.csv"  # rows of data.extra_train that stand in the splits already
+LEFT_OUT = "left_out.csv"  # rows of data.extra_train that are already in the splits
 
 
 def split_data(
@@ -29,21 +29,22 @@ def split_data(
     tokenizer_dir: str | Path = "models/tokenizer",
     metrics_path: str | Path = "metrics/data.json",
 ) -> dict[str, Any]:
-    """Split what `download` wrote, build the tokenizer and describe the data.
+    """Split the rows that `download` wrote, build the tokenizer and describe the data.
 
     Args:
         params: all params; `data`, `tasks` and `encoder` are read.
         raw: the folder that `download` wrote.
-        splits_dir: gets <task>/<split>.parquet, all three of each task; made anew, whole or not at all. Rows of
-            `data.extra_train` are in train, but for those that stand in a split already: these are in left_out.csv.
-        tokenizer_dir: gets the encoder's tokenizer, which for `tiny` is trained on the training texts; so is it.
-        metrics_path: gets the facts.
+        splits_dir: folder for <task>/<split>.parquet, all three for each task; replaced atomically. Rows of
+            `data.extra_train` join train, except those that are already in a split: these go to left_out.csv.
+        tokenizer_dir: folder for the encoder's tokenizer, which is trained on the training texts for `tiny`; replaced
+            atomically.
+        metrics_path: file for the facts.
 
     Returns:
-        The facts as written: `source`, `origin` and `corpora` (where the data come from), `rejects`, `tasks` (by
-        split: rows, labels, token lengths, rows shared with train) and `simple_baselines`; by task how many rows of
-        `data.extra_train` were left out, and why (`extra_left_out`); and, of one from the hub, `encoder` (id, commit,
-        and SHA-256 of its files).
+        The facts as written: `source`, `origin` and `corpora` (origin of the data), `rejects`, `tasks` (by split: rows,
+        labels, token lengths, rows shared with train) and `simple_baselines`; for `data.extra_train`, the left-out
+        rows by task and reason (`extra_left_out`); for an encoder from the hub, `encoder` (id, commit, and SHA-256 of
+        its files).
 
     Raises:
         UserError: if raw files are missing or the rows can't be split as asked.
@@ -57,7 +58,7 @@ def split_data(
         splits[name], left_out[name] = _split(params, task, Path(raw) / name)
     with whole_folder(tokenizer_dir) as new_tokenizer, whole_folder(splits_dir) as new_splits:
         tokenizer = build_tokenizer(params.encoder, _training_texts(splits, tasks), new_tokenizer)
-        origin = origin_of(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
+        origin = hub_origin(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
         facts = {name: describe(splits[name], task, tokenizer) for name, task in tasks.items()}
         metrics = {**raw_facts, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
         counts = {name: _reasons(rows) for name, rows in left_out.items() if rows is not None}
@@ -84,7 +85,7 @@ def _read_facts(raw: Path) -> dict[str, Any]:
 
 
 def _split(params: Params, task: Task, folder: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame | None]:
-    """Split a task's rows; return with them the rows of `data.extra_train` that are left out, None if it has none."""
+    """Return a task's splits, and the left-out rows of `data.extra_train` (None if the task has no extra rows)."""
     rule, seed = params.split_of(task.name), params.data.split.seed
     files = {split: folder / f"{split}.parquet" for split in (*SPLITS, EXTRA)}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}

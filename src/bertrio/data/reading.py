@@ -1,4 +1,4 @@
-"""From the rows of a source, under their own column names, to a clean table and the rejected rows."""
+"""Conversion of a source's rows, under their own column names, to a clean table and the rejected rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bertrio.data.formats import RawRow, RawTable
 from bertrio.data.table import Reject, Unusable, clean_text
 
 T = TypeVar("T")
-CHUNK = 1000  # rows between two moves of a progress bar
+CHUNK = 1000  # rows between two updates of a progress bar
 DELIMITERS = ("\t", ";", ",", "|")
 MAX_LISTED = 2000  # characters of column names in a message
 
@@ -30,17 +30,17 @@ def build_table(
 
     Args:
         source: the rows and their columns.
-        columns: name of the column for each of `id`, the task's text columns and `label`; what it does not name is
-            called as in the layout. Ids are made up of split and row number if no column is named and none is `id`.
-        task: what the rows belong to.
-        split: train, dev, test or more; only test may be without labels.
+        columns: name in the source for each of `id`, the task's text columns and `label`; by default their names in the
+            layout. Without an id column, ids are made of the split and the row number.
+        task: task of the rows.
+        split: train, dev, test or extra_train; only test may have no labels.
         file: short name, for rejects and progress.
         place: param and file, for messages.
-        hint: what to do about a missing column.
+        hint: advice about a missing column, for messages.
 
     Returns:
         The table and the rejected rows, each in the order of the file. A test file whose labels are all hidden
-        (empty or -1, where -1 is no label of the task) is taken as unlabelled.
+        (empty, or -1 if that is no label of the task) counts as unlabelled.
 
     Raises:
         UserError: if a column is missing, or train or dev has no labels.
@@ -49,8 +49,8 @@ def build_table(
     optional = ({"label"} if split == "test" else set()) | ({"id"} - set(columns))
     wanted = [theirs for ours, theirs in names.items() if ours not in optional or theirs in source.columns]
     check_columns(place, source.columns, wanted, hint)
-    made_up = names["id"] not in source.columns
-    rows = [_renamed(row, names, split, made_up) for row in track(source.rows, f"reading {file}")]
+    generate_ids = names["id"] not in source.columns
+    rows = [_rename(row, names, split, generate_ids) for row in track(source.rows, f"reading {file}")]
     readable = [row.values["label"] for row in rows if not row.problem]
     labelled = names["label"] in source.columns and not _all_hidden(readable, task)
     if not labelled and split != "test":
@@ -67,15 +67,15 @@ def build_table(
     return pd.DataFrame(clean, columns=list(names)).astype(types), rejects
 
 
-def _renamed(row: RawRow, names: dict[str, str], split: str, made_up: bool) -> RawRow:
+def _rename(row: RawRow, names: dict[str, str], split: str, generate_ids: bool) -> RawRow:
     values = {ours: row.values.get(theirs) for ours, theirs in names.items()}
-    if made_up:
+    if generate_ids:
         values["id"] = f"{split}-{row.number}"
     return row._replace(values=values, raw=row.values if row.raw is None else row.raw)
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
-    """Yield `items` and show a progress bar meanwhile."""
+    """Yield `items` with a progress bar."""
     items = iter(items)
     with progress(description, total) as bar:
         while chunk := list(islice(items, CHUNK)):
@@ -83,23 +83,27 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
             bar.advance(len(chunk))
 
 
-def check_columns(place: str, found: Iterable[str], expected: Iterable[str], hint: str = "") -> None:
-    """Raise a UserError that lists the columns `found` at `place` unless each of `expected` is there exactly once."""
-    found, expected = list(found), list(expected)
+def check_columns(place: str, columns: Iterable[str], expected: Iterable[str], hint: str = "") -> None:
+    """Check that each of `expected` occurs exactly once among the `columns` of `place`.
+
+    Raises:
+        UserError: if it does not; the message lists the columns.
+    """
+    columns, expected = list(columns), list(expected)
     for name in expected:
-        if found.count(name) > 1:
-            raise UserError(f"{place}: found {found.count(name)} columns {name!r}, expected one; rename the others")
-    missing = [name for name in expected if name not in found]
+        if columns.count(name) > 1:
+            raise UserError(f"{place}: found {columns.count(name)} columns {name!r}, expected one; rename the others")
+    missing = [name for name in expected if name not in columns]
     if not missing:
         return
     guess = ""
-    if close := difflib.get_close_matches(missing[0], found, n=1, cutoff=0.5):
+    if close := difflib.get_close_matches(missing[0], columns, n=1, cutoff=0.5):
         guess = f"; did you mean {close[0]!r}?"
-    if between := [delimiter for delimiter in DELIMITERS if len(found) == 1 and delimiter in found[0]]:
+    if between := [delimiter for delimiter in DELIMITERS if len(columns) == 1 and delimiter in columns[0]]:
         guess = (
             f"; it looks as if {between[0]!r} stood between the columns: .csv files have ',' there, .tsv files a tab"
         )
-    listed = ", ".join(map(repr, found))[:MAX_LISTED] or "none"
+    listed = ", ".join(map(repr, columns))[:MAX_LISTED] or "none"
     raise UserError(f"{place}: found columns {listed}, expected {', '.join(map(repr, missing))}{guess}{hint}")
 
 
@@ -136,7 +140,7 @@ def _label(value: Any, task: Task) -> float:
 
 
 def _all_hidden(labels: list[Any], task: Task) -> bool:
-    """Whether no row has a label: all empty, or all -1 where that is none of the task's labels."""
+    """Return whether no row has a label: all are empty, or -1 if that is no label of the task."""
     texts = {"" if _is_missing(label) else str(label).strip() for label in labels}
     is_label = task.target.label_problem(-1.0) is None or "-1" in task.target.labels
     return bool(labels) and texts <= ({""} if is_label else {"", "-1", "-1.0"})

@@ -1,8 +1,8 @@
-"""The one row layout that every source is brought to, and the rows that can't be.
+"""The row layout that all sources are converted to, and rows that can't be converted.
 
 A table is a DataFrame, parquet on disk: `id: str, text: str, label: float64` for single sentences and
 `id: str, text_a: str, text_b: str, label: float64` for pairs. Texts have no outer white space and are not empty; ids
-are unique. In an unlabelled table every label is NaN, in all others none is.
+are unique. In an unlabelled table all labels are NaN, in others none is.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import whole_file
 
 SPLITS = ("train", "dev", "test")
-EXTRA = "extra_train"  # rows of data.extra_train, which join train when it is split
+EXTRA = "extra_train"  # rows of data.extra_train, which the stage split adds to train
 
 
 @dataclass(frozen=True)
 class Reject:
-    """A row that can't be used; `reason` is a short fixed phrase, `row` the number in the file, `raw` its text."""
+    """Rejected row: `reason` is a short fixed phrase, `row` its number in the file, `raw` its text."""
 
     task: str
     split: str
@@ -35,16 +35,16 @@ class Reject:
 
 
 class Unusable(Exception):
-    """A row can't be used; the message is the reason, a short fixed phrase."""
+    """Raised for a row that can't be used; the message is the reason, a short fixed phrase."""
 
 
 def clean_text(value: Any) -> str:
-    """A text as tables hold it: without outer white space.
+    """Return a text without outer white space.
 
     Raises:
-        Unusable: if it is missing, empty, no string, or holds half a character.
+        Unusable: if it is missing, empty, not a string, or not valid Unicode.
     """
-    if value is None or value != value:  # NaN is how pandas writes a missing text
+    if value is None or value != value:  # pandas represents missing texts by NaN
         raise Unusable("missing field")
     if not isinstance(value, str):
         raise Unusable("text is not a string")
@@ -53,20 +53,20 @@ def clean_text(value: Any) -> str:
         raise Unusable("empty text")
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, as JSON escapes can make one
+    except UnicodeEncodeError:  # a lone surrogate, which JSON escapes can contain
         raise Unusable("text is not Unicode") from None
     return text
 
 
 def is_labelled(frame: pd.DataFrame) -> bool:
-    """Whether the table has rows and labels."""
+    """Return whether the table has labelled rows."""
     return bool(frame["label"].notna().any())
 
 
 def write_table(frame: pd.DataFrame, path: str | Path) -> None:
-    """Write a table whole or not at all; the same rows give the same bytes.
+    """Write a table atomically; the same rows give the same bytes.
 
-    Columns are text, but for `label`. The index is dropped, and so is what pandas would add about itself.
+    All columns but `label` are text. The index and the metadata of pandas are dropped.
     """
     schema = pa.schema([(name, pa.float64() if name == "label" else pa.string()) for name in frame.columns])
     table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
@@ -78,9 +78,9 @@ def read_table(path: str | Path) -> pd.DataFrame:
     """Read a table that `write_table` wrote.
 
     Raises:
-        UserError: if there is none, or it is damaged.
+        UserError: if the file is missing or damaged.
     """
     try:
         return pq.read_table(need(path)).to_pandas()
-    except (OSError, ValueError, pa.ArrowException) as error:  # damaged names are no UTF-8, a ValueError
+    except (OSError, ValueError, pa.ArrowException) as error:  # a ValueError for names that are not UTF-8
         raise UserError(f"{path}: can't be read as a table ({error}); run the stage that writes it again") from error

@@ -1,4 +1,4 @@
-"""Token sequences of a task's rows: made once, and padded into batches."""
+"""Token sequences of a task's rows: tokenised once, padded when batches are made."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from torch import Tensor
 from bertrio.core.tasks import Task
 
 Tokens = dict[str, Tensor]
-FIELDS = ("input_ids", "token_type_ids")  # of what a tokenizer gives; the mask follows from lengths
-CHUNK = 1000  # rows that are tokenised together: what the tokenizer returns takes many times the room of the ids
+FIELDS = ("input_ids", "token_type_ids")  # fields of the tokenizer's output; the mask follows from lengths
+CHUNK = 1000  # rows tokenised at a time: the tokenizer's output needs many times the memory of the ids
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """One token sequence a row, all rows end to end, so that neither reading nor padding them needs a loop over rows.
+    """One token sequence for each row, all concatenated, so that padding needs no loop over rows.
 
     Attributes:
-        fields: `input_ids`, and `token_type_ids` where the tokenizer gives them: int32 [all tokens].
-        starts: where each row starts in them: int64 [N].
+        fields: `input_ids`, and `token_type_ids` if the tokenizer returns them: int32 [all tokens].
+        starts: position of each row's first token in `fields`: int64 [N].
         lengths: tokens of each row: int64 [N].
-        padding: the id that fills up short rows.
+        padding: id of the padding token.
     """
 
     fields: Mapping[str, np.ndarray]
@@ -37,39 +37,39 @@ class Sequences:
     padding: int
 
     def take(self, positions: np.ndarray) -> Sequences:
-        """The rows at these positions alone; the tokens themselves are shared, not copied."""
+        """Return only the rows at these positions; the tokens are shared, not copied."""
         return replace(self, starts=self.starts[positions], lengths=self.lengths[positions])
 
     def padded(self, rows: np.ndarray) -> Tokens:
-        """The rows at these positions, each field and `attention_mask` as int64 [B, T], T being the longest of them."""
+        """Return each field and `attention_mask` of the rows at these positions, int64 [B, T] with T the longest."""
         lengths = self.lengths[rows, None]
-        places = np.arange(lengths.max())
-        mask = places < lengths
-        at = (self.starts[rows, None] + places)[mask]
+        columns = np.arange(lengths.max())
+        mask = columns < lengths
+        positions = (self.starts[rows, None] + columns)[mask]
         tokens = {}
         for name, values in self.fields.items():
             padded = np.full(mask.shape, self.padding if name == "input_ids" else 0, dtype=np.int64)
-            padded[mask] = values[at]
+            padded[mask] = values[positions]
             tokens[name] = torch.from_numpy(padded)
         return {**tokens, "attention_mask": torch.from_numpy(mask.astype(np.int64))}
 
 
 def tokenise(frame: pd.DataFrame, task: Task, tokenizer: Any, max_length: int) -> tuple[Sequences, ...]:
-    """The rows as one set of sequences, or as two, one for each text, where the task's encoding is `bi`.
+    """Tokenise the rows into one set of sequences, or two (one for each text) if the task's encoding is `bi`.
 
     Args:
         frame: a row table (data/table.py).
-        task: what the rows belong to.
+        task: task of the rows.
         tokenizer: a transformers fast tokenizer.
-        max_length: tokens kept of each sequence (of a cross-encoded pair the longer text is cut first).
+        max_length: maximal tokens of a sequence (the longer text of a cross-encoded pair is truncated first).
     """
     texts = [frame[column].tolist() for column in task.text_columns]
-    together = [[text] for text in texts] if task.encoding == "bi" else [texts]
-    return tuple(_sequences(columns, tokenizer, max_length) for columns in together)
+    inputs = [[column] for column in texts] if task.encoding == "bi" else [texts]
+    return tuple(_sequences(columns, tokenizer, max_length) for columns in inputs)
 
 
 def _sequences(texts: Sequence[list[str]], tokenizer: Any, max_length: int) -> Sequences:
-    """The sequences of one text, or of two as a pair."""
+    """Tokenise single texts, or two lists of texts as pairs."""
     lengths: list[int] = []
     parts: dict[str, list[np.ndarray]] = defaultdict(list)
     for start in range(0, len(texts[0]), CHUNK):

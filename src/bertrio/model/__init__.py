@@ -1,1 +1,1 @@
-"""The model: encoder, pooling, a head a task."""
+"""The model: encoder, pooling and one head for each task."""

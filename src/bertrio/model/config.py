@@ -1,4 +1,4 @@
-"""bertrio.json: the description in a model folder, which replaces params.yaml when the model runs."""
+"""bertrio.json, the description of the model in a model folder; it replaces params.yaml for inference."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from bertrio.core.files import read_json
 from bertrio.core.options import Count, Group
 
 CONFIG_FILE = "bertrio.json"
-WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # what architectures call it: BERT, DistilBERT, T5, GPT-2
-OF_TRAINING = {"batch_size", "epochs", "data"}  # what is left out of a task's params
+WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # names of the hidden size in BERT, DistilBERT, T5 and GPT-2
+TRAINING_OPTIONS = {"batch_size", "epochs", "data"}  # left out of a task's params
 
 
 def _without_training(task: Any) -> Any:
-    """Return a task's block as `TaskParams` takes it: it wants a batch size, which a finished model has no use for."""
+    """Add the batch size that `TaskParams` requires but a saved model lacks."""
     return {"batch_size": 1, **task} if isinstance(task, dict) else task
 
 
 class EncoderConfig(Group):
-    """How texts are cut, and how their hidden states become one vector."""
+    """Length and pooling of the encoder."""
 
     pooling: PoolingName
     max_length: Count
@@ -35,11 +35,11 @@ class ModelConfig(Group):
     """Description of a trained model.
 
     Attributes:
-        format: of bertrio.json; to be raised when what it holds changes its meaning.
+        format: version of bertrio.json, raised when the meaning of its content changes.
         tasks: kind, target, encoding, head and loss of each task, as in params.yaml.
-        trained: the tasks whose heads have been trained; answers to the others would be random.
-        sharing: the layers that heads have in common.
-        encoder: pooling and length.
+        trained: tasks with a trained head; predictions of the others would be random.
+        sharing: layers that heads share.
+        encoder: pooling and maximal length.
     """
 
     format: Literal[1]
@@ -50,31 +50,31 @@ class ModelConfig(Group):
 
     @classmethod
     def from_params(cls, params: Params) -> ModelConfig:
-        """Describe a model that was trained with `params`."""
-        first = [params.prefinetune.task] if params.prefinetune.epochs else []
+        """Return the description of a model trained with `params`."""
+        pretrained = [params.prefinetune.task] if params.prefinetune.epochs else []
         return cls(
             format=1,
-            tasks={name: task.model_dump(exclude=OF_TRAINING) for name, task in params.tasks.items()},
-            trained=[name for name in params.tasks if name in (*params.trains, *first)],
+            tasks={name: task.model_dump(exclude=TRAINING_OPTIONS) for name, task in params.tasks.items()},
+            trained=[name for name in params.tasks if name in (*params.trains, *pretrained)],
             sharing=params.sharing,
             encoder=EncoderConfig(pooling=params.encoder.pooling, max_length=params.encoder.max_length),
         )
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of bertrio.json."""
-        return self.model_dump(exclude={"tasks": {"__all__": OF_TRAINING}})
+        return self.model_dump(exclude={"tasks": {"__all__": TRAINING_OPTIONS}})
 
 
 def read_model_config(folder: str | Path) -> ModelConfig:
     """Read the bertrio.json in `folder`.
 
     Raises:
-        UserError: if there is none, it is damaged, or an older version of bertrio wrote it.
+        UserError: if the file is missing, damaged, or written by an older version of bertrio.
     """
     path = need(Path(folder) / CONFIG_FILE)
     try:
         raw = read_json(path)
-        raw.pop("plugins", None)  # of folders that older versions wrote
+        raw.pop("plugins", None)  # written by older versions
         return ModelConfig.model_validate(raw)
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(
@@ -84,10 +84,10 @@ def read_model_config(folder: str | Path) -> ModelConfig:
 
 
 def encoder_width(folder: str | Path) -> int | None:
-    """Return H, the hidden size of a saved encoder, by its config.json; None where that calls it by none of `WIDTHS`.
+    """Return H, the hidden size in the config.json of a saved encoder, or None if that has none of `WIDTHS`.
 
     Raises:
-        UserError: if there is no such file, or it is damaged.
+        UserError: if the file is missing or damaged.
     """
     path = need(Path(folder) / "config.json")
     try:

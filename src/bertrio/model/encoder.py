@@ -1,4 +1,4 @@
-"""The encoder: any `AutoModel` of transformers that turns tokens into hidden states, and what is saved of it."""
+"""The encoder: any `AutoModel` of transformers that maps tokens to hidden states; loading and saving."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from bertrio.config import EncoderParams
 from bertrio.core.errors import UserError, need
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.lora import merged_weights
-from bertrio.model.names import loading, source_of
+from bertrio.model.names import encoder_source, loading
 from bertrio.model.pooling import POOLINGS
 from bertrio.model.tiny import start_by_matching, tiny_config
 
 Tokens = dict[str, Tensor]
 
-MANY_WORDS = 8192  # in a vocabulary whose gradient is worth keeping sparse: a batch has hundreds
+MANY_WORDS = 8192  # vocabulary size from which sparse gradients pay off: a batch has hundreds of words
 
-# What the architectures call the same two rates. Embeddings, layers and pooler share the first.
+# Names of the two rates in the architectures. Embeddings, layers and pooler share the first.
 DROPOUT_FIELDS = (
     "hidden_dropout_prob", "dropout", "hidden_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout",
 )  # fmt: skip
@@ -29,15 +29,15 @@ ATTENTION_DROPOUT_FIELDS = ("attention_probs_dropout_prob", "attention_dropout")
 
 
 class Encoder(nn.Module):
-    """A transformer with a pooling: tokens -> word embeddings -> hidden states -> one vector a text.
+    """Transformer and pooling: tokens -> word embeddings -> hidden states -> one vector for each text.
 
-    `embed` and `encode` are separate, so that a regularizer can perturb the word embeddings in between. They go in as
-    `inputs_embeds`, to which the model itself adds positions, token types and LayerNorm.
+    `embed` and `encode` are separate, so that a regularizer can perturb the word embeddings in between. `encode` passes
+    them as `inputs_embeds`, to which the transformer adds positions, token types and LayerNorm.
 
     Args:
         transformer: an encoder of transformers.
         pooling: `cls`, `mean` or `pooler`.
-        frozen: parameters get no gradient, and dropout stays off: the encoder is a fixed feature extractor.
+        frozen: use the encoder as a fixed feature extractor, without gradients and dropout.
 
     Raises:
         UserError: for pooling `pooler`, if the architecture has no pooler.
@@ -55,38 +55,38 @@ class Encoder(nn.Module):
         if frozen:
             self.requires_grad_(False)
         elif pooler is not None and pooling != "pooler":
-            pooler.requires_grad_(False)  # unused; kept for those who load the saved encoder
+            pooler.requires_grad_(False)  # unused here, but part of the saved encoder
 
     @property
     def size(self) -> int:
-        """H, the width of hidden states and pooled vectors."""
+        """Width H of hidden states and pooled vectors."""
         return self.transformer.config.hidden_size
 
     def train(self, mode: bool = True) -> Encoder:
         return super().train(mode and not self.frozen)
 
     def embed(self, tokens: Tokens) -> Tensor:
-        """Word embeddings [B, T, H], before positions and types.
+        """Return word embeddings [B, T, H], before positions and token types.
 
-        On the CPU the gradient of their matrix is sparse: the rows of the batch's tokens, a hundredth of them all. A
-        dense one has to be allocated, zeroed, added up and measured, which can be a fifth of a small encoder's step.
-        On a GPU, and where words are few, that is nothing; and sorting the rows would make a GPU's host wait.
+        On the CPU the gradient of a large embedding matrix is sparse, as a batch uses about a hundredth of its rows. A
+        dense one has to be allocated, zeroed, accumulated and measured, up to a fifth of a small encoder's step. On a
+        GPU and for small vocabularies this cost is negligible, and on a GPU sparse gradients need synchronisation.
         """
         words = self.transformer.get_input_embeddings()
-        if type(words) is nn.Embedding:  # a subclass may do more than look up
+        if type(words) is nn.Embedding:  # subclasses may do more than a lookup
             words.sparse = words.weight.is_cpu and words.num_embeddings >= MANY_WORDS
         return words(tokens["input_ids"])
 
     def encode(self, embeddings: Tensor, tokens: Tokens) -> Tensor:
-        """Pooled vectors [B, H] from word embeddings [B, T, H]."""
-        rest = {name: value for name, value in tokens.items() if name != "input_ids" and name in self._accepts}
-        return self.pooling(self.transformer(inputs_embeds=embeddings, **rest), tokens["attention_mask"])
+        """Return pooled vectors [B, H] for word embeddings [B, T, H]."""
+        extra = {name: value for name, value in tokens.items() if name != "input_ids" and name in self._accepts}
+        return self.pooling(self.transformer(inputs_embeds=embeddings, **extra), tokens["attention_mask"])
 
     def save(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, which `AutoModel.from_pretrained` loads; adapters are merged in."""
         from transformers import logging
 
-        logging.disable_progress_bar()  # writing takes less time than reading about it
+        logging.disable_progress_bar()  # writing is too fast for a progress bar
         with merged_weights(self.transformer) as weights:
             self.transformer.save_pretrained(str(folder), state_dict=weights)
 
@@ -95,11 +95,11 @@ def load_transformer(folder: str | Path, dropout: float | None = None, attention
     """Return an encoder from a folder with config.json and safetensors weights, in float32.
 
     Args:
-        folder: as written by `Encoder.save` or `save_pretrained`.
-        dropout, attention_dropout: replace the rates of the checkpoint; None keeps them.
+        folder: a folder written by `Encoder.save` or `save_pretrained`.
+        dropout, attention_dropout: new rates; None keeps those of the checkpoint.
 
     Raises:
-        UserError: if there is no such folder, or it is damaged.
+        UserError: if the folder is missing or damaged.
     """
     from transformers import AutoConfig, AutoModel
 
@@ -114,10 +114,10 @@ def initial_transformer(params: EncoderParams, vocab_size: int) -> Any:
 
     Args:
         params: the `encoder` group.
-        vocab_size: of the tokenizer.
+        vocab_size: vocabulary size of the tokenizer.
 
     Raises:
-        UserError: if the weights can't be had, do not fit the config, or have fewer embeddings than the tokenizer
+        UserError: if the weights can't be loaded, do not fit the config, or have fewer embeddings than the tokenizer
             has tokens.
     """
     from transformers import AutoModel
@@ -126,10 +126,10 @@ def initial_transformer(params: EncoderParams, vocab_size: int) -> Any:
 
 
 def initial_language_model(params: EncoderParams, vocab_size: int) -> tuple[Any, bool]:
-    """Return the same encoder under a head that predicts masked tokens, and whether that head is the checkpoint's own.
+    """Return the same encoder with a masked-language-model head, and whether all of the head is from the checkpoint.
 
-    What a checkpoint lacks of the head is drawn at random; the head is its own if it lacks nothing. Args and errors
-    as for `initial_transformer`.
+    Tensors of the head that the checkpoint lacks are initialised at random. Arguments and errors are those of
+    `initial_transformer`.
     """
     from transformers import AutoModelForMaskedLM
 
@@ -139,12 +139,12 @@ def initial_language_model(params: EncoderParams, vocab_size: int) -> tuple[Any,
 
 
 def _initial(params: EncoderParams, vocab_size: int, auto_class: Any) -> tuple[Any, set[str]]:
-    """Return the model as `auto_class` makes it, and the names of its tensors that no checkpoint gave."""
+    """Return the model of `auto_class`, and the names of its tensors that are not from a checkpoint."""
     if params.name == "tiny":
         model = auto_class.from_config(tiny_config(params.tiny, vocab_size))
         start_by_matching(model.base_model)
         return model, set(model.state_dict())
-    with source_of(params.name, params.revision, "weights") as source:
+    with encoder_source(params.name, params.revision, "weights") as source:
         model, missing = _from_folder(auto_class, source)
     rows = model.get_input_embeddings().num_embeddings
     if rows < vocab_size:
@@ -155,11 +155,11 @@ def _initial(params: EncoderParams, vocab_size: int, auto_class: Any) -> tuple[A
 
 
 def _from_folder(auto_class: Any, folder: str, **options: Any) -> tuple[Any, set[str]]:
-    """Return the model of a folder in float32, and the names of its tensors that the folder lacks: of a head or pooler.
+    """Return the model in a folder in float32, and the names of head and pooler tensors that the folder lacks.
 
     Raises:
-        ValueError: if tensors of the encoder are missing or of other shapes than its config says; transformers by
-            itself draws them at random, or names them in a log alone.
+        ValueError: if tensors of the encoder are missing or their shapes differ from the config. Transformers would
+            initialise them at random, with a warning in the log at most.
     """
     model, report = auto_class.from_pretrained(
         folder,
@@ -172,21 +172,21 @@ def _from_folder(auto_class: Any, folder: str, **options: Any) -> tuple[Any, set
     )
     prefix = "" if model.base_model is model else f"{model.base_model_prefix}."
     body = {prefix + name for name in model.base_model.state_dict() if "pooler" not in name}
-    unfit = body.intersection(report["missing_keys"]).union(name for name, *_ in report["mismatched_keys"])
-    if unfit:
-        raise ValueError(f"config.json does not fit the weights: {len(unfit)} tensors, such as {min(unfit)}")
+    misfits = body.intersection(report["missing_keys"]).union(name for name, *_ in report["mismatched_keys"])
+    if misfits:
+        raise ValueError(f"config.json does not fit the weights: {len(misfits)} tensors, such as {min(misfits)}")
     return model, set(report["missing_keys"])
 
 
 def recompute_hidden_states(transformer: Any) -> None:
-    """Keep no hidden states inside of a layer for the backward pass, but compute them again (Chen et al. 2016).
+    """Recompute hidden states inside layers in the backward pass instead of storing them (Chen et al. 2016).
 
     Raises:
-        UserError: if the architecture can't.
+        UserError: if the architecture does not support it.
     """
     if not transformer.supports_gradient_checkpointing:
         raise UserError(f"encoder.checkpointing: {transformer.config.model_type} models can't do that; set it to false")
-    # the method's older name, which goes away in transformers 6, is the only one in the first of 5
+    # the older name is removed in transformers 6, the newer one is missing in early versions of 5
     name = "activation" if hasattr(transformer, "activation_checkpointing_enable") else "gradient"
     getattr(transformer, f"{name}_checkpointing_enable")({"use_reentrant": False})
 
@@ -195,19 +195,19 @@ def check_length(config: Any, tokens: int, param: str) -> None:
     """Check that the architecture has positions for texts of `tokens` tokens.
 
     Raises:
-        UserError: naming `param`, which asks for them.
+        UserError: if it has fewer; the message names `param`.
     """
-    most = getattr(config, "max_position_embeddings", None)
-    if not most or getattr(config, "position_biased_input", True) is False:  # DeBERTa-v3 has relative positions alone
+    limit = getattr(config, "max_position_embeddings", None)
+    if not limit or getattr(config, "position_biased_input", True) is False:  # DeBERTa-v3 has only relative positions
         return
     if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet"):
-        most -= config.pad_token_id + 1  # they count positions from behind the padding id
-    if tokens > most:
-        raise UserError(f"{param}: found {tokens}, but this encoder has positions for {most} tokens at most")
+        limit -= config.pad_token_id + 1  # their positions start after the padding id
+    if tokens > limit:
+        raise UserError(f"{param}: found {tokens}, but this encoder has positions for {limit} tokens at most")
 
 
 def set_dropout(config: Any, dropout: float | None, attention_dropout: float | None) -> None:
-    """Set the dropout rates in a config, whatever its architecture calls them; None leaves them."""
+    """Set the dropout rates in the config of any architecture; None leaves a rate unchanged."""
     for fields, value in ((DROPOUT_FIELDS, dropout), (ATTENTION_DROPOUT_FIELDS, attention_dropout)):
         for field in fields:
             if value is not None and hasattr(config, field):

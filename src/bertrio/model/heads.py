@@ -1,13 +1,13 @@
-r"""Heads: `(*pooled [B, H]) -> HeadOutput`, one a task, from one pooled vector u or from two, u and v.
+r"""Heads: `(*pooled [B, H]) -> HeadOutput`, one for each task, on one pooled vector u or two, u and v.
 
-All but `cosine` have one shape:
+All but `cosine` have the same structure:
 
     u (, v) -> projection -> features -> dropout -> depth x (linear, activation, dropout) -> linear -> outputs
 
-where the projection, a linear layer and the activation on each vector, is left out unless asked for. Heads differ in
-their features, which are the class's one method. Two tasks can share their projection or their fusion, the layer that
-joins two sentences: `build_heads`. A head's options are arguments of its class, as annotated. To add a head, write the
-class and add it to `HEADS`.
+where the projection, a linear layer and the activation on each vector, is optional. Heads differ in `features`, the one
+method of their class. Tasks can share their projection or their fusion, the layer that joins two sentences, see
+`build_heads`. A head's options are the annotated arguments of its class. To add a head, write the class and add it to
+`HEADS`.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ Depth = Annotated[Whole, Field(ge=0)]
 
 
 def cosine_similarity(u: Tensor, v: Tensor) -> Tensor:
-    r"""The cosine of the angle between each row of u and of v, both [B, H]: [B], from -1 to 1, in float32.
+    r"""Cosine of the angle between each row of u and v, both [B, H]: [B], from -1 to 1, in float32.
 
     .. math:: \cos(u, v) = \frac{u \cdot v}{\max(\|u\|, \epsilon) \max(\|v\|, \epsilon)}, \quad \epsilon = 10^{-8}
 
-    "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.1, which guards the product of the norms;
-    each norm is guarded here, as torch does. Rounding can push the result past 1 by a few 1e-7. A zero vector has
-    cosine 0 with any other; its gradient there is finite but of the order of 1 / epsilon.
+    "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.1. The paper bounds the product of
+    the norms; here each norm is bounded, as in torch. Rounding can push the result past 1 by a few 1e-7. A zero vector
+    has cosine 0 with any other; its gradient there is finite but of the order of 1 / epsilon.
     """
     return F.cosine_similarity(u.float(), v.float(), dim=-1, eps=1e-8)
 
 
 class Head(nn.Module):
-    """What all heads have: an activation, a dropout rate of their own, and an optional projection.
+    """Base class of heads, with an activation, dropout and an optional projection.
 
-    A subclass is called `(hidden_size, target, size, dropout, **options)`.
+    The arguments of a subclass are `(hidden_size, target, size, dropout, **options)`.
     """
 
-    vectors: ClassVar[int]  # pooled vectors it takes
-    options: ClassVar[tuple[str, ...]]  # the arguments that a user may set
-    shareable: ClassVar[frozenset[str]]  # which of its linear layers another task may use as well
+    vectors: ClassVar[int]  # number of pooled vectors
+    options: ClassVar[tuple[str, ...]]  # arguments that users may set
+    shareable: ClassVar[frozenset[str]]  # linear layers that other tasks may share
 
     def __init__(self, hidden_size: int, dropout: float, activation: str, projection: bool) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Head(nn.Module):
         self.projection = nn.Linear(hidden_size, hidden_size) if projection else None
 
     def project(self, pooled: Sequence[Tensor]) -> list[Tensor]:
-        """The same linear layer and activation on each vector [B, H], or the vectors as they are."""
+        """Apply the projection, if there is one, to each vector [B, H]."""
         if self.projection is None:
             return list(pooled)
         return [self.activation(self.projection(vector)) for vector in pooled]
@@ -77,20 +77,20 @@ class FeedForward(Head, ABC):
 
     Args:
         hidden_size: H.
-        target: not looked at: `size` says all.
-        size: how many outputs.
+        target: ignored, part of the common signature.
+        size: number of outputs.
         dropout: rate on the features and on each hidden layer.
-        depth: how many hidden layers; None is the fewest that the head has.
-        width: units of each hidden layer; None is H. Of no effect at depth 0.
-        activation: name in ACTIVATIONS, of hidden layers and projection.
-        projection: whether each vector passes a linear layer H to H and the activation first.
+        depth: number of hidden layers; None for `min_depth`.
+        width: units of each hidden layer; None for H. Ignored at depth 0.
+        activation: name in ACTIVATIONS, for hidden layers and projection.
+        projection: apply a linear layer H to H and the activation to each vector first.
 
     Raises:
-        ValueError: if `depth` is below the fewest.
+        ValueError: if `depth` is below `min_depth`.
     """
 
     vectors = 2
-    least_depth: ClassVar[int] = 0
+    min_depth: ClassVar[int] = 0
     options: ClassVar[tuple[str, ...]] = ("depth", "width", "activation", "projection")
     shareable = frozenset({"projection", "fusion"})
 
@@ -106,10 +106,10 @@ class FeedForward(Head, ABC):
         projection: bool = False,
     ) -> None:
         super().__init__(hidden_size, dropout, activation, projection)
-        depth = self.least_depth if depth is None else depth
+        depth = self.min_depth if depth is None else depth
         width = hidden_size if width is None else width
-        if depth < self.least_depth:
-            raise ValueError(f"head_options.depth: expected {self.least_depth} or more, found {depth}; linear has none")
+        if depth < self.min_depth:
+            raise ValueError(f"head_options.depth: expected {self.min_depth} or more, found {depth}; linear has none")
         joined = self.features(*[torch.zeros(1, hidden_size)] * self.vectors).shape[-1]
         self.hidden = nn.ModuleList(nn.Linear(width if layer else joined, width) for layer in range(depth))
         self.output = nn.Linear(width if depth else joined, size)
@@ -117,7 +117,7 @@ class FeedForward(Head, ABC):
     @staticmethod
     @abstractmethod
     def features(*vectors: Any, **names: Any) -> Tensor:
-        """The vectors [B, H] made one: [B, F]."""
+        """Combine the vectors [B, H] into features [B, F]."""
 
     def forward(self, *pooled: Tensor) -> HeadOutput:
         state = self.dropout(self.features(*self.project(pooled)))
@@ -132,14 +132,14 @@ class Mlp(FeedForward):
     .. math:: o = W_2 \, a(W_1 u)
 
     at depth 1, with a the activation and biases left out. "BERT++: Trustworthy MultiTask Learning with BERT", section
-    4.3.1 (additional layers in prediction heads). Arguments as for `FeedForward`; `depth` is at least 1.
+    4.3.1 (additional layers in prediction heads). Arguments as in `FeedForward`; `depth` is at least 1.
     """
 
     vectors = 1
-    least_depth = 1
-    # No projection: one more hidden layer does the same
+    min_depth = 1
+    # No projection: it would be one more hidden layer
     options: ClassVar[tuple[str, ...]] = ("depth", "width", "activation")
-    shareable = frozenset({"fusion"})  # of a cross-encoded pair, which the encoder has joined already
+    shareable = frozenset({"fusion"})  # the encoder has already joined a cross-encoded pair
 
     @staticmethod
     def features(u: Tensor) -> Tensor:
@@ -154,17 +154,17 @@ class Linear(Mlp):
     Devlin et al. 2019, "BERT: Pre-training of Deep Bidirectional Transformers for Language Understanding", section 4.1.
     """
 
-    least_depth = 0
+    min_depth = 0
     options = ()
     shareable = frozenset()
 
 
 class Concat(FeedForward):
-    r"""The two vectors side by side.
+    r"""Concatenation of the two vectors.
 
     .. math:: o = W [u; v]
 
-    "BERT and Beyond: A Study of Multitask Learning Strategies for NLP", section 3.2. Arguments as for `FeedForward`.
+    "BERT and Beyond: A Study of Multitask Learning Strategies for NLP", section 3.2. Arguments as in `FeedForward`.
     """
 
     @staticmethod
@@ -173,12 +173,12 @@ class Concat(FeedForward):
 
 
 class Siamese(FeedForward):
-    r"""The two vectors and their distance in each dimension.
+    r"""The two vectors and their absolute difference.
 
     .. math:: o = W [u; v; |u - v|]
 
     Reimers and Gurevych 2019, "Sentence-BERT: Sentence Embeddings using Siamese BERT-Networks", section 3,
-    classification objective. Arguments as for `FeedForward`.
+    classification objective. Arguments as in `FeedForward`.
     """
 
     @staticmethod
@@ -187,12 +187,12 @@ class Siamese(FeedForward):
 
 
 class SiameseProduct(FeedForward):
-    r"""The two vectors, their distance and their product in each dimension.
+    r"""The two vectors, their absolute difference and their elementwise product.
 
     .. math:: o = W [u; v; |u - v|; u * v]
 
     Conneau et al. 2017, "Supervised Learning of Universal Sentence Representations from Natural Language Inference
-    Data", section 3.1; in Reimers and Gurevych 2019, section 6, the product did not help. Arguments as for
+    Data", section 3.1; in Reimers and Gurevych 2019, section 6, the product did not help. Arguments as in
     `FeedForward`.
     """
 
@@ -202,13 +202,13 @@ class SiameseProduct(FeedForward):
 
 
 class SiameseCosine(FeedForward):
-    r"""The two vectors, their distance in each dimension, and their cosine.
+    r"""The two vectors, their absolute difference and their cosine.
 
     .. math:: o = W [u; v; |u - v|; \cos(u, v)]
 
     "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.1, combined fine-tuning. The paper's joint
-    layer is this head for both pair tasks, with `activation` leaky_relu and a shared fusion (so depth 1):
-    o = W_t LeakyReLU(W [u; v; |u - v|; cos]). Arguments as for `FeedForward`.
+    layer is this head for both pair tasks, with `activation` leaky_relu and a shared fusion (hence depth 1):
+    o = W_t LeakyReLU(W [u; v; |u - v|; cos]). Arguments as in `FeedForward`.
     """
 
     @staticmethod
@@ -216,12 +216,12 @@ class SiameseCosine(FeedForward):
         return torch.cat((u, v, (u - v).abs(), cosine_similarity(u, v).unsqueeze(-1)), dim=-1)
 
 
-# Scalings: `(cosine [B], target, scale, threshold) -> output [B]` on the scale that the target's `predict` reads.
+# Scalings: `(cosine [B], target, scale, threshold) -> output [B]`, the input of the target's `predict`.
 Scaling = Callable[[Tensor, Any, float, float], Tensor]
 
 
 def score_relu(cosine: Tensor, target: Score, scale: float, threshold: float) -> Tensor:
-    r"""The score as the positive part of the cosine, from low to high.
+    r"""Score in proportion to the positive part of the cosine, from low to high.
 
     .. math:: o = l + (h - l) \max(\cos, 0)
 
@@ -232,18 +232,18 @@ def score_relu(cosine: Tensor, target: Score, scale: float, threshold: float) ->
 
 
 def score_sigmoid(cosine: Tensor, target: Score, scale: float, threshold: float) -> Tensor:
-    r"""The score as the sigmoid of the scaled cosine, from low to high.
+    r"""Score in proportion to the sigmoid of the scaled cosine, from low to high.
 
     .. math:: o = l + (h - l) \, \sigma(s \cos)
 
-    "BERT++: Trustworthy MultiTask Learning with BERT", sections 4.3.5 and 5. Scores reach only from sigma(-s) to
-    sigma(s) of the range: at s = 1, which the paper found too narrow, from 27 % to 73 %.
+    "BERT++: Trustworthy MultiTask Learning with BERT", sections 4.3.5 and 5. Scores cover only sigma(-s) to
+    sigma(s) of the range: at s = 1, 27 % to 73 %, which the paper found too narrow.
     """
     return target.low + (target.high - target.low) * (scale * cosine).sigmoid()
 
 
 def score_affine(cosine: Tensor, target: Score, scale: float, threshold: float) -> Tensor:
-    r"""The score as a straight line in the cosine, low at -1 and high at 1.
+    r"""Score as a linear function of the cosine, low at -1 and high at 1.
 
     .. math:: o = l + (h - l) (\cos + 1) / 2
 
@@ -253,23 +253,23 @@ def score_affine(cosine: Tensor, target: Score, scale: float, threshold: float) 
 
 
 def binary_relu(cosine: Tensor, target: Binary, scale: float, threshold: float) -> Tensor:
-    r"""The positive part of the cosine as the probability of yes; the output is its logit.
+    r"""Logit of the positive class, whose probability is the positive part of the cosine.
 
     .. math:: o = \log \frac{p}{1 - p}, \quad p = \min(\max(\cos, \epsilon), 1 - \epsilon), \quad \epsilon = 10^{-6}
 
-    "BERT++: Trustworthy MultiTask Learning with BERT", section 4.3.5; the clamp is added here and keeps the logit
-    finite. The gradient vanishes where it holds: a pair with a cosine of 0 or less learns nothing, whatever its label.
+    "BERT++: Trustworthy MultiTask Learning with BERT", section 4.3.5; the clamp is added here to keep the logit
+    finite. The gradient vanishes where it is active: pairs with a cosine of 0 or less do not train the model.
     """
     return cosine.logit(eps=1e-6)
 
 
 def binary_logit(cosine: Tensor, target: Binary, scale: float, threshold: float) -> Tensor:
-    r"""The cosine above the threshold, scaled, as the logit of yes.
+    r"""Logit of the positive class: the scaled difference of cosine and threshold.
 
     .. math:: o = s (\cos - t)
 
     "BERT++: Trustworthy MultiTask Learning with BERT", section 4.4 (a sigmoid over the cosine in the loss), with s = 1
-    and t = 0; both are free here, as with s = 1 probabilities reach only from 27 % to 73 %.
+    and t = 0. Both are options here, because with s = 1 probabilities cover only 27 % to 73 %.
     """
     return scale * (cosine - threshold)
 
@@ -281,24 +281,24 @@ SCALINGS: dict[type[Target], dict[str, Scaling]] = {
 
 
 class Cosine(Head):
-    r"""Dropout on each vector, the projection if asked for, their cosine, and a scaling of it to the target.
+    r"""Dropout on each vector, the optional projection, their cosine, and its scaling to the target.
 
     .. math:: o = f(\cos(u', v')), \quad u' = a(W u)
 
     "BERT++: Trustworthy MultiTask Learning with BERT", section 4.3.5: linear layers with dropout, activation, cosine.
-    After a projection with `relu` no cosine is below 0. The raw cosine goes along in the HeadOutput. Without
-    projection the head has no parameters: the encoder alone learns.
+    After a projection with `relu` no cosine is below 0. The HeadOutput includes the raw cosine. Without projection
+    the head has no parameters, and only the encoder is trained.
 
     Args:
         hidden_size: H.
         target: a score or a binary target.
         size: 1.
         dropout: rate on each vector.
-        activation: name in ACTIVATIONS, of the projection.
-        projection: whether each vector passes a linear layer H to H and the activation.
-        scaling: name in SCALINGS for the kind of target.
-        scale: factor on the cosine, above 0, in the scalings `sigmoid` and `logit`; the others don't look at it.
-        threshold: cosine of an even guess, from -1 to 1, in the scaling `logit`; the others don't look at it.
+        activation: name in ACTIVATIONS, for the projection.
+        projection: apply a linear layer H to H and the activation to each vector.
+        scaling: name in SCALINGS for the type of target.
+        scale: factor on the cosine, above 0, for the scalings `sigmoid` and `logit`; others ignore it.
+        threshold: cosine at probability 0.5, from -1 to 1, for the scaling `logit`; others ignore it.
 
     Raises:
         ValueError: if there is no scaling for the target, `scaling` is not one of them, or `size` is not 1.
@@ -354,7 +354,7 @@ SHARES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A head to be built: its `name`, the task's `target`, how many outputs, its dropout, and its options."""
+    """Specification of a head: `name`, the task's `target`, number of outputs (`size`), dropout and options."""
 
     name: str
     target: Target
@@ -365,39 +365,39 @@ class HeadSpec:
 
 @lru_cache
 def head_options(name: str) -> type[Group]:
-    """Return the options that a user may set for head `name`."""
+    """Return the type of the options that users may set for head `name`."""
     return options_of(HEADS[name].__init__, HEADS[name].options)
 
 
 def build_heads(
     specs: Mapping[str, HeadSpec], hidden_size: int, share: str = "none", share_tasks: Sequence[str] = ()
 ) -> dict[str, nn.Module]:
-    """Return the heads of all tasks, some of which may use one and the same linear layer.
+    """Return the heads of all tasks, some of which may share linear layers.
 
     `projection` is the layer on the sentence vectors, `fusion` the first hidden layer, which joins the two sentences.
-    Heads get the layers that they share by `options_to_share`. Only the linear layer is shared; activation, dropout
-    and all else stay each task's own. "BERT++: Trustworthy MultiTask Learning with BERT", section 5 (both); "BERT With
+    `options_to_share` gives heads these layers. Only linear layers are shared; activation, dropout and other layers
+    belong to each task. "BERT++: Trustworthy MultiTask Learning with BERT", section 5 (both); "BERT With
     Multitask Fine-Tuning and Loss Construction", section 4.2.1 (the fusion).
 
-    A shared layer is one module in several heads: `parameters()` yields it once, under the name that it has in the
-    first of them, and `state_dict()` holds it under each of its names.
+    A shared layer is one module in several heads: `parameters()` yields it once, under its name in the first head, and
+    `state_dict()` contains it under each of its names.
 
     Args:
-        specs: by task. Heads draw all their layers, shared or not, from the global generator in this order; the layer
-            that all use is that of the first of them.
+        specs: specifications by task. All heads draw their layers, shared or not, from the global generator in this
+            order; sharing tasks use the layer of the first of them.
         hidden_size: H.
         share: none, projection, fusion or both.
-        share_tasks: the tasks that share, two or more in any order; not looked at if `share` is none.
+        share_tasks: two or more tasks that share, in any order; ignored if `share` is none.
 
     Raises:
-        ValueError: if a head does not fit its options or target, or can't share what is asked for; if fusions to be
-            shared differ in width.
+        ValueError: if a head does not fit its options or target, or can't share the layer; if shared fusions differ in
+            width.
     """
     parts, sharing = SHARES[share], [task for task in specs if task in share_tasks]
     for task, part in itertools.product(sharing, parts):
         if part not in HEADS[specs[task].name].shareable:
-            able = ", ".join(name for name, head in HEADS.items() if part in head.shareable)
-            raise ValueError(f"task {task}: head {specs[task].name} can't share a {part}; can: {able}")
+            capable = ", ".join(name for name, head in HEADS.items() if part in head.shareable)
+            raise ValueError(f"task {task}: head {specs[task].name} can't share a {part}; can: {capable}")
     heads: dict[str, Any] = {task: _build_head(spec, hidden_size) for task, spec in specs.items()}
     if "projection" in parts:
         for task in sharing[1:]:
@@ -405,9 +405,9 @@ def build_heads(
     if "fusion" in parts:
         widths = {task: (heads[task].hidden[0].in_features, heads[task].hidden[0].out_features) for task in sharing}
         if len(set(widths.values())) > 1:
-            found = ", ".join(f"{task} {inputs} to {outputs}" for task, (inputs, outputs) in widths.items())
+            listed = ", ".join(f"{task} {inputs} to {outputs}" for task, (inputs, outputs) in widths.items())
             raise ValueError(
-                f"tasks that share a fusion need the same widths, found {found}; give them the same head and "
+                f"tasks that share a fusion need the same widths, found {listed}; give them the same head and "
                 "head_options.width"
             )
         for task in sharing[1:]:
@@ -416,7 +416,7 @@ def build_heads(
 
 
 def options_to_share(options: Mapping[str, Any], parts: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a head that has the layers `parts`, of projection and fusion, to share.
+    """Return the options of a head, changed so that it has the layers `parts` (projection, fusion) to share.
 
     Raises:
         ValueError: if the options rule out such a layer.

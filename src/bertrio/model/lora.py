@@ -1,9 +1,9 @@
-r"""LoRA: adapters of low rank that train in place of an encoder's weights, through peft.
+r"""LoRA: low-rank adapters, trained instead of an encoder's weights, through peft.
 
 .. math:: W' = W + \frac{\alpha}{r} B A
 
 with A [r, in] and B [out, r]. Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1. B
-starts at zero, so that training starts at the encoder as it was. What is saved is W', an encoder like any other.
+is initialised with zeros, so that training starts from the unchanged encoder. Saved encoders have the weights W'.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from bertrio.core.errors import UserError, missing_package
 
 
 def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, targets: list[str] | None) -> None:
-    """Freeze `transformer` and put trainable adapters beside its linear layers, in place.
+    """Freeze `transformer` and add trainable adapters to its linear layers, in place.
 
     Args:
         transformer: an encoder of transformers.
         rank: r, 1 or more.
-        alpha: scales the adapters, by alpha / r.
-        dropout: rate on what goes into an adapter.
-        targets: ends of the names of the linear layers, such as `query`; None for peft's choice for the architecture.
+        alpha: numerator of the adapters' scale alpha / r.
+        dropout: rate on the input of an adapter.
+        targets: suffixes of the names of linear layers, such as `query`; None for peft's choice for the architecture.
 
     Raises:
-        UserError: if peft is not installed, or finds no such layers.
+        UserError: if peft is not installed or finds no such layers.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise missing_package("encoder.lora", ["peft"], "lora") from error
-    scale: Any = alpha  # peft declares an int and takes any number
+    scale: Any = alpha  # peft declares an int but accepts any number
     config = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=targets)
     try:
         inject_adapter_in_model(config, transformer)
@@ -44,7 +44,7 @@ def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, ta
 
 @contextmanager
 def merged_weights(transformer: Any) -> Iterator[dict[str, Tensor]]:
-    """Yield the weights of `transformer` under their own names, with adapters added in."""
+    """Yield the weights of `transformer` under their original names, with adapters merged in."""
     adapted = [module for module in transformer.modules() if hasattr(module, "base_layer")]
     for module in adapted:
         module.merge(safe_merge=True)

@@ -1,4 +1,4 @@
-"""One encoder with a head for each task, and the folder that a trained model is saved in."""
+"""One encoder with a head for each task, and the folder of a saved model."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ HEADS_FILE = "heads.safetensors"
 
 @dataclass(frozen=True)
 class Block:
-    """The texts of one or several batches as one batch of tokens, so that one pass of the encoder does for all.
+    """Texts of one or several batches as one batch of tokens, for a single pass of the encoder.
 
     Args:
-        tokens: all texts, one below the other, padded to the longest: [N, T].
-        layout: for each batch its task and how many of the rows each of its inputs has (two for a pair encoded apart).
+        tokens: the texts of all inputs, padded to the longest: [N, T].
+        layout: for each batch its task, and the number of rows of each input (two inputs for a bi-encoded pair).
     """
 
     tokens: Tokens
     layout: tuple[tuple[str, tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, batches: Sequence[tuple[str, tuple[Tokens, ...]]]) -> Block:
-        """The block of `(task, inputs)` of each batch."""
-        inputs = [tokens for _, of in batches for tokens in of]
-        layout = tuple((task, tuple(len(tokens["input_ids"]) for tokens in of)) for task, of in batches)
-        if len(inputs) == 1:
-            return cls(inputs[0], layout)
-        width = max(tokens["input_ids"].shape[1] for tokens in inputs)
-        # The id of what pads is of no account: the attention mask, padded with 0 as well, hides it
+    def from_batches(cls, batches: Sequence[tuple[str, tuple[Tokens, ...]]]) -> Block:
+        """Make a block of `(task, inputs)` of each batch."""
+        parts = [tokens for _, inputs in batches for tokens in inputs]
+        layout = tuple((task, tuple(len(tokens["input_ids"]) for tokens in inputs)) for task, inputs in batches)
+        if len(parts) == 1:
+            return cls(parts[0], layout)
+        width = max(tokens["input_ids"].shape[1] for tokens in parts)
+        # Any padding id will do, as the attention mask is padded with 0 as well
         padded = {
-            name: torch.cat([F.pad(tokens[name], (0, width - tokens[name].shape[1])) for tokens in inputs])
-            for name in inputs[0]
+            name: torch.cat([F.pad(tokens[name], (0, width - tokens[name].shape[1])) for tokens in parts])
+            for name in parts[0]
         }
         return cls(padded, layout)
 
 
 class TaskHeads(nn.ModuleDict):
-    """Heads by task, registered as `task_<name>`, since a module has attributes that a task may be called like."""
+    """Heads by task, registered as `task_<name>` to avoid clashes with attributes of the module."""
 
     def __setitem__(self, task: str, head: nn.Module) -> None:
         self.add_module(f"task_{task}", head)
@@ -70,15 +70,15 @@ class TaskHeads(nn.ModuleDict):
         return (name.removeprefix("task_") for name in self._modules)
 
     def tensors(self, tasks: Iterable[str]) -> dict[str, Tensor]:
-        """Return parameters and buffers of the heads of `tasks` as `<task>.<name>`, the names in files."""
+        """Return parameters and buffers of the heads of `tasks` as `<task>.<name>`, as in heads.safetensors."""
         return {f"{task}.{name}": value for task in tasks for name, value in self[task].state_dict().items()}
 
 
 class MultitaskModel(nn.Module):
-    """An encoder that all tasks share, and `heads` and `targets` by task name.
+    """Shared encoder, with `heads` and `targets` by task name.
 
-    Heads run in float32 on pooled vectors that may come out of bf16 autocast. Heads may share layers, whose parameters
-    then stand in `state_dict()` once for each of them, and in `parameters()` once.
+    Heads run in float32; the encoder may run under bf16 autocast. `state_dict()` contains layers that heads share once
+    for each head, `parameters()` only once.
     """
 
     def __init__(
@@ -89,39 +89,39 @@ class MultitaskModel(nn.Module):
         self.to(runtime.device)
 
     def embed(self, tokens: Tokens) -> Tensor:
-        """Word embeddings [B, T, H]."""
+        """Return word embeddings [B, T, H]."""
         return self.encoder.embed(tokens)
 
     def encode(self, embeddings: Tensor, tokens: Tokens) -> Tensor:
-        """Pooled vectors [B, H], in float32."""
+        """Return pooled vectors [B, H], in float32."""
         with self.runtime.autocast():
             pooled = self.encoder.encode(embeddings, tokens)
         return pooled.float()
 
     def from_embeddings(self, embeddings: Tensor, block: Block) -> list[HeadOutput]:
-        """The outputs for each batch of `block` from word embeddings [N, T, H] of its tokens."""
+        """Return the outputs of each batch in `block` for word embeddings [N, T, H] of its tokens."""
         return self.from_pooled(self.encode(embeddings, block.tokens), block)
 
     def from_pooled(self, pooled: Tensor, block: Block) -> list[HeadOutput]:
-        """The same from pooled vectors [N, H]."""
+        """Return the outputs of each batch in `block` for pooled vectors [N, H]."""
         vectors = iter(pooled.split([rows for _, sizes in block.layout for rows in sizes]))
         return [self.heads[task](*[next(vectors) for _ in sizes]) for task, sizes in block.layout]
 
     def forward(self, task: str, inputs: tuple[Tokens, ...]) -> HeadOutput:
-        """The outputs of `task` for the inputs of one batch: one encoder pass, then the task's head."""
-        block = Block.of([(task, inputs)])
+        """Return the outputs of `task` for the inputs of a batch: one encoder pass, then the task's head."""
+        block = Block.from_batches([(task, inputs)])
         return self.from_embeddings(self.embed(block.tokens), block)[0]
 
 
 def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) -> MultitaskModel:
-    """The model that `params` describes, the encoder from `encoder_folder`, fresh heads from the global generator."""
+    """Build a model with the encoder in `encoder_folder` and new heads, initialised from the global generator."""
     options = params.encoder
     transformer = load_transformer(encoder_folder, options.dropout, options.attention_dropout)
     check_length(transformer.config, options.max_length, "encoder.max_length")
     if options.checkpointing:
         recompute_hidden_states(transformer)
     encoder, heads, targets = _parts(params, transformer, options.frozen)
-    if options.lora.rank:  # after the heads, so that they start alike with and without
+    if options.lora.rank:  # after the heads, so that their initial weights do not depend on it
         add_lora(transformer, **options.lora.model_dump())
     model = MultitaskModel(encoder, heads, targets, runtime)
     if options.compile:
@@ -130,29 +130,29 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
 
 
 def load_model(folder: str | Path, runtime: Runtime) -> MultitaskModel:
-    """The trained model that `save_model` wrote, without dropout. The global generators stay as they are.
+    """Load a model that `save_model` wrote, in evaluation mode; the global generators are unaffected.
 
-    What LoRA trained stands merged in its encoder, which has no adapters any more.
+    LoRA adapters are already merged into the encoder.
 
     Raises:
-        UserError: if there is none, or a part of it is missing or damaged.
+        UserError: if there is no such model, or a part of it is missing or damaged.
     """
     folder = Path(folder)
     heads = need(folder / HEADS_FILE)
     config = read_model_config(folder)
-    with torch.random.fork_rng(devices=[]):  # weights that are drawn only to be replaced
+    with torch.random.fork_rng(devices=[]):  # initial weights are replaced below
         model = MultitaskModel(*_parts(config, load_transformer(folder / "encoder")), runtime)
     load_heads(model, folder)
-    lost = sorted(set(model.heads.tensors(model.heads)) - set(_read_heads(heads)))
-    if lost:
-        raise UserError(f"{heads}: lacks {lost[0]}, which {CONFIG_FILE} names; run the finetune stage again")
+    missing = sorted(set(model.heads.tensors(model.heads)) - set(_read_heads(heads)))
+    if missing:
+        raise UserError(f"{heads}: lacks {missing[0]}, which {CONFIG_FILE} names; run the finetune stage again")
     return model.eval()
 
 
 def _parts(
     config: Params | ModelConfig, transformer: nn.Module, frozen: bool = False
 ) -> tuple[Encoder, dict[str, nn.Module], dict[str, Target]]:
-    """The encoder, and heads and targets by task, of a model that `config` describes; heads are fresh."""
+    """Return the encoder, new heads and targets by task of the model that `config` describes."""
     encoder = Encoder(transformer, config.encoder.pooling, frozen)
     targets = {name: task.target for name, task in build_tasks(config).items()}
     specs = {name: task.head_spec(name, config.sharing) for name, task in config.tasks.items()}
@@ -162,13 +162,13 @@ def _parts(
 
 
 def save_model(model: MultitaskModel, folder: str | Path, config: ModelConfig, tokenizer: str | Path) -> None:
-    """Writes a model folder, which needs nothing beside it: encoder/, heads.safetensors and bertrio.json.
+    """Write a self-contained model folder: encoder/, heads.safetensors and bertrio.json.
 
     Args:
-        model: what to save.
-        folder: what to write.
-        config: what the model is, for bertrio.json.
-        tokenizer: the tokenizer's folder. Its files go into encoder/, which then is what transformers expects of one.
+        model: the model.
+        folder: folder to write.
+        config: description of the model, for bertrio.json.
+        tokenizer: the tokenizer's folder. Its files are copied to encoder/, where transformers expects them.
     """
     folder = Path(folder)
     model.encoder.save(folder / "encoder")
@@ -179,7 +179,7 @@ def save_model(model: MultitaskModel, folder: str | Path, config: ModelConfig, t
 
 
 def save_heads(model: MultitaskModel, tasks: list[str], folder: str | Path) -> None:
-    """Writes the heads of `tasks` to heads.safetensors."""
+    """Write the heads of `tasks` to heads.safetensors."""
     heads = model.heads.tensors(tasks)
     with whole_file(Path(folder) / HEADS_FILE) as path:
         # clones: safetensors refuses tensors that share memory, as shared layers do
@@ -187,19 +187,19 @@ def save_heads(model: MultitaskModel, tasks: list[str], folder: str | Path) -> N
 
 
 def load_heads(model: MultitaskModel, folder: str | Path) -> None:
-    """Puts the heads in heads.safetensors, if there is such a file, into `model`; its other heads stay as they are.
+    """Load the heads in heads.safetensors, if there is such a file, into `model`; its other heads are unchanged.
 
     Raises:
-        UserError: if the file is damaged, or a head in it is not of the shape that the model's is.
+        UserError: if the file is damaged, or the shape of one of its heads differs from the model's.
     """
     path = Path(folder) / HEADS_FILE
     if not path.exists():
         return
     saved = _read_heads(path)
     for task in dict.fromkeys(name.partition(".")[0] for name in saved):
-        found = {name.partition(".")[2]: value for name, value in saved.items() if name.startswith(f"{task}.")}
+        state = {name.partition(".")[2]: value for name, value in saved.items() if name.startswith(f"{task}.")}
         try:
-            model.heads[task].load_state_dict(found)
+            model.heads[task].load_state_dict(state)
         except (KeyError, RuntimeError) as error:
             raise UserError(
                 f"{path}: the head of task {task} there is not the one that params ask for: they must have the same "

@@ -1,7 +1,7 @@
-"""What an encoder's name stands for: `tiny`, a local folder, or an id on the Hugging Face hub.
+"""Names of encoders: `tiny`, a local folder, or an id on the Hugging Face hub.
 
-Of an id, a commit is fetched into the hub's cache, and loaded from there like a local folder. No code and no pickle is
-among the files that are fetched, and none is ever run or loaded.
+A hub id is resolved to a commit, whose files are fetched into the hub's cache and loaded like a local folder.
+Neither code nor pickles are ever fetched, run or loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from bertrio.core.errors import UserError, missing_path
 
-FILES = ("*.json", "*.txt", "*.model", "*.safetensors")  # that an encoder is made of
+FILES = ("*.json", "*.txt", "*.model", "*.safetensors")  # the files of an encoder
 PARTS = {
     "tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json", "*.model"),
     "weights": ("model.safetensors", "model-*.safetensors"),
@@ -22,10 +22,10 @@ PARTS = {
 
 
 def local_folder(name: str) -> Path | None:
-    """The folder that an encoder's name stands for; None for `tiny` and for hub ids.
+    """Return the folder of a local encoder; None for `tiny` and for hub ids.
 
     Raises:
-        UserError: if the name can only be a path, and nothing is there.
+        UserError: if the name can only be a path, but there is no such folder.
     """
     if name == "tiny":
         return None
@@ -37,11 +37,11 @@ def local_folder(name: str) -> Path | None:
     return None
 
 
-def fetched(name: str, revision: str | None) -> Path:
-    """The folder of a hub id's files at one commit, which is the folder's name; without a network, what was fetched.
+def fetch_encoder(name: str, revision: str | None) -> Path:
+    """Fetch a hub encoder and return its folder, which is named after the commit; without a network, use the cache.
 
     Raises:
-        UserError: if there is no such id or revision, or neither a network nor the files.
+        UserError: if there is no such id or revision, or neither a network nor a cached copy.
     """
     from huggingface_hub import snapshot_download
 
@@ -51,20 +51,20 @@ def fetched(name: str, revision: str | None) -> Path:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(FILES), ignore_patterns=["*/*"]))
 
 
-def origin_of(name: str, revision: str | None) -> dict[str, Any] | None:
-    """What was fetched for a hub id: `id`, `commit`, and the SHA-256 of each of its `files`.
+def hub_origin(name: str, revision: str | None) -> dict[str, Any] | None:
+    """Return the `id` and `commit` of a hub encoder, and the SHA-256 of each of its `files`.
 
-    None for `tiny` and local folders, of which nothing is fetched.
+    Return None for `tiny` and local folders.
     """
     if name == "tiny" or local_folder(name):
         return None
-    folder = fetched(name, revision)
+    folder = fetch_encoder(name, revision)
     digests = {file.name: sha256(file) for pattern in FILES for file in sorted(folder.glob(pattern))}
     return {"id": name, "commit": folder.name, "files": digests}
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex.
+    """Return the SHA-256 of a file, in hex.
 
     Raises:
         UserError: if it can't be read.
@@ -76,24 +76,24 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def source_of(name: str, revision: str | None, part: str) -> Iterator[str]:
-    """The folder to hand to `from_pretrained` for an encoder's name; its failures become messages for the user.
+def encoder_source(name: str, revision: str | None, part: str) -> Iterator[str]:
+    """Yield the folder of an encoder for `from_pretrained`; failures inside the block become messages for the user.
 
     Args:
-        name: of a local folder, or an id on the hub.
-        revision: of an id.
-        part: `tokenizer` or `weights`, what is to be loaded of it.
+        name: a local folder, or an id on the hub.
+        revision: revision of an id.
+        part: `tokenizer` or `weights`, the part to be loaded.
 
     Raises:
-        UserError: if it is not there, or can't be loaded inside of the block.
+        UserError: if the files are missing, or loading fails inside the block.
     """
-    folder = local_folder(name) or fetched(name, revision)
+    folder = local_folder(name) or fetch_encoder(name, revision)
     hint = (
         "expected a folder with config.json, safetensors weights and tokenizer files, as save_pretrained writes it; "
         "pickles, which can run any code, are never loaded"
     )
     with loading(f"encoder.name: {name}", hint):
-        for patterns in (("config.json",), PARTS[part]):  # some of which transformers does without
+        for patterns in (("config.json",), PARTS[part]):  # some of which transformers does not require
             if not any(any(folder.glob(pattern)) for pattern in patterns):
                 raise FileNotFoundError(f"there is no {' or '.join(patterns)}")
         yield str(folder)
@@ -103,15 +103,15 @@ def source_of(name: str, revision: str | None, part: str) -> Iterator[str]:
 def loading(what: str | Path, hint: str = "run the stage that writes it again") -> Iterator[None]:
     """Turn any failure of the block, which loads `what`, into a message for the user.
 
-    Damage shows in many ways in transformers, as do missing files in the hub's client.
+    Transformers and the hub's client raise many kinds of exceptions for damaged and missing files.
 
     Raises:
-        UserError: naming `what`, the cause, and the `hint` at what to do.
+        UserError: with `what`, the cause, and the `hint` for the user.
     """
     from transformers import logging
 
-    logging.disable_progress_bar()  # reading a local file takes a second; downloads have a bar of their own
-    logging.set_verbosity_error()  # what transformers only warns about is an error here, or is meant
+    logging.disable_progress_bar()  # reading local files is too fast for a progress bar; downloads have their own
+    logging.set_verbosity_error()  # warnings of transformers are errors here, or expected
     try:
         yield
     except (UserError, MemoryError):

@@ -1,4 +1,4 @@
-"""Poolings: `(output of the transformer, attention mask [B, T]) -> one vector a text [B, H]`.
+"""Poolings: `(output of the transformer, attention mask [B, T]) -> pooled vectors [B, H]`.
 
 To add one, write the function and add it to `POOLINGS`.
 """
@@ -12,18 +12,18 @@ from torch import Tensor
 
 
 def cls(output: Any, mask: Tensor) -> Tensor:
-    """The hidden state of the first token."""
+    """Return the hidden state of the first token."""
     return output.last_hidden_state[:, 0]
 
 
 def mean(output: Any, mask: Tensor) -> Tensor:
-    """The mean of the hidden states, padding left out, summed in float32."""
+    """Return the mean of the hidden states without padding, computed in float32."""
     weights = mask.unsqueeze(-1).float()
     return (output.last_hidden_state.float() * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 def pooler(output: Any, mask: Tensor) -> Tensor:
-    """The checkpoint's own pooler: for BERT, a dense layer and tanh over the first token."""
+    """Return the output of the checkpoint's pooler: for BERT, a dense layer and tanh on the first token."""
     return output.pooler_output
 
 

@@ -1,4 +1,4 @@
-"""The encoder `tiny`: a small BERT made here, so that the default run needs no download."""
+"""The encoder `tiny`: a small BERT with initial weights, so that the default run needs no download."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tiny_config(tiny: TinyParams, vocab_size: int) -> Any:
         num_attention_heads=tiny.heads,
         intermediate_size=tiny.intermediate_size,
         initializer_range=INITIALIZER_RANGE,
-        hidden_dropout_prob=0.0,  # unless encoder.dropout or encoder.attention_dropout says otherwise
+        hidden_dropout_prob=0.0,  # replaced by encoder.dropout and encoder.attention_dropout
         attention_probs_dropout_prob=0.0,
         max_position_embeddings=512,
     )
@@ -32,18 +32,18 @@ def tiny_config(tiny: TinyParams, vocab_size: int) -> Any:
 
 @torch.no_grad()
 def start_by_matching(bert: Any) -> None:
-    r"""Set initial weights with which every token attends to its like from the first step on.
+    r"""Set initial weights with which every token attends to equal tokens from the first step on.
 
-    A transformer with random weights takes thousands of steps to find out that the words of two sentences can be
-    compared at all. Pretrained ones have learned that long ago: their :math:`W_Q W_K^\top` has a heavy diagonal. So
-    each head's query and key weights start as one and the same matrix, with orthonormal rows Q:
+    A transformer with random weights needs thousands of steps to learn to compare the words of two sentences. In
+    pretrained ones :math:`W_Q W_K^\top` has a heavy diagonal. So the query and key weights of each head start as the
+    same matrix, with orthonormal rows Q:
 
     .. math:: W_Q = W_K = s \, Q, \qquad W_Q^\top W_K = s^2 \, Q^\top Q
 
-    Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers", section 3. Departs from it: the
+    Trockman and Kolter 2023, "Mimetic Initialization of Self-Attention Layers", section 3. Departures: the
     product is an exact projection without noise; value and output weights stay random; and instead of sinusoidal
-    positions, the random position and type embeddings are made small beside those of words, so that the same word
-    at another place is still alike.
+    positions, the random position and type embeddings are small compared with those of words, so that a word is
+    similar to itself at another position.
 
     Args:
         bert: a `BertModel` with random weights, changed in place.

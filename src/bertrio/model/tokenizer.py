@@ -1,4 +1,4 @@
-"""Tokenizers: the encoder's own, or a WordPiece vocabulary trained on the texts at hand for `tiny`."""
+"""Tokenizers: that of the encoder, or for `tiny` a WordPiece vocabulary trained on the training texts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from bertrio.config import EncoderParams
 from bertrio.core.errors import need
 from bertrio.core.files import read_json, write_json
-from bertrio.model.names import loading, local_folder, source_of
+from bertrio.model.names import encoder_source, loading, local_folder
 
-OVERLONG = re.compile(r"(\S{1000})(?=\S)")  # longer than any word; WordPiece makes [UNK] of more than 100 letters
+OVERLONG = re.compile(r"(\S{1000})(?=\S)")  # longer than any word; WordPiece replaces more than 100 letters by [UNK]
 SOURCE = "source.json"
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
@@ -22,20 +22,20 @@ def build_tokenizer(params: EncoderParams, texts: Iterable[str], folder: str | P
     """Save the encoder's tokenizer to `folder` and return it (a transformers fast tokenizer).
 
     Args:
-        params: the `encoder` group; `name` decides where the tokenizer comes from.
-        texts: what the vocabulary of `tiny` is trained on; not read for other encoders.
-        folder: where tokenizer.json goes; later stages load it from there. Of a hub id, source.json beside it says
-            which commit it was, so that they load the encoder at that one, see `pinned`.
+        params: the `encoder` group; `name` selects the tokenizer.
+        texts: training texts for the vocabulary of `tiny`; ignored for other encoders.
+        folder: folder for tokenizer.json, which later stages load. For a hub id, source.json holds its commit, so that
+            later stages load the same one, see `pinned`.
 
     Raises:
-        UserError: if the encoder has no tokenizer that loads.
+        UserError: if the encoder's tokenizer is missing or can't be loaded.
     """
     if params.name == "tiny":
         tokenizer = _train_wordpiece(texts, params.tiny.vocab_size)
     else:
         from transformers import AutoTokenizer
 
-        with source_of(params.name, params.revision, "tokenizer") as source:
+        with encoder_source(params.name, params.revision, "tokenizer") as source:
             tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         if local_folder(params.name) is None:
             write_json(Path(folder) / SOURCE, {"id": params.name, "commit": Path(source).name})
@@ -44,7 +44,7 @@ def build_tokenizer(params: EncoderParams, texts: Iterable[str], folder: str | P
 
 
 def pinned(params: EncoderParams, folder: str | Path) -> EncoderParams:
-    """Return the same params at the commit that the tokenizer in `folder` came from, where it came from the hub."""
+    """Return `params` with `revision` set to the commit of the tokenizer in `folder`, if that is from the hub."""
     source = Path(folder) / SOURCE
     return params.model_copy(update={"revision": read_json(source)["commit"]}) if source.is_file() else params
 
@@ -53,25 +53,24 @@ def load_tokenizer(folder: str | Path) -> Any:
     """Return the tokenizer that `build_tokenizer` saved.
 
     Raises:
-        UserError: if it is not there, or damaged.
+        UserError: if it is missing or damaged.
     """
     from transformers import AutoTokenizer
 
-    need(Path(folder) / "tokenizer.json")  # without it transformers makes one that knows no word
+    need(Path(folder) / "tokenizer.json")  # without it transformers makes a tokenizer without words
     with loading(folder):
         return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int) -> Any:
-    """Train a lower-casing BERT tokenizer whose vocabulary depends on the texts alone.
+    """Train a lower-casing BERT tokenizer whose vocabulary depends only on the texts.
 
-    The trainer numbers continuation pieces in the order in which its hash map yields the words, which changes from
-    process to process, and breaks ties of merges by those numbers. Giving the one-letter pieces fixed numbers up
-    front takes the chance out of it. Its time grows with the square of a word's length, so that what no one would
-    call a word is cut: a line of a megabyte without a space took hours.
+    The trainer numbers continuation pieces in the order of its hash map, which differs between processes, and breaks
+    ties of merges by those numbers. Fixed numbers of the one-letter pieces make the result deterministic. The training
+    time is quadratic in the length of a word, so overlong ones are cut: a megabyte without spaces takes hours.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
-    from transformers import BertTokenizerFast  # type: ignore[attr-defined]  # made when it is asked for
+    from transformers import BertTokenizerFast  # type: ignore[attr-defined]  # made on access
 
     texts = list(texts)
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()

@@ -25,7 +25,7 @@ from bertrio.core.runtime import Runtime, choose, generator
 from bertrio.data.batches import Batch, BatchStream
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.encoder import Encoder, check_length, initial_language_model, initial_transformer
-from bertrio.model.names import fetched, local_folder
+from bertrio.model.names import fetch_encoder, local_folder
 from bertrio.model.tokenizer import load_tokenizer, pinned
 from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.loop import Trainer, single_task_trainer
@@ -78,7 +78,7 @@ def pretrain_mlm(
     runtime = replace(runtime, compute=precise.compute)  # the width, which has a say in it, was not known before
     inputs: list[str | Path] = [corpora, tokenizer_folder]
     if start.name != "tiny":
-        inputs.append(local_folder(start.name) or fetched(start.name, start.revision))
+        inputs.append(local_folder(start.name) or fetch_encoder(start.name, start.revision))
     with open_checkpoints("pretrain_mlm", params, READS, inputs, runtime) as checkpoints:
         model, own_head = initial_language_model(start, len(tokenizer))
         cheap_dropout(model)

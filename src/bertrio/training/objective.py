@@ -116,7 +116,7 @@ class Objective(StepObjective):
                 weight, adds up to what the whole batches give.
         """
         state, names = self.runtime.random_state(), self._due(batches[0].task)
-        block = Block.of([(batch.task, batch.inputs) for batch in batches])
+        block = Block.from_batches([(batch.task, batch.inputs) for batch in batches])
         embeddings = self.model.embed(block.tokens)
         outputs = self.model.from_embeddings(embeddings, block)
         rows = [batch.rows for batch in batches]

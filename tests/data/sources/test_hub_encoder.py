@@ -9,7 +9,7 @@ A, B = ("a" * 40, "b" * 40)  # commits
 
 CLIENT = """
 from bertrio.model.encoder import initial_transformer
-from bertrio.model.names import origin_of
+from bertrio.model.names import hub_origin
 from bertrio.model.tokenizer import build_tokenizer, pinned
 from bertrio.config import load_params
 
@@ -21,7 +21,7 @@ def answer(order):
     params = pinned(params, order["folder"])
     model = initial_transformer(params, 7)
     model.save_pretrained(order["folder"] + "/saved")
-    return {"bias": model.pooler.dense.bias[0].item(), "origin": origin_of(params.name, params.revision)}
+    return {"bias": model.pooler.dense.bias[0].item(), "origin": hub_origin(params.name, params.revision)}
 """
 
 

@@ -1,12 +1,12 @@
-"""Where rows come from. Each source is a module with two functions:
+"""Sources of rows. Each source is a module with two functions:
 
     load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData
     load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]
 
-`load_corpus` gives the first `rows` texts (None: all) of the unlabelled corpus `imdb`, `multinli` or `sick`, one at a
-time; a pair of sentences becomes one text. Rows on the way that give no text are counted in `skipped`, by reason. A
-source may also have `corpus_facts(params, name) -> dict`, which says where the corpus was found. `load_rows` puts
-them together with the tasks whose own block says where their rows are.
+`load_corpus` yields the first `rows` texts (None: all) of the unlabelled corpus `imdb`, `multinli` or `sick`; a pair of
+sentences becomes one text. It counts rows without usable text in `skipped`, by reason. A source may also have
+`corpus_facts(params, name) -> dict`, which describes the origin of the corpus. `load_rows` combines the source's tasks
+with those that have their own `data` block.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class SourceData:
 
 
 def get_source(name: str) -> ModuleType:
-    """Import the module of source `name`; what it needs is imported only now."""
+    """Import the module of source `name`, and with it the packages that only this source needs."""
     return importlib.import_module(f"{__name__}.{name}")
 
 
 def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
     """Load the rows of all tasks, from their own block `data` or else from `data.source`.
 
-    Those of `data.extra_train` stand beside them, as a table called `extra_train`.
+    Rows of `data.extra_train` are added as a table `extra_train`.
 
     Raises:
         UserError: if a source can't be read.

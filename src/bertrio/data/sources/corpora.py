@@ -1,4 +1,4 @@
-"""Unlabelled texts for masked-language-model pretraining: local files."""
+"""Unlabelled texts for masked-language-model pretraining, from local files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TEXT_COLUMNS = {
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
     """Yield the first `rows` texts (None: all) of `<data.corpora_path>/<name>.tsv`; a pair becomes one text.
 
-    Public TSV files are often written without quoting. A line whose quoting is damaged is therefore taken as it
-    stands. Rows without text, and lines that are not UTF-8 or have a wrong number of columns, are counted in `skipped`.
-    Of a file with a column `split`, only the rows of `train` are used.
+    Public TSV files are often written without quoting. A line with damaged quoting is therefore read without quoting.
+    Rows without text, and lines that are not UTF-8 or have a wrong number of columns, are counted in `skipped`. If a
+    file has a column `split`, only the rows of `train` are used.
 
     Raises:
         UserError: if the folder, the file or a column is missing.
@@ -52,11 +52,11 @@ def _texts(table: RawTable, columns: Sequence[str], skipped: Counter[str]) -> It
         if not values:
             skipped[str(row.problem)] += 1
         elif values.get("split", "train") == "train":
-            yield from joined([values[column] for column in columns], skipped)
+            yield from join_texts([values[column] for column in columns], skipped)
 
 
-def joined(texts: Sequence[Any], skipped: Counter[str]) -> Iterator[str]:
-    """Yield the texts of one row as one text; if all are missing or empty, count the row in `skipped` instead."""
+def join_texts(texts: Sequence[Any], skipped: Counter[str]) -> Iterator[str]:
+    """Yield the texts of a row as one text; if all are missing or empty, count the row in `skipped` instead."""
     text = " ".join(text.strip() for text in texts if isinstance(text, str) and text.strip())
     if text:
         yield text

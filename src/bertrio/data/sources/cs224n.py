@@ -1,7 +1,7 @@
 """The folder of data files that the course CS 224N hands out.
 
-Tab-separated files with standard quoting and one or two nameless index columns, which are ignored; test files have no
-labels. Needs no more than the train file of each task; what else must be there depends on `data.split`.
+Files are tab-separated, with standard quoting and one or two index columns without a name, which are ignored. Test
+files have no labels. Only the train file of each task is required here; `data.split` may require more.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
 def _layout(task: Task) -> tuple[str, dict[str, str]]:
     prefix, columns = LAYOUTS.get(task.name, ("", {}))
     if not set(task.text_columns) <= set(columns):
-        known = ", ".join(f"{name} ({'single' if 'text' in of else 'pair'})" for name, (_, of) in LAYOUTS.items())
+        known = ", ".join(f"{name} ({'single' if 'text' in names else 'pair'})" for name, (_, names) in LAYOUTS.items())
         raise UserError(
             f"tasks.{task.name}: found a task of kind {task.kind}, but data.source cs224n has {known}; "
             f"rename it, or say where its rows are in tasks.{task.name}.data"

@@ -1,4 +1,4 @@
-"""The user's own files: CSV, TSV, JSON Lines or Parquet per task and split, told apart by their endings."""
+"""The user's own files: CSV, TSV, JSON Lines or Parquet (by file extension) for each task and split."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from bertrio.data.table import EXTRA, SPLITS, Reject
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
-    """Read the files of `data.files`; paths are relative to `data.path`, or to the repository where that is null.
+    """Read the files of `data.files`; paths are relative to `data.path`, or to the repository if that is null.
 
-    Columns are called as in the layout (data/table.py) unless `columns` says otherwise. Without an `id` column rows
-    are named by split and row number.
+    Columns have the names of the layout (data/table.py) unless `columns` maps them. Without an `id` column, ids are
+    made of the split and the row number.
 
     Raises:
-        UserError: if a file or column is missing, or a file is of no known kind.
+        UserError: if a file or column is missing, or a file has an unknown format.
     """
     data = SourceData()
     for task in tasks.values():
@@ -35,17 +35,17 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
 
 
 def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, data: SourceData) -> None:
-    """Add the rows of one task to `data`, and those that can't be used.
+    """Add the rows of one task and the rejected rows to `data`.
 
     Args:
-        task: what the rows belong to.
-        block: names the files, and the columns where they are called otherwise.
-        base: where relative paths start.
-        place: the block's place in params.yaml, for messages.
-        data: what to add to.
+        task: task of the rows.
+        block: paths of the files, and names of their columns.
+        base: base of relative paths.
+        place: name of the block in params.yaml, for messages.
+        data: the collection that is extended.
 
     Raises:
-        UserError: as `load_tasks`.
+        UserError: as in `load_tasks`.
     """
     for split in SPLITS:
         name = getattr(block, split)
@@ -55,10 +55,10 @@ def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, d
 
 
 def read_extra(task: Task, block: ExtraRows, base: Path, data: SourceData) -> None:
-    """Add the rows of `data.extra_train` for one task to `data`, as a table `extra_train`, and the rejected ones.
+    """Add the rows of `data.extra_train` for one task to `data`, as a table `extra_train`, and the rejected rows.
 
     Raises:
-        UserError: as `load_tasks`.
+        UserError: as in `load_tasks`.
     """
     path = base / Path(block.train).expanduser()
     place = f"data.extra_train.{task.name}"
@@ -68,19 +68,19 @@ def read_extra(task: Task, block: ExtraRows, base: Path, data: SourceData) -> No
 def read_file(
     path: Path, task: Task, split: str, columns: Mapping[Any, str], param: str, key: str, delimiter: str | None = None
 ) -> tuple[pd.DataFrame, list[Reject]]:
-    """Read the table and the rejects of one file of a task's rows.
+    """Read a file of a task's rows and return its table and rejects.
 
     Args:
-        path: of a file with one of the endings of `READERS`, or any delimited text if `delimiter` is given.
-        task: what the rows belong to.
-        split: what they are for, and what ids are made of where there is no column; only `test` may have no labels.
+        path: a file with an extension in `READERS`, or any delimited text if `delimiter` is given.
+        task: task of the rows.
+        split: split of the rows, also used to make ids; only `test` may have no labels.
         columns: as in `build_table`.
-        param: the block of params.yaml that describes the file, for messages; it has a key `columns`.
-        key: in that block, which names the file.
-        delimiter: between fields of a text file; None: as the ending says.
+        param: block of params.yaml that describes the file, for messages; it has a key `columns`.
+        key: key of the file's path in that block.
+        delimiter: delimiter of a text file; None to decide by the extension.
 
     Raises:
-        UserError: if the file or a column is missing, or the file is of no known kind.
+        UserError: if the file or a column is missing, or the file has an unknown format.
     """
     place, kind = f"{param}.{key}: {path}", path.suffix.lower()
     if delimiter is None and kind not in READERS:

@@ -1,6 +1,6 @@
 """Data sets on the Hugging Face hub, through `datasets`, which runs no loading scripts.
 
-A revision is resolved to its commit first, and the data are loaded at exactly that commit.
+A revision is first resolved to its commit, and the data are loaded at that commit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bertrio.core.tasks import Task
 from bertrio.data.formats import RawRow, RawTable
 from bertrio.data.reading import build_table, check_columns
 from bertrio.data.sources import SourceData
-from bertrio.data.sources.corpora import joined
+from bertrio.data.sources.corpora import join_texts
 from bertrio.data.table import SPLITS
 from bertrio.model.names import loading
 
@@ -65,16 +65,16 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
 
 
 def read_task(task: Task, entry: HubTask, place: str, data: SourceData) -> None:
-    """Add the rows of one task to `data`, those that can't be used, and the facts.
+    """Add the rows of one task, the rejected rows and the facts to `data`.
 
     Args:
-        task: what the rows belong to.
+        task: task of the rows.
         entry: the data set.
-        place: of the entry in params.yaml, for messages.
-        data: what to add to.
+        place: name of the entry in params.yaml, for messages.
+        data: the collection that is extended.
 
     Raises:
-        UserError: as `load_tasks`.
+        UserError: as in `load_tasks`.
     """
     data.facts[task.name] = _facts(entry, place)
     splits: Mapping[Any, str] = entry.splits
@@ -90,26 +90,26 @@ def read_task(task: Task, entry: HubTask, place: str, data: SourceData) -> None:
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
-    """Yield the first `rows` texts of a corpus, streamed: rows behind them are not downloaded."""
+    """Yield the first `rows` texts of a corpus, streamed: later rows are not downloaded."""
     return islice(_texts(_corpus(params, name), f"data.hub.corpora.{name}", skipped), rows)
 
 
 def _texts(entry: HubCorpus, place: str, skipped: Counter[str]) -> Iterator[str]:
     dataset = _dataset(entry, entry.split, place, streaming=True)
-    with _loading(entry, place):  # the network can break off at any row
+    with _loading(entry, place):  # the connection can fail at any row
         for index, row in enumerate(dataset):
             if index == 0:
                 check_columns(f"{place}: {entry.id}", row, entry.columns)
-            yield from joined([row[column] for column in entry.columns], skipped)
+            yield from join_texts([row[column] for column in entry.columns], skipped)
 
 
 def corpus_facts(params: DataParams, name: str) -> dict[str, str]:
-    """Return which data set, revision and commit a corpus comes from."""
+    """Return the data set, revision and commit of a corpus."""
     return _facts(_corpus(params, name), f"data.hub.corpora.{name}")
 
 
 def _corpus(params: DataParams, name: str) -> HubCorpus:
-    """Return the data set of a corpus: its block in params, or else the preset."""
+    """Return the data set of a corpus, from params or else the preset."""
     blocks: Mapping[Any, HubCorpus] = params.hub.corpora
     return blocks.get(name, CORPORA[name])
 
@@ -117,7 +117,7 @@ def _corpus(params: DataParams, name: str) -> HubCorpus:
 def _scaled(row: dict[str, Any], label: str, scale: float, task: Task) -> dict[str, Any]:
     """Multiply the label of a row, a number or a number as text, by `scale`.
 
-    A -1 that stands for a hidden label stays as it is, and so does what is missing or no number.
+    A -1 for a hidden label, missing labels and labels that are not numbers stay unchanged.
     """
     try:
         number = float(row[label])
@@ -150,7 +150,7 @@ def _dataset(entry: Entry, split: str, place: str, streaming: bool = False) -> A
 
         if not console.is_terminal:
             datasets.disable_progress_bars()
-        if Path(entry.id).exists():  # `datasets` would read that instead
+        if Path(entry.id).exists():  # `datasets` would read the folder instead
             raise FileExistsError(f"there is a local folder {entry.id}, rename it")
         commit = _commit(entry.id, entry.revision)
         return datasets.load_dataset(entry.id, entry.config, split=split, revision=commit, streaming=streaming)

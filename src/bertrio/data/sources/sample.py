@@ -1,11 +1,11 @@
-"""The embedded data source: English-like sentences from three small grammars, made here from a seed.
+"""The built-in data source: English-like sentences from three small grammars, generated from a seed.
 
-Each task hides its label from word counts. Sentiment turns on negation, degree words and which clause carries the
-weight; paraphrases differ in many words and near misses in few; similarity falls with what an edit changes and not
-with how many words it touches. Questions and statements share their words, as those of real tasks do.
+Word counts alone do not predict the labels. Sentiment depends on negation, degree words and the weight of clauses;
+paraphrases differ in many words and near misses in few; similarity depends on the meaning of an edit and not on the
+number of changed words. Questions and statements share their vocabulary, as those of real tasks do.
 
-Only `random.Random.random` is drawn on, whose sequence Python promises to keep, and nothing depends on the order of a
-set: one seed gives the same rows on every machine.
+The only source of randomness is `random.Random.random`, whose sequence Python guarantees, and nothing depends on the
+order of a set: a seed gives the same rows on every machine.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from bertrio.config import DataParams
 
 T = TypeVar("T")
-Concept = tuple[str, ...]  # words that mean the same here
-SPLITS = ("test", "dev", "train")  # in the order they are made: a change of train_rows leaves the other two as they are
-LABEL_NOISE = 0.04  # share of labels that are wrong on purpose, so that no task saturates
+Concept = tuple[str, ...]  # synonyms
+SPLITS = ("test", "dev", "train")  # in order of generation: train_rows does not affect test and dev
+LABEL_NOISE = 0.04  # share of deliberately wrong labels, so that no task saturates
 VOCABULARY = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 CONCEPTS: dict[str, tuple[Concept, ...]] = {
     name: tuple(tuple(words.split()) for words in concepts) for name, concepts in VOCABULARY["concepts"].items()
@@ -47,7 +47,7 @@ def _pick(rng: random.Random, items: Sequence[T]) -> T:
 
 
 def _other(rng: random.Random, items: Sequence[T], *taken: T | None) -> T:
-    """One of `items` that is not among `taken`."""
+    """Pick one of `items` that is not in `taken`."""
     return _pick(rng, [item for item in items if item not in taken])
 
 
@@ -56,18 +56,18 @@ def _with_article(phrase: str) -> str:
 
 
 def _sentence(text: str, end: str) -> str:
-    """`text` with single spaces, capitals where they belong, and `end`."""
+    """Return `text` with single spaces, capital letters and `end`."""
     text = re.sub(r"\bi\b", "I", " ".join(text.split()))
     return text[0].upper() + text[1:] + end
 
 
 class _Wording:
-    """Chooses a synonym for each concept of a sentence.
+    """Choice of a synonym for each concept of a sentence.
 
     Args:
-        rng: the source of chance.
-        base: wording of the sentence beside it.
-        keep: probability that a concept is put in the words of `base`.
+        rng: random generator.
+        base: wording of the other sentence of the pair.
+        keep: probability that a concept keeps its wording in `base`.
     """
 
     def __init__(self, rng: random.Random, base: _Wording | None = None, keep: float = 0.0) -> None:
@@ -86,21 +86,21 @@ class _Wording:
 
 FILMS, ASPECTS, QUALITIES, DEGREES, JOINTS = VOCABULARY["sentiment"].values()
 NEGATION_SHIFT = 2.25
-CUTS = (-1.4, -0.4, 0.4, 1.4)  # between the five degrees; no sentence has such a value
+CUTS = (-1.4, -0.4, 0.4, 1.4)  # between the five degrees; no sentence has exactly such a value
 
 
 Opinion = tuple[float, str]  # a value, about -3 (hated) to 3 (loved), and a text
 
 
 def _clause(rng: random.Random, subject: str) -> Opinion:
-    """One statement about `subject`.
+    """Make a statement about `subject`.
 
-    A degree word scales an adjective's value, and a negation shifts it towards the other side rather than flip it: not
-    brilliant is a little bad, not good is worse (Taboada et al. 2011, "Lexicon-Based Methods for Sentiment Analysis").
+    A degree word scales an adjective's value, and a negation shifts the value instead of flipping it: "not brilliant"
+    is slightly negative, "not good" more so (Taboada et al. 2011, "Lexicon-Based Methods for Sentiment Analysis").
     """
     negated = _chance(rng, 0.4)
     quality = _pick(rng, tuple(QUALITIES))
-    degree = _pick(rng, (1.0, 1.5) if negated else (1.0, 1.5, 0.5))  # who would say: not slightly dull
+    degree = _pick(rng, (1.0, 1.5) if negated else (1.0, 1.5, 0.5))  # "not slightly dull" is no idiomatic phrase
     value = quality * degree
     phrase = f"{_pick(rng, DEGREES[degree])} {_pick(rng, QUALITIES[quality])}".strip()
     if negated:
@@ -112,7 +112,7 @@ def _clause(rng: random.Random, subject: str) -> Opinion:
 
 
 def _review(rng: random.Random) -> Opinion:
-    """One or two statements. Of two that are set against each other the main one, or the later one, weighs more."""
+    """Make one or two statements. Of two contrasting ones, the main or the later one has more weight."""
     subject = _pick(rng, [*ASPECTS, *FILMS])
     first = _clause(rng, subject)
     if _chance(rng, 0.3):
@@ -131,11 +131,11 @@ def _sst_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
 
 
 class _Family(NamedTuple):
-    """Questions about the same slots: any intent can stand in for another in a near miss."""
+    """Questions with the same slots: a near miss can replace any intent by another."""
 
-    intents: dict[str, list[str]]  # to the ways to ask it
-    slots: dict[str, tuple[Concept, ...]]  # to what can fill it; `first` and `second` share one pool
-    ordered: Sequence[str] = ()  # intents that change when `first` and `second` trade places
+    intents: dict[str, list[str]]  # to templates of the question
+    slots: dict[str, tuple[Concept, ...]]  # to possible fillers; `first` and `second` share one pool
+    ordered: Sequence[str] = ()  # intents that depend on the order of `first` and `second`
     negatable: bool = False
 
 
@@ -144,7 +144,7 @@ def _family(slots: Mapping[str, str], **other: Any) -> _Family:
 
 
 DEEDS, RELATIONS, CHOICES = (_family(**family) for family in VOCABULARY["questions"].values())
-FAMILIES = (DEEDS, DEEDS, DEEDS, RELATIONS, CHOICES)  # more often where there is more to ask
+FAMILIES = (DEEDS, DEEDS, DEEDS, RELATIONS, CHOICES)  # in proportion to the variety of their questions
 
 
 class _Question(NamedTuple):
@@ -171,7 +171,7 @@ def _question(rng: random.Random) -> _Question:
 
 
 def _near_miss(rng: random.Random, question: _Question) -> _Question:
-    """A question that shares most of its words with `question` and asks something else."""
+    """Make a question that shares most words with `question` but has another meaning."""
     family = question.family
     changes = [*family.slots, "intent"]
     changes += ["negation"] if family.negatable else []
@@ -188,35 +188,35 @@ def _near_miss(rng: random.Random, question: _Question) -> _Question:
 
 
 def _qqp_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
-    asked, label = _question(rng), float(_chance(rng, 0.45))
+    question, label = _question(rng), float(_chance(rng, 0.45))
     if label:
-        symmetric = "second" in asked.slots and asked.intent not in asked.family.ordered
-        other = asked.swapped() if symmetric and _chance(rng, 0.5) else asked
+        symmetric = "second" in question.slots and question.intent not in question.family.ordered
+        other = question.swapped() if symmetric and _chance(rng, 0.5) else question
     else:
-        other = _question(rng) if _chance(rng, 0.15) else _near_miss(rng, asked)
+        other = _question(rng) if _chance(rng, 0.15) else _near_miss(rng, question)
     word = _Wording(rng)
-    template = _pick(rng, asked.family.intents[asked.intent])
-    same_shape = (asked.family, asked.intent) == (other.family, other.intent) and _chance(rng, 0.3)
+    template = _pick(rng, question.family.intents[question.intent])
+    same_shape = (question.family, question.intent) == (other.family, other.intent) and _chance(rng, 0.3)
     other_template = template if same_shape else _pick(rng, other.family.intents[other.intent])
-    text = asked.text(template, word)
+    text = question.text(template, word)
     return (text, other.text(other_template, _Wording(rng, word, keep=_pick(rng, (0.0, 0.5))))), label
 
 
 # ---- sts: similarity -------------------------------------------------------------------------------------------------
 
 
-# Who did what to whom and where: agent, verb, detail (what the patients are like, or how many), patient, place, and
-# `negated`, that it did not happen. Detail and place may be None.
+# Keys: agent, verb, detail (adjective or count of the patients), patient, place, and `negated`. Detail and place may
+# be None.
 Event = dict[str, Any]
 COSTS = {"agent": 1.2, "verb": 1.5, "patient": 1.2, "detail": 0.8, "place": 0.8}
 NEGATION_COST = 2.0
 SWAP_COST = 1.8
-DROP = 0.6  # of the cost of a change: a detail left out is less than another detail
+DROP = 0.6  # factor on the cost if a detail or place is left out instead of replaced
 OPTIONAL = ("detail", "place")
 
 
 def similarity(a: Event, b: Event) -> float:
-    """5 for the same event, less what each difference costs, down to 0; one decimal."""
+    """Return 5 minus the costs of all differences, at least 0, with one decimal."""
     costs = {slot: cost for slot, cost in COSTS.items() if a[slot] != b[slot]}
     for slot in OPTIONAL:
         if slot in costs and None in (a[slot], b[slot]):
@@ -227,7 +227,7 @@ def similarity(a: Event, b: Event) -> float:
 
 
 def _pools(about_people: bool) -> dict[str, tuple[Concept, ...]]:
-    """What each slot of an event can be filled with."""
+    """Return the possible fillers of each slot of an event."""
     verb, detail, patient = (
         ("people_verbs", "counts", "people") if about_people else ("thing_verbs", "adjectives", "things")
     )
@@ -248,7 +248,7 @@ def _event(rng: random.Random) -> Event:
 
 
 def _edited(rng: random.Random, event: Event) -> Event:
-    """`event` with one thing changed."""
+    """Return `event` with one change."""
     agent, patient = event["agent"], event["patient"]
     pools = _pools(patient in PEOPLE)
     change = _pick(rng, (*pools, "negated", *(["swap", "swap"] if patient in PEOPLE else [])))
@@ -261,7 +261,7 @@ def _edited(rng: random.Random, event: Event) -> Event:
 
 
 def _statement(rng: random.Random, event: Event, word: _Wording, plain: float) -> str:
-    """`event` in words: with probability `plain` in the usual order, else as a passive or with the place in front."""
+    """Put `event` into words: with probability `plain` in the usual order, else passive or with the place first."""
     agent, patient = word(event["agent"]), f"{word(event['detail'])} {word(event['patient'])}"
     base, _, past = word(event["verb"]).partition("/")
     place = f"near {word(event['place'])}" if event["place"] else ""
@@ -290,12 +290,12 @@ def _sts_row(rng: random.Random) -> tuple[tuple[str, ...], float]:
 # ---- the source ------------------------------------------------------------------------------------------------------
 
 
-GRAMMARS = {"sst": _sst_row, "qqp": _qqp_row, "sts": _sts_row}  # make the texts of a row and their true label
+GRAMMARS = {"sst": _sst_row, "qqp": _qqp_row, "sts": _sts_row}  # each makes the texts of a row and their true label
 KINDS = {"sst": "single", "qqp": "pair", "sts": "pair"}
 
 
 def _wrong_label(rng: random.Random, task: str, label: float) -> float:
-    """A neighbouring degree, the other answer, or any score."""
+    """Return a wrong label: a neighbouring degree, the other class, or a random score."""
     if task == "sst":
         return _pick(rng, [near for near in (label - 1, label + 1) if 0 <= near <= 4])
     return 1 - label if task == "qqp" else round(5 * rng.random(), 1)
@@ -304,16 +304,15 @@ def _wrong_label(rng: random.Random, task: str, label: float) -> float:
 def generate(
     task: str, split: str, rows: int, seed: int, label_noise: float, taken: frozenset[str] = frozenset()
 ) -> pd.DataFrame:
-    """Make one split of one task.
+    """Generate one split of one task.
 
     Args:
         task: `sst` (label 0 to 4), `qqp` (0 or 1) or `sts` (0.0 to 5.0, one decimal).
-        split: its name, part of the seed and of the ids (`sst-train-00017`).
-        rows: how many. No text, and no pair in either order, comes twice.
-        seed: of the rows.
-        label_noise: share of labels, 0 to 1, that are wrong on purpose: a neighbouring degree, the other answer, any
-            score.
-        taken: texts that may not be used, because they stand in another split.
+        split: name of the split, part of the seed and of the ids (`sst-train-00017`).
+        rows: number of rows. No text, and no pair in either order, occurs twice.
+        seed: seed of the rows.
+        label_noise: share of deliberately wrong labels, 0 to 1, see `_wrong_label`.
+        taken: texts of other splits, which are not used.
 
     Returns:
         Columns `id`, `text` or `text_a` and `text_b`, `label`.
@@ -340,10 +339,10 @@ def generate(
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
-    """Make train, dev and test of each task, all labelled; no text stands in two splits.
+    """Generate labelled train, dev and test splits of each task; no text is in two splits.
 
     Raises:
-        UserError: if a task is not one that this source has, or has another shape than params give it.
+        UserError: if this source has no such task, or its kind or target differs from the params.
     """
     unknown = [name for name in tasks if name not in GRAMMARS]
     if unknown:
@@ -370,8 +369,8 @@ def _splits(params: DataParams, task: Task) -> dict[str, pd.DataFrame]:
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
-    """Make unlabelled text by the same grammars: reviews of several sentences (imdb), pairs of questions or statements
-    (multinli), pairs of statements (sick); `train_rows` of them where `rows` is None.
+    """Generate unlabelled texts from the same grammars: reviews of several sentences (imdb), pairs of questions or
+    statements (multinli), pairs of statements (sick). `rows` defaults to `train_rows`.
     """
     rng = random.Random(f"{params.sample.seed}/{name}")
     for _ in range(params.sample.train_rows if rows is None else rows):

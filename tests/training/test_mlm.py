@@ -125,7 +125,7 @@ def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpo
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=0.15)
     objective = MlmObjective(Echo(), mask, generator(1, "x"), set_up(1, "cpu", "float32"))
     gold, draws = torch.from_numpy(blocks[:8].astype(np.int64)), generator(1, "mlm held-out masks")
-    ids, picked = (torch.cat(parts) for parts in zip(*[mask(batch, of=draws) for batch in gold.split(3)]))
+    ids, picked = (torch.cat(parts) for parts in zip(*[mask(batch, draws=draws) for batch in gold.split(3)]))
     log_probabilities = F.one_hot(ids, 200).double().log_softmax(-1)[picked]
     by_hand = math.exp(-log_probabilities.gather(1, gold[picked].unsqueeze(1)).mean())
     found = [objective.perplexity(Blocks(blocks, np.arange(8)), 3, 1) for _ in range(2)]
@@ -134,7 +134,7 @@ def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpo
 
 def objective_at(model, picked):
     """The objective that masks nothing and asks for the tokens picked."""
-    return MlmObjective(model, lambda gold, of: (gold, picked), generator(1, "x"), set_up(1, "cpu", "float32"))
+    return MlmObjective(model, lambda gold, draws: (gold, picked), generator(1, "x"), set_up(1, "cpu", "float32"))
 
 
 def language_model(kind):

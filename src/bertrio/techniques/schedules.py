@@ -1,14 +1,14 @@
-r"""Schedules: which tasks take part in which step. A step is the tuple of tasks whose losses make one update.
+r"""Schedules: the order of tasks over the steps of training. A step is the tuple of tasks whose losses make one update.
 
-A schedule is a pure function `(sizes, generator) -> list[Epoch]`: the whole course of training as a plan, before the
-first step. A plan rather than an iterator that keeps a state, because the state is then the position alone: the
-learning rate can be laid out over the plan's length, and a run that resumes builds the same plan from the same seed and
-goes on at its step. Steps are shared tuples, so that a plan of 400,000 steps is that many references.
+A schedule is a pure function `(sizes, generator) -> list[Epoch]` that returns all steps of a run as a plan, before the
+first step. With a plan, unlike with a stateful iterator, the number of steps is known to the learning-rate schedule,
+and a resumed run rebuilds the plan from its seed and continues at its step. Steps are shared tuples, so that a plan of
+400,000 steps is as many references.
 
-Lengths are counted in batches. A schedule says only whose batch comes next. Batch streams run on across epochs: a task
-with fewer batches than its epoch takes cycles within it, one with more carries on in the next where it stopped.
+Lengths are counted in batches. Batch streams continue across epochs: a task with fewer batches than its epoch takes
+begins again within it, and one with more continues in the next epoch where it stopped.
 
-How the papers' names map to params (short names of the papers as in the recipes):
+The papers' names as params (short names of the papers as in the recipes):
 
 ===========================================  ===========================================================================
 zipped (`strategies` 4)                      `joint`, until `shortest`
@@ -28,8 +28,8 @@ staggered (`beyond` 3.4)                     `first: {qqp: 2}`, then the sampled
 
 To add a schedule, write the function and add it to `SCHEDULES`.
 
-Where the papers draw a random batch of a larger set, the stream gives the next one of a shuffled pass: a draw without
-replacement, which leaves no row out for long.
+Where the papers draw a random batch of a larger set, the stream returns the next one of a shuffled pass. This is a draw
+without replacement, which uses all rows equally often.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ from bertrio.core.options import Count, Group, Real, one_of
 Step = tuple[str, ...]
 Epoch = list[Step]
 
-UNTIL = ("shortest", "longest", "steps")  # what `until` may be besides a task or several
+UNTIL = ("shortest", "longest", "steps")  # values of `until` besides one task or several
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a plan is made from.
+    """Sizes and options that a plan is computed from.
 
     Args:
         batches: batches in one pass, 1 or more, of each task that trains, in training order.
-        rows: N, training rows of the same tasks, 1 or more; what the sampling probabilities go by.
-        epochs: how often an epoch is planned; 0 gives an empty plan.
-        task_epochs: passes of single tasks where they differ from `epochs`; read by `sequential` alone.
-        until: what ends an epoch: `shortest` or `longest` (the task of the fewest or most batches has had one pass; all
-            of them where several are equal), a task, several tasks (each has had one pass), or `steps`.
-        steps: the epoch's length where `until` is `steps`.
-        cycle: whether, in a `joint` epoch, a task that has had a whole pass begins again or sits out the rest.
-        temperature: T of `temperature`, 1 or more: below, small tasks all but vanish, and an epoch that waits for them
-            never ends. Infinity is allowed.
+        rows: N, training rows of the same tasks, 1 or more; they decide the sampling probabilities.
+        epochs: number of epochs; 0 gives an empty plan.
+        task_epochs: number of passes of tasks for which it differs from `epochs`; only for `sequential`.
+        until: end of an epoch: `shortest` or `longest` (after one pass of the task with the fewest or most batches, or
+            of all such tasks), a task, several tasks (after one pass of each), or `steps`.
+        steps: length of an epoch if `until` is `steps`.
+        cycle: whether a task begins again after a whole pass in a `joint` epoch; else it is left out of the rest.
+        temperature: T of `temperature`, 1 or more, infinity allowed. Below 1, small tasks would hardly be drawn, and an
+            epoch that waits for them would not end.
     """
 
     batches: Mapping[str, int]
@@ -78,12 +78,11 @@ class Sizes:
 
 
 def joint(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
-    """Every step takes one batch of each task: the papers' simultaneous training (`smart` 4.2, `bertpp` 3).
+    """Simultaneous training: every step takes one batch of each task (`smart` 4.2, `bertpp` 3).
 
-    An epoch has as many steps as the tasks that `until` names have batches, the most of them where it names several, or
-    `steps`. Without `cycle`, a step holds the tasks that have a batch of their pass left: all at first, the longest
-    alone at last (`bertpp` 4.4, before it cycles), and the epoch ends when there are none. Draws nothing from
-    `generator`.
+    An epoch has as many steps as the task in `until` has batches, the largest number if there are several tasks, or
+    `steps`. Without `cycle`, a step has the tasks with batches left in their pass: all tasks at first, the longest
+    alone at the end (`bertpp` 4.4, before it cycles); the epoch ends when no batch is left. Does not use `generator`.
     """
     length = sizes.steps if sizes.until == "steps" else max(_awaited(sizes).values())
     if sizes.cycle:
@@ -94,10 +93,9 @@ def joint(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
 
 
 def sequential(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
-    """Task after task in order, each for its own number of epochs, nothing trained again (`smart` 4.2).
+    """Tasks one after the other in order, each for its own number of epochs (`smart` 4.2).
 
-    Every pass over a task is an epoch of the plan, which has as many as the tasks have together. `until` is not read.
-    Draws nothing from `generator`.
+    Every pass over a task is an epoch of the plan. Does not use `until` and `generator`.
     """
     return [
         [(task,)] * count
@@ -107,21 +105,21 @@ def sequential(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
 
 
 def per_epoch(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
-    """Each epoch goes through each set in turn, one whole pass after another, in order.
+    """Epochs of one whole pass over each task, one task after the other, in order.
 
-    The individual training of `bertpp` 3 and the three independent loops of `strategies` 4. `until` is not read. Draws
-    nothing from `generator`.
+    The individual training of `bertpp` 3 and the three independent loops of `strategies` 4. Does not use `until` and
+    `generator`.
     """
     steps = [((task,), count) for task, count in sizes.batches.items()]
     return [[step for step, count in steps for _ in range(count)] for _ in range(sizes.epochs)]
 
 
 def round_robin(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
-    """One task a step, in turn, every epoch from the first task on (`beyond` 3.4).
+    """One task per step, in turn, starting from the first task in every epoch (`beyond` 3.4).
 
-    An epoch ends right after the step at which all tasks that `until` names have had as many batches as a pass of
-    theirs holds: with K tasks, after step max_t (t + (n_t - 1) K), where t = 1 to K numbers the tasks and n_t is the
-    batches of a pass. Draws nothing from `generator`.
+    An epoch ends once each task in `until` has had as many batches as its pass: with K tasks, after step
+    max_t (t + (n_t - 1) K), where t = 1 to K numbers the tasks and n_t is the number of batches of a pass. Does not use
+    `generator`.
     """
     steps = [(task,) for task in sizes.batches]
     if sizes.until == "steps":
@@ -133,29 +131,29 @@ def round_robin(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
 
 
 def annealed(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
-    r"""One task a step, drawn ever more evenly from epoch to epoch.
+    r"""One task per step, drawn at random, more evenly from epoch to epoch.
 
     .. math:: p_i \propto N_i^{\alpha}, \quad \alpha = 1 - 0.8 \, \frac{e - 1}{E - 1}
 
-    with e = 1 to E the epoch: proportional to size at first, nearly even at last. Stickland and Murray 2019, "BERT and
-    PALs: Projected Attention Layers for Efficient Adaptation in Multi-Task Learning", annealed sampling. Where E = 1,
-    which the paper leaves open, alpha is 1. Epochs end as in `temperature`.
+    with e = 1 to E the epoch: proportional to size in the first, nearly uniform in the last. Stickland and Murray 2019,
+    "BERT and PALs: Projected Attention Layers for Efficient Adaptation in Multi-Task Learning", annealed sampling. For
+    E = 1, which the paper leaves open, alpha is 1. Epochs end as in `temperature`.
     """
     exponents = [1 - 0.8 * epoch / max(1, sizes.epochs - 1) for epoch in range(sizes.epochs)]
     return [_drawn_epoch(sizes, sampling_probabilities(sizes.rows, exponent), generator) for exponent in exponents]
 
 
 def temperature(sizes: Sizes, generator: torch.Generator) -> list[Epoch]:
-    r"""One task a step, drawn with a probability that the temperature T flattens.
+    r"""One task per step, drawn with probabilities that the temperature T flattens.
 
     .. math:: p_i \propto N_i^{1 / T}
 
     T = 1 is proportional to size, T to infinity uniform. Raffel et al. 2020, "Exploring the Limits of Transfer Learning
     with a Unified Text-to-Text Transformer", section 3.5.2, without its artificial limit on N. Multilingual BERT
-    samples its languages so, with exponent 0.7.
+    samples languages in this way, with exponent 0.7.
 
-    An epoch has `steps` steps where `until` is `steps`; else it ends right after the step at which all tasks that
-    `until` names have been drawn as often as a pass of theirs holds batches, so epochs differ in length.
+    An epoch has `steps` steps if `until` is `steps`. Otherwise it ends once each task in `until` has been drawn as
+    often as its pass has batches, so epochs differ in length.
     """
     probabilities = sampling_probabilities(sizes.rows, 1 / sizes.temperature)
     return [_drawn_epoch(sizes, probabilities, generator) for _ in range(sizes.epochs)]
@@ -171,7 +169,7 @@ SCHEDULES: dict[str, Callable[[Sizes, torch.Generator], list[Epoch]]] = {
 }
 
 
-WITHOUT_UNTIL = ("sequential", "per_epoch")  # they do not read `until`
+WITHOUT_UNTIL = ("sequential", "per_epoch")  # schedules that do not use `until`
 SEVERAL_TASKS_A_STEP = ("joint",)
 
 
@@ -200,33 +198,34 @@ class ScheduleOptions(Group):
 
     @property
     def reads_until(self) -> bool:
-        """Whether the schedule reads `until`."""
+        """True if the schedule uses `until`."""
         return self.name not in WITHOUT_UNTIL
 
     def until_of(self, trains: Sequence[str]) -> str | Sequence[str]:
-        """Return what ends an epoch of these tasks; one task alone always counts its own passes."""
+        """Return `until` for these tasks; a single task always ends an epoch by its own pass."""
         return "longest" if len(trains) == 1 and self.until != "steps" else self.until
 
     @property
     def until_names(self) -> tuple[str, ...]:
-        """What `until` names, as a tuple."""
+        """The values of `until` as a tuple."""
         return (self.until,) if isinstance(self.until, str) else tuple(self.until)
 
 
 def sampling_probabilities(rows: Mapping[str, int], exponent: float) -> dict[str, float]:
-    """p_i = N_i^exponent / sum_j N_j^exponent for tasks of N_i rows; see `annealed` and `temperature`."""
+    """Return p_i = N_i^exponent / sum_j N_j^exponent for tasks of N_i rows; see `annealed` and `temperature`."""
     weights = {task: count**exponent for task, count in rows.items()}
     return {task: weight / sum(weights.values()) for task, weight in weights.items()}
 
 
 def proportional_batch_sizes(rows: Mapping[str, int], base_batch: int) -> dict[str, int]:
-    r"""Batch sizes that let sets of different lengths go through about the same number of batches.
+    r"""Batch sizes with which tasks of different sizes have about the same number of batches.
 
     .. math:: M = \lceil \max_i N_i / b \rceil, \quad \text{batch}_i = \max(1, \mathrm{round}(N_i / M))
 
-    for N_i rows and the longest set's batch size b; halves round to even. `losses` 4.2.1, Full Data. Rounding leaves
-    small sets with more or fewer batches than M, at times more than the longest set has: 6,041 rows and M = 4,423 make
-    6,041 batches of one row. The paper's epoch therefore has `until` name the longest set; `longest` counts batches.
+    for N_i rows and the batch size b of the largest task; halves round to even. `losses` 4.2.1, Full Data. Because of
+    rounding, small tasks have more or fewer than M batches, sometimes more than the largest task: 6,041 rows with
+    M = 4,423 make 6,041 batches of one row. For the paper's epoch, set `until` to the largest task, since `longest`
+    counts batches.
 
     Args:
         rows: training rows by task, 1 or more.
@@ -240,7 +239,7 @@ def proportional_batch_sizes(rows: Mapping[str, int], base_batch: int) -> dict[s
 
 
 def _awaited(sizes: Sizes) -> dict[str, int]:
-    """The tasks whose passes end an epoch, with the batches of a pass."""
+    """Return the tasks whose passes end an epoch, with the number of batches of a pass."""
     if sizes.until in ("shortest", "longest"):
         count = {"shortest": min, "longest": max}[sizes.until](sizes.batches.values())
         return {task: batches for task, batches in sizes.batches.items() if batches == count}
@@ -249,7 +248,7 @@ def _awaited(sizes: Sizes) -> dict[str, int]:
 
 
 def _drawn_epoch(sizes: Sizes, probabilities: Mapping[str, float], generator: torch.Generator) -> Epoch:
-    """An epoch of steps of one task each, drawn with these probabilities."""
+    """Draw an epoch of steps of one task each with these probabilities."""
     steps = [(task,) for task in sizes.batches]
     odds = torch.tensor([probabilities[task] for task in sizes.batches], dtype=torch.float64)
     if sizes.until == "steps":
@@ -264,6 +263,6 @@ def _drawn_epoch(sizes: Sizes, probabilities: Mapping[str, float], generator: to
 
 
 def _draw(odds: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` indices into `odds` [K], float64 that sums to 1, drawn with replacement: int64 [count]."""
+    """Draw `count` indices with replacement, with probabilities `odds` [K], float64: int64 [count]."""
     draws = torch.rand(count, generator=generator, dtype=torch.float64)
-    return torch.bucketize(draws, odds.cumsum(0)[:-1], right=True)  # K - 1 edges: rounding can't reach past the last
+    return torch.bucketize(draws, odds.cumsum(0)[:-1], right=True)  # K - 1 edges: no index above the last

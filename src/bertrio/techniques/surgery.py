@@ -1,11 +1,10 @@
-"""Gradient surgery: how much each task's gradient counts in one update, decided from their inner products.
+"""Gradient surgery: weights of the tasks' gradients in one update, computed from their inner products.
 
-All methods here are linear in the task gradients: the update's gradient is sum_k w_k g_k, and the weights w depend on
-the Gramian [K, K] of inner products g_i . g_j alone. Their papers speak of weights of two sizes: PCGrad's are those of
-a sum (all 1 where nothing conflicts), the others' are those of a mean (about 1 / K each). Here all of them are on the
-scale of a sum, that is, the others times K, so that a method replaces the plain sum of the losses at the same learning
-rate; `build_surgery` also offers the scale of the mean. To add a method, write the function and add it to
-`SURGERIES`.
+All methods are linear in the task gradients: the combined gradient is sum_k w_k g_k, and the weights w depend only on
+the Gramian [K, K] of inner products g_i . g_j. The papers use two scales: PCGrad's weights are those of a sum (all 1
+without conflicts), the others' those of a mean (about 1 / K each). Here, all weights have the scale of a sum, so that a
+method replaces the sum of the losses at the same learning rate; `build_surgery` also offers the scale of a mean. To add
+a method, write the function and add it to `SURGERIES`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ Method = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def pcgrad(gramian: Tensor, generator: torch.Generator, orders: Sequence[Sequence[int]] | None = None) -> Tensor:
-    r"""Takes from each task's gradient what conflicts with another task's, and adds up what is left.
+    r"""Projecting conflicting gradients (PCGrad): remove conflicting components of each gradient, and sum the results.
 
-    For each task i, starting from g = g_i, for the other tasks j in random order, wherever g . g_j < 0:
+    For each task i, starting from g = g_i, for the other tasks j in random order, if g . g_j < 0:
 
     .. math:: g \leftarrow g - \frac{g \cdot g_j}{\lVert g_j \rVert^2} \, g_j
 
@@ -33,8 +32,8 @@ def pcgrad(gramian: Tensor, generator: torch.Generator, orders: Sequence[Sequenc
 
     Args:
         gramian: [K, K], float64, with no zero on the diagonal.
-        generator: the order of the other tasks comes from it, one permutation for each task.
-        orders: the K permutations of all tasks instead, to fix them; a task is passed over in its own.
+        generator: generator of the orders, one permutation per task.
+        orders: K permutations of all tasks to use instead; each task is skipped in its own.
 
     Returns:
         Weights [K], at least 1 each.
@@ -52,7 +51,7 @@ def pcgrad(gramian: Tensor, generator: torch.Generator, orders: Sequence[Sequenc
 
 
 def mgda(gramian: Tensor, generator: torch.Generator) -> Tensor:
-    r"""The shortest vector among the weighted means of the gradients: no task's loss rises along it.
+    r"""Shortest weighted mean of the gradients (MGDA), along which no task's loss rises.
 
     .. math:: w = K \operatorname{argmin}_{\alpha \ge 0, \, \sum \alpha = 1} \lVert \sum_k \alpha_k g_k \rVert^2
 
@@ -66,26 +65,27 @@ def mgda(gramian: Tensor, generator: torch.Generator) -> Tensor:
     Returns:
         Weights [K], not below 0, summing to K.
 
-    Departs from Sener and Koltun: they walk towards the minimum by Frank-Wolfe steps, which for more than two tasks
-    of unlike norms are still far from it after hundreds; here it is exact, as a non-negative least-squares problem.
+    Departs from Sener and Koltun: they approach the minimum by Frank-Wolfe steps, which for more than two tasks of
+    different norms remain far from it after hundreds of steps. Here it is the exact solution of a non-negative
+    least-squares problem.
     """
     from scipy.optimize import nnls  # a slow import
 
     # Minimise |sum_k y_k g_k|^2 + (sum_k y_k - 1)^2 over y >= 0. For y = s alpha and |sum_k alpha_k g_k|^2 = q, the
-    # best s leaves q / (1 + q), which rises with q: the alpha sought is y / sum(y). Lengths are in units of the
+    # best s leaves q / (1 + q), which rises with q: the solution is alpha = y / sum(y). Lengths are in units of the
     # shortest gradient, and the unknowns are y_k |g_k|, so that each column has a length of about 1.
     norms = gramian.diagonal().sqrt()
     values, vectors = torch.linalg.eigh(gramian / norms.outer(norms))
-    unit_gradients = values.clamp(min=0).sqrt()[:, None] * vectors.T  # [K, K]: a column each, in K dimensions
+    unit_gradients = values.clamp(min=0).sqrt()[:, None] * vectors.T  # [K, K]: one column per gradient, in K dimensions
     shares = norms.min() / norms
     matrix = torch.cat([unit_gradients, shares[None]]).numpy()
-    found, _ = nnls(matrix, [0.0] * len(norms) + [1.0], maxiter=1000)
-    y = torch.as_tensor(found) * shares
+    solution, _ = nnls(matrix, [0.0] * len(norms) + [1.0], maxiter=1000)
+    y = torch.as_tensor(solution) * shares
     return len(y) * y / y.sum()
 
 
 def upgrad(gramian: Tensor, generator: torch.Generator) -> Tensor:
-    r"""Projects each gradient onto the directions along which no task's loss rises, and adds up the projections.
+    r"""Sum of the gradients' projections onto the directions along which no task's loss rises (UPGrad).
 
     .. math::
 
@@ -93,17 +93,17 @@ def upgrad(gramian: Tensor, generator: torch.Generator) -> Tensor:
         \pi(g) = \operatorname{argmin}_{d: \, d \cdot g_j \ge 0 \, \forall j} \lVert d - g \rVert
 
     Quinton and Rey 2024, "Jacobian Descent For Multi-Objective Optimization", eq. 3 for the projection and
-    Proposition 1 for its weights: the v that minimise v' G v with v >= e_i. Solved through TorchJD.
+    Proposition 1 for its weights: the v that minimise v' G v with v >= e_i. Solved by TorchJD.
 
     Args:
         gramian: [K, K], float64, with no zero on the diagonal.
         generator: not used.
 
     Returns:
-        Weights [K], at least 1 each (but for rounding).
+        Weights [K], at least 1 each except for rounding.
 
     Departs from TorchJD: the problem is stated in gradients of length 1 (x_k = v_k |g_k|, which changes nothing in
-    exact arithmetic), so that the small constant which the solver needs on the diagonal does not drown a task whose
+    exact arithmetic), so that the small constant that the solver adds to the diagonal does not dominate a task whose
     gradient is much smaller than the others'.
     """
     from torchjd.aggregation import UPGradWeighting
@@ -116,19 +116,19 @@ def upgrad(gramian: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def imtl_g(gramian: Tensor, generator: torch.Generator) -> Tensor:
-    r"""Weighs the gradients so that the update has the same projection on each of them.
+    r"""Weights with which the update has the same projection on every gradient (IMTL-G).
 
     .. math:: \frac{g_i}{\lVert g_i \rVert} \cdot \sum_k w_k g_k \text{ equal for all } i, \quad \sum_k w_k = K
 
     Liu et al. 2021, "Towards Impartial Multi-task Learning", the gradient balance (IMTL-G); in the form of Quinton
-    and Rey 2024, w proportional to the pseudo-inverse of G times the norms, through TorchJD.
+    and Rey 2024, w proportional to the pseudo-inverse of G times the norms, by TorchJD.
 
     Args:
         gramian: [K, K], float64, with no zero on the diagonal.
         generator: not used.
 
     Returns:
-        Weights [K], summing to K; some may be below 0. All are 0 where no such weights exist (two opposite gradients).
+        Weights [K], summing to K; some may be below 0. All are 0 if no such weights exist (two opposite gradients).
     """
     from torchjd.aggregation import IMTLGWeighting
 
@@ -136,13 +136,13 @@ def imtl_g(gramian: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def aligned_mtl(gramian: Tensor, generator: torch.Generator) -> Tensor:
-    r"""Replaces the gradients by the nearest orthogonal ones of one length, and adds these up.
+    r"""Sum of the nearest orthogonal gradients of equal length (Aligned-MTL).
 
     .. math:: w = \sqrt{\lambda_{\min}} \, V \Lambda^{-1/2} V^\top \mathbf{1}, \quad G = V \Lambda V^\top
 
     Senushkin et al. 2023, "Independent Component Alignment for Multi-Task Learning", Algorithm 1, with the smallest
-    non-zero eigenvalue as the scale, through TorchJD. The weights sum to K for orthogonal gradients of one length and
-    to less the more the gradients align or differ in length.
+    non-zero eigenvalue as the scale, by TorchJD. The weights sum to K for orthogonal gradients of equal length, and to
+    less the more the gradients align or differ in length.
 
     Args:
         gramian: [K, K], float64, with no zero on the diagonal.
@@ -157,7 +157,7 @@ def aligned_mtl(gramian: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tensor:
-    r"""Moves the mean gradient towards the task that gains least, but no further than a share of its length.
+    r"""Mean gradient, moved towards the task that gains least by at most a share of its length (CAGrad).
 
     .. math::
 
@@ -175,14 +175,14 @@ def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tenso
     Args:
         gramian: [K, K], float64, with no zero on the diagonal.
         generator: not used.
-        c: radius of the ball around the mean gradient as a share of its length, from 0 (plain sum) to below 1; the
+        c: radius of the ball around the mean gradient as a share of its length, from 0 (plain sum) to below 1. The
             paper uses 0.4 and 0.5.
 
     Returns:
         Weights [K], at least 1 each.
 
-    Departs from the authors' code: no division of d by 1 + c^2, which the paper does not have either. Where g_alpha
-    vanishes (a Pareto-stationary point), its length is taken as 1e-4 of the gradients' root mean square.
+    Departs from the authors' code: d is not divided by 1 + c^2, as in the paper. If g_alpha vanishes (a
+    Pareto-stationary point), its length is taken as 1e-4 of the gradients' root mean square.
     """
     from scipy.optimize import minimize  # a slow import
 
@@ -194,7 +194,7 @@ def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tenso
     def length(alpha: Any) -> Any:
         return max(alpha @ g @ alpha, 1e-8) ** 0.5
 
-    found = minimize(
+    solution = minimize(
         lambda alpha: alpha @ to_mean + radius * length(alpha),
         x0=[1 / count] * count,
         jac=lambda alpha: to_mean + radius * (g @ alpha) / length(alpha),
@@ -203,7 +203,7 @@ def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tenso
         constraints={"type": "eq", "fun": lambda alpha: alpha.sum() - 1, "jac": lambda alpha: [1.0] * count},
         options={"ftol": 1e-12, "maxiter": 200},
     )
-    return torch.as_tensor(1 + count * radius / length(found.x) * found.x)
+    return torch.as_tensor(1 + count * radius / length(solution.x) * solution.x)
 
 
 SURGERIES: dict[str, Method] = {
@@ -229,15 +229,15 @@ def build_surgery(
 ) -> Callable[[Tensor], Tensor]:
     """Return the function from a Gramian [K, K] to the weights [K] of the gradients, both float64 on the CPU.
 
-    A task whose gradient is zero conflicts with none: it is left out of the method's problem, which keeps the weights
-    finite and, under MGDA, the other tasks moving. Its own weight, and that of a task alone in its step, is that of
-    the plain sum or mean.
+    A task with a zero gradient conflicts with none and is left out of the problem. This keeps the weights finite and,
+    with MGDA, lets the other tasks train. Its own weight is that of the plain sum or mean, as is that of a single task
+    in a step.
 
     Args:
         method: a name in `SURGERIES`.
         reduction: `sum` for weights of about 1, to replace the sum of the losses; `mean` for about 1 / K, to replace
             their mean.
-        generator: for methods that draw; its state is the caller's to save.
+        generator: generator of methods that draw; the caller saves its state.
     """
 
     def weigh(gramian: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Puts the parts of fine-tuning together: what params ask for, as a trainer."""
+"""Build the trainer of fine-tuning and its parts from params."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ FINE_RADIUS = 1e-3  # of SMART's noise, below which training is in float32
 
 
 def resolve_precision(params: Params, runtime: Runtime) -> Runtime:
-    """The runtime, in float32 if `auto` chose bf16 and SMART's noise is below what bf16 can tell apart.
+    """Return the runtime, in float32 if `auto` chose bf16 and SMART's noise is too small for bf16 to represent.
 
-    How large noise gets in one entry is at most the radius, and for `ball` no more than its steps reach; by norm 2, all
-    entries share it, which is always taken for too little.
+    An entry of the noise is at most the radius; with `ball`, it is also at most what the steps can reach. With norm 2,
+    all entries share the radius, which always counts as too small.
 
     On MiniLM's embeddings (root mean square 0.06) the penalty in bf16 is within 12 % of that in float32 from radius
     1e-3 on, and several times too large, all rounding, at 1e-5.
@@ -52,7 +52,7 @@ def resolve_precision(params: Params, runtime: Runtime) -> Runtime:
     steps = smart.steps * smart.eta + smart.sigma if smart.projection == "ball" else smart.radius
     if min(smart.radius, steps) >= FINE_RADIUS and smart.norm == "inf":
         return runtime
-    say("SMART's noise is less than bf16 can tell apart: training in float32")
+    say("SMART's noise is too small for bf16: training in float32")
     return replace(runtime, compute=torch.float32)
 
 
@@ -63,24 +63,24 @@ def build_trainer(
     tracker: Curves | None = None,
     teacher_predictions: Mapping[str, Tensor] | None = None,
 ) -> tuple[Trainer, MultitaskModel]:
-    """A trainer with every technique that `params` asks for, and the model to score: `model`, or its average.
+    """Return a trainer with every technique that `params` enables, and the model to score: `model` or its average.
 
     Args:
-        params: as the member sees them.
-        model: with heads for all tasks.
+        params: the member's params.
+        model: a model with heads for all tasks.
         train: rows of the tasks that train, in training order.
-        tracker: gets the curves of training.
-        teacher_predictions: of `distill.teacher` for these rows, see `training.build`.
+        tracker: records training curves.
+        teacher_predictions: predictions of `distill.teacher` for these rows, see the function of this name.
 
     Raises:
-        UserError: if several processes are to share what can't be shared out.
+        UserError: if several processes share the run and SMART's projection does not support that.
     """
     if params.smart.weight and params.smart.projection == "rescale" and not model.runtime.processes.alone:
         raise UserError(
             "smart.projection: found rescale in several processes; it moves the noise by a gradient that depends on "
             "the size of the batch, of which each process has a part. Use projection ball, or runtime.processes 1"
         )
-    model.train()  # before any copy is made of it: a teacher has the dropout that the model has
+    model.train()  # before it is copied, so that a teacher has the same dropout
     streams = build_streams(train, params)
     plan = plan_of(train, streams, params)
     ema = params.finetune.ema
@@ -90,7 +90,7 @@ def build_trainer(
     lr = options.lr * params.encoder.lr_factor
     optimization = Optimization(model, params.optimizer, lr, plan, options.max_steps, learned, params.weighting.lr)
     regularizers = build_regularizers(params, model, optimization.total_steps, teacher_predictions or {})
-    callbacks: list[Callable[[int], None]] = [partial(each.after_step, model) for each in regularizers.values()]
+    callbacks: list[Callable[[int], None]] = [partial(term.after_step, model) for term in regularizers.values()]
     if average:
         callbacks.insert(0, lambda step: average.update_parameters(model))
     whole_batch = [task for task in train if LOSSES[params.tasks[task].loss].whole_batch]
@@ -116,11 +116,11 @@ def build_regularizers(
     """Return the regularizers whose weight is above 0, by the name of their block in params.yaml."""
     setup = RunSetup(model, params.trains, steps, partial(generator, params.runtime.seed), teacher_predictions)
     options = {name: getattr(params, name) for name in REGULARIZERS}
-    return {name: REGULARIZERS[name](of, setup) for name, of in options.items() if of.weight}
+    return {name: REGULARIZERS[name](block, setup) for name, block in options.items() if block.weight}
 
 
 def build_combiner(params: Params, model: MultitaskModel, learned: Sequence[nn.Parameter]) -> Combiner:
-    """Return what combines the gradients of tasks; `learned` are parameters beside the model's."""
+    """Return the combiner of the tasks' gradients; `learned` are trained parameters outside the model."""
     options, processes = params.surgery, model.runtime.processes
     parameters = [*model.parameters(), *learned]
     if options.method == "none" and not options.log_conflicts:
@@ -132,22 +132,22 @@ def build_combiner(params: Params, model: MultitaskModel, learned: Sequence[nn.P
 
 
 def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.Parameter]], Tensor] | None:
-    """`penalties` as a function of the parameters that took part in a step; None if they are off."""
+    """Return `penalties` as a function of the parameters that have a gradient in a step; None if they are off."""
     options = params.penalties
     if not (options.l1 or options.l2):
         return None
     part = {"all": model, "encoder": model.encoder, "heads": model.heads}[options.parameters]
     chosen = {id(parameter) for parameter in part.parameters()}
 
-    def penalty(took_part: list[nn.Parameter]) -> Tensor:
-        of = [parameter for parameter in took_part if id(parameter) in chosen]
-        return options.l1 * l1(of) + options.l2 * l2(of)
+    def penalty(parameters: list[nn.Parameter]) -> Tensor:
+        penalised = [parameter for parameter in parameters if id(parameter) in chosen]
+        return options.l1 * l1(penalised) + options.l2 * l2(penalised)
 
     return penalty
 
 
 def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: str | Path) -> Split:
-    """The rows of split `name` of every task; a task whose test split is empty is left out.
+    """Load the rows of split `name` of every task; tasks with an empty test split are left out.
 
     Raises:
         UserError: if a task has no training or dev rows.
@@ -165,18 +165,21 @@ def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: 
 
 
 def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Parts training rows into those to train on and a seeded share of about `fraction` to select epochs on."""
-    kept, held = {}, {}
+    """Split training rows at random into rows to train on and a share of about `fraction` to select epochs on."""
+    remaining, held_out = {}, {}
     for task, rows in train.items():
         order = torch.randperm(len(rows), generator=generator(seed, f"holdout {task}")).numpy()
         count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
-        held[task], kept[task] = rows.take(np.sort(order[:count])), rows.take(np.sort(order[count:]))
-    return kept, held
+        held_out[task], remaining[task] = rows.take(np.sort(order[:count])), rows.take(np.sort(order[count:]))
+    return remaining, held_out
 
 
 def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
-    """A stream of training batches for each task as `schedule` asks for, its order drawn by a generator of its own, but
-    for when short rows come if `match_lengths`."""
+    """Return a stream of training batches for each task, as set in `schedule`.
+
+    Each stream draws its order from its own generator. With `match_lengths`, the streams also share the seed by which
+    batches are ordered by length.
+    """
     options = params.schedule
     cap = min(len(rows) for rows in train.values()) if options.cap == "shortest" else options.cap
     sizes = {task: params.tasks[task].batch_size for task in train}
@@ -185,14 +188,14 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
         sizes = proportional_batch_sizes(passes, options.base_batch)
     seed, streams = params.runtime.seed, {}
     for task, rows in train.items():
-        lengths = generator(seed, "batches by length") if options.match_lengths else None  # of one seed for all tasks
+        lengths = generator(seed, "batches by length") if options.match_lengths else None  # the same for all tasks
         draws = generator(seed, f"batches {task}")
         streams[task] = BatchStream(rows, sizes[task], draws, cap, options.redraw, lengths)
     return streams
 
 
 def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> list[Epoch]:
-    """The steps of every epoch of fine-tuning, as `schedule` asks for."""
+    """Return the steps of every epoch of fine-tuning, as set in `schedule`."""
     options = params.schedule
     limit = options.max_batches or max(len(stream) for stream in streams.values())
     sizes = Sizes(
@@ -213,7 +216,7 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
 
 
 def build_losses(train: Split, params: Params) -> dict[str, Loss]:
-    """The loss of each task that trains, with class weights counted on its training rows where they are asked for."""
+    """Return the loss of each task that trains; class weights, if set, are computed from its training rows."""
     losses = {}
     for task, rows in train.items():
         options, target = params.tasks[task], rows.task.target
@@ -224,20 +227,20 @@ def build_losses(train: Split, params: Params) -> dict[str, Loss]:
 
 
 def teacher_predictions(params: Params, train: Split, splits: str | Path, runtime: Runtime) -> dict[str, Tensor]:
-    """What `distill.teacher` says of the rows of each task that is distilled.
+    """Predictions of `distill.teacher` for the training rows of each distilled task.
 
     Args:
-        params: as the member sees them.
+        params: the member's params.
         train: rows of the tasks that train.
         splits: the folder that they were read from, for their texts.
-        runtime: whose device and precision the teacher takes as well.
+        runtime: device and precision of the teacher.
 
     Returns:
         By task, in the order of the rows: probabilities [N, C] of classes (binary: no, yes), or scores [N, 1], float32
-        on the CPU. Nothing if distillation is off.
+        on the CPU. Empty if distillation is off.
 
     Raises:
-        UserError: if the teacher can't be loaded, or knows a task not at all or otherwise.
+        UserError: if the teacher can't be loaded, lacks a task, or has a different definition of it.
     """
     options = params.distill
     if not options.weight:
@@ -254,13 +257,13 @@ def teacher_predictions(params: Params, train: Split, splits: str | Path, runtim
         _, probabilities, scores = teacher.answer(name, texts)
         values = np.asarray(scores).reshape(-1, 1) if probabilities is None else probabilities
         predictions[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-    # Each process has asked the teacher that its own machine has
+    # Each process loads the teacher from its own machine
     runtime.processes.check_equal(predictions.values(), "predictions of distill.teacher")
     return predictions
 
 
 def _check_same(task: Task, teacher: Predictor) -> None:
-    """Check that the teacher knows the task by the same kind and target, and by the same numbers for its classes."""
+    """Check that the teacher's task has the same kind, target and order of classes."""
     try:
         known = teacher.task(task.name)
     except UserError as error:
@@ -268,7 +271,7 @@ def _check_same(task: Task, teacher: Predictor) -> None:
     theirs, ours = known.target.labels, task.target.labels
     reordered = theirs != ours and set(theirs) == set(ours)
     if (known.kind, known.target) != (task.kind, task.target) or reordered:
-        sides = [f"{of.kind}, {of.target}, {', '.join(of.target.labels) or 'no names'}" for of in (known, task)]
+        sides = [f"{side.kind}, {side.target}, {', '.join(side.target.labels) or 'no names'}" for side in (known, task)]
         raise UserError(
             f"distill.teacher: task {task.name}: the teacher knows it as {sides[0]}, and params.yaml says {sides[1]}; "
             "take a teacher of the same task, or leave it out of distill.tasks"

@@ -1,7 +1,7 @@
-"""What goes on beside the steps of training: the check that numbers are finite, the log, and curves for trackers.
+"""Monitoring of training: the check for finite values, the epoch log, and curves for trackers.
 
-Curves give nothing back, so that training is the same with them and without. Checkpoints hold what the table needs to
-go on; other tools see a run that resumes as a new one, and are imported only where `tracking.to` names them.
+Curves do not affect training. Checkpoints hold the state of the CSV table. Other tools see a resumed run as a new one;
+they are imported only if `tracking.to` names them.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from bertrio.config.loading import MEMBER_GROUPS, member_params
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv
 from bertrio.data.batches import Batch
-from bertrio.training.checkpoints import Part
+from bertrio.training.checkpoints import Stateful
 
-# Steps between two reads on a GPU: each makes the host wait, and the GPU run dry. A number that is not finite is found
-# so many steps late, but before any checkpoint; on the CPU, before the update.
+# Steps between two reads on a GPU, since each read makes the host wait and the GPU idle. A value that is not finite is
+# detected up to this many steps late, but before any checkpoint; on the CPU, before the update.
 READ_EVERY = 16
-SPEED = "rows_per_second"  # differs from run to run: for watching, not for the table, which is a result
-LOGS = "logs"  # the folder of other trackers than the table; git ignores it
-SHOWN = 5  # row ids of a task that a message names
-VARIABLE = "BERTRIO_PROGRESS"  # of the environment: the file to write to
-STAGE = "DVC_STAGE"  # of the environment: the stage, as in finetune@base, where DVC runs it
-TOOLS = ("tensorboard", "wandb", "dvclive")  # called as their packages are
+SPEED = "rows_per_second"  # differs from run to run, so it is left out of the table, which is a result
+LOGS = "logs"  # folder of trackers other than the table; git ignores it
+SHOWN = 5  # row ids per task in an error message
+VARIABLE = "BERTRIO_PROGRESS"  # environment variable: the file to write to
+STAGE = "DVC_STAGE"  # environment variable that DVC sets: the stage, such as finetune@base
+TOOLS = ("tensorboard", "wandb", "dvclive")  # names of their packages
 
 
 def read_every(device: torch.device) -> int:
-    """Return the number of steps between two reads of numbers on this device."""
+    """Return the number of steps between two reads of values on this device."""
     return 1 if device.type == "cpu" else READ_EVERY
 
 
 class FiniteCheck:
-    """Keep numbers of training that must be finite, and read them at the price of few waits for a GPU.
+    """Check that values of training are finite, with few synchronisations of a GPU.
 
     Args:
-        device: where the numbers are.
-        ids: returns the ids of rows of a task, from their positions.
-        advice: what to try when training diverges.
+        device: device of the values.
+        ids: function `(task, positions) -> ids` of rows, for error messages.
+        advice: what to try when training diverges, for error messages.
     """
 
     def __init__(self, device: torch.device, ids: Callable[[str, np.ndarray], Iterable[object]], advice: str) -> None:
@@ -63,39 +63,39 @@ class FiniteCheck:
         self._unread: list[tuple[int, str, dict[str, np.ndarray], Tensor]] = []
 
     def begin_step(self, number: int) -> None:
-        """Attribute what follows to update `number`."""
+        """Begin update `number`, whose rows and values follow."""
         self._step, self._rows = number, {}
 
     def add_rows(self, batches: Iterable[Batch]) -> None:
-        """Name the rows of these batches in messages about the step."""
+        """Add rows of the step, for error messages."""
         self._rows.update({batch.task: batch.rows for batch in batches})
 
     def add(self, name: str, value: Tensor, tasks: Sequence[str] | None = None) -> None:
-        """Keep a number of the step that the rows of `tasks` make, or those of the whole step."""
+        """Add a value of the step, computed from the rows of `tasks`, or from all rows if None."""
         rows = {task: self._rows[task] for task in (self._rows if tasks is None else tasks)}
         self._unread.append((self._step, name, rows, value.detach().to(self._device)))
 
     def due(self, steps: int) -> bool:
-        """Return whether it is time to read, after so many steps of an epoch."""
+        """Return whether values should be read after this many steps of an epoch."""
         return steps % self._every == 0
 
     def read_on_cpu(self) -> None:
-        """Read where nobody has to wait for it: what is not finite goes no further."""
+        """Read on the CPU, where it costs no wait, so that no later computation uses a value that is not finite."""
         if self._every == 1:
             self.read()
 
     def read(self) -> None:
-        """Read all numbers since the last time; waits for the device.
+        """Read and check all values since the last read; waits for the device.
 
         Raises:
-            UserError: naming the first that is not finite, its step, tasks and rows.
+            UserError: if a value is not finite; names the first one with its step, tasks and rows.
         """
         if not self._unread:
             return
         values = torch.stack([value.float() for *_, value in self._unread]).tolist()
         for (step, name, rows, _), value in zip(self._unread, values):
             if not math.isfinite(value):
-                shown = {task: map(str, self._ids(task, some[:SHOWN])) for task, some in rows.items()}
+                shown = {task: map(str, self._ids(task, positions[:SHOWN])) for task, positions in rows.items()}
                 named = "; ".join(f"{', '.join(ids)}, ... of {task}" for task, ids in shown.items())
                 raise UserError(
                     f"{name} is {value} at step {step} (rows {named}); {self._advice}. "
@@ -104,10 +104,11 @@ class FiniteCheck:
         self._unread.clear()
 
 
-class Averages(Part):
-    """The mean of each named value over the steps that had it.
+class Averages(Stateful):
+    """Means of named values, each over the steps that had it.
 
-    Tensors are summed where they are, so that a GPU need not be waited for; in float64, which Apple's GPUs lack.
+    Tensors are summed on their own device, so that adding does not wait for a GPU; in float64, except on Apple's GPUs,
+    which lack it.
     """
 
     saved = ("_sums", "_counts")
@@ -116,12 +117,12 @@ class Averages(Part):
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was summed so far."""
+        """Reset all sums."""
         self._sums: dict[str, Any] = defaultdict(float)
         self._counts: dict[str, int] = defaultdict(int)
 
     def add(self, values: Mapping[str, float | Tensor]) -> None:
-        """Take the values of a step."""
+        """Add the values of a step."""
         for name, value in values.items():
             wide = isinstance(value, Tensor) and value.device.type != "mps"
             self._sums[name] = self._sums[name] + (value.double() if wide else value)  # type: ignore[union-attr]
@@ -134,9 +135,13 @@ class Averages(Part):
 
 @dataclass
 class EpochLog:
-    """One epoch of training; `lr` is that of its last update.
+    """Log of one epoch of training.
 
-    `losses` are means over the batches, by task; those of regularizers, unweighted, are named `<regularizer>_<task>`.
+    Attributes:
+        epoch: number of the epoch, from 1.
+        step: number of its last update.
+        lr: learning rate of its last update.
+        losses: mean loss over the epoch's batches, by task, and unweighted regularizers as `<regularizer>_<task>`.
     """
 
     epoch: int
@@ -145,8 +150,8 @@ class EpochLog:
     losses: dict[str, float]
 
 
-class Meter(Part):
-    """Measure a run: the means of losses over an epoch, rows and seconds; hand the numbers of each step to its curves.
+class Meter(Stateful):
+    """Count rows and seconds of a run, average losses over each epoch, and pass the values of each step to the curves.
 
     The curves are `lr`, `loss` (of the step's tasks together), `loss_<task>`, each regularizer's
     `loss_<regularizer>_<task>`, `grad_norm` before clipping, and `rows_per_second` since the run began.
@@ -161,17 +166,17 @@ class Meter(Part):
         self._lr, self._losses = 0.0, Averages()
 
     def begin_epoch(self) -> None:
-        """Forget the losses of the epoch before."""
+        """Reset the losses for a new epoch."""
         self._losses.clear()
 
     def start_clock(self) -> None:
-        """Count time from now on."""
+        """Restart the clock, so that the time since the last reading is not counted."""
         self._clock = time.perf_counter()
 
     def log(
         self, step: int, tasks: Sequence[str], logged: Mapping[str, Tensor], lr: float, norm: Tensor | None
     ) -> None:
-        """Take the numbers of an update."""
+        """Log the values of an update."""
         self._lr, self._loss = lr, sum(logged[task] for task in tasks)
         self._losses.add(logged)
         self._tick()
@@ -181,7 +186,7 @@ class Meter(Part):
             self._curves.log(step, {"lr": lr, "loss": self._loss, **norms, **losses, SPEED: self._speed()})
 
     def note(self) -> str:
-        """Return the last loss and the rate in words; waits for the device."""
+        """Return the last loss and the speed as text; waits for the device."""
         loss = float(self._loss)
         self._tick()
         return f"loss {loss:.3f}  {self._speed():.0f} rows/s"
@@ -199,17 +204,17 @@ class Meter(Part):
         return self.rows_seen / self.seconds
 
 
-class Curves(Part):
-    """Hand on, for every `every` steps and at the end, the mean of each number over the steps that had it.
+class Curves(Stateful):
+    """Training curves: the mean of each value over every `every` steps, in a CSV file and in tracking tools.
 
-    A mean, not every k-th value: a schedule of one task a step would show the same task each time. The means go to
-    other tools, and into a CSV file with a row a point and a column a number, empty where a point has none. The same
-    run gives the same bytes: `rows_per_second` is left out, and stands in metrics/timing.
+    Means, not every k-th value: with one task per step, every k-th step may always have the same task. The CSV file has
+    one row per point and one column per value, empty if the point lacks that value. The same run gives the same bytes,
+    so `rows_per_second` is left out; metrics/timing has it.
 
     Args:
-        path: the CSV file, which is written at the end.
-        every: steps of a mean.
-        table: whether the file has rows; it is written in any case, as an out of the stage.
+        path: the CSV file, written by `close`.
+        every: number of steps in a mean.
+        table: whether the file gets rows; without them it has a header alone, as the stage must write its out.
         tools: accelerate's trackers, started.
     """
 
@@ -221,37 +226,37 @@ class Curves(Part):
         self._rows: list[dict[str, float]] = []
 
     def log(self, step: int, values: Mapping[str, float | Tensor]) -> None:
-        """Take the numbers of update `step`, from 1; names may differ from step to step, as tasks do."""
+        """Add the values of update `step`, from 1; their names may differ from step to step, as tasks do."""
         self._step, self._steps = step, self._steps + 1
         self._averages.add(values)
         if self._steps == self._every:
-            self._hand_on()
+            self._flush()
 
     def close(self) -> None:
-        """Write what is still to be written."""
+        """Write the last point, finish the tools and write the CSV file."""
         if self._steps:
-            self._hand_on()
+            self._flush()
         for tool in self._tools:
             tool.finish()
         columns = dict.fromkeys(["step", *(name for row in self._rows for name in row)])
         write_csv(pd.DataFrame(self._rows, columns=list(columns)), self._path)
 
-    def _hand_on(self) -> None:
+    def _flush(self) -> None:
         means = self._averages.means()
         for tool in self._tools:
             tool.log(means, step=self._step)
         if self._table:
-            self._rows.append({"step": self._step, **{name: of for name, of in means.items() if name != SPEED}})
+            self._rows.append({"step": self._step, **{name: mean for name, mean in means.items() if name != SPEED}})
         self._averages.clear()
         self._steps = 0
 
 
 def start_tool(kind: str, folder: Path, name: str, settings: Mapping[str, object]) -> Any:
-    """Return accelerate's tracker of a tool, started.
+    """Start accelerate's tracker of a tool.
 
-    TensorBoard writes to `folder`/tensorboard/<name>-<time>, so that runs can be laid over each other. Weights & Biases
-    starts a run in project `bertrio` unless WANDB_PROJECT says otherwise, its own files in `folder`; WANDB_MODE=offline
-    keeps it on this machine. DVCLive writes to `folder`/dvclive/<name>, anew for every run, without experiments and
+    TensorBoard writes to `folder`/tensorboard/<name>-<time>, so that runs can be compared. Weights & Biases starts a
+    run in the project WANDB_PROJECT, by default `bertrio`, and puts its files in `folder`; WANDB_MODE=offline keeps
+    them on this machine. DVCLive writes to `folder`/dvclive/<name>, which each run replaces, without experiments and
     dvc.yaml of its own.
     """
     from accelerate.tracking import DVCLiveTracker, TensorBoardTracker, WandBTracker
@@ -273,10 +278,10 @@ def start_tool(kind: str, folder: Path, name: str, settings: Mapping[str, object
 
 
 def need_all_trackers(params: Params) -> None:
-    """Check that what `tracking.to` names is installed, for every member of the ensemble.
+    """Check that the tools in `tracking.to` are installed, for every member of the ensemble.
 
     Raises:
-        UserError: with the command that installs what is not.
+        UserError: if one is missing; the message has the command that installs it.
     """
     for member in params.ensemble.members:
         names = member_params(params, member).tracking.to
@@ -288,11 +293,11 @@ def need_all_trackers(params: Params) -> None:
 
 
 def build_curves(params: Params, table: str | Path) -> Curves:
-    """Return the curves that `tracking` asks for.
+    """Return the curves set in `tracking`.
 
     Args:
-        params: as the member sees them; Weights & Biases gets what fine-tuning reads of it as a run's settings.
-        table: the CSV file. Its name without ending is the run's name elsewhere.
+        params: the member's params; Weights & Biases gets those that fine-tuning reads as the run's settings.
+        table: the CSV file. Its name without the suffix is the run's name in other tools.
 
     Raises:
         UserError: if a tool can't start a run.
@@ -304,7 +309,7 @@ def build_curves(params: Params, table: str | Path) -> Curves:
 
 
 def report_epoch(line: Mapping[str, float], last: bool) -> None:
-    """Append a line of JSON to the file that `BERTRIO_PROGRESS` names; without that, nothing.
+    """Append a line of JSON to the file named by `BERTRIO_PROGRESS`; do nothing if that is not set.
 
     Args:
         line: the epoch's line of the history, with its scores.

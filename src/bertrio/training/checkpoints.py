@@ -1,18 +1,18 @@
-"""Checkpoints of a training stage: a run that was stopped resumes from them and ends in the same bytes.
+"""Checkpoints of a training stage: a stopped run resumes from them and ends in the same bytes.
 
-They stand outside the stage's outputs, which DVC removes before a run, in a folder named after everything that decides
-the result. So a run with other params, data, code or libraries has another folder, and a run in a copy of the
-repository (`dvc exp run --temp`, `--queue`) has the same. The folder is removed when the stage has ended well, or when
-nobody has touched it for 30 days.
+They lie outside the stage's outputs, which DVC removes before a run, in a folder named after everything that decides
+the result. A run with other params, data, code or libraries has another folder; a run in a copy of the repository
+(`dvc exp run --temp`, `--queue`) has the same one. The folder is removed when the stage succeeds, or after 30 days
+without a change.
 
     <folder>/finetune-base-0123456789abcdef/
-        identity.json                 what the 16 digits stand for
+        identity.json                 the values that the 16 digits are a hash of
         lock                          one run at a time
         step-00000420.safetensors     the last two are kept
 
-A run that resumes builds everything as a fresh one does, from the same params, files and seeds, and then loads what
-changed since: the `state_dict`s of its parts and of the global generators. A checkpoint is one safetensors file, which
-has all that is no tensor as JSON in its metadata: reading it runs no code, as reading a pickle does.
+A resumed run builds everything as a fresh one does, from the same params, files and seeds, and then loads the state
+that training has changed: the `state_dict`s of its parts and of the global generators. A checkpoint is one safetensors
+file. Its metadata hold all values other than tensors as JSON, so that reading it, unlike a pickle, runs no code.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ if TYPE_CHECKING:
     from bertrio.config import Params
     from bertrio.config.groups import CheckpointParams
 
-VARIABLE = "BERTRIO_CHECKPOINTS"  # environment variable: the folder, where params name none
-KEPT = 2  # the newest, and the one before it in case the newest cannot be read
-DAYS = 30  # after which nobody is expected to resume a run
+VARIABLE = "BERTRIO_CHECKPOINTS"  # environment variable: the folder, if params name none
+FILES = 2  # the newest checkpoint, and the one before in case the newest cannot be read
+DAYS = 30  # age at which folders of other runs are removed
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft", "triton")  # compute
 IDENTITY, LOCK = "identity.json", "lock"
 
 
-class Part:
-    """A part of training whose state are its attributes in `saved`.
+class Stateful:
+    """An object whose state are the attributes named in `saved`.
 
-    These are plain values, tables, generators, other parts (of torch, too), and dicts of them.
+    These may be plain values, tables, generators, objects with a `state_dict`, and dicts of them.
     """
 
     saved: ClassVar[tuple[str, ...]] = ()
@@ -80,16 +80,16 @@ def _state_of(value: Any) -> Any:
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, dict):
-        return {name: _state_of(each) for name, each in value.items()}
+        return {name: _state_of(item) for name, item in value.items()}
     return value.state_dict() if hasattr(value, "state_dict") else value
 
 
 def _restored(value: Any, state: Any) -> Any:
-    """Return what `state` was taken of: the value itself, brought to that state, or a plain value."""
+    """Return the value with `state` loaded into it, or `state` itself if it is a plain value."""
     if isinstance(value, torch.Generator):
         value.set_state(state)
     elif isinstance(value, dict):
-        value.update({name: _restored(value.get(name), each) for name, each in state.items()})
+        value.update({name: _restored(value.get(name), item) for name, item in state.items()})
     elif hasattr(value, "load_state_dict"):
         value.load_state_dict(state)
     else:
@@ -98,13 +98,13 @@ def _restored(value: Any, state: Any) -> Any:
 
 
 class GlobalGenerators:
-    """Torch's global generators of a process, on the CPU and on the device that computes; no others are drawn from."""
+    """Torch's global generators of a process, on the CPU and on the device of training."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of both."""
+        """Return the state of both generators."""
         return {"torch": torch.get_rng_state(), "device": self._runtime.random_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -114,17 +114,17 @@ class GlobalGenerators:
 
 
 class Checkpoints:
-    """The checkpoints of one run of one stage. A context manager, which holds the lock of their folder.
+    """Checkpoints of one run of a stage. A context manager that holds the lock of their folder.
 
-    Several processes of a run have one state: all of them make the same calls, and the main one reads and writes. How
-    many share the run decides no more than roundings, and there may be more or fewer when it resumes. A checkpoint
-    that cannot be written is reported, and training goes on.
+    If several processes share the run, all of them make the same calls; the main one reads and writes. A run may resume
+    with another number of processes, which changes no more than rounding. If a checkpoint cannot be written, a warning
+    is printed and training continues.
 
     Args:
-        folder: of this run.
+        folder: folder of this run.
         options: when to save.
-        runtime: of the generator that dropout draws from, and the processes.
-        lock: of the folder; None saves nothing.
+        runtime: the processes, and the device whose generator is saved.
+        lock: lock of the folder; None saves nothing.
     """
 
     def __init__(self, folder: Path, options: CheckpointParams, runtime: Runtime, lock: FileLock | None) -> None:
@@ -132,20 +132,20 @@ class Checkpoints:
         self._parts: Mapping[str, Any] = {}
         self._interruption = Interruption()
         self._step, self._saved_at = 0, time.monotonic()
-        self._saved: bool | None = None  # whether what the parts hold now was saved; None: nobody has tried
+        self._saved: bool | None = None  # whether the current state was saved; None: not tried
 
     @classmethod
     def open(cls, stage: str, identity: object, options: CheckpointParams, runtime: Runtime) -> Checkpoints:
-        """Lock the folder of this run, and remove folders of other runs that were not touched for 30 days.
+        """Lock the folder of this run, and remove folders of other runs that have not changed for 30 days.
 
         Args:
-            stage: letters, digits, `-` and `_`.
-            identity: all that decides the result, as JSON has it.
-            options: when and where.
-            runtime: see above.
+            stage: name of the stage: letters, digits, `-` and `_`.
+            identity: everything that decides the result, as JSON values.
+            options: when and where to save.
+            runtime: as in `Checkpoints`.
 
         Raises:
-            UserError: if another process has locked the folder.
+            UserError: if another process holds the lock.
         """
         if not runtime.processes.is_main:
             return cls(Path(), options, runtime, None)
@@ -182,11 +182,12 @@ class Checkpoints:
 
     @contextmanager
     def resumed(self, parts: Mapping[str, Any]) -> Iterator[None]:
-        """Restore the parts from the last checkpoint, if there is one. In the block, a signal waits for the next call
-        of `after_step` or `pause`.
+        """Restore the parts from the last checkpoint, if there is one.
+
+        Inside the context, a signal takes effect at the next call of `after_step` or `pause`.
 
         Args:
-            parts: all that changes, by name, built as for a fresh run; loaded in this order.
+            parts: objects with a `state_dict`, by name, built as for a fresh run; loaded in this order.
         """
         self._parts = {**parts, "generators": GlobalGenerators(self._runtime)}
         state = self._runtime.processes.broadcast(self._load() if self._lock is not None else None)
@@ -199,25 +200,25 @@ class Checkpoints:
             yield
 
     def after_step(self, step: int, force: bool = False) -> None:
-        """Save if it is time, or in any case with `force`; call it between two steps, with the number of steps done.
+        """Save if a checkpoint is due, or always with `force`. Call between two steps with the number of steps done.
 
         Raises:
-            Interrupted: if a signal came; then it has saved.
+            Interrupted: if a signal came, after saving.
         """
         self._step, self._saved = step, None
         minutes, steps = self._options.minutes, self._options.steps
-        late = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
-        if force or late or (steps is not None and step % steps == 0):
+        due = minutes is not None and time.monotonic() - self._saved_at >= 60 * minutes
+        if force or due or (steps is not None and step % steps == 0):
             self._save()
         self.pause()
 
     def pause(self) -> None:
-        """Stop if a signal came; call it now and then while no part changes, such as in scoring.
+        """Stop if a signal came. Call often while no part changes, for example during scoring.
 
-        A signal that has reached one of the processes stops them all, in the same place.
+        A signal to one of the processes stops all of them at the same call.
 
         Raises:
-            Interrupted: if a signal came; then it has saved.
+            Interrupted: if a signal came, after saving.
         """
         processes = self._runtime.processes
         requested = processes.all_reduce_max(self._interruption.requested or 0)
@@ -229,18 +230,18 @@ class Checkpoints:
             self._interruption.stop(self._step, bool(self._saved))
 
     def finish(self) -> None:
-        """Remove the folder and release the lock: the stage has ended well, and its outputs are on disk."""
+        """Remove the folder and release the lock. Call when the stage's outputs are on disk."""
         if self._lock is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
             self._lock.release()
             self._lock = None
 
     def _files(self) -> list[Path]:
-        """Return the files of checkpoints, the newest last."""
+        """Return the checkpoint files, newest last."""
         return sorted(self.folder.glob("step-*.safetensors"))
 
     def _load(self) -> dict[str, Any] | None:
-        """Return the newest checkpoint that can be read, or None; any of them leads to the same result."""
+        """Return the newest checkpoint that can be read, or None. All of them lead to the same result."""
         for path in reversed(self._files()):
             try:
                 return _read(path)
@@ -249,7 +250,7 @@ class Checkpoints:
         return None
 
     def _save(self) -> None:
-        """Write a checkpoint, which gets its name when all of it is on disk, and remove those before the last two."""
+        """Write a checkpoint and remove all but the last two. It gets its final name once it is complete on disk."""
         self._saved = False
         if self._lock is None:
             return
@@ -259,7 +260,7 @@ class Checkpoints:
                 _write(state, temporary)
             sync(self.folder)
             self._saved = True
-            for old in self._files()[:-KEPT]:
+            for old in self._files()[:-FILES]:
                 old.unlink()
         except (OSError, SafetensorError) as error:
             say(
@@ -270,17 +271,17 @@ class Checkpoints:
 
 
 def _write(state: dict[str, Any], path: Path) -> None:
-    """Write a state of tensors, tables and what JSON has, with a digest of all of it."""
+    """Write a state of tensors, tables and JSON values, with its digest."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_pack(state, tensors))
     save_file(tensors, path, metadata={"state": text, "sha256": _digest(text, tensors)})
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return what `_write` wrote; tuples come back as lists.
+    """Read the state that `_write` wrote; tuples become lists.
 
     Raises:
-        ValueError, LookupError, SafetensorError: if the file is not as it was written.
+        ValueError, LookupError, SafetensorError: if the file is damaged.
     """
     with safe_open(path, "pt") as file:
         text, digest = file.metadata()["state"], file.metadata()["sha256"]
@@ -291,7 +292,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    """Return the value as JSON can have it, and add its tensors and tables to `tensors`."""
+    """Return the value in a form that JSON can hold, with its tensors and tables moved to `tensors`."""
     name = str(len(tensors))
     if isinstance(value, torch.Tensor):
         tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -301,7 +302,7 @@ def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
         tensors[name] = torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
         return {"table": name}
     if isinstance(value, Mapping):
-        return {"items": [[key, _pack(item, tensors)] for key, item in value.items()]}  # keys need not be texts
+        return {"items": [[key, _pack(item, tensors)] for key, item in value.items()]}  # keys may be numbers
     return [_pack(item, tensors) for item in value] if isinstance(value, (list, tuple)) else value
 
 
@@ -327,24 +328,24 @@ def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
 def open_checkpoints(
     stage: str, params: Params, reads: Any, inputs: Sequence[str | Path], runtime: Runtime
 ) -> Checkpoints:
-    """Return the checkpoints of a run of `stage`. Args and errors as `identity` and `Checkpoints.open`."""
-    decides = identity(stage, params, reads, inputs, runtime) if runtime.processes.is_main else {}
-    return Checkpoints.open(stage, decides, params.checkpoints, runtime)
+    """Open the checkpoints of a run of `stage`. Arguments and errors as in `identity` and `Checkpoints.open`."""
+    values = identity(stage, params, reads, inputs, runtime) if runtime.processes.is_main else {}
+    return Checkpoints.open(stage, values, params.checkpoints, runtime)
 
 
 def identity(
     stage: str, params: Params, reads: Any, inputs: Sequence[str | Path], runtime: Runtime
 ) -> dict[str, object]:
-    """Return all that decides the result of a training stage.
+    """Return everything that decides the result of a training stage.
 
-    The order of tasks is a part of it: heads are drawn, and tasks trained, in this order.
+    This includes the order of tasks, in which heads are initialised and tasks trained.
 
     Args:
-        stage: its name, with the member's if it has one.
+        stage: name of the stage, with that of the member if it has one.
         params: all params, as the stage sees them.
-        reads: which of them it reads, as `include` of pydantic's `model_dump`: groups, or a dict of groups and params.
-        inputs: files and folders that it reads, named as seen from the repository, so that a copy of it has the same.
-        runtime: where it computes.
+        reads: params that it reads, as `include` of pydantic's `model_dump`: groups, or a dict of groups and params.
+        inputs: files and folders that it reads, relative to the repository, so that a copy of it has the same paths.
+        runtime: device, precision and processes.
 
     Raises:
         UserError: if an input is missing.
@@ -363,20 +364,20 @@ def identity(
         "device": torch.cuda.get_device_name(runtime.device) if cuda else runtime.device.type,
         "compute": str(runtime.compute),
         "threads": params.runtime.threads or runtime.processes.threads or torch.get_num_threads(),
-        # the rounding of sums, and of products in bf16, depends on it
+        # decides the rounding of sums, and of products in bf16
         "cpu": [platform.machine(), torch.backends.cpu.get_cpu_capability(), [n for n, has in units.items() if has()]],
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}},
     }
 
 
 def _version(library: str) -> str | None:
-    with suppress(PackageNotFoundError):  # an extra
+    with suppress(PackageNotFoundError):  # an optional package
         return version(library)
     return None
 
 
 def _remove_old(root: Path) -> None:
-    """Remove the folders of runs, of any stage, that were not touched for 30 days and that nobody has locked."""
+    """Remove unlocked folders of runs, of any stage, that have not changed for 30 days."""
     for folder in [path.parent for path in root.glob(f"*/{IDENTITY}")]:
         if time.time() - folder.stat().st_mtime > DAYS * 24 * 3600:  # saving touches it
             with suppress(OSError, Timeout), FileLock(folder / LOCK, blocking=False):
@@ -384,7 +385,7 @@ def _remove_old(root: Path) -> None:
 
 
 def _hashes(path: Path) -> str | dict[str, str]:
-    """Return the SHA-256 of a file, or of every file in a folder."""
+    """Return the SHA-256 of a file, or of each file in a folder by its path."""
     if path.is_file():
         return sha256(path)
     return {file.relative_to(path).as_posix(): sha256(file) for file in sorted(path.rglob("*")) if file.is_file()}

@@ -1,4 +1,4 @@
-"""Score a run epoch by epoch and keep the best one."""
+"""Score a run epoch by epoch and select the best epoch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from bertrio.evaluation.metrics import evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import prediction_rows
 from bertrio.model.multitask import MultitaskModel
 from bertrio.training.callbacks import EpochLog
-from bertrio.training.checkpoints import Part
+from bertrio.training.checkpoints import Stateful
 from bertrio.training.loop import infer
 
 
 def predict(
     model: MultitaskModel, rows: Split, split: str, batch_size: int, pause: Callable[[], None] = lambda: None
 ) -> pd.DataFrame:
-    """The prediction table of one split, its tasks one after the other; `pause` is called after each batch."""
+    """Return the predictions table of one split, task by task; `pause` is called after each batch."""
     tables = [
-        prediction_rows(of.task, split, of.ids, of.label_values, infer(model, of, batch_size, pause))
-        for of in rows.values()
+        prediction_rows(part.task, split, part.ids, part.label_values, infer(model, part, batch_size, pause))
+        for part in rows.values()
     ]
     return pd.concat(tables, ignore_index=True)
 
 
 @dataclass
-class Selection(Part):
-    """Keeps the weights of the best epoch and what they predict, the earlier one among equals; `last` keeps the last.
+class Selection(Stateful):
+    """Weights and predictions of the best epoch so far; the first of equally good epochs counts as best.
 
     Args:
-        by: `overall_normalized`, `overall_mean`, a task (its first metric), or `last`.
-        on: the split that it is measured on.
+        by: score that is compared: `overall_normalized`, `overall_mean` or a task (its first metric); or `last`, which
+            selects the last epoch.
+        on: split that it is measured on.
     """
 
     saved = ("best_epoch", "best_score", "weights", "predictions")
@@ -51,7 +52,7 @@ class Selection(Part):
     def offer(
         self, model: MultitaskModel, epoch: int, scores: dict[str, Any], tasks: dict, predictions: pd.DataFrame
     ) -> bool:
-        """Takes the epoch, with its predictions for dev, if it is the best so far; says whether it was."""
+        """Select the epoch, with its predictions for dev, if it is the best so far; return whether it is."""
         score = float(epoch) if self.by == "last" else selection_score(scores[self.on], self.by, tasks)
         if score <= self.best_score:
             return False
@@ -61,25 +62,25 @@ class Selection(Part):
         return True
 
     def restore(self, model: MultitaskModel) -> None:
-        """Puts the kept weights back."""
+        """Load the selected weights into the model."""
         if self.weights:
             model.load_state_dict(self.weights)
 
     def summary(self) -> dict[str, Any]:
-        """Which epoch is kept, and how it was chosen: `last` on no rows."""
+        """Return the selected epoch and the rows and score that selected it; `last` uses no rows."""
         rows = "none" if self.by == "last" else self.on
         return {"best_epoch": self.best_epoch, "selected_on": {"rows": rows, "by": self.by}}
 
 
 @dataclass
-class EpochEvaluator(Part):
-    """The epochs that are scored: which one is kept, and the history's lines.
+class EpochEvaluator(Stateful):
+    """Score epochs, select the best one and collect the lines of the history.
 
     Args:
-        params: as the member sees them.
-        model: what is scored.
-        scored: the splits that it is scored on, by name; dev is one of them.
-        selection: keeps the best epoch.
+        params: the member's params.
+        model: the model to score.
+        scored: splits to score it on, by name, with dev among them.
+        selection: selects the best epoch.
     """
 
     saved = ("selection", "lines", "scores")
@@ -91,13 +92,13 @@ class EpochEvaluator(Part):
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the last epoch, by split
 
     @property
-    def over(self) -> bool:
-        """Whether patience has come to its end."""
+    def stopped_early(self) -> bool:
+        """True once `finetune.patience` epochs in a row were no better than the best one."""
         patience = self.params.finetune.patience
         return patience is not None and len(self.lines) - self.selection.best_epoch >= patience
 
     def score(self, log: EpochLog, pause: Callable[[], None]) -> None:
-        """Scores an epoch that has just ended; `pause` is called now and then, while nothing of it is kept yet."""
+        """Score the epoch that has just ended; `pause` is called after each batch, before any state changes."""
         size = self.params.finetune.eval_batch_size
         tables = {name: predict(self.model, rows, name, size, pause) for name, rows in self.scored.items()}
         tasks = build_tasks(self.params)
@@ -105,7 +106,7 @@ class EpochEvaluator(Part):
         best = self.selection.offer(self.model, log.epoch, self.scores, tasks, tables["dev"])
         self.lines.append(history_line(log, self.scores))
         say(f"epoch {log.epoch}: {describe_epoch(log, self.scores['dev'])}{' (best so far)' if best else ''}")
-        if self.over:
+        if self.stopped_early:
             say(f"no better for {self.params.finetune.patience} epochs, stopped")
 
 
@@ -122,7 +123,7 @@ def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, 
 
 
 def describe_epoch(log: EpochLog, dev: dict[str, Any]) -> str:
-    """Return an epoch in a line: loss and first metric of each task."""
+    """Return the loss and the first metric of each task, in one line."""
     parts = [f"{task} loss {loss:.4g}" for task, loss in log.losses.items()]
     firsts = {task: next(iter(metrics.items())) for task, metrics in dev.items() if isinstance(metrics, dict)}
     return ", ".join([*parts, *(f"{task} {metric} {value:.4f}" for task, (metric, value) in firsts.items())])

@@ -1,4 +1,4 @@
-"""Fine-tuning: puts data, model, schedule and losses together, trains, and predicts dev and test."""
+"""Fine-tuning: load data and model, train, select the best epoch, and predict dev and test."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.evaluator import EpochEvaluator, Selection, predict
 from bertrio.training.loop import Trainer
 
-HOLDOUT = 0.1  # share of the training rows that finetune.select_on: holdout takes
+HOLDOUT = 0.1  # share of the training rows that `finetune.select_on: holdout` holds out
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The folders that fine-tuning reads."""
+    """Folders that fine-tuning reads."""
 
     splits: str = "data/splits"
     tokenizer: str = "models/tokenizer"
@@ -46,23 +46,23 @@ def finetune(
     conflicts: str,
     steps: str,
 ) -> dict:
-    """Trains one member of the ensemble and writes its model, predictions and history.
+    """Train one member of the ensemble and write its model, predictions and history.
 
-    A run that was stopped resumes, see `training.checkpoints`, and writes the same bytes. Where several
-    processes share it, all of them train and score, and the main one writes.
+    A stopped run resumes and writes the same bytes, see `training.checkpoints`. If several processes share the run, all
+    of them train and score, and the main one writes.
 
     Args:
-        params: as the member sees them (`load_member`).
+        params: the member's params (`load_member`).
         runtime: device, precision and processes.
-        inputs: the folders to read.
-        model_folder: gets encoder/, heads.safetensors, bertrio.json; its name is the member's.
-        predictions: a folder that gets predictions.parquet (dev and test) and summary.json.
-        history: a CSV file, one row an epoch.
-        conflicts: a CSV file, one row a step and pair of tasks if `surgery.log_conflicts`.
-        steps: a CSV file, the curves of training, one row every `tracking.every` steps.
+        inputs: folders to read.
+        model_folder: folder for encoder/, heads.safetensors and bertrio.json; its name is the member's.
+        predictions: folder for predictions.parquet (dev and test) and summary.json.
+        history: CSV file with one row per epoch.
+        conflicts: CSV file with one row per step and pair of tasks, if `surgery.log_conflicts`.
+        steps: CSV file of the training curves, with one row every `tracking.every` steps.
 
     Returns:
-        What the stage's timing file reports besides seconds and memory.
+        Figures for the stage's timing file, besides seconds and memory.
     """
     runtime = resolve_precision(params, runtime)
     stage, reads = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
@@ -98,23 +98,23 @@ def finetune(
 
 
 def train_epochs(stage: str, trainer: Trainer, evaluator: EpochEvaluator, checkpoints: Checkpoints) -> None:
-    """Train and score, from the last checkpoint on, until the plan or patience has come to its end."""
+    """Train and score from the last checkpoint on, until the plan ends or patience runs out."""
     processes = trainer.runtime.processes
     say(f"{stage}: {trainer.total_steps} steps on {trainer.runtime.describe()}")
     with checkpoints.resumed({"trainer": trainer, "evaluator": evaluator}):
         processes.check_equal(trainer.model.parameters())
         trainer.checkpoint = checkpoints.after_step
         epochs = trainer.run(stage, done=len(evaluator.lines))
-        while not evaluator.over and (log := next(epochs, None)):
+        while not evaluator.stopped_early and (log := next(epochs, None)):
             processes.check_equal(trainer.model.parameters())
             evaluator.score(log, checkpoints.pause)
             if processes.is_main:
-                report_epoch(evaluator.lines[-1], last=evaluator.over or log.step == trainer.total_steps)
+                report_epoch(evaluator.lines[-1], last=evaluator.stopped_early or log.step == trainer.total_steps)
             checkpoints.after_step(log.step, force=True)
 
 
 def load_rows(params: Params, inputs: Inputs) -> tuple[Split, dict[str, Split], Split]:
-    """The rows to train on, those that every epoch is scored on, by split, and those of test."""
+    """Return the rows to train on, the splits that each epoch is scored on, by name, and the rows of test."""
     train, dev, test = [load_split(params, name, inputs.splits, inputs.tokenizer) for name in ("train", "dev", "test")]
     scored = {"dev": dev}
     if params.finetune.select_on == "holdout":

@@ -1,4 +1,7 @@
-"""The training loop: outputs -> losses -> gradients -> update, for any schedule of tasks."""
+"""The training loop: outputs -> losses -> gradients -> update, for any schedule of tasks.
+
+`Trainer.step` makes one update. `Trainer.run` repeats it over a plan, which lists the tasks of every step.
+"""
 
 from __future__ import annotations
 
@@ -18,36 +21,37 @@ from bertrio.core.console import progress
 from bertrio.data.batches import Batch, BatchStream, Rows
 from bertrio.model.multitask import MultitaskModel
 from bertrio.training.callbacks import Curves, EpochLog, FiniteCheck, Meter
-from bertrio.training.checkpoints import Part
+from bertrio.training.checkpoints import Stateful
 from bertrio.training.objective import StepObjective
 from bertrio.training.optimizer import Combiner, Optimization, clip_gradients
 
 
 @dataclass
-class Trainer(Part):
-    """Train a model by a plan; `run` yields after each epoch, so that the caller scores and keeps what it wants.
+class Trainer(Stateful):
+    """Train a model for the epochs of a plan; `run` yields after each one, so that the caller can score the model.
 
-    Where several processes share the run, each takes its part of every pass, gradients are added up before they are
-    combined, and all else is the same in all of them.
+    If several processes share the run, each computes its shard of every batch. Gradients are summed over the processes
+    before they are combined. Everything else is the same in every process.
 
     Args:
-        objective: of a batch; knows the model, which is on its device.
-        plan: the steps of each epoch, a step being the tasks whose losses make one update.
+        objective: computes losses and penalties of batches; holds the model, which is on its device.
+        plan: the steps of each epoch. A step is a tuple of tasks, whose losses make one update.
         streams: training batches by task.
-        optimization: moves weights; knows the norm that gradients are clipped to, and how many steps the run has.
-        combiner: makes one gradient of those of the step's tasks.
-        penalty: of the parameters that took part in a step; None for no such penalty.
-        accumulate: pieces that a batch is cut into, one pass each, for less memory at the same gradient.
-        one_pass: let tasks of a step share a pass of the encoder, padded to one width.
-        callbacks: called after each update with its number, from 1.
-        stateful: what else the steps use and change, by name, for checkpoints: averages, the tracker.
-        tracker: gets the curves, see `Meter`.
-        checkpoint: called between two steps with the number of steps done; may save `state_dict`.
-        lr_param: the param that error messages name.
+        optimization: optimizer, learning rate, maximum gradient norm and number of steps.
+        combiner: combines the gradients of a step's tasks, by sum or surgery.
+        penalty: function of the parameters that have a gradient in a step, added to the loss; None for no penalty.
+        accumulate: number of pieces that a batch is cut into. Each has a pass of its own, which saves memory and leaves
+            the gradient the same.
+        one_pass: let tasks of a step share one pass of the encoder, padded to one width.
+        callbacks: functions called after each update with its number, from 1.
+        stateful: further state that steps change, by name, for checkpoints: averages, the tracker.
+        tracker: records training curves, see `Meter`.
+        checkpoint: function called between steps with the number of steps done; may save `state_dict`.
+        lr_param: name of the learning rate in params.yaml, for error messages.
 
     Raises:
-        UserError: when running, if a loss or a gradient is not finite. On the CPU that is before the update; on a GPU,
-            which is not asked after each step, some steps later, and before any checkpoint holds it.
+        UserError: while running, if a loss or a gradient is not finite. The CPU checks before the update; a GPU checks
+            every few steps, and always before a checkpoint is saved.
     """
 
     saved = ("steps_done", "model", "optimization", "objective", "combiner", "meter", "streams", "stateful")
@@ -75,7 +79,7 @@ class Trainer(Part):
         )
 
     def step(self, tasks: tuple[str, ...], number: int) -> dict[str, Tensor]:
-        """Make one update from one batch of each of `tasks`; return losses and penalties, for logs."""
+        """Make update `number` from one batch of each task; return the losses and penalties to log."""
         logged = self._add_gradients(tasks, number)  # objective
         self.combiner.combine(number, self._finite)  # sum or surgery
         if self.penalty is not None:
@@ -92,12 +96,14 @@ class Trainer(Part):
         return logged
 
     def run(self, description: str, done: int = 0) -> Iterator[EpochLog]:
-        """Train epoch by epoch; the last one is cut short where the optimization has fewer steps than the plan.
+        """Train epoch by epoch and yield the log of each. The run ends early if it has fewer steps than the plan.
+
+        After `load_state_dict`, training continues with the next step. If the last step ended an epoch that the caller
+        has not processed, that epoch is yielded first.
 
         Args:
-            description: for the terminal.
-            done: epochs that the caller has dealt with. After `load_state_dict` training goes on behind the last step;
-                if that ended an epoch beyond `done`, the epoch is yielded (again) first.
+            description: label of the progress bar.
+            done: number of epochs that the caller has processed.
         """
         end = 0
         for epoch, planned in enumerate(self.plan, start=1):
@@ -109,7 +115,7 @@ class Trainer(Part):
                 yield self._epoch(epoch, start, steps, f"{description}, epoch {epoch}/{len(self.plan)}")
 
     def cost(self) -> dict[str, str | float]:
-        """Return what a stage's timing file says of training: device, precision, threads, rows a second, ms a step."""
+        """Return the figures for a stage's timing file: device, precision, threads, rows per second, ms per step."""
         meter = self.meter
         return {
             **self.runtime.facts(),
@@ -119,7 +125,7 @@ class Trainer(Part):
         }
 
     def _epoch(self, epoch: int, start: int, steps: Sequence[tuple[str, ...]], description: str) -> EpochLog:
-        """Take those of `steps`, of which the first follows update `start`, that are not done."""
+        """Run the remaining `steps` of an epoch that begins after update `start`."""
         if self.steps_done == start:
             self.meter.begin_epoch()
         self.model.train()
@@ -135,15 +141,15 @@ class Trainer(Part):
                 bar.advance(note=note)
                 if self.checkpoint is not None:
                     self.checkpoint(number)
-                    self.meter.start_clock()  # saving is no training
+                    self.meter.start_clock()  # leaves saving out of the training time
         return self.meter.epoch_log(epoch, self.steps_done)
 
     def _add_gradients(self, tasks: tuple[str, ...], number: int) -> dict[str, Tensor]:
-        """Run forward and backward of each task's batch.
+        """Run forward and backward passes over one batch of each task; return the values to log.
 
-        With `one_pass`, tasks with the same regularizers share a pass of the encoder; surgery needs one for each. Each
-        group runs backward before the next one's pass, which adds up to the gradient of the sum and holds the
-        activations of one group at a time.
+        With `one_pass`, tasks with the same regularizers form a group, which shares a pass of the encoder. Otherwise,
+        and with surgery, which needs separate gradients, each task is its own group. A group runs backward before the
+        next runs forward: gradients accumulate to that of the summed loss, with one group's activations in memory.
         """
         logged: dict[str, Tensor] = {}
         self.objective.begin(tasks)
@@ -159,36 +165,36 @@ class Trainer(Part):
         return self.runtime.processes.all_reduce_sum(logged)
 
     def _backward(self, batches: list[Batch], logged: dict[str, Tensor]) -> None:
-        """Add the gradients of the objective of `batches`, piece by piece, and its numbers to `logged`.
+        """Accumulate the gradients of the objective of `batches`, piece by piece, and add its values to `logged`.
 
-        A piece counts by its share of the rows, so that the pieces add up to the mean over the batch; and so does this
-        process's part of a piece, so that the processes add up to it as well.
+        Each piece is weighted by its share of the batch's rows, so that the pieces sum to the mean over the batch. In
+        the same way, each process's shard of a piece is weighted so that the processes sum to the whole piece.
         """
         rank, count = self.runtime.processes.rank, self.runtime.processes.world_size
         for pieces in zip_longest(*[batch.pieces(self.accumulate) for batch in batches]):
             present = [(piece, batch) for piece, batch in zip(pieces, batches) if piece is not None]
             shards = [piece.part(rank, count) for piece, _ in present]
-            parts = self.objective(*shards)
+            losses = self.objective(*shards)
             sizes = [(len(piece.rows), len(batch.rows)) for piece, batch in present]
             shares = [shard.weight * size / whole for shard, (size, whole) in zip(shards, sizes)]
-            for shard, part, share in zip(shards, parts, shares):
-                for name, value in part.named(shard.task).items():
+            for shard, loss, share in zip(shards, losses, shares):
+                for name, value in loss.named(shard.task).items():
                     self._finite.add(f"the loss of {name}", value, [shard.task])
                     logged[name] = logged.get(name, 0.0) + share * value
             self.meter.rows_seen += sum(len(piece.rows) for piece, _ in present)
             self._finite.read_on_cpu()
-            reduce(add, (share * part.total for share, part in zip(shares, parts))).backward()
+            reduce(add, (share * loss.total for share, loss in zip(shares, losses))).backward()
 
     def _add_penalty(self, weight_penalty: Callable[[list[nn.Parameter]], Tensor]) -> None:
         penalty = weight_penalty([p for p in self.model.parameters() if p.grad is not None])
-        if penalty.requires_grad:  # none of those that it is for may have taken part
+        if penalty.requires_grad:  # False if no penalised parameter has a gradient
             penalty.backward()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two steps.
 
         Raises:
-            UserError: if a number that has not been read yet is not finite.
+            UserError: if a value that has not been checked yet is not finite.
         """
         self._finite.read()
         return super().state_dict()
@@ -197,13 +203,13 @@ class Trainer(Part):
 def single_task_trainer(
     objective: StepObjective, task: str, stream: BatchStream, group: str, params: Params
 ) -> Trainer:
-    """Return a trainer of one task alone, without weighting, surgery or averages.
+    """Return a trainer of a single task, without weighting, surgery or averages.
 
     Args:
-        objective: of the stream's batches.
-        task: what the batches belong to.
-        stream: an epoch is one pass over it.
-        group: the group of params that names `epochs`, `max_steps` and `lr`: `mlm` or `prefinetune`.
+        objective: computes the loss of the stream's batches.
+        task: name of the stream's task.
+        stream: training batches; an epoch is one pass over them.
+        group: group of params with `epochs`, `max_steps` and `lr`: `mlm` or `prefinetune`.
         params: all params.
     """
     options, model = getattr(params, group), objective.model
@@ -215,26 +221,34 @@ def single_task_trainer(
 
 
 def infer(model: MultitaskModel, rows: Rows, batch_size: int, pause: Callable[[], None] = lambda: None) -> np.ndarray:
-    """The outputs of the rows' own task for all rows, in their order: float64 [N, size of its head]. No dropout.
+    """Return the outputs of the task's head for all rows, in their order, without dropout: float64 [N, size].
 
-    Where several processes share the run, they take batches in turn, and all get all outputs. `pause` is called after
-    each batch, or each round of them, and may end it all by an exception, but not change the weights: casts of those
-    that train are kept to the end, which is also why no other autocast context may be around this.
+    If several processes share the run, they take batches in turn, and every process gets all outputs.
+
+    Args:
+        model: the model, which is left in evaluation mode.
+        rows: rows of one task.
+        batch_size: rows per batch.
+        pause: function called after each batch, or each round of batches of all processes. It may raise an exception,
+            but must not change weights: their casts are cached until the end. For the same reason, do not call `infer`
+            inside another autocast context.
     """
     processes = model.runtime.processes
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    outputs_by_batch: list[tuple[np.ndarray, np.ndarray]] = []
     model.eval()
-    # Not inference_mode, in which autocast keeps no casts
+    # no_grad, since autocast caches no casts under inference_mode
     with torch.no_grad(), model.runtime.casting_once(), progress(f"{rows.task.name}: predicting", len(rows)) as bar:
         for number, batch in enumerate(rows.sorted_batches(batch_size)):
             turn = number % processes.world_size
             if turn == processes.rank:
                 batch = batch.to(model.runtime.device)
-                found.append((batch.rows, model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()))
+                values = model(rows.task.name, batch.inputs).outputs.float().cpu().numpy()
+                outputs_by_batch.append((batch.rows, values))
             bar.advance(len(batch.rows))
             if turn == processes.world_size - 1:
                 pause()
-    outputs = np.zeros((len(rows), processes.all_reduce_max(found[0][1].shape[1] if found else 0)))
-    for places, values in found:
-        outputs[places] = values
+    size = outputs_by_batch[0][1].shape[1] if outputs_by_batch else 0
+    outputs = np.zeros((len(rows), processes.all_reduce_max(size)))
+    for positions, values in outputs_by_batch:
+        outputs[positions] = values
     return processes.all_reduce_sum(torch.from_numpy(outputs)).numpy()

@@ -1,4 +1,4 @@
-"""What one batch adds to a step: the task's loss, the regularizers on top of it, and the weight of both."""
+"""Objective of a training step: task losses, regularizers and their weights."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ from bertrio.model.multitask import Block, MultitaskModel
 from bertrio.techniques.losses import Loss
 from bertrio.techniques.regularizers import ForwardContext, Regularizer
 from bertrio.techniques.weighting import Fixed
-from bertrio.training.checkpoints import Part
+from bertrio.training.checkpoints import Stateful
 
 
 def positions_of(batches: Sequence[Batch]) -> tuple[Tensor, int] | None:
-    """Return the positions of a block's texts in the block of the whole batches, [N], and its size; None if the batches
-    are whole."""
+    """Return the positions of the shards' texts in the block of the whole batches, [N], and the size of that block.
+
+    None if the batches are whole.
+    """
     positions, count = [], 0
     for batch in batches:
         if batch.shard is None:
@@ -34,37 +36,43 @@ def positions_of(batches: Sequence[Batch]) -> tuple[Tensor, int] | None:
     return torch.cat(positions), count
 
 
-class Parts(NamedTuple):
-    """The objective of one batch: `total` goes backward; `loss` and `penalties` are what logs tell, unweighted."""
+class BatchLoss(NamedTuple):
+    """Objective of one batch.
+
+    Attributes:
+        total: weighted sum of loss and penalties, which runs backward.
+        loss: the task's loss, unweighted, for logs.
+        penalties: penalties by name of the regularizer, unweighted, for logs.
+    """
 
     total: Tensor
     loss: Tensor
     penalties: dict[str, Tensor]
 
     def named(self, task: str) -> dict[str, Tensor]:
-        """Return loss and penalties by the name that logs give them, without their graph."""
+        """Return loss and penalties by their names in logs, detached."""
         penalties = {f"{name}_{task}": value.detach() for name, value in self.penalties.items()}
         return {task: self.loss.detach(), **penalties}
 
 
-class StepObjective(Part):
-    """What a step minimises: `Objective` of labelled rows, `training.mlm.MlmObjective` of text."""
+class StepObjective(Stateful):
+    """Base class of objectives: `Objective` for labelled rows, `training.mlm.MlmObjective` for text."""
 
     model: nn.Module
     runtime: Runtime
 
     def begin(self, tasks: Sequence[str]) -> None:
-        """Count a step of these tasks."""
+        """Begin a step of these tasks."""
 
     def groups(self, tasks: Sequence[str]) -> list[list[str]]:
-        """Return the tasks of a step, those together that can share a pass of the encoder."""
+        """Group the tasks of a step; those of a group can share a pass of the encoder."""
         return [list(tasks)]
 
     def keeping_casts(self) -> Any:
-        """Return a context in which weights are cast once for all passes of a step, where that is exact."""
+        """Return a context in which weights are cast once for all passes of a step, if that is exact."""
         return nullcontext()
 
-    def __call__(self, *batches: Batch) -> list[Parts]:
+    def __call__(self, *batches: Batch) -> list[BatchLoss]:
         """Return the objective of each batch, from one pass of the encoder."""
         raise NotImplementedError
 
@@ -73,15 +81,15 @@ class StepObjective(Part):
 class Objective(StepObjective):
     r"""The objective of a batch of task t: weighting_t(loss + sum of weight_r * regularizer_r).
 
-    The weight of a task scales its regularizers with its loss, so that `smart.lambda` keeps its meaning, a share of
-    the task's own loss, whatever the weight is.
+    The weight of a task scales its regularizers together with its loss, so that a regularizer's weight is relative to
+    the task's loss.
 
     Args:
-        model: what is trained.
-        losses: loss by task.
-        weighting: a module `(task, loss) -> loss`.
-        regularizers: by name.
-        of_batches: tasks whose loss is one number for a batch, and not (or not for sure) a mean over its rows.
+        model: the model to train.
+        losses: losses by task.
+        weighting: module `(task, loss) -> loss`.
+        regularizers: regularizers by name.
+        whole_batch_tasks: tasks whose loss is not a mean over rows, so that it needs the outputs of the whole batch.
     """
 
     saved = ("turns", "weighting", "regularizers")
@@ -89,7 +97,7 @@ class Objective(StepObjective):
     losses: Mapping[str, Loss]
     weighting: nn.Module = field(default_factory=lambda: Fixed({}))
     regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
-    of_batches: Collection[str] = ()
+    whole_batch_tasks: Collection[str] = ()
     turns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def __post_init__(self) -> None:
@@ -98,22 +106,22 @@ class Objective(StepObjective):
     def keeping_casts(self) -> Any:
         """Return a context in which weights are cast once for all passes of a step.
 
-        Not with regularizers: passes that go backward together would add up their gradients in bf16.
+        With regularizers, weights are cast for each pass: passes with a common cast would sum their gradients in bf16.
         """
         return nullcontext() if self.regularizers else self.runtime.casting_once()
 
     def begin(self, tasks: Sequence[str]) -> None:
-        """Tells that a step of these tasks begins."""
+        """Begin a step of these tasks: count their turns, for regularizers that are not due in every step."""
         for task in tasks:
             self.turns[task] += 1
 
-    def __call__(self, *batches: Batch) -> list[Parts]:
-        """The parts for each of the batches, which share one pass of the encoder and the same regularizers.
+    def __call__(self, *batches: Batch) -> list[BatchLoss]:
+        """Return the objective of each batch, from one pass of the encoder.
 
         Args:
-            batches: on the model's device, of different tasks; several only as `groups` puts them together. If they are
-                parts of others, all processes of the run must call with theirs, and what they get, each part times its
-                weight, adds up to what the whole batches give.
+            batches: batches of different tasks of one group (see `groups`), on the model's device. If they are shards,
+                all processes of the run must call this with theirs; the results, each times the weight of its shard,
+                sum to the result of the whole batches.
         """
         state, names = self.runtime.random_state(), self._due(batches[0].task)
         block = Block.from_batches([(batch.task, batch.inputs) for batch in batches])
@@ -123,39 +131,39 @@ class Objective(StepObjective):
         context = ForwardContext(self.model, block, embeddings, outputs, state, rows, positions_of(batches))
         penalties = {name: self.regularizers[name](context) for name in names}
         return [
-            self._parts(batch, output, {name: values[index] for name, values in penalties.items()})
+            self._batch_loss(batch, output, {name: values[index] for name, values in penalties.items()})
             for index, (batch, output) in enumerate(zip(batches, outputs))
         ]
 
-    def _parts(self, batch: Batch, output: HeadOutput, penalties: dict[str, Tensor]) -> Parts:
-        if batch.shard is not None and batch.task in self.of_batches:
-            output, labels = self._of_whole_batch(output, batch.shard), batch.shard.labels
+    def _batch_loss(self, batch: Batch, output: HeadOutput, penalties: dict[str, Tensor]) -> BatchLoss:
+        if batch.shard is not None and batch.task in self.whole_batch_tasks:
+            output, labels = self._whole_batch(output, batch.shard), batch.shard.labels
         else:
             labels = batch.labels
-        assert labels is not None  # rows that train have labels
+        assert labels is not None  # training rows have labels
         loss = total = self.losses[batch.task](output, labels)
         for name, penalty in penalties.items():
             total = total + self.regularizers[name].weight * penalty
-        return Parts(self.weighting(batch.task, total), loss, penalties)
+        return BatchLoss(self.weighting(batch.task, total), loss, penalties)
 
-    def _of_whole_batch(self, output: HeadOutput, shard: BatchShard) -> HeadOutput:
-        """The outputs of all processes for a batch, with the gradient of this one's own rows.
+    def _whole_batch(self, output: HeadOutput, shard: BatchShard) -> HeadOutput:
+        """Return the outputs of all processes for a batch, with a gradient for the rows of this process only.
 
-        The loss of them all is the same in each process, and the processes' parts of it, each times its weight, add up
-        to it; so must their gradients, and the gradient is divided by the weight. Numbers stay as they are.
+        Every process computes the loss of the whole batch and multiplies it by the weight of its shard. Their gradients
+        must sum to that of the loss, so each is divided by this weight. The values of the outputs do not change.
         """
-        scale = 1 / shard.weight if shard.weight else 0.0  # rows of weight 0 are others' rows, and leave no trace
+        scale = 1 / shard.weight if shard.weight else 0.0  # rows of weight 0 are copies of another process's rows
 
-        def whole(own: Tensor) -> Tensor:
-            counted = own.detach() if shard.weight else torch.zeros_like(own)
-            at = shard.rows.to(own.device)
-            values = self.runtime.processes.all_gather_rows(counted, at, shard.count)
-            return values.index_add(0, at, scale * (own - own.detach()))
+        def gather(values: Tensor) -> Tensor:
+            counted = values.detach() if shard.weight else torch.zeros_like(values)
+            positions = shard.rows.to(values.device)
+            gathered = self.runtime.processes.all_gather_rows(counted, positions, shard.count)
+            return gathered.index_add(0, positions, scale * (values - values.detach()))
 
-        return HeadOutput(whole(output.outputs), None if output.cosine is None else whole(output.cosine))
+        return HeadOutput(gather(output.outputs), None if output.cosine is None else gather(output.cosine))
 
     def groups(self, tasks: Sequence[str]) -> list[list[str]]:
-        """The tasks of a step, those with the same regularizers together: one pass does for each group."""
+        """Group the tasks of a step by the regularizers that are due for them; each group shares one pass."""
         groups: dict[tuple[str, ...], list[str]] = {}
         for task in tasks:
             groups.setdefault(self._due(task), []).append(task)
@@ -163,4 +171,4 @@ class Objective(StepObjective):
 
     def _due(self, task: str) -> tuple[str, ...]:
         turn = max(0, self.turns[task] - 1)
-        return tuple(name for name, each in self.regularizers.items() if task in each.tasks and turn % each.every == 0)
+        return tuple(name for name, term in self.regularizers.items() if task in term.tasks and turn % term.every == 0)

@@ -1,4 +1,4 @@
-"""From gradients to an update: combining those of tasks, clipping, AdamW, and the learning rate over the steps."""
+"""Update of the weights: combined gradients, clipping, AdamW and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bertrio.config import OptimizerParams
 from bertrio.core.distributed import Processes
 from bertrio.techniques.gradients import TaskGradients, conflict_rows
 from bertrio.training.callbacks import FiniteCheck
-from bertrio.training.checkpoints import Part
+from bertrio.training.checkpoints import Stateful
 
 BETAS = (0.9, 0.999)  # of AdamW
 
@@ -27,115 +27,113 @@ BETAS = (0.9, 0.999)  # of AdamW
 def build_optimizer(
     model: nn.Module, params: OptimizerParams, lr: float, extra: Iterable[nn.Parameter] = (), extra_lr: float = 0.0
 ) -> AdamW:
-    """AdamW (Loshchilov and Hutter 2019) over the parameters that take a gradient.
+    """Build AdamW (Loshchilov and Hutter 2019) over the parameters that require a gradient.
 
-    Biases and LayerNorm weights, which are the parameters with one dimension, get no weight decay.
+    Biases and LayerNorm weights, the parameters with one dimension, have no weight decay.
 
     Args:
-        model: what is trained; layers of its encoder learn at `lr` times `layer_decay` to the power of their depth
+        model: the model to train. The learning rate of a layer is `lr` times `layer_decay` to the power of its depth
             below the heads, see `layers_below_heads`.
         params: the `optimizer` group.
-        lr: the peak rate.
-        extra: parameters beside the model, such as loss weights: no weight decay, peak rate `extra_lr`.
+        lr: peak learning rate.
+        extra: parameters outside the model, such as loss weights; they have no weight decay.
+        extra_lr: peak learning rate of `extra`.
     """
-    places = layers_below_heads(model)
+    depths = layers_below_heads(model)
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            below = places[name] if params.layer_decay < 1 else 0
-            groups.setdefault((below, parameter.ndim > 1), []).append(parameter)
-    described: list[dict[str, Any]] = [
+            depth = depths[name] if params.layer_decay < 1 else 0
+            groups.setdefault((depth, parameter.ndim > 1), []).append(parameter)
+    param_groups: list[dict[str, Any]] = [
         {"params": groups[key], "lr": lr * params.layer_decay ** key[0], "weight_decay": params.weight_decay * key[1]}
         for key in sorted(groups, key=lambda key: (key[0], not key[1]))
     ]
-    if beside := list(extra):
-        described.append({"params": beside, "lr": extra_lr, "weight_decay": 0.0})
-    fused = described[0]["params"][0].device.type in ("cpu", "cuda")
-    return AdamW(described, lr=lr, betas=BETAS, eps=params.eps, fused=fused)
+    if extra_params := list(extra):
+        param_groups.append({"params": extra_params, "lr": extra_lr, "weight_decay": 0.0})
+    fused = param_groups[0]["params"][0].device.type in ("cpu", "cuda")
+    return AdamW(param_groups, lr=lr, betas=BETAS, eps=params.eps, fused=fused)
 
 
 def layers_below_heads(model: nn.Module) -> dict[str, int]:
-    """How far below the heads each parameter lies: 0 for heads, pooler and a last norm, 1 for the last layer, L + 1 for
-    embeddings.
+    """Return the depth of each parameter below the heads, by name.
 
-    This is the order of layer-wise rate decay in Sun et al. 2019, "How to Fine-Tune BERT for Text Classification?",
-    section 5.3.3. A layer is told by the first number in the parameter's name (`encoder.transformer.encoder.layer.3.`).
-
-    Returns:
-        A number for each name in `model.named_parameters()`.
+    It is 0 for heads, pooler and a final norm, 1 for the last layer, and L + 1 for embeddings: the order of layer-wise
+    learning-rate decay in Sun et al. 2019, "How to Fine-Tune BERT for Text Classification?", section 5.3.3. The layer
+    is the first number in the parameter's name (`encoder.transformer.encoder.layer.3.`).
     """
     body = f"{getattr(model, 'base_model_prefix', 'encoder')}."  # what masked-language models call it
     names = [name for name, _ in model.named_parameters()]
     numbers = {name: re.search(r"\.(\d+)\.", name) for name in names if name.startswith(body)}
-    layers = 1 + max((int(found[1]) for found in numbers.values() if found), default=-1)
+    layers = 1 + max((int(number[1]) for number in numbers.values() if number), default=-1)
 
-    def below(name: str) -> int:
-        found = numbers.get(name)
-        if found:
-            return layers - int(found[1])
+    def depth(name: str) -> int:
+        number = numbers.get(name)
+        if number:
+            return layers - int(number[1])
         on_top = not name.startswith(body) or "pooler" in name or "final_norm" in name
-        return 0 if on_top else layers + 1  # what has no layer of its own feeds all of them
+        return 0 if on_top else layers + 1  # parameters outside of layers feed the first one
 
-    return {name: below(name) for name in names}
+    return {name: depth(name) for name in names}
 
 
 def lr_factor(step: int, total: int, warmup: int, params: OptimizerParams, epoch_ends: Sequence[int] = ()) -> float:
-    """The share of the peak learning rate at update `step` (0 to total - 1).
+    """Return the learning rate at update `step` as a share of the peak.
 
-    It rises linearly over the first `warmup` updates, the first of which already moves: (step + 1) / (warmup + 1).
-    Then, with t going from 0 to 1 over the other updates, it is 1 (`constant`), 1 - t (`linear`), (1 + cos(pi t)) / 2
-    (`cosine`, Loshchilov and Hutter 2017, without restarts), or gamma^floor(epochs gone / step_epochs) (`step`).
+    It rises linearly over the first `warmup` updates, from above 0: (step + 1) / (warmup + 1). Then, with t from 0 to
+    1 over the remaining updates, it is 1 (`constant`), 1 - t (`linear`), (1 + cos(pi t)) / 2 (`cosine`, Loshchilov and
+    Hutter 2017, without restarts), or gamma^floor(finished epochs / step_epochs) (`step`).
 
     Args:
-        step: which update.
-        total: how many there are.
-        warmup: how many of them warm up.
+        step: index of the update, from 0 to total - 1.
+        total: number of updates.
+        warmup: number of warm-up updates.
         params: the `optimizer` group.
-        epoch_ends: the number of updates after which each epoch ends, rising.
+        epoch_ends: number of updates up to the end of each epoch, rising.
     """
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    gone = (step - warmup) / max(1, total - warmup)
+    t = (step - warmup) / max(1, total - warmup)
     shapes = {
         "constant": lambda: 1.0,
-        "linear": lambda: max(0.0, 1 - gone),
-        "cosine": lambda: (1 + math.cos(math.pi * min(1.0, gone))) / 2,
+        "linear": lambda: max(0.0, 1 - t),
+        "cosine": lambda: (1 + math.cos(math.pi * min(1.0, t))) / 2,
         "step": lambda: params.gamma ** (bisect_right(epoch_ends, step) // params.step_epochs),
     }
     return shapes[params.lr_schedule]()
 
 
 def clip_gradients(model: nn.Module, max_norm: float | None) -> Tensor:
-    """Scales all gradients so that their joint 2-norm is at most `max_norm`; None leaves them.
+    """Scale all gradients so that their joint 2-norm is at most `max_norm`.
 
-    A sparse gradient is measured and scaled by the rows that it holds.
+    Of sparse gradients, the stored rows are measured and scaled.
 
     Args:
-        model: the one whose gradients these are.
-        max_norm: above 0.
+        model: the model whose gradients are clipped.
+        max_norm: maximum norm, above 0; None does not clip.
 
     Returns:
-        The norm as it was before, on the model's device; not finite if one of the gradients is not.
+        The norm before clipping, on the model's device; not finite if a gradient is not.
     """
-    numbers = []
+    values = []
     for parameter in model.parameters():
         if _is_sparse(parameter.grad):
-            parameter.grad = parameter.grad.coalesce()  # a row that stands twice counts as its sum
-            numbers.append(parameter.grad.values())
+            parameter.grad = parameter.grad.coalesce()  # sums duplicate rows
+            values.append(parameter.grad.values())
         elif parameter.grad is not None:
-            numbers.append(parameter.grad)
-    norm = torch.nn.utils.get_total_norm(numbers)
+            values.append(parameter.grad)
+    norm = torch.nn.utils.get_total_norm(values)
     if max_norm is not None:
         scale = max_norm / (norm + 1e-6)
-        torch._foreach_mul_(numbers, scale.clamp(max=1.0))  # also where it is 1: asking would make a GPU's host wait
+        torch._foreach_mul_(values, scale.clamp(max=1.0))  # even if it is 1, since a check would wait for the GPU
     return norm
 
 
 class RowGradients:
-    """Gives the optimizer dense gradients for sparse ones, in memory that is kept and all zero between the steps.
+    """Dense copies of sparse gradients, in buffers that are reused and all zero between steps.
 
-    AdamW moves and decays every row in every step, touched or not, so it must see the zeros; but nothing else needs
-    to. What it does is exactly what it does with a dense gradient.
+    AdamW updates and decays every row in every step, so it needs the zero rows too. Its update is exactly that for a
+    dense gradient.
     """
 
     def __init__(self) -> None:
@@ -143,7 +141,7 @@ class RowGradients:
 
     @contextmanager
     def dense(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """A context in which sparse gradients of `parameters` are dense."""
+        """Context in which the sparse gradients of `parameters` are dense."""
         rows = {parameter: parameter.grad.coalesce() for parameter in parameters if _is_sparse(parameter.grad)}
         for parameter, gradient in rows.items():
             if parameter not in self._dense:
@@ -161,12 +159,12 @@ def _is_sparse(gradient: Tensor | None) -> TypeGuard[Tensor]:
     return gradient is not None and gradient.is_sparse
 
 
-class Combiner(Part):
-    """Add up the gradients of a step's tasks, and of the processes that share the run.
+class Combiner(Stateful):
+    """Sum the gradients of a step's tasks, and of the processes that share the run.
 
     Attributes:
-        separate: whether each task needs a pass of its own.
-        conflicts: inner products of the tasks' gradients, a row a step and pair of tasks, if they are logged.
+        separate: whether each task needs its own backward pass.
+        conflicts: inner products of the tasks' gradients, one row per step and pair of tasks, if they are logged.
     """
 
     separate = False
@@ -176,7 +174,7 @@ class Combiner(Part):
         self.conflicts: list[dict[str, Any]] = []
 
     def take(self, tasks: Sequence[str]) -> None:
-        """Take the gradients of a backward pass of these tasks."""
+        """Collect the gradients of these tasks after their backward pass."""
 
     def combine(self, step: int, finite: FiniteCheck) -> None:
         """Leave the combined gradients in `.grad`."""
@@ -184,15 +182,15 @@ class Combiner(Part):
 
 
 class GramianCombiner(Combiner):
-    """Combine the gradients that tasks have for shared parameters by surgery on their Gramian, and log conflicts.
+    """Combine the tasks' gradients of shared parameters by surgery on their Gramian, and log conflicts.
 
     Args:
-        parameters: all that train; gradients of those beside `shared` are added up.
-        processes: that share the run.
-        shared: the encoder's.
-        surgery: `gramian [K, K] -> weights [K]`; None takes the sum.
-        generator: that surgery draws from.
-        log_conflicts: keep the gradients' inner products of every step, in `conflicts`.
+        parameters: all trained parameters; gradients of those not in `shared` are summed.
+        processes: processes that share the run.
+        shared: parameters of the encoder.
+        surgery: function from the Gramian [K, K] to weights [K]; None sums the gradients.
+        generator: generator of surgery, saved in checkpoints.
+        log_conflicts: append the inner products of every step to `conflicts`.
     """
 
     separate = True
@@ -207,8 +205,8 @@ class GramianCombiner(Combiner):
         generator: torch.Generator,
         log_conflicts: bool,
     ) -> None:
-        apart = {id(parameter) for parameter in shared}
-        super().__init__([parameter for parameter in parameters if id(parameter) not in apart], processes)
+        shared_ids = {id(parameter) for parameter in shared}
+        super().__init__([parameter for parameter in parameters if id(parameter) not in shared_ids], processes)
         self._gradients, self._surgery, self._generator = TaskGradients(shared), surgery, generator
         self._log_conflicts = log_conflicts
 
@@ -222,23 +220,23 @@ class GramianCombiner(Combiner):
         gramian, tasks = self._gradients.gramian(), self._gradients.tasks
         for task, square in zip(tasks, gramian.diagonal()):
             finite.add(f"the squared norm of the encoder's gradient of {task}", square, [task])
-        finite.read()  # costs no wait: the Gramian is on the CPU
+        finite.read()  # no further wait: the Gramian is on the CPU
         if self._log_conflicts:
             self.conflicts += conflict_rows(step, tasks, gramian)
         plain = torch.ones(len(tasks), dtype=gramian.dtype)
         self._gradients.put(plain if self._surgery is None else self._surgery(gramian))
 
 
-class Optimization(Part):
-    """The updates of a run: AdamW, its learning rate, and the norm that gradients are clipped to before.
+class Optimization(Stateful):
+    """AdamW, its learning-rate schedule, and the maximum gradient norm of a run.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         params: the `optimizer` group.
-        lr: the peak learning rate.
+        lr: peak learning rate.
         plan: the steps of each epoch.
-        max_steps: stop after so many updates; the learning rate is laid out over what is left.
-        extra, extra_lr: as `build_optimizer`.
+        max_steps: maximum number of updates; the learning-rate schedule covers the actual number.
+        extra, extra_lr: as in `build_optimizer`.
     """
 
     saved = ("optimizer", "lr_schedule")
@@ -264,7 +262,7 @@ class Optimization(Part):
         self.last_lr = 0.0
 
     def step(self) -> None:
-        """Move the weights by their gradients, which are then gone."""
+        """Update the weights and clear the gradients."""
         self.last_lr = self.optimizer.param_groups[0]["lr"]
         with self._rows.dense(self._model.parameters()):
             self.optimizer.step()

@@ -1,4 +1,4 @@
-"""Pre-finetuning: one task alone before all together; its head is carried on."""
+"""Pre-finetuning: train one task alone before all tasks together; fine-tuning starts from its encoder and head."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ READS = {  # the params that the stage reads
 
 
 def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folder: str) -> tuple[dict, dict]:
-    """Trains encoder and head of `prefinetune.task` alone and writes both to `folder`; the last epoch is kept.
+    """Train encoder and head of `prefinetune.task` alone and write those of the last epoch to `folder`.
 
-    With `prefinetune.epochs: 0` the encoder passes through as it is, with no heads.
+    With `prefinetune.epochs: 0`, the encoder is copied unchanged, without heads.
 
-    A run that was stopped resumes, see `training.checkpoints`, and writes the same bytes.
+    A stopped run resumes and writes the same bytes, see `training.checkpoints`.
 
     Args:
         params: all params.
-        encoder: the folder of the encoder to start from.
+        encoder: folder of the initial encoder.
         splits, tokenizer: folders of the data.
-        folder: gets encoder/ and heads.safetensors.
+        folder: folder for encoder/ and heads.safetensors.
 
     Returns:
-        The stage's metrics, and what its timing file reports.
+        The stage's metrics, and the figures for its timing file.
     """
     if not params.prefinetune.epochs:
         with whole_folder(folder) as new:
             shutil.copytree(need(encoder), new / "encoder")
         return {"epochs": 0}, {}
 
-    # torch and transformers take seconds to import: only if needed
+    # Imported here because torch and transformers take seconds to import
     from bertrio.core.runtime import generator, set_up
     from bertrio.data.batches import BatchStream
     from bertrio.model.config import encoder_width

@@ -1,6 +1,6 @@
-"""The ensemble of all members: their predictions combined, or a soup, which is one model whose weights are a mean.
+"""Ensemble of all members: their combined predictions, or a soup, one model with the mean of their weights.
 
-Only a soup needs torch, a model and the data; what needs them is imported where a soup is made.
+Only soups need torch, models and data, which are imported inside functions.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def build_ensemble(
     path: str,
     folder: str,
 ) -> None:
-    """Makes one out of all members, as `ensemble.combine` says, and writes its predictions for dev and test.
+    """Combine all members as set in `ensemble.combine` and write the ensemble's predictions for dev and test.
 
     Args:
         params: the base params.
-        members: the params as each member sees them (`load_member`), by name.
+        members: params of each member (`load_member`), by name.
         splits, tokenizer: folders of the data; only soups read them.
-        models: a folder that holds <name>/encoder and <name>/heads.safetensors of each member; only soups read it.
-        predictions: a folder that holds <name>/predictions.parquet of each member.
-        path: the parquet file that gets the ensemble's predictions.
-        folder: gets ensemble.json (`record_ensemble`), and of a soup encoder/, heads.safetensors and bertrio.json.
-            What was there before is removed.
+        models: folder with <name>/encoder and <name>/heads.safetensors of each member; only soups read it.
+        predictions: folder with <name>/predictions.parquet of each member.
+        path: parquet file for the ensemble's predictions.
+        folder: folder for ensemble.json (`record_ensemble`) and, of a soup, encoder/, heads.safetensors and
+            bertrio.json. Its previous contents are removed.
 
     Raises:
-        UserError: if the members do not go together, or there are no labelled rows to choose on.
+        UserError: if the members are not compatible, or there are no labelled rows to select members on.
     """
     how, tasks = params.ensemble.combine, build_tasks(params)
     answers = {name: params.answers(name) for name in members}
@@ -64,7 +64,7 @@ def build_ensemble(
         return
     from bertrio.model.multitask import save_model
 
-    check_alike(members, answers)
+    check_compatible(members, answers)
     builder = SoupBuilder(params, members, models, splits, tokenizer)
     chooses = how == "greedy_soup" and len(members) > 1
     chosen = greedy_soup(list(members), builder.score) if chooses else list(members)
@@ -77,28 +77,28 @@ def build_ensemble(
 
 
 def average(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    r"""The mean of several models' weights, tensor by tensor.
+    r"""Mean of several models' weights, tensor by tensor.
 
     .. math:: \theta = \frac{1}{M} \sum_m \theta_m
 
     Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves accuracy without
     increasing inference time", section 2, table 2. Summed in float64, in the order of the members' names, so that
-    the order in which they are given makes no difference to a bit.
+    the result does not depend on the order of `states`.
 
     Args:
-        states: the weights by name of tensor, by member.
+        states: by member, the state dict of its model.
 
     Returns:
-        The mean of each tensor, in its own dtype.
+        The mean of each tensor, in its original dtype.
 
     Raises:
-        UserError: naming the first tensor that one of the members has in another shape or lacks.
+        UserError: if a member lacks a tensor or has it in another shape; names the first such tensor.
     """
     names = sorted(states)
     first = states[names[0]]
     for name in names[1:]:
         for tensor in dict.fromkeys([*first, *states[name]]):
-            shapes = [tuple(of[tensor].shape) if tensor in of else "missing" for of in (first, states[name])]
+            shapes = [tuple(state[tensor].shape) if tensor in state else "missing" for state in (first, states[name])]
             if shapes[0] != shapes[1]:
                 raise UserError(
                     f"ensemble.combine: a soup needs members with the same tensors, and {tensor} is {shapes[0]} in "
@@ -111,17 +111,17 @@ def average(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def greedy_soup(members: Sequence[str], score: Callable[[Sequence[str]], float]) -> list[str]:
-    """Members from the best to the worst, each kept in the soup if it does not make it worse.
+    """Greedy soup: add members from best to worst, each only if the soup's score does not fall.
 
-    Wortsman et al. 2022, section 2, recipe 1. Of equally good members the first goes first. Scores are compared to
+    Wortsman et al. 2022, section 2, recipe 1. Equally good members are added in the given order. Scores are compared at
     12 decimals.
 
     Args:
-        members: their names.
-        score: of a soup of some of them; larger is better.
+        members: names of the members.
+        score: function from members to the score of their soup; larger is better.
 
     Returns:
-        The members in the soup, in the order in which they went in.
+        The members in the soup, in the order in which they were added.
     """
     scores = {name: round(score([name]), 12) for name in members}
     first, *others = sorted(members, key=scores.__getitem__, reverse=True)
@@ -134,10 +134,10 @@ def greedy_soup(members: Sequence[str], score: Callable[[Sequence[str]], float])
 
 
 class SoupBuilder:
-    """Makes soups of the members' models, and tries and saves them.
+    """Soups of the members' models, and their scores and predictions.
 
-    A soup is good where its members were fine-tuned from the same weights, which for members of different seeds is
-    true of a pretrained encoder, but not of fresh heads: `greedy_soup` then may well keep one member alone.
+    A soup works well if its members were fine-tuned from the same weights. Members of different seeds share a
+    pretrained encoder, but not fresh heads, so `greedy_soup` may select a single member.
     """
 
     def __init__(self, params: Params, members: Mapping[str, Params], models: str, splits: str, tokenizer: str) -> None:
@@ -163,7 +163,7 @@ class SoupBuilder:
         return evaluate_predictions(table, self.tasks)[SELECTION]["overall_normalized"]
 
     def predict(self, chosen: Sequence[str], splits: Sequence[str] = ("dev", "test")) -> pd.DataFrame:
-        """Return the prediction table of the soup of these members, which `model` is from then on."""
+        """Load the soup of these members into `model` and return its predictions table."""
         from bertrio.training.evaluator import predict
 
         self.model.load_state_dict(average({name: self.states[name] for name in chosen}))
@@ -171,21 +171,21 @@ class SoupBuilder:
         return pd.concat(tables, ignore_index=True)
 
 
-def check_alike(members: Mapping[str, Params], answers: Mapping[str, Sequence[str]]) -> None:
-    """Checks that members compute the same from the same weights, as far as their params tell.
+def check_compatible(members: Mapping[str, Params], answers: Mapping[str, Sequence[str]]) -> None:
+    """Check by their params that members compute the same from the same weights.
 
     Raises:
-        UserError: naming the member and the param that keep them apart.
+        UserError: if two members differ; names the member and the param.
     """
-    for name, own in members.items():
-        if set(answers[name]) != set(own.tasks):
+    for name, params in members.items():
+        if set(answers[name]) != set(params.tasks):
             raise UserError(
                 f"ensemble.members.{name}.answers: found {', '.join(answers[name])}, but a soup is one model, in which "
                 "every member has a say in all tasks; leave answers out, or set ensemble.combine to vote or mean"
             )
-    (first, expected), *others = [(name, _computation(own)) for name, own in members.items()]
-    for name, found in others:
-        for param, value in found.items():
+    (first, expected), *others = [(name, _computation(params)) for name, params in members.items()]
+    for name, computation in others:
+        for param, value in computation.items():
             if value != expected[param]:
                 raise UserError(
                     f"ensemble.members.{name}: {param} is {value}, and {expected[param]} in member {first}; a soup "
@@ -194,10 +194,10 @@ def check_alike(members: Mapping[str, Params], answers: Mapping[str, Sequence[st
 
 
 def _computation(params: Params) -> dict[str, Any]:
-    """The params that decide what a model computes from given weights, and that tensors don't show."""
-    found = {f"encoder.{name}": getattr(params.encoder, name) for name in ("pooling", "max_length")}
-    found["sharing"] = params.sharing.model_dump() if params.sharing.layer != "none" else "none"
+    """Return the params that decide what a model computes from given weights, other than shapes of tensors."""
+    values = {f"encoder.{name}": getattr(params.encoder, name) for name in ("pooling", "max_length")}
+    values["sharing"] = params.sharing.model_dump() if params.sharing.layer != "none" else "none"
     for name, task in params.tasks.items():
-        found |= {f"tasks.{name}.encoding": task.encoding, f"tasks.{name}.head": task.head}
-        found[f"tasks.{name}.head_options"] = task.head_options
-    return found
+        values |= {f"tasks.{name}.encoding": task.encoding, f"tasks.{name}.head": task.head}
+        values[f"tasks.{name}.head_options"] = task.head_options
+    return values

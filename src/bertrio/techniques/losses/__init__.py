@@ -1,8 +1,8 @@
-"""Losses: `(output, labels [B], *, options) -> scalar`, the mean over rows, in float32. None sees the model.
+"""Losses: `(output, labels [B], *, options) -> scalar`, the mean over rows, in float32.
 
-A loss reads the head's `outputs` [B, size] or its `cosine` [B], of any floating dtype. Its options are its keyword
-arguments, as annotated; `low` and `high` come from the target. To add a loss, write the function and add it to
-`LOSSES`.
+A loss uses the head's `outputs` [B, size] or its `cosine` [B], of any floating dtype, and does not access the model.
+Its options are its annotated keyword arguments; `low` and `high` come from the target. To add a loss, write the
+function and add it to `LOSSES`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ Loss = Callable[[HeadOutput, Tensor], Tensor]
 
 
 class LossKind(NamedTuple):
-    """A loss and the kinds of target that it fits.
+    """A loss and the kinds of target that it supports.
 
-    `whole_batch` losses compare the rows of a batch and are no mean over them: no batch can be cut into pieces.
+    Losses with `whole_batch` compare the rows of a batch and are not a mean over them, so that a batch cannot be cut
+    into pieces.
     """
 
     function: Callable[..., Tensor]
@@ -51,19 +52,19 @@ LOSSES: dict[str, LossKind] = {
     "cosine_embedding": LossKind(cosine_embedding, Binary | Score),
     "cosent": LossKind(cosent, Binary | Score, whole_batch=True),
 }
-FROM_TARGET = {"low", "high"}  # arguments that no user sets
+FROM_TARGET = {"low", "high"}  # arguments that users do not set
 CLASS_WEIGHTS = {"inverse": inverse_frequency}
 ClassWeights = Annotated[str, one_of(CLASS_WEIGHTS)]
 
 
 def losses_for(target: Target) -> list[str]:
-    """Return the names of the losses that fit `target`."""
+    """Return the names of the losses that support `target`."""
     return [name for name, kind in LOSSES.items() if isinstance(target, kind.targets)]
 
 
 @lru_cache
 def loss_options(name: str) -> type[Group]:
-    """Return the options that a user may set for the loss `name`: `class_weights` stands for its `weights`."""
+    """Return the options of the loss `name` that users may set: `class_weights` replaces its `weights`."""
     function = LOSSES[name].function
     names = _keywords(function)
     more = {"class_weights": (ClassWeights, None)} if "weights" in names else {}
@@ -71,12 +72,12 @@ def loss_options(name: str) -> type[Group]:
 
 
 def build_loss(name: str, target: Target, options: Mapping[str, Any], label_counts: Sequence[int] = ()) -> Loss:
-    """Return the loss `name` for `target`, ready to be called with a head's output and labels.
+    """Build the loss `name` for `target`, a function of a head's output and labels.
 
     Args:
         name: a key of `LOSSES`.
-        target: what the task predicts; its range goes to the losses that ask for one.
-        options: as in `loss_options`; those left out have their defaults.
+        target: target of the task, whose range is passed to losses with `low` and `high`.
+        options: as in `loss_options`; options that are left out have their defaults.
         label_counts: [C], training rows by class (binary: no, yes), for `class_weights`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Losses for yes or no."""
+"""Losses for binary targets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bce(output: HeadOutput, labels: Tensor, *, weights: Tensor | None = None) ->
     Args:
         output: `outputs` [B, 1], logits of yes.
         labels: [B], 0 or 1, float32.
-        weights: [2], of no and of yes (`weighted_mean`).
+        weights: [2], of no and yes (`weighted_mean`).
     """
     rows = F.binary_cross_entropy_with_logits(output.outputs.float().squeeze(1), labels.float(), reduction="none")
     return weighted_mean(rows, labels, weights)
@@ -32,13 +32,13 @@ def siamese_softmax(output: HeadOutput, labels: Tensor, *, weights: Tensor | Non
     .. math:: L = -\frac{1}{B} \sum_b w_{y_b} \log \mathrm{softmax}(o_b)_{y_b}
 
     Equals `bce` of the logit o_yes - o_no. The classification objective of Reimers and Gurevych 2019, "Sentence-BERT",
-    section 3, o = softmax(W [u; v; |u - v|]), as "BERT With Multitask Fine-Tuning and Loss Construction",
-    section 4.2.1, has it for paraphrases.
+    section 3, o = softmax(W [u; v; |u - v|]), as used for paraphrases in "BERT With Multitask Fine-Tuning and Loss
+    Construction", section 4.2.1.
 
     Args:
-        output: `outputs` [B, 2], logits of no and of yes.
+        output: `outputs` [B, 2], logits of no and yes.
         labels: [B], 0 or 1, float32.
-        weights: [2], of no and of yes (`weighted_mean`).
+        weights: [2], of no and yes (`weighted_mean`).
     """
     rows = F.cross_entropy(output.outputs.float(), labels.long(), reduction="none")
     return weighted_mean(rows, labels, weights)

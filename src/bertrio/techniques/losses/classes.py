@@ -1,4 +1,4 @@
-"""Losses for one of several classes."""
+"""Losses for class targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bertrio.techniques.losses.weights import weighted_mean
 def cross_entropy(
     output: HeadOutput, labels: Tensor, *, label_smoothing: Rate = 0.0, weights: Tensor | None = None
 ) -> Tensor:
-    r"""Softmax cross entropy, with a share of the gold class's target spread over all classes if wished.
+    r"""Softmax cross entropy, with optional label smoothing.
 
     .. math::
         L = -\frac{1}{B} \sum_b w_{y_b} \sum_c q_{bc} \log \mathrm{softmax}(o_b)_c, \quad
@@ -38,7 +38,7 @@ def cross_entropy(
 def dual_objective(
     output: HeadOutput, labels: Tensor, *, reduction: Literal["sum", "mean"] = "sum", weights: Tensor | None = None
 ) -> Tensor:
-    r"""One-versus-all binary cross entropy: each class is a yes or no of its own.
+    r"""One-versus-all binary cross entropy: each class is a binary target.
 
     .. math::
         L = -\frac{1}{B} \sum_b w_{y_b} \sum_c y_{bc} \log \sigma(o_{bc}) + (1 - y_{bc}) \log (1 - \sigma(o_{bc}))
@@ -62,29 +62,30 @@ def dual_objective(
 def ordinal_log_loss(
     output: HeadOutput, labels: Tensor, *, alpha: Positive = 1.5, weights: Tensor | None = None
 ) -> Tensor:
-    r"""Penalises probability put on a class by that class's distance from the gold one.
+    r"""Ordinal log-loss: penalty of each class's probability by its distance from the gold class.
 
     .. math::
         L = -\frac{1}{B} \sum_b w_{y_b} \sum_c \log (1 - p_{bc}) \, |y_b - c|^\alpha, \quad
         p_b = \mathrm{softmax}(o_b)
 
-    The gold class itself has distance 0 and no term of its own: its probability rises because all others must fall.
+    The gold class has distance 0 and no term: its probability rises because the others fall.
     Castagnos et al. 2022, "A Simple Log-based Loss Function for Ordinal Text Classification" (OLL-alpha); the
     distance of two classes is the difference of their indices.
 
     Args:
         output: `outputs` [B, C], logits; neighbouring classes have neighbouring indices.
         labels: [B], class indices, int64.
-        alpha: exponent of the distance, above 0. The larger, the more a far miss costs beside a near one.
+        alpha: exponent of the distance, above 0. The larger it is, the more distant classes cost
+            compared to near ones.
         weights: [C], of the rows' labels (`weighted_mean`).
 
-    Departs from the paper in form alone: p is the sigmoid of the margin of the class's logit over the log-sum-exp of
-    the others, so log(1 - p) is the log-sigmoid of minus that margin, which stays finite where p rounds to 1.
+    Departs from the paper in form only: p is the sigmoid of the margin of a class's logit over the log-sum-exp of the
+    others, so log(1 - p) is the log-sigmoid of the negative margin, which is finite even if p rounds to 1.
     """
     logits = output.outputs.float()
     classes = torch.arange(logits.shape[1], device=logits.device)
-    own = classes.unsqueeze(0) == classes.unsqueeze(1)
-    others = logits.unsqueeze(1).masked_fill(own, -torch.inf).logsumexp(dim=2)  # from [B, C, C], own class left out
+    diagonal = classes.unsqueeze(0) == classes.unsqueeze(1)
+    others = logits.unsqueeze(1).masked_fill(diagonal, -torch.inf).logsumexp(dim=2)  # [B, C], without the class itself
     distance = (classes - labels.unsqueeze(1)).abs().float() ** alpha
     rows = -(F.logsigmoid(others - logits) * distance).sum(dim=1)
     return weighted_mean(rows, labels, weights)

@@ -1,6 +1,6 @@
 """Losses on the raw cosine of two sentence embeddings.
 
-They train the cosine alone: what a head does with it afterwards, such as a learnt scale, gets no gradient from them.
+They train the cosine only: what a head computes from it, such as a learnt scale, gets no gradient.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def cosine_mse(output: HeadOutput, labels: Tensor, *, low: float, high: float) -
 
     .. math:: L = \frac{1}{B} \sum_b \left( \cos_b - \frac{y_b - low}{high - low} \right)^2
 
-    The regression objective of Reimers and Gurevych 2019, "Sentence-BERT", section 3. The least similar pairs are asked
-    for a right angle (0), not for opposite embeddings (-1).
+    The regression objective of Reimers and Gurevych 2019, "Sentence-BERT", section 3. The least similar pairs are
+    trained towards a cosine of 0, not of -1.
 
     Args:
         output: `cosine` [B], from -1 to 1.
@@ -45,19 +45,19 @@ def cosine_embedding(
     low: float,
     high: float,
 ) -> Tensor:
-    r"""Pulls pairs with a label from `threshold` up together, and pushes all others apart until the margin.
+    r"""Cosine embedding loss: pairs with a label of at least the threshold attract, others repel up to the margin.
 
     .. math::
         L = \frac{1}{B} \sum_b \begin{cases} 1 - \cos_b & y_b \ge t \\ \max(0, \cos_b - m) & y_b < t \end{cases}
 
-    `torch.nn.CosineEmbeddingLoss`, with labels cut to +1 and -1, as in "BERT With Multitask Fine-Tuning and Loss
-    Construction", section 4.2.1, which does not say where it cuts.
+    `torch.nn.CosineEmbeddingLoss` with labels thresholded to +1 and -1, as in "BERT With Multitask Fine-Tuning and Loss
+    Construction", section 4.2.1, which does not name its threshold.
 
     Args:
         output: `cosine` [B], from -1 to 1.
         labels: [B], from `low` to `high`, float32.
-        threshold: t, on the labels' scale, above `low` and at most `high`; None: the middle of the two.
-        margin: m, the cosine below which dissimilar pairs cost nothing, from -1 to below 1.
+        threshold: t, on the labels' scale, above `low` and at most `high`; None: their mean.
+        margin: m, the cosine below which dissimilar pairs have no loss, from -1 to below 1.
         low: the lowest label.
         high: the highest label.
 
@@ -73,7 +73,7 @@ def cosine_embedding(
 
 
 def cosent(output: HeadOutput, labels: Tensor, *, temperature: Positive = 0.05) -> Tensor:
-    r"""Ranks the pairs of a batch: a larger label asks for a larger cosine.
+    r"""CoSENT: ranking loss over the pairs of a batch, by which larger labels get larger cosines.
 
     .. math:: L = \log \Big( 1 + \sum_{i, j:\ y_i > y_j} \exp \frac{\cos_j - \cos_i}{\tau} \Big)
 
@@ -83,11 +83,11 @@ def cosent(output: HeadOutput, labels: Tensor, *, temperature: Positive = 0.05) 
     Args:
         output: `cosine` [B], from -1 to 1.
         labels: [B], float32.
-        temperature: tau, above 0. The smaller, the more the worst-ranked pairs decide.
+        temperature: tau, above 0. The smaller it is, the more the worst-ranked pairs dominate.
 
     Returns:
-        Scalar of at least 0, one for the batch and not a mean over its rows: it grows with the log of their number.
-        It is 0, with a gradient of zero, where all labels are equal.
+        Scalar, at least 0, which is not a mean over rows: it grows with the log of their number. It is 0, with zero
+        gradient, if all labels are equal.
 
     Raises:
         ValueError: if the head gives no cosine.
@@ -99,7 +99,7 @@ def cosent(output: HeadOutput, labels: Tensor, *, temperature: Positive = 0.05) 
 
 
 def _cosine(output: HeadOutput, loss: str) -> Tensor:
-    """The cosine [B] in float32."""
+    """Return the cosine [B] in float32."""
     if output.cosine is None:
         raise ValueError(
             f"{loss}: expected a head that gives the raw cosine of two sentences, found one that gives none; "

@@ -1,4 +1,4 @@
-"""Losses for a score."""
+"""Losses for score targets."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from torch.nn import functional as F
 
 from bertrio.core.tasks import HeadOutput
 
-FLAT = 1e-6  # a spread below this share of the values is the rounding of their float32 mean, and no variance
+FLAT = 1e-6  # a spread below this share of the values is rounding of their float32 mean, not variance
 
 
 def mse(
     output: HeadOutput, labels: Tensor, *, scale: Literal["raw", "unit"] = "raw", low: float, high: float
 ) -> Tensor:
-    r"""Mean squared error, on the labels' own scale or with their range taken to be of length 1.
+    r"""Mean squared error, on the scale of the labels or scaled to a range of length 1.
 
     .. math:: L = \frac{1}{B} \sum_b \left( \frac{o_b - y_b}{s} \right)^2
 
     with s = 1 for the raw scale and s = high - low for the unit scale: both sides mapped from [low, high] to [0, 1].
-    The unit scale only divides the loss, by 25 for scores from 0 to 5; beside the losses of other tasks that is a
-    weight of 1/25.
+    The unit scale divides the loss, by 25 for scores from 0 to 5, like a task weight of 1/25.
 
     The STS objective of "BERT++: Trustworthy MultiTask Learning with BERT", section 4.3.3.
 
@@ -42,21 +41,21 @@ def pearson(output: HeadOutput, labels: Tensor) -> Tensor:
 
     .. math:: L = 1 - \frac{\sum_b (o_b - \bar o)(y_b - \bar y)}{\sqrt{\sum_b (o_b - \bar o)^2 \sum_b (y_b - \bar y)^2}}
 
-    Pearson 1895, "Notes on Regression and Inheritance in the Case of Two Parents". It trains what is measured, but
-    neither the place nor the scale of the scores, and batch by batch: the larger the batch, the nearer to the
-    correlation over all rows.
+    Pearson 1895, "Notes on Regression and Inheritance in the Case of Two Parents". It trains the metric
+    itself, but neither location nor scale of the scores. The larger the batch, the closer it is to the correlation over
+    all rows.
 
     Args:
         output: `outputs` [B, 1], scores.
         labels: [B], float32.
 
     Returns:
-        Scalar from 0 to 2. It is 1, with a gradient of zero, where the correlation is not defined: all scores equal,
-        all labels equal, or a single row.
+        Scalar from 0 to 2. It is 1, with zero gradient, if the correlation is not defined: all scores equal, all labels
+        equal, or a single row.
     """
     scores, labels = output.outputs.float().squeeze(1), labels.float()
     x, y = scores - scores.mean(), labels - labels.mean()
     flat = (x.norm() <= FLAT * scores.norm()) | (y.norm() <= FLAT * labels.norm())
-    # both branches of a `where` are differentiated: the divisor has to be sound in the one that is not taken
+    # `where` differentiates both branches, so the divisor must not be 0 in the unused one
     spread = torch.where(flat, 1.0, x.norm() * y.norm())
     return 1 - torch.where(flat, 0.0, (x * y).sum() / spread)

@@ -1,4 +1,4 @@
-"""Class weights: how much a row counts, by its label."""
+"""Class weights: weights of rows by their label."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def inverse_frequency(counts: Sequence[int]) -> Tensor:
-    r"""Weights by which every class counts the same, however many rows it has.
+    r"""Class weights inversely proportional to class frequency.
 
     .. math:: w_c = \frac{N}{C \, n_c}
 
     King and Zeng 2001, "Logistic Regression in Rare Events Data", in the form that scikit-learn names `balanced`:
-    N is the number of rows and C that of the classes that have any. The mean of the weights over those N rows is 1.
+    N is the number of rows and C the number of classes with rows. The mean of the weights over the N rows is 1.
 
     Args:
         counts: [C], rows by class.
@@ -28,16 +28,16 @@ def inverse_frequency(counts: Sequence[int]) -> Tensor:
 
 
 def weighted_mean(rows: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-    r"""The mean over rows, each multiplied by the weight of its label.
+    r"""Mean over rows of the losses times the weights of their labels.
 
     .. math:: L = \frac{1}{B} \sum_b w_{y_b} \, l_b
 
-    The sum is divided by B and not by the sum of the weights, as `torch.nn.CrossEntropyLoss` does: that would take
-    the weights back out of a batch of one class, and the weights of `inverse_frequency` keep the loss on its scale
-    without it, as their mean over the training rows is 1.
+    The sum is divided by B, not by the sum of the weights as in `torch.nn.CrossEntropyLoss`, which would cancel the
+    weights in a batch of one class. The weights of `inverse_frequency` have mean 1 over the training rows, so the loss
+    keeps its scale.
 
     Args:
-        rows: [B], the loss of each row.
+        rows: [B], losses of the rows.
         labels: [B], class indices, of any dtype.
         weights: [C], on any device, or None: all 1.
     """

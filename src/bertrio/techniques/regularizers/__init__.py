@@ -1,7 +1,7 @@
-"""Regularizers: penalties that keep a model smooth, near itself, near a teacher, or small.
+"""Regularizers: penalties that keep a model smooth, near its own average, near a teacher, or small.
 
-`norms` penalises the weights themselves; all others are `Regularizer`s of a step's outputs. `divergences` measure how
-far apart two outputs for the same rows are, and `moving_average` keeps averaged weights.
+`norms` penalises weights; all others are `Regularizer`s of a step's outputs. `divergences` has distances of two outputs
+for the same rows, and `moving_average` the averaged weights.
 """
 
 from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup

@@ -1,4 +1,4 @@
-"""What a regularizer is, and what it sees of a training step."""
+"""Base class of regularizers, and the forward pass that they receive."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bertrio.techniques.regularizers.divergences import DIVERGENCES
 
 
 class BatchOutputs(NamedTuple):
-    """The clean outputs for one batch.
+    """Clean outputs of one batch.
 
     Attributes:
-        task: of the batch.
-        divergence: name of its target's divergence.
-        rows: positions of its rows in the task's table.
+        task: name of the task.
+        divergence: name of the divergence of its target.
+        rows: positions of the rows in the task's table.
         outputs: [B, size].
     """
 
@@ -33,17 +33,17 @@ class BatchOutputs(NamedTuple):
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """One clean pass over the K batches of a step, and the ways in which regularizers repeat it.
+    """Clean forward pass over K batches of a step, with methods that repeat it.
 
     Attributes:
-        model: what is trained, a `model.multitask.MultitaskModel`.
-        block: the texts of the batches, a `model.multitask.Block`.
+        model: the model that is trained, a `model.multitask.MultitaskModel`.
+        block: texts of the batches, a `model.multitask.Block`.
         embeddings: word embeddings of all texts of the block, [N, T, H].
-        clean: the heads' outputs for each batch.
-        state: of the dropout generator before the pass.
+        clean: outputs of the heads for each batch.
+        state: state of the dropout generator before the pass.
         rows: positions of the rows of each batch in its task's table.
-        positions: of the texts in the block that the processes of the run share, [N] on the CPU, and how many those
-            are; None if it is all here.
+        positions: if several processes share the batches, positions of the texts in the block of the whole batches, [N]
+            on the CPU, and the size of that block; else None.
     """
 
     model: Any
@@ -56,12 +56,12 @@ class ForwardContext:
 
     @property
     def mask(self) -> Tensor:
-        """The attention mask of the embeddings, [N, T]."""
+        """Attention mask of the embeddings, [N, T]."""
         return self.block.tokens["attention_mask"]
 
     @property
     def batches(self) -> list[BatchOutputs]:
-        """The clean outputs, batch by batch."""
+        """Clean outputs by batch."""
         tasks = [task for task, _ in self.block.layout]
         return [
             BatchOutputs(task, self.model.targets[task].divergence, rows, output.outputs)
@@ -70,13 +70,13 @@ class ForwardContext:
 
     @property
     def outputs(self) -> Tensor:
-        """The clean outputs of all batches, flat, with their graph."""
+        """Clean outputs of all batches, flat, with their graph."""
         return flat(self.clean)
 
     def divergence(self, outputs: Tensor, others: Tensor) -> Tensor:
-        """Return how far apart two flat outputs are, by the divergence of each batch's target: [K]."""
+        """Return the divergence of two flat outputs for each batch, by that of its target: [K]."""
         shapes = [output.outputs.shape for output in self.clean]
-        pairs = zip(*[each.split([shape.numel() for shape in shapes]) for each in (outputs, others)])
+        pairs = zip(*[values.split([shape.numel() for shape in shapes]) for values in (outputs, others)])
         return torch.stack(
             [
                 DIVERGENCES[batch.divergence](one.view(shape), other.view(shape))
@@ -85,35 +85,35 @@ class ForwardContext:
         )
 
     def from_embeddings(self, embeddings: Tensor) -> Tensor:
-        """Return the outputs for other embeddings under the dropout masks of the clean pass."""
+        """Return the outputs for other embeddings, with the dropout masks of the clean pass."""
         with self.model.runtime.replayed(self.state):
             return flat(self.model.from_embeddings(embeddings, self.block))
 
     def of_model(self, model: Any) -> Tensor:
-        """Return the outputs of another model under the same dropout masks, without gradient."""
+        """Return the outputs of another model with the same dropout masks, without gradient."""
         with self.model.runtime.replayed(self.state), torch.no_grad():
             return flat(model.from_embeddings(model.embed(self.block.tokens), self.block))
 
     def again(self) -> Tensor:
-        """Return the outputs under fresh dropout masks."""
+        """Return the outputs with new dropout masks."""
         return flat(self.model.from_embeddings(self.embeddings, self.block))
 
 
 def flat(outputs: Sequence[HeadOutput]) -> Tensor:
-    """Return the outputs of several batches, each [B, size], one after the other in one dimension."""
+    """Return the outputs of several batches, each [B, size], concatenated in one dimension."""
     return torch.cat([output.outputs.reshape(-1) for output in outputs])
 
 
 @dataclass(frozen=True)
 class RunSetup:
-    """What regularizers are built from besides their options.
+    """Values that regularizers are built from, besides their options.
 
     Attributes:
-        model: before the first update.
-        tasks: those that train.
-        total_steps: updates of the run.
-        generator: returns a generator of its own for a name.
-        teacher_predictions: of `distill.teacher` for the training rows, by task.
+        model: the model before the first update.
+        tasks: tasks that train.
+        total_steps: number of updates of the run.
+        generator: function that returns a random generator for a name.
+        teacher_predictions: predictions of `distill.teacher` for the training rows, by task.
     """
 
     model: nn.Module
@@ -127,9 +127,9 @@ class RegularizerOptions(Group):
     """Options that all regularizers have.
 
     Attributes:
-        weight: of the penalty beside the loss; 0 turns it off.
-        tasks: that it is for; None for all that train.
-        every: it is part of a task's first step and of each `every`-th after it.
+        weight: factor of the penalty in the objective; 0 turns it off.
+        tasks: tasks with the penalty; None for all that train.
+        every: interval of steps of a task with the penalty, starting at the first.
     """
 
     weight: NotNegative
@@ -140,8 +140,8 @@ class RegularizerOptions(Group):
 class Regularizer:
     """A penalty on a step's outputs, added to the loss of each task times `weight`.
 
-    A regularizer is a class of this kind in a file of its own, with its equation and its `Options`, and a line in
-    `REGULARIZERS`; its block of params.yaml has the same name.
+    To add a regularizer, write a subclass with its equation and `Options` in a new file, and add it to `REGULARIZERS`.
+    Its block in params.yaml has the same name.
     """
 
     Options: ClassVar[type[RegularizerOptions]]
@@ -156,10 +156,10 @@ class Regularizer:
         raise NotImplementedError
 
     def after_step(self, model: nn.Module, step: int) -> None:
-        """Follow the model after update number `step`, from 1."""
+        """Update own state after update number `step` of the model, from 1."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold."""
+        """Return the state for a checkpoint."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""SMART's second half: outputs must stay near those of a moving average of the model."""
+"""Bregman proximal point method of SMART: keep outputs near those of a moving average of the model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class BregmanOptions(RegularizerOptions):
 
     Attributes:
         momentum: beta.
-        late_momentum: beta after the first tenth of the updates; None for `momentum` throughout. The paper's
-            implementation details have 0.99 and then 0.999.
+        late_momentum: beta after the first tenth of the updates; None for `momentum` throughout. The paper uses 0.99
+            and then 0.999.
     """
 
     weight: NotNegative = Field(alias="mu")
@@ -27,18 +27,18 @@ class BregmanOptions(RegularizerOptions):
 
 
 class Bregman(Regularizer):
-    r"""Momentum Bregman proximal point method: keeps a model's outputs near those of its own moving average.
+    r"""Momentum Bregman proximal point method: divergence of a model's outputs from those of its moving average.
 
     .. math:: D_{Breg}(\theta, \tilde\theta) = \frac{1}{B} \sum_b \ell_s(f(x_b; \theta), f(x_b; \tilde\theta)), \qquad
               \tilde\theta \leftarrow \beta \tilde\theta + (1 - \beta) \theta
 
-    Jiang et al. 2020, "SMART", section 3.2 and the last line of Algorithm 1; its MBPP. `teacher.module` is the averaged
-    copy of the whole model, heads too, under the dropout masks of the clean pass: else an equal teacher is penalised.
-    (A copy of a model in training is in training as well, and does not follow later calls of `train` and `eval`.)
-    The gradient reaches the model's outputs alone.
+    Jiang et al. 2020, "SMART", section 3.2 and the last line of Algorithm 1 (MBPP). The teacher, `teacher.module`, is
+    an averaged copy of the whole model with its heads. It uses the dropout masks of the clean pass, since otherwise the
+    penalty would not be 0 for equal weights. It stays in the mode (training or evaluation) that the model had when it
+    was copied. Gradients flow to the model's outputs only.
 
-    Departs from the paper: one update of the model for each proximal point (S = 1 in Algorithm 1), so that momentum 0,
-    the paper's method without momentum, makes a teacher equal to the model, and no penalty at all.
+    Departs from the paper: one update of the model for each proximal point (S = 1 in Algorithm 1). With momentum 0, the
+    paper's method without momentum, the teacher therefore equals the model and the penalty is 0.
     """
 
     Options = BregmanOptions

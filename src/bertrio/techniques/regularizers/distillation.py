@@ -1,4 +1,4 @@
-"""Distillation: outputs must equal a teacher's predictions."""
+"""Distillation: keep outputs near a teacher's predictions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, Re
 
 
 def teacher_divergence(name: str, outputs: Tensor, teacher: Tensor) -> Tensor:
-    r"""Distance of a model's outputs from a teacher's predictions, by the name of the target's divergence.
+    r"""Divergence of a model's outputs from a teacher's predictions.
 
-    For classes and for yes or no, the KL divergence of the model's distribution q from the teacher's t (Hinton et al.
-    2015, "Distilling the Knowledge in a Neural Network", section 2, at temperature 1: the predictions are
-    probabilities, which an ensemble has softened already). Its gradient for the logits is (q - t) / B.
+    For classes and binary targets, the KL divergence of the model's distribution q from the teacher's t (Hinton et al.
+    2015, "Distilling the Knowledge in a Neural Network", section 2, at temperature 1, as predictions are probabilities,
+    which an ensemble has softened already). Its gradient with respect to the logits is (q - t) / B.
 
     .. math:: \frac{1}{B} \sum_b KL(t_b \| q_b) = \frac{1}{B} \sum_b \sum_c t_{bc} (\log t_{bc} - \log q_{bc})
 
@@ -23,12 +23,12 @@ def teacher_divergence(name: str, outputs: Tensor, teacher: Tensor) -> Tensor:
     .. math:: \frac{1}{B} \sum_b (u_b - t_b)^2
 
     Args:
-        name: `categorical`, `bernoulli` or `squared`.
+        name: divergence of the target: `categorical`, `bernoulli` or `squared`.
         outputs: [B, C], logits; for `bernoulli` [B, 1], the logit of yes, or [B, 2]; for `squared` [B, 1].
         teacher: probabilities [B, C] that sum to 1 (`bernoulli`: of no and yes), or scores [B, 1]; without gradient.
 
     Returns:
-        Scalar in float32, the mean over rows, at least 0 but for rounding.
+        Scalar in float32, the mean over rows, at least 0 except for rounding.
     """
     if name == "bernoulli" and outputs.shape[1] == 1:
         outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)

@@ -1,7 +1,7 @@
-"""Divergences: `(outputs [B, size], others [B, size]) -> scalar`, the distance of two outputs for the same rows.
+"""Divergences: `(outputs [B, size], others [B, size]) -> scalar`, the distance between two outputs for the same rows.
 
-All are symmetric, at least 0, exactly 0 for equal outputs, means over rows, and float32 whatever goes in. Gradients
-flow to both sides: detaching one, as public code does for SMART, halves the gradient where both come from one model.
+All are symmetric, at least 0, exactly 0 for equal outputs, means over rows, and computed in float32. Gradients flow to
+both sides. Detaching one, as public code does for SMART, halves the gradient if both come from one model.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ def categorical(outputs: Tensor, others: Tensor) -> Tensor:
     .. math:: \frac{1}{B} \sum_b KL(P_b \| Q_b) + KL(Q_b \| P_b)
               = \frac{1}{B} \sum_b \sum_c (p_{bc} - q_{bc}) (\log p_{bc} - \log q_{bc})
 
-    Jiang et al. 2020, "SMART", section 3.1, :math:`\ell_s` for classification. The right side is taken, which is
-    exactly 0 where P = Q and finite where a probability rounds to 0.
+    Jiang et al. 2020, "SMART", section 3.1, :math:`\ell_s` for classification. Computed by the right side, which is
+    exactly 0 for P = Q and finite if a probability rounds to 0.
 
     Args:
         outputs: [B, C], logits of P.
@@ -31,17 +31,17 @@ def categorical(outputs: Tensor, others: Tensor) -> Tensor:
 
 
 def bernoulli(outputs: Tensor, others: Tensor) -> Tensor:
-    r"""Symmetric KL divergence of two probabilities of yes.
+    r"""Symmetric KL divergence of two Bernoulli distributions.
 
     .. math:: \frac{1}{B} \sum_b KL(P_b \| Q_b) + KL(Q_b \| P_b)
               = \frac{1}{B} \sum_b (\sigma(u_b) - \sigma(v_b)) (u_b - v_b)
 
     for the logits u and v of P and Q. Jiang et al. 2020, "SMART", section 3.1, :math:`\ell_s` for the two outcomes of
-    a sigmoid; softmax over the one logit would be constant.
+    a sigmoid; softmax over a single logit would be constant.
 
     Args:
-        outputs: [B, 1], logits of yes; or [B, 2], logits (no, yes), of which the difference counts: this equals
-            `categorical` on them.
+        outputs: [B, 1], logits of yes; or [B, 2], logits of no and yes, whose difference is used; this
+            equals `categorical`.
         others: of the same shape.
     """
     u, v = _logit(outputs.float()), _logit(others.float())
@@ -56,7 +56,7 @@ def squared(outputs: Tensor, others: Tensor) -> Tensor:
     Jiang et al. 2020, "SMART", section 3.1, :math:`\ell_s` for regression.
 
     Args:
-        outputs: [B, 1], scores, in the units of the labels; so is the divergence, squared.
+        outputs: [B, 1], scores in the units of the labels.
         others: of the same shape.
     """
     return (outputs.float() - others.float()).square().mean()
@@ -66,5 +66,5 @@ DIVERGENCES: dict[str, Divergence] = {"categorical": categorical, "bernoulli": b
 
 
 def _logit(outputs: Tensor) -> Tensor:
-    """The logit of yes [B], from [B, 1] or from (no, yes) [B, 2]."""
+    """Return the logit of yes, [B], from outputs [B, 1] or from logits of no and yes, [B, 2]."""
     return outputs[:, 1] - outputs[:, 0] if outputs.shape[1] == 2 else outputs[:, 0]

@@ -16,7 +16,7 @@ def l1(parameters: Iterable[Tensor]) -> Tensor:
     "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.2. Its gradient at 0 is 0.
 
     Args:
-        parameters: any shapes, each to be given once.
+        parameters: tensors of any shapes, each given once.
 
     Returns:
         Scalar in float32; 0 if there are no parameters.
@@ -30,10 +30,10 @@ def l2(parameters: Iterable[Tensor]) -> Tensor:
     .. math:: \sum_i w_i^2
 
     "BERT With Multitask Fine-Tuning and Loss Construction", section 4.2.2, by its formula; its text says "L-2 norm",
-    which would be the root. Unlike AdamW's decoupled weight decay, the gradient goes through Adam's moments.
+    which would be the square root. Unlike AdamW's decoupled weight decay, its gradient enters Adam's moments.
 
     Args:
-        parameters: any shapes, each to be given once.
+        parameters: tensors of any shapes, each given once.
 
     Returns:
         Scalar in float32; 0 if there are no parameters.

@@ -1,4 +1,4 @@
-"""R-Drop: outputs must not depend on the dropout mask."""
+"""R-Drop: keep outputs independent of the dropout mask."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RDrop(Regularizer):
 
     .. math:: \frac{1}{2B} \sum_b KL(P_b \| Q_b) + KL(Q_b \| P_b)
 
-    Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2, eq. 2. For scores it is half the
-    squared difference, which the paper does not have. Gradients flow to both passes.
+    Liang et al. 2021, "R-Drop: Regularized Dropout for Neural Networks", section 2, eq. 2. For scores, which the paper
+    does not treat, half the squared difference. Gradients flow to both passes.
 
-    Departs from the paper: its eq. 3 sums the task's losses of both passes, whereas this penalty stands beside the
-    first pass's loss alone. That saves nothing, but the loss keeps its scale, so that a learning rate and the weights
-    of tasks mean the same with the penalty and without; the paper's alpha is twice the weight here.
+    Departs from the paper: its eq. 3 sums the losses of both passes, whereas here only the first pass has a loss. The
+    cost is the same, but the loss keeps its scale, so that learning rates and task weights mean the same with and
+    without the penalty. The paper's alpha is twice the weight here.
     """
 
     Options = RDropOptions

@@ -1,4 +1,4 @@
-"""SMART's first half: outputs must not change under small adversarial noise on the embeddings."""
+"""Adversarial regularization of SMART: keep outputs stable under small adversarial noise on the embeddings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NORMS = {"inf": math.inf, "2": 2.0}
 
 
 def _norm_name(value: Any) -> Any:
-    """Return the name of a norm: `dvc exp run -S smart.norm=inf` writes a float of YAML, and `=2` a number."""
+    """Return the name of a norm, as `dvc exp run -S smart.norm=inf` writes a YAML float and `=2` a number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return "2" if value == 2 else "inf" if value == math.inf else value
@@ -27,11 +27,11 @@ class SmartOptions(RegularizerOptions):
 
     Attributes:
         eta: length of a step (`ball`) or factor of the gradient (`rescale`). Paper: 1e-3.
-        sigma: standard deviation of the draw. Paper: 1e-5.
+        sigma: standard deviation of the initial noise. Paper: 1e-5.
         radius: epsilon, in the units of the embeddings. Paper: 1e-5.
         norm: p.
         steps: T. Paper: 1.
-        eps: what `rescale` adds to the norm that it divides by. It is no radius.
+        eps: constant that `rescale` adds to the norm before dividing. It is not the radius.
     """
 
     weight: NotNegative = Field(alias="lambda")
@@ -45,7 +45,7 @@ class SmartOptions(RegularizerOptions):
 
 
 class Smart(Regularizer):
-    r"""Smoothness-inducing adversarial regularization: outputs must not change under the worst small noise.
+    r"""Smoothness-inducing adversarial regularization: divergence of outputs under worst-case noise.
 
     .. math:: R_s(\theta) = \frac{1}{B} \sum_b \max_{\|\delta_b\|_p \le \epsilon}
               \ell_s(f(x_b + \delta_b; \theta), f(x_b; \theta))
@@ -58,27 +58,28 @@ class Smart(Regularizer):
               \delta_b \leftarrow \Pi_\epsilon(\delta_b + \eta \, g_b / \|g_b\|_p), \quad
               g_b = \nabla_{\delta_b} \ell
 
-    The penalty is the divergence at the last noise. Its gradient reaches the clean outputs as well as the noisy ones;
-    the noise is a constant.
+    The penalty is the divergence at the last noise. Gradients flow to the clean and the noisy outputs; the noise is a
+    constant.
 
-    `projection` chooses between the paper and what its widespread ports do (smart_pytorch, early MT-DNN):
+    `projection` selects the paper's method or that of its widespread ports (smart_pytorch, early MT-DNN):
 
-    - `ball`: the equations above. :math:`\Pi` is the projection on the ball around the row, over all its tokens
-      (two texts that are encoded apart are two rows), and so is the row of the norm that divides the gradient: the
-      step has length eta whatever the batch and the gradient's size. The draw is projected as well.
-    - `rescale`: the gradient is not divided, and instead of a projection each token's noise is divided by its own norm
-      and multiplied by the radius: :math:`\delta_{bt} \leftarrow \epsilon \, v_{bt} / (\|v_{bt}\|_p + \text{eps})`,
-      :math:`v = \delta + \eta \, g`. Every token is moved by the full radius, which those ports fix at 1, and what they
-      call epsilon is `eps`. As there, the draw is not rescaled before the first step. Beside a sigma of 1e-5, eta g
-      is small for the usual eta of 1e-3, so the direction of the noise stays nearly random.
+    - `ball`: the equations above. :math:`\Pi` projects onto the ball of a row, over all its tokens (two texts of a
+      bi-encoded pair are two rows). The norm that divides the gradient is over the row, too, so that a step has length
+      eta whatever the size of batch and gradient. The initial noise is projected as well.
+    - `rescale`: the gradient is not divided. Instead of a projection, each token's noise is divided by its norm and
+      multiplied by the radius: :math:`\delta_{bt} \leftarrow \epsilon \, v_{bt} / (\|v_{bt}\|_p + \text{eps})`,
+      :math:`v = \delta + \eta \, g`. Every token is moved by the full radius, which the ports fix at 1; `eps` is their
+      epsilon. As in the ports, the initial noise is not rescaled before the first step. With sigma 1e-5 and the usual
+      eta of 1e-3, eta g is small compared to the initial noise, so the direction of the noise remains nearly random.
 
-    Departs from the paper: the draw is projected (`ball`), for else T = 0 could leave the ball; for norm 2 the gradient
-    is divided by its 2-norm, where the paper has infinity alone; a row whose gradient is not finite makes no step;
-    padding gets no noise. With T = 0 the noise is random, and projected or rescaled.
+    Departs from the paper: the initial noise is projected (`ball`), since with T = 0 it could lie outside the ball; for
+    norm 2, the gradient is divided by its 2-norm, where the paper has the infinity norm only; a row whose gradient is
+    not finite makes no step; padding has no noise. With T = 0, the noise is random, and projected or rescaled.
 
-    Noise is drawn and added in float32 and its forward passes should compute in it: bf16 swallows noise of 1e-5. It is
-    drawn by a generator of its own on the CPU, so that it is the same whatever the device; where several processes
-    share a batch, for the whole of it. A row's noise follows from its own task's divergence alone.
+    Noise is drawn and added in float32, and its forward passes should use float32 as well, because bf16 cannot
+    represent noise of 1e-5. A separate generator on the CPU draws it, so that it does not depend on the device. If
+    several processes share a batch, the noise is drawn for the whole batch. A row's noise depends on the divergence of
+    its own task only.
     """
 
     Options = SmartOptions
@@ -99,7 +100,7 @@ class Smart(Regularizer):
         self.generator.set_state(state["generator"])
 
     def _draw(self, context: ForwardContext) -> Tensor:
-        """Return random noise [N, T, H], 0 at padding."""
+        """Draw the initial noise [N, T, H], 0 at padding."""
         rows, count = context.positions or (None, len(context.embeddings))
         shape = (count, *context.embeddings.shape[1:])
         drawn = torch.randn(shape, generator=self.generator, dtype=torch.float32)
@@ -107,9 +108,9 @@ class Smart(Regularizer):
         return (drawn * self.options.sigma).to(context.embeddings.device) * context.mask.unsqueeze(-1)
 
     def _worst_noise(self, context: ForwardContext, noise: Tensor) -> Tensor:
-        """Return constant noise, found by ascent from the draw.
+        """Return constant noise after gradient ascent from the initial `noise`.
 
-        The gradient is asked for the noise alone: none is computed for parameters, and their `.grad` stays.
+        Only the gradient of the noise is computed; the parameters' `.grad` does not change.
         """
         embeddings, outputs = context.embeddings.detach().float(), context.outputs.detach()
         if self.options.projection == "ball" or not self.options.steps:
@@ -122,7 +123,7 @@ class Smart(Regularizer):
         return noise
 
     def _step(self, noise: Tensor, gradient: Tensor, mask: Tensor) -> Tensor:
-        """Return the noise [N, T, H] after one step of ascent, back in the ball."""
+        """Return the noise [N, T, H] after one step of gradient ascent, projected or rescaled."""
         finite = gradient.isfinite().flatten(1).all(dim=1)[:, None, None]
         gradient = torch.where(finite, gradient, 0.0) * mask.unsqueeze(-1)
         if self.options.projection == "ball":
@@ -131,10 +132,10 @@ class Smart(Regularizer):
         return self._project(noise + self.options.eta * gradient)
 
     def _project(self, noise: Tensor) -> Tensor:
-        """Return noise [N, T, H] within its bounds.
+        """Project or rescale noise [N, T, H].
 
-        By `ball`, the nearest whose rows, over all their tokens, have norm `radius` at most: clamped for `inf`, scaled
-        down for `2`. By `rescale`, that whose every token has norm `radius`; `eps` keeps a token without noise at 0.
+        `ball` returns the nearest noise whose rows, over all tokens, have norm `radius` at most: clamped for `inf`,
+        scaled down for `2`. `rescale` scales every token to norm `radius`; `eps` keeps a token without noise at 0.
         """
         radius, norm = self.options.radius, self.options.norm
         if self.options.projection == "rescale":
@@ -146,5 +147,5 @@ class Smart(Regularizer):
 
 
 def _row_norm(values: Tensor, norm: str) -> Tensor:
-    """Return the norm of each row of [B, T, H], over all its tokens: [B, 1, 1]."""
+    """Return the norm of each row of [B, T, H] over all its tokens: [B, 1, 1]."""
     return torch.linalg.vector_norm(values, NORMS[norm], dim=(1, 2), keepdim=True)

@@ -90,7 +90,7 @@ def dev_score(task: Any, labels: Any, outputs: Any) -> float:
     from bertrio.evaluation.predictions import Scored, prediction_rows
 
     frame = prediction_rows(task, "dev", [str(row) for row in range(len(labels))], labels, np.asarray(outputs))
-    return METRICS[task.target.metrics[0]](Scored.of(frame))
+    return METRICS[task.target.metrics[0]](Scored.from_rows(frame))
 
 
 class Clock:

@@ -131,11 +131,11 @@ def table(curves_by_name: Mapping[str, list[Points]]) -> str:
 
 def draw(curves_by_name: Mapping[str, list[Points]], path: Path, subtitle: str) -> None:
     """Draw all curves: one colour per curve, one line per turn."""
-    from bertrio.evaluation.canvas import colours_of, picture, titled
+    from bertrio.evaluation.canvas import distinct_colours, picture, titled
 
     with picture(path, (8, 4.6)) as figure:
         axes = figure.add_subplot()
-        for (name, turns), colour in zip(curves_by_name.items(), colours_of(len(curves_by_name))):
+        for (name, turns), colour in zip(curves_by_name.items(), distinct_colours(len(curves_by_name))):
             for number, points in enumerate(turns):
                 label = name if number == 0 else None
                 axes.plot(*zip(*points), "o-", color=colour, markersize=3.5, linewidth=1.2, label=label)

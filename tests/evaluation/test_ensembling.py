@@ -12,8 +12,8 @@ from bertrio.core.tasks import Predicted
 from bertrio.evaluation.ensembling import (
     RULES,
     combine,
-    combine_answers,
     combine_members,
+    combine_predictions,
     in_selection,
     mark_selection,
     pick_members,
@@ -193,7 +193,7 @@ def test_members_are_picked_with_replacement_until_no_pick_makes_it_better():
     assert pick_members(three, closeness(1.0)) == [0, 1, 0]
     assert pick_members(three, closeness(4.0)) == [0, 2 / 3, 1 / 3]  # 1, then 5.5, then 4 to the point
     assert pick_members(scores([2.0], [2.0]), closeness(2.0)) == [1, 0]  # the first of equals
-    assert pick_members(three, closeness(4.0), most=2) == [0, 0.5, 0.5]
+    assert pick_members(three, closeness(4.0), max_picks=2) == [0, 0.5, 0.5]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -210,9 +210,9 @@ def test_greedy_is_never_worse_than_the_best_member_on_the_half_that_it_chose_on
 
 def test_weights_are_those_of_the_mean():
     rows = [predicted_of(member(seed)[member(seed)["task"] == "sst"]) for seed in range(3)]
-    found = combine_answers(rows, "greedy", [3, 0, 1])
+    found = combine_predictions(rows, "greedy", [3, 0, 1])
     np.testing.assert_allclose(found.probabilities, 0.75 * rows[0].probabilities + 0.25 * rows[2].probabilities)
-    assert combine_answers(rows, "greedy", [0, 1, 0]) is rows[1]
+    assert combine_predictions(rows, "greedy", [0, 1, 0]) is rows[1]
 
 
 def test_what_greedy_chose_on_is_half_of_dev_and_the_rest_decides_nothing():
@@ -249,7 +249,7 @@ def test_answers_are_combined_as_tables_are_with_the_weights_that_a_file_holds(h
     table, weights = combine(members, how, TASKS, {"d": ["sst"]})
     for task, shares in weights.items():
         rows = [predicted_of(members[name][members[name]["task"] == task]) for name in shares]
-        found = combine_answers(rows, how, list(shares.values()))
+        found = combine_predictions(rows, how, list(shares.values()))
         expected = predicted_of(table[table["task"] == task])
         for one, other in zip(found, expected):
             np.testing.assert_array_equal(one, other)

@@ -5,7 +5,7 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
-from bertrio.evaluation.evaluate import evaluate, how_chosen, show_metrics
+from bertrio.evaluation.evaluate import evaluate, selection_text, show_metrics
 from bertrio.evaluation.intervals import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
@@ -100,7 +100,7 @@ def test_all_ways_of_choosing_epochs_are_named_but_the_last_epochs(folder, capsy
         write_json(f"predictions/members/{name}/summary.json", {"best_epoch": 1, "selected_on": chosen})
     assert run()["selected_on"] == {"rows": "none, holdout", "by": "last, sst"}
     assert "best epochs chosen on holdout by sst" in " ".join(capsys.readouterr().out.split())
-    assert how_chosen({"rows": "none", "by": "last"}) == ""
+    assert selection_text({"rows": "none", "by": "last"}) == ""
 
 
 def test_another_file_of_metrics_is_told(folder):

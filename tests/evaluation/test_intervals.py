@@ -32,7 +32,7 @@ def all_tasks(rows: int = 80, split: str = "dev") -> pd.DataFrame:
 
 
 def scored(name: str, rows: int, digits: int = 8) -> Scored:
-    return Scored.of(table(name, rows, digits=digits))
+    return Scored.from_rows(table(name, rows, digits=digits))
 
 
 def binary(yes: np.ndarray, labels: np.ndarray) -> Scored:

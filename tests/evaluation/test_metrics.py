@@ -135,7 +135,7 @@ def test_unlabelled_rows_are_left_out_and_a_split_of_them_is_absent():
     assert evaluate_predictions(pd.concat([full(), hidden]), TASKS) == evaluate_predictions(full(), TASKS)
     half = evaluate_predictions(rows("sst", [0, 1, np.nan, np.nan], [0, 2, 3, 3]), TASKS)
     assert half == evaluate_predictions(rows("sst", [0, 1], [0, 2]), TASKS) and set(half["dev"]) == {"sst"}
-    assert len(Scored.of(rows("sst", [0, np.nan], [0, 2])).labels) == 1
+    assert len(Scored.from_rows(rows("sst", [0, np.nan], [0, 2])).labels) == 1
 
 
 def test_overall_scores_need_labels_of_every_task():

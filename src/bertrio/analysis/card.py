@@ -16,7 +16,7 @@ import yaml
 from bertrio.analysis import figures
 from bertrio.core.files import write_text
 from bertrio.core.tasks import Task
-from bertrio.evaluation.evaluate import how_chosen, read_result
+from bertrio.evaluation.evaluate import read_result, selection_text
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.techniques.regularizers import REGULARIZERS
 
@@ -73,7 +73,7 @@ def write_card(
         ],
         methods=methods if surgery == "none" else [*methods, f"surgery {surgery}"],
         evaluation=evaluation,
-        chosen=how_chosen(evaluation.get("selected_on", {})),
+        chosen=selection_text(evaluation.get("selected_on", {})),
         figures=figures,
         lower_is_better=LOWER_IS_BETTER,
     )

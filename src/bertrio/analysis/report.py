@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from bertrio.analysis import figures
-from bertrio.evaluation.evaluate import how_chosen
+from bertrio.evaluation.evaluate import selection_text
 
 LIMITS = {
     "most": 5000,  # rows of a table; a browser opens them in a second
@@ -67,7 +67,7 @@ def render_report(
         settings=settings,
         changed=changed,
         comparison=comparison,
-        chosen=how_chosen(contents.get("metrics", {}).get("selected_on", {})),
+        chosen=selection_text(contents.get("metrics", {}).get("selected_on", {})),
     )
 
 

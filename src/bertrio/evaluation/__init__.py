@@ -1,1 +1,1 @@
-"""From prediction tables to metrics, submission files and the table of the result. No model is needed here."""
+"""Metrics, plots and submission files of prediction tables. Works without a model."""

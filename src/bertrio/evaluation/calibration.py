@@ -1,4 +1,4 @@
-"""Calibration: reliability of a model's probabilities, and the temperature that often mends them."""
+"""Calibration of a model's probabilities: reliability tables and temperature scaling."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from bertrio.core.tasks import Array, Task
 from bertrio.evaluation.metrics import BINS, METRICS
 from bertrio.evaluation.predictions import Scored
 
-SMALLEST = 1e-12  # a probability of 0 counts as this: one row must not make a mean log-loss infinite
-TEMPERATURES = (0.05, 20.0)  # a half of dev that is all right, or all wrong, would ask for 0 or infinity
-SEED = 0  # of the halves of dev; the same for every experiment, so that they are compared on the same rows
+SMALLEST = 1e-12  # lower bound of probabilities, which keeps the log-loss finite
+TEMPERATURES = (0.05, 20.0)  # bounds: rows that are all right, or all wrong, have their optimum at 0 or infinity
+SEED = 0  # of the split of dev; one for all experiments, so that they are compared on the same rows
 
 
 def equal_mass_bins(confidence: Array) -> NDArray[np.int64]:
-    """Bin of each row [N], 0 to BINS - 1, by its rank in `confidence` [N]; bins hold N / BINS rows, give or take one.
+    """Bin of each row [N], 0 to BINS - 1, by its rank in `confidence` [N]; bins hold about N / BINS rows.
 
-    Rows of the same confidence share a bin, so that the order of rows has no say; a bin may then be larger, or empty.
+    Rows of equal confidence share a bin, so the result does not depend on the order of rows. Bins may differ in size
+    or be empty.
     """
     _, group, counts = np.unique(confidence, return_inverse=True, return_counts=True)
     middle = np.cumsum(counts) - counts / 2  # mean rank of the group, counted from 0.5
@@ -31,53 +32,53 @@ def equal_mass_bins(confidence: Array) -> NDArray[np.int64]:
 
 
 def log_loss(probabilities: Array, labels: Array) -> float:
-    """Mean negative natural logarithm of the label's probability; 0 is best, and log C is what a guess has.
+    """Mean negative natural logarithm of the label's probability; 0 is best, a uniform guess has log C.
 
     Args:
         probabilities: [N, C]; those below 1e-12 count as 1e-12.
         labels: [N], the class.
     """
-    of_label = probabilities[np.arange(len(labels)), labels.astype(np.int64)]
-    return float(-np.log(np.maximum(of_label, SMALLEST)).mean())
+    label_probabilities = probabilities[np.arange(len(labels)), labels.astype(np.int64)]
+    return float(-np.log(np.maximum(label_probabilities, SMALLEST)).mean())
 
 
 def temper(probabilities: Array, temperature: float) -> Array:
     """`softmax(log p / temperature)` of each row of `probabilities` [N, C]: flatter above 1, sharper below.
 
-    Logits differ from log p by a constant in each row, which softmax takes out, so that none have to be kept.
+    Logits differ from log p by a constant in each row, which softmax cancels, so the logits are not needed.
     """
-    odds = np.log(np.maximum(probabilities, SMALLEST)) / temperature
-    odds = np.exp(odds - odds.max(axis=1, keepdims=True))
+    logits = np.log(np.maximum(probabilities, SMALLEST)) / temperature
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
     return odds / odds.sum(axis=1, keepdims=True)
 
 
 def fit_temperature(probabilities: Array, labels: Array) -> float:
-    r"""Temperature whose tempered probabilities have the smallest log-loss, within `TEMPERATURES`.
+    r"""Return the temperature, within `TEMPERATURES`, that minimizes the log-loss.
 
     Guo et al. 2017, "On Calibration of Modern Neural Networks", section 4.2. With $z = \log p$ and
-    $\beta = 1 / T$, the loss is convex in $\beta$ and its slope is $E[\sum_c p_c(\beta) z_c - z_{label}]$, which is
-    brought to 0 by halving the interval; the class that is predicted stays the same.
+    $\beta = 1 / T$, the loss is convex in $\beta$ and its slope is $E[\sum_c p_c(\beta) z_c - z_{label}]$. Bisection
+    finds its root. Predicted classes do not change.
 
     Args:
         probabilities: [N, C].
         labels: [N], the class.
     """
     z = np.log(np.maximum(probabilities, SMALLEST))
-    of_label = z[np.arange(len(labels)), labels.astype(np.int64)]
+    label_logits = z[np.arange(len(labels)), labels.astype(np.int64)]
     cold, hot = TEMPERATURES
     for _ in range(60):  # 400 : 1 halved sixty times is far below float64's resolution
         middle = np.sqrt(cold * hot)
-        slope = ((temper(probabilities, middle) * z).sum(axis=1) - of_label).mean()
+        slope = ((temper(probabilities, middle) * z).sum(axis=1) - label_logits).mean()
         cold, hot = (middle, hot) if slope > 0 else (cold, middle)
     return float(np.sqrt(cold * hot))
 
 
 def reliability(scored: Scored) -> pd.DataFrame:
-    """Table of the share of right rows at each confidence, which the reliability plot shows.
+    """Table of accuracy by confidence, which the reliability plot shows.
 
     Returns:
-        A row a bin that holds rows: bin, n, mean confidence, accuracy, and the 95 % Wilson interval of the accuracy
-        as low and high. n adds up to N; sum of n / N * |accuracy - confidence| is the `ece`.
+        One row for each bin that is not empty: bin, n, mean confidence, accuracy, and the 95 % Wilson interval of the
+        accuracy as low and high. n adds up to N; the sum of n / N * |accuracy - confidence| is the `ece`.
     """
     rows = pd.DataFrame({"confidence": scored.confidence, "accuracy": scored.correct})
     bins = rows.groupby(equal_mass_bins(scored.confidence))
@@ -87,13 +88,13 @@ def reliability(scored: Scored) -> pd.DataFrame:
 
 
 def wilson(share: float | Array, n: int | Array, z: float = 1.959964) -> tuple[Array, Array]:
-    """Wilson's score interval of a share of n rows, which keeps its promise near 0 and 1 and for few
-    rows ("Probable Inference, the Law of Succession, and Statistical Inference", 1927).
+    """Wilson score interval of a share of n rows, which holds its level near 0 and 1 and on few rows
+    ("Probable Inference, the Law of Succession, and Statistical Inference", 1927).
 
     Args:
         share: 0 to 1; a number or an array.
-        n: of how many rows, 1 or more.
-        z: of the normal distribution; 1.96 for 95 %.
+        n: number of rows, 1 or more.
+        z: quantile of the normal distribution; 1.96 for 95 %.
 
     Returns:
         Lower and upper end.
@@ -104,16 +105,16 @@ def wilson(share: float | Array, n: int | Array, z: float = 1.959964) -> tuple[A
 
 
 def write_calibration(frame: pd.DataFrame, tasks: Mapping[str, Task], path: str | Path) -> None:
-    """Write how well calibrated each task with classes is on dev, as it is and after temperature scaling.
+    """Write the calibration of each task with classes on dev, before and after temperature scaling.
 
     `{task: {"rows", "ece", "brier", "nll", "temperature", "ece_scaled", "brier_scaled", "nll_scaled"}}`. The
-    temperature is fitted on one half of the labelled dev rows and all figures are those of the other half, whose
-    size is `rows`. Halves are drawn with a fixed seed: the same for every experiment on the same rows. Tasks that
-    predict a score, or have fewer than two such rows, are left out.
+    temperature is fitted on one half of the labelled dev rows, and all figures are measured on the other half, whose
+    size is `rows`. A fixed seed draws the halves, so experiments on the same rows share them. Tasks that predict a
+    score, or have fewer than two such rows, are left out.
     """
     report = {}
     for name, task in tasks.items():
-        scored = Scored.of(frame[(frame["task"] == name) & (frame["split"] == "dev")])
+        scored = Scored.from_rows(frame[(frame["task"] == name) & (frame["split"] == "dev")])
         rows = len(scored.labels)
         if task.target.discrete and rows > 1:
             fitted, measured = np.split(np.random.default_rng(SEED).permutation(rows), [rows // 2])

@@ -1,6 +1,6 @@
-"""How every picture looks, and how it is written: the same strokes make the same bytes.
+"""Style of all pictures, and PNG files whose bytes depend on their content alone.
 
-matplotlib's `Figure` is used without pyplot, which would look for a display and keep state between pictures.
+matplotlib's `Figure` is used without pyplot, which looks for a display and keeps state between pictures.
 """
 
 from __future__ import annotations
@@ -15,11 +15,18 @@ import numpy as np
 
 from bertrio.core.files import whole_file
 
-if TYPE_CHECKING:  # half a second to import, and whoever imports this module may draw nothing
+if TYPE_CHECKING:  # takes half a second to import
     from matplotlib.figure import Figure
 
 INK, MUTED, FAINT, RED = "#1f2937", "#6b7280", "#e5e7eb", "#d62728"
-LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")  # Okabe and Ito: for all kinds of sight
+LINES = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+)  # Okabe and Ito: safe for colour-blind readers
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
     "font.size": 9,
@@ -37,14 +44,14 @@ STYLE: dict[Any, Any] = {
     "ytick.color": MUTED,
     "legend.frameon": False,
 }
-LETTER = 0.063  # inches that a letter of a note takes on average
+LETTER = 0.063  # mean width of a letter of a note, in inches
 
 
 @contextmanager
 def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Give an empty figure of `size` inches and writes it to `path` as PNG at the end.
+    """Yield an empty figure of `size` inches, and write it to `path` as PNG on exit.
 
-    The user's own matplotlib settings are left aside, and neither time nor version goes into the file.
+    The user's matplotlib settings are ignored. The file holds neither time nor version.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -59,14 +66,14 @@ def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
 
 
 def titled(figure: Figure, title: str, note: str) -> None:
-    """Add a headline, and at the bottom in grey what one must know to read the picture."""
+    """Add a headline, and below the picture a note in grey."""
     lines = textwrap.fill(note, int(figure.get_figwidth() / LETTER), break_long_words=False, break_on_hyphens=False)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     figure.supxlabel(lines, x=0.01, ha="left", fontsize=8.5, color=MUTED)
 
 
-def colours_of(count: int) -> Sequence[Any]:
-    """As many colours, told apart with ease while they are few."""
+def distinct_colours(count: int) -> Sequence[Any]:
+    """Return `count` distinct colours, easy to tell apart up to six."""
     from matplotlib import colormaps
 
     return LINES if count <= len(LINES) else list(colormaps["turbo"](np.linspace(0.05, 0.95, count)))

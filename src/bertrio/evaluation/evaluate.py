@@ -1,4 +1,4 @@
-"""What the predictions are worth: metrics with intervals, plots, submission files and the table of the result."""
+"""Evaluation of the ensemble: metrics with intervals, plots, submission files and a table on the console."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def evaluate(
     plots: str | Path,
     submission: bool,
 ) -> None:
-    """Measure the ensemble's predictions, writes what is to be kept and prints the result to standard output.
+    """Measure the ensemble's predictions, write metrics, plots and submission files, and print the result.
 
     Writes `evaluation.json` (what `evaluate_predictions` returns, `overall_tasks` that the overall scores cover,
     `intervals`, `best_epoch` by member, and `selected_on`), `calibration.json` (see `write_calibration`) and
-    `timing.json` (cost of each stage) into `metrics`, what `write_plots` draws into `plots`, and the
-    course's files into `predictions`/submission. Rows of dev that the ensemble was chosen on are a split of their own,
-    `selection`, in the metrics, while the files hold all of dev.
+    `timing.json` (cost of each stage) into `metrics`, the files of `write_plots` into `plots`, and
+    submission files into `predictions`/submission. Dev rows that the ensemble was chosen on are the split `selection`
+    in the metrics; submission files hold all of dev.
 
     Args:
         members: names of the ensemble's members.
@@ -43,7 +43,7 @@ def evaluate(
         predictions: a folder that holds ensemble.parquet, and members/<name>/summary.json of every member.
         metrics: a folder that holds timing/<stage>.json.
         plots: a folder that holds <member>.csv in history and conflicts.
-        submission: write the course's files; if not, their folder is there and empty.
+        submission: whether to write the submission files; otherwise their folder is empty.
 
     Raises:
         UserError: if a file is missing or damaged, or the table holds an unknown task.
@@ -65,12 +65,11 @@ def evaluate(
 
 
 def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
-    """How the members' epochs were chosen, which stands beside the metrics so that nobody takes a number for unseen
-    that was picked on the same rows.
+    """Return how the members' epochs were chosen; readers of the metrics see if that used the rows measured.
 
     Returns:
         `{"best_epoch": {member: epoch}, "selected_on": {"rows": "dev", "by": "overall_normalized"}}`. Rows are `none`
-        by `last`. Where members differ in rows or by, all are named, with commas.
+        by `last`. Different values of members are joined by commas.
     """
     summaries = {name: read_result(folder / name / "summary.json") for name in members}
     choices = [summary["selected_on"] for summary in summaries.values()]
@@ -81,9 +80,9 @@ def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
 
 
 def timings(folder: Path, members: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return what each stage's timing file holds (seconds, rows per second, peak memory in MB), by stage.
+    """Return the cost of each stage (seconds, rows per second, peak memory in MB) from its timing file.
 
-    DVC leaves behind the files of members that were dropped; these are left out.
+    DVC leaves the files of dropped members in place; these are ignored.
     """
     costs = {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
     current = {f"finetune-{name}" for name in members}
@@ -91,10 +90,9 @@ def timings(folder: Path, members: Sequence[str]) -> dict[str, dict[str, float]]
 
 
 def show_metrics(path: str | Path) -> None:
-    """Print the metrics file `path` to standard output: a row a metric, a column for dev and one for test.
+    """Print the metrics file `path` to standard output: one row for each metric, a column for dev and one for test.
 
-    Where an ensemble was chosen on half of dev, that half has a column of its own. Behind each value stands its 95 %
-    interval.
+    If the ensemble was chosen on half of dev, that half has a column, too. Each value is followed by its 95 % interval.
 
     Raises:
         UserError: if the file is missing or damaged.
@@ -106,7 +104,7 @@ def show_metrics(path: str | Path) -> None:
     table = pd.DataFrame({split: _cells(metrics, split) for split in splits}).reset_index(names="metric")
     chosen = metrics["selected_on"]
     ensemble = f", ensemble chosen on {chosen['ensemble']}" if "ensemble" in chosen else ""
-    epochs = f"best epochs {how}" if (how := how_chosen(chosen)) else "the last epochs"
+    epochs = f"best epochs {choice}" if (choice := selection_text(chosen)) else "the last epochs"
     covers = ", ".join(metrics["overall_tasks"])
     print_table(table, f"Result and 95 % intervals (overall: means of {covers}; {epochs}{ensemble})", Console())
 
@@ -120,8 +118,8 @@ def _cells(metrics: Mapping[str, Any], split: str) -> dict[str, str]:
     }
 
 
-def how_chosen(selected_on: Mapping[str, str]) -> str:
-    """How the epochs were chosen, in words; empty if they are the last ones, or nothing is known of it."""
+def selection_text(selected_on: Mapping[str, str]) -> str:
+    """Return how the epochs were chosen, in words; empty if they are the last ones, or if that is unknown."""
     rows, by = (
         [name for name in selected_on.get(key, "").split(", ") if name not in ("", "none", "last")]
         for key in ("rows", "by")
@@ -130,11 +128,11 @@ def how_chosen(selected_on: Mapping[str, str]) -> str:
 
 
 def _flat(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `{"task metric": ...}` of one split; the overall scores stand alone."""
+    """Return `{"task metric": ...}` of one split; overall scores go by their own name."""
     flat: dict[str, Any] = {}
     for name, result in results.items():
-        of_task = isinstance(result, dict)
-        flat |= {f"{name} {metric}": value for metric, value in result.items()} if of_task else {name: result}
+        is_task = isinstance(result, dict)
+        flat |= {f"{name} {metric}": value for metric, value in result.items()} if is_task else {name: result}
     return flat
 
 

@@ -1,7 +1,7 @@
-"""Intervals by the bootstrap: how far a metric would move if other rows of the same kind had been drawn.
+"""Bootstrap intervals of metrics: their variation over other samples of rows.
 
-A resample is N rows drawn with replacement from the N at hand. Its metric is that of the rows at hand, each weighted by
-how often it was drawn (`metrics.WEIGHTED`), so no row is copied or sorted again.
+A resample is N rows drawn with replacement from the N rows measured. Its metric is that of the original rows, each
+weighted by how often it was drawn (`metrics.WEIGHTED`), so no row is copied or sorted again.
 """
 
 from __future__ import annotations
@@ -20,37 +20,36 @@ from bertrio.evaluation.metrics import METRICS, ON_COUNTS, WEIGHTED, Scored, ove
 
 LEVEL = 0.95
 SEED = 0
-RANKING = ("roc_auc", "average_precision", "ece", "spearman")  # each of their resamples takes several passes over rows
+RANKING = ("roc_auc", "average_precision", "ece", "spearman")  # slow: each resample takes several passes over the rows
 TILT = 1e-6  # epsilon of `contributions`
-CELLS = 2**16  # counts that are held at a time: half a megabyte, which stays in a processor's cache
+CELLS = 2**16  # counts held at a time: half a megabyte, which fits a processor's cache
 
 
 def resamples_of(metric: str) -> int:
-    """Number of resamples of `metric`: 1,000 for what depends on ranks, 10,000 for means, counts and correlations."""
+    """Number of resamples of `metric`: 1,000 for metrics of ranks, 10,000 for means, counts and correlations."""
     return 1_000 if metric in RANKING else 10_000
 
 
 def generator_for(split: str, task: str) -> np.random.Generator:
-    """Generator seeded by what is measured alone, so that no figure depends on what else is.
+    """Generator seeded by split and task alone, so that results do not depend on other splits and tasks.
 
-    All metrics of a task start from it; those of counts draw counts and the others rows, so that within these two
-    families all see the same resamples. Other tasks see others.
+    All metrics of a task start from it. Metrics of counts draw counts, the others draw rows; within each of these two
+    families all see the same resamples.
     """
     return np.random.default_rng([SEED, zlib.crc32(f"{split}/{task}".encode())])
 
 
 def bootstrap(sides: Sequence[Scored], metric: str, generator: np.random.Generator, resamples: int) -> Array:
-    """A metric of resampled rows.
+    """Values of a metric on resampled rows.
 
-    Metrics of counts draw the counts themselves, from the multinomial that drawing rows leads to: their cost does not
-    depend on N.
+    Metrics of counts draw the counts themselves from a multinomial distribution, so their cost does not depend on N.
 
     Args:
-        sides: [S] predictions of the same rows, in the same order: all see the same resamples, so that their
+        sides: S sets of predictions of the same rows, in the same order. All see the same resamples, so their
             differences are paired.
         metric: a name in METRICS.
         generator: draws the resamples.
-        resamples: how many (R); `resamples_of` says how many are usual.
+        resamples: number of resamples R, as of `resamples_of`.
 
     Returns:
         Values [S, R].
@@ -71,33 +70,33 @@ def interval(values: Array, level: float = LEVEL) -> tuple[float, float]:
 
 
 def metric_interval(scored: Scored, metric: str, values: Array) -> tuple[float, float]:
-    """Interval of a metric of `scored` from its bootstrap `values` [R]: `interval`, but for `ece`, which is biased.
+    """Interval of a metric of `scored` from its bootstrap `values` [R]: the percentile interval, except for `ece`.
 
-    A bin's gap is taken without its sign, so noise alone makes an error: a perfectly calibrated model's is above 0,
-    and its resamples' are higher still, all above the truth. So the interval of `ece` is the basic one (the quantiles
-    mirrored at the estimate), reaches down to 0 where a calibrated model would reach the estimate, and includes the
-    estimate. In simulations it covers 85 to 98 % where the percentile interval covers 0 to 80 %.
+    `ece` is biased: it sums absolute gaps, so noise alone makes it positive. A perfectly calibrated model's is above 0,
+    and that of its resamples higher still. The interval of `ece` is therefore the basic one (the quantiles mirrored at
+    the estimate). It extends to 0 if a calibrated model could reach the estimate, and includes the estimate. In
+    simulations it covers 85 to 98 %, the percentile interval 0 to 80 %.
     """
     low, high = interval(values)
     if metric != "ece":
         return low, high
     estimate = METRICS["ece"](scored)
-    by_noise = interval(_ece_of_calibrated(scored.confidence, len(values)))[1]
-    return 0.0 if estimate <= by_noise else max(0.0, 2 * estimate - high), max(estimate, 2 * estimate - low)
+    noise_limit = interval(_ece_of_calibrated(scored.confidence, len(values)))[1]
+    return 0.0 if estimate <= noise_limit else max(0.0, 2 * estimate - high), max(estimate, 2 * estimate - low)
 
 
 def _ece_of_calibrated(confidence: Array, draws: int) -> Array:
-    """`ece` [draws] of a model that is right as often as it is confident, with bins as normal variables."""
+    """Draws of the `ece` of a perfectly calibrated model, with bins as normal variables: [draws]."""
     spread = np.sqrt(np.bincount(equal_mass_bins(confidence), weights=confidence * (1 - confidence)))
     noise = np.random.default_rng(SEED).standard_normal((draws, len(spread)))
     return np.abs(noise * spread).sum(axis=1) / len(confidence)
 
 
 def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
-    """95 % intervals of all that `evaluate_predictions` returns, with fixed seeds.
+    """95 % intervals of all metrics of `evaluate_predictions`, with fixed seeds.
 
-    The overall scores' come from resamples of each task of its own, for tasks are measured on different rows. Metrics
-    have unlike numbers of resamples; as many overall scores are taken as the one with the fewest has.
+    Overall scores are computed from independent resamples of each task, since tasks are measured on different rows.
+    Their number is that of the task with the fewest resamples.
 
     Returns:
         `{split: {task: {metric: [low, high]}, "overall_mean": [low, high], "overall_normalized": [low, high]}}`.
@@ -124,7 +123,7 @@ def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[
 
 
 def contributions(scored: Scored, metric: str) -> Array:
-    r"""Contribution of each row to a metric: the variance of a difference of two runs is that of paired means of them.
+    r"""Contribution of each row to a metric, from which the variance of a difference of two runs is estimated.
 
     For accuracy it is 1 or 0. For other metrics T it is the influence of the row ("The influence curve and its role in
     robust estimation", Hampel 1974), the derivative of $T((1 - \epsilon) F + \epsilon \delta_i)$ at $\epsilon = 0$,
@@ -157,9 +156,9 @@ def contributions(scored: Scored, metric: str) -> Array:
 
 
 def _merged(sides: Sequence[Scored]) -> tuple[list[Scored], NDArray[np.int64]]:
-    """One row for all rows that no side tells apart, and which of those each row [N] became.
+    """Merge rows with equal labels and predictions on all sides; return them, and the merged row of each row [N].
 
-    Their order, and with it the resamples, does not depend on the order of the sides.
+    Their order, and so the resamples, do not depend on the order of the sides.
     """
     order = sorted(range(len(sides)), key=lambda side: sides[side].predictions.tobytes())
     table = np.stack([sides[0].labels, *[sides[side].predictions for side in order]], axis=1)
@@ -168,12 +167,12 @@ def _merged(sides: Sequence[Scored]) -> tuple[list[Scored], NDArray[np.int64]]:
 
 
 def _draws(sizes: NDArray[np.int64], generator: np.random.Generator, resamples: int) -> Iterator[Array]:
-    """Yield how often each unit of `sizes` [U] rows was drawn, [r, U] at a time, until there were `resamples`."""
+    """Yield how often each unit of `sizes` [U] rows was drawn, [r, U] at a time, `resamples` in total."""
     rows, chunk = int(sizes.sum()), max(1, CELLS // len(sizes))
     for start in range(0, resamples, chunk):
         size = min(chunk, resamples - start)
         if len(sizes) < rows:
             yield generator.multinomial(rows, sizes / rows, size).astype(np.float64)
-        else:  # drawing the rows themselves is cheaper than a binomial for each of them
+        else:  # drawing rows is cheaper than one binomial for each of them
             drawn = [np.bincount(generator.integers(0, rows, rows), minlength=rows) for _ in range(size)]
             yield np.stack(drawn).astype(np.float64)

@@ -1,7 +1,7 @@
-"""Metrics of predictions: one number a metric, and the overall scores of the papers.
+"""Metrics of predictions, and the overall scores of the papers.
 
-A metric is written as a function of weights [R, N] of the N rows that gives its value [R] for each set of weights. One
-definition thus serves the rows as they are (weights of 1) and thousands of resamples of them (`intervals`).
+A metric is a function from weights [R, N] of the N rows to its values [R]. One definition thus serves the rows as they
+are (weights of 1) and thousands of resamples of them (`intervals`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def accuracy(confusion: Array) -> Array:
 def f1(confusion: Array) -> Array:
     """Harmonic mean of precision and recall of class 1, 0 to 1.
 
-    0 where no row is, or is predicted to be, of class 1: nothing was found.
+    0 if no row is, or is predicted to be, of class 1.
     """
     return _f1_by_class(confusion)[..., 1]
 
@@ -51,7 +51,7 @@ def balanced_accuracy(confusion: Array) -> Array:
 
 
 def off_by_one(confusion: Array) -> Array:
-    """Of the wrong predictions, the share that is a neighbour of the label, 0 to 1; 0 where all are right."""
+    """Share of the wrong predictions that are a neighbour of the label, 0 to 1; 0 if all are right."""
     near = np.trace(confusion, 1, -2, -1) + np.trace(confusion, -1, -2, -1)
     wrong = confusion.sum((-2, -1)) - np.trace(confusion, axis1=-2, axis2=-1)
     return _ratio(near, wrong)
@@ -63,16 +63,16 @@ def mae(confusion: Array) -> Array:
 
 
 def quadratic_kappa(confusion: Array) -> Array:
-    r"""Cohen's kappa with quadratic weights, -1 to 1: agreement beyond what the two sides' frequencies bring by chance.
+    r"""Cohen's kappa with quadratic weights, -1 to 1: agreement of labels and predictions beyond chance.
 
-    $1 - \sum_{ij} n_{ij} (i-j)^2 / \sum_{ij} e_{ij} (i-j)^2$, where $e_{ij}$ is the count expected of independent sides
-    ("Weighted kappa", Cohen 1968). 0 where both are one and the same constant, for which it is undefined.
+    $1 - \sum_{ij} n_{ij} (i-j)^2 / \sum_{ij} e_{ij} (i-j)^2$, where $e_{ij}$ is the count expected if both are
+    independent ("Weighted kappa", Cohen 1968). 0 if both are the same constant, for which it is undefined.
     """
     total = confusion.sum((-2, -1))
     expected = confusion.sum(-1)[..., :, None] * confusion.sum(-2)[..., None, :]
     squared = _differences(confusion) ** 2
-    apart, by_chance = (confusion * squared).sum((-2, -1)), (expected * squared).sum((-2, -1))
-    return np.where(by_chance > 0, 1 - _ratio(apart * total, by_chance), 0.0)
+    observed, chance = (confusion * squared).sum((-2, -1)), (expected * squared).sum((-2, -1))
+    return np.where(chance > 0, 1 - _ratio(observed * total, chance), 0.0)
 
 
 def _f1_by_class(confusion: Array) -> Array:
@@ -89,17 +89,17 @@ def _differences(confusion: Array) -> Array:
 
 
 def _ratio(part: Array, whole: Array) -> Array:
-    """`part` / `whole`, 0 where `whole` is 0."""
+    """Return `part` / `whole`, 0 where `whole` is 0."""
     return np.divide(part, whole, out=np.zeros(np.shape(whole)), where=np.asarray(whole) > 0)
 
 
-# Yes or no by a threshold: functions of the counts [..., G] of yes and of no at each of G rising probabilities of yes
+# Thresholds: functions of the counts [..., G] of yes and of no at each of G rising probabilities of yes
 
 
 def roc_auc(yes: Array, no: Array) -> Array:
-    """Chance that a row of class 1 has the higher probability of two rows, one of each class; a tie counts half.
+    """Chance that a row of class 1 has a higher probability than one of class 0; a tie counts half.
 
-    0 to 1; a constant has 0.5, and so have rows of one class alone, which say nothing.
+    0 to 1; 0.5 for a constant, and if all rows are of one class.
     """
     pairs = yes.sum(-1) * no.sum(-1)
     won = (yes * (np.cumsum(no, axis=-1) - no / 2)).sum(-1)
@@ -109,7 +109,7 @@ def roc_auc(yes: Array, no: Array) -> Array:
 def average_precision(yes: Array, no: Array) -> Array:
     """Mean, over the rows of class 1, of the precision among all rows that are at least as probable; 0 to 1.
 
-    The share of class 1 is what a constant reaches. 0 without rows of class 1.
+    A constant reaches the share of class 1. 0 without rows of class 1.
     """
     hits = np.cumsum(yes[..., ::-1], axis=-1)
     chosen = np.cumsum((yes + no)[..., ::-1], axis=-1)
@@ -120,7 +120,7 @@ def average_precision(yes: Array, no: Array) -> Array:
 
 
 def _by_counts(metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]:
-    """A metric of counts [R, C, C] of (label, prediction)."""
+    """Return a metric of counts [R, C, C] of (label, prediction) as one of weights."""
 
     def prepare(scored: Scored) -> Weighted:
         labels, predictions = scored.labels.astype(np.int64), scored.predictions.astype(np.int64)
@@ -137,7 +137,7 @@ def _by_counts(metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]
 
 
 def _by_thresholds(metric: Callable[[Array, Array], Array]) -> Callable[[Scored], Weighted]:
-    """A metric of counts [R, G] of yes and of no at each probability of yes."""
+    """Return a metric of counts [R, G] of yes and of no at each probability of yes as one of weights."""
 
     def prepare(scored: Scored) -> Weighted:
         total = _sum_by_group(scored.probabilities[:, 1])
@@ -147,7 +147,7 @@ def _by_thresholds(metric: Callable[[Array, Array], Array]) -> Callable[[Scored]
 
 
 def _by_means(columns: Callable[[Scored], Array], metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]:
-    """A metric of the means [k, R] of `columns` [k, N]."""
+    """Return a metric of the means [k, R] of `columns` [k, N] as one of weights."""
 
     def prepare(scored: Scored) -> Weighted:
         table = columns(scored)
@@ -157,29 +157,29 @@ def _by_means(columns: Callable[[Scored], Array], metric: Callable[[Array], Arra
 
 
 def standardised(values: Array) -> Array:
-    """Values [N] less their mean, by their standard deviation; zeros where all are equal."""
+    """Return values [N] minus their mean, divided by their standard deviation; zeros if all are equal."""
     spread = values.std() if np.ptp(values) else 1.0
     return (values - values.mean()) / spread
 
 
 def _moments(scored: Scored) -> Array:
-    """[5, N]: x, y, x^2, y^2 and x y, both standardised, so that no digits are lost to a large mean."""
+    """Return x, y, x^2, y^2 and x y of standardised x and y: [5, N]. Large means would cost digits."""
     x, y = standardised(scored.labels), standardised(scored.predictions)
     return np.stack([x, y, x * x, y * y, x * y])
 
 
 def _pearson(means: Array) -> Array:
-    """Pearson's correlation, -1 to 1, from the means of `_moments`.
+    """Pearson correlation, -1 to 1, from the means of `_moments`.
 
-    Undefined where either side is constant (a variance of 0 divides): 0 then, for a constant says nothing about the
-    other, and a model that collapsed must not stop a run or leave a NaN in the metrics.
+    0 if either side is constant, for which it is undefined, so that a collapsed model neither stops a run nor leaves a
+    NaN in the metrics.
     """
     x, y, xx, yy, xy = means
     return _cosine(xy - x * y, xx - x * x, yy - y * y)
 
 
 def spearman(scored: Scored) -> Weighted:
-    """Spearman's correlation: Pearson's of the ranks, ties sharing their mean rank; 0 for constants."""
+    """Spearman correlation: Pearson's of the ranks, ties sharing their mean rank; 0 for constants."""
     rank_labels, rank_predictions = _ranks(scored.labels), _ranks(scored.predictions)
 
     def measure(weights: Array) -> Array:
@@ -190,13 +190,13 @@ def spearman(scored: Scored) -> Weighted:
 
 
 def _cosine(both: Array, one: Array, other: Array) -> Array:
-    """both / sqrt(one * other), 0 where either is 0 but for rounding, given that they are about 1 elsewhere."""
+    """Return both / sqrt(one * other), 0 where either is 0 up to rounding; elsewhere they are about 1."""
     constant = np.minimum(one, other) < 1e-12
     return np.where(constant, 0.0, np.clip(both / np.sqrt(np.where(constant, 1.0, one * other)), -1.0, 1.0))
 
 
 def _ranks(values: Array) -> Weighted:
-    """The mean rank of each row's value among all weighted rows [R, N], 0 in the middle, and scaled by N / 4."""
+    """Return the mean rank of each row's value among all weighted rows [R, N], 0 in the middle, divided by N / 4."""
     _, group = np.unique(values, return_inverse=True)
     total = _sum_by_group(values)
 
@@ -209,18 +209,18 @@ def _ranks(values: Array) -> Weighted:
 
 
 def _sum_by_group(values: Array) -> Weighted:
-    """Sums of columns [R, N] over equal `values` [N], these rising: [R, G]."""
+    """Return a function that sums columns [R, N] over equal `values` [N], in rising order: [R, G]."""
     order = np.argsort(values, kind="stable")
     starts = np.flatnonzero(np.diff(values[order], prepend=-np.inf))
     return lambda columns: np.add.reduceat(columns[:, order], starts, axis=1)
 
 
 def ece(scored: Scored) -> Weighted:
-    r"""Expected calibration error: how far confidence and accuracy lie apart, on average over rows; 0 is best, 1 worst.
+    r"""Expected calibration error: mean absolute gap of confidence and accuracy; 0 is best, 1 worst.
 
     $\sum_b \frac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|$ over bins with about equally many rows ("Mitigating Bias
-    in Calibration Error Estimation"; with bins of equal width, most would be empty). Rows of the same confidence share
-    a bin. Even a perfect model's is above 0 on few rows: about $\sqrt{\mathrm{bins} / N} / 3$.
+    in Calibration Error Estimation"; with bins of equal width, most would be empty). Rows of equal confidence share a
+    bin. On few rows it is above 0 even for a perfectly calibrated model: about $\sqrt{\mathrm{bins} / N} / 3$.
     """
     rows, gap = len(scored.labels), scored.correct - scored.confidence
     total = _sum_by_group(scored.confidence)
@@ -228,7 +228,7 @@ def ece(scored: Scored) -> Weighted:
     def measure(weights: Array) -> Array:
         sizes = total(weights)
         middle = np.cumsum(sizes, axis=1) - sizes / 2  # mean rank of the group, counted from 0.5
-        bin_of = np.minimum((middle * BINS / rows).astype(np.int64), BINS - 1)  # last groups may be empty: at N itself
+        bin_of = np.minimum((middle * BINS / rows).astype(np.int64), BINS - 1)  # last groups may be empty, and lie at N
         bin_of += BINS * np.arange(len(weights))[:, None]
         gaps = np.bincount(bin_of.reshape(-1), total(weights * gap).reshape(-1), BINS * len(weights))
         return np.abs(gaps).reshape(-1, BINS).sum(axis=1) / rows
@@ -237,10 +237,9 @@ def ece(scored: Scored) -> Weighted:
 
 
 def _brier_terms(scored: Scored) -> Array:
-    """Squared distance of each row's probabilities from the truth [1, N]; the mean is Brier's score, 0 is best.
+    """Squared distance of each row's probabilities from the label [1, N]; the mean is the Brier score, 0 is best.
 
-    Summed over classes, 0 to 2, as Brier defined it (1950); of two classes it is (p - y)^2 of one of them, 0 to 1, as
-    usual, which is half of that.
+    The sum over classes, 0 to 2 (Brier 1950); for two classes half of it, the usual (p - y)^2 of one class, 0 to 1.
     """
     probabilities = scored.probabilities
     truth = np.eye(probabilities.shape[1])[scored.labels.astype(np.int64)]
@@ -249,7 +248,7 @@ def _brier_terms(scored: Scored) -> Array:
 
 
 def _squared_errors(scored: Scored) -> Array:
-    """[1, N]; the root of the mean is in the unit of the labels."""
+    """Squared error of each row [1, N]."""
     return np.square(scored.labels - scored.predictions)[None]
 
 
@@ -271,7 +270,7 @@ WEIGHTED: dict[str, Callable[[Scored], Weighted]] = {
     "rmse": _by_means(_squared_errors, lambda means: np.sqrt(means[0])),
 }
 METRICS: dict[str, Callable[[Scored], float]] = {name: _measure(prepare) for name, prepare in WEIGHTED.items()}
-CORRELATIONS = ("pearson", "spearman")  # what overall_normalized brings from -1 to 1 to 0 to 1
+CORRELATIONS = ("pearson", "spearman")  # overall_normalized maps these from [-1, 1] to [0, 1]
 OVERALL = ("overall_mean", "overall_normalized")
 LOWER_IS_BETTER = ("mae", "ece", "brier", "rmse")
 
@@ -279,15 +278,15 @@ LOWER_IS_BETTER = ("mae", "ece", "brier", "rmse")
 def evaluate_predictions(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
     """Measure a prediction table against its labels.
 
-    Scores are measured by `prediction`, clipped to the task's range: it is what is handed in and ensembled.
+    Score tasks are measured by `prediction`, which is clipped to the task's range.
 
     Args:
         frame: a prediction table; unlabelled rows are left out.
-        tasks: all tasks, by name; the first metric of each stands for it in the overall scores.
+        tasks: all tasks, by name; the first metric of each enters the overall scores.
 
     Returns:
-        `{split: {task: {metric: value}, "overall_mean": value, "overall_normalized": value}}`. A split or task
-        without labels is absent. The overall scores (see `overall`) are there where every task has labels.
+        `{split: {task: {metric: value}, "overall_mean": value, "overall_normalized": value}}`. Splits and
+        tasks without labels are absent, overall scores (see `overall`) as well unless all tasks have labels.
 
     Raises:
         UserError: if there are predictions of an unknown task.
@@ -314,7 +313,7 @@ def scored_by_task(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, 
     labelled = frame[frame["label"].notna()]
     parts = {(str(split), str(task)): rows for (split, task), rows in labelled.groupby(["split", "task"])}
     return {
-        split: {name: Scored.of(parts[split, name]) for name in tasks if (split, name) in parts}
+        split: {name: Scored.from_rows(parts[split, name]) for name in tasks if (split, name) in parts}
         for split in dict.fromkeys(split for split, _ in parts)
     }
 
@@ -337,15 +336,15 @@ def overall(firsts: Mapping[str, tuple[str, Any]]) -> dict[str, Array]:
 
 
 def selection_score(metrics: Mapping[str, Any], select: str, tasks: Mapping[str, Task]) -> float:
-    """The number by which `finetune.select` ranks epochs; higher is better.
+    """Return the score by which `finetune.select` ranks epochs; higher is better.
 
     Args:
-        metrics: one split of what `evaluate_predictions` returns.
+        metrics: metrics of one split, as of `evaluate_predictions`.
         select: `overall_normalized`, `overall_mean`, or the name of a task, whose first metric counts.
         tasks: all tasks, by name.
 
     Raises:
-        UserError: if the rows that were measured have no labels for it.
+        UserError: if the measured rows have no labels for it.
     """
     if select not in metrics:
         without = [name for name in ([select] if select in tasks else tasks) if name not in metrics]

@@ -1,4 +1,4 @@
-"""Tables that DVC draws, and PNGs of what it cannot draw: gradient conflicts, and slices with their intervals."""
+"""Tables for DVC's plots, and PNGs of gradient conflicts and of slices with their intervals."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pandas as pd
 from bertrio.core.files import write_csv
 from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import reliability
-from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, colours_of, picture, titled
+from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, distinct_colours, picture, titled
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.evaluation.predictions import Scored
 
-PLOTTED = 5000  # rows in a table of scores for DVC: its page holds every row of every revision
+PLOTTED = 5000  # rows in a table of scores: DVC's page holds every row of every revision
 
 
 def write_plots(
@@ -23,18 +23,18 @@ def write_plots(
     folder: str | Path,
     members: Sequence[str],
 ) -> None:
-    """Write the tables that DVC draws of the labelled dev rows and of training, and the picture of conflicts.
+    """Write tables of the labelled dev rows and of training for DVC's plots, and the picture of conflicts.
 
     Into `folder`: confusion/<task>.csv, reliability/<task>.csv, scores/<task>.csv, learning/loss/<task>.csv and
     learning/score/<task>.csv (training loss and first metric on dev, means over members), and pictures/conflicts.png.
-    What there is no data for is left out; the folders are there all the same, as DVC expects.
+    Files without data are left out; the folders always exist, as DVC expects.
 
     Args:
         frame: a prediction table.
         tasks: all tasks, by name.
-        folder: the folder to write into, which holds history/<member>.csv, a row an epoch, and conflicts/<member>.csv,
-            see `training.finetune.write_conflicts`.
-        members: whose files to read. DVC leaves behind the files of members that were dropped.
+        folder: the folder to write into, which holds history/<member>.csv, one row for each epoch, and
+            conflicts/<member>.csv, see `training.finetune.write_conflicts`.
+        members: members whose files are read; DVC leaves the files of dropped members in place.
     """
     folder = Path(folder)
     for name in ("confusion", "reliability", "scores", "learning/loss", "learning/score", "pictures"):
@@ -51,7 +51,7 @@ def write_plots(
 
 
 def _write_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
-    scored, name_of = Scored.of(rows), task.target.name_of
+    scored, name_of = Scored.from_rows(rows), task.target.name_of
     table = pd.DataFrame({"gold": map(name_of, scored.labels), "predicted": map(name_of, scored.predictions)})
     write_csv(table, folder / "confusion" / f"{task.name}.csv")
     write_csv(reliability(scored), folder / "reliability" / f"{task.name}.csv")
@@ -64,23 +64,23 @@ def _write_scores(rows: pd.DataFrame, task: Task, folder: Path) -> None:
 
 
 def _mean_curve(training: Mapping[str, pd.DataFrame], column: str, name: str) -> pd.DataFrame:
-    """[step, `name`]: the mean over members; one whose epochs end at other steps counts at those."""
+    """Return the mean over members by step: [step, `name`]. Steps of one member alone have its value."""
     parts = [table.reindex(columns=["step", column]) for table in training.values()]
     rows = pd.concat(parts or [pd.DataFrame(columns=["step", column])]).dropna()
     return rows.rename(columns={column: name}).groupby("step", as_index=False).mean()
 
 
 def conflicts_picture(conflicts: Mapping[str, pd.DataFrame], path: str | Path) -> None:
-    """Draw the cosine of the tasks' gradients over the steps, a panel a member and a colour a pair of tasks.
+    """Draw the cosine of the tasks' gradients over the steps, one panel for each member, one colour for each pair.
 
-    Faint points are steps, lines their running means; below 0 the tasks pull in opposite directions.
+    Points are steps, lines their running means; below 0 the tasks' gradients conflict.
     """
     tables = {
         member: table.assign(pair=table["task_a"].astype(str) + " and " + table["task_b"].astype(str))
         for member, table in conflicts.items()
     }
     pairs = list(dict.fromkeys(pair for table in tables.values() for pair in table["pair"]))
-    colours = dict(zip(pairs, colours_of(len(pairs))))
+    colours = dict(zip(pairs, distinct_colours(len(pairs))))
     with picture(path, (7.6, max(2.8, 0.22 * len(pairs)) * len(tables) + 0.9)) as figure:
         panels = figure.subplots(len(tables), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         for axes, (member, table) in zip(panels, tables.items()):
@@ -100,13 +100,13 @@ def conflicts_picture(conflicts: Mapping[str, pd.DataFrame], path: str | Path) -
 def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: str) -> None:
     """Draw a task's metric with its 95 % interval on each slice of the rows.
 
-    Slices whose interval lies wholly on the worse side of the value for all rows are red, on the better side blue.
+    Slices whose whole interval is worse than the value for all rows are red, better ones blue.
 
     Args:
-        slices: [family, slice, n, value, low, high], a row a slice; the family `all` gives the value for all rows.
-        task: its name.
-        path: of the PNG.
-        metric: what `value` is.
+        slices: [family, slice, n, value, low, high], one row for each slice; family `all` has the value for all rows.
+        task: name of the task.
+        path: PNG to write.
+        metric: name of the metric.
     """
     known = slices[slices["value"].notna()]
     whole = known.loc[known["family"] == "all", "value"].iloc[0]
@@ -115,10 +115,10 @@ def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: st
     with picture(path, (7.2, 0.23 * len(rows) + 1.5)) as figure:
         axes = figure.add_subplot()
         axes.axvline(whole, color=MUTED, linestyle="--", linewidth=1)
-        for place, row in enumerate(rows.itertuples()):
+        for position, row in enumerate(rows.itertuples()):
             colour = below if row.high < whole else above if row.low > whole else INK
-            axes.plot([row.low, row.high], [place, place], color=colour, linewidth=1.5, alpha=0.6)
-            axes.plot(row.value, place, "o", color=colour, markersize=5)
+            axes.plot([row.low, row.high], [position, position], color=colour, linewidth=1.5, alpha=0.6)
+            axes.plot(row.value, position, "o", color=colour, markersize=5)
         names = [f"{_short(f'{row.family}: {row.slice}')}  (n = {row.n:,})" for row in rows.itertuples()]
         axes.set(yticks=range(len(rows)), yticklabels=names, ylim=(len(rows) - 0.4, -0.6), xlabel=metric)
         axes.grid(axis="y", visible=False)
@@ -126,10 +126,10 @@ def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: st
         titled(figure, f"{task}: {metric} by slice", note)
 
 
-def _short(text: str, most: int = 40) -> str:
-    """`text` on one line, cut to `most` characters; a dollar sign would start a formula."""
+def _short(text: str, width: int = 40) -> str:
+    """Return `text` on one line, cut to `width` characters, with dollar signs escaped, which would start a formula."""
     text = " ".join(text.split())
-    return (text if len(text) <= most else text[: most - 1] + "…").replace("$", r"\$")
+    return (text if len(text) <= width else text[: width - 1] + "…").replace("$", r"\$")
 
 
 def _member_tables(folder: str | Path, members: Sequence[str]) -> dict[str, pd.DataFrame]:

@@ -1,6 +1,6 @@
-"""The prediction table: what a model says about each row. Everything after training works on it alone.
+"""Prediction tables. Everything after training works on them alone.
 
-One row for each row of each task and split, in the order of the data:
+A table has one row for each row of each task and split, in the order of the data:
 
     id             str
     task, split    str; beside train, dev and test, `selection`: the dev rows that an ensemble was chosen on
@@ -28,7 +28,7 @@ from bertrio.core.files import whole_file
 from bertrio.core.tasks import Array, Predicted, Task
 
 RERUN = "run the stage that writes it"
-KEYS = ["task", "split", "id"]  # what names a row
+KEYS = ["task", "split", "id"]  # columns that identify a row
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -46,7 +46,7 @@ def prediction_rows(task: Task, split: str, ids: Sequence[str], labels: Array, o
     """Turn a head's outputs for one task and split into prediction rows.
 
     Args:
-        task: whose target says how outputs become predictions.
+        task: its target turns outputs into predictions.
         split: name of the split.
         ids: N row ids.
         labels: [N], NaN where unlabelled.
@@ -90,7 +90,7 @@ def predicted_of(rows: pd.DataFrame) -> Predicted:
 
 
 def write_predictions(frame: pd.DataFrame, path: str | Path) -> None:
-    """Write a prediction table as parquet, rows in the order given; the same rows make the same bytes.
+    """Write a prediction table as parquet, rows in the given order; equal tables give equal bytes.
 
     Raises:
         UserError: if the table is not a prediction table, see `check_predictions`.
@@ -108,7 +108,7 @@ def read_predictions(path: str | Path, content: bytes | None = None) -> pd.DataF
 
     Args:
         path: the file.
-        content: its bytes, where they do not lie at `path` but in another revision; errors still name `path`.
+        content: its bytes, if they come from another revision instead of `path`; errors still name `path`.
 
     Raises:
         UserError: if the file is missing, not parquet, or not a prediction table.
@@ -116,7 +116,7 @@ def read_predictions(path: str | Path, content: bytes | None = None) -> pd.DataF
     try:
         with pq.ParquetFile(path if content is None else pa.BufferReader(content)) as file:
             frame = file.read().select(SCHEMA.names).cast(SCHEMA).to_pandas()
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # damaged names are no UTF-8, a ValueError
+    except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # ValueError: names that are not UTF-8
         layout = ", ".join(f"{field.name} ({field.type})" for field in SCHEMA)
         message = f"{path}: can't be read as a prediction table ({error}); expected columns {layout}; {RERUN}"
         raise UserError(message) from error
@@ -125,10 +125,10 @@ def read_predictions(path: str | Path, content: bytes | None = None) -> pd.DataF
 
 
 def check_predictions(frame: pd.DataFrame, where: str) -> None:
-    """Check that `frame` is a prediction table; `where` is the file that errors name.
+    """Check that `frame` is a prediction table; errors name the file `where`.
 
     Raises:
-        UserError: if a row has no name or no finite prediction, or stands twice.
+        UserError: if a row lacks a part of its key or a finite prediction, or is duplicate.
     """
     named = frame[KEYS].notna().all(axis=1) & np.isfinite(frame["prediction"])
     for wrong, problem in (
@@ -143,7 +143,7 @@ def check_tasks(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> None:
     """Check that all predictions are of known tasks.
 
     Raises:
-        UserError: naming the tasks that params.yaml does not have.
+        UserError: if there are others, naming them.
     """
     unknown = [name for name in frame["task"].unique() if name not in tasks]
     if unknown:
@@ -154,13 +154,13 @@ def check_tasks(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> None:
 
 
 def row_name(row: Mapping[str, object]) -> str:
-    """How errors name a row of the table."""
+    """Return a row's key as error messages show it."""
     return f"task {row['task']}, split {row['split']}, id {row['id']!r}"
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """Predictions of one task beside the labels, which is all that a metric sees.
+    """Predictions and labels of one task: the input of all metrics.
 
     `labels` [N] and `predictions` [N]: classes, 0 or 1, or scores; `probabilities` [N, C], or None for scores.
     """
@@ -170,23 +170,23 @@ class Scored:
     probabilities: Any = None
 
     @classmethod
-    def of(cls, rows: pd.DataFrame) -> Scored:
-        """From rows of a prediction table, all of one task; rows without a label are left out."""
+    def from_rows(cls, rows: pd.DataFrame) -> Scored:
+        """Return the labelled rows of a prediction table, all of one task."""
         rows = rows[rows["label"].notna()]
         predicted = predicted_of(rows)
         return cls(rows["label"].to_numpy(np.float64), predicted.values, predicted.probabilities)
 
     def take(self, rows: NDArray[Any]) -> Scored:
-        """Some of the rows, by place or by mask."""
+        """Return some of the rows, by position or by mask."""
         probabilities = None if self.probabilities is None else self.probabilities[rows]
         return Scored(self.labels[rows], self.predictions[rows], probabilities)
 
     @property
     def correct(self) -> Array:
-        """[N], 1 where the prediction is the label, else 0."""
+        """Mask of right predictions [N]: 1 where the prediction is the label, else 0."""
         return (self.labels == self.predictions).astype(np.float64)
 
     @property
     def confidence(self) -> Array:
-        """[N], the probability of the class that was predicted (which a vote may choose against the largest)."""
+        """Probability of the predicted class [N]; after a vote, it may not be the largest."""
         return self.probabilities[np.arange(len(self.labels)), self.predictions.astype(np.int64)]

@@ -15,8 +15,8 @@ from bertrio.core.tasks import Array
 from bertrio.evaluation.metrics import CORRELATIONS, overall
 
 ALPHA = 0.05  # a p-value below it counts as a difference
-DIGITS = 12  # differences beyond so many decimals are rounding
-WIDEST = {  # largest difference of two values of a metric, where that is not 1
+DIGITS = 12  # decimals of a difference; the rest is rounding
+WIDEST = {  # largest difference of two values of a metric, if not 1
     **dict.fromkeys(("brier", "pearson", "spearman", "quadratic_kappa"), 2.0),
     **dict.fromkeys(("mae", "rmse"), math.inf),
 }
@@ -27,9 +27,9 @@ class TaskScore:
     """The first metric of a task in one run.
 
     Args:
-        metric: its name.
+        metric: name of the metric.
         value: its value.
-        rows: [N], what each row contributes to it, see `intervals.contributions`.
+        rows: contribution of each row [N], see `intervals.contributions`.
     """
 
     metric: str
@@ -63,35 +63,35 @@ class Difference:
 
     @property
     def rows_alone(self) -> bool:
-        """Whether a side has too few seeds to estimate their variance."""
+        """True if a side has too few seeds to estimate their variance."""
         return min(self.seeds) < 2
 
 
 def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) -> Difference:
-    r"""Test whether two sides differ, over other rows and other seeds.
+    r"""Test whether two sides differ beyond the variation of rows and seeds.
 
     The variance of the difference is $e^2 = \sum_k w_k^2 \mathrm{var}(\bar b_{ki} - \bar a_{ki}) / N_k + s_a^2 / n_a +
-    s_b^2 / n_b$. The first part is that of the rows: $\bar a_{ki}$ is what row i contributes to the metric of task k,
-    averaged over the runs of a side, so rows that are hard for both sides cancel; $w_k$ is the weight of the task in an
-    overall score. The others are those of the seeds, over n runs a side; they need two runs or more on both sides.
+    s_b^2 / n_b$. The first part is the variance over rows: $\bar a_{ki}$ is the contribution of row i to the
+    metric of task k, averaged over the runs of a side, so rows that are hard for both sides cancel; $w_k$ is the weight
+    of the task in an overall score. The others are variances over seeds, with n runs a side; they need two runs or more
+    on both sides.
 
     The difference divided by e is compared with Student's t with $e^4 / \sum_j v_j^2 / f_j$ degrees of freedom;
-    Satterthwaite (1946), "An approximate distribution of estimates of variance components". A part $v_j$ has n - 1 of
-    them for seeds, and for rows one less than their effective number $(\sum_i d_i^2)^2 / \sum_i d_i^4$ (Kish 1965,
-    "Survey Sampling"), which for an accuracy is the number of rows that one side alone gets right. So the
-    test is close to McNemar's exact one on few rows, to the paired bootstrap on many, and to Welch's with seeds alone.
+    Satterthwaite (1946), "An approximate distribution of estimates of variance components". A part $v_j$ of seeds
+    has n - 1 degrees, the part of rows one less than their effective number $(\sum_i d_i^2)^2 / \sum_i d_i^4$ (Kish
+    1965, "Survey Sampling"), which for an accuracy is the number of rows that only one side gets right. The test is
+    close to McNemar's exact one on few rows, to the paired bootstrap on many, and to Welch's with seeds alone.
 
-    The seeds of the two sides count as independent, which errs on the safe side if equal seeds are correlated. Noise
-    of single rows that differs between seeds counts in both parts, which errs on the safe side as well.
+    The seeds of the two sides are taken as independent, and noise of rows that differs between seeds counts in both
+    parts. Both are conservative.
 
     Args:
-        first: what is compared with: runs that differ in nothing but their seed.
-        second: what is to be judged, likewise. All runs hold the same rows in the same order.
+        first: runs of the baseline, which differ only in their seed.
+        second: runs of the variant, likewise. All runs hold the same rows in the same order.
         metric: a task, whose first metric is compared, or an overall score.
 
     Returns:
-        The difference. If nothing varies, p is 1: a few equal values do not show that the next will be equal too. The
-        interval is cut to the largest difference that the metric allows.
+        The difference. If nothing varies, p is 1. The interval is cut to the largest difference that the metric allows.
     """
     sides = [[score_of(run, metric) for run in side] for side in (first, second)]
     weights = _weights(first[0], metric)
@@ -108,19 +108,19 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
 
 
 def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """95 % interval and p-value of a difference whose variance is the sum of `parts`, with their degrees of freedom."""
-    error = math.sqrt(math.fsum(variance for variance, _ in parts))  # the same whatever the order of the sides
+    """Return 95 % interval and p-value of a difference; `parts` are its variances and their degrees of freedom."""
+    error = math.sqrt(math.fsum(variance for variance, _ in parts))  # independent of the order of the sides
     if error < 1e-12:  # rounding
         return difference, difference, 1.0
     from scipy.special import stdtr, stdtrit  # slow to import
 
     freedom = error**4 / math.fsum(variance**2 / freedom for variance, freedom in parts)
-    reach = float(stdtrit(freedom, 0.975)) * error
-    return difference - reach, difference + reach, 2 * float(stdtr(freedom, -abs(difference) / error))
+    half_width = float(stdtrit(freedom, 0.975)) * error
+    return difference - half_width, difference + half_width, 2 * float(stdtr(freedom, -abs(difference) / error))
 
 
 def _row_variance(differences: Array) -> tuple[float, float]:
-    """The variance of the mean of `differences` [N], and its degrees of freedom."""
+    """Return the variance of the mean of `differences` [N], and its degrees of freedom."""
     squared = np.square(differences)
     effective = squared.sum() ** 2 / np.square(squared).sum() if squared.any() else 1.0
     return float(np.var(differences)) / len(differences), max(float(effective) - 1, 1.0)
@@ -131,14 +131,14 @@ def _mean_rows(side: Sequence[Run], task: str) -> Array:
 
 
 def score_of(run: Run, metric: str) -> float:
-    """The value of a task's first metric, or of an overall score."""
+    """Return the value of a task's first metric, or of an overall score."""
     if metric in run:
         return run[metric].value
     return float(overall({task: (score.metric, score.value) for task, score in run.items()})[metric])
 
 
 def _weights(run: Run, metric: str) -> dict[str, float]:
-    """The weight of each task's first metric in `metric`; a normalized correlation r is (r + 1) / 2."""
+    """Return the weight of each task's first metric in `metric`; a normalized correlation r is (r + 1) / 2."""
     if metric in run:
         return {metric: 1.0}
     halved = CORRELATIONS if metric == "overall_normalized" else ()
@@ -151,11 +151,12 @@ def widest(metric: str) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    r"""P-values corrected for the number of tests; Holm (1979), "A simple sequentially rejective multiple test
-    procedure".
+    r"""Correct p-values for the number of tests.
+
+    Holm (1979), "A simple sequentially rejective multiple test procedure".
 
     Of K tests in rising order of p: $\max_{j \le i} \min(1, (K - j + 1) p_j)$. If those below 5 % are called
-    differences, the chance that any of them is false is at most 5 %, whatever the dependence of the tests.
+    differences, the chance that any is false is at most 5 %, also for dependent tests.
 
     Returns:
         The corrected values, in the order of `ps`.

@@ -1,4 +1,4 @@
-"""The submission files of Stanford's CS 224N, written as its grader reads them."""
+"""Submission files of Stanford's CS 224N, in the format of its grader."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ from bertrio.core.files import write_text
 from bertrio.core.tasks import Task
 from bertrio.evaluation.predictions import check_tasks
 
-COURSE = {  # our task: the course's file name, and its header, whose spelling is the course's
+COURSE = {  # task: file name and header, with the course's spelling
     "sst": ("sst", "Predicted_Sentiment"),
     "qqp": ("para", "Predicted_Is_Paraphrase"),
     "sts": ("sts", "Predicted_Similiary"),
 }
-SPLITS = {"dev": ("dev", "selection"), "test": ("test",)}  # an ensemble may set rows of dev apart, to choose on
+SPLITS = {"dev": ("dev", "selection"), "test": ("test",)}  # `selection`: dev rows that the ensemble was chosen on
 
 
 def write_submissions(frame: pd.DataFrame, folder: str | Path, tasks: Mapping[str, Task]) -> None:
     """Write `{sst,para,sts}-{dev,test}-output.csv` into `folder`, rows in the order of the table.
 
     The first line is `id \\t HEADER ` and each row is `ID , VALUE `, the blanks at the ends included. Classes are
-    whole numbers, scores are clipped to their range and have no exponent. Tasks that the course does not have are
-    left out. Dev is all of dev, rows that the ensemble was chosen on included. A file of an earlier run that has no
-    rows now is removed, so that nobody hands it in.
+    whole numbers, scores are clipped to their range and have no exponent. Other tasks are left out. Dev files hold all
+    of dev, with the rows that the ensemble was chosen on. Files of an earlier run that have no rows now are removed.
 
     Raises:
         UserError: if there are predictions of an unknown task.
@@ -49,4 +48,4 @@ def _whole(value: float) -> str:
 
 
 def _plain(value: float) -> str:
-    return np.format_float_positional(value, trim="0")  # as short as reads back the same, and 1e-05 in full
+    return np.format_float_positional(value, trim="0")  # the shortest that reads back equal, without exponent

@@ -46,7 +46,9 @@ def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Sequence[str], spli
             for name, table in labelled
         ]
         if not first.empty or any(not rows.empty for _, rows in others):
-            matched[task] = Matched(first["id"].to_list(), [Scored.of(first), *[Scored.of(rows) for _, rows in others]])
+            matched[task] = Matched(
+                first["id"].to_list(), [Scored.from_rows(first), *[Scored.from_rows(rows) for _, rows in others]]
+            )
         for other, rows in others:
             problems += [f"\n  {task}: {problem}" for problem in _differences(first, rows, name, other)]
     if problems:

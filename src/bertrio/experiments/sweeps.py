@@ -195,7 +195,7 @@ def _metrics(wanted: str, known: Sequence[str]) -> list[str]:
 
 def draw(table: pd.DataFrame, path: Path, title: str) -> None:
     """Plot a panel for each metric, with lines for numeric values, points for others, and a colour for each family."""
-    from bertrio.evaluation.canvas import colours_of, picture
+    from bertrio.evaluation.canvas import distinct_colours, picture
 
     numbers = pd.to_numeric(table["value"], errors="coerce")
     numeric, positive = bool(numbers.notna().all()), numbers[numbers > 0]
@@ -204,7 +204,7 @@ def draw(table: pd.DataFrame, path: Path, title: str) -> None:
     with picture(path, (6.4, 2.5 * len(metrics) + 0.9 + 0.2 * len(families))) as figure:
         panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
         for axes, metric in zip(panels, metrics):
-            for family, colour in zip(families, colours_of(len(families))):
+            for family, colour in zip(families, distinct_colours(len(families))):
                 rows = table[(table["metric"] == metric) & (table["family"] == family)]
                 ends = rows[["low", "high"]].sub(rows["score"], axis=0).abs().to_numpy().T
                 style = "o-" if numeric else "o"

@@ -43,7 +43,7 @@ def predict_file(
         source: file to read, in UTF-8.
         target: file to write, in the same format.
         columns: name in the file of each of the task's text columns (`text`, or `text_a` and `text_b`) that is
-            called otherwise there.
+            named differently there.
         name: name of the source in messages.
         strict: stop at the first unusable row.
 
@@ -51,8 +51,8 @@ def predict_file(
         Numbers of rows that were predicted, and that were left out.
 
     Raises:
-        UserError: if the task or a column is unknown or duplicate, a column has the name of one that is added, or,
-            with `strict`, for the first unusable row.
+        UserError: if the task or a column is unknown or duplicate, a column has the name of an added one, or, with
+            `strict`, a row is unusable.
     """
     spec, columns = predictor.task(task), columns or {}
     if unknown := [key for key in columns if key not in spec.text_columns]:
@@ -99,7 +99,7 @@ def delimited_line(values: Iterable[Any], delimiter: str) -> bytes:
 
 
 def _field(value: Any, delimiter: str) -> str:
-    # csv.writer leaves a carriage return unquoted, which many readers take for the end of a line
+    # csv.writer does not quote carriage returns, which many readers take for the end of a line
     text = f"{value:.{DIGITS}f}" if isinstance(value, float) else str(value)
     if any(letter in text for letter in (delimiter, '"', "\n", "\r")):
         return '"' + text.replace('"', '""') + '"'
@@ -107,7 +107,7 @@ def _field(value: Any, delimiter: str) -> str:
 
 
 def _json_line(fields: dict[str, Any]) -> bytes:
-    # half a surrogate pair has no UTF-8; a backslash escape is what JSON has for it, too
+    # lone surrogates have no UTF-8; JSON reads backslash escapes of them
     return (json.dumps(fields, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
@@ -126,7 +126,7 @@ def _texts(row: RawRow, names: list[str]) -> Row:
     """Return the text, or the pair of texts, of a row.
 
     Raises:
-        Unusable: with the reason.
+        Unusable: if a text is missing or empty.
     """
     if row.problem:
         raise Unusable(row.problem)

@@ -26,12 +26,12 @@ def mine_file(
 ) -> None:
     """Write the `top` most similar pairs of the sentences in `source` to `target`, as TSV.
 
-    The columns are cosine, line_a, line_b, text_a and text_b. The most similar pair comes first. A sentence that
-    stands in several lines counts once, in the first of them.
+    The columns are cosine, line_a, line_b, text_a and text_b. The most similar pair comes first. A sentence on
+    several lines counts once, at the first of them.
 
     Args:
         predictor: one model with a bi-encoded task.
-        task: that task; None if it is the only one.
+        task: the bi-encoded task; None if there is only one.
         top: number of pairs.
         source: one sentence a line, in UTF-8.
         target: file to write.

@@ -1,6 +1,6 @@
 """Prediction as a library call: `Predictor.load("models").predict("qqp", [("a", "b"), ...])`.
 
-It loads the models' folders alone, and predicts as the ensemble of the pipeline's last run.
+It needs only the model folders, and predicts as the ensemble of the pipeline's last run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bertrio.core.options import FileName, Group, one_of
 from bertrio.core.runtime import choose
 from bertrio.core.tasks import TEXT_COLUMNS, Predicted, Task
 from bertrio.data.table import Unusable, clean_text
-from bertrio.evaluation.ensembling import RULES, combine_answers
+from bertrio.evaluation.ensembling import RULES, combine_predictions
 from bertrio.inference.trained_model import TrainedModel, Vectors
 from bertrio.model.config import CONFIG_FILE, encoder_width
 
@@ -33,9 +33,9 @@ class Prediction(NamedTuple):
     """Prediction for one row.
 
     Attributes:
-        label: the class from 0 on, 0 or 1 for no or yes, or the score within the task's range.
-        probabilities: one a class (binary: no, yes), of sum 1; None for scores.
-        score: the raw score, which may lie outside of the range; None for classes.
+        label: class from 0 on, 0 or 1 for no or yes, or score within the task's range.
+        probabilities: one for each class (binary: no, yes), of sum 1; None for scores.
+        score: raw score, which may lie outside of the range; None for classes.
     """
 
     label: int | float
@@ -52,7 +52,7 @@ class Ensemble(Group):
 
 
 class Predictor:
-    """One trained model, or an ensemble of several, that predicts any text and from any thread.
+    """A trained model, or an ensemble of several, which predicts texts. Safe to use from several threads.
 
     Args:
         members: models by name.
@@ -60,7 +60,7 @@ class Predictor:
         combine: rule that combines the members' predictions, see `bertrio.evaluation.ensembling`.
 
     Attributes:
-        tasks: the tasks that it predicts, by name, without those whose heads were not trained.
+        tasks: tasks with trained heads, by name.
         members: models by name.
     """
 
@@ -87,7 +87,7 @@ class Predictor:
             path: folder `models` of a run, for its ensemble, or the folder of one model: `models/members/NAME`, or
                 `models/ensemble` of a soup.
             device: `auto`, `cpu`, `mps`, `cuda` or `cuda:N`.
-            precision: `auto` (bf16 where the hardware multiplies it well and the model is not narrow), `float32` or
+            precision: `auto` (bf16 if the hardware supports it well and the model is wide enough), `float32` or
                 `bf16`.
             batch_size: rows that go through a model at once.
 
@@ -97,9 +97,9 @@ class Predictor:
         folder = Path(path)
         folder = folder / "ensemble" if (folder / "ensemble").is_dir() else folder
 
-        def load_member(where: Path) -> TrainedModel:
-            runtime = choose(device, precision, encoder_width(where / "encoder"))
-            return TrainedModel.load(where, runtime, batch_size)
+        def load_member(member: Path) -> TrainedModel:
+            runtime = choose(device, precision, encoder_width(member / "encoder"))
+            return TrainedModel.load(member, runtime, batch_size)
 
         if (folder / CONFIG_FILE).exists():
             model = load_member(folder)
@@ -127,24 +127,24 @@ class Predictor:
             rows: texts, or pairs of texts if the task compares two. Outer white space is stripped, as in training.
 
         Returns:
-            One prediction a row, in the order of the rows.
+            One prediction for each row, in the order of the rows.
 
         Raises:
             UserError: for an unknown task, or a row of the wrong shape or without text.
         """
         spec = self.task(task)
-        predicted = self.answer(task, text_table(spec.text_columns, rows))
+        predicted = self.predict_table(task, text_table(spec.text_columns, rows))
         labels = predicted.values.astype(np.int64) if spec.target.discrete else predicted.values
         none = [None] * len(labels)
         probabilities = none if predicted.probabilities is None else map(tuple, predicted.probabilities.tolist())
         scores = none if predicted.scores is None else predicted.scores.tolist()
         return [Prediction(*row) for row in zip(labels.tolist(), probabilities, scores)]
 
-    def answer(self, task: str, texts: pd.DataFrame) -> Predicted:
-        """Predict a table with the task's text columns as arrays; texts are not cleaned."""
+    def predict_table(self, task: str, texts: pd.DataFrame) -> Predicted:
+        """Predict a table that has the task's text columns; texts are not cleaned. Returns arrays."""
         shares = self._weights[self.task(task).name]
         predictions = [self.members[name].predict(task, texts) for name in shares]
-        return combine_answers(predictions, self._combine, list(shares.values()))
+        return combine_predictions(predictions, self._combine, list(shares.values()))
 
     def encode(self, texts: Sequence[str], task: str | None = None) -> Vectors:
         """Return the vector of each text that a bi-encoded task compares: float32 [N, H], not normalized.
@@ -196,20 +196,20 @@ def text_table(columns: tuple[str, ...], rows: Iterable[Row]) -> pd.DataFrame:
     """Return texts, or pairs of texts if there are two columns, as a table.
 
     Raises:
-        UserError: naming the first row that is of the wrong shape or without text.
+        UserError: if a row has the wrong shape or no text, naming the first.
     """
     if isinstance(rows, (str, bytes)):
         raise UserError(f"rows: found one text, expected a list, each item {EXPECTED[len(columns)]}")
-    clean = [_clean_row(place, row, len(columns)) for place, row in enumerate(rows)]
+    clean = [_clean_row(index, row, len(columns)) for index, row in enumerate(rows)]
     texts = zip(*clean) if clean else [()] * len(columns)
     return pd.DataFrame({name: pd.Series(column, dtype=object) for name, column in zip(columns, texts)})
 
 
-def _clean_row(place: int, row: Any, count: int) -> tuple[str, ...]:
+def _clean_row(index: int, row: Any, count: int) -> tuple[str, ...]:
     texts = (row,) if count == 1 else row
     try:
         if not isinstance(texts, (tuple, list)) or len(texts) != count:
             raise Unusable("not a pair")
         return tuple(clean_text(text) for text in texts)
     except Unusable as problem:
-        raise UserError(f"rows[{place}]: {problem}: found {reprlib.repr(row)}, expected {EXPECTED[count]}") from None
+        raise UserError(f"rows[{index}]: {problem}: found {reprlib.repr(row)}, expected {EXPECTED[count]}") from None

@@ -27,13 +27,13 @@ Vectors = NDArray[np.float32]
 
 
 class TrainedModel:
-    """A model with its tokenizer, which predicts any number of texts from any thread.
+    """A model with its tokenizer, which predicts texts. Safe to use from several threads.
 
-    Texts come as a table with the task's text columns (`Task.text_columns`); rows of similar length are batched, and
-    results are in the order of the rows. Texts may be empty here: callers have cleaned them.
+    Texts come as a table with the task's text columns (`Task.text_columns`). Rows of similar length are batched, and
+    results are in the order of the rows. Texts are not checked: callers clean them.
 
     Args:
-        name: name of its folder.
+        name: name of the model's folder.
         network: the model.
         tokenizer: a transformers fast tokenizer.
         config: contents of bertrio.json.
@@ -52,7 +52,7 @@ class TrainedModel:
         self.tasks, self.trained = build_tasks(config), config.trained
         if network.runtime.compute != torch.float32:
             _cast_products(network.encoder.transformer, network.runtime.compute)
-        self._tokenizer_lock = threading.Lock()  # truncation is a state of the tokenizer
+        self._tokenizer_lock = threading.Lock()  # tokenizers keep truncation as state
 
     @classmethod
     def load(cls, folder: str | Path, runtime: Runtime, batch_size: int = 64) -> TrainedModel:
@@ -122,7 +122,7 @@ class TrainedModel:
 
 
 def _cast_products(transformer: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Cast weights once instead of in every pass, as autocast does: faster for single texts, with equal results."""
+    """Cast weights of linear layers once, where autocast casts them in every pass: faster, with equal results."""
     for module in transformer.modules():
         if isinstance(module, torch.nn.Linear):
             module.to(dtype)

@@ -254,7 +254,7 @@ def teacher_predictions(params: Params, train: Split, splits: str | Path, runtim
         _check_same(rows.task, teacher)
         say(f"{name}: the teacher predicts {len(rows)} rows of train")
         texts = read_table(Path(splits) / name / "train.parquet").set_index("id").loc[rows.ids].reset_index()
-        _, probabilities, scores = teacher.answer(name, texts)
+        _, probabilities, scores = teacher.predict_table(name, texts)
         values = np.asarray(scores).reshape(-1, 1) if probabilities is None else probabilities
         predictions[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
     # Each process loads the teacher from its own machine

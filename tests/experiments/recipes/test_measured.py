@@ -110,7 +110,7 @@ def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(
     assert to_json(one) == to_json(runs["shuffled"])
     for task, metric in (("sst", "accuracy"), ("sts", "pearson")):
         rows = frame[frame["task"] == task].sort_values("id")
-        assert np.array_equal(one.by_row[task].values, contributions(Scored.of(rows), metric))
+        assert np.array_equal(one.by_row[task].values, contributions(Scored.from_rows(rows), metric))
     digests = {name: run.by_row["sst"].rows for name, run in runs.items()}
     assert digests["one"] == digests["other predictions"]
     assert len({digests["one"], digests["fewer"], digests["relabelled"]}) == 3

@@ -225,5 +225,7 @@ def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
         rows = frame[frame["task"] == task]
         if len(rows):
             lines = "".join(f"{row_id}\t{label:g}\n" for row_id, label in zip(rows["id"], rows["label"]))
-            by_task[task] = ByRow(hashlib.sha256(lines.encode()).hexdigest(), contributions(Scored.of(rows), metric))
+            by_task[task] = ByRow(
+                hashlib.sha256(lines.encode()).hexdigest(), contributions(Scored.from_rows(rows), metric)
+            )
     return by_task

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from bertrio.evaluation.canvas import LINES, colours_of, picture, titled
+from bertrio.evaluation.canvas import LINES, distinct_colours, picture, titled
 from bertrio.experiments.recipes.tables import CONVENTIONS, PaperTables
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _draw_curves(name: str, curves: Mapping[str, pd.Series], tables: PaperTables
     """Draw dev overall_normalized over fine-tuning steps, one line per row."""
     with picture(path, (7.6, max(3.6, 0.24 * len(curves) + 1.2))) as figure:
         axes = figure.add_subplot()
-        for (row, curve), colour in zip(curves.items(), colours_of(len(curves))):
+        for (row, curve), colour in zip(curves.items(), distinct_colours(len(curves))):
             label = row.removeprefix(f"{tables.paper.name}-")
             axes.plot(curve.index, curve, "o-", color=colour, markersize=3.5, label=label)
         axes.set(xlabel="step", ylabel="dev overall normalized")

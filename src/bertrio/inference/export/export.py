@@ -1,4 +1,4 @@
-"""`bertrio export`: write a model for another library, and compare it with the model before it is put in place."""
+"""`bertrio export`: write a model in the format of another library, and check it against the model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder, write_json
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import TEXT_COLUMNS, Score, Task
-from bertrio.inference.export import huggingface, onnx
-from bertrio.inference.export import sentence_transformer as transformer
+from bertrio.inference.export import huggingface, onnx, sentence_transformer
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.heads import HEADS
 
-CONFIG_FILE = "export.json"  # description of the export, in each one
-TOLERANCE = 1e-4  # between an export and the model, as a share of the largest number where that is above 1
-PROBE_WORDS = (0, 1, 2, 5, 12, 40)  # of the first text of each row to try; the last row has too many tokens
+CONFIG_FILE = "export.json"  # description of the export, in its folder
+TOLERANCE = 1e-4  # largest difference from the model, relative to the largest value if that is above 1
+PROBE_WORDS = (0, 1, 2, 5, 12, 40)  # words in the first text of each probe; one more probe has too many tokens
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class Format:
 
     Attributes:
         write: `(model, task, folder)` writes the export; without a task, the encoder alone.
-        compare: `(model, task, folder, texts)` loads it with its library and returns that library's outputs for the
-            texts, and the same outputs by the model itself.
-        kinds: kinds of the tasks that it can hold; () for the encoder alone.
-        encodings: their encodings.
-        heads: names of their heads.
+        compare: `(model, task, folder, texts)` loads the export with its library, and returns the outputs for the
+            texts by the export and by the model.
+        kinds: kinds of tasks that it supports; () for the encoder alone.
+        encodings: encodings that it supports.
+        heads: names of the heads that it supports.
     """
 
     write: Callable[[TrainedModel, Any, Path], None]
@@ -53,10 +52,17 @@ FORMATS: dict[str, Format] = {
         huggingface.write_classifier, huggingface.compare_classifier, encodings=("cross",), heads=("linear",)
     ),
     "cross-encoder": Format(
-        transformer.write_cross_encoder, transformer.compare_cross_encoder, ("pair",), ("cross",), ("linear", "mlp")
+        sentence_transformer.write_cross_encoder,
+        sentence_transformer.compare_cross_encoder,
+        ("pair",),
+        ("cross",),
+        ("linear", "mlp"),
     ),
     "sentence-transformer": Format(
-        transformer.write_sentence_transformer, transformer.compare_sentence_transformer, ("pair",), ("bi",)
+        sentence_transformer.write_sentence_transformer,
+        sentence_transformer.compare_sentence_transformer,
+        ("pair",),
+        ("bi",),
     ),
     "onnx": Format(onnx.write_graph, onnx.compare_graph),
 }
@@ -65,12 +71,12 @@ FORMATS: dict[str, Format] = {
 def export_model(model: str | Path, to: str | Path, format: str, task: str | None = None, int8: bool = False) -> float:
     """Write a model, or one task of it, in the format of another library.
 
-    The export is loaded with that library, and replaces what is at `to` only if its outputs for a few texts equal
-    those of the model within `TOLERANCE`. With 8-bit weights the difference is reported, not checked.
+    The export is loaded with that library, and replaces the folder `to` only if its outputs for a few texts equal those
+    of the model within `TOLERANCE`. With 8-bit weights the difference is reported, not checked.
 
     Args:
         model: model folder: models/members/NAME, or models/ensemble of a soup.
-        to: folder to write; a former export there is replaced.
+        to: folder to write; an earlier export there is replaced.
         format: name in FORMATS.
         task: task to export, needed if there are several; the encoder alone has none.
         int8: quantize the weights to 8 bits (onnx).
@@ -79,10 +85,10 @@ def export_model(model: str | Path, to: str | Path, format: str, task: str | Non
         The largest difference from the model.
 
     Raises:
-        UserError: if there is no such model or task, the format can't hold it, or the folder holds something else.
+        UserError: if there is no such model or task, the format does not support it, or the folder is not an export.
         ModuleNotFoundError: if the format's library is not installed.
     """
-    form, to = FORMATS[format], Path(to).resolve()
+    export_format, to = FORMATS[format], Path(to).resolve()
     if int8 and format != "onnx":
         raise UserError(f"--int8: goes with --format onnx, found {format}")
     if to.exists() and not (to / CONFIG_FILE).is_file() and not (to.is_dir() and not any(to.iterdir())):
@@ -91,11 +97,11 @@ def export_model(model: str | Path, to: str | Path, format: str, task: str | Non
     spec = _pick_task(trained, format, task)
     texts = _probe_texts(trained, "single" if spec is None else spec.kind)
     with whole_folder(to) as folder:
-        form.write(trained, spec, folder)
+        export_format.write(trained, spec, folder)
         if int8:
             onnx.quantize(folder)
         write_json(folder / CONFIG_FILE, _description(trained, format, spec, int8))
-        difference = _difference(*form.compare(trained, spec, folder, texts))
+        difference = _difference(*export_format.compare(trained, spec, folder, texts))
         if not int8 and not difference <= TOLERANCE:
             raise UserError(
                 f"--format {format}: the export differs from the model by {difference:.2g}, expected "
@@ -106,8 +112,8 @@ def export_model(model: str | Path, to: str | Path, format: str, task: str | Non
 
 def _pick_task(model: TrainedModel, format: str, name: str | None) -> Task | None:
     """Return the task of that name, or the only one there is; None for the encoder alone."""
-    form, known = FORMATS[format], ", ".join(model.trained)
-    if not form.kinds:
+    supported, known = FORMATS[format], ", ".join(model.trained)
+    if not supported.kinds:
         if name:
             raise UserError(f"--task: found {name}, but --format {format} holds the encoder alone; leave it out")
         return None
@@ -115,8 +121,10 @@ def _pick_task(model: TrainedModel, format: str, name: str | None) -> Task | Non
     if name not in model.trained:
         raise UserError(f"--task: found {name or 'none'}, expected one of {known}, which {model.name} was trained on")
     task, head = model.tasks[name], model.config.tasks[name].head
-    if task.kind not in form.kinds or task.encoding not in form.encodings or head not in form.heads:
-        kinds, encodings, heads = (" or ".join(names) for names in (form.kinds, form.encodings, form.heads))
+    if task.kind not in supported.kinds or task.encoding not in supported.encodings or head not in supported.heads:
+        kinds, encodings, heads = (
+            " or ".join(names) for names in (supported.kinds, supported.encodings, supported.heads)
+        )
         raise UserError(
             f"task {name}: has kind {task.kind}, encoding {task.encoding} and head {head}, but --format {format} holds "
             f"kind {kinds}, encoding {encodings}, head {heads}; --format onnx holds any task"
@@ -125,7 +133,7 @@ def _pick_task(model: TrainedModel, format: str, name: str | None) -> Task | Non
 
 
 def _probe_texts(model: TrainedModel, kind: str) -> pd.DataFrame:
-    """Return a few rows of words of the vocabulary, from no words to more than the model reads."""
+    """Return a few rows of random words of the vocabulary, from none to more than the model's maximum length."""
     pieces = {re.sub(r"[\W\d_]", "", token) for token in model.tokenizer.get_vocab()}
     words, draw = sorted(pieces - {""}) or ["word"], random.Random(0)
     texts = [" ".join(draw.choices(words, k=count)) for count in (*PROBE_WORDS, model.config.encoder.max_length)]
@@ -140,13 +148,15 @@ def _difference(exported: Tensor, expected: Tensor) -> float:
 
 
 def _description(model: TrainedModel, format: str, task: Task | None, int8: bool) -> dict[str, Any]:
-    """Return the contents of export.json: what the folder holds, and how to read its outputs."""
-    about: dict[str, Any] = {"format": format, **model.config.encoder.model_dump()}
+    """Return the contents of export.json: the model, and the meaning of its inputs and outputs."""
+    description: dict[str, Any] = {"format": format, **model.config.encoder.model_dump()}
     if task is None:
-        return about
+        return description
     target = task.target
-    about |= {"task": task.name, "kind": task.kind} | ({"encoding": task.encoding} if task.kind == "pair" else {})
-    about |= {"range": [target.low, target.high]} if isinstance(target, Score) else {"classes": list(target.outcomes)}
+    description |= {"task": task.name, "kind": task.kind} | ({"encoding": task.encoding} if task.kind == "pair" else {})
+    description |= (
+        {"range": [target.low, target.high]} if isinstance(target, Score) else {"classes": list(target.outcomes)}
+    )
     if format == "onnx":
-        about |= {"inputs": onnx.input_names(model, task), "output": onnx.output_name(target), "int8": int8}
-    return about
+        description |= {"inputs": onnx.input_names(model, task), "output": onnx.output_name(target), "int8": int8}
+    return description

@@ -35,18 +35,20 @@ def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
     """Write the files that `AutoModelForSequenceClassification.from_pretrained` loads: class logits, or a score.
 
     Raises:
-        UserError: if the encoder's architecture has no such form.
+        UserError: if the encoder's architecture does not support it.
     """
     names = list(task.target.outcomes) or ["score"]
-    about = {
+    labels = {
         "id2label": dict(enumerate(names)),
         "label2id": {name: number for number, name in enumerate(names)},
         "problem_type": "single_label_classification" if task.target.discrete else "regression",
     }
     head: Any = model.network.heads[task.name]
-    weight, bias = (with_no(task.target, value.detach(), dim=0) for value in (head.output.weight, head.output.bias))
+    weight, bias = (
+        with_class_no(task.target, value.detach(), dim=0) for value in (head.output.weight, head.output.bias)
+    )
     transformer, pooling = model.network.encoder.transformer, model.config.encoder.pooling
-    build_classifier(transformer, pooling, weight, bias, about).save_pretrained(str(folder))
+    build_classifier(transformer, pooling, weight, bias, labels).save_pretrained(str(folder))
     model.tokenizer.save_pretrained(str(folder))
 
 
@@ -59,17 +61,17 @@ def compare_classifier(model: TrainedModel, task: Task, folder: Path, texts: pd.
         str(folder), trust_remote_code=False, use_safetensors=True
     )
     outputs = torch.from_numpy(model.outputs(task.name, texts)).float()
-    return classifier.eval()(**_tokens(folder, texts)).logits, with_no(task.target, outputs, dim=1)
+    return classifier.eval()(**_tokens(folder, texts)).logits, with_class_no(task.target, outputs, dim=1)
 
 
-def with_no(target: Target, values: Tensor, dim: int) -> Tensor:
-    """Return values with one entry a class along `dim`: the logit of yes alone gets 0 for no beside it.
+def with_class_no(target: Target, values: Tensor, dim: int) -> Tensor:
+    """Return values with one entry for each class along `dim`: a single logit of yes is preceded by 0 for no.
 
-    Softmax over both is the sigmoid of the one. With a single logit, the text-classification pipeline would return the
+    The softmax of both equals the sigmoid of the one. With a single logit, the text-classification pipeline returns the
     same label for every text.
     """
-    only_yes = target.discrete and values.shape[dim] == 1
-    return torch.cat((torch.zeros_like(values), values), dim=dim) if only_yes else values
+    single_logit = target.discrete and values.shape[dim] == 1
+    return torch.cat((torch.zeros_like(values), values), dim=dim) if single_logit else values
 
 
 def _tokens(folder: Path, texts: pd.DataFrame) -> Any:

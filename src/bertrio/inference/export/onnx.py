@@ -1,4 +1,4 @@
-"""Export to ONNX: one task from tokens to predictions, for any runtime, batch size and length."""
+"""Export to ONNX: a graph of one task from tokens to predictions, for any batch size and length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bertrio.model.multitask import MultitaskModel
 GRAPH = "model.onnx"
 OPSET = 20  # torch's exporter writes it without conversion; onnxruntime reads it since 1.17
 SIDES = {"cross": ("",), "bi": ("_a", "_b")}  # suffixes of the inputs, by the task's encoding
-TRACED = ("a", "two or three words")  # of different lengths, so that no length is taken for a constant
+TRACED = ("a", "two or three words")  # texts of different lengths, so that no length becomes a constant
 
 
 class Graph(nn.Module):
@@ -31,7 +31,7 @@ class Graph(nn.Module):
     Args:
         model: model with the task's head.
         task: task to export.
-        fields: names of the tokens' tensors; the inputs are these for the first text, then for the second if any.
+        fields: names of the token tensors; the inputs are these of the first text, then those of the second if any.
     """
 
     def __init__(self, model: MultitaskModel, task: Task, fields: Sequence[str]) -> None:
@@ -45,10 +45,10 @@ class Graph(nn.Module):
 
         Inputs are int64 tensors [B, T]; the two texts of a pair may differ in T.
         """
-        pooled, count, words = [], len(self.fields), self.encoder.transformer.get_input_embeddings()
+        pooled, count, word_embeddings = [], len(self.fields), self.encoder.transformer.get_input_embeddings()
         for start in range(0, len(inputs), count):
             tokens = dict(zip(self.fields, inputs[start : start + count]))
-            pooled.append(self.encoder.encode(words(tokens["input_ids"]), tokens))
+            pooled.append(self.encoder.encode(word_embeddings(tokens["input_ids"]), tokens))
         outputs = self.head(*pooled).outputs
         if isinstance(self.target, Score):
             return outputs[:, 0].clamp(self.target.low, self.target.high)
@@ -70,15 +70,15 @@ def input_names(model: TrainedModel, task: Task) -> list[str]:
 def write_graph(model: TrainedModel, task: Task, folder: Path) -> None:
     """Write model.onnx and the tokenizer.
 
-    The exporter follows the Python code (`dynamo`). The older one traces one run, in which transformers leaves out the
-    mask of a batch without padding.
+    The exporter analyses the Python code (`dynamo`). The older one traces one run, in which transformers omits the mask
+    of a batch without padding.
 
     Raises:
         UserError: if torch can't export the architecture.
     """
     import onnx
 
-    model.tokenizer.save_pretrained(str(folder))  # before truncation and padding are set, which would be saved as well
+    model.tokenizer.save_pretrained(str(folder))  # before `_inputs` sets truncation and padding, which would be saved
     fields, sides = model.tokenizer.model_input_names, SIDES[task.encoding]
     texts = pd.DataFrame({name: TRACED[:: -1 if name == "text_b" else 1] for name in task.text_columns})
     batch, longest = torch.export.Dim("batch"), model.config.encoder.max_length
@@ -98,15 +98,15 @@ def write_graph(model: TrainedModel, task: Task, folder: Path) -> None:
     except torch.onnx.OnnxExporterError as error:
         raise UserError(f"--format onnx: torch can't export this encoder ({error}); use another format") from error
     assert program is not None  # only without `dynamo`
-    made = program.model_proto
-    graph = made.graph
-    # The exporter's notes on the Python code hold paths, and its shapes in between are older than its optimizations,
-    # which the quantizer takes for an error
-    for part in (made, graph, *graph.node, *graph.initializer, *graph.input, *graph.output):
+    proto = program.model_proto
+    graph = proto.graph
+    # The exporter's metadata holds paths of the Python code, and its intermediate shapes are out of date after its
+    # optimizations, which the quantizer reports as an error
+    for part in (proto, graph, *graph.node, *graph.initializer, *graph.input, *graph.output):
         del part.metadata_props[:]
         part.doc_string = ""
     del graph.value_info[:]
-    onnx.save(made, folder / GRAPH)
+    onnx.save(proto, folder / GRAPH)
 
 
 def quantize(folder: Path) -> None:
@@ -139,12 +139,12 @@ def _inputs(tokenizer: Any, task: Task, texts: pd.DataFrame) -> list[Tensor]:
     columns = [texts[name].tolist() for name in task.text_columns]
     sequences = [[column] for column in columns] if task.encoding == "bi" else [columns]
     tokens = [tokenizer(*sequence, truncation=True, padding=True, return_tensors="pt") for sequence in sequences]
-    return [each[field] for each in tokens for field in tokenizer.model_input_names]
+    return [encoding[field] for encoding in tokens for field in tokenizer.model_input_names]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' remarks, none of which a user could act on."""
+    """Silence the exporters' logs and warnings, none of which help a user."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Export to sentence-transformers: sentence vectors and cross-encoders, built of the library's modules."""
+"""Export to sentence-transformers: sentence vectors and cross-encoders, built from the library's modules."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def write_cross_encoder(model: TrainedModel, task: Task, folder: Path) -> None:
     head: Any = model.network.heads[task.name]
     hidden = [_dense(layer, MODULES[head.activation]) for layer in head.hidden]
     modules = [*_pooled(model), *hidden, _dense(head.output, nn.Identity(), to="scores")]
-    activation = nn.Sigmoid() if _is_yes_alone(task, head.output.out_features) else nn.Identity()
+    activation = nn.Sigmoid() if _has_single_logit(task, head.output.out_features) else nn.Identity()
     exported = CrossEncoder(modules=modules, device="cpu", activation_fn=activation)
     exported.save(str(folder), create_model_card=False)
 
@@ -70,10 +70,10 @@ def compare_cross_encoder(model: TrainedModel, task: Task, folder: Path, texts: 
     rows = list(texts.itertuples(index=False, name=None))
     scores: Any = exported.predict(rows, convert_to_tensor=True, show_progress_bar=False)
     outputs = torch.from_numpy(model.outputs(task.name, texts)).float()
-    return scores.reshape(len(rows), -1), outputs.sigmoid() if _is_yes_alone(task, outputs.shape[1]) else outputs
+    return scores.reshape(len(rows), -1), outputs.sigmoid() if _has_single_logit(task, outputs.shape[1]) else outputs
 
 
-def _is_yes_alone(task: Task, outputs: int) -> bool:
+def _has_single_logit(task: Task, outputs: int) -> bool:
     return task.target.discrete and outputs == 1
 
 

@@ -1,19 +1,19 @@
 r"""A task's linear head as transformers' own classifier of the encoder's architecture.
 
-Those classifiers pool in one way only: a dense layer and an activation on the first token, then a linear layer:
+These classifiers know one pooling: a dense layer and an activation on the first token, then a linear layer:
 
 .. math:: o = W_2 \, f(W_1 h_1 + b_1) + b_2
 
-Pooling `pooler` is just that. For the others the weights are chosen such that the same function comes out, up to
-rounding, with no code but that of transformers:
+Pooling `pooler` is the same. For the others, weights are chosen that compute the same function up to rounding, with
+transformers' code alone:
 
 - `cls`, :math:`o = W h_1 + b`: the logits pass the dense layer as pairs of units, one the negative of the other, and
-  the last layer takes the difference. For ReLU and GELU :math:`f(x) - f(-x) = x`; tanh is given numbers so small that
-  :math:`\tanh(x) - \tanh(-x) = 2x` to within rounding.
+  the last layer takes the difference. For ReLU and GELU :math:`f(x) - f(-x) = x`; for tanh, values are scaled so small
+  that :math:`\tanh(x) - \tanh(-x) = 2x` up to rounding.
 - `mean`, :math:`o = W \bar{h} + b`: one more transformer layer, whose queries and keys are zero. Its attention is the
-  mean over all tokens but padding, and its values are the logits. LayerNorm would divide them by their own size; they
-  go into the residual stream as pairs as well, together with a much larger constant, so that it divides by the
-  constant's. And they are made much larger themselves than what is in the stream, which vanishes beside them.
+  mean over all tokens but padding, and its values are the logits. They enter the residual stream as pairs, scaled so
+  large that the hidden states in it vanish. A still larger constant beside them determines the scale by which
+  LayerNorm divides.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from bertrio.core.errors import UserError
 
 State = dict[str, Tensor]
 
-SMALL = 2.0**-16  # of logits that pass tanh: at a logit of 100 its bend is 8e-7 of it
-LOUD = 2.0**24  # of logits beside the hidden states that they are added to, whose numbers are around 1
-LOUDER = 2.0**40  # of the constant beside the logits
+TANH_SCALE = 2.0**-16  # scale of logits that pass tanh: at a logit of 100 its relative error is 8e-7
+LOGIT_SCALE = 2.0**24  # scale of logits that are added to hidden states, which are around 1
+CONSTANT_SCALE = 2.0**40  # scale of the constant beside the logits
 
 
 @dataclass(frozen=True)
 class Family:
-    """Names of an architecture's parts.
+    """Names of an architecture's modules.
 
     Attributes:
         dense: linear layer before the classifier's activation.
@@ -78,7 +78,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-def build_classifier(transformer: Any, pooling: str, weight: Tensor, bias: Tensor, about: Mapping[str, Any]) -> Any:
+def build_classifier(transformer: Any, pooling: str, weight: Tensor, bias: Tensor, labels: Mapping[str, Any]) -> Any:
     """Return the architecture's `...ForSequenceClassification` that computes `weight @ pooled + bias`.
 
     Args:
@@ -86,10 +86,10 @@ def build_classifier(transformer: Any, pooling: str, weight: Tensor, bias: Tenso
         pooling: `cls`, `mean` or `pooler`.
         weight: weight of the head, [C, H].
         bias: bias of the head, [C].
-        about: fields of the config: id2label, label2id, problem_type.
+        labels: fields of the config: id2label, label2id, problem_type.
 
     Raises:
-        UserError: if the architecture or the number of classes allows no such weights.
+        UserError: if the architecture or the number of classes is not supported.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -98,7 +98,7 @@ def build_classifier(transformer: Any, pooling: str, weight: Tensor, bias: Tenso
         raise UserError(f"--format classifier: holds {', '.join(FAMILIES)}, found {config.model_type}; use onnx")
     if pooling != "pooler" and 2 * classes + 2 > hidden:
         raise UserError(f"--format classifier: {classes} logits do not fit into hidden size {hidden}; use onnx")
-    config.update(dict(about))
+    config.update(dict(labels))
     if pooling == "mean":
         config.num_hidden_layers += 1
     model = AutoModelForSequenceClassification.from_config(config).eval()
@@ -107,47 +107,47 @@ def build_classifier(transformer: Any, pooling: str, weight: Tensor, bias: Tenso
         dense = transformer.pooler.dense
         filled = {"dense.weight": dense.weight, "dense.bias": dense.bias, "output.weight": weight}
     elif pooling == "cls":
-        filled = _first(family, SMALL * weight)
-    else:  # DistilBERT's epsilon is no param
+        filled = _first(family, TANH_SCALE * weight)
+    else:  # DistilBERT's config has no epsilon
         filled = _mean(family, weight, getattr(config, "layer_norm_eps", 0.0))
     layer = f"{prefix}.{family.layers}.{config.num_hidden_layers - 1}"
-    places = {"dense": family.dense, "output": family.output, "layer": layer}
+    modules = {"dense": family.dense, "output": family.output, "layer": layer}
     state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
     state |= {f"{prefix}.{name}": value for name, value in transformer.state_dict().items()}
     for name, value in (filled | {"output.bias": bias}).items():
-        place, _, rest = name.partition(".")
-        state[f"{places[place]}.{rest}"] = value
+        module, _, rest = name.partition(".")
+        state[f"{modules[module]}.{rest}"] = value
     model.load_state_dict({name: state[name] for name in model.state_dict()})
     return model
 
 
 def _first(family: Family, rows: Tensor) -> State:
-    """Return the weights of both layers, where `rows` [C, H] give SMALL times the logits of the first token."""
+    """Return the weights of both layers; `rows` [C, H] give TANH_SCALE times the logits of the first token."""
     classes, hidden = rows.shape
     return {
         "dense.weight": pairs_of(rows),
-        "dense.bias": torch.zeros(hidden),  # not that of the encoder's pooler, which is not in use
-        "output.weight": differences(classes, hidden, 1 / (SMALL * family.slope)),
+        "dense.bias": torch.zeros(hidden),  # overwrites the bias of the encoder's unused pooler
+        "output.weight": differences(classes, hidden, 1 / (TANH_SCALE * family.slope)),
     }
 
 
 def _mean(family: Family, weight: Tensor, eps: float) -> State:
-    """Return the weights of the additional layer, which hands logits of the mean to `_first`.
+    """Return the weights of the additional layer, which passes logits of the mean to `_first`.
 
-    The constant gives H small numbers mean 0 and standard deviation LOUDER sqrt(2 / H); `gain` is the factor of a logit
-    after the norm and the difference. The second of the layer's two norms finds a standard deviation of 1.
+    With the constant, the H values have mean 0 and standard deviation CONSTANT_SCALE sqrt(2 / H); `gain` is the factor
+    of a logit after the norm and the difference. At the second norm the standard deviation is 1 already.
     """
     classes, hidden = weight.shape
     values, constant = torch.zeros(hidden, hidden), torch.zeros(hidden)
     values[:classes] = weight
-    constant[-2:] = torch.tensor([LOUDER, -LOUDER])
-    gain = 2 * LOUD / LOUDER * (hidden / 2) ** 0.5 / (1 + eps) ** 0.5
+    constant[-2:] = torch.tensor([CONSTANT_SCALE, -CONSTANT_SCALE])
+    gain = 2 * LOGIT_SCALE / CONSTANT_SCALE * (hidden / 2) ** 0.5 / (1 + eps) ** 0.5
     return {
         f"layer.{family.values}.weight": values,
-        f"layer.{family.joined}.weight": pairs_of(LOUD * torch.eye(hidden)[:classes]),
+        f"layer.{family.joined}.weight": pairs_of(LOGIT_SCALE * torch.eye(hidden)[:classes]),
         f"layer.{family.joined}.bias": constant,
         **{f"layer.{norm}.weight": torch.ones(hidden) for norm in family.norms},
-        **_first(family, differences(classes, hidden, SMALL / gain)),
+        **_first(family, differences(classes, hidden, TANH_SCALE / gain)),
     }
 
 

@@ -29,7 +29,7 @@ WARM_UP_WORDS = (1, 8, 24, 80)  # lengths of texts; the first pass at a new leng
 
 
 def build_app(predictor: Predictor, limits: Limits) -> FastAPI:
-    """Build the application. It takes requests once the model has predicted a few rows of each task.
+    """Build the application, which accepts requests once the model has predicted a few rows of each task.
 
     Args:
         predictor: the model.
@@ -49,7 +49,7 @@ def build_app(predictor: Predictor, limits: Limits) -> FastAPI:
         version=__version__,
         description="Predictions of one model for several sentence tasks.",
         lifespan=lifespan,
-        docs_url=None,  # its scripts come from another host, which the policy refuses
+        docs_url=None,  # loads scripts from another host, which the security policy forbids
         redoc_url=None,
     )
     app.add_middleware(Edge, metrics=metrics, max_bytes=limits.max_bytes)
@@ -78,7 +78,7 @@ def _add_predict(app: FastAPI, predictor: Predictor, batcher: Batcher, model: An
             text_table(predictor.tasks[task].text_columns, body.rows)
         except UserError as error:
             raise HTTPException(422, str(error)) from None
-        return {"task": task, "predictions": await batcher.predict(task, body.rows)}  # FastAPI makes `Answers` of it
+        return {"task": task, "predictions": await batcher.predict(task, body.rows)}  # FastAPI converts it to `Answers`
 
     predict.__annotations__["body"] = model  # FastAPI validates by it
     app.post("/predict/{task}", summary="Predict rows of a task", response_model=Answers, responses=refusals)(predict)
@@ -101,7 +101,7 @@ def _add_facts(app: FastAPI, predictor: Predictor, batcher: Batcher, metrics: Me
 
 
 def _facts(task: Task) -> dict[str, Any]:
-    """Return what a task takes and gives; what it does not have (classes, names of them, a range) is None."""
+    """Return a description of a task; fields that do not apply (classes, their names, a range) are None."""
     target = task.target
     return {
         **{name: getattr(task, name) for name in ("name", "kind", "encoding")},
@@ -115,8 +115,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        return JSONResponse({"error": f"{place}: {first['msg']}; found {reprlib.repr(first['input'])}"}, 422)
+        field = ".".join(map(str, first["loc"]))
+        return JSONResponse({"error": f"{field}: {first['msg']}; found {reprlib.repr(first['input'])}"}, 422)
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""Dynamic batching: concurrent requests are joined into batches for the one thread that predicts."""
+"""Dynamic batching: concurrent requests are joined into batches for a single prediction thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bertrio.inference.serve.schemas import Limits
 
 @dataclass(frozen=True, eq=False)
 class Waiting:
-    """A request that waits for its predictions; `arrived` is the event loop's time in seconds."""
+    """A request in the queue; `arrived` is the event loop's time in seconds."""
 
     task: str
     rows: list[Row]
@@ -30,15 +30,15 @@ class Waiting:
 class Batcher:
     """Predict the rows of concurrent requests in batches, in one thread, the oldest request's task first.
 
-    A batch holds whole requests for one task: the oldest, and those that join it up to `limits.max_batch` rows. It
-    starts once its oldest request has waited for `limits.max_wait`, which under load it has by then. If a batch fails,
-    its requests are predicted one by one, so that only those fail that fail alone. Belongs to one event loop. Use it as
-    an asynchronous context manager: on exit it takes no more requests and finishes those that wait.
+    A batch holds whole requests for one task: the oldest, and others up to `limits.max_batch` rows. It starts once its
+    oldest request has waited for `limits.max_wait`. If a batch fails, its requests are predicted one by one, so that
+    one bad request does not fail the others. A batcher belongs to one event loop. Use it as an asynchronous context
+    manager: on exit it accepts no more requests and finishes those in the queue.
 
     Args:
-        predict: `(task, rows) -> predictions`, one a row, in order. Called by one thread only.
+        predict: `(task, rows) -> predictions`, one for each row, in order. Called by one thread only.
         limits: sizes of batches and of the queue.
-        metrics: where batches are counted.
+        metrics: metrics that count batches.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Batcher:
         self._predict, self._limits, self._metrics = predict, limits, metrics
         self._queue: list[Waiting] = []  # in order of arrival
         self._changed = asyncio.Event()  # a request arrived, or the batcher stops
-        self.running = False  # whether requests are taken
+        self.running = False  # whether requests are accepted
 
     async def __aenter__(self) -> Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="predict")
@@ -63,7 +63,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Number of rows that wait, without those that are being predicted."""
+        """Number of rows in the queue, without those being predicted."""
         return sum(len(request.rows) for request in self._queue)
 
     async def predict(self, task: str, rows: list[Row]) -> Sequence[Prediction]:
@@ -96,9 +96,9 @@ class Batcher:
             ends = accumulate(len(request.rows) for request in same_task)
             batch = [oldest, *[request for request, end in zip(same_task, ends) if end <= self._limits.max_batch][1:]]
             self._queue = [request for request in self._queue if request not in batch]
-            await self._answer(batch)
+            await self._predict_batch(batch)
 
-    async def _answer(self, batch: list[Waiting]) -> None:
+    async def _predict_batch(self, batch: list[Waiting]) -> None:
         """Predict a batch; if that fails, its requests one by one."""
         task, rows, began = batch[0].task, [row for request in batch for row in request.rows], time.perf_counter()
         try:
@@ -106,14 +106,14 @@ class Batcher:
         except Exception as error:
             if len(batch) > 1:
                 for request in batch:
-                    await self._answer([request])
+                    await self._predict_batch([request])
             elif not batch[0].predictions.cancelled():  # the client may have left
                 batch[0].predictions.set_exception(error)
             return
         self._metrics.batch_rows.labels(task).observe(len(rows))
         self._metrics.batch_seconds.labels(task).observe(time.perf_counter() - began)
-        unread = iter(predictions)
+        remaining = iter(predictions)
         for request in batch:
-            answer = list(islice(unread, len(request.rows)))
+            request_predictions = list(islice(remaining, len(request.rows)))
             if not request.predictions.cancelled():
-                request.predictions.set_result(answer)
+                request.predictions.set_result(request_predictions)

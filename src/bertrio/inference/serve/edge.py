@@ -1,4 +1,4 @@
-"""Outermost layer of the server: limits of a request's body, and counts of requests."""
+"""Outermost layer of the server: limits the size of requests, and counts them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertrio.inference.serve.metrics import Metrics
 
-BODY_SECONDS = 10.0  # a client that stalls does not hold its connection for longer
+BODY_SECONDS = 10.0  # a stalled client is disconnected after that time
 
 
 class Edge:
@@ -45,6 +45,6 @@ class Edge:
         try:
             await self._app(scope, receive_within_limits, send_and_note_status)
         finally:
-            route = getattr(scope.get("route"), "path", "other")  # few names, whatever paths clients try
+            route = getattr(scope.get("route"), "path", "other")  # unknown paths share one label
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.request_seconds.labels(route).observe(time.perf_counter() - began)

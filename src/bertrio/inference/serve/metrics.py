@@ -9,7 +9,7 @@ SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own."""
+    """Metrics of one server, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()

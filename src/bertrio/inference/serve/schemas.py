@@ -13,11 +13,11 @@ class Limits:
     """Limits of the server.
 
     Args:
-        max_batch: rows that are predicted together.
-        max_wait: seconds that a row waits for others to join it.
-        max_rows: rows of a request.
-        max_bytes: bytes of a request's body.
-        queue: rows of all requests that wait.
+        max_batch: rows in a batch.
+        max_wait: seconds that a request waits for others to join its batch.
+        max_rows: rows in a request.
+        max_bytes: bytes in a request's body.
+        queue: rows in the queue.
     """
 
     max_batch: int = 64
@@ -28,7 +28,7 @@ class Limits:
 
 
 def rows_model(max_rows: int) -> type[BaseModel]:
-    """Return the model of a request's body."""
+    """Return the pydantic model of a request's body."""
     rows = Field(min_length=1, max_length=max_rows, examples=[["A warm and funny film.", "Awful."]])
     return create_model("Rows", rows=(Annotated[list[str | tuple[str, str]], rows], ...))
 

@@ -13,7 +13,7 @@ from bertrio.inference.predictor import Predictor
 from bertrio.inference.serve.app import build_app
 from bertrio.inference.serve.schemas import Limits
 
-STOP_WITHIN = 30  # seconds for open requests when the server is told to stop
+STOP_WITHIN = 30  # seconds for open requests after a signal to stop
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -24,7 +24,7 @@ HEADERS = {
 
 
 def serve(model: str, host: str, port: int, device: str, precision: str, limits: Limits) -> None:
-    """Load a model and answer requests until SIGTERM or Ctrl-C; requests that were taken are answered first.
+    """Load a model and serve it until SIGTERM or Ctrl-C; open requests are finished first.
 
     Args:
         model: a run's models folder, a member's folder, or models/ensemble.
@@ -37,8 +37,8 @@ def serve(model: str, host: str, port: int, device: str, precision: str, limits:
     Raises:
         UserError: if there is no such model or device, or the port is not available.
     """
-    with bind(host, port) as bound:  # before the model is loaded, which takes longer
-        half = -(-limits.max_batch // 2)  # a batch, sorted by length, in two passes: a quarter less time on a CPU
+    with bind(host, port) as bound:  # fails early: loading the model takes longer
+        half = -(-limits.max_batch // 2)  # two passes sorted by length take a quarter less time on a CPU
         predictor = Predictor.load(model, device=device, precision=precision, batch_size=half)
         say(f"serving on http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}; Ctrl-C stops")
         server_for(build_app(predictor, limits)).run(sockets=[bound])
@@ -60,10 +60,10 @@ def server_for(app: FastAPI) -> uvicorn.Server:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; clients that come before the model is ready wait in its backlog.
+    """Return a listening socket; clients that connect before the model is ready wait in its backlog.
 
     Raises:
-        UserError: if there is no such host here, or the port is taken or not allowed.
+        UserError: if the host is not local, or the port is taken or not allowed.
     """
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)

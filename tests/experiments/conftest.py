@@ -57,13 +57,14 @@ def write_run(folder: Path, frame: pd.DataFrame, tasks: dict | None = None, **pa
     write_json(folder / "metrics/evaluation.json", {"selected_on": {"rows": "dev", "by": "overall_normalized"}})
 
 
-@pytest.fixture
-def run_of(tmp_path) -> Callable[..., Path]:
-    """Makes a run in a folder of its own; see `tables` and `write_run`."""
+@pytest.fixture(scope="session")
+def run_of(tmp_path_factory) -> Callable[..., Path]:
+    """Makes a run in a new folder of this name; see `tables` and `write_run`."""
 
     def make(name: str, frame: pd.DataFrame | None = None, seed: int = 0, skill: float = 1.0, rows: int = 200, **other):
-        write_run(tmp_path / name, tables(seed, skill, rows) if frame is None else frame, **other)
-        return tmp_path / name
+        folder = tmp_path_factory.mktemp("run") / name
+        write_run(folder, tables(seed, skill, rows) if frame is None else frame, **other)
+        return folder
 
     return make
 

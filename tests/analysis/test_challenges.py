@@ -35,9 +35,8 @@ PAWS = """id\tsentence1\tsentence2\tlabel
 6\tthe label is\tout of range\t7
 7\tone field is missing
 """
-COLUMNS = {"text_a": "sentence1", "text_b": "sentence2"}
 DEV = {
-    "sst": pd.DataFrame({"id": ["1"], "text": ["a"], "label": [4.0]}).head(0),
+    "sst": pd.DataFrame({"id": [], "text": [], "label": []}),
     "qqp": pd.DataFrame(
         {"id": list("1234"), "text_a": ["a b"] * 4, "text_b": ["b a", "b a", "b a", "c"], "label": [1.0, 1, 0, 0]}
     ),
@@ -48,15 +47,10 @@ DEV = {
 @pytest.fixture
 def measure(default_tasks, tmp_path):
     def run(**challenges):
-        write_challenges(
-            Words(default_tasks),
-            default_tasks,
-            {name: Challenge(**challenge) for name, challenge in challenges.items()},
-            DEV,
-            tmp_path / "metrics/challenges.json",
-            tmp_path / "predictions/challenges",
-        )
-        return read_json(tmp_path / "metrics/challenges.json")
+        files = {name: Challenge(**challenge) for name, challenge in challenges.items()}
+        path, folder = tmp_path / "metrics/challenges.json", tmp_path / "predictions/challenges"
+        write_challenges(Words(default_tasks), default_tasks, files, DEV, path, folder)
+        return read_json(path)
 
     return run
 
@@ -65,28 +59,23 @@ def measure(default_tasks, tmp_path):
 def paws(tmp_path):
     path = tmp_path / "paws.tsv"
     path.write_text(PAWS)
-    return {"task": "qqp", "path": str(path), "columns": COLUMNS}
+    return {"task": "qqp", "path": str(path), "columns": {"text_a": "sentence1", "text_b": "sentence2"}}
 
 
-def test_a_file_is_measured_with_all_metrics_of_its_task_and_their_intervals(measure, paws, default_tasks):
-    found = measure(paws=paws)["paws"]
-    assert (found["task"], found["n"], found["rejected"]) == ("qqp", 4, 3)
-    metrics = default_tasks["qqp"].target.metrics
+def test_a_file_is_measured_with_all_metrics_of_its_task_beside_those_of_dev(measure, paws, default_tasks, tmp_path):
+    (tmp_path / "films.jsonl").write_text('{"text": "a", "label": 4}\n')
+    measured = measure(paws=paws, films={"task": "sst", "path": str(tmp_path / "films.jsonl")})
+    found, metrics = measured["paws"], default_tasks["qqp"].target.metrics
+    assert (found["task"], found["model"], found["n"], found["rejected"]) == ("qqp", "member-qqp", 4, 3)
     assert set(found) == {"task", "model", "n", "rejected", "intervals", "dev", *metrics}
     assert set(found["intervals"]) == set(found["dev"]) == set(metrics)
     assert found["accuracy"] == 0.5 and found["f1"] == pytest.approx(0.5)
     assert found["intervals"]["accuracy"] == [0.0, 1.0]  # 4 rows say next to nothing
+    assert found["dev"]["accuracy"] == 0.75, "of four pairs it takes one for a paraphrase that is none"
+    assert measured["films"]["dev"] == {}, "dev of sst has no labelled rows"
 
 
-def test_beside_it_stands_what_the_same_model_has_on_dev(measure, paws, tmp_path):
-    (tmp_path / "films.jsonl").write_text('{"text": "a", "label": 4}\n')
-    found = measure(paws=paws, films={"task": "sst", "path": str(tmp_path / "films.jsonl")})
-    assert found["paws"]["model"] == "member-qqp"
-    assert found["paws"]["dev"]["accuracy"] == 0.75, "of four pairs it takes one for a paraphrase that is none"
-    assert found["films"]["dev"] == {}, "dev of sst has no labelled rows"
-
-
-def test_predictions_are_a_table_and_rows_that_can_not_be_used_are_listed(measure, paws, tmp_path, capsys):
+def test_predictions_are_a_table_and_rows_that_can_not_be_used_are_listed(measure, paws, tmp_path):
     measure(paws=paws)
     table = read_predictions(tmp_path / "predictions/challenges/paws.parquet")
     assert table["id"].tolist() == ["1", "2", "3", "4"] and set(table["split"]) == {"paws"}
@@ -95,7 +84,6 @@ def test_predictions_are_a_table_and_rows_that_can_not_be_used_are_listed(measur
     assert rejects["row"].tolist() == [6, 7, 8]
     assert rejects["reason"].tolist() == ["missing label", "label out of range", "wrong number of columns"]
     assert "one field is missing" in rejects["raw"][2]
-    assert "challenge paws: 4 rows of task qqp; 3 rejected, see" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

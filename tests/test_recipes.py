@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,7 @@ from bertrio.config.loading import validate_params
 from bertrio.core.runtime import set_up
 from bertrio.data.download import download
 from bertrio.data.prepare import split_data
-from bertrio.experiments.recipes.params import set_param
+from bertrio.experiments.recipes.params import flatten, set_param
 from bertrio.experiments.recipes.resolving import resolve
 from bertrio.experiments.recipes.rows import Row, load_recipes
 from bertrio.model.multitask import build_model, load_heads
@@ -46,7 +44,7 @@ POINTS = [row for sweep in SWEEPS for row in sweep.rows.values()]
 
 
 def kind(row: Row) -> str:
-    """What rows share that differ in numbers alone."""
+    """Return the overrides without their numbers."""
     return str({name: type(value) if type(value) in (int, float) else value for name, value in row.overrides.items()})
 
 
@@ -54,14 +52,14 @@ TO_TRAIN = {kind(row): row for row in reversed([*RECIPES.expand(RECIPES.papers),
 
 
 def small(row: Row) -> Params:
-    """The row's params at a small size, as its paper trained otherwise."""
+    """Return the row's params at a small size."""
     base = read_yaml(ROOT / "params.yaml")
     return validate_params(resolve(RECIPES, row, "paper", SMALL, base=base), row.name)
 
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory) -> Path:
-    """A folder with data, corpora and tokenizer, the same for all rows."""
+    """A folder with data, corpora and tokenizer for all rows."""
     folder = tmp_path_factory.mktemp("recipes")
     raw = read_yaml(ROOT / "params.yaml")
     for name, value in (SMALL | {"mlm.enabled": True}).items():
@@ -86,18 +84,12 @@ def test_every_row_resolves_under_every_budget():
 @pytest.mark.parametrize(("row", "folder"), [("best", "best"), ("best-ensemble", "best/ensemble")])
 def test_the_params_kept_of_the_best_rows_are_what_the_recipes_make_today(row, folder):
     path = ROOT / "docs" / folder / "params.yaml"
-    kept = read_yaml(path)
-    own = {f"data.{name}": kept["data"][name] for name in ("source", "path", "extra_train")}
-    own["encoder.name"] = kept["encoder"]["name"]
-    made = resolve(RECIPES, RECIPES.row(row), overrides=own, seed=1, base=read_yaml(ROOT / "params.yaml"))
-    assert validate_params(kept, str(path)) == validate_params(made, row)
-    assert places(kept) == places(made), "DVC wants every param that dvc.yaml tracks, also those with a default"
-
-
-def places(block: Any) -> set[tuple]:
-    """Where in params something stands."""
-    inner = block.items() if isinstance(block, dict) else ()
-    return {()} | {(name, *place) for name, value in inner for place in places(value)}
+    stored = read_yaml(path)
+    overrides = {f"data.{name}": stored["data"][name] for name in ("source", "path", "extra_train")}
+    overrides["encoder.name"] = stored["encoder"]["name"]
+    resolved = resolve(RECIPES, RECIPES.row(row), overrides=overrides, seed=1, base=read_yaml(ROOT / "params.yaml"))
+    assert validate_params(stored, str(path)) == validate_params(resolved, row)
+    assert flatten(stored).keys() == flatten(resolved).keys(), "DVC needs every param that dvc.yaml tracks"
 
 
 @pytest.mark.parametrize("row", TO_TRAIN, ids=lambda row: row.name)
@@ -125,27 +117,20 @@ def test_every_row_makes_two_updates(row, ground, tmp_path, monkeypatch):
 
 
 def weights(params: Params, folder: str) -> dict[str, torch.Tensor]:
-    """The weights of a model in `folder`; heads that are not there are fresh, the same for the same seed."""
+    """Return the weights of a model in `folder`; missing heads are initialized by the seed."""
     model = build_model(params, f"{folder}/encoder", set_up(**params.runtime.model_dump()))
     load_heads(model, folder)
     return model.state_dict()
 
 
 def test_the_rows_of_the_recipes_and_all_their_figures_are_those_of_a_second_transcription():
-    with open(ROOT / "tests/reported.csv", encoding="utf-8", newline="") as file:
-        lines = list(csv.DictReader(file))
-    read = {
-        tuple(line.pop(key) for key in ("paper", "row", "split")): {
-            name: float(value) for name, value in line.items() if value
-        }
-        for line in lines
+    transcribed = pd.read_csv(ROOT / "tests/reported.csv", dtype=str).set_index(["paper", "row", "split"])
+    assert transcribed.index.is_unique
+    reported = {
+        (row.paper, row.name.removeprefix(f"{row.paper}-"), split): figures
+        for paper in RECIPES.papers.values()
+        for row in (() if paper.own else paper.rows)
+        for split, figures in (("dev", row.reported), ("test", row.reported_test))
+        if figures or (split == "dev" and not row.reported_test)  # a row without figures has an empty line
     }
-    assert len(read) == len(lines)
-    reported = {}  # by paper, row and split: every row on dev, if only to say nothing of it
-    for row in (row for paper in RECIPES.papers.values() if not paper.own for row in paper.rows):
-        name = row.name.removeprefix(f"{row.paper}-")
-        if row.reported or not row.reported_test:
-            reported[row.paper, name, "dev"] = row.reported
-        if row.reported_test:
-            reported[row.paper, name, "test"] = row.reported_test
-    assert reported == read
+    assert reported == {key: figures.dropna().astype(float).to_dict() for key, figures in transcribed.iterrows()}

@@ -4,7 +4,6 @@ import io
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import yaml
 from rich.console import Console
@@ -30,6 +29,7 @@ from bertrio.experiments.runs import Difference
 from tests.experiments.simulated import seeds
 
 BI, MIXED, CROSS = "beyond-bi-encoding", "beyond-mixed-cosine", "beyond-cross-encoding"
+SHARED, RUN = "beyond-lambda-0.45", "beyond-sft-smart-dual"  # a row, and the row whose run it is
 CLAIM = {"paper": "beyond", "where": "table 1", "claim": "A claim.", "note": "What else differs."}
 CLAIM |= {"rows": [CROSS, BI], "expect": {"qqp": "better"}}
 
@@ -42,18 +42,18 @@ def papers(request) -> Recipes:
 
 @pytest.fixture
 def judged(papers, tmp_path):
-    """Judges the claim c by runs: `CLAIM`, with what is given in place of its keys."""
+    """Judge `CLAIM`, with some keys replaced, by runs."""
 
-    def judged(runs, **given):
+    def judged(runs, **keys):
         path = tmp_path / "claims.yaml"
-        path.write_text(yaml.safe_dump({"c": CLAIM | given}))
+        path.write_text(yaml.safe_dump({"c": CLAIM | keys}))
         return judge(papers, runs, load_claims(path))
 
     return judged
 
 
 def claim(**expect: str) -> Claim:
-    """That `a` is something or other than `b`."""
+    """A claim about row `a` compared with row `b`."""
     return Claim(name="c", paper="p", where="table 1", claim="A claim.", rows=("a", "b"), expect=expect)
 
 
@@ -62,7 +62,7 @@ def difference_of(value: float, reach: float = 0.005) -> Difference:
 
 
 def text_of(judgement) -> str:
-    """Markdown without the padding of its tables."""
+    """Return Markdown without the padding of its tables."""
     return re.sub(" {2,}", " ", to_markdown(claim_document(judgement)))
 
 
@@ -86,18 +86,8 @@ def test_an_effect_is_held_and_the_other_way_round_refuted():
     judged = judge_claim(every, runs)
     assert judged.verdict == HELD
     assert [part.p for part in judged.parts] == holm([part.difference.p for part in judged.parts])
-    turned = judge_claim(every, {"a": runs["b"], "b": runs["a"]})
-    assert {part.verdict for part in turned.parts} == {REFUTED}
-
-
-def test_without_an_effect_a_claim_of_several_metrics_is_rarely_decided():
-    several = claim(sst="better", qqp="better", sts="better")
-    judged = [
-        judge_claim(several, {name: seeds(name, data=data, rows=100) for name in ("a", "b")}) for data in range(200)
-    ]
-    false = np.mean([any(part.verdict in (HELD, REFUTED) for part in one.parts) for one in judged])
-    assert false <= 0.1  # 5 %, and three standard errors
-    assert all(one.verdict in (NOISE, REFUTED) for one in judged)
+    swapped = judge_claim(every, {"a": runs["b"], "b": runs["a"]})
+    assert {part.verdict for part in swapped.parts} == {REFUTED}
 
 
 @pytest.mark.parametrize(
@@ -120,13 +110,13 @@ def test_verdicts(direction, difference, p, expected):
     assert verdict(direction, difference_of(difference), p, margin=0.01) == expected
 
 
-def test_a_chain_of_rows_holds_in_all_its_steps(judged):
-    chain = {"rows": [CROSS, MIXED, BI], "expect": {"sts": "better"}}
+def test_a_chain_of_rows_holds_in_all_its_steps_by_the_runs_that_rows_share(judged):
+    chain = {"rows": [SHARED, MIXED, BI], "expect": {"sts": "better"}}
     runs = [*seeds(BI, skill=0.1), *seeds(MIXED, skill=0.6)]
-    one = judged([*runs, *seeds(CROSS, skill=1.2)], **chain).claims[0]
-    assert [(part.row, part.than) for part in one.parts] == [(CROSS, MIXED), (MIXED, BI)]
+    one = judged([*runs, *seeds(RUN, skill=1.2)], **chain).claims[0]
+    assert [(part.row, part.than) for part in one.parts] == [(SHARED, MIXED), (MIXED, BI)]
     assert one.verdict == HELD
-    one = judged([*runs, *seeds(CROSS, skill=0.1)], **chain).claims[0]
+    one = judged([*runs, *seeds(RUN, skill=0.1)], **chain).claims[0]
     assert [part.verdict for part in one.parts] == [REFUTED, HELD]
     assert one.verdict == REFUTED
 
@@ -139,38 +129,23 @@ def test_what_can_not_be_tested_is_not_measured_and_the_text_says_why(judged):
     assert absent.claims[0].verdict == other_rows.claims[0].verdict == MISSING
 
 
-def test_rows_that_share_a_run_are_found(judged):
-    rows = ["beyond-lambda-0.45", "beyond-staggered"]  # the first is the run of beyond-sft-smart-dual
-    runs = [*seeds("beyond-sft-smart-dual", skill=1.2), *seeds("beyond-staggered", skill=0.2)]
-    assert judged(runs, rows=rows).claims[0].verdict == HELD
-
-
 @pytest.mark.parametrize(("count", "alone"), [(1, " (rows alone)"), (3, "")])
-def test_the_text_says_what_was_found_and_what_a_single_seed_decided(judged, count, alone):
-    judgement = judged([*seeds(CROSS, count, skill=2.0), *seeds(BI, skill=0.1)])
-    text = text_of(judgement)
+def test_the_text_has_verdicts_tests_notes_and_what_a_single_seed_decided(judged, count, alone):
+    text = text_of(judged([*seeds(CROSS, count, skill=2.0), *seeds(BI, skill=0.1)]))
     for part in (
         f"| c | A claim. | beyond, table 1 | held{alone} |",
         f"| c | {CROSS} better than {BI} | qqp | +0.",
         f"| {count}, 3 | held{alone} |",
         "c: What else differs.",
-        "1 claims: 1 held, 0 refuted, 0 inside the noise, 0 not measured.",
-        "1 tests of 1 claims were made, at 5 %",
-        "in 0.05 claims at most",
+        "1 claims: 1 held, 0 refuted, 0 inside the noise, 0 not measured. 1 tests of 1 claims were made",
     ):
         assert part in text
-    assert HELD + alone in shown_on(180, judgement)
-
-
-def shown_on(width: int, judgement) -> str:
-    console = Console(width=width, record=True, file=io.StringIO())
-    show(claim_document(judgement), console)
-    return console.export_text()
 
 
 def test_the_command_that_measures_what_is_missing_is_one_line(papers, root):
-    shown = shown_on(80, judge(papers, [], load_claims(root / "recipes/claims.yaml")))
-    [command] = [line for line in shown.splitlines() if line.startswith("Not measured yet: ")]
+    console = Console(width=80, record=True, file=io.StringIO())
+    show(claim_document(judge(papers, [], load_claims(root / "recipes/claims.yaml"))), console)
+    [command] = [line for line in console.export_text().splitlines() if line.startswith("Not measured yet: ")]
     assert len(command) > 80
 
 
@@ -185,22 +160,17 @@ def test_the_command_that_measures_what_is_missing_is_one_line(papers, root):
     ],
 )
 def test_a_verdict_rests_on_a_single_seed_if_it_would_not_stand_without(verdicts, single, alone):
-    given = claim(sst="better", qqp="better")
+    both = claim(sst="better", qqp="better")
     differences = [replace(difference_of(0.1), seeds=(1, 3) if one else (3, 3)) for one in single]
     parts = [
         replace(part, verdict=verdict, difference=difference)
-        for part, verdict, difference in zip(given.parts(), verdicts, differences)
+        for part, verdict, difference in zip(both.parts(), verdicts, differences)
     ]
-    assert Judged(given, parts).rows_alone == alone
+    assert Judged(both, parts).rows_alone == alone
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"rows": ["beyond-cros-encoding", BI]}, "did you mean beyond-cross-encoding"),
-        ({"expect": {"sstt": "worse"}}, "c.expect.sstt.[key]: Input should be 'sst', 'qqp'"),
-    ],
-)
-def test_a_claim_that_is_wrong_is_named(judged, wrong, message):
-    with pytest.raises(UserError, match=re.escape(message)):
-        judged([], **wrong)
+def test_a_claim_that_is_wrong_is_named(judged):
+    with pytest.raises(UserError, match="did you mean beyond-cross-encoding"):
+        judged([], rows=["beyond-cros-encoding", BI])
+    with pytest.raises(UserError, match="c.expect.sstt"):
+        judged([], expect={"sstt": "worse"})

@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 
 from bertrio.config import read_yaml
@@ -17,22 +15,21 @@ def base(root):
 
 @pytest.fixture
 def resolved(tmp_path, base):
-    """Resolves a row of the made-up paper, whose rows may be changed."""
-    count = itertools.count()
+    """Resolve a row of the made-up paper, whose rows may be changed; the recipes stay as they are."""
 
     def resolved(name, budget="paper", overrides=None, seed=None, changed=None):
-        recipes = load_recipes(write_recipes(tmp_path / f"recipes{next(count)}", changed))
-        return resolve(recipes, recipes.row(name), budget, overrides, seed, base)
+        folder = write_recipes(tmp_path / "recipes", changed)
+        recipes = load_recipes(folder)
+        params = resolve(recipes, recipes.row(name), budget, overrides, seed, base)
+        assert recipes == load_recipes(folder)
+        return params
 
     return resolved
 
 
 def test_under_the_papers_budget_params_differ_in_what_the_row_says(resolved, base):
-    assert {name: after for name, (_, after) in changes(base, resolved("one-smart")).items()} == {
-        "finetune.lr": 1e-5,
-        "smart.lambda": 1,
-        "schedule.first.qqp": 2,
-    }
+    differing = {name: after for name, (_, after) in changes(base, resolved("one-smart")).items()}
+    assert differing == {"finetune.lr": 1e-5, "smart.lambda": 1, "schedule.first.qqp": 2}
 
 
 def test_a_budget_multiplies_and_sets_after_the_row_also_in_members(resolved):
@@ -50,7 +47,7 @@ def test_the_user_has_the_last_word(resolved):
     assert "eta" in params["smart"]
 
 
-@pytest.mark.parametrize(("seed", "seeds"), [(None, [1, 1, 2]), (1, [1, 1, 2]), (3, [3, 2001, 2002])])
+@pytest.mark.parametrize(("seed", "seeds"), [(None, [1, 1, 2]), (3, [3, 2001, 2002])])
 def test_seeds_of_members_move_with_the_run(resolved, seed, seeds):
     params = resolved("one-five", seed=seed)
     members = params["ensemble"]["members"].values()
@@ -58,41 +55,26 @@ def test_seeds_of_members_move_with_the_run(resolved, seed, seeds):
 
 
 def seeded(seed, **members):
-    """Params of a run with this seed, whose members have seeds of their own, or none."""
-    blocks = {name: own and {"runtime": {"seed": own}} for name, own in members.items()}
+    """Params of a run with this seed, and its members with their seeds or None."""
+    blocks = {name: member and {"runtime": {"seed": member}} for name, member in members.items()}
     return {"runtime": {"seed": seed}, "ensemble": {"members": blocks}}
 
 
 def test_runs_that_share_a_member_are_refused():
-    check_apart([seeded(1, base=None, b=2), seeded(2, base=None, b=1002)][:1], "x")
     check_apart([seeded(1, a=1, b=1001), seeded(2, a=2001, b=2002)], "x")
-    for second in (seeded(2, base=None, b=2), seeded(3, base=None, b=2), seeded(3, a=2)):
+    for second in (seeded(2, base=None, b=1002), seeded(3, a=2)):
         with pytest.raises(UserError, match="x: member .* with seed 2 is in two of the runs"):
             check_apart([seeded(1, base=None, b=2), second], "x")
-
-
-def test_resolving_leaves_the_recipes_as_they_were(tmp_path, base):
-    recipes = load_recipes(write_recipes(tmp_path / "recipes"))
-    row = recipes.row("one-five")
-    first = resolve(recipes, row, base=base)
-    resolve(recipes, row, "quick", {"ensemble.members.a.finetune.epochs": 1}, seed=5, base=base)
-    assert resolve(recipes, row, base=base) == first
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"changed": rows(smart={"set": {"smart": {"lamda": 1}}})},
-            "one.yaml: one-smart, budget paper: smart.lamda: unknown param; did you mean smart.lambda?",
-        ),
-        ({"overrides": {"finetune.lr": "x"}}, "one-smart, budget paper, -S finetune.lr=x: finetune.lr: expected"),
+        ({"changed": rows(smart={"set": {"smart": {"lamda": 1}}})}, "smart.lamda: unknown param; did you mean smart."),
+        ({"overrides": {"finetune.lr": "x"}}, "one.yaml: one-smart, budget paper, -S finetune.lr=x: finetune.lr: exp"),
         ({"budget": "quik"}, "quik: is not in"),
         ({"name": "one-quoted"}, "one-quoted: has no params"),
-        (
-            {"name": "one-five", "overrides": {"ensemble.members.b": {"schedule": {"tasks": ["qqp"]}}}},
-            "members.b: it answers sst beside a, and does not train it",
-        ),
+        ({"name": "one-five", "overrides": {"ensemble.members.b.schedule.tasks": ["qqp"]}}, "b: it answers sst beside"),
     ],
 )
 def test_an_error_names_who_brought_in_what_is_wrong(resolved, arguments, message):

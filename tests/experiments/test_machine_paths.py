@@ -7,6 +7,7 @@ import pytest
 from bertrio.experiments.machine_paths import (
     differences,
     is_override,
+    overridden,
     settings_text,
     with_absolute_paths,
     without_folder,

@@ -1,6 +1,8 @@
 """Who may import whom: the rooms of the house, from the ground up. Imports run downward only."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,20 +22,13 @@ FLOORS = [  # a module may import from lower floors, and from its own room
     {"cli"},
 ]
 METHOD_ROOMS = {"techniques", "model.heads", "model.lora", "model.pooling"}  # they get plain values, never params
-# they import no torch
-LIGHT = {
-    "cli.main",
-    "core.tasks",
-    "data.table",
-    "evaluation.evaluate",
-    "evaluation.ensembling",
-}
+LIGHT = {"cli.main", "core.tasks", "data.table", "evaluation.evaluate", "evaluation.ensembling"}  # import no torch
 
 
 def modules(root: Path) -> dict[str, set[str]]:
     """Every module of bertrio and what it imports from bertrio, wherever in the file the import stands."""
     source = root / "src" / "bertrio"
-    found = {}
+    graph = {}
     for path in source.rglob("*.py"):
         name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
         if name == "__init__" or not name:
@@ -43,8 +38,8 @@ def modules(root: Path) -> dict[str, set[str]]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("bertrio."):
                 imports.add(node.module.removeprefix("bertrio."))
             assert not (isinstance(node, ast.ImportFrom) and node.level), f"{name}: relative import"
-        found[name] = imports
-    return found
+        graph[name] = imports
+    return graph
 
 
 def floor(module: str) -> tuple[int, str]:
@@ -55,30 +50,23 @@ def floor(module: str) -> tuple[int, str]:
     )
 
 
-def test_every_module_has_a_room(root):
-    for module in modules(root):
-        assert floor(module)
-
-
 def test_imports_run_downward_only(root):
     for module, imports in modules(root).items():
+        upper, room = floor(module)  # every module has one
         for imported in imports:
-            (upper, room), (lower, other) = floor(module), floor(imported)
+            lower, other = floor(imported)
             assert lower < upper or room == other, f"{module} imports {imported}"
 
 
 def test_method_rooms_know_neither_params_nor_each_other(root):
     for module, imports in modules(root).items():
         if floor(module)[1] in METHOD_ROOMS:
-            own = {name for name in imports if floor(name)[1] == floor(module)[1]}
-            assert imports - own <= {"core.errors", "core.tasks", "core.options"}, module
+            same_room = {name for name in imports if floor(name)[1] == floor(module)[1]}
+            assert imports - same_room <= {"core.errors", "core.tasks", "core.options"}, module
 
 
 @pytest.mark.parametrize("module", sorted(LIGHT))
 def test_what_must_start_fast_imports_no_torch(root, module):
-    import subprocess
-    import sys
-
     code = f"import sys; sys.path.insert(0, 'src'); import bertrio.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 

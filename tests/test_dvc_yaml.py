@@ -10,46 +10,33 @@ from bertrio.config import Params
 from bertrio.config.loading import MEMBER_GROUPS
 from bertrio.training import mlm, prefinetune
 
-# Shared by all stages, without a say in results: dvc.yaml lists none of it.
-NO_SAY = {
-    "core.console",
-    "core.errors",
-    "core.files",
-    "core.interruption",
-    "config",
-    "core.options",
-    "core.stage",
-}
-# What stops training and lets it go on: to the same bytes, which other tests hold.
-NO_SAY_IN_TRAINING = {
-    "training.callbacks", "training.checkpoints",
+# Shared by all stages, without effect on results: not listed in dvc.yaml.
+NEUTRAL = {
+    "core.console", "core.errors", "core.files", "core.interruption", "core.options", "core.stage", "config",
 }  # fmt: skip
-# Of training, what those stages import and do not run that only predict.
+# Stopping and resuming training gives the same bytes, which other tests check.
+NEUTRAL_IN_TRAINING = {"training.callbacks", "training.checkpoints"}
+# Imported by stages that only predict, and not run there.
 UNUSED_BY_PREDICTION = {
-    "techniques", "core.distributed", "techniques.losses", "techniques.regularizers",
-    "techniques.schedules", "training.build",
-    "training.objective", "training.optimizer", "inference.predictor",
-    "inference.trained_model",
+    "techniques", "core.distributed", "training.build", "training.objective", "training.optimizer",
+    "inference.predictor", "inference.trained_model",
 }  # fmt: skip
 ALLOWED = {
     "download": set(),
     "split": set(),
     # its batches are of blocks, not of rows, and it has no task, regularizer or surgery
-    "pretrain_mlm": NO_SAY_IN_TRAINING
-    | {"data.tokens", "core.tasks", "techniques", "techniques.regularizers", "techniques.gradients"}
-    | {"techniques.weighting", "techniques.losses"},
-    "prefinetune": NO_SAY_IN_TRAINING
-    | {"techniques", "techniques.gradients", "techniques.regularizers", "techniques.schedules", "training.build"}
-    | {"evaluation.ensembling", "inference.predictor", "inference.trained_model"},
-    "finetune": NO_SAY_IN_TRAINING,
-    "ensemble": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION,
+    "pretrain_mlm": NEUTRAL_IN_TRAINING | {"data.tokens", "core.tasks", "techniques"},
+    "prefinetune": NEUTRAL_IN_TRAINING
+    | {"techniques", "training.build", "evaluation.ensembling", "inference.predictor", "inference.trained_model"},
+    "finetune": NEUTRAL_IN_TRAINING,
+    "ensemble": NEUTRAL_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),
-    "analyze": NO_SAY_IN_TRAINING | UNUSED_BY_PREDICTION | {"data.sources"},
+    "analyze": NEUTRAL_IN_TRAINING | UNUSED_BY_PREDICTION | {"data.sources"},
 }
 
 
 READS = {"finetune": dict.fromkeys(MEMBER_GROUPS, True), "prefinetune": prefinetune.READS, "pretrain_mlm": mlm.READS}
-TOLD_OTHERWISE = {  # params that have no say in a stage's results, or come to it in a file that it depends on
+UNTRACKED = {  # params without effect on a stage's results, or that reach it through a file that it depends on
     "finetune": {"encoder.revision"},  # models/prefinetuned is of it
     "prefinetune": {"encoder.revision", "runtime.processes", "tasks"},  # data/inputs/prefinetune.json has the one task
     "pretrain_mlm": {"runtime.processes"},
@@ -107,19 +94,21 @@ def covered(module: str, names: set[str]) -> bool:
 @pytest.mark.parametrize("stage", ALLOWED)
 def test_a_stage_lists_the_code_that_it_runs_and_no_other(stage, stages, source, modules):
     deps = stages[stage]["deps"]
-    own = {dep.removeprefix("src/bertrio/").removesuffix(".py").replace("/", ".") for dep in deps if "bertrio/" in dep}
+    listed = {
+        dep.removeprefix("src/bertrio/").removesuffix(".py").replace("/", ".") for dep in deps if "bertrio/" in dep
+    }
     imports = reached(source.parents[1] / f"stages/{stage}.py", modules)
-    missing = {name for name in imports if not covered(name, own | NO_SAY | ALLOWED[stage])}
+    missing = {name for name in imports if not covered(name, listed | NEUTRAL | ALLOWED[stage])}
     assert not missing, f"dvc.yaml: {stage} imports these, and does not list them"
-    unused = {dep for dep in own if not any(covered(name, {dep}) for name in imports)}
+    unused = {dep for dep in listed if not any(covered(name, {dep}) for name in imports)}
     assert not unused, f"dvc.yaml: {stage} lists these, and does not import them"
 
 
 def names_of(reads: dict) -> set[str]:
     """Every param of the groups that a stage reads, as `group.name`; tasks have names of their own."""
     fields = {group: Params.model_fields[group].annotation for group in reads if group != "tasks"}
-    named = {f"{group}.{name}" for group, of in fields.items() for name in of.model_fields if reads[group] is True}
-    named |= {f"{group}.{name}" for group, of in reads.items() if of is not True for name in of}
+    named = {f"{group}.{name}" for group, kind in fields.items() for name in kind.model_fields if reads[group] is True}
+    named |= {f"{group}.{name}" for group, names in reads.items() if names is not True for name in names}
     return named | ({"tasks"} & reads.keys())
 
 
@@ -130,9 +119,9 @@ def test_a_training_stage_tracks_every_param_that_it_reads(stage, stages):
     untracked = {
         name
         for name in names_of(READS[stage])
-        if not any(name == own or name.startswith(f"{own}.") or own.startswith(f"{name}.") for own in tracked)
+        if not any(name == param or name.startswith(f"{param}.") or param.startswith(f"{name}.") for param in tracked)
     }
-    assert untracked == TOLD_OTHERWISE[stage]
+    assert untracked == UNTRACKED[stage]
     assert stage != "finetune" or "ensemble.members.${key}" in tracked
 
 

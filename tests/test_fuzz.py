@@ -147,11 +147,8 @@ def blocks(raw: Any) -> list[tuple[Any, ...]]:
 
 def test_any_value_at_any_place_of_params_is_taken_or_a_message(root, fuzz):
     raw = read_yaml(root / "params.yaml")
-    raw["ensemble"]["members"]["other"] = {
-        "runtime": {"seed": 2},
-        "tasks": {"sst": {"dropout": 0.2}},
-        "answers": ["sst"],
-    }
+    other = {"runtime": {"seed": 2}, "tasks": {"sst": {"dropout": 0.2}}, "answers": ["sst"]}
+    raw["ensemble"]["members"]["other"] = other
     leaf = st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.binary(max_size=3), st.dates(),
         st.sampled_from(["sst", "qqp", "..", "/", "~nobody/x", "a\0b", "2e-05", "inf", "x" * 5000, 2**70, -1, 0, 1]),
@@ -183,14 +180,9 @@ def blocks_of(block: Any) -> set[Any]:
 
 def test_predictions_of_any_bytes_are_a_table_or_a_message(tmp_path, fuzz):
     rows = {
-        "id": ["a", "b"],
-        "task": ["sst", "sts"],
-        "split": ["dev", "dev"],
-        "label": [1.0, None],
-        "prediction": [1.0, 2.5],
-        "probabilities": [[0.5, 0.5], None],
-        "score": [None, 2.5],
-    }
+        "id": ["a", "b"], "task": ["sst", "sts"], "split": ["dev", "dev"], "label": [1.0, None],
+        "prediction": [1.0, 2.5], "probabilities": [[0.5, 0.5], None], "score": [None, 2.5],
+    }  # fmt: skip
     path = tmp_path / "predictions.parquet"
     pq.write_table(pa.table(rows, schema=SCHEMA), path)
 

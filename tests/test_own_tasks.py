@@ -16,12 +16,10 @@ from dvc.utils.hydra import apply_overrides
 from bertrio import Predictor
 from bertrio.config import build_tasks, load_params, merged, read_yaml
 from bertrio.core.errors import UserError
-from bertrio.core.runtime import set_up
 from bertrio.data.inputs import check_inputs
 from bertrio.experiments.compare import compare
 from bertrio.experiments.report import write_report
 from bertrio.experiments.revision import Revision
-from bertrio.training.finetune import Inputs, finetune
 
 SMALL = {
     "runtime": {"threads": 1, "device": "cpu"},
@@ -42,7 +40,8 @@ def document():
 
 def blocks(document, language):
     """What stands between the fences of code, of one language."""
-    return [text for found, text in re.findall(r"^```(\w*)\n(.*?)^```$", document, re.S | re.M) if found == language]
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", document, re.S | re.M)
+    return [text for name, text in fenced if name == language]
 
 
 def commands(document):
@@ -115,16 +114,14 @@ def test_it_stands_in_the_data_with_the_names_of_its_classes(run):
 
 
 def test_it_stands_in_metrics_calibration_and_predictions(run):
-    found = read(run, "metrics/evaluation.json")
-    assert found["overall_tasks"] == TASKS
+    metrics = read(run, "metrics/evaluation.json")
+    assert metrics["overall_tasks"] == TASKS
     for split in ("dev", "test"):
-        assert next(iter(found[split]["nli"])) == "macro_f1", "the metric that the block chose goes first"
-        assert set(found[split]["nli"]) == {"macro_f1", "accuracy", "balanced_accuracy", "ece", "brier"}
-        first = [
-            found[split][task][metric] for task, metric in zip(TASKS, ("accuracy", "accuracy", "pearson", "macro_f1"))
-        ]
-        assert found[split]["overall_mean"] == pytest.approx(sum(first) / 4, abs=1e-5)
-        assert set(found["intervals"][split]["nli"]) == set(found[split]["nli"])
+        scores = metrics[split]
+        assert list(scores["nli"]) == ["macro_f1", "accuracy", "balanced_accuracy", "ece", "brier"], "the chosen first"
+        first = [next(iter(scores[task].values())) for task in TASKS]
+        assert scores["overall_mean"] == pytest.approx(sum(first) / 4, abs=1e-5)
+        assert set(metrics["intervals"][split]["nli"]) == set(scores["nli"])
     assert read(run, "metrics/calibration.json")["nli"]["rows"] == 45
     rows = pd.read_parquet(run / "predictions/ensemble.parquet").query("task == 'nli'")
     assert set(rows["split"]) == {"dev", "test"} and set(map(len, rows["probabilities"])) == {3}
@@ -153,39 +150,14 @@ def test_it_stands_in_the_report_and_the_model_card(run):
 
 
 def test_it_is_compared_with_other_runs_and_answers_like_the_others(run):
-    found = compare([Revision.open("workspace", run)], [Revision.open("workspace", run)])
-    assert (found["tasks"]["nli"]["metric"], found["tasks"]["nli"]["rows"]) == ("macro_f1", 90)
-    assert set(found["overall"]) == {"overall_mean", "overall_normalized"}
+    comparison = compare([Revision.open("workspace", run)], [Revision.open("workspace", run)])
+    assert (comparison["tasks"]["nli"]["metric"], comparison["tasks"]["nli"]["rows"]) == ("macro_f1", 90)
+    assert set(comparison["overall"]) == {"overall_mean", "overall_normalized"}
     predictor = Predictor.load(run / "models")
     [answer] = predictor.predict("nli", [("a man is running", "a man is tired")])
     assert answer.label in (0, 1, 2) and len(answer.probabilities) == 3
     assert predictor.tasks["nli"].target.labels == tuple(NAMES)
-    assert "nli.tsv" not in (run / "models/members/base/bertrio.json").read_text(), (
-        "where rows were is no one's business"
-    )
-
-
-SHARED = {
-    "tasks": {name: {"encoding": "bi", "head": "siamese"} for name in ("qqp", "sts", "nli")},
-    "sharing": {"layer": "fusion", "tasks": ["qqp", "sts", "nli"]},
-    "surgery": {"method": "none"},
-    "schedule": {"name": "per_epoch", "first": {"nli": 1}, "max_batches": 2},
-    "finetune": {"select": "nli", "select_on": "holdout", "max_steps": None},
-}
-
-
-def test_all_params_that_name_tasks_take_it_up(run, tmp_path, monkeypatch):
-    raw = merged(read_yaml(run / "params.yaml"), SHARED)
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-    monkeypatch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path / "checkpoints"))
-    monkeypatch.chdir(tmp_path)
-    inputs = Inputs(*[str(run / folder) for folder in ("data/splits", "models/tokenizer", "models/prefinetuned")])
-    params = load_params("params.yaml")
-    runtime = set_up(**params.runtime.model_dump())
-    finetune(params, runtime, inputs, "model", "predictions", "history.csv", "conflicts.csv", "steps.csv")
-    history = pd.read_csv("history.csv")
-    assert history["train_loss_nli"].notna().any() and history["dev_nli_macro_f1"].notna().all()
-    assert "nli" in set(pd.read_parquet("predictions/predictions.parquet")["task"])
+    assert "nli.tsv" not in (run / "models/members/base/bertrio.json").read_text(), "paths stay private"
 
 
 @pytest.fixture
@@ -193,10 +165,10 @@ def project(document, tmp_path, monkeypatch):
     """The document's params and rows, in the current folder."""
     monkeypatch.chdir(tmp_path)
     make(document)
-    kept = read_yaml("params.yaml")
+    base = read_yaml("params.yaml")
 
     def write(overrides):
-        (tmp_path / "params.yaml").write_text(yaml.safe_dump(merged(kept, overrides), sort_keys=False))
+        (tmp_path / "params.yaml").write_text(yaml.safe_dump(merged(base, overrides), sort_keys=False))
 
     return write
 
@@ -223,36 +195,22 @@ def test_a_changed_file_and_a_changed_block_are_noticed_and_a_new_loss_is_not(pr
     project({"tasks": {"nli": {"loss": "dual_objective", "metric": "accuracy", "batch_size": 8}}})
     assert inputs() == before
     project({"tasks": {"nli": {"data": {"split": {"fractions": [0.6, 0.2, 0.2]}}}}})
-    other = inputs()
-    assert (other["source"] == before["source"], other["tasks"] == before["tasks"]) == (True, False)
+    assert inputs()["source"] == before["source"] and inputs()["tasks"] != before["tasks"]
     project({"tasks": {"nli": {"labels": ["neutral", "entailment", "contradiction"]}}})
     assert inputs()["tasks"] != before["tasks"]
     project({})
     with open("nli.tsv", "a") as file:
         file.write("a man is tall\ta man is small\tcontradiction\n")
     assert inputs()["source"] != before["source"]
-    changed = inputs()
-    shutil.copy("nli.tsv", "nli.csv")  # the ending says what stands between the columns
-    project({"tasks": {"nli": {"data": {"train": "nli.csv"}}}})
-    assert inputs()["source"] != changed["source"]
-
-
-def test_without_own_rows_the_digests_are_what_they_were(root, tmp_path):
-    check_inputs(root / "params.yaml", tmp_path)
-    assert json.loads((tmp_path / "source.json").read_text()) == {}
-    assert set(json.loads((tmp_path / "tasks.json").read_text())["sst"]) == {"kind", "target", "classes", "range"}
 
 
 @pytest.mark.parametrize(
     ("block", "message"),
     [
         ({"data": {"train": None}}, r"tasks\.nli\.data: expected either train .* or hub"),
-        ({"data": {"hub": {"id": "a", "splits": {}, "columns": {}}}}, r"tasks\.nli\.data: expected either train"),
         ({"labels": ["a", "b", "a"]}, r"tasks\.nli: labels: expected 3 different names .*'a', 'b', 'a'"),
         ({"labels": [False, True]}, r"tasks\.nli\.labels\.0: .*found a truth value; .*in quotes"),
         ({"classes": 4}, r"tasks\.nli: labels: expected 4 different names"),
-        ({"labels": None}, r"tasks\.nli: classes \(how many\) goes with target classes or ordered.*labels say it"),
-        ({"target": "binary", "loss": "bce"}, r"labels: expected 2 different names .*no and yes"),
         ({"target": "score", "range": [0, 1], "loss": "mse"}, r"labels \(names of the classes\) goes .*not with score"),
         ({"metric": "f1"}, r"tasks\.nli: metric: found 'f1', expected one of accuracy, macro_f1, balanced_accuracy"),
         ({"data": {"train": "nil.tsv"}}, r"tasks\.nli\.data\.train: there is no file or folder nil\.tsv"),
@@ -282,10 +240,9 @@ def test_a_run_without_one_of_the_three_says_what_it_covers(root, document, tmp_
     with_settings(tmp_path, command)
     monkeypatch.chdir(tmp_path)
     all_stages(tmp_path, monkeypatch)
-    found = read(tmp_path, "metrics/evaluation.json")
-    assert found["overall_tasks"] == ["qqp", "sts"] and "overall_mean" in found["dev"]
-    assert sorted(path.name for path in (tmp_path / "predictions/submission").iterdir()) == [
-        "para-dev-output.csv", "para-test-output.csv", "sts-dev-output.csv", "sts-test-output.csv",
-    ]  # fmt: skip
+    metrics = read(tmp_path, "metrics/evaluation.json")
+    assert metrics["overall_tasks"] == ["qqp", "sts"] and "overall_mean" in metrics["dev"]
+    submission = {path.name.partition("-")[0] for path in (tmp_path / "predictions/submission").iterdir()}
+    assert submission == {"para", "sts"}
     assert "of qqp, sts" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "| qqp, sts | overall" in (tmp_path / "models/README.md").read_text().replace("\\_", "_")

@@ -126,36 +126,18 @@ def test_repro_again_only_checks(project):
     assert stages_run(project.run("dvc", "repro")) == ["check"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "messages"),
-    [
-        ({"finetune": {"lrr": 1}}, ["unknown param; did you mean finetune.lr?"]),
-        (
-            {"data": {"source": "cs224n", "path": "../nowhere"}},
-            ["data.path: there is no file or folder ../nowhere", "--queue or --temp"],
-        ),
-    ],
-)
-def test_a_mistake_in_params_stops_repro_though_no_stage_reads_it(project, overrides, messages):
-    project.write_params(overrides)
+def test_a_mistake_in_params_stops_repro_though_no_stage_reads_it(project):
+    project.write_params({"finetune": {"lrr": 1}})
     output = project.run("dvc", "repro", fails=True)
-    assert all(message in output for message in messages)
-    assert "Traceback" not in output
+    assert "unknown param; did you mean finetune.lr?" in output and "Traceback" not in output
 
 
 def test_the_scripts_alone_give_the_same_bytes_as_dvc(project, tmp_path):
     names = (
-        "predictions/ensemble.parquet",
-        "predictions/members/base/predictions.parquet",
-        "metrics/evaluation.json",
-        "metrics/data.json",
-        "plots/history/base.csv",
-        "plots/steps/base.csv",
+        "predictions/ensemble.parquet", "metrics/evaluation.json", "metrics/data.json", "metrics/robustness.json",
+        "plots/history/base.csv", "plots/steps/base.csv", "plots/slices/sts.png", "predictions/analysis/errors.json",
         "models/members/base/encoder/model.safetensors",
-        "predictions/analysis/errors.json",
-        "metrics/robustness.json",
-        "plots/slices/sts.png",
-    )
+    )  # fmt: skip
     by_dvc = project.bytes(*names)
     shutil.copy(project.folder / "params.yaml", tmp_path)
     copy_code(project.folder, tmp_path)
@@ -229,45 +211,25 @@ def test_optional_stages_and_members(project):
     assert set(project.json("metrics/evaluation.json")["best_epoch"]) == {"base"}
 
 
-@pytest.fixture
-def outside(tmp_path):
-    """A folder of the course's files and an encoder, beside the project."""
+def test_what_lies_outside_is_watched(project, tmp_path):
     from transformers import BertConfig, BertModel, BertTokenizerFast
 
-    folder = tmp_path / "outside"
-    (folder / "course").mkdir(parents=True)
-    for prefix, columns, label in (
-        ("ids-sst", ("sentence",), "sentiment"),
-        ("quora", ("sentence1", "sentence2"), "is_duplicate"),
-        ("sts", ("sentence1", "sentence2"), "similarity"),
-    ):
-        for split in ("train", "dev", "test-student"):
-            header = ["", "id", *columns, *([] if split == "test-student" else [label])]
-            rows = [[str(i), f"{split}{i}", *[f" words {i} {c}" for c in columns], str(i % 2)] for i in range(24)]
-            text = "\n".join("\t".join(row[: len(header)]) for row in [header, *rows]) + "\n"
-            (folder / "course" / f"{prefix}-{split}.csv").write_text(text)
-    vocab = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "words", "sentence"])}
-    BertTokenizerFast(vocab=vocab).save_pretrained(folder / "encoder")
+    rows, encoder = tmp_path / "rows.csv", tmp_path / "encoder"
+    rows.write_text("text_a,text_b,label\na film,a play,1\n")
+    vocab = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "film", "play"])}
+    BertTokenizerFast(vocab=vocab).save_pretrained(encoder)
     config = BertConfig(vocab_size=7, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
-    BertModel(config).save_pretrained(folder / "encoder")
-    return folder
-
-
-def test_what_lies_outside_is_watched(project, outside):
-    project.write_params(
-        {
-            "data": {"source": "cs224n", "path": str(outside / "course")},
-            "encoder": {"name": str(outside / "encoder")},
-        }
-    )
+    BertModel(config).save_pretrained(encoder)
+    extra = {"qqp": {"train": str(rows)}}
+    project.write_params({"data": {"extra_train": extra}, "encoder": {"name": str(encoder)}})
     project.run("dvc", "repro", "split", "pretrain_mlm")
     assert project.stages_that_would_run("split", "pretrain_mlm") == ["check"]
-    with open(outside / "course" / "sts-dev.csv", "a") as file:
-        file.write("99\tmore\ta new row\tof the file\t3.5\n")
+    with open(rows, "a") as file:
+        file.write("a film,the film,1\n")
     assert project.stages_that_would_run("split", "pretrain_mlm") == ["check", "download"]
     project.run("dvc", "repro", "split")
-    assert project.json("metrics/data.json")["tasks"]["sts"]["dev"]["rows"] == 25
-    config = json.loads((outside / "encoder" / "config.json").read_text())
-    (outside / "encoder" / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.2}))
+    assert project.json("metrics/data.json")["tasks"]["qqp"]["train"]["rows"] == 162
+    config = json.loads((encoder / "config.json").read_text())
+    (encoder / "config.json").write_text(json.dumps(config | {"hidden_dropout_prob": 0.2}))
     ran = project.stages_that_would_run("pretrain_mlm")
     assert "download" not in ran and "pretrain_mlm" in ran

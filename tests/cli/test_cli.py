@@ -14,31 +14,19 @@ def test_metrics_prints_the_result(tmp_path, capsys):
     dev = {"sst": {"accuracy": 0.5}, "overall_mean": 0.6}
     write_json(tmp_path / "e.json", {"dev": dev, "intervals": limits, "selected_on": chosen, "overall_tasks": ["sst"]})
     assert main(["metrics", "--file", str(tmp_path / "e.json")]) == 0
-    told = capsys.readouterr().out
-    assert "sst accuracy" in told
-    assert "0.500 [0.400, 0.625]" in told
-    assert "0.600 [0.550, 0.650]" in told
+    printed = capsys.readouterr().out
+    assert "sst accuracy" in printed and "0.500 [0.400, 0.625]" in printed and "0.600 [0.550, 0.650]" in printed
 
 
-def test_a_problem_is_one_message_and_exit_code_2(tmp_path, capsys):
-    assert main(["metrics", "--file", str(tmp_path / "none.json")]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
-
-
-def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, capsys):
+def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, monkeypatch, capsys):
     assert main(["check", "--params", str(root / "params.yaml")]) == 0
-    (tmp_path / "params.yaml").write_text("runtime: {seed: one}\n")
-    assert main(["check", "--params", str(tmp_path / "params.yaml")]) == 2
-    assert "runtime.seed: " in capsys.readouterr().err
-
-
-def test_check_wants_what_members_track_by(root, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("bertrio.training.callbacks.find_spec", lambda name: None)
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["ensemble"]["members"]["base"] = {"tracking": {"to": ["wandb"]}}
+    monkeypatch.setattr("bertrio.training.callbacks.find_spec", lambda name: None)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     assert main(["check", "--params", str(tmp_path / "params.yaml")]) == 2
-    assert "tracking.to of member base: wandb is not installed" in " ".join(capsys.readouterr().err.split())
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.startswith("error: ") and "tracking.to of member base: wandb is not installed" in printed
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["metrics", "--help"]])
@@ -56,7 +44,7 @@ def test_help_needs_nothing_heavy(arguments):
         ["stepwise", "--candidates", "ema", "--out", "file"],
         ["search", "finetune.lr=1e-5,1e-4", "--out", "file/inside"],
     ],
-    ids=lambda of: " ".join(of),
+    ids=" ".join,
 )
 def test_a_place_that_can_not_be_written_to_is_named(root, tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
@@ -64,6 +52,6 @@ def test_a_place_that_can_not_be_written_to_is_named(root, tmp_path, monkeypatch
     (tmp_path / "file").write_text("kept")
     (tmp_path / "params.yaml").write_text((root / "params.yaml").read_text())
     assert main(arguments) == 2
-    told = capsys.readouterr().err
-    assert f"{arguments[-1]}: can't be written (" in told and "name another place" in told
+    printed = capsys.readouterr().err
+    assert f"{arguments[-1]}: can't be written (" in printed and "name another place" in printed
     assert (tmp_path / "file").read_text() == "kept"

@@ -25,7 +25,6 @@ from tests.small_run import Run
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--host", "no.such.host.invalid"], "--host no.such.host.invalid --port 8000: can't be listened on"),
         (["--port", "70000"], "--port 70000: can't be listened on"),
         (["--port", "0", "--model", "nowhere"], "nowhere: found neither"),
     ],

@@ -32,13 +32,11 @@ def sharing(layer, tasks=PAIRS):
         (pairs(encoding="bi"), r"tasks\.qqp: head linear does not fit encoding bi, .*expected concat or siam"),
         (task("sst", head="cosine"), r"tasks\.sst: head cosine does not fit kind single, .*linear or mlp"),
         (task("qqp", encoding=None), r"tasks\.qqp: encoding goes with kind pair \(cross or bi\)"),
-        (task("sst", encoding="cross"), r"tasks\.sst: encoding goes with kind pair"),
         # labels
         (task("sst", classes=None), r"tasks\.sst: classes \(how many\) goes with"),
         (task("sts", range=[5, 0]), r"tasks\.sts: range: expected \[lowest, highest\]"),
         # which loss fits which target and head
         (task("sst", loss="bce"), r"tasks\.sst: loss bce does not fit target ordered: expected cross_entr"),
-        (task("sst", target="classes", loss="ordinal_log_loss"), r"does not fit target classes: expected"),
         (task("sts", SIAMESE, loss="cosine_mse"), r"cosine_mse: expected a head that gives the raw cosine"),
         (task("qqp", COSINE, loss="siamese_softmax"), r"tasks\.qqp: head cosine has 1 output, and 2 are needed"),
         (
@@ -47,7 +45,6 @@ def sharing(layer, tasks=PAIRS):
         ),
         # options
         (task("sst", head_options={"depth": 1}), r"head_options: depth: head linear has no such option; it takes none"),
-        (task("sst", loss_options={"alpha": 1.0}), r"alpha: loss cross_entropy has no such option; it takes label_smo"),
         (task("sst", head="mlp", head_options={"depth": 0}), r"head_options\.depth: expected 1 or more, found 0"),
         (
             task("sts", COSINE, head_options={"scaling": "logit"}),
@@ -60,28 +57,21 @@ def sharing(layer, tasks=PAIRS):
         # sharing
         (sharing("projection"), r"sharing\.layer projection: task qqp: head linear can't share a projection"),
         (sharing("fusion") | pairs(**COSINE), r"sharing\.layer fusion: task qqp: head cosine can't share a fusion"),
-        (sharing("fusion") | pairs(**SIAMESE, head_options={"depth": 0}), r"head_options\.depth: expected 1 or more"),
         (
             sharing("fusion") | {"tasks": {"qqp": SIAMESE, "sts": {"encoding": "bi", "head": "concat"}}},
             r"need the same widths, found qqp .*; give them the same head",
         ),
         (sharing("both", ["qqp", "qqp"]), r"sharing\.tasks: found \['qqp', 'qqp'\], expected two or more"),
-        (sharing("both", ["qqp", "x"]), r"sharing\.tasks: found \['qqp', 'x'\], expected two or more"),
         # names of tasks
         *(
             (overrides, rf"{param}: found 'x', expected one of sst, qqp, sts")
             for param, overrides in {
                 r"schedule\.tasks": {"schedule": {"tasks": ["x"]}},
-                r"schedule\.first": {"schedule": {"first": {"x": 2}}},
-                r"schedule\.until": {"schedule": {"until": "x"}},
                 r"weighting\.weights": {"weighting": {"weights": {"x": 1}}},
                 r"smart\.tasks": {"smart": {"tasks": ["x"]}},
                 r"prefinetune\.task": {"prefinetune": {"epochs": 1, "task": "x"}},
                 r"finetune\.select": {"finetune": {"select": "x"}},
                 r"challenges\.paws\.task": {"evaluate": {"challenges": {"paws": {"task": "x", "path": "a"}}}},
-                r"data\.split\.tasks": {
-                    "data": {"split": {"tasks": {"x": {"strategy": "random", "fractions": [1, 0, 0]}}}}
-                },
             }.items()
         ),
         ({"data": {"extra_train": {"qpp": {"train": "a"}}}}, r"data\.extra_train: found 'qpp', .*did you mean qqp\?"),
@@ -96,7 +86,6 @@ def sharing(layer, tasks=PAIRS):
             {"schedule": {"tasks": ["qqp", "sts"]}},
             r"schedule\.until: found 'sst', expected one of qqp, sts, shortest, longest, steps.* set schedule\.until=",
         ),
-        ({"schedule": {"until": ["sst", "longest"]}}, r"until: found 'longest', expected one of sst, qqp, sts"),
         ({"schedule": {"until": "steps"}}, r"schedule: steps: found null, expected the number of steps in an epoch"),
         ({"schedule": {"first": {"qqp": 2}, "tasks": ["sst"]}}, r"schedule\.first: found 'qqp', expected one of sst"),
         # techniques
@@ -108,12 +97,10 @@ def sharing(layer, tasks=PAIRS):
             {"surgery": {"log_conflicts": True}, "schedule": {"tasks": ["sst"]}},
             r"surgery\.log_conflicts: found true, but .*two or more tasks that train",
         ),
-        ({"encoder": {"frozen": True}, "surgery": {"method": "pcgrad"}}, r"surgery\.method: .* encoder\.frozen false"),
         (
             {"smart": {"lambda": 1, "tasks": ["sst", "qqp"]}, "schedule": {"tasks": ["sst"]}},
             r"smart\.tasks: found \['sst', 'qqp'\], expected one or more of the tasks that train: sst",
         ),
-        ({"bregman": {"mu": 1, "tasks": []}}, r"bregman\.tasks: found \[\], expected one or more of the tasks"),
         ({"distill": {"weight": 1}}, r"distill\.teacher: found null, expected the folder models of a finished run"),
         (
             {"finetune": {"select_on": "holdout"}, "prefinetune": {"epochs": 2}},

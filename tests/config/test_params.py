@@ -25,12 +25,10 @@ def nested(dotted, value):
         ("finetune.epochs", "4", 4),
         ("data.split.fractions", [0.8, 0.1, 0.1], (0.8, 0.1, 0.1)),
         ("encoder.frozen", "true", True),
-        ("encoder.revision", 123, "123"),
         ("smart.norm", 2, "2"),  # -S smart.norm=2
         ("smart.norm", float("inf"), "inf"),  # -S smart.norm=inf
         ("weighting.weights", {"sst": "0.5"}, {"sst": 0.5}),
         ("schedule.cap", "500", 500),
-        ("schedule.cap", "shortest", "shortest"),
     ],
 )
 def test_what_dvc_writes_is_understood(load, param, written, meant):
@@ -53,43 +51,30 @@ def test_a_small_number_in_the_file_itself_is_a_number(tmp_path, root):
     [
         # unknown names
         ("finetune.lrr", 1, "finetune.lrr: unknown param; did you mean finetune.lr?"),
-        ("finetun", {}, "finetun: unknown param; did you mean finetune?"),
         ("tasks.sst.batchsize", 1, "unknown param; did you mean tasks.sst.batch_size?"),
         ("runtime.zzz", 1, "runtime.zzz: unknown param; known here: seed, device"),
-        ("smart.lamda", 1, "unknown param; did you mean smart.lambda?"),
-        ("encoder.lora.r", 8, "encoder.lora.r: unknown param; "),
         ("tasks.sst.loss_options.labelsmoothing", 0, "did you mean label_smoothing?"),
-        ("tasks.sst.data.trian", "a", "unknown param; did you mean tasks.sst.data.train?"),
         ("evaluate.challenges.paws", {"task": "qqp", "pth": "a"}, "did you mean evaluate.challenges.paws.path?"),
         ("surgery.method", "pc_grad", "surgery.method: expected one of none, pcgrad"),
         ("tasks.sst.head", "siamse", "did you mean siamese"),
         # types and ranges
         ("finetune.epochs", 0, "finetune.epochs: expected greater than or equal to 1, found 0"),
-        ("finetune.epochs", 1.5, "found 1.5"),
-        ("finetune.lr", "fast", "found 'fast'"),
         ("finetune.lr", True, "finetune.lr: expected a number, found true or false"),
         ("finetune.lr", float("nan"), "finetune.lr: "),
-        ("smart.radius", 0, "smart.radius: expected greater than 0, found 0"),
-        ("smart.lambda", -1, "smart.lambda: expected greater than or equal to 0, found -1"),
         ("data.source", "hubb", "data.source: expected 'sample', 'cs224n', 'files' or 'hub', found 'hubb'"),
         ("data.split.fractions", [0.5, 0.1, 0.1], "data.split: fractions are train, dev, test"),
         ("data.split.fractions", [0.7, 0.3], "data.split.fractions.2: is missing"),
         ("encoder.lora.targets", "query", "encoder.lora.targets: "),
         ("encoder.tiny.heads", 3, "is not a multiple of heads 3"),
-        ("evaluate.challenges.paws", {"task": "qqp"}, "evaluate.challenges.paws.path: is missing"),
         # a param of two types is named as it stands in the file
         ("schedule.cap", "shortes", "schedule.cap: expected 'shortest', found 'shortes'"),
-        ("schedule.until", [], "schedule.until: "),
         # members
         ("ensemble.members.b", {"data": {}}, "ensemble.members.b.data: a member may override runtime"),
         ("ensemble.members.b", {"finetune": {"lr": -1}}, "ensemble.members.b.finetune.lr: expected"),
-        ("ensemble.members.b", {"smart": {"lamda": 3}}, "members.b.smart.lamda: unknown param; did you mean smart."),
         ("ensemble.members.b", {"encoder": {"name": "x"}}, "members.b.encoder.name: can't differ between members"),
         ("ensemble.members.b", {"tasks": {"sst": {"labels": list("abcde")}}}, "b.tasks.sst.labels: can't differ"),
-        ("ensemble.members.b", {"tasks": {"x": TASK}}, "b.tasks.x.kind: can't differ"),
         ("ensemble.members.b", {"tasks": {"sst": 3}}, "members.b.tasks.sst: expected a block of params, found 3"),
         ("ensemble.members.b", {"encoder": {"frozen": True}, "surgery": {"method": "pcgrad"}}, "b: surgery.method"),
-        ("ensemble.members.b", 3, "ensemble.members.b: "),
         ("ensemble.members", {"a/b": {}}, "ensemble.members.a/b"),
         ("ensemble.members", {1: {}}, "ensemble.members.1"),  # DVC drops stages with numbers for names
         *(

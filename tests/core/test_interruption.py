@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bertrio.core.files import whole_file
-from bertrio.core.interruption import SIGNALS, Interrupted, Interruption, install, parents, stoppable
+from bertrio.core.interruption import SIGNALS, Interrupted, Interruption, install, stoppable
 
 each = pytest.mark.parametrize("number", SIGNALS)
 
@@ -91,22 +90,6 @@ def test_other_threads_run_too_though_they_have_no_signals():
 
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(body).result() is None
-
-
-def test_sigterm_cleans_up_what_is_half_written(tmp_path):
-    def write():
-        with stoppable(), whole_file(tmp_path / "a") as path:
-            path.write_text("half")
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        write()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_only_processes_that_dvc_started_have_parents_above_the_first(monkeypatch):
-    monkeypatch.delenv("DVC_STAGE", raising=False)
-    assert parents() == [os.getppid()]
 
 
 # A run in miniature: trains for 30 seconds in steps of 0.1, and writes down how it ended.

@@ -7,11 +7,13 @@ from bertrio.core import runtime
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import generator, set_up
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
 
 def test_generators_differ_by_seed_and_by_name_and_not_by_run():
-    draw = lambda *of: torch.rand(4, generator=generator(*of)).tolist()  # noqa: E731
+    draw = lambda *names: torch.rand(4, generator=generator(*names)).tolist()  # noqa: E731
     assert draw(1, "a") == draw(1, "a")
-    assert len({tuple(draw(*of)) for of in [(1, "a"), (2, "a"), (1, "b"), (2**31, "a")]}) == 4
+    assert len({tuple(draw(*names)) for names in [(1, "a"), (2, "a"), (1, "b"), (2**31, "a")]}) == 4
 
 
 def test_the_seed_fixes_what_the_global_generator_draws():
@@ -62,31 +64,20 @@ def test_cuda_is_deterministic_if_asked_and_a_workspace_of_the_user_stays(monkey
         torch.use_deterministic_algorithms(False)
 
 
-def draw(count=64):
-    """A dropout mask, as the encoder draws it."""
-    return torch.nn.functional.dropout(torch.ones(count), 0.5)
+def draw(device, count=64):
+    """Return a dropout mask, as the encoder draws it."""
+    return torch.nn.functional.dropout(torch.ones(count, device=device), 0.5)
 
 
-def test_a_replay_draws_the_same_masks_and_then_all_goes_on_as_if_it_had_not_been():
-    runtime = set_up(3, "cpu", "float32")
-    undisturbed = [draw() for _ in range(3)]
-    runtime = set_up(3, "cpu", "float32")
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda)])
+def test_a_replay_draws_the_same_masks_and_leaves_the_random_state_alone(device):
+    runtime = set_up(3, device, "float32")
+    undisturbed = [draw(device) for _ in range(3)]
+    runtime = set_up(3, device, "float32")
     state = runtime.random_state()
-    first, second = draw(), draw()
-    for _ in range(2):  # as often as one likes, and however much is drawn
+    first, second = draw(device), draw(device)
+    for _ in range(2):
         with runtime.replayed(state):
-            assert torch.equal(draw(), first) and torch.equal(draw(), second)
-            draw(1000)
-    assert torch.equal(torch.stack([first, second, draw()]), torch.stack(undisturbed))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_replays_are_those_of_the_device_that_computes():
-    runtime = set_up(3, "cuda", "float32")
-    state, ones = runtime.random_state(), torch.ones(64, device="cuda")
-    first, second = (torch.nn.functional.dropout(ones, 0.5) for _ in range(2))
-    kept = runtime.random_state()
-    with runtime.replayed(state):
-        assert torch.equal(torch.nn.functional.dropout(ones, 0.5), first)
-        assert torch.equal(torch.nn.functional.dropout(ones, 0.5), second)
-    assert torch.equal(runtime.random_state(), kept)
+            assert torch.equal(draw(device), first) and torch.equal(draw(device), second)
+            draw(device, 1000)
+    assert torch.equal(torch.stack([first, second, draw(device)]), torch.stack(undisturbed))

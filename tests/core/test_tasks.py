@@ -43,11 +43,8 @@ def test_labels_out_of_range_have_a_reason(target, good, bad):
     assert target.label_problem(float("nan")) == target.label_problem(float("inf")) == "label is not a number"
 
 
-@pytest.mark.parametrize(
-    ("target", "by"), [(Score(0, 5), 0.5), (Score(-1, 1), 0.2), (Classes(3), 0.5), (Binary(), 0.5)]
-)
-def test_a_score_says_something_else_a_tenth_of_its_range_away_and_a_class_one_class_away(target, by):
-    assert target.margin == by
+def test_the_margin_is_a_tenth_of_the_range_or_half_a_class():
+    assert (Score(0, 5).margin, Score(-1, 1).margin, Classes(3).margin) == (0.5, 0.2, 0.5)
 
 
 WORDS, DIGITS = Classes(3, ("no", "maybe", "yes")), Ordered(3, ("1", "2", "3"))
@@ -61,13 +58,8 @@ WORDS, DIGITS = Classes(3, ("no", "maybe", "yes")), Ordered(3, ("1", "2", "3"))
         (WORDS, "2", 2),  # as a hub's column of classes has them
         (WORDS, 0, 0),
         (DIGITS, "1", 0),
-        (DIGITS, 3, 2),
         (DIGITS, 2.0, 1),  # a whole number in a column that had gaps
-        (Binary(("bad", "good")), "good", 1),
-        (Classes(3), "2", 2),
-        (Classes(2, ("true", "false")), True, 0),  # as JSON and parquet have them
-        (Classes(2, ("True", "False")), np.bool_(False), 1),
-        (Classes(2, ("TRUE", "FALSE")), True, 0),
+        (Classes(2, ("True", "False")), np.bool_(False), 1),  # from JSON or parquet
         (Binary(("no", "yes")), True, 1),
         (Score(0, 5), "2.5", 2.5),
     ],
@@ -76,16 +68,7 @@ def test_a_label_is_a_name_or_a_number(target, label, number):
     assert target.number_of(label) == number
 
 
-@pytest.mark.parametrize(
-    ("target", "label"),
-    [
-        (WORDS, "Maybe"),
-        (WORDS, ""),
-        (DIGITS, "0"),
-        (DIGITS, 0),
-        (Classes(3), "a"),
-    ],
-)
+@pytest.mark.parametrize(("target", "label"), [(WORDS, "Maybe"), (WORDS, ""), (DIGITS, "0"), (DIGITS, 0)])
 def test_a_label_that_is_neither_is_an_error(target, label):
     with pytest.raises(ValueError, match="none of|could not convert"):
         target.number_of(label)

@@ -35,14 +35,14 @@ class Norms:
     """A tracker that writes down the norms of the gradients, before clipping."""
 
     def __init__(self) -> None:
-        self.found: list[float] = []
+        self.norms: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Takes the curves' values of one step."""
-        self.found.append(float(values["grad_norm"]))
+        self.norms.append(float(values["grad_norm"]))
 
 
 def built(settings: Path, processes: Processes) -> tuple[Trainer, MultitaskModel, Split]:
@@ -57,7 +57,8 @@ def built(settings: Path, processes: Processes) -> tuple[Trainer, MultitaskModel
 def weights(trainer: Trainer, scored: MultitaskModel) -> dict[str, Tensor]:
     """All that was trained, by name."""
     parts = {"model": trainer.model, "scored": scored, "weighting": trainer.objective.weighting}
-    return {f"{part}.{name}": value.clone() for part, of in parts.items() for name, value in of.state_dict().items()}
+    states = {part: module.state_dict() for part, module in parts.items()}
+    return {f"{part}.{name}": value.clone() for part, state in states.items() for name, value in state.items()}
 
 
 def train(settings: Path, processes: Processes) -> Trainer:
@@ -70,21 +71,21 @@ def train(settings: Path, processes: Processes) -> Trainer:
     losses = [log.losses for log in trainer.run(settings.stem)]
     encoder.MANY_WORDS = usual
     processes.check_equal(scored.parameters())
-    together = {task: infer(scored, of, 7) for task, of in rows.items()}
+    together = {task: infer(scored, split, 7) for task, split in rows.items()}
     scored.runtime = replace(scored.runtime, processes=ALONE)
-    same = all(np.array_equal(infer(scored, of, 7), together[task]) for task, of in rows.items())
-    found = weights(trainer, scored)
+    same = all(np.array_equal(infer(scored, split, 7), together[task]) for task, split in rows.items())
+    trained = weights(trainer, scored)
     if processes.is_main:
         into = Path("weights") / f"{settings.stem}-{processes.world_size}"
-        save_file(found, f"{into}.safetensors")
-        told = {
+        save_file(trained, f"{into}.safetensors")
+        record = {
             "losses": losses,
             "conflicts": trainer.combiner.conflicts,
             "rows": trainer.meter.rows_seen,
             "same_outputs": same,
+            "norms": trainer.tracker.norms,
         }
-        told["norms"] = trainer.tracker.found
-        Path(f"{into}.json").write_text(json.dumps(told))
+        Path(f"{into}.json").write_text(json.dumps(record))
     return trainer
 
 
@@ -95,26 +96,25 @@ def messages(processes: Processes) -> dict[str, Any]:
     dense.grad = torch.full((3, 2), float(number))
     sparse.grad = torch.sparse_coo_tensor([[processes.rank, 2]], torch.ones(2, 2), (3, 2), check_invariants=False)
     processes.all_reduce_gradients([dense, sparse, idle])
-    own = torch.tensor([[float(number)]])
+    row = torch.tensor([[float(number)]])
     state = {"step": 7, "parts": {"weights": torch.arange(3.0), "none": None, "numbers": [1.5, -2]}}
-    found = processes.broadcast(state if processes.is_main else None)
+    received = processes.broadcast(state if processes.is_main else None)
+    parts = received["parts"]
     try:
-        processes.check_equal([torch.zeros(2), own])
+        processes.check_equal([torch.zeros(2), row])
         unequal = "not noticed"
     except UserError as error:
         unequal = str(error)
+    sums = processes.all_reduce_sum({"a": row[0, 0], "b": row[0, 0] * 10})
     return {
         "dense": dense.grad.tolist(),
         "sparse": sparse.grad.to_dense().tolist(),
         "is_sparse": sparse.grad.is_sparse,
         "idle": idle.grad,
-        "sums": {
-            name: value.item()
-            for name, value in processes.all_reduce_sum({"a": own[0, 0], "b": own[0, 0] * 10}).items()
-        },
+        "sums": {name: value.item() for name, value in sums.items()},
         "max": [processes.all_reduce_max(number), processes.all_reduce_max(-number)],
-        "rows": processes.all_gather_rows(own, torch.tensor([2 * processes.rank]), 4).flatten().tolist(),
-        "state": [found["step"], found["parts"]["weights"].tolist(), found["parts"]["none"], found["parts"]["numbers"]],
+        "rows": processes.all_gather_rows(row, torch.tensor([2 * processes.rank]), 4).flatten().tolist(),
+        "state": [received["step"], parts["weights"].tolist(), parts["none"], parts["numbers"]],
         "unequal": unequal,
     }
 

@@ -29,7 +29,7 @@ class Reads:
         """Those of `names` that dvc.yaml does not list as params of `stage`."""
         stages = yaml.safe_load(Path(__file__).resolve().parents[1].joinpath("dvc.yaml").read_text())["stages"]
         tracked = stages[stage]["params"]
-        return sorted(name for name in self.names if not any(f"{name}.".startswith(f"{of}.") for of in tracked))
+        return sorted(name for name in self.names if not any(f"{name}.".startswith(f"{param}.") for param in tracked))
 
     def _place(self, value: BaseModel, name: str) -> BaseModel:
         self._places[id(value)] = name
@@ -37,21 +37,21 @@ class Reads:
         return value
 
     def _reader(self):
-        def read(of: BaseModel, name: str):
-            value = object.__getattribute__(of, name)
-            if type(of) is Params and id(of) not in self._places:
-                self._place(of, "")
-            place = self._places.get(id(of))
+        def read(model: BaseModel, name: str):
+            value = object.__getattribute__(model, name)
+            if type(model) is Params and id(model) not in self._places:
+                self._place(model, "")
+            place = self._places.get(id(model))
             if place is None or _loading():
                 return value
             if name == "model_copy":
                 return lambda **options: self._place(value(**options), place)
             if name == "model_dump":
-                for field in type(of).__pydantic_fields__:
-                    part = getattr(of, field)
+                for field in type(model).__pydantic_fields__:
+                    part = getattr(model, field)
                     if isinstance(part, BaseModel):
                         part.model_dump  # noqa: B018 - which is noted, field by field
-            elif name in (fields := type(of).__pydantic_fields__):
+            elif name in (fields := type(model).__pydantic_fields__):
                 self._note(value, f"{place}.{fields[name].alias or name}".lstrip("."))
             return value
 
@@ -63,9 +63,9 @@ class Reads:
             return
         self.names.add(name)
         if isinstance(value, dict):
-            for own in value.values():
-                if isinstance(own, BaseModel):
-                    self._place(own, name)
+            for item in value.values():
+                if isinstance(item, BaseModel):
+                    self._place(item, name)
 
 
 def _loading() -> bool:

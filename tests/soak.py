@@ -76,7 +76,7 @@ def ended_well(run: Run) -> Run:
     return run
 
 
-def told(rows: Sequence[Sequence[Any]], seed: int, seconds: float) -> str:
+def markdown(rows: Sequence[Sequence[Any]], seed: int, seconds: float) -> str:
     """The result in Markdown: a line, and a table with a row for each kill."""
     bad = sum(bool(row[-1]) for row in rows)
     cells = pd.DataFrame([[*row[:-1], ", ".join(row[-1]) or 0] for row in rows], columns=HEADER)
@@ -102,7 +102,7 @@ def main() -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         rows = soak(Path(folder), options.kills, random.Random(options.seed))
-    text = told(rows, options.seed, time.monotonic() - began)
+    text = markdown(rows, options.seed, time.monotonic() - began)
     print(text)
     if options.into:
         put_into(options.into, text)

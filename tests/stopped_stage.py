@@ -76,13 +76,13 @@ class Stage:
         """Lets a function tell that it is called; an event may depend on what it is called with."""
         inner = getattr(owner, name)
 
-        def told(*args: Any, **kwargs: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             self.happens(before(*args) if callable(before) else before)
             result = inner(*args, **kwargs)
             self.happens(after(*args) if callable(after) else after)
             return result
 
-        setattr(owner, name, told)
+        setattr(owner, name, watched)
 
     def of_checkpoint(self, path: Any) -> bool:
         """Whether a path, or an open file, is a checkpoint or in one."""

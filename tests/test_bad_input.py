@@ -267,8 +267,8 @@ def test_code_that_comes_with_an_encoder_is_never_run(project, encoder, refuses,
     (encoder / "own.py").write_text(f"open({str(Path('harmed').absolute())!r}, 'w')\n")
     code = {"AutoConfig": "own.Config", "AutoModel": "own.Model", "AutoModelForMaskedLM": "own.Model"}
     edit(encoder / "config.json", auto_map=code, **({} if known else {"model_type": "own"}))
-    own = {} if known else {"tokenizer_class": "OwnTokenizer"}
-    edit(encoder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Slow", "own.Fast"]}, **own)
+    tokenizer = {} if known else {"tokenizer_class": "OwnTokenizer"}
+    edit(encoder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Slow", "own.Fast"]}, **tokenizer)
     if known:  # transformers has an architecture of that name, and takes its own
         assert project.run(*TRAINED).code == 0
     else:

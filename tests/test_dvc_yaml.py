@@ -51,27 +51,27 @@ def source() -> Path:
 @pytest.fixture(scope="module")
 def modules(source) -> dict[str, Path]:
     """The file of every module that has code, by its name without `bertrio.`."""
-    found = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
-    return {name: path for name, path in found.items() if len(ast.parse(path.read_text()).body) > 1}
+    paths = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
+    return {name: path for name, path in paths.items() if len(ast.parse(path.read_text()).body) > 1}
 
 
 @pytest.fixture(scope="module")
 def stages(source) -> dict[str, dict]:
-    found = yaml.safe_load((source.parents[1] / "dvc.yaml").read_text())["stages"]
-    return {name: stage.get("do", stage) for name, stage in found.items()}
+    listed = yaml.safe_load((source.parents[1] / "dvc.yaml").read_text())["stages"]
+    return {name: stage.get("do", stage) for name, stage in listed.items()}
 
 
 def imported(path: Path, modules: dict[str, Path]) -> set[str]:
     """The modules of bertrio that a file imports, wherever in it the import stands, or names in a text."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found |= {node.value.removeprefix("bertrio.")} & modules.keys() if "bertrio." in node.value else set()
+            names |= {node.value.removeprefix("bertrio.")} & modules.keys() if "bertrio." in node.value else set()
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "bertrio":
             package = node.module.removeprefix("bertrio").lstrip(".")
             for name in [package, *(f"{package}.{alias.name}".lstrip(".") for alias in node.names)]:
-                found |= {name, f"{name}.__init__"} & modules.keys()
-    return found
+                names |= {name, f"{name}.__init__"} & modules.keys()
+    return names
 
 
 def reached(script: Path, modules: dict[str, Path]) -> set[str]:
@@ -79,12 +79,12 @@ def reached(script: Path, modules: dict[str, Path]) -> set[str]:
 
     What `config` imports does not count: it reads the options that components declare, and runs none of them.
     """
-    found: set[str] = set()
+    names: set[str] = set()
     new = imported(script, modules)
     while new:
-        found |= new
-        new = set().union(*(imported(modules[name], modules) for name in new if not covered(name, {"config"}))) - found
-    return found - {"__init__"}
+        names |= new
+        new = set().union(*(imported(modules[name], modules) for name in new if not covered(name, {"config"}))) - names
+    return names - {"__init__"}
 
 
 def covered(module: str, names: set[str]) -> bool:

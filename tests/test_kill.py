@@ -77,7 +77,7 @@ def test_what_is_not_writable_leaves_checkpoints_and_the_outputs_before_whole(pr
     assert project.whole_checkpoints()
 
 
-def dvc(project: StoppedProject, *command: str, said: int = subprocess.PIPE) -> subprocess.Popen[str]:
+def dvc(project: StoppedProject, *command: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
     """Starts a command of DVC there, in a process group of its own, as a shell does."""
     beside = Path(sys.executable).parent
     environment = {"BERTRIO_CHECKPOINTS": str(project.checkpoints), "PATH": f"{beside}:{os.environ['PATH']}"}
@@ -85,7 +85,7 @@ def dvc(project: StoppedProject, *command: str, said: int = subprocess.PIPE) -> 
         [str(beside / "dvc"), *command],
         cwd=project.folder,
         env=os.environ | environment,
-        stdout=said,
+        stdout=stdout,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
@@ -94,19 +94,19 @@ def dvc(project: StoppedProject, *command: str, said: int = subprocess.PIPE) -> 
 
 def done(process: subprocess.Popen[str]) -> str:
     """What a command said that has to end well."""
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-    return said
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return output
 
 
 def processes(folder: Path) -> list[int]:
     """The processes that run in a folder."""
-    found = []
+    running = []
     for link in Path("/proc").glob("[0-9]*/cwd"):
         with suppress(OSError):  # it has ended, or is another user's
             if link.readlink().is_relative_to(folder):
-                found.append(int(link.parent.name))
-    return found
+                running.append(int(link.parent.name))
+    return running
 
 
 @pytest.mark.heavy
@@ -120,17 +120,17 @@ def test_killing_dvc_ends_its_training_and_the_next_repro_gives_the_same_bytes(p
     done(dvc(project, "config", "core.analytics", "false"))
     done(dvc(project, "repro", "--single-item", "check"))
     repro = ("repro", "--single-item", "finetune@base")  # what other stages make is there
-    with open(tmp_path / "said", "w") as said:
-        first = dvc(project, *repro, said=said.fileno())
+    with open(tmp_path / "output", "w") as file:
+        first = dvc(project, *repro, stdout=file.fileno())
     try:
         wait_until(lambda: project.whole_checkpoints() or first.poll() is not None, 900)
-        assert first.poll() is None, (tmp_path / "said").read_text()
+        assert first.poll() is None, (tmp_path / "output").read_text()
         first.kill()
         wait_until(lambda: not processes(project.folder), 15)  # five on a machine that does nothing else
     finally:
         os.killpg(first.pid, signal.SIGKILL) if processes(project.folder) else None
         first.wait()
-    assert "DVC, which started this stage, is gone" in (tmp_path / "said").read_text()
+    assert "DVC, which started this stage, is gone" in (tmp_path / "output").read_text()
     assert "goes on after step" in done(dvc(project, *repro))
     assert not project.whole_checkpoints()
     resumed = project.outputs()

@@ -39,14 +39,12 @@ SMALL = {
     "optimizer": {"warmup_fraction": 0.0},
 }
 
-# The task that choices of encoding, head and loss are tried on: pairs, with labels as the loss needs them.
+# Targets of the task `tried`, a pair task whose encoding, head and loss vary, by loss.
+SCORE_LOSSES = ("mse", "pearson", "cosine_mse", "cosine_embedding", "cosent")
 TARGETS = {
     **{name: {"target": "ordered", "classes": 6} for name in ("cross_entropy", "dual_objective", "ordinal_log_loss")},
     **{name: {"target": "binary"} for name in ("bce", "siamese_softmax")},
-    **{
-        name: {"target": "score", "range": [0, 5]}
-        for name in ("mse", "pearson", "cosine_mse", "cosine_embedding", "cosent")
-    },
+    **{name: {"target": "score", "range": [0, 5]} for name in SCORE_LOSSES},
 }
 FACTORS = {
     "schedule": {
@@ -87,13 +85,13 @@ def ground(request, tmp_path_factory):
     del base["tasks"]["sts"]
     base["tasks"]["tried"] = {"kind": "pair", "batch_size": 8, "dropout": 0.1}
     base["sharing"]["tasks"] = ["qqp", "tried"]
-    given = validate_params(merged(read_yaml(root / "params.yaml"), SMALL), "params.yaml")
-    frames = {task: of["train"] for task, of in load_tasks(given.data, build_tasks(given)).tables.items()}
+    params = validate_params(merged(read_yaml(root / "params.yaml"), SMALL), "params.yaml")
+    frames = {task: tables["train"] for task, tables in load_tasks(params.data, build_tasks(params)).tables.items()}
     texts = [text for frame in frames.values() for text in frame.iloc[:, 1].tolist()]
-    tokenizer = build_tokenizer(given.encoder, texts, tmp_path_factory.mktemp("tokenizer"))
+    tokenizer = build_tokenizer(params.encoder, texts, tmp_path_factory.mktemp("tokenizer"))
     encoder = tmp_path_factory.mktemp("encoder")
     set_up(1)
-    initial_transformer(given.encoder, len(tokenizer)).save_pretrained(encoder)
+    initial_transformer(params.encoder, len(tokenizer)).save_pretrained(encoder)
     return base, frames | {"tried": frames.pop("sts")}, tokenizer, encoder
 
 
@@ -159,9 +157,7 @@ def train(setting: Setting, ground) -> None:
         task = build_tasks(params)[name]
         frame = frames[name]
         if name == "tried" and task.target.discrete:
-            label = (
-                frame["label"].round() if setting["loss"] not in ("bce", "siamese_softmax") else frame["label"] > 2.5
-            )
+            label = frame["label"] > 2.5 if task.target.label_dtype == "float32" else frame["label"].round()
             frame = frame.assign(label=label.astype(np.float64))
         rows[name] = Rows(frame, task, tokenizer, params.encoder.max_length)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -43,8 +43,8 @@ def toy_project(folder: Path, stage: str, params: str, **dvc: list) -> Clone:
     (folder / "stage.py").write_text(stage)
     (folder / "params.yaml").write_text(params)
     deps = ["stage.py", *dvc.pop("deps", [])]
-    own = {"cmd": f"{sys.executable} stage.py", "deps": deps, "params": list(yaml.safe_load(params)), **dvc}
-    (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": own}}))
+    train = {"cmd": f"{sys.executable} stage.py", "deps": deps, "params": list(yaml.safe_load(params)), **dvc}
+    (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": train}}))
     run(folder, "git", "init", "-q", "-b", "main")
     project = Clone(folder)
     project.dvc("init", "-q")

@@ -59,9 +59,9 @@ def test_a_server_answers_as_the_predictor_does_and_ends_in_good_order(model, ro
     server = subprocess.Popen(command, cwd=root, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         line = server.stderr.readline()
-        found = re.search(r"serving on http://127\.0\.0\.1:(\d+)", line)
-        assert found, line + server.stderr.read()
-        client = Client(int(found.group(1)))
+        listening = re.search(r"serving on http://127\.0\.0\.1:(\d+)", line)
+        assert listening, line + server.stderr.read()
+        client = Client(int(listening.group(1)))
         assert client.get("/health")[0] == 200
         predictor = Predictor.load(model, device="cpu")
         rows = {"sst": ["a fine film", "<b>awful</b>"], "qqp": [["why?", "how come?"]], "sts": [["a film", "a play"]]}

@@ -108,8 +108,8 @@ def test_a_task_is_added_by_params_alone_and_tasks_train_in_the_order_that_is_gi
 
 
 def test_a_member_sees_its_own_overrides_on_top_of_the_base(load):
-    own = {"smart": {"lambda": "5"}, "tasks": {"sst": {"dropout": 0.5}}, "schedule": {"tasks": ["sst"]}}
-    overrides = {"ensemble": {"members": {"a": {}, "b": {**own, "answers": ["sst"]}}}}
+    changes = {"smart": {"lambda": "5"}, "tasks": {"sst": {"dropout": 0.5}}, "schedule": {"tasks": ["sst"]}}
+    overrides = {"ensemble": {"members": {"a": {}, "b": {**changes, "answers": ["sst"]}}}}
     base, member = load(overrides), load(overrides, member="b")
     assert (member.smart.weight, member.trains, member.tasks["sst"].dropout) == (5, ["sst"], 0.5)
     assert (base.smart.weight, base.trains, base.tasks["sst"].dropout) == (0, ["sst", "qqp", "sts"], 0.1)
@@ -126,9 +126,9 @@ ALONE = {"schedule": {"tasks": ["sst"]}, "finetune": {"select": "sst"}}
 def test_a_member_has_no_say_in_what_it_does_not_train_beside_one_that_does(load):
     with pytest.raises(UserError, match=r"members\.b: it answers qqp beside base, .* set its answers without it"):
         load({"ensemble": {"members": {"b": ALONE}}})
-    own = {"answers": ["sts"], "schedule": {"tasks": ["sts"], "until": "longest"}, "finetune": {"select": "last"}}
+    changes = {"answers": ["sts"], "schedule": {"tasks": ["sts"], "until": "longest"}, "finetune": {"select": "last"}}
     with pytest.raises(UserError, match=r"members\.base: it answers sts beside b, .* name sts in its schedule"):
-        load({**ALONE, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": own}}})
+        load({**ALONE, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": changes}}})
     with pytest.raises(UserError, match="set combine vote or mean and its answers without it"):
         load({"ensemble": {"combine": "uniform_soup", "members": {"b": ALONE}}})
     load({**ALONE, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": {"runtime": {"seed": 2}}}}})

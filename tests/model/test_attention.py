@@ -6,7 +6,7 @@ from transformers import AutoModel
 
 from bertrio.model.attention import NAME, BitDropout, attend, cheap_dropout, dropout_mask
 from bertrio.model.encoder import Encoder, load_transformer, set_dropout
-from tests.model.test_encoder import CONFIGS, pooled, tokens_of
+from tests.model.test_encoder import config_of, pooled, tokens_of
 
 B, HEADS, T, D = 3, 2, 7, 5
 LAYER = SimpleNamespace(is_causal=False)
@@ -14,8 +14,8 @@ LAYER = SimpleNamespace(is_causal=False)
 
 def inputs(dtype=torch.float32):
     """Queries, keys and values as layers hand them over: views with heads and tokens exchanged."""
-    of = torch.Generator().manual_seed(0)
-    drawn = [torch.randn(B, T, HEADS, D, generator=of).to(dtype) for _ in range(3)]
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(B, T, HEADS, D, generator=generator).to(dtype) for _ in range(3)]
     return [values.transpose(1, 2).requires_grad_() for values in drawn]
 
 
@@ -35,19 +35,12 @@ def same_mask():
 
 def by_hand(query, key, value, mask, kept, scale):
     """The formula in float64, with the dropout mask given."""
-    query, key, value = (of.double() for of in (query, key, value))
+    query, key, value = (tensor.double() for tensor in (query, key, value))
     scores = torch.einsum("bhqd,bhkd->bhqk", query, key) * scale
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
     return torch.einsum("bhqk,bhkd->bqhd", weights * kept, value)
-
-
-def bert(**options):
-    from transformers import BertConfig, BertModel
-
-    sizes = {"vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return BertModel(BertConfig(**sizes, intermediate_size=16, max_position_embeddings=16, **options))
 
 
 @pytest.mark.parametrize("masked", [None, "truth values", "added"])
@@ -58,28 +51,28 @@ def test_outputs_and_gradients_are_the_formulas_under_the_same_mask_of_dropout(d
     mask = hidden_keys() if masked else None
     given = torch.zeros(mask.shape).masked_fill(~mask, -1e9) if masked == "added" else mask
     torch.manual_seed(1)
-    found, weights = attend(LAYER, *ours, given, dropout=0.3, scaling=scaling)
-    assert weights is None and found.dtype == dtype
+    output, weights = attend(LAYER, *ours, given, dropout=0.3, scaling=scaling)
+    assert weights is None and output.dtype == dtype
     kept = same_mask()
     assert 0.1 < (kept == 0).double().mean() < 0.5
     expected = by_hand(*theirs, mask, kept, D**-0.5 if scaling is None else scaling)
-    torch.testing.assert_close(found.double(), expected, rtol=bound, atol=bound)
-    upstream = torch.randn(found.shape, generator=torch.Generator().manual_seed(2))
-    found.backward(upstream.to(dtype))
+    torch.testing.assert_close(output.double(), expected, rtol=bound, atol=bound)
+    upstream = torch.randn(output.shape, generator=torch.Generator().manual_seed(2))
+    output.backward(upstream.to(dtype))
     expected.backward(upstream.double())
     for one, other in zip(ours, theirs):
         torch.testing.assert_close(one.grad, other.grad, rtol=2 * bound, atol=2 * bound)
 
 
 def test_under_autocast_scores_and_softmax_stay_in_float32():
-    """In bf16 scores near 80 are 0.5 apart: weights would be off by a third."""
-    query, key, value = (of.detach() for of in inputs(torch.bfloat16))
+    """Scores near 80 are 0.5 apart in bf16: weights would be off by a third."""
+    query, key, value = (tensor.detach() for tensor in inputs(torch.bfloat16))
     query = query * 20
     torch.manual_seed(1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, _ = attend(LAYER, query, key, value, None, dropout=0.3)
+        output, _ = attend(LAYER, query, key, value, None, dropout=0.3)
     expected = by_hand(query, key, value, None, same_mask(), D**-0.5)
-    torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(output.double(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("added", [None, torch.float32, torch.float64])
@@ -91,7 +84,7 @@ def test_a_row_that_is_masked_as_a_whole_has_finite_outputs_and_gradients(added)
         mask = torch.zeros(mask.shape, dtype=added).masked_fill(~mask, -torch.inf)
     out, _ = attend(LAYER, query, key, value, mask, dropout=0.3)
     out.sum().backward()
-    assert all(of.isfinite().all() for of in (out, query.grad, key.grad, value.grad))
+    assert all(tensor.isfinite().all() for tensor in (out, query.grad, key.grad, value.grad))
 
 
 @pytest.mark.parametrize(
@@ -128,12 +121,12 @@ def test_every_architecture_trains_with_it_as_with_torchs_own_where_nothing_is_d
 
     monkeypatch.setattr("bertrio.model.attention.dropout_mask", all_kept)
     monkeypatch.setattr(BitDropout, "forward", lambda self, values: values)  # ModernBERT has such a one at that rate
-    config = CONFIGS[kind]()
+    config = config_of(kind)
     torch.manual_seed(0)
     set_dropout(config, 0.0, 0.0)
     plain = AutoModel.from_config(config)
     tokens = tokens_of(plain, lengths=(40, 23))
-    config = CONFIGS[kind]()
+    config = config_of(kind)
     set_dropout(config, 0.0, 0.5 if layers else 0.0)
     encoder = Encoder(AutoModel.from_config(config), "mean").train()
     encoder.transformer.load_state_dict(plain.state_dict())
@@ -146,15 +139,11 @@ def test_every_architecture_trains_with_it_as_with_torchs_own_where_nothing_is_d
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
 
 
-def test_saved_models_know_nothing_of_it(tmp_path):
-    encoder = Encoder(bert(), "mean")
-    encoder.save(tmp_path)
+def test_saved_models_do_not_name_it_and_other_attention_stays(tmp_path):
+    Encoder(AutoModel.from_config(config_of("bert")), "mean").save(tmp_path)
     assert NAME not in (tmp_path / "config.json").read_text()
     assert load_transformer(tmp_path).config._attn_implementation == "sdpa"
-
-
-def test_an_architecture_with_attention_of_its_own_keeps_it_and_has_its_modules_replaced():
-    model = bert(attn_implementation="eager")
-    cheap_dropout(model)
-    assert model.config._attn_implementation == "eager"
-    assert type(model.encoder.layer[0].attention.self.dropout) is BitDropout
+    eager = AutoModel.from_config(config_of("bert"), attn_implementation="eager")
+    cheap_dropout(eager)
+    assert eager.config._attn_implementation == "eager"
+    assert type(eager.encoder.layer[0].attention.self.dropout) is BitDropout

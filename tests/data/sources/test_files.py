@@ -35,10 +35,11 @@ def load(data_params, tasks, name, **block):
 def test_every_kind_of_file_gives_the_same_table(tmp_path, data_params, tasks, ending):
     write(tmp_path / f"a.{ending.lower()}", ROWS)
     (tmp_path / f"a.{ending.lower()}").rename(tmp_path / f"a.{ending}")
-    table = load(data_params, tasks, "qqp", path=str(tmp_path), train=f"a.{ending}", columns=COLUMNS).tables["qqp"][
-        "train"
+    data = load(data_params, tasks, "qqp", path=str(tmp_path), train=f"a.{ending}", columns=COLUMNS)
+    assert data.tables["qqp"]["train"].values.tolist() == [
+        ["x1", "Is it?", 'He said "no".', 0.0],
+        ["x2", "Why, then?", "Why?", 1.0],
     ]
-    assert table.values.tolist() == [["x1", "Is it?", 'He said "no".', 0.0], ["x2", "Why, then?", "Why?", 1.0]]
 
 
 def test_paths_may_be_absolute_and_columns_called_as_in_the_layout(tmp_path, data_params, tasks):
@@ -55,21 +56,15 @@ def test_rows_that_are_no_json_objects_are_rejected(tmp_path, data_params, tasks
     )
     data = load(data_params, tasks, "sst", train=str(tmp_path / "a.jsonl"))
     assert len(data.tables["sst"]["train"]) == 1
-    assert [(reject.row, reject.reason) for reject in data.rejects] == [
-        (2, "not valid JSON"), (4, "not a JSON object"), (5, "not UTF-8"), (6, "missing field"),
-        (7, "not UTF-8"),
-    ]  # fmt: skip
+    reasons = {2: "not valid JSON", 4: "not a JSON object", 5: "not UTF-8", 6: "missing field", 7: "not UTF-8"}
+    assert {reject.row: reject.reason for reject in data.rejects} == reasons
     assert data.rejects[-2].raw == '{"label": 2}'
 
 
 def test_an_unknown_column_is_an_error_that_names_the_nearest(tmp_path, data_params, tasks):
     write(tmp_path / "a.csv", ROWS)
-    with pytest.raises(
-        UserError, match=r"columns 'key', 'first', .*expected 'frist'; did you mean 'first'\?.*files\.qqp"
-    ):
+    with pytest.raises(UserError, match=r"'key', 'first', .*expected 'frist'; did you mean 'first'\?.*files\.qqp"):
         load(data_params, tasks, "qqp", train=str(tmp_path / "a.csv"), columns={**COLUMNS, "text_a": "frist"})
-    with pytest.raises(UserError, match="expected 'number'"):
-        load(data_params, tasks, "qqp", train=str(tmp_path / "a.csv"), columns={**COLUMNS, "id": "number"})
 
 
 @pytest.mark.parametrize(

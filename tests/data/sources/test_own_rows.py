@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,27 +12,18 @@ from bertrio.core.errors import UserError
 from bertrio.data.download import download
 from bertrio.data.sources import load_rows
 
-TASK = {
-    "kind": "single",
-    "target": "classes",
-    "labels": ["no", "maybe", "yes"],
-    "head": "linear",
-    "loss": "cross_entropy",
-    "batch_size": 8,
-    "dropout": 0.1,
-}
-HUB = {"id": "some/rows", "splits": {"train": "train", "dev": "dev"}, "columns": {"label": "gold"}}
+TASK = {"kind": "single", "target": "classes", "labels": ["no", "maybe", "yes"], "head": "linear"}
+TASK |= {"loss": "cross_entropy", "batch_size": 8, "dropout": 0.1}
 
 
 @pytest.fixture
 def load(params, tmp_path, monkeypatch):
-    """Params with one more task, of the rows that `data` says."""
+    """Params with one more task, whose rows are in `data`."""
     monkeypatch.chdir(tmp_path)
 
-    def make(data, tasks=("sst",), source="sample", **task):
+    def make(data, **task):
         raw = params().model_dump(by_alias=True)
-        raw["tasks"] = {name: raw["tasks"][name] for name in tasks} | {"own": {**TASK, "data": data, **task}}
-        raw["data"] |= {"source": source}
+        raw["tasks"] = {"sst": raw["tasks"]["sst"], "own": {**TASK, "data": data, **task}}
         raw["data"]["sample"] |= {"train_rows": 12, "dev_rows": 4, "test_rows": 4}
         raw["schedule"]["until"] = "shortest"
         return validate_params(raw, "params.yaml")
@@ -69,12 +61,9 @@ def test_labels_that_are_no_class_are_rejected_and_the_message_says_what_the_cla
 
 def test_a_label_called_minus_one_is_a_label_and_no_hidden_one(load):
     rows = [{"text": "a", "label": -1}, {"text": "b", "label": 1}]
-    for name in ("train", "test"):
-        with open(f"{name}.jsonl", "w") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-    with open("hidden.jsonl", "w") as file:
-        file.write(json.dumps({"text": "a", "label": -1}) + "\n")
-    names = {"labels": ["-1", "0", "1"]}
-    params = load({"train": "train.jsonl", "dev": "train.jsonl", "test": "hidden.jsonl"}, **names)
+    for name, count in (("train", 2), ("test", 1)):
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:count]))
+    data = {"train": "train.jsonl", "dev": "train.jsonl", "test": "test.jsonl"}
+    params = load(data, labels=["-1", "0", "1"])
     tables = load_rows(params, build_tasks(params)).tables["own"]
     assert tables["train"]["label"].tolist() == [0, 2] and tables["test"]["label"].tolist() == [0]

@@ -39,7 +39,6 @@ def test_every_plain_dropout_is_replaced_with_its_rate_and_mode_and_nothing_else
     module = nn.Sequential(nn.Dropout(0.2), nn.ModuleDict({"a": nn.Dropout(0.3), "b": Own(0.4)}), nn.Linear(2, 2))
     module[0].eval()
     use_bit_dropout(module)
-    replaced = [module[0], module[1]["a"]]
-    assert [type(part) for part in replaced] == [BitDropout, BitDropout]
-    assert [(part.p, part.training) for part in replaced] == [(0.2, False), (0.3, True)]
+    replaced = [(type(part), part.p, part.training) for part in (module[0], module[1]["a"])]
+    assert replaced == [(BitDropout, 0.2, False), (BitDropout, 0.3, True)]
     assert type(module[1]["b"]) is Own

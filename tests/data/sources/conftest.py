@@ -41,7 +41,7 @@ for line in sys.stdin:
 
 @contextmanager
 def client(code: str, url: str, home: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
-    """Yield a function that calls the `answer(order)` in `code`, in another process, as HF_ENDPOINT is read at import."""
+    """Yield a function that calls `answer(order)` of `code` in another process, as HF_ENDPOINT is read at import."""
     names = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, **names}}
     with subprocess.Popen([sys.executable, "-c", "import json\n" + code + LOOP], text=True, **pipes) as process:

@@ -9,7 +9,7 @@ import pytest
 
 from bertrio.data.sources import hub
 
-A, B, C, D, E, F = (letter * 40 for letter in "abcdef")  # commits
+A, B, C, D = (letter * 40 for letter in "abcd")  # commits
 SCORES = ["0.6", " 1 ", "2", "", None, "-1", "high", "nan"]  # as text, of 1 at most
 
 CLIENT = """
@@ -33,8 +33,7 @@ def answer(order):
         texts = list(hub.load_corpus(params, order["corpus"], order["rows"], skipped))
         return {"texts": texts, "skipped": skipped, "facts": hub.corpus_facts(params, order["corpus"])}
     data = hub.load_tasks(params, {order["task"]: TASKS[order["task"]]})
-    found = data.tables[order["task"]].items()
-    tables = {split: json.loads(table.to_json(orient="values")) for split, table in found}
+    tables = {split: json.loads(table.to_json(orient="values")) for split, table in data.tables[order["task"]].items()}
     raw = [json.loads(reject.raw) for reject in data.rejects]
     return {"tables": tables, "rejects": [reject.reason for reject in data.rejects], "facts": data.facts, "raw": raw}
 """
@@ -50,23 +49,15 @@ def json_lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def card(**configs):
-    block = "- config_name: {}\n  data_files:\n  - split: train\n    path: {}\n"
-    lines = [block.format(*config) for config in configs.items()]
-    return f"---\nconfigs:\n{''.join(lines)}---\n".encode()
-
-
 @pytest.fixture(scope="module")
 def repositories(stand_in_hub):
     make = stand_in_hub.Repository
     sst = {
-        "train.jsonl": json_lines(*({"text": f"row {i} ", "label": i % 5, "label_text": "x"} for i in range(6))),
-        "dev.jsonl": json_lines(
-            {"text": "dev", "label": 1, "label_text": "x"}, {"text": "dev", "label": 7, "label_text": "x"}
-        ),
-        "test.jsonl": json_lines({"text": "test", "label": -1, "label_text": "x"}),
+        "train.jsonl": json_lines(*({"text": f"row {i} ", "label": i % 5} for i in range(6))),
+        "dev.jsonl": json_lines({"text": "dev", "label": 1}, {"text": "dev", "label": 7}),
+        "test.jsonl": json_lines({"text": "test", "label": -1}),
     }
-    newer = {**sst, "dev.jsonl": json_lines({"text": "newer", "label": 2, "label_text": "x"})}
+    newer = {**sst, "dev.jsonl": json_lines({"text": "newer", "label": 2})}
     sick = {
         "default/train/0000.parquet": parquet(sentence_A=["a ", None, "b", "c"], sentence_B=["x", " ", None, "z"]),
         "default/test/0000.parquet": parquet(sentence_A=["no"], sentence_B=["no"]),
@@ -76,8 +67,8 @@ def repositories(stand_in_hub):
     texts = {"train.jsonl": json_lines(*written), "test.jsonl": json_lines(*hidden)}
     return {
         "SetFit/sst5": make({A: sst, B: newer}, {"main": B, "v1": A}),
-        "nobody/texts": make({F: texts}, {"main": F}),
-        "RobZamp/sick": make({E: sick}, {"refs/convert/parquet": E}),
+        "nobody/texts": make({D: texts}, {"main": D}),
+        "RobZamp/sick": make({C: sick}, {"refs/convert/parquet": C}),
     }
 
 
@@ -90,7 +81,7 @@ def ask(stand_in_hub, repositories, tmp_path_factory):
 
 @pytest.fixture
 def order(data_params):
-    """An order to load a task whose block has these overrides."""
+    """Make an order to load a task with overrides of its block."""
 
     def order(task, **block):
         params = data_params(source="hub").model_dump()
@@ -101,17 +92,17 @@ def order(data_params):
 
 
 def test_json_lines_are_loaded_and_hidden_labels_seen_as_none(ask, order):
-    found = ask(order("sst", revision="v1"))
-    assert found["tables"]["train"][1] == ["train-2", "row 1", 1.0] and len(found["tables"]["train"]) == 6
-    assert found["tables"]["dev"] == [["dev-1", "dev", 1.0]] and found["rejects"] == ["label out of range"]
-    assert found["tables"]["test"] == [["test-1", "test", None]]
+    result = ask(order("sst", revision="v1"))
+    assert result["tables"]["train"][1] == ["train-2", "row 1", 1.0] and len(result["tables"]["train"]) == 6
+    assert result["tables"]["dev"] == [["dev-1", "dev", 1.0]] and result["rejects"] == ["label out of range"]
+    assert result["tables"]["test"] == [["test-1", "test", None]]
 
 
 @pytest.mark.parametrize(("revision", "commit", "text"), [(None, B, "newer"), ("v1", A, "dev"), (A, A, "dev")])
 def test_the_commit_that_a_revision_stands_for_is_loaded_and_recorded(ask, order, revision, commit, text):
-    found = ask(order("sst", revision=revision))
+    result = ask(order("sst", revision=revision))
     expected = {"id": "SetFit/sst5", "commit": commit} | ({"revision": revision} if revision else {})
-    assert found["facts"] == {"sst": expected} and found["tables"]["dev"][0][1] == text
+    assert result["facts"] == {"sst": expected} and result["tables"]["dev"][0][1] == text
 
 
 def test_a_local_folder_that_is_called_like_a_data_set_is_not_taken_for_it(ask, order, tmp_path):
@@ -122,11 +113,11 @@ def test_a_local_folder_that_is_called_like_a_data_set_is_not_taken_for_it(ask, 
 
 
 def test_scores_that_stand_there_as_text_are_scaled_and_what_is_none_is_rejected_as_it_stood(ask, order):
-    found = ask(order("sts", id="nobody/texts", splits={"train": "train", "test": "test"}, label_scale=5.0))
-    assert [row[-1] for row in found["tables"]["train"]] == [3.0, 5.0]
-    assert found["rejects"][:4] == ["label out of range", "missing label", "missing label", "label out of range"]
-    assert [row["score"] for row in found["raw"]] == SCORES[2:]
-    assert [row[-1] for row in found["tables"]["test"]] == [None]  # hidden
+    result = ask(order("sts", id="nobody/texts", splits={"train": "train", "test": "test"}, label_scale=5.0))
+    assert [row[-1] for row in result["tables"]["train"]] == [3.0, 5.0]
+    assert result["rejects"][:4] == ["label out of range", "missing label", "missing label", "label out of range"]
+    assert [row["score"] for row in result["raw"]] == SCORES[2:]
+    assert [row[-1] for row in result["tables"]["test"]] == [None]  # hidden
 
 
 @pytest.mark.parametrize(
@@ -134,9 +125,9 @@ def test_scores_that_stand_there_as_text_are_scaled_and_what_is_none_is_rejected
     [(None, ["a x", "b", "c z"], {"empty text": 1}), (2, ["a x", "b"], {"empty text": 1}), (1, ["a x"], {})],
 )
 def test_a_corpus_is_streamed_from_a_ref_until_there_are_as_many_texts(ask, data_params, rows, texts, skipped):
-    found = ask({"params": data_params(source="hub").model_dump(), "corpus": "sick", "rows": rows})
-    facts = {"id": "RobZamp/sick", "revision": "refs/convert/parquet", "commit": E}
-    assert found == {"texts": texts, "skipped": skipped, "facts": facts}
+    result = ask({"params": data_params(source="hub").model_dump(), "corpus": "sick", "rows": rows})
+    facts = {"id": "RobZamp/sick", "revision": "refs/convert/parquet", "commit": C}
+    assert result == {"texts": texts, "skipped": skipped, "facts": facts}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +136,7 @@ def test_a_corpus_is_streamed_from_a_ref_until_there_are_as_many_texts(ask, data
         ({"id": "SetFit/none"}, ["SetFit/none", "revision newest", "data.source=files", "data.source=cs224n"]),
         ({"revision": "v9"}, ["SetFit/sst5", "revision v9", "data.source=files"]),
         ({"splits": {"train": "training"}}, ["splits.train", "training", "validation"]),
-        ({"columns": {"text": "txt", "label": "label"}}, ["'text', 'label', 'label_text'", "did you mean 'text'"]),
+        ({"columns": {"text": "txt", "label": "label"}}, ["'text', 'label'", "did you mean 'text'"]),
     ],
 )
 def test_what_the_hub_does_not_have_is_an_error_that_names_it(ask, order, block, named):

@@ -64,14 +64,14 @@ def test_tokenizer_and_weights_are_of_one_commit_though_the_branch_moves_on(hub,
     assert ask("tokenizer") == {"size": 7}
     assert json.loads((tmp_path / "tokenizer/source.json").read_text()) == {"id": "org/bert", "commit": A}
     repository.refs["main"] = B
-    found = ask("encoder")
-    assert found["bias"] == 1.0
+    result = ask("encoder")
+    assert result["bias"] == 1.0
     wanted = {
         name: hashlib.sha256(content).hexdigest()
         for name, content in repository.files[A].items()
         if name.endswith((".json", ".safetensors")) and "/" not in name
     }
-    assert found["origin"] == {"id": "org/bert", "commit": A, "files": wanted}
+    assert result["origin"] == {"id": "org/bert", "commit": A, "files": wanted}
     assert not [line for line in requests if line.endswith((".bin", ".py", "onnx/config.json"))]
     saved = json.loads((tmp_path / "tokenizer/saved/config.json").read_text())
     assert str(tmp_path) not in json.dumps(saved)

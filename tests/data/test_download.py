@@ -4,13 +4,13 @@ import json
 import pytest
 
 from bertrio.core.errors import UserError
-from bertrio.data.download import download, write_rejects
-from bertrio.data.table import Reject, read_table
+from bertrio.data.download import download
+from bertrio.data.table import read_table
 
 
 @pytest.fixture
 def source(tmp_path, params, data_params):
-    """Params for two files of sst, with one bad row after `good` good ones, and for corpora of 2,500 rows."""
+    """Make params for two files of sst, with one bad row after `good` good ones, and for corpora of 2,500 rows."""
 
     def source(good=200, most=0.01, mlm=False):
         rows = [f"a text {i},{i % 5}\n" for i in range(good)]
@@ -64,14 +64,6 @@ def test_the_same_source_gives_the_same_bytes_and_nothing_old_is_left(source, ru
     (out / "raw/sst/test.parquet").write_text("old")
     run(source())
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("raw", ["a\rb", "a\r\nb", 'say "a", b'])
-def test_any_text_comes_back_from_the_rejects(tmp_path, raw):
-    write_rejects(tmp_path / "a.csv", [Reject("sst", "train", "some.csv", 7, "label out of range", raw)])
-    with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
-        _, *rows = csv.reader(file)
-    assert rows == [["sst", "train", "some.csv", "7", "label out of range", raw]]
 
 
 def test_too_many_rejects_stop_the_run_after_they_are_written(source, run, tmp_path):

@@ -19,26 +19,19 @@ def bert():
     return BertModel(BertConfig(vocab_size=50, **sizes)).eval()
 
 
-def tokens(rows=4, length=7):
-    ids = torch.randint(5, 50, (rows, length), generator=torch.Generator().manual_seed(0))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
+@torch.no_grad()
 def hidden(transformer):
-    transformer.eval()
-    with torch.no_grad():
-        return transformer(**tokens()).last_hidden_state
+    ids = torch.randint(5, 50, (4, 7), generator=torch.Generator().manual_seed(0))
+    return transformer.eval()(input_ids=ids).last_hidden_state
 
 
 def adapted(bert, targets=None, alpha=16, dropout=0.0):
     """Adapters whose B is not zero any more, as after training."""
     add_lora(bert, rank=2, alpha=alpha, dropout=dropout, targets=targets)
     generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in bert.named_parameters():
-            if "lora_B" in name:
-                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return bert
+    for name, parameter in bert.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=generator)
 
 
 def test_an_adapted_layer_is_the_equation_by_hand(bert):

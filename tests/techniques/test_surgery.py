@@ -2,7 +2,6 @@ import itertools
 
 import pytest
 import torch
-from torchjd.aggregation import IMTLGWeighting
 
 from bertrio.techniques.surgery import SURGERIES, aligned_mtl, build_surgery, cagrad, imtl_g, mgda, pcgrad, upgrad
 
@@ -62,6 +61,7 @@ def test_pcgrad_draws_its_order_from_the_generator_alone():
     assert runs[0] == runs[1]
     assert len({tuple(weights) for weights in runs[0]}) > 1  # the order does vary, and matters for three tasks
     assert torch.equal(torch.get_rng_state(), state)
+    assert pcgrad(FRIENDLY, generator()).tolist() == [1.0, 1.0, 1.0], "exactly the sum where nothing conflicts"
 
 
 # The others, on the scale of a sum: K times their papers' weights
@@ -104,7 +104,6 @@ def test_imtl_g_has_equal_projections_on_all_unit_gradients(tasks, seed):
     projections = (weights @ g) @ (g / g.norm(dim=1, keepdim=True)).T
     torch.testing.assert_close(projections, projections[:1].expand(tasks), rtol=1e-8, atol=1e-10)
     assert weights.sum().item() == pytest.approx(tasks)
-    torch.testing.assert_close(weights, tasks * IMTLGWeighting()(g @ g.T))
 
 
 @pytest.mark.parametrize("tasks", [2, 3])
@@ -135,12 +134,6 @@ def test_cagrad_equals_brute_force_over_the_simplex(c, tasks, steps, seed):
 
 
 # All of them, as training uses them
-
-
-def test_pcgrad_as_the_mean_is_the_sum_divided_by_the_tasks():
-    total, mean = (build_surgery("pcgrad", reduction, generator(1))(CONFLICTING) for reduction in ("sum", "mean"))
-    torch.testing.assert_close(mean, total / 3)
-    assert build_surgery("pcgrad", "sum", generator())(FRIENDLY).tolist() == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("method", SURGERIES)
@@ -185,9 +178,7 @@ def test_a_task_without_a_gradient_does_not_change_the_others_weights(method):
 
 
 @pytest.mark.parametrize("method", SURGERIES)
-def test_weights_do_not_depend_on_a_common_scale_and_repeat_with_the_generator(method):
-    for scale in (1.0, 1e-10, 1e10):
-        weights = build_surgery(method, "sum", generator(5))(CONFLICTING * scale)
-        again = build_surgery(method, "sum", generator(5))(CONFLICTING * scale)
-        assert torch.equal(weights, again)
-        torch.testing.assert_close(weights, build_surgery(method, "sum", generator(5))(CONFLICTING), rtol=1e-4, atol=0)
+def test_weights_do_not_depend_on_a_common_scale(method):
+    tiny, plain, huge = (build_surgery(method, "sum", generator(5))(CONFLICTING * scale) for scale in (1e-10, 1, 1e10))
+    torch.testing.assert_close(tiny, plain, rtol=1e-4, atol=0)
+    torch.testing.assert_close(huge, plain, rtol=1e-4, atol=0)

@@ -3,13 +3,7 @@ import math
 import pytest
 import torch
 
-from bertrio.techniques.weighting import WEIGHTINGS, Fixed, Uncertainty
-
-
-def test_fixed_multiplies_by_the_weight_and_leaves_the_others():
-    weighting = Fixed({"sst": 0.25})
-    assert weighting("sst", torch.tensor(2.0)).item() == 0.5
-    assert weighting("sts", torch.tensor(2.0)).item() == 2.0
+from bertrio.techniques.weighting import WEIGHTINGS, Uncertainty
 
 
 def test_uncertainty_equals_the_equation_and_its_gradients_by_hand():

@@ -121,12 +121,6 @@ def run(params, name: str) -> dict:
 
 
 @pytest.fixture
-def many_words(monkeypatch):
-    """Gradients of words are sparse in a small vocabulary as well."""
-    monkeypatch.setattr("bertrio.model.encoder.MANY_WORDS", 1)
-
-
-@pytest.fixture
 def workspace(tmp_path, root, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path / "checkpoints"))

@@ -17,10 +17,7 @@ TECHNIQUES = {
     "bregman": {"bregman": {"mu": 1, "momentum": 0.5}},
     "r_drop": {"r_drop": {"alpha": 1}},
     "penalties": {"penalties": {"l1": 1e-3, "l2": 1e-3}},
-    "pcgrad": {"surgery": {"method": "pcgrad"}},
     "upgrad": {"surgery": {"method": "upgrad", "reduction": "mean"}},
-    "uncertainty": {"weighting": {"method": "uncertainty", "lr": 0.05}},
-    "weights": {"weighting": {"weights": {"qqp": 0.3}}},
     "temperature": {"schedule": {"name": "temperature", "temperature": 2.0}},
 }
 
@@ -39,18 +36,6 @@ def same(one, other):
 @pytest.mark.parametrize("technique", TECHNIQUES)
 def test_each_technique_changes_what_is_learnt(workspace, technique):
     assert not same(trained(workspace)[0], trained(workspace, TECHNIQUES[technique])[0])
-
-
-@pytest.mark.parametrize("trains", [["qqp"], ["sts", "sst"]])
-def test_heads_of_tasks_that_do_not_train_stay_exactly_as_built(workspace, trains):
-    trainer, model = workspace.trainer(
-        schedule={"tasks": trains, "until": "longest"}, optimizer={"weight_decay": 0.5}, penalties={"l2": 0.1}
-    )
-    before = weights_of(model)
-    log = next(trainer.run("test"))
-    changed = {".".join(name.split(".")[:2]) for name in changed_names(model, before) if name.startswith("heads.")}
-    assert changed == {f"heads.task_{task}" for task in trains}
-    assert list(log.losses) == trains
 
 
 def test_the_moving_average_is_what_is_scored_and_training_goes_on_unaffected(workspace):
@@ -73,24 +58,19 @@ def test_the_moving_average_is_what_is_scored_and_training_goes_on_unaffected(wo
 UNCERTAINTY = {"weighting": {"method": "uncertainty", "lr": 0.05}}
 
 
-def test_log_variances_are_learnt_without_weight_decay_at_a_rate_of_their_own(workspace):
-    trainer, _ = workspace.trainer(UNCERTAINTY, optimizer={"lr_schedule": "constant"})
-    learnt = {id(w): task for task, w in trainer.objective.weighting.log_variances.items()}
-    groups = trainer.optimizer.param_groups
-    (group,) = [group for group in groups if learnt.keys() & {id(p) for p in group["params"]}]
-    assert {learnt[id(parameter)] for parameter in group["params"]} == set(TASKS)
+def test_log_variances_have_their_own_rate_no_weight_decay_and_stand_still_in_steps_without_their_task(workspace):
+    trainer, _ = workspace.trainer(UNCERTAINTY, schedule={"name": "round_robin"}, optimizer={"lr_schedule": "constant"})
+    log_variances, groups = trainer.objective.weighting.log_variances, trainer.optimizer.param_groups
+    (group,) = [group for group in groups if group["params"][0] is log_variances["sst"]]
+    assert {id(w) for w in group["params"]} == {id(w) for w in log_variances.values()}
     assert group["weight_decay"] == 0.0 and group["initial_lr"] == 0.05
-    assert all(of["initial_lr"] == 1e-3 for of in groups if of is not group)
-
-
-def test_a_task_that_is_absent_from_a_step_leaves_its_log_variance_untouched(workspace):
-    trainer, _ = workspace.trainer(UNCERTAINTY, schedule={"name": "round_robin"})
-    w = {task: value.item() for task, value in trainer.objective.weighting.log_variances.items()}
+    assert all(other["initial_lr"] == 1e-3 for other in groups if other is not group)
+    before = {task: w.item() for task, w in log_variances.items()}
     for step, task in enumerate((*TASKS, *TASKS), start=1):
         trainer.step((task,), step)
-        now = {name: value.item() for name, value in trainer.objective.weighting.log_variances.items()}
-        assert [name for name in TASKS if now[name] != w[name]] == [task]
-        w = now
+        after = {name: w.item() for name, w in log_variances.items()}
+        assert [name for name in TASKS if after[name] != before[name]] == [task]
+        before = after
 
 
 def test_clipping_counts_the_model_alone_and_leaves_the_gradients_of_log_variances(workspace):
@@ -164,14 +144,13 @@ def test_the_average_is_what_fine_tuning_saves(workspace):
     assert not same(weights_of(scored), weights_of(model))
 
 
-def test_the_teacher_is_a_copy_with_heads_that_moves_after_every_step(workspace):
+def test_the_teacher_is_a_copy_with_heads_that_moves_after_a_step(workspace):
     trainer, model = workspace.trainer(NOISY, bregman={"mu": 1, "momentum": 0.5})
     teacher = trainer.objective.regularizers["bregman"].teacher
-    for step in (1, 2):
-        before = weights_of(teacher.module)
-        assert step > 1 or same(before, weights_of(model))
-        trainer.step(TASKS, step)
-        name = "heads.task_sts.output.weight"
+    before = weights_of(teacher.module)
+    assert same(before, weights_of(model))
+    trainer.step(TASKS, 1)
+    for name in ("heads.task_sts.output.weight", "encoder.transformer.embeddings.word_embeddings.weight"):
         halfway = 0.5 * (before[name] + model.state_dict()[name])
         torch.testing.assert_close(teacher.module.state_dict()[name], halfway)
     assert all(parameter.grad is None for parameter in teacher.parameters())

@@ -14,17 +14,11 @@ from bertrio.training import checkpoints
 from bertrio.training.checkpoints import Checkpoints
 
 
-class Part:
-    """A part whose state is a tensor of one number."""
-
-    def __init__(self, number=0.0):
-        self.weights = torch.full((1000,), number)
-
-    def state_dict(self):
-        return {"weights": self.weights}
-
-    def load_state_dict(self, state):
-        self.weights = state["weights"]
+def part_of(number=0.0):
+    """A part of a run with 1000 weights of this value."""
+    part = torch.nn.Linear(1000, 1, bias=False)
+    torch.nn.init.constant_(part.weight, number)
+    return part
 
 
 def opened(root, stage="finetune-base", identity="a", minutes=None, steps=None):
@@ -35,17 +29,17 @@ def opened(root, stage="finetune-base", identity="a", minutes=None, steps=None):
 def saved(root, *steps, **how):
     """Saves at these steps, and gives the names of the files that are left."""
     with opened(root, **how) as run:
-        with run.resumed({"part": (part := Part())}):
+        with run.resumed({"part": (part := part_of())}):
             for step in steps:
-                part.weights = torch.full((1000,), float(step))
+                torch.nn.init.constant_(part.weight, step)
                 run.after_step(step, force=True)
         return sorted(path.name for path in run.folder.glob("step-*"))
 
 
 def restored(root, **how):
     """The number that a run goes on from; 0 if it starts afresh."""
-    with opened(root, **how) as run, run.resumed({"part": (part := Part())}):
-        return part.weights.unique().item()
+    with opened(root, **how) as run, run.resumed({"part": (part := part_of())}):
+        return part.weight.unique().item()
 
 
 def test_the_last_state_comes_back_and_the_last_two_are_kept(tmp_path):
@@ -58,7 +52,7 @@ def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for how, expected in (({"steps": 3}, [3, 6]), ({"minutes": 2}, [4]), ({}, [])):
-        with opened(tmp_path, **how) as run, run.resumed({"part": Part()}):
+        with opened(tmp_path, **how) as run, run.resumed({"part": part_of()}):
             for step in range(1, 8):
                 now[0] += 30
                 run.after_step(step)
@@ -81,7 +75,7 @@ def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_it_is_u
 
 def test_a_full_disk_is_reported_keeps_what_is_there_and_passes(tmp_path, capsys):
     saved(tmp_path, 1)
-    with opened(tmp_path) as run, run.resumed({"part": Part(1.0)}):
+    with opened(tmp_path) as run, run.resumed({"part": part_of(1.0)}):
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
         try:

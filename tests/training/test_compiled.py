@@ -22,7 +22,7 @@ def traced(monkeypatch):
 def test_a_step_has_the_gradients_of_the_plain_one(workspace):
     technique = {"smart": {"lambda": 1.0, "radius": 0.1}}
     plain, compiled = a_step(workspace, **technique), a_step(workspace, **technique, **ON)
-    assert compiled.told == pytest.approx(plain.told, rel=1e-4, abs=1e-6)
+    assert compiled.logged == pytest.approx(plain.logged, rel=1e-4, abs=1e-6)
     assert_gradients(compiled.model, plain.model, atol=2e-6, rtol=1e-3)
 
 

@@ -7,23 +7,12 @@ from bertrio.core.files import read_json
 from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.training.finetune import Inputs, Selection, load_rows, predict
-from tests.training.conftest import run, saved_model, split_of
+from tests.training.conftest import TASKS, run, saved_model, split_of
 
 
-def test_predictions_cover_every_row_of_dev_and_test_in_order(workspace):
-    timing = run(workspace.params(), "a")
-    table = read_predictions("a/out/predictions.parquet")
-    for split in ("dev", "test"):
-        for task in ("sst", "qqp", "sts"):
-            own = table[(table["split"] == split) & (table["task"] == task)]
-            assert own["id"].tolist() == read_table(f"data/splits/{task}/{split}.parquet")["id"].tolist()
-            assert own["label"].isna().all() == (split == "test")
-    assert timing["steps"] == 16
-
-
-def test_the_kept_model_is_that_of_the_best_epoch(workspace):
+def test_the_selected_model_is_that_of_the_best_epoch_and_predicts_every_row_of_dev_and_test_in_order(workspace):
     params = workspace.params(finetune={"epochs": 4, "lr": 0.02, "select": "sst"})
-    run(params, "a")
+    assert run(params, "a")["steps"] == 32
     history, summary = pd.read_csv("a/h.csv"), read_json("a/out/summary.json")
     assert summary["best_epoch"] == history["epoch"][history["dev_sst_accuracy"].idxmax()]
     assert summary["best_epoch"] < 4, "the last epoch is the best: this shows nothing"
@@ -32,26 +21,24 @@ def test_the_kept_model_is_that_of_the_best_epoch(workspace):
     table = read_predictions("a/out/predictions.parquet")
     for split in ("dev", "test"):
         again = predict(model, split_of(params, split), split, 64)
-        kept = table[table["split"] == split].reset_index(drop=True)
-        pd.testing.assert_frame_equal(again, kept, check_dtype=False)  # without labels a table alone has none
+        saved = table[table["split"] == split].reset_index(drop=True)
+        pd.testing.assert_frame_equal(again, saved, check_dtype=False)  # without labels a table alone has none
+        ids = pd.concat(read_table(f"data/splits/{task}/{split}.parquet")["id"] for task in TASKS)
+        assert saved["id"].tolist() == ids.tolist() and saved["label"].isna().all() == (split == "test")
 
 
-def test_history_has_a_row_an_epoch_with_losses_and_metrics_of_each_task(workspace):
-    run(workspace.params(finetune={"train_metrics": True, "select_on": "holdout"}), "a")
+def test_a_holdout_is_scored_and_not_trained_on_and_the_history_has_a_row_an_epoch(workspace):
+    params = workspace.params(finetune={"train_metrics": True, "select_on": "holdout"})
+    train, scored, _ = load_rows(params, Inputs())
+    for task in train:
+        trained, held_out = set(train[task].ids), set(scored["holdout"][task].ids)
+        assert held_out and not trained & held_out and len(trained | held_out) == 60
+    run(params, "a")
     history = pd.read_csv("a/h.csv")
     assert history["epoch"].tolist() == [1, 2]
     for column in ("lr", "step", "train_loss_qqp", "dev_qqp_f1", "train_sts_pearson", "holdout_overall_normalized"):
         assert history[column].notna().all(), column
     assert read_json("a/out/summary.json")["selected_on"]["rows"] == "holdout"
-
-
-def test_with_a_holdout_its_rows_are_not_trained_on_and_dev_is_what_is_predicted(workspace):
-    params = workspace.params(finetune={"select_on": "holdout"})
-    train, scored, _ = load_rows(params, Inputs())
-    for task in train:
-        own, held = set(train[task].ids), set(scored["holdout"][task].ids)
-        assert held and not own & held and len(own | held) == 60
-    run(params, "a")
     assert set(read_predictions("a/out/predictions.parquet")["split"]) == {"dev", "test"}
 
 

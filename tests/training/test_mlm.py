@@ -16,7 +16,6 @@ from transformers import (
     BertModel,
     PreTrainedTokenizerFast,
 )
-from transformers.modeling_outputs import BaseModelOutput, MaskedLMOutput
 
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import generator, set_up
@@ -104,32 +103,17 @@ def test_a_tokenizer_without_marks_is_an_error_that_names_the_param():
         word_beginnings(spelled(["good", "film", "##"]))
 
 
-class Echo(torch.nn.Module):
-    """Predicts what it reads."""
-
-    class OneHot(torch.nn.Module):
-        def forward(self, input_ids):
-            return BaseModelOutput(F.one_hot(input_ids, 200).float())
-
-    def __init__(self):
-        super().__init__()
-        self.base_model = self.OneHot()
-
-    def forward(self, input_ids):
-        return MaskedLMOutput(logits=self.base_model(input_ids).last_hidden_state)
-
-
 def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpora):
-    tokenizer = load_tokenizer("models/tokenizer")
+    tokenizer, model = load_tokenizer("models/tokenizer"), language_model("bert").eval()
     blocks = token_blocks(corpora, tokenizer, 16, workspace.root)
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=0.15)
-    objective = MlmObjective(Echo(), mask, generator(1, "x"), set_up(1, "cpu", "float32"))
+    objective = MlmObjective(model, mask, generator(1, "x"), set_up(1, "cpu", "float32"))
     gold, draws = torch.from_numpy(blocks[:8].astype(np.int64)), generator(1, "mlm held-out masks")
     ids, picked = (torch.cat(parts) for parts in zip(*[mask(batch, draws=draws) for batch in gold.split(3)]))
-    log_probabilities = F.one_hot(ids, 200).double().log_softmax(-1)[picked]
-    by_hand = math.exp(-log_probabilities.gather(1, gold[picked].unsqueeze(1)).mean())
-    found = [objective.perplexity(Blocks(blocks, np.arange(8)), 3, 1) for _ in range(2)]
-    assert found[0] == found[1] == pytest.approx(by_hand, rel=1e-5)
+    log_probabilities = model(input_ids=ids).logits.double().log_softmax(-1)[picked]
+    by_hand = math.exp(-log_probabilities.gather(1, gold[picked].unsqueeze(1)).mean().item())
+    perplexities = [objective.perplexity(Blocks(blocks, np.arange(8)), 3, 1) for _ in range(2)]
+    assert perplexities[0] == perplexities[1] == pytest.approx(by_hand, rel=1e-5)
 
 
 def objective_at(model, picked):
@@ -152,7 +136,7 @@ def test_a_batch_without_a_picked_token_learns_nothing():
     ids = torch.randint(5, 200, (1, 8))
     loss = objective_at(model, torch.zeros_like(ids, dtype=torch.bool))(of_ids(ids))[0].total
     loss.backward()
-    assert loss.item() == 0 and not any(of.grad is not None and of.grad.any() for of in model.parameters())
+    assert loss.item() == 0 and not any(p.grad is not None and p.grad.any() for p in model.parameters())
 
 
 @pytest.mark.parametrize(("kind", "share"), [("bert", 0.6), ("roberta", 0.15), ("distilbert", 0.15), ("electra", 0.15)])
@@ -163,7 +147,7 @@ def test_a_head_at_the_picked_places_alone_learns_what_it_learns_at_all_of_them(
     rounded = -(-int(picked.sum()) // 64) * 64
     by_all = F.cross_entropy(model(input_ids=ids).logits[picked], ids[picked])
     by_all.backward()
-    gradients = {name: of.grad.clone() for name, of in model.named_parameters() if of.grad is not None}
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     seen = []
     model.get_output_embeddings().register_forward_hook(lambda _, given, __: seen.append(given[0].shape[-2]))
@@ -171,14 +155,14 @@ def test_a_head_at_the_picked_places_alone_learns_what_it_learns_at_all_of_them(
     loss.backward()
     assert seen == [rounded] and rounded < picked.numel(), "the head worked on more than the picked places, rounded up"
     assert loss.item() == pytest.approx(by_all.item(), rel=1e-5)
-    for name, of in model.named_parameters():
-        if name in gradients:
-            torch.testing.assert_close(of.grad, gradients[name], atol=1e-6, rtol=1e-4)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(model.get_parameter(name).grad, gradient, atol=1e-6, rtol=1e-4)
     assert model(input_ids=ids).logits.shape == (8, 32, 200), "the model is as it was"
 
 
-def pretrained(workspace, folder, **mlm):
-    params = workspace.params(mlm={"block_size": 16, "batch_size": 8, "epochs": 15, "lr": 0.01, **mlm})
+def pretrained(workspace, folder, encoder=None, **mlm):
+    options = {"block_size": 16, "batch_size": 8, "epochs": 15, "lr": 0.01, **mlm}
+    params = workspace.params(encoder=encoder or {}, mlm=options)
     runtime = set_up(**params.runtime.model_dump())
     return pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", folder)
 
@@ -199,28 +183,20 @@ def test_pretraining_lowers_the_held_out_perplexity_and_leaves_no_litter(workspa
 
 def test_perplexity_is_measured_on_blocks_that_are_not_trained_on(workspace, corpora, monkeypatch):
     measured, trained = [], []
-    drawn = BlockStream._pass
-
-    def passing(stream):
-        trained.append(set(stream.rows.ids.tolist()))
-        return drawn(stream)
-
-    monkeypatch.setattr(BlockStream, "_pass", passing)
-    monkeypatch.setattr(MlmObjective, "perplexity", lambda _, rows, *of: measured.append(set(rows.ids.tolist())) or 1.0)
+    draw = BlockStream._pass
+    monkeypatch.setattr(BlockStream, "_pass", lambda stream: trained.append(set(stream.rows.ids)) or draw(stream))
+    monkeypatch.setattr(MlmObjective, "perplexity", lambda _, rows, *__: measured.append(set(rows.ids)) or 1.0)
     metrics, _ = pretrained(workspace, "models/out", enabled=True, max_steps=1)
-    (own,), (before, after) = trained, measured
-    assert before == after and before and not own & before
-    assert own | before == set(range(metrics["blocks"]))
+    (learnt,), (before, after) = trained, measured
+    assert before == after and before and not learnt & before
+    assert learnt | before == set(range(metrics["blocks"]))
 
 
 @pytest.mark.parametrize(("kind", "head"), [(BertForMaskedLM, "checkpoint"), (BertModel, "fresh")])
 def test_the_checkpoint_s_own_head_is_used_where_it_has_one(workspace, corpora, kind, head):
     tokenizer = load_tokenizer("models/tokenizer")
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    kind(config).save_pretrained("start")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    kind(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained("start")
     tokenizer.save_pretrained("start")
-    params = workspace.params(encoder={"name": "start"}, mlm={"enabled": True, "block_size": 16, "max_steps": 1})
-    metrics, _ = pretrain_mlm(params, set_up(**params.runtime.model_dump()), "data/corpora", "models/tokenizer", "out")
+    metrics, _ = pretrained(workspace, "out", {"name": "start"}, enabled=True, max_steps=1)
     assert metrics["head"] == head

@@ -67,8 +67,8 @@ def test_replays_leave_the_random_state_and_the_losses_that_follow_as_without_th
 
     plain, plain_state = losses_of()
     assert len(set(plain)) == 3
-    found, state = losses_of(smart={"lambda": 5}, bregman={"mu": 1})
-    assert found == plain and torch.equal(state, plain_state)
+    replayed, state = losses_of(smart={"lambda": 5}, bregman={"mu": 1})
+    assert replayed == plain and torch.equal(state, plain_state)
 
 
 def test_the_outputs_for_a_pair_are_those_of_both_texts_alone(workspace):
@@ -81,10 +81,9 @@ def test_the_outputs_for_a_pair_are_those_of_both_texts_alone(workspace):
 
 def test_the_encoder_is_given_word_embeddings_to_which_positions_and_types_come_once(workspace):
     params, model, streams, losses = setting(workspace, "bi", smart={"lambda": 5, "sigma": 0, "eta": 0})
-    transformer, given = model.encoder.transformer, []
+    transformer, given, positions = model.encoder.transformer, [], []
     transformer.register_forward_pre_hook(lambda _, __, kwargs: given.append(kwargs), with_kwargs=True)
-    positions = []
-    transformer.embeddings.position_embeddings.register_forward_hook(lambda *of: positions.append(of))
+    transformer.embeddings.position_embeddings.register_forward_hook(lambda *args: positions.append(args))
     batch = next(streams["qqp"])
     objective_of(params, model, losses)(batch)
     words = transformer.embeddings.word_embeddings.weight
@@ -110,15 +109,17 @@ def test_the_total_is_the_weighted_sum_of_loss_and_penalties_by_hand(workspace, 
         weigh, by_hand = Uncertainty(["sst", "qqp", "sts"]), lambda total: total * 2.0 + -0.6931471805599453
         torch.nn.init.constant_(weigh.log_variances["sts"], -0.6931471805599453)  # exp(-w) = 2
     (parts,) = Objective(model, losses, weigh, regularizers)(next(streams["sts"]))
-    found = {name: value.item() for name, value in parts.penalties.items()}
-    assert all(value > 1e-6 for value in found.values()) and list(found) == ["smart", "bregman", "r_drop"]
-    total = parts.loss.item() + 3 * found["smart"] + 0.7 * found["bregman"] + 0.25 * found["r_drop"]
+    penalties = {name: value.item() for name, value in parts.penalties.items()}
+    assert all(value > 1e-6 for value in penalties.values()) and list(penalties) == ["smart", "bregman", "r_drop"]
+    total = parts.loss.item() + 3 * penalties["smart"] + 0.7 * penalties["bregman"] + 0.25 * penalties["r_drop"]
     assert parts.total.item() == pytest.approx(by_hand(total), rel=1e-5)
 
 
 def test_a_task_that_is_not_named_gets_no_penalty_and_no_second_pass(workspace):
     on = {"smart": {"lambda": 5}, "bregman": {"mu": 1}, "r_drop": {"alpha": 1}}
-    params, model, streams, losses = setting(workspace, **{name: {**of, "tasks": ["qqp"]} for name, of in on.items()})
+    params, model, streams, losses = setting(
+        workspace, **{name: {**block, "tasks": ["qqp"]} for name, block in on.items()}
+    )
     objective, passes = objective_of(params, model, losses), given_to(model)
     (parts,) = objective(next(streams["sst"]))
     assert parts.penalties == {} and parts.total.item() == parts.loss.item() and len(passes) == 1
@@ -133,7 +134,9 @@ def test_the_noise_of_a_task_hurts_its_own_penalty_whatever_shares_the_pass(work
     block = Block.from_batches([(batch.task, batch.inputs) for batch in batches])
     clean, _, noisy = given
     before, after = (model.from_embeddings(embeddings, block) for embeddings in (clean, noisy))
-    (sst, qqp, sts), (sst_noisy, qqp_noisy, sts_noisy) = ([of.outputs.double() for of in x] for x in (before, after))
+    (sst, qqp, sts), (sst_noisy, qqp_noisy, sts_noisy) = (
+        [each.outputs.double() for each in x] for x in (before, after)
+    )
     p, q = sst.softmax(-1), sst_noisy.softmax(-1)
     by_hand = [((p - q) * (p.log() - q.log())).sum(-1).mean()]
     by_hand += [((qqp.sigmoid() - qqp_noisy.sigmoid()) * (qqp - qqp_noisy)).mean(), (sts - sts_noisy).square().mean()]
@@ -158,11 +161,11 @@ def test_smart_every_third_step_counts_in_a_tasks_own_steps_and_draws_no_noise_i
 def test_distillation_is_the_distance_from_what_is_said_of_the_same_rows(workspace):
     params, model, streams, losses = setting(workspace, noisy=False, distill={"weight": 3, "teacher": "somewhere"})
     sizes, draws = {"sst": 5, "qqp": 2, "sts": 1}, torch.Generator().manual_seed(0)
-    said = {task: torch.randn(60, size, generator=draws) for task, size in sizes.items()}
-    said = {task: value if task == "sts" else value.softmax(-1) for task, value in said.items()}
-    batches = [next(streams[task]) for task in said]
-    for batch, part in zip(batches, objective_of(params, model, losses, teacher_predictions=said)(*batches)):
+    logits = {task: torch.randn(60, size, generator=draws) for task, size in sizes.items()}
+    teacher = {task: value if task == "sts" else value.softmax(-1) for task, value in logits.items()}
+    batches = [next(streams[task]) for task in teacher]
+    for batch, part in zip(batches, objective_of(params, model, losses, teacher_predictions=teacher)(*batches)):
         outputs, divergence = model(batch.task, batch.inputs).outputs, model.targets[batch.task].divergence
-        distance = teacher_divergence(divergence, outputs, said[batch.task][batch.rows]).item()
+        distance = teacher_divergence(divergence, outputs, teacher[batch.task][batch.rows]).item()
         assert part.penalties["distill"].item() == pytest.approx(distance, rel=1e-4)
         assert part.total.item() == pytest.approx(part.loss.item() + 3 * distance, rel=1e-4)

@@ -19,19 +19,6 @@ from bertrio.training.optimizer import (
 )
 
 
-@pytest.fixture
-def model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 1))
-
-
-def test_the_optimizer_is_adamw_with_the_eps_and_decay_that_are_asked_for(default_params, model):
-    optimizer = build_optimizer(model, options(default_params, eps=1e-2, weight_decay=0.1), lr=0.1)
-    assert isinstance(optimizer, torch.optim.AdamW)
-    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]  # biases and LayerNorm have none
-    assert all(group["eps"] == 1e-2 and group["betas"] == (0.9, 0.999) for group in optimizer.param_groups)
-
-
 def options(default_params, **changes):
     return default_params.optimizer.model_copy(update=changes)
 
@@ -45,9 +32,9 @@ def test_every_schedule_warms_up_alike_and_stands_at_its_peak_right_after(defaul
 @pytest.mark.parametrize(
     ("name", "schedule"), [("linear", get_linear_schedule_with_warmup), ("cosine", get_cosine_schedule_with_warmup)]
 )
-def test_linear_and_cosine_decay_equal_those_of_transformers(default_params, model, name, schedule):
+def test_linear_and_cosine_decay_equal_those_of_transformers(default_params, name, schedule):
     params = options(default_params, lr_schedule=name)
-    theirs = build_optimizer(model, params, 0.1)
+    theirs = build_optimizer(nn.Linear(3, 4), params, 0.1)
     stepped = schedule(theirs, 0, 7)
     for step in range(7):
         assert theirs.param_groups[0]["lr"] == pytest.approx(0.1 * lr_factor(step, 7, 0, params), rel=1e-12)
@@ -64,7 +51,7 @@ def test_step_multiplies_the_rate_after_every_fifth_epoch_however_long_its_epoch
     assert by_hand[11] == 1 and by_hand[12] == 0.1, "epochs 1 to 5 hold 12 updates"
 
 
-class OfModel(nn.Module):
+class ThreeLayers(nn.Module):
     """Parameters under the names that they have in a MultitaskModel, of a small encoder of three layers."""
 
     def __init__(self, kind, **options):
@@ -76,24 +63,20 @@ class OfModel(nn.Module):
         self.heads = nn.ModuleDict({"a": nn.ModuleDict({"hidden": nn.ModuleList([nn.Linear(8, 8)])})})
 
 
-def test_layers_are_counted_from_the_heads_down():
-    model = OfModel("bert")
-    places = layers_below_heads(model)
-    assert places.keys() == dict(model.named_parameters()).keys()
-    for name, place in places.items():
-        expected = (
-            0 if name.startswith("heads.") or ".pooler." in name
-            else 4 if ".embeddings." in name
-            else {"0": 3, "1": 2, "2": 1}[name.split(".")[4]]
-        )  # fmt: skip
-        assert place == expected, name
-    assert set(places.values()) == {0, 1, 2, 3, 4}
-    assert places["heads.a.hidden.0.weight"] == 0, "numbers in the names of heads are no layers"
+BERT = {
+    "pooler.dense": 0,
+    "encoder.layer.2.output.LayerNorm": 1,
+    "encoder.layer.1.output.dense": 2,
+    "encoder.layer.0.attention.self.query": 3,
+    "embeddings.word_embeddings": 4,
+    "embeddings.LayerNorm": 4,
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "options", "expected"),
     [
+        ("bert", {}, BERT),
         (  # a norm behind the last layer counts with the heads
             "modernbert",
             dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
@@ -102,22 +85,25 @@ def test_layers_are_counted_from_the_heads_down():
         ("deberta-v2", {"relative_attention": True}, {"encoder.rel_embeddings": 4}),  # feeds all layers
     ],
 )
-def test_what_is_no_part_of_a_layer_stands_above_or_below_all_of_them(kind, options, expected):
-    places = layers_below_heads(OfModel(kind, **options))
-    assert {name: places[f"encoder.transformer.{name}.weight"] for name in expected} == expected
+def test_layers_are_counted_from_the_heads_down(kind, options, expected):
+    model = ThreeLayers(kind, **options)
+    depths = layers_below_heads(model)
+    assert depths.keys() == dict(model.named_parameters()).keys()
+    assert {name: depths[f"encoder.transformer.{name}.weight"] for name in expected} == expected
+    assert depths["heads.a.hidden.0.weight"] == 0, "numbers in the names of heads are no layers"
 
 
-def test_the_rate_halves_from_layer_to_layer_and_every_parameter_that_trains_is_in_one_group(default_params):
-    bert, halved = OfModel("bert"), options(default_params, layer_decay=0.5)
-    bert.encoder.transformer.pooler.requires_grad_(False)
-    names = {id(parameter): name for name, parameter in bert.named_parameters() if parameter.requires_grad}
-    groups = build_optimizer(bert, halved, 0.8).param_groups
-    found = {names[id(parameter)]: group for group in groups for parameter in group["params"]}
-    assert sum(len(group["params"]) for group in groups) == len(found) == len(names)
-    for name, group in found.items():
-        assert group["lr"] == pytest.approx(0.8 * 0.5 ** layers_below_heads(bert)[name]), name
-        decays = dict(bert.named_parameters())[name].ndim > 1
-        assert group["weight_decay"] == (halved.weight_decay if decays else 0)
+def test_adamw_halves_the_rate_from_layer_to_layer_and_decays_weights_alone(default_params):
+    model, params = ThreeLayers("bert"), options(default_params, layer_decay=0.5, eps=1e-2, weight_decay=0.1)
+    model.encoder.transformer.pooler.requires_grad_(False)
+    names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    groups = build_optimizer(model, params, 0.8).param_groups
+    group_of = {names[id(parameter)]: group for group in groups for parameter in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(group_of) == len(names)
+    for name, group in group_of.items():
+        assert group["lr"] == pytest.approx(0.8 * 0.5 ** layers_below_heads(model)[name]), name
+        assert group["weight_decay"] == (0.1 if dict(model.named_parameters())[name].ndim > 1 else 0), name
+        assert group["eps"] == 1e-2 and group["betas"] == (0.9, 0.999)
 
 
 # ---- sparse gradients
@@ -132,13 +118,13 @@ def test_sparse_gradients_make_the_updates_that_dense_ones_do_to_the_bit(default
     torch.manual_seed(0)
     start, params = torch.randn(6, 3), default_params.optimizer
     one, other = nn.Embedding(6, 3, _weight=start.clone()), nn.Embedding(6, 3, _weight=start.clone())
-    optimizers, kept = [build_optimizer(of, params, 0.1) for of in (one, other)], RowGradients()
+    optimizers, buffers = [build_optimizer(model, params, 0.1) for model in (one, other)], RowGradients()
     for rows in ([1, 4, 1], [2], [], [0, 5, 4, 4]):
         gradient = sparse(rows, torch.randn(len(rows), 3).tolist()) if rows else None
         one.weight.grad = torch.zeros(6, 3) if gradient is None else gradient.to_dense()
         other.weight.grad = sparse([0], [[0.0] * 3]) if gradient is None else gradient
         optimizers[0].step()
-        with kept.dense(other.parameters()):
+        with buffers.dense(other.parameters()):
             assert not other.weight.grad.is_sparse
             optimizers[1].step()
         assert torch.equal(one.weight, other.weight)

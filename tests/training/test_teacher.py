@@ -24,26 +24,24 @@ def asked(params):
     return rows, teacher_predictions(params, rows, "data/splits", set_up(1, "cpu", "float32"))
 
 
-def test_what_is_taught_is_what_the_predictor_says_of_each_row(workspace, teacher):
-    _, said = asked(workspace.params(distill={"weight": 1, "teacher": teacher}))
+def test_teacher_predictions_are_those_of_the_predictor_for_each_row_and_any_choice_of_rows(workspace, teacher):
+    params = workspace.params(distill={"weight": 1, "teacher": teacher})
+    rows, predictions = asked(params)
     predictor = Predictor.load(teacher, device="cpu", precision="float32")
-    assert {task: tuple(of.shape) for task, of in said.items()} == {"sst": (60, 5), "qqp": (60, 2), "sts": (60, 1)}
+    shapes = {task: tuple(values.shape) for task, values in predictions.items()}
+    assert shapes == {"sst": (60, 5), "qqp": (60, 2), "sts": (60, 1)}
+    remaining, _ = hold_out(rows, 0.5, 1)
+    params = workspace.params(distill={"weight": 1, "teacher": teacher, "tasks": ["sst"]})
+    fewer = teacher_predictions(params, remaining, "data/splits", set_up(1, "cpu", "float32"))
     for task in TASKS:
         frame = read_table(f"data/splits/{task}/train.parquet")
-        texts = frame[[name for name in frame if name.startswith("text")]].itertuples(index=False)
-        for own, found in zip(said[task], predictor.predict(task, [row if len(row) > 1 else row[0] for row in texts])):
-            expected = [found.score] if found.probabilities is None else found.probabilities
-            np.testing.assert_allclose(own, expected, rtol=1e-6)
-
-
-def test_rows_that_are_held_out_leave_the_others_with_what_is_said_of_them(workspace, teacher):
-    params = workspace.params(distill={"weight": 1, "teacher": teacher, "tasks": ["sst"]})
-    rows, said = asked(params)
-    kept, _ = hold_out(rows, 0.5, 1)
-    fewer = teacher_predictions(params, kept, "data/splits", set_up(1, "cpu", "float32"))
+        texts = [row if len(row) > 1 else row[0] for row in frame.filter(like="text").itertuples(index=False)]
+        answers = predictor.predict(task, texts)
+        expected = [[one.score] if one.probabilities is None else one.probabilities for one in answers]
+        np.testing.assert_allclose(predictions[task], expected, rtol=1e-6)
     assert set(fewer) == {"sst"}
-    places = pd.Index(rows["sst"].ids).get_indexer(kept["sst"].ids)
-    torch.testing.assert_close(fewer["sst"], said["sst"][places])
+    positions = pd.Index(rows["sst"].ids).get_indexer(remaining["sst"].ids)
+    torch.testing.assert_close(fewer["sst"], predictions["sst"][positions])
 
 
 def test_a_teacher_of_classes_in_another_order_is_refused(workspace, teacher):

@@ -13,11 +13,13 @@ def pair(size, rows=7, scale=2.0):
 
 
 @pytest.mark.parametrize(("name", "size"), SIZES)
-def test_divergences_are_symmetric_positive_and_exactly_zero_for_equal_outputs(name, size):
-    outputs, others = (values.float() for values in pair(size))
+def test_divergences_of_bf16_outputs_are_float32_symmetric_positive_and_exactly_zero_for_equal_ones(name, size):
+    outputs, others = (values.bfloat16() for values in pair(size))
     divergence = DIVERGENCES[name]
     assert divergence(outputs, others) == divergence(others, outputs) > 0
+    assert divergence(outputs, others) == divergence(outputs.float(), others.float())
     assert divergence(outputs, outputs.clone()).item() == 0.0
+    assert divergence(outputs, others).dtype == torch.float32
 
 
 @pytest.mark.parametrize(("name", "size"), SIZES)
@@ -47,11 +49,3 @@ def test_values_are_those_of_float64_and_so_are_gradients_which_flow_to_both_sid
     for gradient, by_hand in zip(found, expected):
         assert by_hand.abs().sum() > 0
         torch.testing.assert_close(gradient, by_hand, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "size"), SIZES)
-def test_bf16_outputs_are_compared_in_float32(name, size):
-    outputs, others = (values.bfloat16() for values in pair(size))
-    divergence = DIVERGENCES[name](outputs, others)
-    assert divergence.dtype == torch.float32
-    assert divergence == DIVERGENCES[name](outputs.float(), others.float())

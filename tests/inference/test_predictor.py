@@ -1,4 +1,3 @@
-import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 
@@ -67,73 +66,66 @@ def rows_of(task, split="dev"):
 
 
 def check_equal(predictor, table):
-    """The predictor says of the rows of dev what the table says of them, which is in the order of the data."""
-    table = table[table["split"] != "test"]
-    for task in table["task"].unique():
-        expected = table[table["task"] == task]
-        found = predictor.predict(task, rows_of(task))
-        assert len(found) == len(expected) > 0
-        if expected["probabilities"].notna().all():
-            assert [one.label for one in found] == expected["prediction"].tolist()
-            assert all(isinstance(one.label, int) and one.score is None for one in found)
-            assert np.allclose([one.probabilities for one in found], np.stack(expected["probabilities"]), atol=1e-5)
+    """The predictor predicts the rows of dev as the table, which is in the order of the data."""
+    for task, expected in table[table["split"] != "test"].groupby("task"):
+        labels, probabilities, scores = zip(*predictor.predict(task, rows_of(task)))
+        if task == "sts":
+            assert set(map(type, labels)) == {float} and set(probabilities) == {None}
+            assert np.allclose([labels, scores], expected[["prediction", "score"]].T, atol=1e-5)
         else:
-            assert all(isinstance(one.label, float) and one.probabilities is None for one in found)
-            assert np.allclose([one.label for one in found], expected["prediction"], atol=1e-5)
-            assert np.allclose([one.score for one in found], expected["score"], atol=1e-5)
+            assert set(map(type, labels)) == {int} and set(scores) == {None}
+            assert list(labels) == expected["prediction"].tolist()
+            assert np.allclose(probabilities, np.stack(expected["probabilities"]), atol=1e-5)
 
 
-@pytest.mark.parametrize("how", RULES)
-def test_it_says_of_the_rows_of_dev_what_the_ensemble_said(unlike, monkeypatch, how):
+@pytest.mark.parametrize("rule", RULES)
+def test_predictions_are_those_of_the_ensemble(unlike, monkeypatch, rule):
     monkeypatch.chdir(unlike.folder)
-    unlike.combine(how)
+    unlike.combine(rule)
     check_equal(load(), read_predictions("predictions/ensemble.parquet"))
     weights = read_json("models/ensemble/ensemble.json")["weights"]
     assert "third" not in weights["sts"]
-    if how == "greedy":  # there is something to be seen
+    if rule == "greedy":  # the weights differ
         assert len({share for shares in weights.values() for share in shares.values()}) > 2
+    monkeypatch.chdir("models/ensemble")
+    assert set(load(".").members) == set(load("..").members)
 
 
-@pytest.mark.parametrize("how", SOUPS)
-def test_and_what_a_soup_said(alike, monkeypatch, how):
+@pytest.mark.parametrize("rule", SOUPS)
+def test_predictions_are_those_of_the_soup(alike, monkeypatch, rule):
     monkeypatch.chdir(alike.folder)
-    alike.combine(how)
+    alike.combine(rule)
     for path in ("models", "models/ensemble"):
         check_equal(load(path), read_predictions("predictions/ensemble.parquet"))
 
 
-def test_and_what_one_member_said_whatever_lies_beside_its_folder(finished, tmp_path):
+def test_predictions_are_those_of_a_member_whose_folder_may_move(finished, tmp_path):
     shutil.copytree("models/members/second", tmp_path / "alone")
     check_equal(load(tmp_path / "alone"), read_predictions("predictions/members/second/predictions.parquet"))
 
 
-def test_a_folder_may_be_named_from_within(finished, monkeypatch):
-    monkeypatch.chdir("models/ensemble")
-    assert set(load(".").members) == set(UNLIKE) == set(load("..").members)
-
-
-def test_answers_come_in_the_order_of_the_rows_and_the_company_makes_no_difference(finished):
+def test_predictions_are_in_the_order_of_the_rows_and_do_not_depend_on_the_others(finished):
     predictor, rows = load(batch_size=3), rows_of("qqp")
     order = np.random.default_rng(0).permutation(len(rows))
-    one, other = predictor.predict("qqp", rows), predictor.predict("qqp", [rows[place] for place in order])
-    for place, found in zip(order, other):
-        assert np.allclose(found.probabilities, one[place].probabilities, atol=1e-5)
-    assert predictor.predict("qqp", rows[:1])[0].probabilities == pytest.approx(one[0].probabilities, abs=1e-5)
+    first = np.array([row.probabilities for row in predictor.predict("qqp", rows)])
+    second = [row.probabilities for row in predictor.predict("qqp", [rows[index] for index in order])]
+    assert np.allclose(second, first[order], atol=1e-5)
+    assert predictor.predict("qqp", rows[:1])[0].probabilities == pytest.approx(first[0], abs=1e-5)
     assert predictor.predict("qqp", []) == [] == predictor.predict("sst", iter(()))
 
 
-def test_outer_white_space_is_no_part_of_a_text_and_lists_are_pairs_too(finished):
+def test_outer_white_space_is_stripped_and_lists_are_pairs_too(finished):
     predictor = load("models/members/base")
     assert predictor.predict("sst", ["  a good film\n"]) == predictor.predict("sst", ["a good film"])
     assert predictor.predict("sts", [["a ", "\tb"]]) == predictor.predict("sts", [("a", "b")])
 
 
-def test_many_threads_get_what_one_gets(finished):
+def test_threads_get_the_same_predictions(finished):
     predictor, rows = load(batch_size=4), rows_of("sst")
-    asked = [rows[start::8] for start in range(8)] * 3
-    expected = [predictor.predict("sst", some) for some in asked]
+    batches = [rows[start::8] for start in range(8)] * 3
+    expected = [predictor.predict("sst", batch) for batch in batches]
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda some: predictor.predict("sst", some), asked)) == expected
+        assert list(pool.map(lambda batch: predictor.predict("sst", batch), batches)) == expected
 
 
 @pytest.mark.parametrize(
@@ -143,16 +135,15 @@ def test_many_threads_get_what_one_gets(finished):
         ("sst", ["a", 3], r"rows\[1\]: text is not a string: found 3, expected a text"),
         ("sst", ["a", " \n"], r"rows\[1\]: empty text: found ' \\n', expected a text"),
         ("qqp", [("a", "b"), "ab"], r"rows\[1\]: not a pair: found 'ab', expected a pair of texts"),
-        ("qqp", [("a", "")], r"rows\[0\]: empty text: found \('a', ''\), expected a pair of texts"),
         ("qpq", [], r"task 'qpq': no such task, expected one of sst, qqp, sts"),
     ],
 )
-def test_what_can_not_be_answered_is_an_error_that_names_the_row(finished, task, rows, message):
+def test_wrong_rows_are_an_error_that_names_the_first(finished, task, rows, message):
     with pytest.raises(UserError, match=message):
         load().predict(task, rows)
 
 
-def test_tasks_that_were_not_trained_are_not_answered(tmp_path, root, monkeypatch):
+def test_tasks_that_were_not_trained_are_refused(tmp_path, root, monkeypatch):
     trained(tmp_path, root, {"base": {"schedule": {"tasks": ["sst"], "until": "longest"}}})
     monkeypatch.chdir(tmp_path)
     predictor = load("models/members/base")
@@ -166,7 +157,7 @@ def test_encoded_texts_have_the_cosine_that_the_head_sees(bi, monkeypatch):
     one, other = (predictor.encode([pair[side] for pair in pairs], "sts") for side in (0, 1))
     assert one.shape == (len(pairs), 16) and one.dtype == np.float32
     cosine = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
-    scores = [found.score for found in predictor.predict("sts", pairs)]
+    scores = [prediction.score for prediction in predictor.predict("sts", pairs)]
     assert np.allclose(5 * np.maximum(cosine, 0), scores, atol=1e-4)  # the head's scaling is relu
     assert np.array_equal(predictor.encode([pair[0] for pair in pairs]), one)  # the only task that has vectors
     assert predictor.encode([]).shape == (0, 16)
@@ -188,58 +179,32 @@ def half(content):
     return content[: len(content) // 2]
 
 
-def about(**changed):
-    return lambda content: json.dumps({**json.loads(content), **changed}).encode()
-
-
-def with_nli(content):
-    raw = json.loads(content)
-    return json.dumps({**raw, "tasks": {**raw["tasks"], "nli": raw["tasks"]["qqp"]}}).encode()
+def replaced(before, after):
+    return lambda content: content.replace(before, after)
 
 
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("bertrio.json", half, r"bertrio.json: does not describe a model \("),
-        ("bertrio.json", about(format=2), "format"),
-        ("bertrio.json", with_nli, r"heads.safetensors: lacks nli\."),
-        ("heads.safetensors", None, "heads.safetensors: is missing"),
-        ("encoder/tokenizer.json", None, "encoder/tokenizer.json: is missing"),
-        ("encoder/model.safetensors", half, "encoder: can't be loaded"),
-        ("encoder/config.json", lambda content: b"[]", "config.json: can't be read"),
+        ("members/base/bertrio.json", half, r"bertrio.json: does not describe a model \("),
+        ("members/base/bertrio.json", replaced(b'"format": 1', b'"format": 2'), "format"),
+        ("members/base/heads.safetensors", None, "heads.safetensors: is missing"),
+        ("members/base/encoder/tokenizer.json", None, "encoder/tokenizer.json: is missing"),
+        ("members/base/encoder/model.safetensors", half, "encoder: can't be loaded"),
+        ("members/base/encoder/config.json", lambda content: b"[]", "config.json: can't be read"),
+        ("ensemble/ensemble.json", replaced(b'"vote"', b'"soup"'), "an ensemble .* one of vote, .*found 'soup'"),
+        ("ensemble/ensemble.json", replaced(b'"base"', b'"../base"'), "ensemble.json: does not describe an ensemble"),
+        ("ensemble/ensemble.json", replaced(b'"third"', b'"fourth"'), "members/fourth: is missing"),
+        (
+            "ensemble/ensemble.json",
+            None,
+            "ensemble: found neither bertrio.json nor ensemble.json there, expected a run's",
+        ),
     ],
 )
 def test_damage_is_an_error_that_names_the_file(finished, tmp_path, file, change, message):
-    shutil.copytree("models/members/base", tmp_path / "model")
-    path = tmp_path / "model" / file
+    shutil.copytree("models", tmp_path / "models")
+    path = tmp_path / "models" / file
     path.write_bytes(change(path.read_bytes())) if change else path.unlink()
     with pytest.raises(UserError, match=message):
-        load(tmp_path / "model")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"combine": "uniform_soup"}, "does not describe an ensemble .*expected one of vote, .*found 'uniform_soup'"),
-        ({"members": ["../base"]}, "does not describe an ensemble"),
-        ({"weights": {"sst": {"fourth": 1.0}}}, "members/fourth: is missing"),
-    ],
-)
-def test_a_damaged_ensemble_is_an_error_that_names_the_file(finished, change, message):
-    path = finished.folder / "models/ensemble/ensemble.json"
-    path.write_text(json.dumps({**read_json(path), **change}))
-    with pytest.raises(UserError, match=message):
-        load()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"path": "nowhere"}, "nowhere: found neither bertrio.json nor ensemble.json there, expected a run's"),
-        ({"device": "gpu"}, "gpu is not on this machine; use auto or cpu"),
-        ({"precision": "fp16"}, "precision: found 'fp16', expected one of auto, float32, bf16"),
-    ],
-)
-def test_what_is_asked_of_load_is_checked(finished, options, message):
-    with pytest.raises(UserError, match=message):
-        load(**options)
+        load(tmp_path / "models")

@@ -35,10 +35,12 @@ def test_the_command_writes_what_it_says(models, tmp_path, capsys):
     assert f"wrote {tmp_path / 'out'}; largest difference from {models['mean']}: " in capsys.readouterr().out
 
 
-def test_a_model_of_one_task_needs_no_task_named(make_model, tmp_path):
-    folder = make_model(tasks={"sst": None, "qqp": None}, sharing={"tasks": []}, schedule={"until": "sts"})
+def test_the_only_trained_task_is_the_default_and_others_are_refused(make_model, tmp_path):
+    folder = make_model(schedule={"tasks": ["sts"], "until": "sts"}, finetune={"select": "sts"})
     export_model(folder, tmp_path / "out", "classifier")
     assert json.loads((tmp_path / "out/export.json").read_text())["task"] == "sts"
+    with pytest.raises(UserError, match=r"--task: found sst, expected one of sts, which base was trained on"):
+        export_model(folder, tmp_path / "out", "classifier", "sst")
 
 
 @pytest.mark.parametrize(
@@ -55,12 +57,6 @@ def test_what_cannot_be_exported_is_named(models, tmp_path, words, message):
     with pytest.raises(UserError, match=message):
         export_model(models["mean"], tmp_path / "out", **words)
     assert not list(tmp_path.iterdir())
-
-
-def test_an_untrained_head_is_refused(make_model, tmp_path):
-    folder = make_model(schedule={"tasks": ["qqp", "sts"], "until": "sts"}, finetune={"select": "sts"})
-    with pytest.raises(UserError, match=r"--task: found sst, expected one of qqp, sts"):
-        export_model(folder, tmp_path / "out", "classifier", "sst")
 
 
 def test_a_former_export_is_replaced_and_nothing_else(models, tmp_path):

@@ -5,7 +5,6 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
-from bertrio.core.errors import UserError
 from bertrio.inference.export.export import export_model
 from tests.inference.export.conftest import PAIRS, POOLINGS, SINGLE, TEXTS
 
@@ -56,9 +55,3 @@ def test_classes_have_the_names_of_the_task_and_the_same_model_gives_the_same_by
     assert config.id2label == dict(enumerate(names)) and config.problem_type == "single_label_classification"
     for path in (tmp_path / "one").iterdir():
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
-
-
-def test_more_classes_than_there_is_room_for_are_refused(make_model, tmp_path):
-    folder = make_model(tasks={"sst": {"target": "classes", "classes": 8}}, encoder={"pooling": "mean"})
-    with pytest.raises(UserError, match="8 logits do not fit into hidden size 16; use onnx"):
-        export_model(folder, tmp_path / "out", "classifier", "sst")

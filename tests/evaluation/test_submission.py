@@ -8,7 +8,7 @@ from bertrio.evaluation.submission import write_submissions
 from tests.evaluation.tables import TASKS as THREE
 from tests.evaluation.tables import predictions
 
-TASKS = {**THREE, "own": Task("own", "single", "cross", Classes(3))}
+TASKS = {**THREE, "other": Task("other", "single", "cross", Classes(3))}
 HEADERS = {"sst": "Predicted_Sentiment", "para": "Predicted_Is_Paraphrase", "sts": "Predicted_Similiary"}
 
 
@@ -23,8 +23,8 @@ def graded(path, number) -> dict:
 
 @pytest.fixture
 def frame():
-    own = prediction_rows(TASKS["own"], "dev", ["0"], np.zeros(1), np.zeros((1, 3)))
-    return pd.concat([predictions(rows=3).sample(frac=1, random_state=0), own], ignore_index=True)
+    other = prediction_rows(TASKS["other"], "dev", ["0"], np.zeros(1), np.zeros((1, 3)))
+    return pd.concat([predictions(rows=3).sample(frac=1, random_state=0), other], ignore_index=True)
 
 
 def test_the_grader_reads_back_every_prediction_in_order(tmp_path, frame):

@@ -69,7 +69,6 @@ def test_a_wrong_body_is_refused_with_field_and_reason(client, body, status, par
 
 def test_unknown_tasks_and_paths_are_refused(client):
     assert refused(client.predict("ssst", ["a"]), 404, "task: found 'ssst', expected one of sst, qqp, sts, nli")
-    assert refused(client.predict("x" * 5000, ["a"]), 404, "xxx...")
     status, _, body = client.get("/nothing")
     assert refused((status, body), 404, "Not Found")
     assert refused(client.predict("qqp", [["a", "b"], "a"]), 422, "rows[1]: not a pair: found 'a'")
@@ -149,7 +148,6 @@ def test_metrics_count_requests_batches_and_rows_under_a_bounded_number_of_names
     assert client.metric('bertrio_requests_total{route="/predict/{task}",status="200"}') == 1
     assert client.metric('bertrio_requests_total{route="/predict/{task}",status="404"}') == 1
     assert client.metric('bertrio_requests_total{route="other",status="404"}') == 20
-    assert client.metric('bertrio_request_seconds_count{route="/predict/{task}"}') == 2
     assert client.metric('bertrio_batch_rows_sum{task="sst"}') == 3
     assert client.metric('bertrio_batch_seconds_count{task="sst"}') == 1
     assert client.metric("bertrio_waiting_rows") == 0

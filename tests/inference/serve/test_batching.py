@@ -35,20 +35,11 @@ def test_concurrent_requests_for_one_task_are_joined_up_to_max_batch_in_one_thre
         async with batcher(predictor) as queue:
             singles = [queue.predict("sst", ["x" * length]) for length in range(6)]
             pairs = [queue.predict("qqp", [(str(number), "b")]) for number in range(2)]
-            return await asyncio.gather(*singles, *pairs)
+            return await asyncio.gather(*singles, *pairs, queue.predict("sts", [("a", "b")] * 10))
 
     assert run(ask())[:6] == [[predictor.answer("sst", "x" * length)] for length in range(6)]
-    assert [(task, len(rows)) for task, rows in predictor.batches] == [("sst", 4), ("sst", 2), ("qqp", 2)]
+    assert [(task, len(rows)) for task, rows in predictor.batches] == [("sst", 4), ("sst", 2), ("qqp", 2), ("sts", 10)]
     assert len(predictor.threads) == 1
-
-
-def test_a_request_larger_than_a_batch_is_one_of_its_own(predictor):
-    async def ask():
-        async with batcher(predictor) as queue:
-            return await asyncio.gather(*[queue.predict("sst", ["a"] * count) for count in (1, 10, 1)])
-
-    assert [len(answer) for answer in run(ask())] == [1, 10, 1]
-    assert [len(rows) for _, rows in predictor.batches] == [1, 10, 1]
 
 
 def test_the_oldest_request_is_served_first(predictor):

@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # DVC copi
 
 from bertrio.core.stage import run_stage
 from bertrio.data.inputs import check_inputs
-from bertrio.training.callbacks import need_all_trackers
+from bertrio.training.monitoring import need_all_trackers
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # DVC copi
 
 from bertrio.config import load_member, load_params
 from bertrio.core.stage import run_stage
-from bertrio.training.soup import build_ensemble
+from bertrio.training.ensemble import build_ensemble
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, save_model
 from bertrio.model.tokenizer import build_tokenizer
 from bertrio.training.build import load_split
+from bertrio.training.ensemble import build_ensemble
 from bertrio.training.finetune import predict
-from bertrio.training.soup import build_ensemble
 
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},

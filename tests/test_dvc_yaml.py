@@ -15,7 +15,7 @@ NEUTRAL = {
     "core.console", "core.errors", "core.files", "core.interruption", "core.options", "core.stage", "config",
 }  # fmt: skip
 # Stopping and resuming training gives the same bytes, which other tests check.
-NEUTRAL_IN_TRAINING = {"training.callbacks", "training.checkpoints"}
+NEUTRAL_IN_TRAINING = {"training.monitoring", "training.checkpoints"}
 # Imported by stages that only predict, and not run there.
 UNUSED_BY_PREDICTION = {
     "techniques", "core.distributed", "training.build", "training.objective", "training.optimizer",

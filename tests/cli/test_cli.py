@@ -22,7 +22,7 @@ def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, monkeypatch,
     assert main(["check", "--params", str(root / "params.yaml")]) == 0
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["ensemble"]["members"]["base"] = {"tracking": {"to": ["wandb"]}}
-    monkeypatch.setattr("bertrio.training.callbacks.find_spec", lambda name: None)
+    monkeypatch.setattr("bertrio.training.monitoring.find_spec", lambda name: None)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     assert main(["check", "--params", str(tmp_path / "params.yaml")]) == 2
     printed = " ".join(capsys.readouterr().err.split())

@@ -13,7 +13,7 @@ from bertrio.core.errors import UserError
 from bertrio.experiments import search as module
 from bertrio.experiments.revision import Revision, find_experiments
 from bertrio.experiments.search import CHECKPOINTS, parse_space, read_epochs, search, values_at
-from bertrio.training import callbacks, checkpoints
+from bertrio.training import checkpoints, monitoring
 from tests.experiments.planted import Planted
 from tests.toy_project import toy_project
 
@@ -45,7 +45,7 @@ class Project(Planted):
             raise UserError(f"{name}: ran out of memory")
         worse = abs(math.log10(lr) + 3) / 4 + abs(dropout - 0.2)
         for epoch in range(1, EPOCHS + 1):
-            with open(environment[callbacks.VARIABLE], "a") as file:
+            with open(environment[monitoring.VARIABLE], "a") as file:
                 file.write(epoch_line(epoch, 0.9 - worse - 0.2 / epoch, last=epoch == EPOCHS))
             watch()
         self.experiment(name, settings, overall_normalized=0.9 - worse, sst={"accuracy": 0.5})
@@ -163,7 +163,7 @@ STAGE = """
 import json, os, time
 from pathlib import Path
 import yaml
-from bertrio.training.callbacks import report_epoch
+from bertrio.training.monitoring import report_epoch
 
 weight = yaml.safe_load(open("params.yaml"))["smart"]["lambda"]
 folder = Path(os.environ["BERTRIO_CHECKPOINTS"])

@@ -10,7 +10,7 @@ from bertrio.core.files import read_json, write_json
 from bertrio.data.table import read_table
 from bertrio.evaluation.ensembling import RULES
 from bertrio.evaluation.predictions import read_predictions
-from bertrio.training.soup import SOUPS
+from bertrio.training.ensemble import SOUPS
 from tests.small_run import Run
 
 UNLIKE = {

@@ -137,7 +137,7 @@ def test_sparse_gradients_of_words_outlive_a_stop(workspace, stopped, monkeypatc
 
 
 def test_what_happens_on_a_gpu_where_losses_are_read_every_few_steps(workspace, stopped, monkeypatch):
-    monkeypatch.setattr("bertrio.training.callbacks.read_every", lambda device: 5)
+    monkeypatch.setattr("bertrio.training.monitoring.read_every", lambda device: 5)
     params = workspace.params(checkpoints={"steps": 3})
     goes_on(params, stopped, (4, Interrupted), (11, Killed), steps=train(params, "whole"))
 
@@ -211,7 +211,7 @@ def test_a_gpu_with_deterministic_algorithms_gives_the_same_bytes_too(workspace,
 
 @pytest.mark.parametrize("read_every", [1, 4])
 def test_numbers_that_are_not_finite_are_in_no_checkpoint(workspace, monkeypatch, capsys, read_every):
-    monkeypatch.setattr("bertrio.training.callbacks.read_every", lambda device: read_every)
+    monkeypatch.setattr("bertrio.training.monitoring.read_every", lambda device: read_every)
     params = workspace.params(
         optimizer={"max_grad_norm": None, "warmup_fraction": 0}, finetune={"lr": 1e30}, checkpoints={"steps": 1}
     )

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from bertrio.core.errors import UserError
-from bertrio.training import callbacks
-from bertrio.training.callbacks import Curves, build_curves, need_all_trackers
+from bertrio.training import monitoring
+from bertrio.training.monitoring import Curves, build_curves, need_all_trackers
 from tests.training.conftest import run
 
 
@@ -81,7 +81,7 @@ def test_tools_get_the_curves_and_write_nothing_beside_the_logs(workspace, monke
 
 
 def test_what_is_not_installed_says_how_to_get_it(workspace, monkeypatch):
-    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
+    monkeypatch.setattr(monitoring, "find_spec", lambda name: None)
     need_all_trackers(workspace.params(tracking={"to": ["table"]}))
     with pytest.raises(UserError, match=r"of member base: wandb is not installed.*pip install 'bertrio\[wandb\]'"):
         need_all_trackers(workspace.params(tracking={"to": ["table", "wandb"]}))

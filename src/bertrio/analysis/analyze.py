@@ -11,12 +11,12 @@ import pandas as pd
 
 from bertrio.analysis.card import write_card
 from bertrio.analysis.challenges import write_challenges
-from bertrio.analysis.errors import describe_worst, row_error
 from bertrio.analysis.labels import suspects
 from bertrio.analysis.perturbations import robustness
 from bertrio.analysis.scorer import Scorer
 from bertrio.analysis.slices import Facts, as_json, measure_slices, slice_metric
 from bertrio.analysis.words import NearWords, count_words
+from bertrio.analysis.worst_rows import describe_worst, row_error
 from bertrio.config import Params, build_tasks
 from bertrio.config.groups import AnalyzeParams
 from bertrio.core.console import progress, say

@@ -93,7 +93,7 @@ def _check(args: argparse.Namespace) -> None:
     import tempfile
 
     from bertrio.data.inputs import check_inputs
-    from bertrio.training.callbacks import need_all_trackers
+    from bertrio.training.monitoring import need_all_trackers
 
     with tempfile.TemporaryDirectory() as folder:
         need_all_trackers(check_inputs(args.params, folder))

@@ -31,7 +31,7 @@ from bertrio.experiments.recipes.params import Block, flatten, value_text, with_
 from bertrio.experiments.recipes.resolving import SEED, resolve
 from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.revision import Revision
-from bertrio.training.callbacks import VARIABLE as PROGRESS
+from bertrio.training.monitoring import VARIABLE as PROGRESS
 
 if TYPE_CHECKING:
     from optuna import Study, Trial

@@ -51,8 +51,8 @@ class Uncertainty(nn.Module):
     Args:
         tasks: names of all tasks that may train, or a mapping with them as keys.
 
-    The parameters are scalars, so that an optimizer without weight decay on biases has none on them either. Each task
-    has its own, which has no gradient and does not change in steps without the task.
+    The optimizer applies no weight decay to the parameters. Each task has its own, which has no gradient and does not
+    change in steps without the task.
     """
 
     def __init__(self, tasks: Iterable[str]) -> None:

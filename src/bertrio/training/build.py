@@ -29,8 +29,8 @@ from bertrio.techniques.regularizers.norms import l1, l2
 from bertrio.techniques.schedules import SCHEDULES, Epoch, Sizes, proportional_batch_sizes
 from bertrio.techniques.surgery import build_surgery
 from bertrio.techniques.weighting import WEIGHTINGS
-from bertrio.training.callbacks import Curves
 from bertrio.training.loop import Trainer
+from bertrio.training.monitoring import Curves
 from bertrio.training.objective import Objective
 from bertrio.training.optimizer import Combiner, GramianCombiner, Optimization
 
@@ -100,7 +100,7 @@ def build_trainer(
         streams,
         optimization,
         build_combiner(params, model, learned),
-        penalty=weight_penalty(params, model),
+        weight_penalty=weight_penalty(params, model),
         accumulate=options.accumulate,
         one_pass=model.encoder.size < NARROW if options.one_pass == "auto" else options.one_pass,
         callbacks=callbacks,

@@ -274,7 +274,7 @@ def _write(state: dict[str, Any], path: Path) -> None:
     """Write a state of tensors, tables and JSON values, with its digest."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_pack(state, tensors))
-    save_file(tensors, path, metadata={"state": text, "sha256": _digest(text, tensors)})
+    save_file(tensors, path, metadata={"state": text, "sha256": _content_hash(text, tensors)})
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -286,7 +286,7 @@ def _read(path: Path) -> dict[str, Any]:
     with safe_open(path, "pt") as file:
         text, digest = file.metadata()["state"], file.metadata()["sha256"]
         tensors = {name: file.get_tensor(name) for name in sorted(file.keys(), key=int)}
-    if digest != _digest(text, tensors):
+    if digest != _content_hash(text, tensors):
         raise ValueError("its bytes are not those that were written")
     return _unpack(json.loads(text), tensors)
 
@@ -318,7 +318,7 @@ def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return tensors[value["tensor"]]
 
 
-def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
+def _content_hash(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256(text.encode())
     for tensor in tensors.values():
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
@@ -326,15 +326,15 @@ def _digest(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def open_checkpoints(
-    stage: str, params: Params, reads: Any, inputs: Sequence[str | Path], runtime: Runtime
+    stage: str, params: Params, param_groups: Any, paths: Sequence[str | Path], runtime: Runtime
 ) -> Checkpoints:
     """Open the checkpoints of a run of `stage`. Arguments and errors as in `identity` and `Checkpoints.open`."""
-    values = identity(stage, params, reads, inputs, runtime) if runtime.processes.is_main else {}
+    values = identity(stage, params, param_groups, paths, runtime) if runtime.processes.is_main else {}
     return Checkpoints.open(stage, values, params.checkpoints, runtime)
 
 
 def identity(
-    stage: str, params: Params, reads: Any, inputs: Sequence[str | Path], runtime: Runtime
+    stage: str, params: Params, param_groups: Any, paths: Sequence[str | Path], runtime: Runtime
 ) -> dict[str, object]:
     """Return everything that decides the result of a training stage.
 
@@ -343,14 +343,14 @@ def identity(
     Args:
         stage: name of the stage, with that of the member if it has one.
         params: all params, as the stage sees them.
-        reads: params that it reads, as `include` of pydantic's `model_dump`: groups, or a dict of groups and params.
-        inputs: files and folders that it reads, relative to the repository, so that a copy of it has the same paths.
+        param_groups: params that it reads, as `include` of `model_dump`: groups, or a dict of groups and params.
+        paths: files and folders that it reads, relative to the repository, so that a copy of it has the same paths.
         runtime: device, precision and processes.
 
     Raises:
         UserError: if an input is missing.
     """
-    settings = params.model_dump(by_alias=True, include=reads)
+    settings = params.model_dump(by_alias=True, include=param_groups)
     settings.get("runtime", {}).pop("processes", None)
     package, cuda = Path(bertrio.__file__).parent, runtime.device.type == "cuda"
     script = getattr(sys.modules["__main__"], "__file__", None)  # of the stage
@@ -358,7 +358,7 @@ def identity(
     return {
         "stage": stage,
         "settings": settings,
-        "inputs": {str(path): _hashes(need(path)) for path in inputs},
+        "inputs": {str(path): _hashes(need(path)) for path in paths},
         "code": {str(path.relative_to(package)): sha256(path) for path in sorted(package.rglob("*.py"))},
         "script": sha256(Path(script)) if script else None,
         "device": torch.cuda.get_device_name(runtime.device) if cuda else runtime.device.type,

@@ -15,9 +15,9 @@ from bertrio.data.batches import Split
 from bertrio.evaluation.metrics import evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import prediction_rows
 from bertrio.model.multitask import MultitaskModel
-from bertrio.training.callbacks import EpochLog
 from bertrio.training.checkpoints import Stateful
 from bertrio.training.loop import infer
+from bertrio.training.monitoring import EpochLog
 
 
 def predict(

@@ -19,10 +19,10 @@ from bertrio.model.config import ModelConfig
 from bertrio.model.multitask import build_model, load_heads, save_model
 from bertrio.techniques.gradients import CONFLICT_COLUMNS
 from bertrio.training.build import build_trainer, hold_out, load_split, resolve_precision, teacher_predictions
-from bertrio.training.callbacks import build_curves, report_epoch
 from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.evaluator import EpochEvaluator, Selection, predict
 from bertrio.training.loop import Trainer
+from bertrio.training.monitoring import build_curves, report_epoch
 
 HOLDOUT = 0.1  # share of the training rows that `finetune.select_on: holdout` holds out
 
@@ -65,10 +65,10 @@ def finetune(
         Figures for the stage's timing file, besides seconds and memory.
     """
     runtime = resolve_precision(params, runtime)
-    stage, reads = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
+    stage, paths = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
     distill = params.distill
-    reads += [str(Path(distill.teacher).expanduser())] if distill.weight and distill.teacher else []
-    main, opened = runtime.processes.is_main, open_checkpoints(stage, params, set(MEMBER_GROUPS), reads, runtime)
+    paths += [str(Path(distill.teacher).expanduser())] if distill.weight and distill.teacher else []
+    main, opened = runtime.processes.is_main, open_checkpoints(stage, params, set(MEMBER_GROUPS), paths, runtime)
     with runtime.processes.main_process_output(), opened as checkpoints:
         train, scored, test = load_rows(params, inputs)
         model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)

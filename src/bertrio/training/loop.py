@@ -20,8 +20,8 @@ from bertrio.config import Params
 from bertrio.core.console import progress
 from bertrio.data.batches import Batch, BatchStream, Rows
 from bertrio.model.multitask import MultitaskModel
-from bertrio.training.callbacks import Curves, EpochLog, FiniteCheck, Meter
 from bertrio.training.checkpoints import Stateful
+from bertrio.training.monitoring import Curves, EpochLog, FiniteCheck, Meter
 from bertrio.training.objective import StepObjective
 from bertrio.training.optimizer import Combiner, Optimization, clip_gradients
 
@@ -39,7 +39,8 @@ class Trainer(Stateful):
         streams: training batches by task.
         optimization: optimizer, learning rate, maximum gradient norm and number of steps.
         combiner: combines the gradients of a step's tasks, by sum or surgery.
-        penalty: function of the parameters that have a gradient in a step, added to the loss; None for no penalty.
+        weight_penalty: function of the parameters that have a gradient in a step, such as L2; None for no penalty. Its
+            gradient is added after surgery and before clipping.
         accumulate: number of pieces that a batch is cut into. Each has a pass of its own, which saves memory and leaves
             the gradient the same.
         one_pass: let tasks of a step share one pass of the encoder, padded to one width.
@@ -60,7 +61,7 @@ class Trainer(Stateful):
     streams: Mapping[str, BatchStream]
     optimization: Optimization
     combiner: Combiner
-    penalty: Callable[[list[nn.Parameter]], Tensor] | None = None
+    weight_penalty: Callable[[list[nn.Parameter]], Tensor] | None = None
     accumulate: int = 1
     one_pass: bool = False
     callbacks: Sequence[Callable[[int], None]] = ()
@@ -82,8 +83,8 @@ class Trainer(Stateful):
         """Make update `number` from one batch of each task; return the losses and penalties to log."""
         logged = self._add_gradients(tasks, number)  # objective
         self.combiner.combine(number, self._finite)  # sum or surgery
-        if self.penalty is not None:
-            self._add_penalty(self.penalty)
+        if self.weight_penalty is not None:
+            self._add_penalty(self.weight_penalty)
         norm = clip_gradients(self.model, self.optimization.max_grad_norm)
         self._finite.add("the norm of the gradients", norm)
         self._finite.read_on_cpu()

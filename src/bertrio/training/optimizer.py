@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from bertrio.config import OptimizerParams
 from bertrio.core.distributed import Processes
 from bertrio.techniques.gradients import TaskGradients, conflict_rows
-from bertrio.training.callbacks import FiniteCheck
 from bertrio.training.checkpoints import Stateful
+from bertrio.training.monitoring import FiniteCheck
 
 BETAS = (0.9, 0.999)  # of AdamW
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import pearsonr
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
@@ -228,3 +229,9 @@ def test_a_threshold_that_leaves_one_side_empty_is_an_error(threshold):
 def test_what_cannot_be_built_is_an_error_before_any_training(name, target, options, message):
     with pytest.raises(ValueError, match=message):
         build_loss(name, target, options)
+
+
+def test_pearson_is_one_minus_scipys_correlation():
+    scores, labels = inputs("pearson", SCORE)[0].detach(), LABELS[SCORE]
+    r = pearsonr(scores.squeeze(1).double(), labels.double()).statistic
+    assert pearson(HeadOutput(30 * scores - 7), labels).item() == pytest.approx(1 - r, rel=1e-5)

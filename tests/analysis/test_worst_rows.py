@@ -3,8 +3,8 @@ import pandas as pd
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from bertrio.analysis.errors import distance, nearest, row_error, strongest_changes
 from bertrio.analysis.words import NearWords, words_of
+from bertrio.analysis.worst_rows import distance, nearest, row_error, strongest_changes
 from bertrio.core.tasks import Classes, Predicted, Score, Task
 from bertrio.evaluation.predictions import Scored
 

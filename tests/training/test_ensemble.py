@@ -10,8 +10,8 @@ from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import read_predictions, write_predictions
 from bertrio.model.config import ModelConfig, read_model_config
 from bertrio.model.multitask import save_model
+from bertrio.training.ensemble import build_ensemble, greedy_soup
 from bertrio.training.finetune import predict
-from bertrio.training.soup import build_ensemble, greedy_soup
 from tests.reading import Reads
 from tests.training.conftest import saved_model, split_of
 

@@ -76,7 +76,7 @@ def test_a_server_answers_as_the_predictor_does_and_ends_in_good_order(model, ro
         last = []
         asking = threading.Thread(target=lambda: last.append(client.predict("sst", ["the last one"])))
         asking.start()
-        wait_until(lambda: client.waiting() == 1)
+        wait_until(lambda: client.metric("bertrio_waiting_rows") == 1)
         server.send_signal(signal.SIGTERM)
         asking.join(20)
         assert last[0][0] == 200

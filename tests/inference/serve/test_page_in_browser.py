@@ -26,7 +26,7 @@ class Tab(Browser):
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.ask("Emulation.setDeviceMetricsOverride", **size)
         self.ask("Page.navigate", url="about:blank")
-        self.told.clear()
+        self.logged.clear()
         self.ask("Page.navigate", url=url)
         wait_until(lambda: self.run("document.readyState === 'complete' && location.protocol === 'http:'"))
         wait_until(lambda: self.run(ready))
@@ -76,7 +76,7 @@ def test_a_sentence_gets_the_answers_of_the_tasks_that_fit_with_probabilities(ta
     widths = tab.run("Array.from(document.querySelectorAll('.track > span'), (bar) => bar.style.width)")
     assert sorted(widths) == ["12.5%"] * 4 + ["50%"]
     assert "second sentence" in tab.status()
-    assert tab.told == []
+    assert tab.logged == []
 
 
 def test_text_is_shown_as_it_is_and_runs_nothing(tab, client):
@@ -90,7 +90,7 @@ def test_text_is_shown_as_it_is_and_runs_nothing(tab, client):
     assert tab.run("window.ran") is None
     assert tab.run("document.querySelectorAll('script').length") == 1
     assert tab.run("document.querySelectorAll('main img').length") == 0
-    assert tab.told == []
+    assert tab.logged == []
 
 
 def test_problems_are_shown_in_words(tab):

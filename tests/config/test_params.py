@@ -55,6 +55,7 @@ def test_a_small_number_in_the_file_itself_is_a_number(tmp_path, root):
         ("runtime.zzz", 1, "runtime.zzz: unknown param; known here: seed, device"),
         ("tasks.sst.loss_options.labelsmoothing", 0, "did you mean label_smoothing?"),
         ("evaluate.challenges.paws", {"task": "qqp", "pth": "a"}, "did you mean evaluate.challenges.paws.path?"),
+        ("tasks.kind", {"kid": "single"}, "tasks.kind.kid: unknown param; did you mean tasks.kind.kind?"),
         ("surgery.method", "pc_grad", "surgery.method: expected one of none, pcgrad"),
         ("tasks.sst.head", "siamse", "did you mean siamese"),
         # types and ranges
@@ -65,6 +66,7 @@ def test_a_small_number_in_the_file_itself_is_a_number(tmp_path, root):
         ("data.split.fractions", [0.5, 0.1, 0.1], "data.split: fractions are train, dev, test"),
         ("data.split.fractions", [0.7, 0.3], "data.split.fractions.2: is missing"),
         ("encoder.lora.targets", "query", "encoder.lora.targets: "),
+        ("encoder", {"frozen": True, "lora": {"rank": 2}}, "encoder.lora.rank: found 2, but encoder.frozen"),
         ("encoder.tiny.heads", 3, "is not a multiple of heads 3"),
         # a param of two types is named as it stands in the file
         ("schedule.cap", "shortes", "schedule.cap: expected 'shortest', found 'shortes'"),

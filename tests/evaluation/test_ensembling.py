@@ -114,6 +114,8 @@ def test_members_over_different_rows_or_labels_are_an_error_that_names_them():
         combined({"a": first, "b": second[second["task"] != "sts"]}, "vote")
     with pytest.raises(UserError, match="have 240 different rows or labels .*task qqp, split dev, id '0', label 1.0"):
         combined({"a": first, "b": second.assign(label=second["label"] + 1)}, "vote")
+    with pytest.raises(UserError, match="task sst: members a, b have probabilities of different classes"):
+        combined({"a": classes([0.2] * 5), "b": classes([0.25] * 4)}, "mean")
 
 
 def test_members_are_read_from_and_written_to_files(tmp_path):

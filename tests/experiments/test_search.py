@@ -205,14 +205,16 @@ def test_a_pruned_run_of_dvc_leaves_neither_processes_nor_copies(root, tmp_path,
 
 
 def test_a_space_in_words():
-    space = parse_space(["a.lr=log:1e-5:1e-4", "a.b=uniform:0:0.5", "a.n=int:1:4", "a.t=[sst, qqp],[sts],null,5e-1"])
+    space = parse_space(
+        ["a.lr=log:1e-5:1e-4", "a.b=uniform:0:0.5", "a.n=int:1:4", "a.t=[sst, qqp],[sts],null,1.23456e-4"]
+    )
     assert space["a.lr"] == optuna.distributions.FloatDistribution(1e-5, 1e-4, log=True)
     assert space["a.b"] == optuna.distributions.FloatDistribution(0, 0.5)
     assert space["a.n"] == optuna.distributions.IntDistribution(1, 4)
     point = {"a.lr": 1.23456e-5, "a.b": 0.499999, "a.n": 3}
     assert values_at(point) == {"a.lr": 1.235e-5, "a.b": 0.5, "a.n": 3}
     choices = [values_at({"a.t": choice})["a.t"] for choice in space["a.t"].choices]
-    assert choices == [["sst", "qqp"], ["sts"], None, 0.5]
+    assert choices == [["sst", "qqp"], ["sts"], None, 1.23456e-4]
 
 
 @pytest.mark.parametrize(

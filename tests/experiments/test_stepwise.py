@@ -179,6 +179,7 @@ def test_every_extension_changes_some_base(root):
         (("cyc-train", "capped"), "capped and cyc-train exclude each other"),
         (("surgery-mean",), "has no effect without grad-surg"),
         (("shared-layer",), "params.yaml: sharing.layer fusion: "),
+        (("adj-layers", "grad-surg", "adj-layers-bi"), "takes the place of adj-layers"),
     ],
 )
 def test_what_does_not_go_together_is_refused(root, names, why):

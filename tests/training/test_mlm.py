@@ -49,6 +49,17 @@ def test_blocks_hold_all_texts_one_after_the_other(workspace, corpora):
     assert isinstance(blocks, np.memmap)
 
 
+def test_an_empty_corpus_adds_nothing_and_none_is_an_error(workspace, corpora):
+    tokenizer = load_tokenizer("models/tokenizer")
+    blocks = token_blocks(corpora, tokenizer, 16, workspace.root)
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), workspace.root / corpora / "multinli.parquet")
+    assert np.array_equal(token_blocks(corpora, tokenizer, 16, workspace.root), blocks)
+    for path in (workspace.root / corpora).iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match="found 0 tokens, expected at least 32"):
+        token_blocks(corpora, tokenizer, 16, workspace.root)
+
+
 def test_masks_are_picked_and_shared_out_as_in_the_paper(tokenizer):
     blocks = torch.randint(5, len(tokenizer), (400, 128), generator=torch.Generator().manual_seed(0))
     blocks[:, 0] = tokenizer.cls_token_id

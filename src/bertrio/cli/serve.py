@@ -23,8 +23,16 @@ def add_serve_commands(commands: Any) -> None:
     ):
         serve.add_argument(name, type=positive, default=default, metavar="N", help=f"{text} (default: %(default)s)")
     wait = "milliseconds that a row waits for others to join it (default: %(default)s)"
-    serve.add_argument("--max-wait-ms", type=float, default=5.0, metavar="MS", help=wait)
+    serve.add_argument("--max-wait-ms", type=milliseconds, default=5.0, metavar="MS", help=wait)
     serve.set_defaults(run=_serve)
+
+
+def milliseconds(text: str) -> float:
+    """Parse a finite number of milliseconds, at least 0."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected milliseconds, 0 or more")
+    return value
 
 
 def _serve(args: argparse.Namespace) -> None:

@@ -178,7 +178,7 @@ def _known_keys(keys: list[str]) -> list[str]:
     group: type[Group] = Params
     for key in keys:
         kind = group.model_fields[key].annotation if key in group.model_fields else group  # or an item of dict[str, X]
-        group = next(option for option in (kind, *get_args(kind)) if hasattr(option, "model_fields"))
+        group = next((option for option in (kind, *get_args(kind)) if hasattr(option, "model_fields")), group)
     return [field.alias or name for name, field in group.model_fields.items()]
 
 

@@ -196,6 +196,8 @@ def check_passes(params: Params) -> Iterator[str]:
             "encoder.compile: found true, but the second pass of encoder.checkpointing, and the teacher of bregman, "
             "would draw other dropout masks than the compiled first one; set one of them to false, or bregman.mu to 0"
         )
+    if encoder.frozen and encoder.lora.rank:
+        yield f"encoder.lora.rank: found {encoder.lora.rank}, but encoder.frozen leaves no adapter to train; use 0"
     trained = dict.fromkeys([*params.trains, *([params.prefinetune.task] if params.prefinetune.epochs else [])])
     for name in trained if encoder.frozen else ():
         if name in params.tasks and not params.tasks[name].has_weights(name, params.sharing):

@@ -141,9 +141,9 @@ def choose(device: str = "auto", precision: str = "auto", width: int | None = No
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    kind, _, index = name.partition(":")
+    kind, colon, index = name.partition(":")
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available.get(kind) or (index and index not in map(str, range(torch.cuda.device_count()))):
+    if not available.get(kind) or (colon and index not in map(str, range(torch.cuda.device_count()))):
         raise UserError(f"runtime.device: {name} is not on this machine; use auto or cpu")
     return torch.device(name)
 

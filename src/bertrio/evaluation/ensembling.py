@@ -205,6 +205,10 @@ def combine(
         if not names:
             raise UserError(f"ensemble.members: no member answers task {task}; add it to the answers of one")
         predictions = [predicted_of(frames[name].iloc[positions]) for name in names]
+        if len({None if one.probabilities is None else one.probabilities.shape for one in predictions}) > 1:
+            raise UserError(
+                f"task {task}: members {', '.join(names)} have probabilities of different classes; run dvc repro"
+            )
         shares = [1 / len(names)] * len(names)
         if rule == "greedy" and len(names) > 1:
             rows = mark_selection(rows)

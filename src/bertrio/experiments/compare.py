@@ -6,7 +6,7 @@ swapping the sides only changes their sign.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -107,7 +107,7 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
         result["overall"] = {name: _test(sides, name, name) for name in OVERALL}
         for figures in result["overall"].values():
             figures["better"] = _better(figures, figures["p"])
-    result["notes"] = [*notes, *_notes(first, second, split), *_same_runs(revisions, runs, len(first))]
+    result["notes"] = [*notes, *_notes(first, second, split), *_same_runs(revisions, matched.values(), len(first))]
     for name, figures in (*result["tasks"].items(), *result.get("overall", {}).items()):
         figures["sentence"] = _sentence(name, figures, label(first), label(second))
     if rows is not None:
@@ -293,10 +293,14 @@ def _notes(first: Side, second: Side, split: str) -> Iterator[str]:
         )
 
 
-def _same_runs(revisions: Side, runs: Sequence[Run], firsts: int) -> Iterator[str]:
-    """Yield notes on revisions of one side with equal scores on all rows: they are the same run, not another seed."""
-    pairs = list(zip(revisions, runs))
-    for side in (pairs[:firsts], pairs[firsts:]):
-        for (one, scores), (other, others) in combinations(side, 2):
-            if all(np.array_equal(scores[task].rows, others[task].rows) for task in scores):
-                yield f"{one.title} and {other.title} predict all rows alike: the same run is counted twice"
+def _same_runs(revisions: Side, tasks: Iterable[Matched], firsts: int) -> Iterator[str]:
+    """Yield notes on revisions of one side with equal predictions: they are the same run, not another seed."""
+    for indices in (range(firsts), range(firsts, len(revisions))):
+        for one, other in combinations(indices, 2):
+            pairs = [(task.scored[one], task.scored[other]) for task in tasks]
+            if all(
+                np.array_equal(a.predictions, b.predictions) and np.array_equal(a.probabilities, b.probabilities)
+                for a, b in pairs
+            ):
+                titles = f"{revisions[one].title} and {revisions[other].title}"
+                yield f"{titles} predict all rows alike: the same run is counted twice"

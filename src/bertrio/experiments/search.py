@@ -102,11 +102,14 @@ def _distribution(values: str) -> BaseDistribution:
 
 
 def values_at(point: Mapping[str, Any]) -> Block:
-    """Return the params of a trial: numbers rounded to `DIGITS` digits, and choices decoded from JSON."""
-    values = {param: json.loads(value) if isinstance(value, str) else value for param, value in point.items()}
-    return {
-        param: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for param, value in values.items()
-    }
+    """Return the params of a trial: drawn numbers rounded to `DIGITS` digits, and choices decoded from JSON."""
+    return {param: _value(coordinate) for param, coordinate in point.items()}
+
+
+def _value(coordinate: Any) -> Any:
+    if isinstance(coordinate, str):
+        return json.loads(coordinate)
+    return float(f"{coordinate:.{DIGITS}g}") if isinstance(coordinate, float) else coordinate
 
 
 @dataclass(frozen=True)
@@ -138,7 +141,7 @@ class TrialRunner:
         try:
             settings = self.settings(values)
         except UserError as error:
-            trial.set_user_attr("why", f"invalid: {error.__cause__ or error}")
+            trial.set_user_attr("why", f"invalid: {'; '.join(str(error.__cause__ or error).splitlines())}")
             raise optuna.TrialPruned from error
         name = f"{self.name}-{short_digest(json.dumps(values, sort_keys=True))}"
         pruned = trial.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.PRUNED,))
@@ -289,7 +292,7 @@ def _explore(study: Study, space: Space, count: int, seed: int, runner: TrialRun
         except optuna.TrialPruned:
             study.tell(trial, state=state.PRUNED)
         except UserError as error:
-            trial.set_user_attr("why", f"failed: {error}")
+            trial.set_user_attr("why", f"failed: {'; '.join(str(error).splitlines())}")
             study.tell(trial, state=state.FAIL)
             failures.append(f"trial {trial.number}: {error}")
         row = write_trials(study, runner.folder).set_index("trial").loc[trial.number].dropna()
@@ -330,7 +333,8 @@ def write_trials(study: Study, folder: Path) -> pd.DataFrame:
     """Write trials.csv and trials.md, and return their table."""
     frame = trials_table(study)
     write_csv(frame, folder / "trials.csv")
-    table = frame.replace(math.nan, None).to_markdown(index=False, floatfmt=".4f", missingval="-")
+    scores = ["-" if pd.isna(score) else f"{score:.4f}" for score in frame["score"]]
+    table = frame.assign(score=scores).to_markdown(index=False, disable_numparse=True)
     title, setup = study.user_attrs["title"], study.user_attrs["setup"]
     write_text(folder / "trials.md", "\n\n".join([f"# {title}", table, setup, *findings(study)]) + "\n")
     return frame

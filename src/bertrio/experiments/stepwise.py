@@ -116,7 +116,7 @@ class DvcBench:
         """Return the validated params of a set as JSON, equal for sets with the same effect.
 
         Raises:
-            UserError: if its extensions exclude or need each other, or the params are invalid.
+            UserError: if its extensions exclude, need or undo each other, or the params are invalid.
         """
         for name in names:
             for other in self.extensions[name].excludes:
@@ -125,7 +125,18 @@ class DvcBench:
         for needed in self.extensions[names[-1]].needs if names else ():
             if needed not in names and self._params_json((*names[:-1], needed)) != self._params_json(names[:-1]):
                 raise UserError(f"has no effect without {needed}")
-        return self._params_json(names)
+        key = self._params_json(names)
+        for name in names[:-1]:
+            if self._same(tuple(other for other in names if other != name), key):
+                raise UserError(f"takes the place of {name}")
+        return key
+
+    def _same(self, names: Names, key: str) -> bool:
+        """Return whether the params of a set are valid and equal to `key`."""
+        try:
+            return self._params_json(names) == key
+        except UserError:
+            return False
 
     def measure(self, names: Names) -> Step:
         """Run a set with every seed, unless it exists, and compare it with the set without its last extension.
@@ -198,7 +209,7 @@ def _measure_once(names: Names, bench: DvcBench, tried: dict[str, Names]) -> Ste
     try:
         key = bench.key(names)
     except UserError as error:
-        return Step(names, why=f"not tried: {error}")
+        return Step(names, why=f"not tried: {'; '.join(str(error).splitlines())}")
     if key in tried:
         return Step(names, why=f"not tried: the same params as {label(tried[key])}")
     tried[key] = names

@@ -153,7 +153,7 @@ def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.Data
         )
     others = others.loc[wide.index]
     differing = others.loc[:, others.nunique() > 1].to_dict("records")
-    families = [", ".join(f"{name}: {value}" for name, value in row.items()) for row in differing]
+    families = [", ".join(f"{name}: {value}" for name, value in row.items() if value != ABSENT) for row in differing]
     wide = wide.assign(family=families, number=pd.to_numeric(wide["value"], errors="coerce"))
     wide = wide.sort_values(["family", "number", "value", "seed"])
     rows = [

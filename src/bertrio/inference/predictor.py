@@ -92,7 +92,7 @@ class Predictor:
             batch_size: rows that go through a model at once.
 
         Raises:
-            UserError: if there is no model, or a part of it is missing or damaged, or an argument is out of range.
+            UserError: if there is no model, a part of it is missing or damaged, or there is no such device.
         """
         folder = Path(path)
         folder = folder / "ensemble" if (folder / "ensemble").is_dir() else folder

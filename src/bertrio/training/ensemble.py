@@ -148,7 +148,8 @@ class SoupBuilder:
 
         folders = [Path(models) / name for name in members]
         runtime = set_up(**params.runtime.model_dump(), width=encoder_width(folders[0] / "encoder"))
-        self.states = {name: load_model(folder, runtime).state_dict() for name, folder in zip(members, folders)}
+        states = {name: load_model(folder, runtime).state_dict() for name, folder in zip(members, folders)}
+        self.states = {name: {key: value.cpu() for key, value in state.items()} for name, state in states.items()}
         self.model = load_model(folders[0], runtime)
         configs = [read_model_config(folder) for folder in folders]
         trained = [task for task in configs[0].tasks if any(task in config.trained for config in configs)]

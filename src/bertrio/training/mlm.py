@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pyarrow as pa
 import torch
 from pyarrow.dataset import dataset
 from torch import Tensor, nn
@@ -106,9 +107,9 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: P
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
-        texts = dataset(sorted(map(str, need(corpora).glob("*.parquet"))))
+        texts = dataset(sorted(map(str, need(corpora).glob("*.parquet"))), schema=pa.schema([("text", pa.string())]))
         with progress("mlm: tokenising", total=texts.count_rows()) as bar:
-            for batch in texts.to_batches(columns=["text"], batch_size=1000):
+            for batch in filter(len, texts.to_batches(batch_size=1000)):  # a corpus may be empty
                 ids = tokenizer(batch["text"].to_pylist(), padding=False, truncation=False, verbose=False)["input_ids"]
                 file.write(np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]).tobytes())
                 bar.advance(batch.num_rows)

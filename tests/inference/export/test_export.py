@@ -59,6 +59,14 @@ def test_what_cannot_be_exported_is_named(models, tmp_path, words, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_ensemble_is_refused_with_what_to_name_instead(tmp_path):
+    (tmp_path / "ensemble").mkdir()
+    with pytest.raises(
+        UserError, match=r"--model .*ensemble: is no model folder .*models/members/base, or make a soup"
+    ):
+        export_model(tmp_path / "ensemble", tmp_path / "out", "onnx")
+
+
 def test_a_former_export_is_replaced_and_nothing_else(models, tmp_path):
     export_model(models["mean"], tmp_path / "out", "classifier", "sst")
     export_model(models["mean"], tmp_path / "out", "encoder")

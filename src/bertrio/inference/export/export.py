@@ -20,6 +20,7 @@ from bertrio.core.tasks import TEXT_COLUMNS, Score, Task
 from bertrio.inference.export import huggingface, onnx, sentence_transformer
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.heads import HEADS
+from bertrio.model.multitask import HEADS_FILE
 
 CONFIG_FILE = "export.json"  # description of the export, in its folder
 TOLERANCE = 1e-4  # largest difference from the model, relative to the largest value if that is above 1
@@ -93,6 +94,11 @@ def export_model(model: str | Path, to: str | Path, format: str, task: str | Non
         raise UserError(f"--int8: goes with --format onnx, found {format}")
     if to.exists() and not (to / CONFIG_FILE).is_file() and not (to.is_dir() and not any(to.iterdir())):
         raise UserError(f"--to {to}: is there and no former export (it has no {CONFIG_FILE}); name another place")
+    if not (Path(model) / HEADS_FILE).is_file():
+        raise UserError(
+            f"--model {model}: is no model folder (it has no {HEADS_FILE}); name one member, such as "
+            "models/members/base, or make a soup (ensemble.combine)"
+        )
     trained = TrainedModel.load(model, Runtime(torch.device("cpu"), torch.float32))
     spec = _pick_task(trained, format, task)
     texts = _probe_texts(trained, "single" if spec is None else spec.kind)

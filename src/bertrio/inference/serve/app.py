@@ -116,6 +116,8 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
+        if first["type"] == "json_invalid":
+            return JSONResponse({"error": f"body: is not valid JSON ({first['ctx']['error']})"}, 422)
         return JSONResponse({"error": f"{field}: {first['msg']}; found {reprlib.repr(first['input'])}"}, 422)
 
     @app.exception_handler(StarletteHTTPException)

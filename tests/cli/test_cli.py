@@ -29,7 +29,7 @@ def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, monkeypatch,
     assert printed.startswith("error: ") and "tracking.to of member base: wandb is not installed" in printed
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["metrics", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["metrics", "--help"]])
 def test_help_needs_nothing_heavy(arguments):
     code = f"import sys; from bertrio.cli.main import main\ntry: main({arguments})\nexcept SystemExit: pass\n"
     code += "sys.exit(bool({'torch', 'transformers', 'dvc', 'pandas', 'pydantic', 'rich'} & set(sys.modules)))"

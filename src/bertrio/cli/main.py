@@ -23,8 +23,12 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 for a message to the user, 130 for Ctrl-C, or 141 if the reader of the output closes it.
     """
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
     try:
+        if args.run is None:
+            parser.print_help()
+            return 0
         return args.run(args) or 0
     except KeyboardInterrupt:
         return 130
@@ -48,7 +52,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Fine-tunes one BERT encoder on several sentence tasks. The pipeline itself runs with `dvc repro`.",
     )
     parser.add_argument("--version", action="version", version=f"bertrio {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     metrics = commands.add_parser("metrics", help="print the last run's result as a table")
     metrics.add_argument("--file", default="metrics/evaluation.json", help="the metrics file (default: %(default)s)")
@@ -97,7 +102,7 @@ def _check(args: argparse.Namespace) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         need_all_trackers(check_inputs(args.params, folder))
-    print(f"{args.params}: all params are valid, and all files and packages that they name are there")
+    print(f"{args.params}: all params are valid, and all local files and packages that they name are there")
 
 
 def _compare(args: argparse.Namespace) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -98,7 +100,8 @@ class Revision:
         if self.commit is None:
             files = [file for file in (self._root / folder).rglob("*") if file.is_file()]
             return sorted(file.relative_to(self._root).as_posix() for file in files)
-        return sorted(file.lstrip("/") for file in self._dvc.find(folder)) if self._dvc.exists(folder) else []
+        with self._from_cache(folder):
+            return sorted(file.lstrip("/") for file in self._dvc.find(folder)) if self._dvc.exists(folder) else []
 
     def read(self, path: str) -> bytes:
         """Return the content of a file.
@@ -114,15 +117,8 @@ class Revision:
         blob = _git(self._root, "cat-file", "blob", f"{self.commit}:{path}")
         if blob.returncode == 0:
             return blob.stdout
-        from dvc.exceptions import DvcException
-
-        try:
+        with self._from_cache(path):
             return self._dvc.cat_file(path)
-        except (OSError, DvcException) as error:
-            raise UserError(
-                f"{self.title}: the content of {path} is not in DVC's cache; run dvc pull if a remote has it. Or "
-                f"make it again: dvc exp apply {self.name} (or git checkout {self.commit[:7]}), then dvc repro"
-            ) from error
 
     def json(self, path: str) -> Any:
         """Return the content of a JSON file.
@@ -176,6 +172,20 @@ class Revision:
     def rows(self, task: str, split: str) -> pd.DataFrame:
         """Return the rows of a task in train, dev or test, with id, texts and label."""
         return pd.read_parquet(BytesIO(self.read(f"data/splits/{task}/{split}.parquet")))
+
+    @contextmanager
+    def _from_cache(self, path: str) -> Iterator[None]:
+        """Turn failures to read `path` from DVC's cache into a UserError."""
+        from dvc.exceptions import DvcException
+        from dvc_data.index import DataIndexDirError
+
+        try:
+            yield
+        except (OSError, DvcException, DataIndexDirError) as error:
+            raise UserError(
+                f"{self.title}: the content of {path} is not in DVC's cache; run dvc pull if a remote has it. Or "
+                f"make it again: git checkout {self.name} (dvc exp apply, for an experiment), then dvc repro"
+            ) from error
 
     @cached_property
     def _dvc(self) -> Any:

@@ -122,5 +122,7 @@ def test_what_the_cache_has_lost_is_an_error_that_says_how_to_get_it(clones, mon
         message = capsys.readouterr().err
         assert message.startswith(f"error: {name} (") and "Traceback" not in message
         assert "the content of predictions/ensemble.parquet is not in DVC's cache; run dvc pull" in message
-        with pytest.raises(UserError, match="the content of predictions is not in DVC's cache"):
-            Revision.open(name).files("predictions")
+    clone = clones.mine.folder.parent / "clone"  # that never had the cache
+    run(clone.parent, "git", "clone", "-q", str(clones.mine.folder), "clone")
+    with pytest.raises(UserError, match="the content of predictions is not in DVC's cache"):
+        Revision.open("HEAD", clone).files("predictions")

@@ -117,7 +117,7 @@ def test_an_existing_run_is_skipped(repository, ran, no_runs, capsys):
 
 def test_an_edited_params_yaml_runs_no_rows_unless_it_says_where_things_are(repository, ran, edited, monkeypatch):
     monkeypatch.setattr(running, "run_experiment", lambda *_: None)
-    edited("params.yaml", ("  path: null ", "  path: elsewhere "), ("  seed: 1 ", "  seed: 7 "))
+    edited("params.yaml", ("  path:  ", "  path: elsewhere  "), ("  seed: 1 ", "  seed: 7 "))
     assert run_rows(["toy-base"], "quick", root=repository.folder) == ["toy-base-quick-s1"]
     edited("params.yaml", ("  whole_word: false ", "  whole_word: true "))  # off by default, and rows use it
     with pytest.raises(UserError, match="changed since.*\n  mlm.whole_word: committed false, found true"):

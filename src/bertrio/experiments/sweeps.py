@@ -12,13 +12,13 @@ import pandas as pd
 
 from bertrio.config.loading import read_yaml
 from bertrio.core.console import output_console, print_table, say
-from bertrio.core.errors import UserError, writing_to
+from bertrio.core.errors import UserError, did_you_mean, writing_to
 from bertrio.core.files import write_csv
 from bertrio.experiments.machine_paths import MACHINE_PARAMS, without_folder
 from bertrio.experiments.recipes.measured import FOLDER, load_measured
 from bertrio.experiments.recipes.params import leaves, set_param
 from bertrio.experiments.recipes.resolving import resolve
-from bertrio.experiments.recipes.rows import load_recipes, nearest
+from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.revision import Revision, find_experiments
 
 OVERALL = ("overall_normalized", "overall_mean")
@@ -132,8 +132,8 @@ def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.Data
     settings = pd.DataFrame([run.params for run in runs]).fillna(ABSENT)
     for pattern in params:
         if not any(_matches(name, pattern) for name in settings):
-            known = nearest(pattern, settings).partition("known here:")[0] if runs else "there are no finished runs"
-            raise UserError(f"{pattern}: no run has this param; {known or 'see params.yaml'}")
+            hint = did_you_mean(pattern, settings) or "; see params.yaml"
+            raise UserError(f"{pattern}: no run has this param{hint if runs else '; there are no finished runs'}")
     swept = [name for name in settings if any(_matches(name, pattern) for pattern in params)]
     others = settings.drop(columns=[name for name in settings if name in swept or SEED.fullmatch(name)])
     frame = pd.DataFrame(

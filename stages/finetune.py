@@ -9,6 +9,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # DVC copies (--temp, --queue) run their own code
 
+from bertrio.core.errors import need_environment
+
+need_environment()
+
 from bertrio.config import load_member
 from bertrio.core.distributed import init_distributed, is_main_process
 from bertrio.core.runtime import set_up

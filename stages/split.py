@@ -5,6 +5,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # DVC copies (--temp, --queue) run their own code
 
+from bertrio.core.errors import need_environment
+
+need_environment()
+
 from bertrio.config import load_params
 from bertrio.core.stage import run_stage
 from bertrio.data.prepare import split_data

@@ -1,5 +1,8 @@
 import errno
+import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,18 @@ def test_a_stage_tells_what_it_cost(tmp_path, monkeypatch):
     assert timing["rows_per_second"] == 12.3
     assert timing["seconds"] >= 0
     assert timing["peak_memory_mb"] > 1
+
+
+def test_a_python_without_the_packages_is_told_how_to_set_up(root):
+    commands = [[str(path)] for path in sorted((root / "stages").glob("*.py"))] + [["-m", "bertrio.cli.main", "check"]]
+    assert len(commands) > 9
+    for command in commands:
+        bare = [sys.executable, "-S", *command]  # without site-packages
+        environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+        ended = subprocess.run(bare, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 2 and "Traceback" not in ended.stderr
+        assert "lacks the packages of bertrio: accelerate" in ended.stderr
+        assert "run make" in ended.stderr and "source .venv/bin/activate" in ended.stderr
 
 
 def fail(error):

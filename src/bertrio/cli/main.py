@@ -13,6 +13,7 @@ from bertrio.cli.predict import add_predict_commands
 from bertrio.cli.recipes import add_recipe_commands
 from bertrio.cli.search import add_search_commands
 from bertrio.cli.serve import add_serve_commands
+from bertrio.core.errors import need_environment
 
 REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
 
@@ -29,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.run is None:
             parser.print_help()
             return 0
+        need_environment()
         return args.run(args) or 0
     except KeyboardInterrupt:
         return 130

@@ -1,9 +1,18 @@
 """The exception for errors that users can fix, and messages used in several places."""
 
 import difflib
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+
+# the modules of the dependencies in pyproject.toml that every stage may import
+PACKAGES = (
+    "accelerate", "datasets", "filelock", "jinja2", "matplotlib", "numpy", "pandas", "platformdirs", "pyarrow",
+    "pydantic", "rich", "safetensors", "scipy", "sklearn", "tabulate", "tokenizers", "torch", "torchjd", "transformers",
+    "yaml",
+)  # fmt: skip
 
 
 class UserError(Exception):
@@ -12,6 +21,19 @@ class UserError(Exception):
     The message names the file, row or param, what was found, what was expected and what to do. Stages and the
     command line print it without a traceback and exit with code 2.
     """
+
+
+def need_environment() -> None:
+    """End the process with a message if this Python lacks packages that bertrio depends on. Needs none of them."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        print(
+            f"error: {sys.executable} lacks the packages of bertrio: {', '.join(missing)}. At the root of the "
+            "repository, run make (once) and source .venv/bin/activate (in each terminal); or, in an environment of "
+            "your own, pip install -e .",
+            file=sys.stderr,
+        )
+        sys.exit(2)
 
 
 def missing_path(param: str, value: object) -> UserError:

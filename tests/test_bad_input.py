@@ -295,7 +295,11 @@ def test_a_trained_encoder_that_was_damaged_since_names_its_folder(project, refu
         (lambda text: bytes(range(256)) * 9, ("line 2 is not UTF-8", "save the file as UTF-8")),
         (lambda text: text.replace("  seed: 1", "\tseed: 1", 1), ("'\\t' that cannot start any token", "line 2")),
         (lambda text: text.replace("  seed: 1", "  seed: 1\n  seed: 2", 1), ("key 'seed' is given twice", "line 3")),
-        (lambda text: text + "3: x\n", ("expected text for a name, in quotes, found 3",)),
+        (lambda text: text + "3: x\n", ("3: expected text for a name, in quotes",)),
+        (
+            lambda text: "a: 1: 2\n" + text,
+            ("here\n  at line 1, column 5:\n    a: 1: 2\n        ^",),
+        ),
         (lambda text: text + "a: !!python/object/apply:os.system ['true']\n", ("python/object/apply:os.system",)),
         (lambda text: text.replace("seed: 1", f"seed: {'9' * 5000}", 1), ("which is no int", "line 2")),
         (lambda text: text.replace("seed: 1", f"seed: 0x{'f' * 5000}", 1), ("a number that is too large", "line 2")),

@@ -55,29 +55,41 @@ def test_a_small_number_in_the_file_itself_is_a_number(tmp_path, root):
         ("tasks.sst.batchsize", 1, "unknown param; did you mean tasks.sst.batch_size?"),
         ("runtime.zzz", 1, "runtime.zzz: unknown param; known here: seed, device"),
         ("tasks.sst.loss_options.labelsmoothing", 0, "did you mean label_smoothing?"),
+        ("tasks.sst.loss_options.label_smoothing", "x", "label_smoothing: expected a number (from 0, below 1), found"),
+        ("data.extra_train.sst.columns", {"txt": "b"}, "did you mean data.extra_train.sst.columns.text?"),
         ("evaluate.challenges.paws", {"task": "qqp", "pth": "a"}, "did you mean evaluate.challenges.paws.path?"),
         ("tasks.kind", {"kid": "single"}, "tasks.kind.kid: unknown param; did you mean tasks.kind.kind?"),
         ("surgery.method", "pc_grad", "surgery.method: expected one of none, pcgrad"),
         ("tasks.sst.head", "siamse", "did you mean siamese"),
         # types and ranges
-        ("finetune.epochs", 0, "finetune.epochs: expected greater than or equal to 1, found 0"),
-        ("finetune.lr", True, "finetune.lr: expected a number, found true or false"),
-        ("finetune.lr", float("nan"), "finetune.lr: "),
-        ("data.source", "hubb", "data.source: expected 'sample', 'cs224n', 'files' or 'hub', found 'hubb'"),
+        ("finetune.epochs", 0, "finetune.epochs: expected a whole number (from 1, up to 1,000,000,000), found 0"),
+        ("finetune.lr", True, "finetune.lr: expected a number (above 0), found true"),
+        ("finetune.lr", "abc", "finetune.lr: expected a number (above 0), found 'abc'"),
+        ("finetune.lr", float("nan"), "finetune.lr: expected a number (above 0), found nan"),
+        ("encoder.frozen", "maybe", "encoder.frozen: expected true or false, found 'maybe'"),
+        ("runtime.device", "gpu", "runtime.device: expected auto, cpu, mps, cuda or cuda:N, found 'gpu'"),
+        ("encoder.name", None, "encoder.name: expected text, found null"),
+        ("encoder.dropout", 1, "encoder.dropout: expected a number (from 0, below 1) or null, found 1"),
+        ("weighting.weights", {"sst": "x"}, "weighting.weights.sst: expected a number (from 0), found 'x'"),
+        ("data.source", "hubb", "data.source: expected sample, cs224n, files or hub, found 'hubb'; did you mean hub?"),
         ("data.split.fractions", [0.5, 0.1, 0.1], "data.split: fractions are train, dev, test"),
         ("data.split.fractions", [0.7, 0.3], "data.split.fractions.2: is missing"),
-        ("encoder.lora.targets", "query", "encoder.lora.targets: "),
+        ("encoder.lora.targets", "query", "encoder.lora.targets: expected a list or null, found 'query'"),
         ("encoder", {"frozen": True, "lora": {"rank": 2}}, "encoder.lora.rank: found 2, but encoder.frozen"),
         ("encoder.tiny.heads", 3, "is not a multiple of heads 3"),
         # a param of two types is named as it stands in the file
-        ("schedule.cap", "shortes", "schedule.cap: expected 'shortest', found 'shortes'"),
+        ("schedule.cap", "shortes", "1,000,000,000), shortest or null, found 'shortes'; did you mean shortest?"),
         # members
         ("ensemble.members.b", {"data": {}}, "ensemble.members.b.data: a member may override runtime"),
         ("ensemble.members.b", {"finetune": {"lr": -1}}, "ensemble.members.b.finetune.lr: expected"),
         ("ensemble.members.b", {"encoder": {"name": "x"}}, "members.b.encoder.name: can't differ between members"),
         ("ensemble.members.b", {"tasks": {"sst": {"labels": list("abcde")}}}, "b.tasks.sst.labels: can't differ"),
         ("ensemble.members.b", {"tasks": {"sst": 3}}, "members.b.tasks.sst: expected a block of params, found 3"),
-        ("ensemble.members.b", {"encoder": {"frozen": True}, "surgery": {"method": "pcgrad"}}, "b: surgery.method"),
+        (
+            "ensemble.members.b",
+            {"encoder": {"frozen": True}, "surgery": {"method": "pcgrad"}},
+            "members.b.surgery.method: found pcgrad",
+        ),
         ("ensemble.members", {"a/b": {}}, "ensemble.members.a/b"),
         ("ensemble.members", {1: {}}, "ensemble.members.1"),  # DVC drops stages with numbers for names
         *(
@@ -90,7 +102,7 @@ def test_a_mistake_is_an_error_that_names_the_param_and_what_was_expected(load, 
     pattern = message if "[^,]" in message else re.escape(message)
     with pytest.raises(UserError, match=pattern) as caught:
         load(nested(param, value))
-    assert "function" not in str(caught.value) and "literal[" not in str(caught.value)
+    assert not re.search(r"function|literal\[|Input|valid|should|pars", str(caught.value))
 
 
 def test_all_mistakes_are_told_at_once(load):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Seed, Share
+from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Real, Seed, Share
 
 Columns = dict[Literal["id", "text", "text_a", "text_b", "label"], str]  # columns of a file by our names
 
@@ -33,8 +33,8 @@ class SplitRule(Group):
 class KeepParams(Group):
     """Fraction of rows that each split keeps."""
 
-    train: Annotated[Share, Field(gt=0)]
-    dev: Annotated[Share, Field(gt=0)]
+    train: Annotated[Real, Field(gt=0, le=1)]
+    dev: Annotated[Real, Field(gt=0, le=1)]
     test: Share
 
 

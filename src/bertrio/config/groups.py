@@ -19,6 +19,7 @@ from bertrio.core.options import (
     Seed,
     Share,
     Whole,
+    matching,
     one_of,
 )
 from bertrio.model.pooling import POOLINGS
@@ -29,7 +30,7 @@ Combine = Literal["vote", "mean", "mean_logits", "greedy", "uniform_soup", "gree
 
 class RuntimeParams(Group):
     seed: Seed
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+    device: Annotated[str, matching(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, mps, cuda or cuda:N")]
     precision: Literal["auto", "float32", "bf16"]
     threads: Count | None
     deterministic: bool

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import difflib
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
@@ -15,7 +13,7 @@ from bertrio.config.reading import printable, read_yaml
 from bertrio.config.root import Params
 from bertrio.config.tasks import TaskParams
 from bertrio.core.errors import UserError
-from bertrio.core.options import Group
+from bertrio.core.options import problems, shown
 from bertrio.core.tasks import Task
 from bertrio.techniques.regularizers import REGULARIZERS
 
@@ -26,13 +24,6 @@ MEMBER_GROUPS = (  # what finetune reads
 FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # define the target and its rows
 FIXED_IN_ENCODER = ("name", "revision", "tiny")  # used before finetune
 MAX_PROBLEMS = 30  # in one message
-MAX_SHOWN = 200  # characters of a value in a message
-PLAIN_MESSAGES = {  # replace pydantic's, by error type
-    "missing": "is missing, and has no default",
-    "dict_type": "expected a block of params",
-    "model_type": "expected a block of params",
-    "invalid_key": "expected text for a name, in quotes",
-}
 
 
 def load_params(path: str | Path = "params.yaml") -> Params:
@@ -98,7 +89,7 @@ def _check_answers(answers: Any, params: Params, at: str) -> None:
     tasks = list(params.tasks)
     known = isinstance(answers, list) and all(name in tasks for name in answers)
     if not known or not answers or len(set(answers)) < len(answers):
-        raise UserError(f"{at}: found {_shown(answers)}, expected a list of tasks out of {', '.join(tasks)}, each once")
+        raise UserError(f"{at}: found {shown(answers)}, expected a list of tasks out of {', '.join(tasks)}, each once")
 
 
 def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
@@ -146,40 +137,10 @@ def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
     try:
         return Params.model_validate(raw)
     except ValidationError as error:
-        lines = [printable(f"{path}: {_message(item, prefix)}") for item in error.errors(include_url=False)]
+        at = f"{path}: {prefix}." if prefix else f"{path}: "
+        lines = [printable(at + problem) for problem in problems(error, Params.model_json_schema())]
         more = [f"{path}: and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
         raise UserError("\n".join(lines[:MAX_PROBLEMS] + more)) from None
-
-
-def _message(item: Mapping[str, Any], prefix: str) -> str:
-    keys = [str(key) for key in item["loc"] if "[" not in str(key)]  # pydantic's names of union members
-    name = ".".join([*([prefix] if prefix else []), *keys])
-    if item["type"] == "extra_forbidden":
-        known = _known_keys(keys[:-1])
-        close = difflib.get_close_matches(keys[-1], known, n=1, cutoff=0.5)
-        guess = f"did you mean {'.'.join([*keys[:-1], *close])}?" if close else f"known here: {', '.join(known)}"
-        return f"{name}: unknown param; {guess}"
-    if item["type"] == "value_error":
-        text = item["msg"].removeprefix("Value error, ")
-        return f"{name}: {text}" if name else text
-    text = re.sub(r"^Input ", "", item["msg"]).replace("should be", "expected")
-    text = text.replace("String should match pattern", "expected text that matches")
-    found = "" if item["type"] == "missing" else f", found {_shown(item['input'])}"
-    return f"{name}: {PLAIN_MESSAGES.get(item['type'], text)}{found}"
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-def _known_keys(keys: list[str]) -> list[str]:
-    """Return the keys allowed in the block at `keys`."""
-    group: type[Group] = Params
-    for key in keys:
-        kind = group.model_fields[key].annotation if key in group.model_fields else group  # or an item of dict[str, X]
-        group = next((option for option in (kind, *get_args(kind)) if hasattr(option, "model_fields")), group)
-    return [field.alias or name for name, field in group.model_fields.items()]
 
 
 class HasTasks(Protocol):

@@ -32,8 +32,8 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         line = content[: error.start].count(b"\n") + 1
         raise UserError(f"{path}: is not valid YAML: line {line} is not UTF-8; save the file as UTF-8") from error
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).replace('in "<unicode string>", ', "at ").split())
-        raise UserError(f"{path}: is not valid YAML: {printable(reason)}") from error
+        lines = [line.replace('in "<unicode string>", ', "at ") for line in str(error).splitlines()]
+        raise UserError(printable("\n".join([f"{path}: is not valid YAML:", *lines]))) from error
     if not isinstance(raw, dict):
         found = "nothing" if raw is None else type(raw).__name__
         raise UserError(f"{path}: found {found}, expected groups of params such as 'runtime:'")

@@ -24,7 +24,7 @@ from bertrio.config.groups import (
 )
 from bertrio.config.tasks import SharingParams, TaskParams
 from bertrio.core.errors import did_you_mean
-from bertrio.core.options import Group
+from bertrio.core.options import Group, matching
 from bertrio.techniques.losses import LOSSES
 from bertrio.techniques.regularizers import REGULARIZERS
 from bertrio.techniques.regularizers.bregman import BregmanOptions
@@ -34,6 +34,8 @@ from bertrio.techniques.schedules import SEVERAL_TASKS_A_STEP, UNTIL, ScheduleOp
 from bertrio.techniques.surgery import SurgeryOptions
 from bertrio.techniques.weighting import WeightingOptions
 
+TASK_NAME = "a name of at most 100 small letters, digits and _ that begins with a letter"
+TaskName = Annotated[str, matching("[a-z][a-z0-9_]{0,99}", TASK_NAME)]
 OVERALL = ("overall_normalized", "overall_mean")
 SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
 RESERVED = (*OVERALL, "last", *UNTIL)  # have another meaning where a task may be named
@@ -57,7 +59,7 @@ class Params(_Regularizers):
 
     runtime: RuntimeParams
     data: DataParams
-    tasks: Annotated[dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,99}$")], TaskParams], Field(min_length=1)]
+    tasks: Annotated[dict[TaskName, TaskParams], Field(min_length=1)]
     sharing: SharingParams
     encoder: EncoderParams
     optimizer: OptimizerParams

@@ -8,7 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from bertrio.config.data import TaskData
-from bertrio.core.options import Count, Group, Rate, Real, Whole, one_of, read_options
+from bertrio.core.options import Count, Group, Rate, Real, Whole, matching, one_of, read_options
 from bertrio.core.tasks import TARGETS, Task, build_target
 from bertrio.model.heads import HEADS, SHARES, HeadSpec, build_heads, head_options, options_to_share
 from bertrio.techniques.losses import LOSSES, build_loss, loss_options
@@ -24,9 +24,8 @@ def _is_text(value: Any) -> Any:
     return value.strip() if isinstance(value, str) else value
 
 
-ClassName = Annotated[
-    str, BeforeValidator(_is_text), Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")
-]
+CLASS_NAME = "the name of a class: 1 to 100 characters on one line"
+ClassName = Annotated[str, BeforeValidator(_is_text), matching(r"[^\x00-\x1f\x7f]{1,100}", CLASS_NAME)]
 
 
 class TaskParams(Group):

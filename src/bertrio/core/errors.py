@@ -77,7 +77,17 @@ def need(path: str | Path) -> Path:
     return Path(path)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the closest known name, or nothing if none is close."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "", else_all: bool = False) -> str:
+    """Return the end of a message about an unknown name: the closest known name, if one is close.
+
+    Args:
+        name: the unknown name.
+        known: the known names.
+        prefix: what stands before the suggested name, such as the block of a param.
+        else_all: list all known names if none is close.
+    """
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {prefix}{close[0]}?"
+    return f"; known here: {', '.join(known)}" if else_all else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -12,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.core.console import progress
-from bertrio.core.errors import UserError
+from bertrio.core.errors import UserError, did_you_mean
 from bertrio.core.tasks import Task
 from bertrio.data.formats import RawRow, RawTable
 from bertrio.data.table import Reject, Unusable, clean_text
@@ -96,9 +95,7 @@ def check_columns(place: str, columns: Iterable[str], expected: Iterable[str], h
     missing = [name for name in expected if name not in columns]
     if not missing:
         return
-    guess = ""
-    if close := difflib.get_close_matches(missing[0], columns, n=1, cutoff=0.5):
-        guess = f"; did you mean {close[0]!r}?"
+    guess = did_you_mean(repr(missing[0]), map(repr, columns))
     if between := [delimiter for delimiter in DELIMITERS if len(columns) == 1 and delimiter in columns[0]]:
         guess = (
             f"; it looks as if {between[0]!r} stood between the columns: .csv files have ',' there, .tsv files a tab"

@@ -44,15 +44,17 @@ def test_what_is_written_is_read_and_the_same_run_makes_the_same_bytes(tmp_path)
     ("damage", "message"),
     [
         (lambda content: content.pop("seed"), "seed"),
-        (lambda content: content["by_row"]["sst"].update(values="%%%"), "by_row.sst.*0 bytes, which are not 1101 rows"),
-        (lambda content: content["by_row"]["sst"].update(kind="wrong"), "by_row.sst.kind: .*found wrong"),
+        (lambda content: content["by_row"]["sst"].update(values="%%%"), "by_row.sst"),
+        (lambda content: content["by_row"]["sst"].update(kind="wrong"), "by_row.sst.kind"),
     ],
 )
 def test_a_damaged_file_is_named_with_what_is_wrong_in_it(damage, message, tmp_path):
     content = to_json(measured())
     damage(content)
     write_json(tmp_path / "toy-a-quick-s1.json", content)
-    with pytest.raises(UserError, match=f"toy-a-quick-s1.json: is no measured run .*{message}.*recipes collect"):
+    with pytest.raises(
+        UserError, match=f"toy-a-quick-s1.json: is no measured run \\({message}: missing or damaged.*recipes collect"
+    ):
         load_measured(tmp_path)
 
 

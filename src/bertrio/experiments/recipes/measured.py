@@ -20,7 +20,6 @@ from bertrio.core.files import rounded, write_json
 from bertrio.core.options import Group
 from bertrio.core.tasks import Array
 from bertrio.evaluation.metrics import OVERALL
-from bertrio.experiments.recipes.rows import problems
 
 if TYPE_CHECKING:  # slow to import, and not needed by tables
     from bertrio.experiments.revision import Revision
@@ -143,7 +142,8 @@ def read_measured(path: str | Path) -> Measured:
     try:
         return replace(FILE.validate_json(path.read_bytes()), name=path.stem)
     except ValidationError as error:
-        raise UserError(f"{path}: is no measured run ({'; '.join(problems(error)[:3])}); {advice}") from None
+        wrong = ", ".join(".".join(map(str, item["loc"])) for item in error.errors()[:3])
+        raise UserError(f"{path}: is no measured run ({wrong or 'all'}: missing or damaged); {advice}") from None
 
 
 def write_measured(measured: Measured, folder: str | Path = FOLDER) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,17 +14,16 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from bertrio.config.loading import read_yaml
-from bertrio.core.errors import UserError
-from bertrio.core.options import Group, Positive, Real
+from bertrio.core.errors import UserError, did_you_mean
+from bertrio.core.options import Group, Positive, Real, matching, problems
 from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, value_text, with_numbers
 
 FOLDER = "recipes"
 OTHER_FILES = ("budgets", "claims", "extensions")  # files that are not papers
 EXTENSIONS = "extensions.yaml"
 BASE = "base"  # the name of a set without extensions
-LONGEST_VALUE = 80  # characters of a wrong value shown in a message
-
-Name = Annotated[str, Field(pattern=r"^[a-z0-9]+([._-][a-z0-9]+)*$")]  # part of git refs and file names
+NAME = "a name of small letters and digits, with . _ or - between them"
+Name = Annotated[str, matching("[a-z0-9]+([._-][a-z0-9]+)*", NAME)]  # part of git refs and file names
 NonEmptyText = Annotated[str, Field(min_length=1)]
 T = TypeVar("T")
 
@@ -245,19 +243,10 @@ def read_file(path: Path, kind: Any) -> Any:
         UserError: naming every unknown, missing or invalid key.
     """
     try:
-        return TypeAdapter(kind).validate_python(with_numbers(read_yaml(path)))
+        return (adapter := TypeAdapter(kind)).validate_python(with_numbers(read_yaml(path)))
     except ValidationError as error:
-        raise UserError("\n".join(f"{path}: {problem}" for problem in problems(error))) from None
-
-
-def problems(error: ValidationError) -> list[str]:
-    """Return a message for each wrong key, with its value."""
-    return [
-        f"{'.'.join(map(str, item['loc']))}: {item['msg']}, found {str(item['input'])[:LONGEST_VALUE]}".replace(
-            "Extra inputs are not permitted", "unknown key"
-        )
-        for item in error.errors(include_url=False)
-    ]
+        wrong = problems(error, adapter.json_schema(), "key")
+        raise UserError("\n".join(f"{path}: {problem}" for problem in wrong)) from None
 
 
 def find(name: str, known: Mapping[str, T], where: str) -> T:
@@ -267,15 +256,8 @@ def find(name: str, known: Mapping[str, T], where: str) -> T:
         UserError: if the name is unknown; the message has the nearest name.
     """
     if name not in known:
-        raise UserError(f"{name}: is not in {where}; {nearest(name, known)}")
+        raise UserError(f"{name}: is not in {where}{did_you_mean(name, known, else_all=True)}")
     return known[name]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the suggestion for an unknown name: the nearest known name, or all names."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"
 
 
 def _read_paper(path: Path) -> Paper:

@@ -3,6 +3,7 @@
 import os
 import resource
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,11 +89,27 @@ def test_a_full_disk_is_reported_keeps_what_is_there_and_passes(tmp_path, capsys
 
 
 def test_a_second_start_is_refused_and_an_unwritable_folder_is_not(tmp_path, capsys):
-    with opened(tmp_path), pytest.raises(UserError, match="another process is at work"):
+    message = rf"finetune-base: process {os.getpid()} in {Path.cwd()} trains the same, .* {tmp_path}.*Wait .* or end it"
+    with opened(tmp_path), pytest.raises(UserError, match=message):
         opened(tmp_path)
     (tmp_path / "file").touch()
     assert saved(tmp_path / "file/cache", 1) == []
     assert "checkpoints.folder" in capsys.readouterr().err
+
+
+def test_two_clones_never_meet_and_a_copy_for_an_experiment_goes_on_where_another_was(tmp_path, monkeypatch):
+    places = [
+        tmp_path / place for place in ("one", "two", "one/.dvc/tmp/exps/tmp1", "one/.dvc/tmp/exps/standalone/tmp2")
+    ]
+    folders = []
+    for place in places:
+        place.mkdir(parents=True)
+        monkeypatch.chdir(place)
+        with opened(tmp_path / "cache") as run:
+            folders.append(run.folder)
+            monkeypatch.chdir(tmp_path)  # another clone, at the same time
+            opened(tmp_path / "cache").finish()
+    assert folders[0] == folders[2] == folders[3] != folders[1]
 
 
 def test_only_runs_that_nobody_has_touched_for_30_days_or_holds_are_removed(tmp_path):

@@ -15,6 +15,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # this module starts fast
     import pandas as pd
 
+DVC_COPIES = "/.dvc/tmp/exps/"  # where `dvc exp run --temp` and `--queue` copy a repository to
+
+
+def repository() -> Path:
+    """Return the repository that stages run in: the working directory, or what DVC copied there for an experiment."""
+    return Path(str(Path.cwd()).partition(DVC_COPIES)[0])
+
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:

@@ -1,13 +1,14 @@
 """Checkpoints of a training stage: a stopped run resumes from them and ends in the same bytes.
 
-They lie outside the stage's outputs, which DVC removes before a run, in a folder named after everything that decides
-the result. A run with other params, data, code or libraries has another folder; a run in a copy of the repository
-(`dvc exp run --temp`, `--queue`) has the same one. The folder is removed when the stage succeeds, or after 30 days
-without a change.
+They lie outside the stage's outputs, which DVC removes before a run, in a folder named after the repository and
+everything that decides the result. A run with other params, data, code or libraries, or in another clone, has another
+folder; a run in DVC's copy of the repository (`dvc exp run --temp`, `--queue`) has that of the repository itself. The
+folder is removed when the stage succeeds, or after 30 days without a change.
 
     <folder>/finetune-base-0123456789abcdef/
         identity.json                 the values that the 16 digits are a hash of
         lock                          one run at a time
+        process                       which process holds the lock, and where it runs
         step-00000420.safetensors     the last two are kept
 
 A resumed run builds everything as a fresh one does, from the same params, files and seeds, and then loads the state
@@ -42,7 +43,7 @@ from safetensors.torch import save_file
 import bertrio
 from bertrio.core.console import say
 from bertrio.core.errors import UserError, need
-from bertrio.core.files import sync, whole_file, write_text
+from bertrio.core.files import repository, sync, whole_file, write_text
 from bertrio.core.interruption import Interruption, install
 from bertrio.core.runtime import Runtime
 from bertrio.model.names import sha256
@@ -55,7 +56,7 @@ VARIABLE = "BERTRIO_CHECKPOINTS"  # environment variable: the folder, if params 
 FILES = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 DAYS = 30  # age at which folders of other runs are removed
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft", "triton")  # compute
-IDENTITY, LOCK = "identity.json", "lock"
+IDENTITY, LOCK, PROCESS = "identity.json", "lock", "process"
 
 
 class Stateful:
@@ -151,7 +152,7 @@ class Checkpoints:
             return cls(Path(), options, runtime, None)
         chosen = options.folder or os.environ.get(VARIABLE)
         root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("bertrio") / "checkpoints"
-        text = json.dumps(identity, indent=2)
+        text = json.dumps({"repository": str(repository()), "run": identity}, indent=2)
         folder = root.absolute() / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         lock = FileLock(folder / LOCK, thread_local=False)
         try:
@@ -160,11 +161,14 @@ class Checkpoints:
             for unfinished in folder.glob(".*"):
                 unfinished.unlink()
             write_text(folder / IDENTITY, text + "\n")
+            (folder / PROCESS).write_text(f"process {os.getpid()} in {Path.cwd()}")
             _remove_old(root)
         except Timeout as error:
+            process = (folder / PROCESS).read_text() if (folder / PROCESS).exists() else "another process"
             raise UserError(
-                f"checkpoints of {stage}: another process is at work in {folder}. Wait until it has ended, or end it; "
-                "then start this one again, and it resumes from the last checkpoint"
+                f"checkpoints of {stage}: {process} trains the same, with checkpoints in {folder}. Wait until it has "
+                "ended, or end it (kill and its number); then start this one again, and it resumes from the last "
+                "checkpoint"
             ) from error
         except OSError as error:
             say(f"{stage}: no checkpoints can be written ({error}). Training goes on without; see checkpoints.folder")

@@ -9,13 +9,15 @@ from bertrio.core.errors import need_environment
 
 need_environment()
 
+from bertrio.config.loading import listing_uncommitted
 from bertrio.core.stage import run_stage
 from bertrio.data.inputs import check_inputs
 from bertrio.training.monitoring import need_all_trackers
 
 
 def main() -> None:
-    need_all_trackers(check_inputs())
+    with listing_uncommitted("params.yaml"):
+        need_all_trackers(check_inputs())
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -333,6 +334,16 @@ def test_a_params_file_that_is_no_good_yaml_names_the_line(project, refuses, cha
 def test_names_and_paths_that_can_be_none_are_told_by_their_param(project, refuses, overrides, parts):
     project.params(overrides)
     refuses(*parts)
+
+
+def test_what_a_failed_experiment_left_in_params_is_named_with_the_value_before(project, refuses):
+    for command in ("init -q", "add params.yaml", "-c user.name=a -c user.email=a@b.c commit -qm one"):
+        subprocess.run(["git", *command.split()], check=True)
+    back = ("dvc exp run -S", "git checkout params.yaml")
+    project.params({"finetune": {"lr": "abc"}})  # as dvc exp run -S leaves it
+    refuses("finetune.lr: expected a number", "finetune.lr (now 'abc', before 6e-05)", *back, stages=("check",))
+    project.params({"distill": {"weight": 1, "teacher": "nowhere"}})
+    refuses("distill.teacher (now 'nowhere', before null)", *back, stages=("check",))
 
 
 def test_a_message_about_a_large_value_is_short(project, refuses):

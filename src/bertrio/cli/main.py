@@ -99,10 +99,11 @@ def _metrics(args: argparse.Namespace) -> None:
 def _check(args: argparse.Namespace) -> None:
     import tempfile
 
+    from bertrio.config.loading import listing_uncommitted
     from bertrio.data.inputs import check_inputs
     from bertrio.training.monitoring import need_all_trackers
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, listing_uncommitted(args.params):
         need_all_trackers(check_inputs(args.params, folder))
     print(f"{args.params}: all params are valid, and all local files and packages that they name are there")
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import yaml
 from pydantic import ValidationError
 
 from bertrio.config.reading import printable, read_yaml
 from bertrio.config.root import Params
 from bertrio.config.tasks import TaskParams
 from bertrio.core.errors import UserError
+from bertrio.core.files import repository
 from bertrio.core.options import problems, shown
 from bertrio.core.tasks import Task
 from bertrio.techniques.regularizers import REGULARIZERS
@@ -23,7 +27,7 @@ MEMBER_GROUPS = (  # what finetune reads
 )  # fmt: skip
 FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # define the target and its rows
 FIXED_IN_ENCODER = ("name", "revision", "tiny")  # used before finetune
-MAX_PROBLEMS = 30  # in one message
+MAX_PROBLEMS, MAX_LISTED = 30, 5  # wrong and changed params in one message
 
 
 def load_params(path: str | Path = "params.yaml") -> Params:
@@ -126,6 +130,44 @@ def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
         result[key] = merged(result[key], value) if both else copy.deepcopy(value)
     return result
+
+
+def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> dict[str, Any]:
+    """Return the values of a nested block by dotted name. Empty blocks and the block `whole` count as values."""
+    flat: dict[str, Any] = {}
+    for key, value in block.items():
+        name = f"{at}{key}"
+        nested = isinstance(value, Mapping) and value and name != whole
+        flat |= flatten(value, f"{name}.", whole) if nested else {name: value}
+    return flat
+
+
+@contextmanager
+def listing_uncommitted(path: str | Path) -> Iterator[None]:
+    """Add the params that differ from the last commit to a UserError: those of a failed `dvc exp run -S` stay there."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}{_uncommitted(Path(path))}") from error
+
+
+def _uncommitted(path: Path) -> str:
+    """Return lines on the params that differ from the last commit; nothing without git, or in a copy made by DVC."""
+    command = ["git", "-C", str(path.parent), "show", f"HEAD:./{path.name}"]
+    try:
+        before = flatten(yaml.safe_load(subprocess.run(command, capture_output=True, check=True).stdout))
+        after = flatten(read_yaml(path))
+    except (OSError, subprocess.CalledProcessError, yaml.YAMLError, AttributeError, UserError):
+        return ""
+    names = [name for name in {**before, **after} if before.get(name, "absent") != after.get(name, "absent")]
+    if not names or repository() != Path.cwd():
+        return ""
+    listed = [f"{name} (now {shown(after.get(name))}, before {shown(before.get(name))})" for name in names[:MAX_LISTED]]
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return (
+        f"\n{path} differs from the last commit in {', '.join(listed)}{more}. What dvc exp run -S sets stays there, "
+        f"even if the run fails: set a param anew with -S, or take all changes back with git checkout {path}"
+    )
 
 
 def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:

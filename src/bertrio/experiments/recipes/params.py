@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from bertrio.config.loading import merged
+from bertrio.config.loading import flatten, merged
 from bertrio.core.errors import UserError
 
 ABSENT = "(absent)"  # stands for a missing param
@@ -26,16 +26,6 @@ def with_numbers(value: Any) -> Any:
     if isinstance(value, list):
         return [with_numbers(item) for item in value]
     return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
-
-
-def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> Block:
-    """Return the values of a nested block by dotted name. Empty blocks and the block `whole` count as values."""
-    flat: Block = {}
-    for key, value in block.items():
-        name = f"{at}{key}"
-        nested = isinstance(value, Mapping) and value and name != whole
-        flat |= flatten(value, f"{name}.", whole) if nested else {name: value}
-    return flat
 
 
 def set_param(params: Any, name: str, value: Any, at: str = "") -> None:

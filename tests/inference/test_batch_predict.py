@@ -102,8 +102,9 @@ def test_columns_may_have_other_names():
     assert written.splitlines()[1].startswith("bcd\t1\ta\t0\t")
     with pytest.raises(UserError, match="--columns: found 'texta', expected text_a or text_b, as in text_a=NAME"):
         predicted(text, "qqp", columns={"texta": "sentence1"})
-    with pytest.raises(UserError, match="pairs.tsv: found columns 'sentence2', .*expected 'text_a', .*--columns"):
-        predicted(text, "qqp", name="pairs.tsv")
+    for kind, text in (("csv", "id,q 1,q2\nbcd,1,a\n"), ("jsonl", '{"q 1": "a", "q2": "b"}\n')):
+        with pytest.raises(UserError, match="rows: found .*'q 1', .*expected 'text_a', .*'text_a=q 1' text_b=q2$"):
+            predicted(text, "qqp", kind=kind, name="rows")
 
 
 def test_unusable_rows_are_reported_with_line_and_reason_and_left_out(capsys):

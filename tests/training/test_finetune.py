@@ -1,3 +1,5 @@
+import re
+
 import pandas as pd
 import pytest
 import torch
@@ -27,7 +29,7 @@ def test_the_selected_model_is_that_of_the_best_epoch_and_predicts_every_row_of_
         assert saved["id"].tolist() == ids.tolist() and saved["label"].isna().all() == (split == "test")
 
 
-def test_a_holdout_is_scored_and_not_trained_on_and_the_history_has_a_row_an_epoch(workspace):
+def test_a_holdout_is_scored_and_not_trained_on_and_the_history_has_a_row_an_epoch(workspace, capsys):
     params = workspace.params(finetune={"train_metrics": True, "select_on": "holdout"})
     train, scored, _ = load_rows(params, Inputs())
     for task in train:
@@ -36,6 +38,7 @@ def test_a_holdout_is_scored_and_not_trained_on_and_the_history_has_a_row_an_epo
     run(params, "a")
     history = pd.read_csv("a/h.csv")
     assert history["epoch"].tolist() == [1, 2]
+    assert re.search(r"epoch 1 \(\d+ s\): sst loss ", capsys.readouterr().err)
     for column in ("lr", "step", "train_loss_qqp", "dev_qqp_f1", "train_sts_pearson", "holdout_overall_normalized"):
         assert history[column].notna().all(), column
     assert read_json("a/out/summary.json")["selected_on"]["rows"] == "holdout"

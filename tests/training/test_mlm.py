@@ -178,7 +178,7 @@ def pretrained(workspace, folder, encoder=None, **mlm):
     return pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", folder)
 
 
-def test_pretraining_lowers_the_held_out_perplexity_and_leaves_no_litter(workspace, corpora):
+def test_pretraining_lowers_the_held_out_perplexity_and_leaves_no_litter(workspace, corpora, capsys):
     metrics, timing = pretrained(workspace, "models/out", enabled=True)
     assert metrics["perplexity"]["after"] < 0.6 * metrics["perplexity"]["before"]
     assert timing["steps"] == metrics["steps"] > 10
@@ -186,7 +186,7 @@ def test_pretraining_lowers_the_held_out_perplexity_and_leaves_no_litter(workspa
         "encoder", "out", "prefinetuned", "tokenizer",
     ]  # fmt: skip
     plain, _ = pretrained(workspace, "models/plain", enabled=False)
-    assert plain == {"enabled": False}
+    assert plain == {"enabled": False} and "pretrain_mlm: off" in capsys.readouterr().err
     learned, fresh = load_transformer("models/out"), load_transformer("models/plain")
     assert not torch.equal(learned.get_input_embeddings().weight, fresh.get_input_embeddings().weight)
     assert torch.equal(learned.pooler.dense.weight, fresh.pooler.dense.weight)

@@ -13,9 +13,10 @@ from tests.training.conftest import BI, saved_model
 FOLDERS = ("models/encoder", "data/splits", "models/tokenizer")
 
 
-def test_switched_off_the_encoder_passes_through_byte_for_byte(workspace):
+def test_switched_off_the_encoder_passes_through_byte_for_byte(workspace, capsys):
     metrics, timing = prefinetune(workspace.params(), *FOLDERS, "out")
     assert (metrics, timing) == ({"epochs": 0}, {})
+    assert "prefinetune: off" in capsys.readouterr().err
     for file in Path("models/encoder").iterdir():
         assert (Path("out/encoder") / file.name).read_bytes() == file.read_bytes()
 

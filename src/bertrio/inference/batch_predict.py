@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, BinaryIO
 
 from bertrio.core.console import progress, say
@@ -62,12 +63,14 @@ def predict_file(
     delimiter = DELIMITERS.get(format)
     table = read_delimited(name, delimiter, source) if delimiter else RawTable([], read_json_lines(source))
     if delimiter:
-        check_columns(name, table.columns, dict.fromkeys([*names, *table.columns]), "; see --columns")
+        _check_names(name, table.columns, dict(zip(spec.text_columns, names)))
         _check_free(name, table.columns, added)
         target.write(delimited_line([*table.columns, *added], delimiter))
     predicted, left_out, unread = 0, 0, iter(table.rows)
     with progress(f"{task}: predicting") as bar:
         while chunk := list(islice(unread, CHUNK_ROWS)):
+            if not delimiter and (fields_of_rows := {field: None for row in chunk for field in row.values}):
+                _check_names(name, fields_of_rows, dict(zip(spec.text_columns, names)))
             usable: list[tuple[dict[str, Any], Row]] = []
             for row in chunk:
                 where = f"{name}: line {row.number}"
@@ -86,6 +89,20 @@ def predict_file(
             predicted, left_out = predicted + len(usable), left_out + len(chunk) - len(usable)
             bar.advance(len(chunk))
     return predicted, left_out
+
+
+def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str]) -> None:
+    """Check that a file has each text column once; `names` holds their names there by ours.
+
+    Raises:
+        UserError: if it has not; the message has a value for `--columns` to fill in or to take over.
+    """
+    missing = [ours for ours, theirs in names.items() if theirs not in columns]
+    others = [column for column in columns if column not in ("id", "label", *names.values())]
+    pairs = zip_longest(missing, others[: len(missing)], fillvalue="NAME")
+    option = shlex.join(f"{ours}={theirs}" for ours, theirs in pairs)
+    hint = f"; rename it in the file, or say which column is meant, such as --columns {option}"
+    check_columns(name, columns, dict.fromkeys([*names.values(), *columns]), hint)
 
 
 def added_columns(target: Target) -> list[str]:

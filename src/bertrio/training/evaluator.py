@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,7 @@ class EpochEvaluator(Stateful):
     selection: Selection
     lines: list[dict[str, float]] = field(default_factory=list)
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the last epoch, by split
+    began: float = field(default_factory=time.monotonic)
 
     @property
     def stopped_early(self) -> bool:
@@ -105,7 +107,10 @@ class EpochEvaluator(Stateful):
         self.scores = {name: evaluate_predictions(table, tasks)[name] for name, table in tables.items()}
         best = self.selection.offer(self.model, log.epoch, self.scores, tasks, tables["dev"])
         self.lines.append(history_line(log, self.scores))
-        say(f"epoch {log.epoch}: {describe_epoch(log, self.scores['dev'])}{' (best so far)' if best else ''}")
+        now = time.monotonic()
+        scores = f"{describe_epoch(log, self.scores['dev'])}{' (best so far)' if best else ''}"
+        say(f"epoch {log.epoch} ({now - self.began:.0f} s): {scores}")
+        self.began = now
         if self.stopped_early:
             say(f"no better for {self.params.finetune.patience} epochs, stopped")
 

@@ -71,6 +71,7 @@ def pretrain_mlm(
     encoder = Encoder(transformer, params.encoder.pooling)  # fails now if there is no such pooling
     check_length(transformer.config, params.encoder.max_length, "encoder.max_length")
     if not params.mlm.enabled:
+        say("pretrain_mlm: off (mlm.enabled), the encoder stays as it is")
         with whole_folder(folder) as new:
             encoder.save(new)
         return {"enabled": False}, {}

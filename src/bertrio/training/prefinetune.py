@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from bertrio.config import Params
+from bertrio.core.console import say
 from bertrio.core.errors import need
 from bertrio.core.files import whole_folder
 
@@ -32,6 +33,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
         The stage's metrics, and the figures for its timing file.
     """
     if not params.prefinetune.epochs:
+        say("prefinetune: off (prefinetune.epochs: 0), the encoder stays as it is")
         with whole_folder(folder) as new:
             shutil.copytree(need(encoder), new / "encoder")
         return {"epochs": 0}, {}

@@ -1,18 +1,23 @@
+import re
 import subprocess
 import sys
 
 import pytest
 import yaml
 
-from bertrio.cli.main import main
+from bertrio.cli.main import _parser, main
 from bertrio.core.files import write_json
+
+EVALUATION = {
+    "dev": {"sst": {"accuracy": 0.5}, "overall_mean": 0.6},
+    "intervals": {"dev": {"sst": {"accuracy": [0.4, 0.625]}, "overall_mean": [0.55, 0.65]}},
+    "selected_on": {"rows": "dev", "by": "overall_normalized"},
+    "overall_tasks": ["sst"],
+}
 
 
 def test_metrics_prints_the_result(tmp_path, capsys):
-    chosen = {"rows": "dev", "by": "overall_normalized"}
-    limits = {"dev": {"sst": {"accuracy": [0.4, 0.625]}, "overall_mean": [0.55, 0.65]}}
-    dev = {"sst": {"accuracy": 0.5}, "overall_mean": 0.6}
-    write_json(tmp_path / "e.json", {"dev": dev, "intervals": limits, "selected_on": chosen, "overall_tasks": ["sst"]})
+    write_json(tmp_path / "e.json", EVALUATION)
     assert main(["metrics", "--file", str(tmp_path / "e.json")]) == 0
     printed = capsys.readouterr().out
     assert "sst accuracy" in printed and "0.500 [0.400, 0.625]" in printed and "0.600 [0.550, 0.650]" in printed
@@ -34,6 +39,66 @@ def test_help_needs_nothing_heavy(arguments):
     code = f"import sys; from bertrio.cli.main import main\ntry: main({arguments})\nexcept SystemExit: pass\n"
     code += "sys.exit(bool({'torch', 'transformers', 'dvc', 'pandas', 'pydantic', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def printed_by(capsys, *arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    printed = capsys.readouterr()
+    return ended.value.code, printed.out + printed.err
+
+
+def test_each_command_has_a_description_and_an_example_that_it_takes(capsys):
+    commands = re.findall(r"(?m)^ {4}([a-z]+)(?= |$)", printed_by(capsys, "--help")[1])
+    actions = re.findall(r"(?m)^ {4}([a-z]+)(?= |$)", printed_by(capsys, "recipes", "--help")[1])
+    assert {"predict", "completion"} <= {*commands} and {"list", "show"} <= {*actions}
+    for path in [[name] for name in commands] + [["recipes", name] for name in actions]:
+        code, text = printed_by(capsys, *path, "--help")
+        example = text.split("example:\n  bertrio ")[1].split(">")[0].split()
+        assert code == 0 and re.search(r"\n\n[A-Z][^\n]*.*\.\n\n", text) and example[: len(path)] == path
+        assert _parser().parse_args(example).run is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["metrcs"], "did you mean metrics?"),
+        (["recipes", "shwo"], "did you mean show?"),
+        (["export", "--format", "onx"], "did you mean onnx?"),
+    ],
+)
+def test_an_unknown_command_or_choice_gets_a_suggestion(capsys, arguments, message):
+    code, text = printed_by(capsys, *arguments)
+    assert code == 2 and message in text
+
+
+def test_a_shell_completes_commands_and_options(capsys):
+    assert main(["completion", "zsh"]) == 0 and "#compdef bertrio" in capsys.readouterr().out
+    assert main(["completion", "bash"]) == 0
+    words = 'COMP_WORDS=({}); COMP_CWORD={}; _shtab_bertrio; echo "${{COMPREPLY[@]}}"\n'
+    script = capsys.readouterr().out + words.format("bertrio rec", 1) + words.format("bertrio recipes show --b", 3)
+    completed = subprocess.run(["bash"], input=script, capture_output=True, text=True)
+    assert completed.stdout.splitlines() == ["recipes", "--budget --brief"]
+
+
+def test_in_a_subfolder_the_repository_is_around_it_and_paths_stay_relative(root, tmp_path, monkeypatch, capsys):
+    write_json(tmp_path / "metrics/evaluation.json", EVALUATION)
+    write_json(tmp_path / "a/b/metrics/evaluation.json", {**EVALUATION, "dev": {"sst": {"accuracy": 0.25}}})
+    (tmp_path / "dvc.yaml").touch()
+    for arguments, score in (([], "0.500"), (["--file", "metrics/evaluation.json"], "0.250")):
+        monkeypatch.chdir(tmp_path / "a/b")
+        assert main(["metrics", *arguments]) == 0 and score in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path / "a")
+    assert main(["check", "--params", "none.yaml"]) == 2
+    assert f"{tmp_path}/a/none.yaml: can't be read" in capsys.readouterr().err
+    (tmp_path / "params.yaml").write_text((root / "params.yaml").read_text())
+    assert main(["check"]) == 0
+
+
+def test_recipes_are_listed_with_and_without_the_word(root, monkeypatch, capsys):
+    monkeypatch.chdir(root)
+    assert main(["recipes", "list"]) == 0 and "smart-concat" in (listed := capsys.readouterr().out)
+    assert main(["recipes"]) == 0 and capsys.readouterr().out == listed
 
 
 @pytest.mark.parametrize(

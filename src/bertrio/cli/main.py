@@ -9,6 +9,7 @@ import sys
 from bertrio import __version__
 from bertrio.cli.export import add_export_commands
 from bertrio.cli.options import positive
+from bertrio.cli.parser import Commands, Parser, find_root
 from bertrio.cli.predict import add_predict_commands
 from bertrio.cli.recipes import add_recipe_commands
 from bertrio.cli.search import add_search_commands
@@ -31,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.print_help()
             return 0
         need_environment()
+        os.chdir(find_root() or ".")
         return args.run(args) or 0
     except KeyboardInterrupt:
         return 130
@@ -49,20 +51,20 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="bertrio",
         description="Fine-tunes one BERT encoder on several sentence tasks. The pipeline itself runs with `dvc repro`.",
     )
     parser.add_argument("--version", action="version", version=f"bertrio {__version__}")
     parser.set_defaults(run=None)
-    commands = parser.add_subparsers(metavar="COMMAND")
+    commands = parser.add_subparsers(metavar="COMMAND", action=Commands)
 
     metrics = commands.add_parser("metrics", help="print the last run's result as a table")
-    metrics.add_argument("--file", default="metrics/evaluation.json", help="the metrics file (default: %(default)s)")
+    metrics.add_argument("--file", metavar="FILE", default="metrics/evaluation.json", help="(default: %(default)s)")
     metrics.set_defaults(run=_metrics)
 
     check = commands.add_parser("check", help="check params.yaml and the files that it names")
-    check.add_argument("--params", default="params.yaml", help="the file to check (default: %(default)s)")
+    check.add_argument("--params", metavar="FILE", default="params.yaml", help="(default: %(default)s)")
     check.set_defaults(run=_check)
 
     compare = commands.add_parser("compare", help="test whether one experiment is better than another")
@@ -87,7 +89,17 @@ def _parser() -> argparse.ArgumentParser:
     add_predict_commands(commands)
     add_export_commands(commands)
     add_serve_commands(commands)
+
+    completion = commands.add_parser("completion", help="print a script that completes commands and options in a shell")
+    completion.add_argument("shell", choices=("bash", "zsh"), help="for zsh, the script is a file _bertrio in $fpath")
+    completion.set_defaults(run=_completion)
     return parser
+
+
+def _completion(args: argparse.Namespace) -> None:
+    import shtab  # comes with DVC
+
+    print(shtab.complete(_parser(), args.shell))
 
 
 def _metrics(args: argparse.Namespace) -> None:

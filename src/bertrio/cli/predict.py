@@ -65,7 +65,7 @@ def _predict(args: argparse.Namespace) -> None:
     kind = args.format or (ending if ending in FORMATS else "jsonl" if ending == "ndjson" else "tsv")
     with _opened(args.source) as source, _created(args.out) as target:
         predicted, left_out = predict_file(
-            _load(args), args.task, kind, source, target, dict(args.columns), args.source or STDIN, args.strict
+            _load(args), args.task, kind, source, target, dict(args.columns), str(args.source or STDIN), args.strict
         )
     say(f"predict: {predicted:,} rows predicted{f', {left_out:,} left out' if left_out else ''}")
 
@@ -75,7 +75,7 @@ def _mine(args: argparse.Namespace) -> None:
     from bertrio.inference.mining import mine_file
 
     with _opened(args.source) as source, _created(args.out) as target:
-        mine_file(_load(args), args.task, args.top, source, target, args.source or STDIN)
+        mine_file(_load(args), args.task, args.top, source, target, str(args.source or STDIN))
 
 
 def _load(args: argparse.Namespace) -> Any:
@@ -84,12 +84,12 @@ def _load(args: argparse.Namespace) -> Any:
     return Predictor.load(args.model, args.device, args.precision, args.batch_size)
 
 
-def _opened(path: str | None) -> Any:
+def _opened(path: Path | None) -> Any:
     return nullcontext(sys.stdin.buffer) if path is None else open(path, "rb")
 
 
 @contextmanager
-def _created(path: str | None) -> Iterator[BinaryIO]:
+def _created(path: Path | None) -> Iterator[BinaryIO]:
     from bertrio.core.files import whole_file
 
     if path is None:

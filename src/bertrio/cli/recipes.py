@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from bertrio.cli.options import BUDGET, add_set, need_folder, overrides, positive
+from bertrio.cli.parser import Commands
 from bertrio.core.errors import writing_to
 
 FOLDER = "folder for what is written (default: %(default)s)"
@@ -15,7 +16,8 @@ def add_recipe_commands(commands: Any) -> None:
     """Add the commands to the parser's `commands`."""
     recipes = commands.add_parser("recipes", help="list, show and run rows of result tables, the papers' and our own")
     recipes.set_defaults(run=_list)
-    actions = recipes.add_subparsers(metavar="ACTION", title="without one, all rows and sweeps are listed")
+    actions = recipes.add_subparsers(metavar="ACTION", action=Commands)
+    actions.add_parser("list", help="list all rows and sweeps, as without an action").set_defaults(run=_list)
 
     show = actions.add_parser("show", help="print a row's params, and how they differ from params.yaml")
     show.add_argument("row", metavar="ROW", help="such as smart-concat; bertrio recipes lists them")

@@ -7,12 +7,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-# the modules of the dependencies in pyproject.toml that every stage may import
-PACKAGES = (
-    "accelerate", "datasets", "filelock", "jinja2", "matplotlib", "numpy", "pandas", "platformdirs", "pyarrow",
-    "pydantic", "rich", "safetensors", "scipy", "sklearn", "tabulate", "tokenizers", "torch", "torchjd", "transformers",
-    "yaml",
-)  # fmt: skip
+PACKAGES = ("accelerate", "numpy", "pandas", "pydantic", "rich", "torch", "torchjd", "transformers")  # of every stage
 
 
 class UserError(Exception):

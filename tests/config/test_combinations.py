@@ -44,7 +44,7 @@ def sharing(layer, tasks=PAIRS):
             r"tasks\.qqp: head cosine needs a Score or Binary target, found Classes; use siamese",
         ),
         # options
-        (task("sst", head_options={"depth": 1}), r"head_options: depth: head linear has no such option; it takes none"),
+        (task("sst", head_options={"depth": 1}), "depth: unknown option of head linear; known here: none"),
         (task("sst", head="mlp", head_options={"depth": 0}), r"head_options\.depth: expected 1 or more, found 0"),
         (
             task("sts", COSINE, head_options={"scaling": "logit"}),

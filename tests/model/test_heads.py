@@ -188,7 +188,7 @@ def test_a_saved_model_comes_back_with_its_sharing_and_a_copy_shares_within_itse
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("concat", {"detph": 1}, "detph: head concat has no such option; it takes depth, .*did you mean depth"),
+        ("concat", {"detph": 1}, "detph: unknown option of head concat; did you mean depth"),
         ("mlp", {"activation": "swish"}, "expected one of relu, leaky_relu, gelu, tanh, found 'swish'"),
         ("mlp", {"depth": 0}, "depth: expected 1 or more, found 0"),
         ("cosine", {"scaling": "logit"}, "scaling of a Score target: expected one of relu, sigmoid, aff"),

@@ -85,4 +85,4 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "", else_all: bo
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     if close:
         return f"; did you mean {prefix}{close[0]}?"
-    return f"; known here: {', '.join(known)}" if else_all else ""
+    return f"; known here: {', '.join(known) or 'none'}" if else_all else ""

@@ -134,15 +134,10 @@ def read_options(options: type[Group], raw: Mapping[str, Any], owner: str) -> di
         ValueError: if an option is unknown or out of range.
     """
     given = {name: value for name, value in raw.items() if value is not None}
-    for name in given.keys() - options.model_fields.keys():
-        takes = ", ".join(options.model_fields) or "none"
-        raise ValueError(
-            f"{name}: {owner} has no such option; it takes {takes}{did_you_mean(name, options.model_fields)}"
-        )
     try:
         return options.model_validate(given).model_dump(exclude_unset=True)
     except ValidationError as error:
-        raise ValueError("; ".join(problems(error, options.model_json_schema()))) from None
+        raise ValueError("; ".join(problems(error, options.model_json_schema(), f"option of {owner}"))) from None
 
 
 def problems(error: ValidationError, schema: Schema, kind: str = "param") -> list[str]:

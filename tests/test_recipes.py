@@ -15,9 +15,9 @@ from bertrio.config.loading import validate_params
 from bertrio.core.runtime import set_up
 from bertrio.data.download import download
 from bertrio.data.prepare import split_data
-from bertrio.experiments.recipes.params import flatten, set_param
+from bertrio.experiments.recipes.params import flatten, parse_settings, preset_options, set_param
 from bertrio.experiments.recipes.resolving import resolve
-from bertrio.experiments.recipes.rows import Row, load_recipes
+from bertrio.experiments.recipes.rows import Row, load_presets, load_recipes
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
@@ -55,6 +55,17 @@ def small(row: Row) -> Params:
     """Return the row's params at a small size."""
     base = read_yaml(ROOT / "params.yaml")
     return validate_params(resolve(RECIPES, row, "paper", SMALL, base=base), row.name)
+
+
+@pytest.mark.parametrize("name", ["smoke", "quick", "real", "best"])
+def test_a_preset_is_options_that_a_shell_and_recipes_take(name):
+    base, preset = read_yaml(ROOT / "params.yaml"), load_presets(ROOT / "recipes")[name]
+    options = list(preset_options(preset.overrides, base))
+    assert not any(set(option) & set(" *?\n\t") for option in options)
+    assert options[::2] == ["-S"] * (len(options) // 2)
+    settings = parse_settings(options[1::2])
+    assert settings == preset.overrides
+    validate_params(resolve(RECIPES, RECIPES.base_row(None), "paper", settings, base=base), name)
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,10 @@ def add_recipe_commands(commands: Any) -> None:
     collect = actions.add_parser("collect", help="keep what finished experiments measured, such as those of the queue")
     collect.set_defaults(run=_collect)
 
+    preset = commands.add_parser("preset", help="print a preset as -S options: dvc exp run $(bertrio preset smoke)")
+    preset.add_argument("name", metavar="NAME", nargs="?", help="one of recipes/presets.yaml (default: list them)")
+    preset.set_defaults(run=_preset)
+
     table = commands.add_parser("table", help="print and write a paper's result tables, reported beside measured")
     table.add_argument("paper", metavar="PAPER", help="its short name, such as smart")
     _add_setting(table)
@@ -106,6 +110,19 @@ def _collect(args: argparse.Namespace) -> None:
     from bertrio.experiments.recipes.running import collect
 
     print(f"wrote {len(collect())} files to recipes/measured")
+
+
+def _preset(args: argparse.Namespace) -> None:
+    from bertrio.config import read_yaml
+    from bertrio.experiments.recipes.params import preset_options
+    from bertrio.experiments.recipes.rows import find, load_presets
+
+    presets = load_presets()
+    if args.name is None:
+        print(*[f"{name}: {preset.title}" for name, preset in presets.items()], sep="\n")
+    else:
+        chosen = find(args.name, presets, "recipes/presets.yaml")
+        print(*preset_options(chosen.overrides, read_yaml("params.yaml")))
 
 
 def _setting(args: argparse.Namespace) -> Any:

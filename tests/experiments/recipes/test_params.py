@@ -39,12 +39,13 @@ def test_integers_are_rounded_up_floats_keep_their_short_form_and_members_are_sc
 
 
 def test_settings_are_yaml():
-    texts = ["lr=2e-05", "threads=null", "revision=86e8312", "a.b=[1, x=2, c:d]", "+data.extra={train: more.tsv}"]
+    texts = ["lr=2e-05", "threads=null", "revision=86e8312", "a.b=[1, x=2, c:d]"]
+    texts += ["+data.extra={train: more.tsv}", "++x=1"]
     values = {"lr": 2e-05, "threads": None, "revision": "86e8312", "a.b": [1, "x=2", "c:d"]}  # the third: a git hash
-    assert parse_settings(texts) == {**values, "data.extra": {"train": "more.tsv"}}
+    assert parse_settings(texts) == {**values, "data.extra": {"train": "more.tsv"}, "x": 1}
 
 
-@pytest.mark.parametrize("text", ["finetune.lr", "=3", "finetune..lr=3", "a=[1", "++a=1"])
+@pytest.mark.parametrize("text", ["finetune.lr", "=3", "finetune..lr=3", "a=[1", "+++a=1", "~a"])
 def test_a_text_that_is_no_setting_is_an_error_that_shows_it(text):
     with pytest.raises(UserError, match="^-S ") as caught:
         parse_settings([text])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import yaml
@@ -77,7 +78,7 @@ def _scaled(value: int | float, factor: float) -> int | float:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse settings of the command line, such as `finetune.lr=2e-05`, into values by dotted param.
 
-    Values are YAML. A new param may have the prefix `+`, as in `dvc exp run -S`.
+    Values are YAML. A param may have the prefix `+` or `++`, as in `dvc exp run -S`.
 
     Raises:
         UserError: if a text is not a setting.
@@ -85,7 +86,7 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        name = name.strip().removeprefix("+")
+        name = name.strip().removeprefix("+").removeprefix("+")
         if not equals or not all(name.split(".")) or name[0] in "+~":
             raise UserError(f"-S {text}: expected a dotted param and a value, such as -S finetune.lr=2e-5")
         try:
@@ -131,6 +132,16 @@ def dvc_overrides(before: Mapping[str, Any], after: Mapping[str, Any], at: str =
             if isinstance(old, (dict, list)) and isinstance(value, (dict, list)) and type(old) is not type(value):
                 yield f"~{_checked(name)}"  # Hydra would merge a list and a block, and fail
             yield f"++{_checked(name)}={value_text(value, hydra=True)}"
+
+
+def preset_options(overrides: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[str]:
+    """Yield `-S` options that set `overrides` on top of `params`; none has a space, so a shell's $(...) splits them."""
+    before = with_numbers(params)
+    after = deepcopy(before)
+    for name, value in overrides.items():
+        set_param(after, name, value)
+    for text in dvc_overrides(before, after):
+        yield from ("-S", text.replace(", ", ","))
 
 
 def _checked(name: str) -> str:

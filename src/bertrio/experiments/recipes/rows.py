@@ -19,8 +19,9 @@ from bertrio.core.options import Group, Positive, Real, matching, problems
 from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, value_text, with_numbers
 
 FOLDER = "recipes"
-OTHER_FILES = ("budgets", "claims", "extensions")  # files that are not papers
+OTHER_FILES = ("budgets", "claims", "extensions", "presets")  # files that are not papers
 EXTENSIONS = "extensions.yaml"
+PRESETS = "presets.yaml"
 BASE = "base"  # the name of a set without extensions
 NAME = "a name of small letters and digits, with . _ or - between them"
 Name = Annotated[str, matching("[a-z0-9]+([._-][a-z0-9]+)*", NAME)]  # part of git refs and file names
@@ -129,6 +130,12 @@ class Budget(Changes):
     multiply: dict[str, Positive] = Field(default_factory=dict)
 
 
+class Preset(Changes):
+    """Overrides of params.yaml under one name, for any run."""
+
+    title: NonEmptyText
+
+
 class Extension(Changes):
     """One technique that forward selection may add to a base.
 
@@ -234,6 +241,12 @@ def load_extensions(folder: str | Path = FOLDER) -> dict[str, Extension]:
         for other in (*extension.excludes, *extension.needs):
             find(other, extensions, f"{path}: {name}")
     return extensions
+
+
+def load_presets(folder: str | Path = FOLDER) -> dict[str, Preset]:
+    """Load the presets of a folder of recipes, by name; raises as `load_recipes`."""
+    presets: dict[str, Preset] = read_file(Path(folder) / PRESETS, dict[Name, Preset])
+    return presets
 
 
 def read_file(path: Path, kind: Any) -> Any:

@@ -93,6 +93,17 @@ def dev_score(task: Any, labels: Any, outputs: Any) -> float:
     return METRICS[task.target.metrics[0]](Scored.from_rows(frame))
 
 
+def write_dev_predictions(path: Path, work: Path, task: Any, labels: Any, outputs: Any) -> None:
+    """Write a peer's outputs for the dev rows of a task, [N, size], as a prediction table."""
+    import numpy as np
+
+    from bertrio.data.table import read_table
+    from bertrio.evaluation.predictions import prediction_rows, write_predictions
+
+    ids = read_table(work / "data/splits" / task.name / "dev.parquet")["id"].tolist()
+    write_predictions(prediction_rows(task, "dev", ids, labels, np.asarray(outputs)), path)
+
+
 class Clock:
     """Timer of the steps after the warm-up, called after each step with its number, from 1.
 

@@ -10,9 +10,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from case import Clock, case_parser, dev_score, language_model, load, wait_for, write_result
+from case import Clock, case_parser, dev_score, language_model, load, wait_for, write_dev_predictions, write_result
 
 
 def dataset_of(args: Any, task: Any, max_length: int, tokenizer: Any, split: str = "train") -> list[dict[str, Any]]:
@@ -127,6 +128,8 @@ def train(args: Any) -> dict[str, Any]:
 
     def score() -> float:
         output = trainer.predict(dev)
+        if args.predictions:
+            write_dev_predictions(args.predictions, args.work, task, output.label_ids, output.predictions)
         return dev_score(task, output.label_ids, output.predictions)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -156,6 +159,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--epochs", type=int, default=0, help="epochs to train before scoring; 0: only time steps")
     parser.add_argument("--grouped", action="store_true", help="batches of rows of similar length")
     parser.add_argument("--curve", action="store_true", help="score after every epoch")
+    parser.add_argument("--predictions", type=Path, help="with --epochs: the prediction table of dev to write")
     args = parser.parse_args(argv)
     write_result(args, pretrain(args) if args.task == "mlm" else train(args))
 

@@ -33,7 +33,12 @@ def sharing(layer, tasks=PAIRS):
         (task("sst", head="cosine"), r"tasks\.sst: head cosine does not fit kind single, .*linear or mlp"),
         (task("qqp", encoding=None), r"tasks\.qqp: encoding goes with kind pair \(cross or bi\)"),
         # labels
-        (task("sst", classes=None), r"tasks\.sst: classes \(how many\) goes with"),
+        (task("sst", classes=None), r"tasks\.sst: classes \(how many, or their names\) goes with"),
+        (task("sst", classes=["a", "b", "a"]), r"tasks\.sst: classes: expected 3 different names .*'a', 'b', 'a'"),
+        (task("sst", classes=["a", True]), r"tasks\.sst\.classes\.1: .*found a truth value; .*in quotes"),
+        (task("sts", classes=["a", "b"]), r"tasks\.sts: classes \(names of the classes\) goes .*not with score"),
+        (task("qqp", classes=2), r"tasks\.qqp: classes \(how many, .* names with binary too"),
+        (task("qqp", classes=["a", "b", "c"]), r"tasks\.qqp: classes: expected 2 different names"),
         (task("sts", range=[5, 0]), r"tasks\.sts: range: expected \[lowest, highest\]"),
         # which loss fits which target and head
         (task("sst", loss="bce"), r"tasks\.sst: loss bce does not fit target ordered: expected cross_entr"),

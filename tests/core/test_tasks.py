@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, softmax
 
-from bertrio.core.tasks import Binary, Classes, Ordered, Score, build_target
+from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task, build_target
 
 OUTPUTS = np.random.default_rng(0).normal(size=(50, 5)) * 10
 
@@ -83,3 +83,19 @@ def test_names_and_the_choice_of_a_metric_make_no_other_target():
     assert Classes(3) == WORDS and Binary() == Binary(metric="f1") and Classes(3) != Ordered(3)
     assert Binary(metric="f1").metrics == ("f1", "accuracy", "roc_auc", "average_precision", "ece", "brier")
     assert build_target("classes", labels=["a", "b"]).size == 2
+
+
+@pytest.mark.parametrize(
+    ("target", "classes", "names"),
+    [
+        ("ordered", 3, ("0", "1", "2")),
+        ("classes", ["bad", 2], ("bad", "2")),
+        ("binary", None, ("no", "yes")),
+        ("binary", ["different", "paraphrase"], ("different", "paraphrase")),
+        ("score", None, ()),
+    ],
+)
+def test_classes_have_names_or_go_by_their_numbers(target, classes, names):
+    task = Task("x", "single", "cross", build_target(target, classes, limits=(0.0, 5.0)))
+    assert task.class_names == names
+    assert [task.target.name_of(float(number)) for number in range(len(names))] == list(names)

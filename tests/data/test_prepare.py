@@ -43,7 +43,7 @@ def test_splits_tokenizer_and_facts_are_written(params, raw):
     assert json.loads((out / "data.json").read_text()) == facts
     assert facts["source"] == "files" and facts["rejects"] == {"sst": {"total": 0}}
     assert facts["simple_baselines"] == {"sst": 0.5}
-    assert facts["tasks"]["sst"]["train"]["rows"] == 80 and facts["tasks"]["qqp"]["dev"]["labels"] == {"1": 10}
+    assert facts["tasks"]["sst"]["train"]["rows"] == 80 and facts["tasks"]["qqp"]["dev"]["labels"] == {"yes": 10}
 
 
 def test_a_task_may_be_split_by_a_rule_of_its_own(params, raw):

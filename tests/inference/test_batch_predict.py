@@ -28,8 +28,9 @@ class LetterCounter:
     def _one(self, target, letters):
         if not target.discrete:
             return Prediction(min(float(letters), target.high), None, letters + 1 / 3)
-        probabilities = np.eye(len(target.outcomes))[letters % len(target.outcomes)] * 0.5 + 0.25
-        return Prediction(letters % len(target.outcomes), tuple(probabilities.tolist()), None)
+        probabilities = np.eye(len(target.class_names))[letters % len(target.class_names)] * 0.5 + 0.25
+        number = letters % len(target.class_names)
+        return Prediction(number, tuple(probabilities.tolist()), None, target.class_names[number])
 
 
 PREDICTOR = LetterCounter(
@@ -54,16 +55,17 @@ def predicted(text, task="sst", kind="tsv", **options):
             "sst",
             "tsv",
             "id\ttext\tnote\n7\tabcd\t\n",
-            "id\ttext\tnote\tprediction\tp_0\tp_1\tp_2\n7\tabcd\t\t1\t0.250000\t0.750000\t0.250000\n",
+            "id\ttext\tnote\tprediction\tprediction_label\tp_0\tp_1\tp_2\n7\tabcd\t\t1\t1\t0.250000\t0.750000\t0.250000\n",
         ),
-        ("sst", "tsv", "text\n", "text\tprediction\tp_0\tp_1\tp_2\n"),
+        ("sst", "tsv", "text\n", "text\tprediction\tprediction_label\tp_0\tp_1\tp_2\n"),
         ("sst", "jsonl", "", ""),
         ("sts", "csv", "text_a,text_b\nabc,de\n", "text_a,text_b,prediction,score\nabc,de,5.000000,5.333333\n"),
         (
             "nli",
             "csv",
             "text_a,text_b\na,bb\n",
-            'text_a,text_b,prediction,p_no,"p_maybe, perhaps"\na,bb,"maybe, perhaps",0.250000,0.750000\n',
+            'text_a,text_b,prediction,prediction_label,p_no,"p_maybe, perhaps"\n'
+            'a,bb,1,"maybe, perhaps",0.250000,0.750000\n',
         ),
     ],
 )
@@ -76,7 +78,7 @@ def test_json_lines_keep_the_types_of_their_fields_and_unusable_ones_are_left_ou
     lines = [json.dumps(row), "", '{"text": "ab", "half": "\\ud800"}', "{", '{"text": 3}', '{"text": null}']
     written, count = predicted("\ufeff" + "\n".join(lines), kind="jsonl", name="rows.jsonl")
     first, second = (json.loads(line) for line in written.splitlines())
-    assert first == {**row, "prediction": 1, "p_0": 0.25, "p_1": 0.75, "p_2": 0.25}
+    assert first == {**row, "prediction": 1, "prediction_label": "1", "p_0": 0.25, "p_1": 0.75, "p_2": 0.25}
     assert second["half"] == "\ud800" and second["prediction"] == 2 and count == (2, 3)
     assert capsys.readouterr().err.splitlines() == [
         "rows.jsonl: line 4: not valid JSON; left out",
@@ -126,7 +128,7 @@ def test_unusable_rows_are_reported_with_line_and_reason_and_left_out(capsys):
     ("text", "kind", "message"),
     [
         ("text\ttext\na\tb\n", "tsv", "found 2 columns 'text', expected one"),
-        ("text\tprediction\na\t1\n", "tsv", "found a column 'prediction', which is to be added; call yours otherwise"),
+        ("text\tprediction_label\na\t1\n", "tsv", "found a column 'prediction_label', which is to be added"),
         ('{"text": "a", "p_2": 1}', "jsonl", "line 1: found a column 'p_2', which is to be added"),
     ],
 )

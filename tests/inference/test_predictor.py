@@ -68,13 +68,14 @@ def rows_of(task, split="dev"):
 def check_equal(predictor, table):
     """The predictor predicts the rows of dev as the table, which is in the order of the data."""
     for task, expected in table[table["split"] != "test"].groupby("task"):
-        labels, probabilities, scores = zip(*predictor.predict(task, rows_of(task)))
+        labels, probabilities, scores, names = zip(*predictor.predict(task, rows_of(task)))
         if task == "sts":
-            assert set(map(type, labels)) == {float} and set(probabilities) == {None}
+            assert set(map(type, labels)) == {float} and set(probabilities) == set(names) == {None}
             assert np.allclose([labels, scores], expected[["prediction", "score"]].T, atol=1e-5)
         else:
             assert set(map(type, labels)) == {int} and set(scores) == {None}
             assert list(labels) == expected["prediction"].tolist()
+            assert list(names) == [predictor.tasks[task].class_names[label] for label in labels]
             assert np.allclose(probabilities, np.stack(expected["probabilities"]), atol=1e-5)
 
 

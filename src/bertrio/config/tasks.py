@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from bertrio.config.data import TaskData
 from bertrio.core.options import Count, Group, Rate, Real, Whole, matching, one_of, read_options
@@ -27,12 +27,18 @@ def _is_text(value: Any) -> Any:
 CLASS_NAME = "the name of a class: 1 to 100 characters on one line"
 ClassName = Annotated[str, BeforeValidator(_is_text), matching(r"[^\x00-\x1f\x7f]{1,100}", CLASS_NAME)]
 
+ClassNames = Annotated[list[ClassName], Field(min_length=2)]
+Classes = Annotated[  # messages leave out tags in brackets
+    Annotated[Whole, Field(ge=2), Tag("[count]")] | Annotated[ClassNames, Tag("[names]")],
+    Discriminator(lambda value: "[names]" if isinstance(value, list) else "[count]"),
+]
+
 
 class TaskParams(Group):
     kind: Literal["single", "pair"]
     target: Literal["classes", "ordered", "binary", "score"]
-    classes: Annotated[Whole, Field(ge=2)] | None = None
-    labels: Annotated[list[ClassName], Field(min_length=2)] | None = None
+    classes: Classes | None = None
+    labels: ClassNames | None = None  # an older way to name the classes
     range: tuple[Real, Real] | None = None
     metric: Annotated[str, Field(max_length=100)] | None = None
     data: TaskData | None = None
@@ -82,19 +88,22 @@ class TaskParams(Group):
 
     def _label_problem(self) -> str | None:
         counted = self.target in ("classes", "ordered")
-        if (counted and self.classes is None and self.labels is None) or (self.classes is not None and not counted):
-            return "classes (how many) goes with target classes or ordered, and with no other; labels say it as well"
+        names = self.labels or (self.classes if isinstance(self.classes, list) else None)
+        if (counted and not self.classes and not names) or (isinstance(self.classes, int) and not counted):
+            return "classes (how many, or their names) goes with target classes or ordered, names with binary too"
         if (self.range is not None) != (self.target == "score"):
             return "range ([lowest, highest]) goes with target score, and with no other"
         if self.range is not None and self.range[0] >= self.range[1]:
             return f"range: expected [lowest, highest], found {list(self.range)}"
-        if self.labels is None:
+        if names is None:
             return None
+        param = "labels" if self.labels else "classes"
         if self.target == "score":
-            return "labels (names of the classes) goes with target classes, ordered or binary, not with score"
-        wanted = 2 if self.target == "binary" else self.classes or len(self.labels)
-        if len(self.labels) != wanted or len(set(self.labels)) < wanted:
-            return f"labels: expected {wanted} different names (of binary: no and yes), found {self.labels}"
+            return f"{param} (names of the classes) goes with target classes, ordered or binary, not with score"
+        count = self.classes if isinstance(self.classes, int) else len(self.classes or names)
+        wanted = 2 if self.target == "binary" else count
+        if len(names) != wanted or len(set(names)) < wanted:
+            return f"{param}: expected {wanted} different names (of binary: no and yes), found {names}"
         return None
 
     def _metric_problem(self) -> str | None:

@@ -58,9 +58,9 @@ class Predicted(NamedTuple):
 class Target(ABC):
     """Quantity that a task predicts.
 
-    `labels` are the names of the classes in the order of their numbers, or (). `metric` is the main metric of the
-    task if it is not the first of `measures`. Neither takes part in comparisons of targets, since predictions are the
-    same kind of numbers.
+    `labels` are the names that were given to the classes, in the order of their numbers, or (). `metric` is the main
+    metric of the task if it is not the first of `measures`. Neither takes part in comparisons of targets, since
+    predictions are the same kind of numbers.
     """
 
     divergence: ClassVar[str]  # between two outputs of the same row; a name in regularizers/divergences.py
@@ -89,8 +89,8 @@ class Target(ABC):
         return (first, *[name for name in self.measures if name != first])
 
     @property
-    def outcomes(self) -> tuple[str, ...]:
-        """Names of the columns of `probabilities`: class names or numbers; () if there are no probabilities."""
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, or their numbers as text if they have none; () for scores."""
         return self.labels
 
     def outputs_for(self, loss: str) -> int:
@@ -167,7 +167,7 @@ class Classes(Target):
         return self.count
 
     @property
-    def outcomes(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         return self.labels or tuple(map(str, range(self.count)))
 
     def allows(self, label: float) -> bool:
@@ -191,7 +191,7 @@ class Ordered(Classes):
 class Binary(Target):
     """Yes (1) or no (0), from one logit, or from two (no, yes) for `siamese_softmax`."""
 
-    labels: tuple[str, ...] = field(default=(), compare=False)
+    labels: tuple[str, ...] = field(default=("no", "yes"), compare=False)
     metric: str | None = field(default=None, compare=False)
 
     size = 1
@@ -201,10 +201,6 @@ class Binary(Target):
     discrete = True
     label_dtype = "float32"
     symmetric = True
-
-    @property
-    def outcomes(self) -> tuple[str, ...]:
-        return self.labels or ("no", "yes")
 
     def outputs_for(self, loss: str) -> int:
         return 2 if loss == "siamese_softmax" else 1
@@ -266,10 +262,15 @@ class Task:
         """Text columns of a row table."""
         return TEXT_COLUMNS[self.kind]
 
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their numbers; () for scores."""
+        return self.target.class_names
+
 
 def build_target(
     name: str,
-    classes: int | None = None,
+    classes: int | Sequence[Any] | None = None,
     limits: tuple[float, float] | None = None,
     labels: Sequence[str] | None = None,
     metric: str | None = None,
@@ -278,19 +279,19 @@ def build_target(
 
     Args:
         name: the kind.
-        classes: number of classes, for `classes` and `ordered`; None means the number of `labels`.
+        classes: number of classes, or their names (of binary for no, then yes).
         limits: lowest and highest value, for `score`.
-        labels: names of the classes (binary: no, yes), or None.
+        labels: names of the classes, another way to give them, or None.
         metric: main metric, one of the kind's `leading` ones; None means the default.
     """
     if name == "score":
         assert limits is not None
         return Score(*limits, metric=metric)
-    names = tuple(labels or ())
+    names = tuple(map(str, labels or (() if classes is None or isinstance(classes, int) else classes)))
     if name == "binary":
-        return Binary(names, metric)
+        return Binary(names or Binary.labels, metric)
     kind: Callable[..., Target] = TARGETS[name]
-    return kind(len(names) if classes is None else classes, names, metric)
+    return kind(len(names) or classes, names, metric)
 
 
 TARGETS: dict[str, type[Target]] = {"classes": Classes, "ordered": Ordered, "binary": Binary, "score": Score}

@@ -118,7 +118,7 @@ def _check_fractions(data: SourceData, tasks: dict[str, Task], max_fraction: flo
                 )
                 if tasks[task].target.discrete and reasons.keys() & {"unknown label", "label is not a number"}:
                     classes = ", ".join(tasks[task].target.labels) or "none"
-                    advice = f"tasks.{task}.labels names the classes, in the order of their numbers: {classes}. "
+                    advice = f"tasks.{task}.classes names the classes, in the order of their numbers: {classes}. "
     if problems:
         limit = f"At most {max_fraction:.2%} may be rejected: mend the files, or raise data.max_reject_fraction"
         raise UserError("\n".join([*problems, advice + limit]))

@@ -51,8 +51,11 @@ def write_plots(
 
 
 def _write_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
-    scored, name_of = Scored.from_rows(rows), task.target.name_of
-    table = pd.DataFrame({"gold": map(name_of, scored.labels), "predicted": map(name_of, scored.predictions)})
+    scored, names = Scored.from_rows(rows), list(task.class_names)
+    if names != sorted(names):  # DVC sorts the classes of a confusion matrix by their names
+        names = [f"{number} {name}" for number, name in enumerate(names)]
+    columns = {"gold": scored.labels, "predicted": scored.predictions}
+    table = pd.DataFrame({name: [names[int(value)] for value in values] for name, values in columns.items()})
     write_csv(table, folder / "confusion" / f"{task.name}.csv")
     write_csv(reliability(scored), folder / "reliability" / f"{task.name}.csv")
 

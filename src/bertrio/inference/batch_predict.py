@@ -33,9 +33,9 @@ def predict_file(
 ) -> tuple[int, int]:
     """Predict all rows of a file in their order, a few thousand at a time.
 
-    Each row is written with all its fields, then `prediction` (the class's name or number, or the score within its
-    range), then the probability of each class as `p_<class>`, or the raw `score`. Unusable rows are reported on
-    standard error and left out.
+    Each row is written with all its fields, then `prediction` (the number of the class, or the score within its range),
+    then the class's name as `prediction_label` and the probability of each class as `p_<name>`, or the raw `score`.
+    Unusable rows are reported on standard error and left out.
 
     Args:
         predictor: the model or ensemble.
@@ -83,7 +83,7 @@ def predict_file(
                     say(f"{where}: {reason}; left out")
             predictions = predictor.predict(task, [texts for _, texts in usable])
             for (values, _), prediction in zip(usable, predictions):
-                fields = values | dict(zip(added, _added_values(spec.target, prediction)))
+                fields = values | dict(zip(added, _added_values(prediction)))
                 target.write(delimited_line(fields.values(), delimiter) if delimiter else _json_line(fields))
             target.flush()
             predicted, left_out = predicted + len(usable), left_out + len(chunk) - len(usable)
@@ -107,7 +107,8 @@ def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str]) ->
 
 def added_columns(target: Target) -> list[str]:
     """Return the names of the columns that are added to each row."""
-    return ["prediction", *[f"p_{outcome}" for outcome in target.outcomes], *([] if target.discrete else ["score"])]
+    rest = ["prediction_label", *[f"p_{name}" for name in target.class_names]] if target.discrete else ["score"]
+    return ["prediction", *rest]
 
 
 def delimited_line(values: Iterable[Any], delimiter: str) -> bytes:
@@ -128,10 +129,10 @@ def _json_line(fields: dict[str, Any]) -> bytes:
     return (json.dumps(fields, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
-def _added_values(target: Target, prediction: Prediction) -> list[Any]:
-    label = target.name_of(int(prediction.label)) if target.labels else prediction.label
-    numbers = (prediction.score,) if prediction.probabilities is None else prediction.probabilities
-    return [round(value, DIGITS) if isinstance(value, float) else value for value in (label, *numbers)]
+def _added_values(prediction: Prediction) -> list[Any]:
+    label, probabilities, score, name = prediction
+    values = (label, score) if probabilities is None else (label, name, *probabilities)
+    return [round(value, DIGITS) if isinstance(value, float) else value for value in values]
 
 
 def _check_free(where: str, columns: Iterable[str], added: list[str]) -> None:

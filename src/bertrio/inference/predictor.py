@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -36,11 +37,13 @@ class Prediction(NamedTuple):
         label: class from 0 on, 0 or 1 for no or yes, or score within the task's range.
         probabilities: one for each class (binary: no, yes), of sum 1; None for scores.
         score: raw score, which may lie outside of the range; None for classes.
+        name: name of the class; None for scores.
     """
 
     label: int | float
     probabilities: tuple[float, ...] | None
     score: float | None
+    name: str | None = None
 
 
 class Ensemble(Group):
@@ -134,11 +137,14 @@ class Predictor:
         """
         spec = self.task(task)
         predicted = self.predict_table(task, text_table(spec.text_columns, rows))
-        labels = predicted.values.astype(np.int64) if spec.target.discrete else predicted.values
-        none = [None] * len(labels)
-        probabilities = none if predicted.probabilities is None else map(tuple, predicted.probabilities.tolist())
-        scores = none if predicted.scores is None else predicted.scores.tolist()
-        return [Prediction(*row) for row in zip(labels.tolist(), probabilities, scores)]
+        if predicted.probabilities is None:
+            assert predicted.scores is not None
+            return [Prediction(*row) for row in zip(predicted.values.tolist(), repeat(None), predicted.scores.tolist())]
+        classes = predicted.values.astype(np.int64).tolist()
+        return [
+            Prediction(number, tuple(probabilities), None, spec.class_names[number])
+            for number, probabilities in zip(classes, predicted.probabilities.tolist())
+        ]
 
     def predict_table(self, task: str, texts: pd.DataFrame) -> Predicted:
         """Predict a table that has the task's text columns; texts are not cleaned. Returns arrays."""

@@ -51,7 +51,7 @@ def test_rows_of_the_source_and_rows_of_ones_own_stand_side_by_side(load):
 def test_labels_that_are_no_class_are_rejected_and_the_message_says_what_the_classes_are(load):
     write("a.csv", *[(f"text {i}", "yes") for i in range(8)], ("b", "Yes"), ("c", "7"))
     params = load({"train": "a.csv", "dev": "a.csv"})
-    with pytest.raises(UserError, match=r"2 of 10 rows .*1 unknown label.*\n.*own\.labels names .*: no, maybe, yes"):
+    with pytest.raises(UserError, match=r"2 of 10 rows .*1 unknown label.*\n.*own\.classes names .*: no, maybe, yes"):
         download(params, "raw", "rejects", "corpora")
 
 

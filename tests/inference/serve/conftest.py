@@ -45,7 +45,7 @@ class FakePredictor:
         count = getattr(target, "count", 2)
         shares = [0.5 / (count - 1)] * count
         shares[length % count] = 0.5
-        return Prediction(length % count, tuple(shares), None)
+        return Prediction(length % count, tuple(shares), None, self.tasks[task].class_names[length % count])
 
 
 TASKS = {

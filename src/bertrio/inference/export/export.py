@@ -161,7 +161,7 @@ def _description(model: TrainedModel, format: str, task: Task | None, int8: bool
     target = task.target
     description |= {"task": task.name, "kind": task.kind} | ({"encoding": task.encoding} if task.kind == "pair" else {})
     description |= (
-        {"range": [target.low, target.high]} if isinstance(target, Score) else {"classes": list(target.outcomes)}
+        {"range": [target.low, target.high]} if isinstance(target, Score) else {"classes": list(target.class_names)}
     )
     if format == "onnx":
         description |= {"inputs": onnx.input_names(model, task), "output": onnx.output_name(target), "int8": int8}

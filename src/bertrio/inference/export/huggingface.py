@@ -37,7 +37,7 @@ def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
     Raises:
         UserError: if the encoder's architecture does not support it.
     """
-    names = list(task.target.outcomes) or ["score"]
+    names = list(task.class_names) or ["score"]
     labels = {
         "id2label": dict(enumerate(names)),
         "label2id": {name: number for number, name in enumerate(names)},

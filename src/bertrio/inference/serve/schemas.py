@@ -39,6 +39,7 @@ class Answer(BaseModel):
     label: int | float = Field(description="class from 0 on, 0 for no and 1 for yes, or score within the task's range")
     probabilities: list[float] | None = Field(description="one a class; null for scores")
     score: float | None = Field(description="raw score, which may lie outside of the range; null for classes")
+    name: str | None = Field(description="name of the class; null for scores")
 
 
 class Answers(BaseModel):

@@ -93,7 +93,9 @@ def _front_matter(params: Params, tasks: Mapping[str, Task], data: Mapping[str, 
     """Return the YAML front matter with the known fields only."""
     sources = {name: params.source_of(name) for name in tasks}
     hub = [data["origin"][name]["id"] for name, source in sources.items() if source == "hub"]
+    made_here = {*sources.values(), params.encoder.name} == {"sample", "tiny"} and not data.get("extra_train")
     known = {
+        "license": "apache-2.0" if made_here and not params.mlm.enabled else "unknown",
         "language": "en" if {*sources.values()} <= {"sample", "cs224n"} else None,
         "library_name": "bertrio",
         "tags": ["bert", "multi-task-learning", *dict.fromkeys(map(_hub_task, tasks.values()))],

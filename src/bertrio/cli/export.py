@@ -33,6 +33,9 @@ def add_export_commands(commands: Any) -> None:
     export.add_argument(
         "--int8", action="store_true", help="onnx: weights of 8 bits, smaller and faster, a bit less exact"
     )
+    push = "upload it to this repository of the Hugging Face hub, such as me/sst; needs a token (hf auth login)"
+    export.add_argument("--push-to-hub", metavar="REPO_ID", help=push)
+    export.add_argument("--private", action="store_true", help="with --push-to-hub: create it as a private one")
     export.set_defaults(run=_export)
 
 
@@ -40,6 +43,9 @@ def _export(args: argparse.Namespace) -> None:
     extra, packages = PACKAGES.get(args.format, ("", []))
     need_packages(f"--format {args.format}", packages, extra)
     from bertrio.inference.export.export import export_model
+    from bertrio.inference.export.hub import push
 
-    difference = export_model(args.model, args.to, args.format, args.task, args.int8)
+    difference = export_model(args.model, args.to, args.format, args.task, args.int8, args.push_to_hub)
     print(f"wrote {args.to}; largest difference from {args.model}: {difference:.1e}")
+    if args.push_to_hub:
+        print(f"uploaded it to {push(args.to, args.push_to_hub, args.private)}")

@@ -50,8 +50,8 @@ def test_classes_have_the_names_of_the_task_and_the_same_model_gives_the_same_by
     names = ["very bad", "bad", "so-so", "good", "very good"]
     folder = make_model(tasks={"sst": {"classes": 5, "labels": names}})
     for name in ("one", "two"):
-        export_model(folder, tmp_path / name, "classifier", "sst")
-    config = AutoModelForSequenceClassification.from_pretrained(tmp_path / "one").config
+        export_model(folder, tmp_path / name / "out", "classifier", "sst")
+    config = AutoModelForSequenceClassification.from_pretrained(tmp_path / "one/out").config
     assert config.id2label == dict(enumerate(names)) and config.problem_type == "single_label_classification"
-    for path in (tmp_path / "one").iterdir():
-        assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes(), path.name
+    for path in (tmp_path / "one/out").iterdir():
+        assert path.read_bytes() == (tmp_path / "two/out" / path.name).read_bytes(), path.name

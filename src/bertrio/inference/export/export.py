@@ -18,6 +18,7 @@ from bertrio.core.files import whole_folder, write_json
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import TEXT_COLUMNS, Score, Task
 from bertrio.inference.export import huggingface, onnx, sentence_transformer
+from bertrio.inference.export.hub import write_export_card
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.heads import HEADS
 from bertrio.model.multitask import HEADS_FILE
@@ -69,7 +70,9 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def export_model(model: str | Path, to: str | Path, format: str, task: str | None = None, int8: bool = False) -> float:
+def export_model(
+    model: str | Path, to: str | Path, format: str, task: str | None = None, int8: bool = False, name: str | None = None
+) -> float:
     """Write a model, or one task of it, in the format of another library.
 
     The export is loaded with that library, and replaces the folder `to` only if its outputs for a few texts equal those
@@ -81,6 +84,7 @@ def export_model(model: str | Path, to: str | Path, format: str, task: str | Non
         format: name in FORMATS.
         task: task to export, needed if there are several; the encoder alone has none.
         int8: quantize the weights to 8 bits (onnx).
+        name: what the card calls the export: an id on the hub; None for the folder's name.
 
     Returns:
         The largest difference from the model.
@@ -107,6 +111,7 @@ def export_model(model: str | Path, to: str | Path, format: str, task: str | Non
         if int8:
             onnx.quantize(folder)
         write_json(folder / CONFIG_FILE, _description(trained, format, spec, int8))
+        write_export_card(folder, Path(model), trained, format, spec, name or to.name)
         difference = _difference(*export_format.compare(trained, spec, folder, texts))
         if not int8 and not difference <= TOLERANCE:
             raise UserError(
@@ -155,7 +160,7 @@ def _difference(exported: Tensor, expected: Tensor) -> float:
 
 def _description(model: TrainedModel, format: str, task: Task | None, int8: bool) -> dict[str, Any]:
     """Return the contents of export.json: the model, and the meaning of its inputs and outputs."""
-    description: dict[str, Any] = {"format": format, **model.config.encoder.model_dump()}
+    description: dict[str, Any] = {"format": format, **model.config.encoder.model_dump(exclude={"name"})}
     if task is None:
         return description
     target = task.target

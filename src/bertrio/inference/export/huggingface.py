@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -37,19 +38,29 @@ def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
     Raises:
         UserError: if the encoder's architecture does not support it.
     """
-    names = list(task.class_names) or ["score"]
-    labels = {
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: number for number, name in enumerate(names)},
-        "problem_type": "single_label_classification" if task.target.discrete else "regression",
-    }
+    problem = "single_label_classification" if task.target.discrete else "regression"
     head: Any = model.network.heads[task.name]
     weight, bias = (
         with_class_no(task.target, value.detach(), dim=0) for value in (head.output.weight, head.output.bias)
     )
     transformer, pooling = model.network.encoder.transformer, model.config.encoder.pooling
-    build_classifier(transformer, pooling, weight, bias, labels).save_pretrained(str(folder))
+    build_classifier(
+        transformer, pooling, weight, bias, label_fields(task) | {"problem_type": problem}
+    ).save_pretrained(str(folder))
     model.tokenizer.save_pretrained(str(folder))
+
+
+def label_fields(task: Task, outputs: int | None = None) -> dict[str, Any]:
+    """Return the fields of config.json that name the outputs; a single one of a binary task is that of yes."""
+    names = list(task.class_names[-1:] if outputs == 1 else task.class_names) or ["score"]
+    return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+
+
+def write_config(model: TrainedModel, folder: Path, fields: dict[str, Any]) -> None:
+    """Write the encoder's config.json with more fields."""
+    config = copy.deepcopy(model.network.encoder.transformer.config)
+    config.update(fields)
+    config.save_pretrained(folder)
 
 
 @torch.inference_mode()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Score, Target, Task
+from bertrio.inference.export.huggingface import label_fields, write_config
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.multitask import MultitaskModel
 
@@ -68,7 +69,7 @@ def input_names(model: TrainedModel, task: Task) -> list[str]:
 
 
 def write_graph(model: TrainedModel, task: Task, folder: Path) -> None:
-    """Write model.onnx and the tokenizer.
+    """Write model.onnx, the tokenizer, and a config.json with the names of classes.
 
     The exporter analyses the Python code (`dynamo`). The older one traces one run, in which transformers omits the mask
     of a batch without padding.
@@ -78,6 +79,7 @@ def write_graph(model: TrainedModel, task: Task, folder: Path) -> None:
     """
     import onnx
 
+    write_config(model, folder, label_fields(task))
     model.tokenizer.save_pretrained(str(folder))  # before `_inputs` sets truncation and padding, which would be saved
     fields, sides = model.tokenizer.model_input_names, SIDES[task.encoding]
     texts = pd.DataFrame({name: TRACED[:: -1 if name == "text_b" else 1] for name in task.text_columns})

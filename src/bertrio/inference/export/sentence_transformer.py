@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertrio.core.tasks import Task
+from bertrio.inference.export.huggingface import label_fields, write_config
 from bertrio.inference.trained_model import TrainedModel
 
 # Activations of heads as modules of torch, the only ones that sentence-transformers loads by name
@@ -60,6 +61,7 @@ def write_cross_encoder(model: TrainedModel, task: Task, folder: Path) -> None:
     activation = nn.Sigmoid() if _has_single_logit(task, head.output.out_features) else nn.Identity()
     exported = CrossEncoder(modules=modules, device="cpu", activation_fn=activation)
     exported.save(str(folder), create_model_card=False)
+    write_config(model, folder, label_fields(task, head.output.out_features))
 
 
 def compare_cross_encoder(model: TrainedModel, task: Task, folder: Path, texts: pd.DataFrame) -> tuple[Tensor, Tensor]:

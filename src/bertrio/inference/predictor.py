@@ -80,6 +80,12 @@ class Predictor:
             if trained:
                 self.tasks[name] = trained[0].tasks[name]
 
+    @property
+    def encoders(self) -> list[str]:
+        """Names of the encoders that training started from, as far as the models say."""
+        names = [member.config.encoder.name for member in self.members.values()]
+        return list(dict.fromkeys(name for name in names if name))
+
     @classmethod
     def load(
         cls, path: str | Path = "models", device: str = "auto", precision: str = "auto", batch_size: int = 64

@@ -13,6 +13,7 @@ from bertrio.config.tasks import SharingParams, TaskParams
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json
 from bertrio.core.options import Count, Group
+from bertrio.model.names import local_folder
 
 CONFIG_FILE = "bertrio.json"
 WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # names of the hidden size in BERT, DistilBERT, T5 and GPT-2
@@ -25,10 +26,11 @@ def _without_training(task: Any) -> Any:
 
 
 class EncoderConfig(Group):
-    """Length and pooling of the encoder."""
+    """Length and pooling of the encoder, and the hub id or folder's name of the one that training started from."""
 
     pooling: PoolingName
     max_length: Count
+    name: str | None = None  # older models do not say
 
 
 class ModelConfig(Group):
@@ -39,7 +41,7 @@ class ModelConfig(Group):
         tasks: kind, target, encoding, head and loss of each task, as in params.yaml.
         trained: tasks with a trained head; predictions of the others would be random.
         sharing: layers that heads share.
-        encoder: pooling and maximal length.
+        encoder: pooling, maximal length and name.
     """
 
     format: Literal[1]
@@ -52,12 +54,14 @@ class ModelConfig(Group):
     def from_params(cls, params: Params) -> ModelConfig:
         """Return the description of a model trained with `params`."""
         pretrained = [params.prefinetune.task] if params.prefinetune.epochs else []
+        encoder = params.encoder
+        start = Path(encoder.name).name if local_folder(encoder.name) else encoder.name  # paths stay private
         return cls(
             format=1,
             tasks={name: task.model_dump(exclude=TRAINING_OPTIONS) for name, task in params.tasks.items()},
             trained=[name for name in params.tasks if name in (*params.trains, *pretrained)],
             sharing=params.sharing,
-            encoder=EncoderConfig(pooling=params.encoder.pooling, max_length=params.encoder.max_length),
+            encoder=EncoderConfig(pooling=encoder.pooling, max_length=encoder.max_length, name=start),
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class FakePredictor:
     rows of every call.
     """
 
+    encoders = ("tiny",)
+
     def __init__(self, tasks: dict[str, Task]) -> None:
         self.tasks, self.batches = tasks, []
         self.hold, self.threads = threading.Event(), set()

@@ -129,11 +129,13 @@ def test_a_server_is_ready_after_predictions_of_all_tasks_and_describes_them(pre
     with running(predictor) as client:
         assert {task for task, _ in predictor.batches} == set(predictor.tasks)
         assert client.get("/health")[::2] == (200, {"status": "ready"})
-        facts = {task["name"]: task for task in client.get("/tasks")[2]["tasks"]}
+        described = client.get("/tasks")[2]
+    assert described["model"] == {"name": "models", "encoders": ["tiny"]}
+    facts = {task["name"]: task for task in described["tasks"]}
     assert list(facts) == ["sst", "qqp", "sts", "nli"]
     assert facts["sst"] == {
         "name": "sst", "kind": "single", "encoding": "cross", "target": "ordered",
-        "count": 5, "labels": None, "low": None, "high": None,
+        "count": 5, "labels": list("01234"), "low": None, "high": None,
     }  # fmt: skip
     assert (facts["sts"]["target"], facts["sts"]["low"], facts["sts"]["high"]) == ("score", 0, 5)
     assert facts["nli"]["labels"] == ["entailed", "neutral", "contradicted"] and facts["nli"]["kind"] == "pair"

@@ -67,7 +67,9 @@ def tab(tmp_path_factory):
 
 def test_a_sentence_gets_the_answers_of_the_tasks_that_fit_with_probabilities(tab, client):
     tab.visit(client.url)
-    assert "sst, qqp, sts, nli" in tab.run("document.getElementById('about').textContent")
+    about = tab.run("document.getElementById('about').textContent")
+    assert "Model: models, encoder tiny." in about and "sst, qqp, sts, nli" in about
+    assert "no use for real text" in tab.run("document.getElementById('toy').innerText")
     tab.type("first", "a fine film")
     tab.press_enter()
     ((task, text),) = tab.cards()
@@ -77,6 +79,24 @@ def test_a_sentence_gets_the_answers_of_the_tasks_that_fit_with_probabilities(ta
     assert sorted(widths) == ["12.5%"] * 4 + ["50%"]
     assert "second sentence" in tab.status()
     assert tab.logged == []
+
+
+def test_an_example_of_a_task_is_a_click_away_and_classes_have_their_names(tab, client):
+    tab.visit(client.url)
+    assert tab.run("Array.from(document.querySelectorAll('#examples p'), (line) => line.children.length)") == [3] * 4
+    tab.run("document.querySelectorAll('#examples p')[3].querySelector('button').click()")
+    *_, (task, text) = tab.cards()
+    assert task == "nli" and all(name in text for name in ("entailed", "neutral", "contradicted"))
+    assert tab.logged == []
+
+
+@pytest.mark.parametrize("width", [360, 1440])
+def test_the_docs_show_routes_fields_and_commands_without_another_host(tab, client, width):
+    tab.visit(f"{client.url}/docs", width, ready="document.querySelectorAll('.route').length > 0")
+    text = tab.run("document.body.innerText")
+    for part in ("POST /predict/{task}", "GET /health", "predictions[].name", f"{client.url}/predict/nli"):
+        assert part in text
+    assert tab.run("document.documentElement.scrollWidth") == width and tab.logged == []
 
 
 def test_text_is_shown_as_it_is_and_runs_nothing(tab, client):

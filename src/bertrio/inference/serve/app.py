@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -28,12 +28,13 @@ PAGE = Path(__file__).parent / "page"
 WARM_UP_WORDS = (1, 8, 24, 80)  # lengths of texts; the first pass at a new length is slow
 
 
-def build_app(predictor: Predictor, limits: Limits) -> FastAPI:
+def build_app(predictor: Predictor, limits: Limits, name: str = "models") -> FastAPI:
     """Build the application, which accepts requests once the model has predicted a few rows of each task.
 
     Args:
         predictor: the model.
         limits: limits of requests and batches.
+        name: name of the model, for the page.
     """
     metrics = Metrics()
     batcher = Batcher(predictor.predict, limits, metrics)
@@ -49,13 +50,13 @@ def build_app(predictor: Predictor, limits: Limits) -> FastAPI:
         version=__version__,
         description="Predictions of one model for several sentence tasks.",
         lifespan=lifespan,
-        docs_url=None,  # loads scripts from another host, which the security policy forbids
+        docs_url=None,  # FastAPI's loads scripts from another host, which the security policy forbids
         redoc_url=None,
     )
     app.add_middleware(Edge, metrics=metrics, max_bytes=limits.max_bytes)
     _add_error_handlers(app)
     _add_predict(app, predictor, batcher, rows_model(limits.max_rows))
-    _add_facts(app, predictor, batcher, metrics)
+    _add_facts(app, predictor, batcher, metrics, name)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return app
 
@@ -84,10 +85,15 @@ def _add_predict(app: FastAPI, predictor: Predictor, batcher: Batcher, model: An
     app.post("/predict/{task}", summary="Predict rows of a task", response_model=Answers, responses=refusals)(predict)
 
 
-def _add_facts(app: FastAPI, predictor: Predictor, batcher: Batcher, metrics: Metrics) -> None:
-    @app.get("/tasks", summary="Tasks of the model")
-    async def tasks() -> dict[str, list[dict[str, Any]]]:
-        return {"tasks": [_facts(task) for task in predictor.tasks.values()]}
+def _add_facts(app: FastAPI, predictor: Predictor, batcher: Batcher, metrics: Metrics, name: str) -> None:
+    @app.get("/tasks", summary="The model and its tasks")
+    async def tasks() -> dict[str, Any]:
+        model = {"name": name, "encoders": predictor.encoders}
+        return {"model": model, "tasks": [_facts(task) for task in predictor.tasks.values()]}
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> FileResponse:
+        return FileResponse(PAGE / "docs.html")
 
     @app.get("/health", summary="State of the server: ready, or 503")
     async def health(response: Response) -> dict[str, str]:
@@ -101,12 +107,12 @@ def _add_facts(app: FastAPI, predictor: Predictor, batcher: Batcher, metrics: Me
 
 
 def _facts(task: Task) -> dict[str, Any]:
-    """Return a description of a task; fields that do not apply (classes, their names, a range) are None."""
+    """Return a description of a task; fields that do not apply (classes and their names, a range) are None."""
     target = task.target
     return {
         **{name: getattr(task, name) for name in ("name", "kind", "encoding")},
         "target": next(name for name, kind in TARGETS.items() if kind is type(target)),
-        "labels": list(target.labels) or None,
+        "labels": list(task.class_names) or None,
         **{name: getattr(target, name, None) for name in ("count", "low", "high")},
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
@@ -41,7 +42,7 @@ def serve(model: str, host: str, port: int, device: str, precision: str, limits:
         half = -(-limits.max_batch // 2)  # two passes sorted by length take a quarter less time on a CPU
         predictor = Predictor.load(model, device=device, precision=precision, batch_size=half)
         say(f"serving on http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}; Ctrl-C stops")
-        server_for(build_app(predictor, limits)).run(sockets=[bound])
+        server_for(build_app(predictor, limits, Path(model).resolve().name)).run(sockets=[bound])
 
 
 def server_for(app: FastAPI) -> uvicorn.Server:

@@ -1,6 +1,11 @@
 // Asks every task that fits what was typed, and shows what it says. Texts are put in as text, never as markup.
 "use strict";
 
+const SINGLE = [["This is a very funny film."], ["The dialogue is slightly bland, although the script feels mildly weak."]];
+const PAIRS = {
+  qqp: [["How can you find costly coats?", "How do people locate costly coats?"], ["How do people clean dirty cars?", "When do soldiers hire shoppers?"]],
+  sts: [["Cops destroyed cheap cars near streets", "Officers destroyed inexpensive automobiles near streets"], ["Students bought dirty couches", "Doctors met two tourists near chapels"]],
+};
 const at = (id) => document.getElementById(id);
 let tasks = [];
 let asking = null; // what ends the question that is on its way
@@ -46,17 +51,9 @@ function questions(first, second) {
 
 const percent = (share) => (share > 0.999 && share < 1 ? ">99.9%" : `${(100 * share).toFixed(1)}%`);
 
-function nameOf(task, label) {
-  if (task.labels) return task.labels[label];
-  if (task.target === "binary") return label ? "yes" : "no";
-  return String(label);
-}
-
 function kindOf(task) {
-  if (task.target === "binary") return task.kind === "pair" ? "yes or no, of both sentences" : "yes or no";
   if (task.target === "score") return `a score from ${task.low} to ${task.high}${task.kind === "pair" ? ", of both sentences" : ""}`;
-  const named = task.labels ? `one of ${task.count} classes` : `a class from 0 to ${task.count - 1}`;
-  return named + (task.kind === "pair" ? ", of both sentences" : "");
+  return (task.labels.length === 2 ? task.labels.join(" or ") : `one of ${task.labels.length} classes`) + (task.kind === "pair" ? ", of both sentences" : "");
 }
 
 function track(share, best) {
@@ -72,12 +69,12 @@ function classBars(task, answer) {
   answer.probabilities.forEach((share, label) => {
     const best = label === answer.label;
     bars.append(
-      make("dt", { textContent: nameOf(task, label), className: best ? "best" : "" }),
+      make("dt", { textContent: task.labels[label], className: best ? "best" : "" }),
       track(share, best),
       make("dd", { textContent: percent(share), className: best ? "best" : "" }),
     );
   });
-  return [make("p", { className: "verdict", textContent: nameOf(task, answer.label) }), bars];
+  return [make("p", { className: "verdict", textContent: answer.name }), bars];
 }
 
 function scoreBar(task, answer) {
@@ -129,16 +126,35 @@ function refuse(field, message) {
   at(field).focus();
 }
 
+// A line of buttons for each task, which fill in an example and ask about it.
+function examplesOf(task) {
+  const examples = task.kind === "pair" ? PAIRS[task.name] || PAIRS.sts : SINGLE;
+  const buttons = examples.map(([first, second = ""]) => {
+    const button = make("button", { type: "button", className: "example", textContent: second ? `${first} / ${second}` : first });
+    button.addEventListener("click", () => {
+      at("first").value = first;
+      at("second").value = second;
+      submit();
+    });
+    return button;
+  });
+  return make("p", {}, make("span", { className: "soft", textContent: `${task.name}: ` }), ...buttons);
+}
+
 async function start() {
+  let model;
   try {
-    tasks = (await ask("tasks")).tasks;
+    ({ model, tasks } = await ask("tasks"));
   } catch (error) {
     return say(error.message, true);
   }
   const pairs = tasks.filter((task) => task.kind === "pair");
   at("pair").hidden = !pairs.length;
   at("optional").hidden = pairs.length === tasks.length;
-  at("about").textContent = `It answers ${tasks.length === 1 ? "one task" : `${tasks.length} tasks`}: ${tasks.map((task) => task.name).join(", ")}.`;
+  const encoders = model.encoders.length ? `, encoder ${model.encoders.join(", ")}` : "";
+  at("toy").hidden = !model.encoders.includes("tiny");
+  at("examples").replaceChildren(...tasks.map(examplesOf));
+  at("about").textContent = `Model: ${model.name}${encoders}. It answers ${tasks.length === 1 ? "one task" : `${tasks.length} tasks`}: ${tasks.map((task) => task.name).join(", ")}.`;
   at("go").disabled = false;
 }
 

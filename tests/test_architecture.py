@@ -19,6 +19,7 @@ FLOORS = [  # a module may import from lower floors, and from its own room
     {"training", "inference.export"},
     {"analysis", "inference"},
     {"experiments", "inference.mining"},
+    {"pipeline"},
     {"cli"},
 ]
 METHOD_ROOMS = {"techniques", "model.heads", "model.lora", "model.pooling"}  # they get plain values, never params

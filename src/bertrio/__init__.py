@@ -1,6 +1,7 @@
 """bertrio: one BERT encoder, fine-tuned on several sentence tasks by a declarative pipeline."""
 
 import os
+from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
@@ -10,10 +11,15 @@ __version__ = "0.1.0"
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
-def __getattr__(name: str) -> Any:
-    """Import `Predictor` and `Prediction` lazily, since they need torch."""
-    if name in ("Predictor", "Prediction"):
-        from bertrio.inference import predictor
+_PUBLIC = {"Predictor": "inference.predictor", "Prediction": "inference.predictor", "train": "pipeline"}
 
-        return getattr(predictor, name)
+
+def __getattr__(name: str) -> Any:
+    """Import what is public lazily, since it needs torch."""
+    if name in _PUBLIC:
+        return getattr(import_module(f"bertrio.{_PUBLIC[name]}"), name)
     raise AttributeError(f"module 'bertrio' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*_PUBLIC, "__version__"]

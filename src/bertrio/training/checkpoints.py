@@ -364,7 +364,7 @@ def identity(
         "settings": settings,
         "inputs": {str(path): _hashes(need(path)) for path in paths},
         "code": {str(path.relative_to(package)): sha256(path) for path in sorted(package.rglob("*.py"))},
-        "script": sha256(Path(script)) if script else None,
+        "script": sha256(Path(script)) if script and Path(script).is_file() else None,
         "device": torch.cuda.get_device_name(runtime.device) if cuda else runtime.device.type,
         "compute": str(runtime.compute),
         "threads": params.runtime.threads or runtime.processes.threads or torch.get_num_threads(),

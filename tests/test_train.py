@@ -1,0 +1,81 @@
+"""`bertrio.train` runs the pipeline's stages without DVC, and writes the same bytes."""
+
+import json
+import runpy
+
+import pandas as pd
+import pytest
+import yaml
+
+import bertrio
+from bertrio import pipeline, train
+from bertrio.config import merged, read_yaml
+from bertrio.core.errors import UserError
+from tests.small_run import SMALL
+
+TINY = merged(
+    SMALL, {"data": {"sample": {"train_rows": 80, "dev_rows": 40, "test_rows": 8}}, "finetune": {"epochs": 1}}
+)
+STAGES = ("check", "download", "split", "pretrain_mlm", "prefinetune", "finetune", "ensemble", "evaluate")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(TINY, out=tmp_path_factory.mktemp("run") / "out")
+
+
+def test_results_are_the_bytes_of_the_stages(run, root, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    params = merged(read_yaml(root / "params.yaml"), TINY)
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    for stage in STAGES:
+        main = runpy.run_path(str(root / "stages" / f"{stage}.py"))["main"]
+        main("base") if stage == "finetune" else main()
+    for path in ("predictions/ensemble.parquet", "metrics/evaluation.json", "models/members/base/heads.safetensors"):
+        assert (tmp_path / path).read_bytes() == (run.folder / path).read_bytes(), path
+
+
+def test_a_run_has_metrics_a_predictor_and_a_card(run):
+    assert run.metrics == json.loads((run.folder / "metrics/evaluation.json").read_text())
+    [answer] = run.predictor(device="cpu").predict("sst", ["a good film"])
+    assert answer.name in run.predictor().tasks["sst"].class_names
+    assert (run.folder / "models/README.md").is_file()
+
+
+def test_rows_are_files_and_data_frames_by_task(tmp_path, monkeypatch):
+    taken = []
+    monkeypatch.setattr(pipeline, "_run_stages", lambda params, out: taken.append(params) or end(out))
+    frame = pd.DataFrame({"text": ["good", "bad"], "label": ["yes", "no"]})
+    frame.to_csv(tmp_path / "dev.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    task = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
+    train({"tasks.polar": task, "finetune.lr": 1e-3}, {"polar": {"train": frame, "dev": "dev.csv"}}, tmp_path / "out")
+    [params] = taken
+    assert (list(params.tasks), params.finetune.lr, params.data.source) == (["polar"], 1e-3, "files")
+    files = params.data.files["polar"]
+    assert pd.read_parquet(files.train).equals(frame) and files.dev == str(tmp_path / "dev.csv")
+    train(params, tmp_path, tmp_path / "again")
+    assert taken[1].data.path == str(tmp_path) and taken[1].tasks == params.tasks
+
+
+def end(out):
+    (out / "metrics").mkdir(parents=True)
+    (out / "metrics/evaluation.json").write_text("{}")
+
+
+def test_a_mistake_is_a_message_and_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for params, message in (
+        ({"finetune.lrr": 1}, "params: finetune.lrr: unknown param; did you mean finetune.lr"),
+        ({"runtime.processes": 2}, "runtime.processes: expected 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train(params)
+    monkeypatch.setattr(pipeline, "DEFAULTS", tmp_path / "params.yaml")
+    with pytest.raises(UserError, match="a package has no defaults"):
+        train({})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_package_shows_what_is_public():
+    assert dir(bertrio) == ["Prediction", "Predictor", "__version__", "train"]

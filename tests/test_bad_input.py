@@ -140,7 +140,7 @@ def test_rows_that_cannot_be_used_go_to_the_rejects_and_the_others_are_read(proj
         (b"n2,a text,5.0001", "label out of range"),
         (b"n3,a text,-1", "label out of range"),
         (b"n4,a text,", "missing label"),
-        (b"n5,a text,five", "label is not a number"),
+        (b"n5,a text,five", "unknown label"),
         (b"n6,a text,1e999", "label is not a number"),
         (b"n7,a text,2.5", "label out of range"),
         (b"r0,a text,1", "duplicate id"),

@@ -55,13 +55,13 @@ def test_the_last_runs_ensemble_answers_from_standard_input_to_standard_output(r
     assert bertrio("predict", "--task", "qqp", *PLAIN) == 0
     out, err = capsysbinary.readouterr()
     header, *rows = [line.split("\t") for line in out.decode().splitlines()]
-    assert header == ["id", "text_a", "text_b", "label", "prediction", "p_no", "p_yes"]
+    assert header == ["id", "text_a", "text_b", "label", "prediction", "prediction_label", "p_no", "p_yes"]
     assert err.decode().splitlines()[-1] == "predict: 40 rows predicted"
     table = read_predictions("predictions/ensemble.parquet").query("task == 'qqp' and split == 'dev'")
     assert [row[0] for row in rows] == table["id"].tolist()
     assert [float(row[4]) for row in rows] == table["prediction"].tolist()
     assert np.allclose(
-        [[float(value) for value in row[5:]] for row in rows], np.stack(table["probabilities"]), atol=1e-5
+        [[float(value) for value in row[6:]] for row in rows], np.stack(table["probabilities"]), atol=1e-5
     )
 
 
@@ -93,7 +93,7 @@ def test_a_file_can_be_answered_in_its_own_place_and_a_device_stays_one(run, tmp
     rows = tmp_path / "rows.tsv"
     rows.write_text("said\nab\n")
     bertrio("predict", "--task", "sst", "--in", rows, "--out", rows, "--columns", "text=said", *PLAIN)
-    assert rows.read_text().startswith("said\tprediction\tp_0")
+    assert rows.read_text().startswith("said\tprediction\tprediction_label\tp_very negative")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as pool:

@@ -109,7 +109,7 @@ def test_every_section_says_what_its_file_holds_and_the_same_files_give_the_same
         "errors": ["preference → taste: 0 (0.98) → 4 (0.61)", "seen before (label 3, similarity 0.87)", "0.999"],
         "suspects": ["doubt", "0.910"],
         "pictures": ["conflicts", "Confusion, sst", "predicted awful"],
-        "settings": ["finetune.lr", "6e-05", "All are those of params.yaml"],
+        "settings": ["finetune.lr", "6e-05", "All are those of the last commit's run"],
         "data": ["Source: sample (seed: 0)", "labels 0", "empty text", "bag_of_words", "0.526"],
         "training": ["epoch 3 was kept", "1,250"],
         "timings": ["309.9", "7 seconds in all"],

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from ruamel.yaml import YAML
 
 from bertrio.cli.main import main
 from bertrio.core.errors import UserError
+from bertrio.core.files import write_text
 from bertrio.experiments.revision import PREDICTIONS, Revision
 from tests.experiments.conftest import tables, write_run
 from tests.toy_project import Clone, run, toy_project
@@ -19,7 +21,7 @@ import shutil
 import yaml
 
 made = yaml.safe_load(open("params.yaml"))["run"]
-for folder in ("predictions", "data", "metrics"):
+for folder in ("predictions", "data", "metrics", "plots"):
     shutil.copytree(f"made/{made}/{folder}", folder, dirs_exist_ok=True)
 """
 
@@ -35,9 +37,12 @@ def clones(tmp_path_factory):
     mine.mkdir()
     for name, frame in (("base", tables(1)), ("better", tables(2, skill=1.6))):
         write_run(mine / "made" / name, frame, run=name)
+        write_text(mine / "made" / name / "plots/history/base.csv", "epoch,step\n1,100\n")
     params = (mine / "made/base/params.yaml").read_text()
     metrics = [{"metrics/evaluation.json": {"cache": False}}]
-    project = toy_project(mine, STAGE, params, deps=["made"], outs=["predictions", "data"], metrics=metrics)
+    project = toy_project(
+        mine, STAGE, params, deps=["made"], outs=["predictions", "data", "plots/history/base.csv"], metrics=metrics
+    )
     project.git("commit", "-q", "-m", "before")
     project.git("tag", "before")
     run(root, "git", "init", "-q", "--bare", "-b", "main", "origin.git")
@@ -112,6 +117,69 @@ def test_an_experiment_is_compared_alike_in_two_clones_and_leaves_the_workspace_
     assert result["params"] == {"run": [["base"], ["better"]]}
 
 
+def test_settings_that_made_a_result_are_stated_though_params_yaml_has_others(clones, tmp_path, monkeypatch, capsys):
+    project = Clone(shutil.copytree(clones.mine.folder, tmp_path / "project"))
+    project.dvc("exp", "apply", "better")
+    project.git("checkout", "-q", "params.yaml")
+    monkeypatch.chdir(project.folder)
+    assert main(["compare", "HEAD", "workspace", "--json", ".git/compare.json"]) == 0
+    assert json.loads((project.folder / ".git/compare.json").read_text())["params"] == {"run": [["base"], ["better"]]}
+    assert main(["report"]) == 0
+    page = " ".join((project.folder / "report.html").read_text().split())
+    assert "Changed settings: run = better." in page and "All settings are those" not in page
+    warning = page.partition("params.yaml no longer matches this result")[2].partition("</p>")[0]
+    assert all(text in warning for text in (": run.", "<code>dvc repro</code>", "<code>dvc exp apply better</code>"))
+    project.dvc("exp", "apply", "better")
+    assert Revision.open("workspace", project.folder).edited_params() == {}
+    project.git("checkout", "-q", ".")
+    (project.folder / "params.yaml").write_text((project.folder / "params.yaml").read_text() + "more: 1\n")
+    assert main(["report"]) == 0
+    assert "no longer matches" not in (project.folder / "report.html").read_text(), "no stage depends on it"
+
+
+def test_params_of_a_run_are_those_of_the_lock_of_its_stages(tmp_path):
+    (tmp_path / "params.yaml").write_text(
+        "free: 1\nlr: 1e-3\ndata: {files: {a: b}, seed: 0}\nname: null\nensemble: {members: {new: {}}}\n"
+    )
+    revision = Revision.open("workspace", tmp_path)
+    assert revision.run_params["lr"] == 0.001 and revision.edited_params() == {}, "without dvc.lock"
+    stages = {
+        "split": {"data.files": {}, "name.of.model": None},
+        "finetune@base": {"lr": 0.002, "classes": ["no", "yes"]},
+        "ensemble": {"ensemble": {"members": {"base": None}}},
+        "evaluate": {"ensemble.members": {"base": None}},
+        "finetune@dropped": {"lr": 0.5},
+    }
+    locked = {name: {"cmd": "true", "params": {"params.yaml": params}} for name, params in stages.items()}
+    with open(tmp_path / "dvc.lock", "w") as file:
+        YAML().dump({"schema": "2.0", "stages": {"check": {"cmd": "true"}, **locked}}, file)  # as DVC: no is text
+    revision = Revision.open("workspace", tmp_path)
+    assert revision.run_params == {
+        "free": 1,
+        "lr": 0.002,
+        "data": {"files": {}, "seed": 0},
+        "name": {"of": {"model": None}},
+        "ensemble": {"members": {"base": None}},
+        "classes": ["no", "yes"],
+    }
+    assert revision.edited_params()["lr"] == (0.002, 0.001)
+    (tmp_path / "dvc.lock").write_text("<<<<<<< HEAD\n: a")
+    with pytest.raises(UserError, match="workspace: dvc.lock is not valid YAML"):
+        Revision.open("workspace", tmp_path).tasks()
+
+
+def test_without_git_the_workspace_has_a_report_and_revisions_are_one_message(clones, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(clones.mine.folder, tmp_path / "project", ignore=shutil.ignore_patterns(".git"))
+    monkeypatch.chdir(folder)
+    assert main(["report"]) == 0
+    assert "There is no commit to compare them with" in (folder / "report.html").read_text()
+    capsys.readouterr()
+    for command in (["report", "HEAD"], ["report", "--baseline", "HEAD"], ["compare", "HEAD", "workspace"]):
+        assert main(command) == 2
+        expected = f"error: {folder} is no git clone with dvc.yaml; run this from the folder that holds dvc.yaml\n"
+        assert capsys.readouterr().err == expected
+
+
 def test_what_the_cache_has_lost_is_an_error_that_says_how_to_get_it(clones, monkeypatch, capsys):
     """Last, since it takes the cache away."""
     monkeypatch.chdir(clones.mine.folder)
@@ -124,5 +192,8 @@ def test_what_the_cache_has_lost_is_an_error_that_says_how_to_get_it(clones, mon
         assert "the content of predictions/ensemble.parquet is not in DVC's cache; run dvc pull" in message
     clone = clones.mine.folder.parent / "clone"  # that never had the cache
     run(clone.parent, "git", "clone", "-q", str(clones.mine.folder), "clone")
-    with pytest.raises(UserError, match="the content of predictions is not in DVC's cache"):
-        Revision.open("HEAD", clone).files("predictions")
+    monkeypatch.chdir(clone)
+    assert main(["report", "HEAD"]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: HEAD (") and message.count("\n") == 1
+    assert "is not in DVC's cache; run dvc pull if a remote has it. Or make it again: git checkout HEAD" in message

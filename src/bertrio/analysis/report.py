@@ -46,14 +46,19 @@ TEXTS = ("text", "text_b", "nearest training rows")  # columns of long texts
 
 
 def render_report(
-    run: Any, settings: Mapping[str, str], changed: Mapping[str, Any] | None, comparison: Mapping[str, Any]
+    run: Any,
+    settings: Mapping[str, str],
+    changed: Mapping[str, Any] | None,
+    edited: Mapping[str, Any],
+    comparison: Mapping[str, Any],
 ) -> str:
     """Return the page of a run.
 
     Args:
         run: files of the run, an `experiments.revision.Revision`.
-        settings: all params by dotted name, as text.
-        changed: params that differ from the last commit, with both values; None without a commit.
+        settings: all params of the run by dotted name, as text.
+        changed: params that differ from the run of the last commit, with both values; None without a commit.
+        edited: `params` whose value in params.yaml is not the run's, and what to do; see `experiments.report`.
         comparison: `tables` by title, or a `problem`; empty without a baseline. See `experiments.report`.
     """
     contents = {name: _content(run, path) for name, _, path, _ in SECTIONS if path and run.exists(path)}
@@ -62,10 +67,11 @@ def render_report(
         subtitle=run.commit or "",
         contents=contents,
         tasks=run.tasks(),
-        members=list((run.settings().get("ensemble") or {}).get("members") or ()),
+        members=list((run.run_params.get("ensemble") or {}).get("members") or ()),
         confusions={name: pd.crosstab(*table.to_numpy().T) for name, table in _tables(run, "plots/confusion").items()},
         settings=settings,
         changed=changed,
+        edited=edited,
         comparison=comparison,
         chosen=selection_text(contents.get("metrics", {}).get("selected_on", {})),
     )

@@ -123,9 +123,10 @@ def label(side: Side) -> str:
 
 
 def changed_params(first: Side, second: Side) -> dict[str, list[list[str]]]:
-    """Return the params that differ between the sides, each with the values of the first and second side as text."""
-    sides = [[leaves(revision.settings()) for revision in side] for side in (first, second)]
-    names = dict.fromkeys(name for side in sides for settings in side for name in settings)
+    """Return the params of the runs that differ between the sides, with the values of first and second side as text."""
+    sides = [[leaves(revision.run_params) for revision in side] for side in (first, second)]
+    names = list(dict.fromkeys(name for side in sides for settings in side for name in settings))
+    names = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]  # else {} on one side
     values = {name: [sorted({settings.get(name, ABSENT) for settings in side}) for side in sides] for name in names}
     return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 
@@ -281,7 +282,7 @@ def _notes(first: Side, second: Side, split: str) -> Iterator[str]:
         if titles:
             yield f"the {what} of {', '.join(titles)} were chosen on {on}, which flatters them here"
     for side in (first, second):
-        settings = [leaves(revision.settings()) for revision in side]
+        settings = [leaves(revision.run_params) for revision in side]
         names = dict.fromkeys(name for params in settings for name in params if not name.endswith("seed"))
         other = [name for name in names if len({params.get(name) for params in settings}) > 1]
         if other:

@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -18,6 +19,7 @@ import yaml
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task, build_target
 from bertrio.evaluation.predictions import check_tasks, read_predictions
+from bertrio.experiments.recipes.params import changes, with_numbers
 
 WORKSPACE = "workspace"
 PREDICTIONS = "predictions/ensemble.parquet"
@@ -89,6 +91,22 @@ class Revision:
             return self.name
         return f"{self.name} ({self.commit[:7]})"
 
+    @property
+    def lock_id(self) -> str:
+        """Git's hash of dvc.lock, the same for the same results; empty if there is none."""
+        if self.commit is None:
+            return self._git("hash-object", "dvc.lock")
+        return self._git("rev-parse", "--verify", "--quiet", f"{self.commit}:dvc.lock")
+
+    @property
+    def date(self) -> str:
+        """Day on which dvc.lock was committed, or written if it is newer than the last commit; empty without it."""
+        head = Revision(self.name, self._root, self.commit or "HEAD")
+        file = self._root / "dvc.lock"
+        if self.commit is None and file.exists() and self.lock_id != head.lock_id:
+            return f"{datetime.fromtimestamp(file.stat().st_mtime, timezone.utc):%Y-%m-%d}"
+        return self._git("log", "-1", "--format=%cs", str(head.commit), "--", "dvc.lock")
+
     def exists(self, path: str) -> bool:
         """Return whether the revision has the file or folder; its content may still be missing from DVC's cache."""
         if self.commit is None:
@@ -145,14 +163,68 @@ class Revision:
             raise UserError(f"{self.title}: params.yaml: found {type(raw).__name__}, expected groups of params")
         return raw
 
+    @cached_property
+    def run_params(self) -> dict[str, Any]:
+        """Raw params that made the result: those in dvc.lock, and of params.yaml those that no stage depends on.
+
+        Both files are read as DVC does, which follows YAML 1.2: `no` is text.
+
+        Raises:
+            UserError: if params.yaml is missing, or a file is damaged.
+        """
+        params = self._yaml("params.yaml")
+        for name, value in self._locked_params().items():
+            *blocks, key = name.split(".")
+            block = params
+            for part in blocks:
+                if not isinstance(block.get(part), dict):
+                    block[part] = {}
+                block = block[part]
+            block[key] = value
+        return params
+
+    def edited_params(self) -> dict[str, tuple[Any, Any]]:
+        """Return the params whose value in params.yaml is not the one that made the result: both values by name."""
+        return changes(with_numbers(self.run_params), with_numbers(self._yaml("params.yaml")))
+
+    def _locked_params(self) -> dict[str, Any]:
+        """Return the params in dvc.lock by dotted name; {} without dvc.lock.
+
+        DVC writes the stages in the order in which they first ran. It leaves those of dropped members in place.
+        """
+        if not self.exists("dvc.lock"):
+            return {}
+        stages = {
+            name: stage.get("params", {}).get("params.yaml", {})
+            for name, stage in self._yaml("dvc.lock").get("stages", {}).items()
+        }
+        members = stages.get("evaluate", {}).get("ensemble.members")
+        current = [
+            params
+            for name, params in stages.items()
+            if "@" not in name or members is None or name.partition("@")[2] in members
+        ]
+        return {name: value for params in current for name, value in params.items()}
+
+    def _yaml(self, path: str) -> dict[str, Any]:
+        from ruamel.yaml import YAML, YAMLError
+
+        try:
+            content = YAML(typ="safe").load(self.read(path))
+        except YAMLError as error:
+            raise UserError(f"{self.title}: {path} is not valid YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(content, dict):
+            raise UserError(f"{self.title}: {path}: found {type(content).__name__}, expected a mapping")
+        return content
+
     def tasks(self) -> dict[str, Task]:
-        """Return the tasks, built from few params so that older revisions stay readable.
+        """Return the tasks of the run, built from few params so that older revisions stay readable.
 
         Raises:
             UserError: if params.yaml is missing or describes no tasks.
         """
         try:
-            return {name: _task(name, block) for name, block in self.settings()["tasks"].items()}
+            return {name: _task(name, block) for name, block in self.run_params["tasks"].items()}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.title}: params.yaml: the tasks can't be read ({error!r}), expected blocks such as "
@@ -186,6 +258,9 @@ class Revision:
                 f"{self.title}: the content of {path} is not in DVC's cache; run dvc pull if a remote has it. Or "
                 f"make it again: git checkout {self.name} (dvc exp apply, for an experiment), then dvc repro"
             ) from error
+
+    def _git(self, *arguments: str) -> str:
+        return _git(self._root, *arguments).stdout.decode().strip()
 
     @cached_property
     def _dvc(self) -> Any:

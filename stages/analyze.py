@@ -1,6 +1,7 @@
 """Analyze errors of the ensemble (worst rows, suspect labels, slices, changed texts, challenges); write the card."""
 
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # DVC copies (--temp, --queue) run their own code
@@ -11,12 +12,15 @@ need_environment()
 
 from bertrio.analysis.analyze import analyze
 from bertrio.config import load_params
-from bertrio.core.stage import run_stage
+from bertrio.core.files import write_json
+from bertrio.core.stage import cost_since, run_stage
+from bertrio.evaluation.evaluate import timings
 
 
 def main() -> None:
+    began, params = time.perf_counter(), load_params()
     analyze(
-        load_params(),
+        params,
         splits="data/splits",
         models="models",
         predictions="predictions",
@@ -24,6 +28,8 @@ def main() -> None:
         plots="plots",
         card="models/README.md",
     )
+    earlier = timings("metrics/timing", list(params.ensemble.members))
+    write_json("metrics/timing.json", {**earlier, "analyze": cost_since(began)}, digits=1)  # the last stage writes it
 
 
 if __name__ == "__main__":

@@ -27,4 +27,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_stage("evaluate", main, timing=False)
+    run_stage("evaluate", main)

@@ -105,6 +105,7 @@ def test_repro_runs_the_chain_and_writes_all_that_is_promised(project):
     assert evaluation["selected_on"] == {"rows": "dev", "by": "overall_normalized"}
     assert evaluation["best_epoch"]["base"] in (1, 2)
     timing = project.json("metrics/timing.json")
+    assert {"download", "split", "finetune-base", "ensemble", "evaluate", "analyze"} <= set(timing)
     assert {"seconds", "peak_memory_mb", "rows_per_second"} <= set(timing["finetune-base"])
     assert project.json("metrics/mlm.json") == {"enabled": False}
     for name in ("sst", "para", "sts"):

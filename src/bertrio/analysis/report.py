@@ -39,7 +39,7 @@ SECTIONS = (  # anchor, title, required file, and the stage that writes it
     ("settings", "Settings", "", ""),
     ("data", "Data", "metrics/data.json", "split"),
     ("training", "Training", "plots/history", "finetune"),
-    ("timings", "Timings", "metrics/timing.json", "evaluate"),
+    ("timings", "Timings", "metrics/timing.json", "analyze"),
 )
 WORDS = dict.fromkeys(("id", "task", "text", "text_b", "gold", "predicted"), str)  # columns that are not numbers
 TEXTS = ("text", "text_b", "nearest training rows")  # columns of long texts

@@ -41,8 +41,7 @@ def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool
         with stoppable():
             facts = body() or {}
             if timing:
-                cost = {"seconds": time.perf_counter() - began, "peak_memory_mb": peak_memory_mb()}
-                write_json(f"metrics/timing/{name}.json", {**cost, **facts}, digits=1)
+                write_json(f"metrics/timing/{name}.json", {**cost_since(began), **facts}, digits=1)
     except KeyboardInterrupt as stopped:
         say(f"{name}: {str(stopped) or AT_ONCE}")
         sys.exit(stopped.code if isinstance(stopped, Interrupted) else 130)
@@ -71,6 +70,11 @@ def user_message(error: Exception) -> str | None:
     else:
         return None
     return f"{text}; {DISK_ADVICE[code]}" if code in DISK_ADVICE else text
+
+
+def cost_since(began: float) -> dict[str, float]:
+    """Return the seconds since `began`, a value of `time.perf_counter`, and the peak memory in MB."""
+    return {"seconds": time.perf_counter() - began, "peak_memory_mb": peak_memory_mb()}
 
 
 def peak_memory_mb() -> float:

@@ -32,16 +32,15 @@ def evaluate(
     """Measure the ensemble's predictions, write metrics, plots and submission files, and print the result.
 
     Writes `evaluation.json` (what `evaluate_predictions` returns, `overall_tasks` that the overall scores cover,
-    `intervals`, `best_epoch` by member, and `selected_on`), `calibration.json` (see `write_calibration`) and
-    `timing.json` (cost of each stage) into `metrics`, the files of `write_plots` into `plots`, and
-    submission files into `predictions`/submission. Dev rows that the ensemble was chosen on are the split `selection`
-    in the metrics; submission files hold all of dev.
+    `intervals`, `best_epoch` by member, and `selected_on`) and `calibration.json` (see `write_calibration`) into
+    `metrics`, the files of `write_plots` into `plots`, and submission files into `predictions`/submission. Dev rows
+    that the ensemble was chosen on are the split `selection` in the metrics; submission files hold all of dev.
 
     Args:
         members: names of the ensemble's members.
         tasks: all tasks, by name.
         predictions: a folder that holds ensemble.parquet, and members/<name>/summary.json of every member.
-        metrics: a folder that holds timing/<stage>.json.
+        metrics: the folder of the metrics.
         plots: a folder that holds <member>.csv in history and conflicts.
         submission: whether to write the submission files; otherwise their folder is empty.
 
@@ -58,7 +57,6 @@ def evaluate(
     write_json(metrics / "evaluation.json", result)
     write_calibration(frame, tasks, metrics / "calibration.json")
     write_plots(frame, tasks, plots, members)
-    write_json(metrics / "timing.json", timings(metrics / "timing", members))
     (predictions / "submission").mkdir(parents=True, exist_ok=True)
     write_submissions(frame if submission else frame.head(0), predictions / "submission", tasks)
     show_metrics(metrics / "evaluation.json")
@@ -79,12 +77,12 @@ def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
     }
 
 
-def timings(folder: Path, members: Sequence[str]) -> dict[str, dict[str, float]]:
+def timings(folder: str | Path, members: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return the cost of each stage (seconds, rows per second, peak memory in MB) from its timing file.
 
     DVC leaves the files of dropped members in place; these are ignored.
     """
-    costs = {path.stem: read_result(path) for path in sorted(folder.glob("*.json"))}
+    costs = {path.stem: read_result(path) for path in sorted(Path(folder).glob("*.json"))}
     current = {f"finetune-{name}" for name in members}
     return {stage: cost for stage, cost in costs.items() if stage in current or not stage.startswith("finetune-")}
 

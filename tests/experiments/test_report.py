@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import os
 import re
 import shutil
 from collections import defaultdict
@@ -18,6 +19,7 @@ from bertrio.evaluation.predictions import write_predictions
 from bertrio.experiments.report import write_report
 from tests.experiments.planted import Planted
 from tests.metric_files import EVIL, SHOWN, write_metric_files
+from tests.toy_project import Clone
 
 
 class Page(HTMLParser):
@@ -63,17 +65,21 @@ def finished(tmp_path_factory, root):
     folder = tmp_path_factory.mktemp("report")
     planted = Planted(folder, root)
     settings = yaml.safe_load((root / "params.yaml").read_text())
-    settings["tasks"] = {"sst": settings["tasks"]["sst"]}
+    settings["tasks"] = {"sst": settings["tasks"]["sst"] | {"classes": 5}}
+    write_text(folder / "dvc.lock", "schema: '2.0'\nstages: {}\n")
     write_text(folder / "params.yaml", yaml.safe_dump(settings, sort_keys=False))
     write_metric_files(folder / "metrics")
-    write_json(folder / "metrics/timing.json", {"split": {"seconds": 6.7, "peak_memory_mb": 309.9, "device": EVIL}})
+    training = {"seconds": 60.0, "device": "cpu", "precision": "bf16", "threads": 2, "parameters": 109_482_240}
+    split = {"seconds": 6.7, "peak_memory_mb": 309.9, "device": EVIL}
+    write_json(folder / "metrics/timing.json", {"finetune-base": training, "split": split})
     analysis = folder / "predictions/analysis"
     write_json(analysis / "errors.json", {"sst": [worst_row(EVIL), worst_row("fine") | {"change": None}]})
     suspect = {"task": "sst", "id": "s3", "label": 1, "suggested": 4, "doubt": 0.91, "text": EVIL, "text_b": None}
     pd.DataFrame([suspect]).to_csv(analysis / "suspects.csv", index=False)
     write_text(folder / "plots/history/base.csv", "epoch,step,dev_sst_accuracy\n1,1250,0.59\n")
-    (folder / "plots/pictures").mkdir(parents=True)
-    (folder / "plots/pictures/conflicts.png").write_bytes(b"PNG")
+    write_text(folder / "plots/learning/score/sst.csv", "step,score\n1250,0.59\n")  # of one epoch
+    write_text(folder / "plots/conflicts/base.csv", f'step,task_a,task_b,cosine\n1,sst,"{EVIL[:22]}",-0.5\n')
+    write_text(folder / "plots/reliability/sst.csv", "bin,n,confidence,accuracy,low,high\n0,67,0.5,0.6,0.4,0.7\n")
     write_text(folder / "plots/confusion/sst.csv", "gold,predicted\nfine,fine\nfine,awful\nfine,fine\n")
     texts = pd.DataFrame({"id": [f"s{row}" for row in range(40)], "text": [f"{EVIL} {row}" for row in range(40)]})
     (folder / "data/splits/sst").mkdir(parents=True)
@@ -104,20 +110,47 @@ def page_of(project, out, **options) -> tuple[str, Page]:
 def test_every_section_says_what_its_file_holds_and_the_same_files_give_the_same_bytes(finished, tmp_path):
     html, page = page_of(finished, tmp_path)
     assert page_of(finished, tmp_path)[0] == html
-    assert list(page.sections) == [name for name, *_ in SECTIONS]
+    assert list(page.sections) == [name for name, *_ in SECTIONS if name != "comparison"]
     expected = {
         "errors": ["preference → taste: 0 (0.98) → 4 (0.61)", "seen before (label 3, similarity 0.87)", "0.999"],
         "suspects": ["doubt", "0.910"],
-        "pictures": ["conflicts", "Confusion, sst", "predicted awful"],
+        "predictions": ["Confusion matrix: sst", "gold fine, predicted awful: 1 of 3 rows, 33.3 %"],
         "settings": ["finetune.lr", "6e-05", "All are those of the last commit's run"],
         "data": ["Source: sample (seed: 0)", "labels 0", "empty text", "bag_of_words", "0.526"],
-        "training": ["epoch 3 was kept", "1,250"],
-        "timings": ["309.9", "7 seconds in all"],
+        "training": ["epoch 3 was kept", "1,250", "Score on dev", "sst, step 1,250: 0.59", "Gradient conflicts: base"],
+        "timings": ["309.9", "67 seconds in all"],
     }
     for name, texts in (SHOWN | expected).items():
         for text in texts:
             assert text in page.sections[name], (name, text)
         assert "is not there" not in page.sections[name]
+
+
+def test_the_head_states_date_data_encoder_device_and_time(project, tmp_path):
+    (project / "dvc.lock").touch()  # a clone has a new file of an old run
+    html, _ = page_of(project, tmp_path)
+    facts = dict(re.findall(r"<dt>(\w+)</dt><dd>([^<]*)</dd>", html))
+    assert facts == {
+        "Date": Clone(project).git("log", "-1", "--format=%cs").strip(),
+        "Data": "sample; rows to train on: sst 20,000, qqp 20,000, sts 20,000",
+        "Encoder": "tiny, 2 layers of width 64, 109 million parameters",
+        "Device": "cpu, bf16, 2 threads",
+        "Time": "1.1 minutes in all",
+    }
+    write_text(project / "dvc.lock", "schema: '2.0'\nstages: {check: {cmd: x}}\n")
+    os.utime(project / "dvc.lock", (0, 1e9))
+    assert "<dd>2001-09-09</dd>" in page_of(project, tmp_path)[0]
+
+
+def test_classes_go_by_their_names(project, tmp_path):
+    names = ["very negative", "negative", "neutral", "positive", "very positive"]
+    change_settings(project, lambda settings: settings["tasks"]["sst"].update(labels=names))
+    write_text(project / "plots/confusion/sst.csv", "gold,predicted\nvery positive,negative\nneutral,negative\n")
+    html, page = page_of(project, tmp_path)
+    assert "preference → taste: very negative (0.98) → very positive (0.61)" in page.sections["errors"]
+    assert "seen before (label positive" in page.sections["errors"]
+    assert re.search(r"s3\s*negative\s*very positive", page.sections["suspects"])
+    assert re.findall("gold ([a-z ]+), predicted negative", html) == ["negative", "neutral", "very positive"]
 
 
 def test_figures_of_one_member_are_not_passed_off_as_the_ensembles(finished, project, tmp_path):
@@ -136,7 +169,7 @@ def test_markup_in_texts_is_text_and_only_the_pages_own_script_may_run(finished,
         assert EVIL in page.sections[name], name
     assert "<script>alert" not in html
     tags, attributes = zip(*page.elements)
-    assert (tags.count("script"), tags.count("img")) == (1, 1)
+    assert (tags.count("script"), tags.count("img")) == (1, 0)
     # nothing comes from elsewhere, and nothing runs or is styled that the policy would refuse
     assert not [name for one in attributes for name in one if name.startswith("on") or name == "style"]
     links = [one[key] for one in attributes for key in ("src", "href") if key in one]
@@ -181,11 +214,12 @@ def test_a_baseline_is_compared_with_and_its_rows_are_shown(project, tmp_path):
     change_settings(project, lambda settings: settings["finetune"].update(lr=2e-5))
     comparison = page_of(project, tmp_path, baseline="HEAD")[1].sections["comparison"]
     assert "sst: workspace is better than HEAD by 0.1500" in comparison  # of 6 throws all one way, p is 2 / 2^6
+    assert "Differences, B minus A" in comparison and "no difference" in comparison
     assert "sst: fixed (6)" in comparison and "sst: broken (0)" in comparison
     assert f"{EVIL} 5" in comparison
     assert "finetune.lr" in comparison
     html, page = page_of(project, tmp_path, name="HEAD")
-    assert EVIL in page.sections["errors"] and "conflicts" in page.sections["pictures"]
+    assert EVIL in page.sections["errors"] and "Confusion matrix: sst" in page.sections["predictions"]
     assert "<title>HEAD · bertrio</title>" in html
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 
+import pandas as pd
 import pytest
 
 from bertrio.analysis.report import render_page
@@ -103,15 +104,26 @@ def page(tmp_path_factory):
     ]
     evaluation = {"dev": {"sst": {"accuracy": 0.862}}, "intervals": {"dev": {"sst": {"accuracy": [0.841, 0.882]}}}}
     wide = {"stage": {f"a long name of a column {'x' * 30} {place}": 1000 for place in range(12)} | {"seconds": 1.0}}
+    names = ["a class with a long name", "b" * 60, "c"]
+    plots = {
+        "learning/score": {name: pd.DataFrame({"step": [10, 20], "score": [0.5, 0.7]}) for name in ("sst", "q" * 60)},
+        "learning/loss": {"sst": pd.DataFrame({"step": [10], "loss": [0.5]})},
+        "conflicts": {},
+        "confusion": {"sst": pd.DataFrame({"gold": names, "predicted": names[::-1]})},
+        "scores": {"sts": pd.DataFrame({"gold": ["1", "2.5"], "predicted": ["1.5", "5"]})},
+        "reliability": {},
+    }
     html = render_page(
         title="exp-" + "a" * 60,
         subtitle="0123456789" * 4,
-        contents={"metrics": evaluation, "errors": {"sst": rows}, "timings": wide},
+        contents={"metrics": evaluation, "training": {}, "predictions": {}, "errors": {"sst": rows}, "timings": wide},
         tasks={"sst": Task("sst", "single", "cross", Ordered(5))},
         members=["base"],
-        confusions={},
+        plots=plots,
+        date="2026-01-31",
         settings={"x" * 200: "1"},
         changed=None,
+        edited={},
         comparison={},
         chosen="",
     )
@@ -186,6 +198,20 @@ def test_fits_the_screen(browser, page, width):
         f"!one.matches('.skip') && one.getBoundingClientRect().right > {width}).length"
     )
     assert browser.run(beyond) == 0
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_chart_fills_the_screen_when_it_is_clicked_until_it_is_closed(browser, page, width):
+    browser.open(page, width)
+    box = "JSON.stringify(document.querySelector('figure').getBoundingClientRect())"
+    before = json.loads(browser.run(box))
+    assert before["width"] < 500
+    browser.run("document.querySelector('figure > a').click()")
+    assert (json.loads(browser.run(box))["width"], json.loads(browser.run(box))["height"]) == (width, 900)
+    assert browser.run("document.documentElement.scrollWidth") == width
+    browser.run("document.querySelector('figure .close').click()")
+    assert json.loads(browser.run(box))["width"] == before["width"]
+    assert browser.logged == []
 
 
 def test_reads_without_scripts(browser, page):

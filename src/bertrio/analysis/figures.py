@@ -173,6 +173,12 @@ def worst_rows(rows: Iterable[Mapping[str, Any]], task: Task) -> pd.DataFrame:
     )
 
 
+def suspects(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
+    """Return the suspect labels of a task, with the names of classes."""
+    names = {column: [label_text(value, task) for value in rows[column]] for column in ("label", "suggested")}
+    return rows.drop(columns="task").dropna(axis=1, how="all").assign(**names)
+
+
 def label_text(value: float, task: Task) -> str:
     """Return a label or prediction as text: the name or number of a class, or a score with two decimals."""
     return task.target.name_of(value) if task.target.discrete else f"{value:.2f}"

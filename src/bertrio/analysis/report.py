@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from bertrio.analysis import figures
+from bertrio.analysis import charts, figures
 from bertrio.evaluation.evaluate import selection_text
 
 LIMITS = {
@@ -27,20 +28,21 @@ LIMITS = {
     "named": 6,  # changed settings that the head of the page names
 }
 SECTIONS = (  # anchor, title, required file, and the stage that writes it
+    ("comparison", "Comparison with a baseline", "", ""),  # left out without a baseline
+    ("training", "Training", "plots/history", "finetune"),
+    ("predictions", "Labels and predictions", "plots/confusion", "evaluate"),
     ("metrics", "Metrics", "metrics/evaluation.json", "evaluate"),
-    ("comparison", "Comparison with a baseline", "", ""),
     ("calibration", "Calibration", "metrics/calibration.json", "evaluate"),
     ("slices", "Slices", "metrics/slices.json", "analyze"),
     ("robustness", "Robustness", "metrics/robustness.json", "analyze"),
     ("challenges", "Challenge files", "metrics/challenges.json", "analyze"),
     ("errors", "Worst rows", "predictions/analysis/errors.json", "analyze"),
     ("suspects", "Suspect labels", "predictions/analysis/suspects.csv", "analyze"),
-    ("pictures", "Pictures", "plots/pictures", "evaluate"),
     ("settings", "Settings", "", ""),
     ("data", "Data", "metrics/data.json", "split"),
-    ("training", "Training", "plots/history", "finetune"),
     ("timings", "Timings", "metrics/timing.json", "analyze"),
 )
+PLOTS = ("learning/score", "learning/loss", "conflicts", "confusion", "scores", "reliability")  # folders in plots/
 WORDS = dict.fromkeys(("id", "task", "text", "text_b", "gold", "predicted"), str)  # columns that are not numbers
 TEXTS = ("text", "text_b", "nearest training rows")  # columns of long texts
 
@@ -62,13 +64,15 @@ def render_report(
         comparison: `tables` by title, or a `problem`; empty without a baseline. See `experiments.report`.
     """
     contents = {name: _content(run, path) for name, _, path, _ in SECTIONS if path and run.exists(path)}
+    tasks = run.tasks()
     return render_page(
         title=run.name,
         subtitle=run.commit or "",
+        date=run.date,
         contents=contents,
-        tasks=run.tasks(),
+        tasks=tasks,
         members=list((run.run_params.get("ensemble") or {}).get("members") or ()),
-        confusions={name: pd.crosstab(*table.to_numpy().T) for name, table in _tables(run, "plots/confusion").items()},
+        plots={name: _tables(run, f"plots/{name}", tasks) for name in PLOTS},
         settings=settings,
         changed=changed,
         edited=edited,
@@ -84,10 +88,12 @@ def render_page(**content: Any) -> str:
     style, script = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (style, script)]
     environment = figures.environment()
+    environment.globals |= {"scale": charts.scale, "number": count(1).__next__, "zip": zip}
     environment.filters |= {"format_cell": figures.format_cell, "kinds": _kinds}
     environment.filters["at"] = lambda value: round(LIMITS["width"] * min(max(value, 0.0), 1.0), 1)
     page = environment.get_template("report.html").render(
         figures=figures,
+        charts=charts,
         sections=SECTIONS,
         policy=f"default-src 'none'; style-src 'sha256-{digests[0]}'; script-src 'sha256-{digests[1]}'; "
         "img-src data:; base-uri 'none'; form-action 'none'",
@@ -100,19 +106,18 @@ def render_page(**content: Any) -> str:
 
 
 def _content(run: Any, path: str) -> Any:
-    """Return the content of a JSON file, the table of a CSV file, or the tables or pictures of a folder by name."""
+    """Return the content of a JSON file, the table of a CSV file, or the tables of a folder by name."""
     if path.endswith(".json"):
         return run.json(path)
     if path.endswith(".csv"):
         return _table(run.read(path))
-    if path == "plots/pictures":
-        paths = [name for name in run.files("plots") if name.endswith(".png")]
-        return {Path(name).stem: base64.b64encode(run.read(name)).decode("ascii") for name in paths}
     return _tables(run, path)
 
 
-def _tables(run: Any, folder: str) -> dict[str, pd.DataFrame]:
-    return {Path(name).stem: _table(run.read(name)) for name in run.files(folder) if name.endswith(".csv")}
+def _tables(run: Any, folder: str, first: Iterable[str] = ()) -> dict[str, pd.DataFrame]:
+    """Return the tables of a folder by name, those named in `first` before others."""
+    tables = {Path(name).stem: _table(run.read(name)) for name in run.files(folder) if name.endswith(".csv")}
+    return {name: tables[name] for name in dict.fromkeys([*first, *tables]) if name in tables}
 
 
 def _table(content: bytes) -> pd.DataFrame:

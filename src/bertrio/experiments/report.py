@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from bertrio.analysis.figures import Figure
 from bertrio.analysis.report import render_report
 from bertrio.core.errors import UserError, writing_to
 from bertrio.core.files import write_text
@@ -94,6 +95,13 @@ def _comparison(revision: Revision, baseline: Revision) -> dict[str, Any]:
         "second": revision.name,
         "split": result["split"],
         "notes": [*sentences(result), *[f"Note: {note}." for note in result["notes"]]],
+        "chart": [
+            [
+                name if name == figures["metric"] else f"{name} {figures['metric']}",
+                Figure(figures["difference"], *figures["interval"]),
+            ]
+            for name, figures in (*result["tasks"].items(), *result.get("overall", {}).items())
+        ],
         "tables": {
             "Differences": differences(result),
             "Other metrics, without tests": other_metrics(result),

@@ -123,6 +123,7 @@ class Trainer(Stateful):
             "rows_per_second": meter.rows_seen / meter.seconds,
             "ms_per_step": 1000 * meter.seconds / self.steps_done,
             "steps": self.steps_done,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
         }
 
     def _epoch(self, epoch: int, start: int, steps: Sequence[tuple[str, ...]], description: str) -> EpochLog:

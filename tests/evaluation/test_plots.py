@@ -8,20 +8,24 @@ from bertrio.evaluation.plots import slices_picture, write_plots
 from tests.evaluation.tables import TASKS, predictions
 
 MEMBERS = ("base", "second", "third")
-CONFLICTS = ["step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b"]
+ROWS = [
+    ("all", "all", 900, 0.6, 0.55, 0.65),
+    ("length", "short $", 300, 0.8, 0.7, 0.9),
+    ("length", "long", 300, 0.4, 0.3, 0.5),
+    ("length", "other", 300, 0.6, 0.5, 0.7),
+    ("negation", "none", 0, np.nan, np.nan, np.nan),
+]
+SLICES = pd.DataFrame(ROWS, columns=["family", "slice", "n", "value", "low", "high"])
 
 
 def write_training(folder, members):
-    for name in ("history", "conflicts"):
-        (folder / name).mkdir(parents=True)
+    (folder / "history").mkdir(parents=True)
     for number, member in enumerate(members, start=1):
         history = pd.DataFrame({"epoch": [1, 2], "step": [50, 100]})
         for name, task in TASKS.items():
             history[f"train_loss_{name}"] = [2.0 * number, 1.0 * number]
             history[f"dev_{name}_{task.target.metrics[0]}"] = [0.5, 0.6]
         history.to_csv(folder / "history" / f"{member}.csv", index=False)
-        rows = [[step, "sst", "qqp", 0, np.sin(step), 1, 1] for step in range(1, 101)] if number % 2 else []
-        pd.DataFrame(rows, columns=CONFLICTS).to_csv(folder / "conflicts" / f"{member}.csv", index=False)
 
 
 def draw(folder, frame, members=MEMBERS):
@@ -37,22 +41,24 @@ def drawn(tmp_path_factory):
 
 def test_every_kind_of_task_has_its_tables(drawn):
     tables = {f"{kind}/{task}.csv" for kind in ("confusion", "reliability") for task in ("sst", "qqp")}
-    tables |= {"scores/sts.csv", "pictures/conflicts.png"}
+    tables |= {"scores/sts.csv"}
     tables |= {f"learning/{column}/{task}.csv" for column in ("loss", "score") for task in TASKS}
-    assert set(drawn) - tables == {f"{kind}/{name}.csv" for kind in ("history", "conflicts") for name in MEMBERS}
+    assert set(drawn) - tables == {f"history/{name}.csv" for name in MEMBERS}
     assert tables <= set(drawn)
     rows = predictions().query("task == 'sst' and split == 'dev'")[["label", "prediction"]]
     assert pd.read_csv(io.BytesIO(drawn["confusion/sst.csv"])).to_numpy().tolist() == rows.to_numpy().tolist()
     assert drawn["scores/sts.csv"].count(b"\n") == 1 + 40
 
 
-def test_pictures_are_the_same_bytes_whatever_the_users_settings(drawn, tmp_path):
+def test_pictures_are_the_same_bytes_whatever_the_users_settings(tmp_path):
     import matplotlib
 
+    slices_picture(SLICES, "stars", tmp_path / "a.png", "accuracy")
     with matplotlib.rc_context({"figure.dpi": 40, "font.size": 20, "axes.facecolor": "black"}):
-        assert draw(tmp_path / "plots", predictions()) == drawn
+        slices_picture(SLICES, "stars", tmp_path / "b.png", "accuracy")
         assert matplotlib.rcParams["font.size"] == 20
-    assert b"tIME" not in drawn["pictures/conflicts.png"] and b"atplotlib" not in drawn["pictures/conflicts.png"]
+    content = (tmp_path / "a.png").read_bytes()
+    assert (tmp_path / "b.png").read_bytes() == content and b"tIME" not in content and b"atplotlib" not in content
 
 
 def test_learning_tables_are_means_over_the_members_of_the_ensemble(drawn, tmp_path):
@@ -63,11 +69,9 @@ def test_learning_tables_are_means_over_the_members_of_the_ensemble(drawn, tmp_p
     assert (tmp_path / "learning/loss/sst.csv").read_text() == "step,loss\n50,2\n100,1\n"
 
 
-def test_without_labels_and_training_the_folders_are_there_and_hold_no_picture(tmp_path):
-    assert not [
-        name for name in draw(tmp_path, predictions().assign(label=np.nan), members=()) if name.endswith(".png")
-    ]
-    assert {"confusion", "reliability", "scores", "learning", "pictures"} <= {path.name for path in tmp_path.iterdir()}
+def test_without_labels_and_training_the_folders_are_there(tmp_path):
+    draw(tmp_path, predictions().assign(label=np.nan), members=())
+    assert {"confusion", "reliability", "scores", "learning"} <= {path.name for path in tmp_path.iterdir()}
 
 
 def test_slices_beyond_the_whole_are_marked_and_slices_without_a_value_left_out(tmp_path, monkeypatch):
@@ -75,15 +79,7 @@ def test_slices_beyond_the_whole_are_marked_and_slices_without_a_value_left_out(
 
     figures, savefig = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), savefig(self, *a, **k))[1])
-    rows = [
-        ("all", "all", 900, 0.6, 0.55, 0.65),
-        ("length", "short $", 300, 0.8, 0.7, 0.9),
-        ("length", "long", 300, 0.4, 0.3, 0.5),
-        ("length", "other", 300, 0.6, 0.5, 0.7),
-        ("negation", "none", 0, np.nan, np.nan, np.nan),
-    ]
-    slices = pd.DataFrame(rows, columns=["family", "slice", "n", "value", "low", "high"])
-    slices_picture(slices, "stars", tmp_path / "a.png", "accuracy")
+    slices_picture(SLICES, "stars", tmp_path / "a.png", "accuracy")
     [axes] = figures[0].axes
     names = [label.get_text().split("  ")[0] for label in axes.get_yticklabels()]
     assert names == [r"length: short \$", "length: long", "length: other"]

@@ -41,7 +41,7 @@ def evaluate(
         tasks: all tasks, by name.
         predictions: a folder that holds ensemble.parquet, and members/<name>/summary.json of every member.
         metrics: the folder of the metrics.
-        plots: a folder that holds <member>.csv in history and conflicts.
+        plots: a folder that holds history/<member>.csv.
         submission: whether to write the submission files; otherwise their folder is empty.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Tables for DVC's plots, and PNGs of gradient conflicts and of slices with their intervals."""
+"""Tables for DVC's plots, and PNGs of slices with their intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 from bertrio.core.files import write_csv
 from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import reliability
-from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, distinct_colours, picture, titled
+from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, picture, titled
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.evaluation.predictions import Scored
 
@@ -23,21 +23,20 @@ def write_plots(
     folder: str | Path,
     members: Sequence[str],
 ) -> None:
-    """Write tables of the labelled dev rows and of training for DVC's plots, and the picture of conflicts.
+    """Write tables of the labelled dev rows and of training for DVC's plots.
 
     Into `folder`: confusion/<task>.csv, reliability/<task>.csv, scores/<task>.csv, learning/loss/<task>.csv and
-    learning/score/<task>.csv (training loss and first metric on dev, means over members), and pictures/conflicts.png.
+    learning/score/<task>.csv (training loss and first metric on dev, means over members).
     Files without data are left out; the folders always exist, as DVC expects.
 
     Args:
         frame: a prediction table.
         tasks: all tasks, by name.
-        folder: the folder to write into, which holds history/<member>.csv, one row for each epoch, and
-            conflicts/<member>.csv, see `training.finetune.write_conflicts`.
+        folder: the folder to write into, which holds history/<member>.csv, one row for each epoch.
         members: members whose files are read; DVC leaves the files of dropped members in place.
     """
     folder = Path(folder)
-    for name in ("confusion", "reliability", "scores", "learning/loss", "learning/score", "pictures"):
+    for name in ("confusion", "reliability", "scores", "learning/loss", "learning/score"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     training = _member_tables(folder / "history", members)
     for name, task in tasks.items():
@@ -46,8 +45,6 @@ def write_plots(
             (_write_classes if task.target.discrete else _write_scores)(rows, task, folder)
         for what, column in (("loss", f"train_loss_{name}"), ("score", f"dev_{name}_{task.target.metrics[0]}")):
             write_csv(_mean_curve(training, column, what), folder / "learning" / what / f"{name}.csv")
-    if measured := _member_tables(folder / "conflicts", members):
-        conflicts_picture(measured, folder / "pictures" / "conflicts.png")
 
 
 def _write_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
@@ -71,33 +68,6 @@ def _mean_curve(training: Mapping[str, pd.DataFrame], column: str, name: str) ->
     parts = [table.reindex(columns=["step", column]) for table in training.values()]
     rows = pd.concat(parts or [pd.DataFrame(columns=["step", column])]).dropna()
     return rows.rename(columns={column: name}).groupby("step", as_index=False).mean()
-
-
-def conflicts_picture(conflicts: Mapping[str, pd.DataFrame], path: str | Path) -> None:
-    """Draw the cosine of the tasks' gradients over the steps, one panel for each member, one colour for each pair.
-
-    Points are steps, lines their running means; below 0 the tasks' gradients conflict.
-    """
-    tables = {
-        member: table.assign(pair=table["task_a"].astype(str) + " and " + table["task_b"].astype(str))
-        for member, table in conflicts.items()
-    }
-    pairs = list(dict.fromkeys(pair for table in tables.values() for pair in table["pair"]))
-    colours = dict(zip(pairs, distinct_colours(len(pairs))))
-    with picture(path, (7.6, max(2.8, 0.22 * len(pairs)) * len(tables) + 0.9)) as figure:
-        panels = figure.subplots(len(tables), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-        for axes, (member, table) in zip(panels, tables.items()):
-            axes.axhline(0, color=MUTED, linewidth=1)
-            for pair, rows in table.groupby("pair", sort=False):
-                colour, cosine = colours[str(pair)], rows["cosine"]
-                mean = cosine.rolling(max(1, len(rows) // 20), center=True, min_periods=1).mean()
-                axes.scatter(rows["step"], cosine, s=4, color=colour, alpha=0.25, linewidths=0, rasterized=True)
-                label = f"{pair}: {(cosine < 0).mean():.0%} of steps below 0"
-                axes.plot(rows["step"], mean, color=colour, linewidth=1.8, label=label)
-            axes.set(ylabel="cosine", title=member if len(tables) > 1 else "")
-            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
-        panels[-1].set_xlabel("step")
-        titled(figure, "Gradient conflicts", "Cosine between two tasks' gradients of the encoder")
 
 
 def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: str) -> None:

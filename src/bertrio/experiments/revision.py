@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import cached_property
@@ -155,13 +155,7 @@ class Revision:
         Raises:
             UserError: if it is missing or not a mapping.
         """
-        try:
-            raw = yaml.safe_load(self.read("params.yaml"))
-        except yaml.YAMLError as error:
-            raise UserError(f"{self.title}: params.yaml is not valid YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(raw, dict):
-            raise UserError(f"{self.title}: params.yaml: found {type(raw).__name__}, expected groups of params")
-        return raw
+        return self._yaml("params.yaml", yaml.safe_load)
 
     @cached_property
     def run_params(self) -> dict[str, Any]:
@@ -206,15 +200,16 @@ class Revision:
         ]
         return {name: value for params in current for name, value in params.items()}
 
-    def _yaml(self, path: str) -> dict[str, Any]:
+    def _yaml(self, path: str, load: Callable[[bytes], Any] | None = None) -> dict[str, Any]:
+        """Return the content of a YAML file, read by `load`, or as DVC reads it."""
         from ruamel.yaml import YAML, YAMLError
 
         try:
-            content = YAML(typ="safe").load(self.read(path))
-        except YAMLError as error:
+            content = (load or YAML(typ="safe").load)(self.read(path))
+        except (YAMLError, yaml.YAMLError) as error:
             raise UserError(f"{self.title}: {path} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(content, dict):
-            raise UserError(f"{self.title}: {path}: found {type(content).__name__}, expected a mapping")
+            raise UserError(f"{self.title}: {path}: found {type(content).__name__}, expected groups of values")
         return content
 
     def tasks(self) -> dict[str, Task]:

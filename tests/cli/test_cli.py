@@ -18,7 +18,7 @@ EVALUATION = {
 
 def test_metrics_prints_the_result(tmp_path, capsys):
     write_json(tmp_path / "e.json", EVALUATION)
-    assert main(["metrics", "--file", str(tmp_path / "e.json")]) == 0
+    assert main(["metrics", "--all", "--file", str(tmp_path / "e.json")]) == 0
     printed = capsys.readouterr().out
     assert "sst accuracy" in printed and "0.500 [0.400, 0.625]" in printed and "0.600 [0.550, 0.650]" in printed
 

@@ -1,5 +1,8 @@
+import re
+
 import pandas as pd
 import pytest
+import yaml
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
@@ -56,6 +59,8 @@ def test_rows_that_the_ensemble_was_chosen_on_stand_apart(folder, capsys):
     assert metrics["selected_on"] == {**SELECTED_ON, "ensemble": "selection"}
     measured = evaluate_predictions(frame, TASKS)["selection"]["qqp"]
     assert metrics["selection"]["qqp"] == pytest.approx(measured, abs=1e-6)
+    capsys.readouterr()
+    show_metrics("metrics/evaluation.json")
     printed = capsys.readouterr().out
     [line] = [line for line in printed.splitlines() if "qqp accuracy" in line]
     accuracies = [f"{metrics[split]['qqp']['accuracy']:.3f} [" for split in ("dev", "selection")]
@@ -73,24 +78,50 @@ def test_the_same_predictions_make_the_same_bytes_and_submissions_do_not_stay(fo
     assert not list((folder / "predictions/submission").iterdir())
 
 
-def test_the_table_shows_each_metric_and_its_interval_on_dev_and_a_dash_for_test(folder, capsys):
+def test_main_scores_stand_beside_their_baselines_and_other_metrics_below_only_if_asked_for(folder, capsys):
     metrics = run()
-    dev, limits, printed = metrics["dev"], metrics["intervals"]["dev"], capsys.readouterr().out
-    shown = [("qqp f1", dev["qqp"]["f1"], limits["qqp"]["f1"])]
-    shown.append(("overall_mean", dev["overall_mean"], limits["overall_mean"]))
-    for label, value, (low, high) in shown:
-        [line] = [line for line in printed.splitlines() if label in line]
-        text = f"{value:.3f} [{low:.3f}, {high:.3f}]"
-        assert text in line and "-" in line.split(text)[1]
-    assert len(list((folder / "predictions/submission").glob("*-output.csv"))) == 6
+    write_json("metrics/data.json", {"simple_baselines": {"qqp": {"bag_of_words": {"accuracy": 0.626}}}})
+    capsys.readouterr()
     show_metrics("metrics/evaluation.json")
-    assert capsys.readouterr().out == printed
+    short = capsys.readouterr().out
+    show_metrics("metrics/evaluation.json", every=True)
+    printed = capsys.readouterr().out
+    limits = metrics["intervals"]["dev"]
+    names = ["overall_normalized", "sst accuracy", "qqp accuracy", "sts pearson"]
+    assert re.findall("|".join(names), short)[:4] == names and "f1" not in short and "bertrio metrics --all" in short
+    assert max(map(len, short.splitlines()[:9])) <= 80
+    for label, value, (low, high), baseline in (
+        ("overall_normalized", metrics["dev"]["overall_normalized"], limits["overall_normalized"], ["-"]),
+        ("qqp accuracy", metrics["dev"]["qqp"]["accuracy"], limits["qqp"]["accuracy"], ["0.626 bag of words"]),
+        ("qqp f1", metrics["dev"]["qqp"]["f1"], limits["qqp"]["f1"], []),
+    ):
+        [line] = [line for line in printed.splitlines() if f"│ {label} " in line]
+        cells = [cell.strip() for cell in line.strip("│ ").split("│")]
+        assert cells[1:] == [f"{value:.3f} [{low:.3f}, {high:.3f}]", *baseline, "-"]
+    assert printed.startswith(short.partition("bertrio")[0])
+
+
+def test_dvc_gets_the_main_scores_alone(root, folder, capsys):
+    """Each number of a metrics file is a column of `dvc exp show` and a line of `dvc metrics diff`."""
+    frame = made_up()
+    frame["label"] = frame["label"].fillna(frame["prediction"])  # test with labels, all of them right
+    write_predictions(frame, "predictions/ensemble.parquet")
+    metrics = run()
+    scores = read_json("metrics/scores.json")
+    assert list(scores) == ["dev", "test"]
+    assert list(scores["dev"]) == ["sst", "qqp", "sts", "overall_normalized"]
+    assert scores["dev"]["sts"] == metrics["dev"]["sts"]["pearson"] and scores["test"]["sst"] == 1.0
+    printed = capsys.readouterr()
+    assert f"dev: sst {scores['dev']['sst']:.4f}, qqp " in printed.err and not printed.out
+    stages = yaml.safe_load((root / "dvc.yaml").read_text())["stages"].values()
+    assert [stage["metrics"] for stage in stages if "metrics" in stage] == [[{"metrics/scores.json": {"cache": False}}]]
 
 
 def test_all_ways_of_choosing_epochs_are_named_but_the_last_epochs(folder, capsys):
     for name, chosen in (("base", {"rows": "none", "by": "last"}), ("second", {"rows": "holdout", "by": "sst"})):
         write_json(f"predictions/members/{name}/summary.json", {"best_epoch": 1, "selected_on": chosen})
     assert run()["selected_on"] == {"rows": "none, holdout", "by": "last, sst"}
+    show_metrics("metrics/evaluation.json")
     assert "best epochs chosen on holdout by sst" in " ".join(capsys.readouterr().out.split())
     assert selection_text({"rows": "none", "by": "last"}) == ""
 

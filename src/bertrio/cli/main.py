@@ -59,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND", action=Commands)
 
-    metrics = commands.add_parser("metrics", help="print the last run's result as a table")
+    metrics = commands.add_parser("metrics", help="print the last run's scores beside simple baselines")
+    metrics.add_argument("--all", action="store_true", help="print all other metrics as well")
     metrics.add_argument("--file", metavar="FILE", default="metrics/evaluation.json", help="(default: %(default)s)")
     metrics.set_defaults(run=_metrics)
 
@@ -105,7 +106,7 @@ def _completion(args: argparse.Namespace) -> None:
 def _metrics(args: argparse.Namespace) -> None:
     from bertrio.evaluation.evaluate import show_metrics
 
-    show_metrics(args.file)
+    show_metrics(args.file, args.all)
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from bertrio.core.console import print_table
+from bertrio.core.console import print_table, say
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
 from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import write_calibration
 from bertrio.evaluation.intervals import intervals
-from bertrio.evaluation.metrics import evaluate_predictions
+from bertrio.evaluation.metrics import OVERALL, evaluate_predictions
 from bertrio.evaluation.plots import write_plots
 from bertrio.evaluation.predictions import read_predictions
 from bertrio.evaluation.submission import write_submissions
@@ -29,12 +29,13 @@ def evaluate(
     plots: str | Path,
     submission: bool,
 ) -> None:
-    """Measure the ensemble's predictions, write metrics, plots and submission files, and print the result.
+    """Measure the ensemble's predictions, write metrics, plots and submission files, and say the main scores.
 
     Writes `evaluation.json` (what `evaluate_predictions` returns, `overall_tasks` that the overall scores cover,
-    `intervals`, `best_epoch` by member, and `selected_on`) and `calibration.json` (see `write_calibration`) into
-    `metrics`, the files of `write_plots` into `plots`, and submission files into `predictions`/submission. Dev rows
-    that the ensemble was chosen on are the split `selection` in the metrics; submission files hold all of dev.
+    `intervals`, `best_epoch` by member, and `selected_on`), `scores.json` (see `main_scores`) and `calibration.json`
+    (see `write_calibration`) into `metrics`, the files of `write_plots` into `plots`, and submission files into
+    `predictions`/submission. Dev rows that the ensemble was chosen on are the split `selection` in the metrics;
+    submission files hold all of dev.
 
     Args:
         members: names of the ensemble's members.
@@ -55,11 +56,27 @@ def evaluate(
     if "selection" in result:
         result["selected_on"]["ensemble"] = "selection"
     write_json(metrics / "evaluation.json", result)
+    scores = main_scores(result)
+    write_json(metrics / "scores.json", scores)
     write_calibration(frame, tasks, metrics / "calibration.json")
     write_plots(frame, tasks, plots, members)
     (predictions / "submission").mkdir(parents=True, exist_ok=True)
     write_submissions(frame if submission else frame.head(0), predictions / "submission", tasks)
-    show_metrics(metrics / "evaluation.json")
+    for split, values in scores.items():
+        say(f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items()))
+
+
+def main_scores(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the first metric of each task and overall_normalized, by split: the metrics that DVC shows."""
+    return {
+        split: {
+            name: next(iter(value.values())) if isinstance(value, Mapping) else value
+            for name, value in evaluation[split].items()
+            if name != "overall_mean"
+        }
+        for split in ("dev", "test")
+        if split in evaluation
+    }
 
 
 def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
@@ -87,10 +104,16 @@ def timings(folder: str | Path, members: Sequence[str]) -> dict[str, dict[str, f
     return {stage: cost for stage, cost in costs.items() if stage in current or not stage.startswith("finetune-")}
 
 
-def show_metrics(path: str | Path) -> None:
-    """Print the metrics file `path` to standard output: one row for each metric, a column for dev and one for test.
+def show_metrics(path: str | Path, every: bool = False) -> None:
+    """Print the metrics file `path` to standard output: a row for each metric, a column for dev and one for test.
 
-    If the ensemble was chosen on half of dev, that half has a column, too. Each value is followed by its 95 % interval.
+    The main scores are overall_normalized and the first metric of each task; a task's simple baseline on dev comes from
+    data.json beside the file. If the ensemble was chosen on half of dev, that half has a column, too. Each value is
+    followed by its 95 % interval.
+
+    Args:
+        path: an evaluation.json.
+        every: print the other metrics as well.
 
     Raises:
         UserError: if the file is missing or damaged.
@@ -99,12 +122,32 @@ def show_metrics(path: str | Path) -> None:
     if "selected_on" not in metrics:
         raise UserError(f"{path}: found no selected_on, which evaluate writes; name a metrics/evaluation.json")
     splits = ["dev", *(["selection"] if "selection" in metrics else []), "test"]
-    table = pd.DataFrame({split: _cells(metrics, split) for split in splits}).reset_index(names="metric")
-    chosen = metrics["selected_on"]
+    table = pd.DataFrame({split: _cells(metrics, split) for split in splits}, dtype=object)
+    tasks = {name: values for name, values in metrics.get("dev", {}).items() if isinstance(values, Mapping)}
+    firsts = {f"{name} {next(iter(values))}": name for name, values in tasks.items()}
+    data = Path(path).with_name("data.json")
+    simple = read_result(data).get("simple_baselines", {}) if data.exists() else {}
+    main = table.reindex(name for name in (OVERALL[1], *firsts) if name in table.index)
+    main.insert(1, "simple baseline", [_baseline(simple.get(firsts.get(name), {}), name) for name in main.index])
+    main["test"] = main["test"].str.split().str[0]  # without its interval, so that the table fits a terminal
+    console, chosen = Console(), metrics["selected_on"]
+    print_table(main.reset_index(names="score"), "Main scores; in brackets the 95 % interval", console)
     ensemble = f", ensemble chosen on {chosen['ensemble']}" if "ensemble" in chosen else ""
     epochs = f"best epochs {choice}" if (choice := selection_text(chosen)) else "the last epochs"
     covers = ", ".join(metrics["overall_tasks"])
-    print_table(table, f"Result and 95 % intervals (overall: means of {covers}; {epochs}{ensemble})", Console())
+    console.print(f"Overall: means of {covers}; {epochs}{ensemble}", markup=False, soft_wrap=True)
+    if every:
+        print_table(table.drop(index=main.index).reset_index(names="metric"), "Other metrics", console)
+    else:
+        console.print("bertrio metrics --all shows all metrics")
+
+
+def _baseline(models: Mapping[str, Mapping[str, float]], name: str) -> str | None:
+    """Return the score of a task's best simple baseline by the metric of a row: `0.526 bag of words`."""
+    metric = name.split()[-1]
+    scores = {model: values[metric] for model, values in models.items() if metric in values}
+    best = max(scores, key=lambda model: scores[model], default=None)
+    return f"{scores[best]:.3f} {best.replace('_', ' ')}" if best else None
 
 
 def _cells(metrics: Mapping[str, Any], split: str) -> dict[str, str]:

@@ -126,7 +126,7 @@ def _preset(args: argparse.Namespace) -> None:
 
 
 def _setting(args: argparse.Namespace) -> Any:
-    from bertrio.experiments.runs import Setting
+    from bertrio.experiments.recipes.comparable import Setting
 
     return Setting(args.budget, args.source, args.encoder, overrides(args))
 

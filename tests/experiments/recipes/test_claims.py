@@ -23,9 +23,9 @@ from bertrio.experiments.recipes.claims import (
     load_claims,
     verdict,
 )
+from bertrio.experiments.recipes.comparable import Difference
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
 from bertrio.experiments.recipes.table_text import show, to_markdown
-from bertrio.experiments.runs import Difference
 from tests.experiments.simulated import seeds
 
 BI, MIXED, CROSS = "beyond-bi-encoding", "beyond-mixed-cosine", "beyond-cross-encoding"

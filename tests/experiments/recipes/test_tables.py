@@ -6,11 +6,11 @@ import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError
+from bertrio.experiments.recipes.comparable import Setting
 from bertrio.experiments.recipes.rows import Recipes
 from bertrio.experiments.recipes.table_plots import draw_tables, mean_curve
 from bertrio.experiments.recipes.table_text import frame, table_document, to_markdown, write_tables
 from bertrio.experiments.recipes.tables import paper_tables
-from bertrio.experiments.runs import Setting
 from tests.experiments.simulated import measured, run, simulate, small_recipes
 
 

@@ -15,10 +15,10 @@ from pydantic import Field
 from bertrio.core.errors import UserError
 from bertrio.core.options import Group, Positive
 from bertrio.evaluation.significance import ALPHA, holm, p_text
+from bertrio.experiments.recipes.comparable import Difference, Runs, Setting, differ, runs_of
 from bertrio.experiments.recipes.rows import NonEmptyText, read_file
 from bertrio.experiments.recipes.table_text import MISSING as NO_FIGURE
 from bertrio.experiments.recipes.table_text import NAMES, Block, left_out, signed
-from bertrio.experiments.runs import Difference, Runs, Setting, differ, runs_of
 
 if TYPE_CHECKING:
     from bertrio.experiments.recipes.measured import Measured

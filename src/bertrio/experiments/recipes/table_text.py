@@ -13,8 +13,8 @@ from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_csv, write_text
+from bertrio.experiments.recipes.comparable import Runs
 from bertrio.experiments.recipes.tables import COLUMNS, CONVENTIONS, PaperTables
-from bertrio.experiments.runs import Runs
 
 FOLDER = "recipes/tables"
 MISSING = "-"

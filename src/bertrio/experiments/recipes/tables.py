@@ -15,7 +15,7 @@ import pandas as pd
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import OVERALL, overall
-from bertrio.experiments.runs import Runs, Setting, differ, figure_of, firsts_of, runs_of, value_of
+from bertrio.experiments.recipes.comparable import Runs, Setting, differ, figure_of, firsts_of, runs_of, value_of
 
 if TYPE_CHECKING:
     from bertrio.experiments.recipes.measured import Measured

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from bertrio.core.errors import UserError
-from bertrio.experiments import runs
+from bertrio.experiments.recipes import comparable
+from bertrio.experiments.recipes.comparable import Runs, Setting, differ, value_of
 from bertrio.experiments.recipes.params import parse_settings
 from bertrio.experiments.recipes.rows import load_recipes
-from bertrio.experiments.runs import Runs, Setting, differ, value_of
 from tests.experiments.simulated import seeds, simulate
 
 A, B = "smart-baseline", "smart-concat"
@@ -20,7 +20,7 @@ def in_the_project(root, monkeypatch):
 
 def runs_of(measured, rows, wanted) -> Runs:
     """Those of the project's own rows."""
-    return runs.runs_of(measured, rows, wanted, load_recipes())
+    return comparable.runs_of(measured, rows, wanted, load_recipes())
 
 
 @pytest.mark.parametrize("other", [{"budget": "paper"}, {"source": "hub"}, {"encoder": "large"}])

@@ -1,4 +1,4 @@
-"""Comparable runs: those of one budget, data source and encoder."""
+"""Comparable measured runs: those of one budget, data source and encoder."""
 
 from __future__ import annotations
 

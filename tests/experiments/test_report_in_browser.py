@@ -11,6 +11,7 @@ import pytest
 
 from bertrio.analysis.report import render_page
 from bertrio.core.tasks import Ordered, Task
+from bertrio.experiments.runs import Run, write_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = [
@@ -212,6 +213,18 @@ def test_a_chart_fills_the_screen_when_it_is_clicked_until_it_is_closed(browser,
     browser.run("document.querySelector('figure .close').click()")
     assert json.loads(browser.run(box))["width"] == before["width"]
     assert browser.logged == []
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_page_of_runs_fits_the_screen(browser, tmp_path, width):
+    scores = {"overall_normalized": (0.7, 0.6, 0.8), "sst accuracy": (0.5, 0.4, 0.6)}
+    runs = [
+        Run("a" * 60 + name, {"x" * 60: name, "p": EVIL}, scores, curve={10: 0.5, 20: 0.6}) for name in ("1", "2", "3")
+    ]
+    write_page(runs, "overall", tmp_path / "runs.html")
+    browser.open(tmp_path / "runs.html", width)
+    assert browser.run("document.documentElement.scrollWidth") == width and browser.logged == []
+    assert browser.run("document.querySelectorAll('th button').length") == 8  # the table sorts
 
 
 def test_reads_without_scripts(browser, page):

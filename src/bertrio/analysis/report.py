@@ -81,8 +81,8 @@ def render_report(
     )
 
 
-def render_page(**content: Any) -> str:
-    """Render report.html."""
+def render_page(template: str = "report.html", **content: Any) -> str:
+    """Render a template of this folder with the report's style and script."""
     from markupsafe import Markup
 
     style, script = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
@@ -91,7 +91,7 @@ def render_page(**content: Any) -> str:
     environment.globals |= {"scale": charts.scale, "number": count(1).__next__, "zip": zip}
     environment.filters |= {"format_cell": figures.format_cell, "kinds": _kinds}
     environment.filters["at"] = lambda value: round(LIMITS["width"] * min(max(value, 0.0), 1.0), 1)
-    page = environment.get_template("report.html").render(
+    page = environment.get_template(template).render(
         figures=figures,
         charts=charts,
         sections=SECTIONS,

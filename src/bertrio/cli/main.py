@@ -68,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--params", metavar="FILE", default="params.yaml", help="(default: %(default)s)")
     check.set_defaults(run=_check)
 
+    runs = commands.add_parser("runs", help="list commits and experiments with scores, minutes and changed params")
+    runs.add_argument("names", metavar="NAME", nargs="*", help="those to list, such as 'smart-*' (default: all)")
+    runs.add_argument("--sort", metavar="COLUMN", default="overall", help="overall, a task, minutes, name or state")
+    runs.add_argument("--format", choices=("text", "md", "csv"), default="text", help="(default: %(default)s)")
+    runs.add_argument("--html", metavar="FILE", help="write a page with charts, params that differ and curves instead")
+    runs.set_defaults(run=_runs)
+
     compare = commands.add_parser("compare", help="test whether one experiment is better than another")
     compare.add_argument("first", metavar="REV_A", help=f"what to compare with: {REVISION}")
     compare.add_argument("second", metavar="REV_B", help="what to compare, named likewise")
@@ -119,6 +126,17 @@ def _check(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, listing_uncommitted(args.params):
         need_all_trackers(check_inputs(args.params, folder))
     print(f"{args.params}: all params are valid, and all local files and packages that they name are there")
+
+
+def _runs(args: argparse.Namespace) -> None:
+    from bertrio.experiments.runs import read_runs, show_runs, write_page
+
+    runs = read_runs(args.names)
+    if args.html:
+        write_page(runs, args.sort, args.html)
+        print(f"wrote {args.html}")
+    else:
+        show_runs(runs, args.sort, args.format)
 
 
 def _compare(args: argparse.Namespace) -> None:

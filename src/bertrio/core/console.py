@@ -95,17 +95,19 @@ def output_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=WIDE)
 
 
-def print_table(frame: pd.DataFrame, title: str = "", to: Console | None = None) -> None:
+def print_table(
+    frame: pd.DataFrame, title: str = "", to: Console | None = None, unwrapped: int = 1, **style: Any
+) -> None:
     """Print a frame without its index.
 
     Floats have four decimals, missing values are a dash. Text is left-aligned and never read as markup; columns of
-    numbers are right-aligned.
+    numbers are right-aligned. The first columns, as many as `unwrapped`, never wrap; `style` is rich's.
     """
-    table = Table(title=Text(title), title_justify="left")
+    table = Table(title=Text(title), title_justify="left", **style)
     for index, name in enumerate(frame.columns):
         numbers = all(value is None or isinstance(value, Number) for value in frame[name])
         side: Literal["left", "right"] = "right" if numbers else "left"
-        table.add_column(Text(str(name)), justify=side, no_wrap=index == 0, overflow="fold")
+        table.add_column(Text(str(name)), justify=side, no_wrap=index < unwrapped, overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*[Text("".join(c if c.isprintable() else " " for c in _cell(value))) for value in row])
     (to or console).print(table)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,19 @@ def run_experiment(
 
 def queued(root: str | Path = ".") -> set[str]:
     """Return the names of this commit's experiments that wait in DVC's queue or are running."""
+    return {name for name, _, _, state in unfinished(root) if state != "failed"}
+
+
+def unfinished(root: str | Path = ".", commits: Sequence[str] = ("HEAD",)) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, commit, baseline and state (queued, running or failed) of unfinished experiments of some commits."""
     from dvc.api import exp_show
 
-    return {row["Experiment"] for row in exp_show(str(root)) if row["State"] in ("Queued", "Running")}
+    baseline = ""
+    for row in exp_show(str(root), revs=list(commits)):
+        if row["typ"] == "baseline":
+            baseline = row["rev"]
+        elif row["State"] in ("Queued", "Running", "Failed"):
+            yield row["Experiment"] or row["rev"], row["rev"], baseline, row["State"].lower()
 
 
 def short_digest(text: str) -> str:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -14,14 +13,12 @@ from bertrio.config.loading import read_yaml
 from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError, did_you_mean, writing_to
 from bertrio.core.files import write_csv
-from bertrio.experiments.machine_paths import MACHINE_PARAMS, without_folder
 from bertrio.experiments.recipes.measured import FOLDER, load_measured
-from bertrio.experiments.recipes.params import leaves, set_param
+from bertrio.experiments.recipes.params import set_param
 from bertrio.experiments.recipes.resolving import resolve
 from bertrio.experiments.recipes.rows import load_recipes
-from bertrio.experiments.revision import Revision, find_experiments
+from bertrio.experiments.runs import MEAN, OVERALL, Run, params_of, read_experiments, scores_of
 
-OVERALL = ("overall_normalized", "overall_mean")
 ABSENT = "(not set)"
 SEED = re.compile(r"(ensemble\.members\.[^.]+\.)?runtime\.seed")  # ensemble members can have seeds too
 LOG_FROM = 20  # ratio of largest to smallest value above which the axis is logarithmic
@@ -29,17 +26,9 @@ MAX_NAME = 90  # characters of a family's name in a plot
 MAX_VALUES = 10  # values in an error message
 
 
-class Run(NamedTuple):
-    """One run: params as texts, and dev metrics as (value, low, high) with a 95 % interval."""
-
-    name: str
-    params: Mapping[str, str]
-    scores: Mapping[str, tuple[float, float, float]]
-
-
 def sweep(
     *params: str,
-    metric: str = OVERALL[0],
+    metric: str = OVERALL,
     out: str | Path = "recipes/sweeps",
     root: str | Path = ".",
     measured: bool = False,
@@ -62,7 +51,7 @@ def sweep(
     Raises:
         UserError: if no runs differ only in these params, no run has a param or the metric, or `out` is not writable.
     """
-    runs = list((measured_runs if measured else read_runs)(root))
+    runs = list(measured_runs(root)) if measured else [run for run in read_experiments(root) if run.scores]
     table = tabulate(runs, params, metric)
     title = f"Score on dev against {', '.join(params)}"
     for family, rows in table.drop(columns=["least", "greatest", "runs"]).groupby("family", sort=False):
@@ -73,16 +62,6 @@ def sweep(
         write_csv(table, Path(out) / f"{stem}.csv")
         draw(table, Path(out) / f"{stem}.png", title)
     return table
-
-
-def read_runs(root: str | Path = ".") -> Iterator[Run]:
-    """Yield the repository's finished experiments, the oldest first."""
-    for name in find_experiments(root):
-        revision = Revision.open(name, root)
-        if revision.exists("metrics/evaluation.json"):
-            evaluation = revision.json("metrics/evaluation.json")
-            if "dev" in evaluation.get("intervals", {}):  # absent in runs of old versions
-                yield _run(name, revision.settings(), evaluation["dev"], evaluation["intervals"]["dev"])
 
 
 def measured_runs(root: str | Path = ".") -> Iterator[Run]:
@@ -96,24 +75,7 @@ def measured_runs(root: str | Path = ".") -> Iterator[Run]:
             continue
         set_param(settings, "data.source", run.source)
         set_param(settings, "encoder.name", run.encoder)
-        yield _run(run.name, settings, run.metrics["dev"], run.intervals["dev"])
-
-
-def _run(name: str, settings: Mapping[str, Any], dev: Mapping[str, Any], intervals: Mapping[str, Any]) -> Run:
-    """Return a run with its overall scores and the first metric of each task, such as `sst accuracy`."""
-    params = {
-        param: without_folder(param, value)
-        for param, value in leaves(settings).items()
-        if value != "{}" and not MACHINE_PARAMS.fullmatch(param)
-    }
-    scores = {}
-    for key, score in dev.items():
-        if isinstance(score, Mapping):
-            first = next(iter(score))
-            scores[f"{key} {first}"] = (score[first], *intervals[key][first])
-        else:
-            scores[key] = (score, *intervals[key])
-    return Run(name, params, scores)
+        yield Run(run.name, params_of(settings), scores_of(run.metrics["dev"], run.intervals["dev"]))
 
 
 def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.DataFrame:
@@ -187,7 +149,7 @@ def _value(swept: Mapping[str, str]) -> str:
 
 
 def _metrics(wanted: str, known: Sequence[str]) -> list[str]:
-    names = [name for name in known if name.split()[0] == wanted or (wanted == "all" and name != OVERALL[1])]
+    names = [name for name in known if name.split()[0] == wanted or (wanted == "all" and name != MEAN)]
     if not names:
         raise UserError(f"--metric {wanted}: expected all, {', '.join(name.split()[0] for name in known)}")
     return names

@@ -1,0 +1,219 @@
+"""The repository's runs (workspace, commits and DVC experiments) as a table and as one HTML page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from bertrio.core.console import output_console, print_table
+from bertrio.core.errors import UserError, did_you_mean, writing_to
+from bertrio.core.files import write_text
+from bertrio.experiments.dvc_experiments import unfinished
+from bertrio.experiments.machine_paths import MACHINE_PARAMS, without_folder
+from bertrio.experiments.recipes.params import ABSENT, leaves
+from bertrio.experiments.recipes.table_text import to_markdown
+from bertrio.experiments.revision import WORKSPACE, Revision, find_experiments
+
+OVERALL, MEAN = "overall_normalized", "overall_mean"
+NAN = float("nan")
+Score = tuple[float, float, float]  # value, and both ends of its 95 % interval or NaN
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Args:
+        name: a revision, see `Revision.open`.
+        params: params by dotted name as text, without those of the machine.
+        scores: on dev: the first metric of each task, such as `sst accuracy`, and the overall scores.
+        state: empty for a finished run; else queued, running, failed, or no metrics.
+        changed: params that differ from the commit that an experiment started from; of the workspace, from HEAD.
+        minutes: of all stages; a stage that came from DVC's cache counts with the time that it once took.
+        curve: overall_normalized on dev by step, one value an epoch, the mean over members.
+    """
+
+    name: str
+    params: Mapping[str, str]
+    scores: Mapping[str, Score]
+    state: str = ""
+    changed: Mapping[str, str] = field(default_factory=dict)
+    minutes: float = NAN
+    curve: Mapping[float, float] = field(default_factory=dict)
+
+
+def params_of(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the params of a run that can have a say in its results."""
+    return {
+        param: without_folder(param, value)
+        for param, value in leaves(settings).items()
+        if value != "{}" and not MACHINE_PARAMS.fullmatch(param)
+    }
+
+
+def scores_of(dev: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str, Score]:
+    """Return the first metric of each task, such as `sst accuracy`, and the overall scores."""
+    scores: dict[str, Score] = {}
+    for name, value in dev.items():
+        ends = intervals.get(name, (NAN, NAN))  # absent in runs of old versions
+        if isinstance(value, Mapping):
+            first = next(iter(value))
+            low, high = ends.get(first, (NAN, NAN)) if isinstance(ends, Mapping) else ends
+            scores[f"{name} {first}"] = (value[first], low, high)
+        else:
+            scores[name] = (value, *ends)
+    return scores
+
+
+def read_run(revision: Revision, base: Run | None = None, state: str = "") -> Run:
+    """Return the run of a revision. Files of an unfinished one are of the commit that it started from."""
+    settings = revision.settings()
+    params = params_of(settings)
+    changed = {name: value for name, value in params.items() if base and value != base.params.get(name)}
+    if state or not revision.exists("metrics/evaluation.json"):
+        return Run(revision.name, params, {}, state or "no metrics", changed)
+    evaluation = revision.json("metrics/evaluation.json")
+    scores = scores_of(evaluation.get("dev", {}), evaluation.get("intervals", {}).get("dev", {}))
+    timing = revision.json("metrics/timing.json") if revision.exists("metrics/timing.json") else {}
+    minutes = sum(cost["seconds"] for cost in timing.values()) / 60 if timing else NAN
+    paths = [f"plots/history/{member}.csv" for member in (settings.get("ensemble") or {}).get("members", ())]
+    tables = [pd.read_csv(BytesIO(revision.read(path))) for path in paths if revision.exists(path)]
+    rows = [table.reindex(columns=["step", f"dev_{OVERALL}"]).dropna() for table in tables]
+    curve = pd.concat(rows).groupby("step")[f"dev_{OVERALL}"].mean().to_dict() if rows else {}
+    return Run(revision.name, params, scores, "", changed, minutes, curve)
+
+
+def read_experiments(root: str | Path = ".") -> list[Run]:
+    """Return the runs of all finished experiments, the oldest first."""
+    experiments = find_experiments(root).values()
+    return [read_run(Revision(experiment.name, Path(root), experiment.commit)) for experiment in experiments]
+
+
+def read_runs(names: Sequence[str] = (), root: str | Path = ".") -> list[Run]:
+    """Return the runs of the repository.
+
+    They are HEAD, the commits that experiments started from, all experiments, those of DVC's queue too, and the
+    workspace unless it is as HEAD.
+
+    Args:
+        names: names of runs, with `*` and `?` as in the shell; empty for all.
+        root: folder with dvc.yaml.
+
+    Raises:
+        UserError: if `root` is no DVC repository, or no run has such a name.
+    """
+    root = Path(root)
+    experiments = find_experiments(root)
+    head = str(Revision.open("HEAD", root).commit)
+    commits = dict.fromkeys([head, *(experiment.baseline for experiment in experiments.values())])
+    bases = {commit: read_run(Revision(commit[:7] if commit != head else "HEAD", root, commit)) for commit in commits}
+    runs = list(bases.values())
+    for name, commit, baseline in experiments.values():
+        runs.append(read_run(Revision(name, root, commit), bases[baseline]))
+    for name, commit, baseline, state in unfinished(root, list(commits)):
+        base = bases.get(str(Revision.open(baseline, root).commit))
+        runs.append(read_run(Revision(name, root, commit), base, state))
+    workspace = read_run(Revision.open(WORKSPACE, root), bases[head])
+    if workspace.changed or workspace.scores != bases[head].scores:
+        runs.append(workspace)
+    selected = [run for run in runs if not names or any(fnmatchcase(run.name, name) for name in names)]
+    if not selected:
+        raise UserError(f"no run is called {' or '.join(names)}{did_you_mean(names[0], [run.name for run in runs])}")
+    return selected
+
+
+def tabulate(runs: Sequence[Run], sort: str = "overall") -> pd.DataFrame:
+    """Return a table with a row for each run: names, scores and minutes, and the params that an experiment changes.
+
+    Columns are name, state, each task, overall, low and high (its 95 % interval), minutes,
+    and changed.
+
+    Args:
+        runs: the runs.
+        sort: a column: scores sort from high to low, all others from low to high.
+
+    Raises:
+        UserError: if there is no such column.
+    """
+    tasks = dict.fromkeys(name for run in runs for name in run.scores if " " in name)
+    none = (NAN, NAN, NAN)
+    table = pd.DataFrame(
+        {
+            "name": run.name,
+            "state": run.state,
+            **{name.split()[0]: run.scores.get(name, none)[0] for name in tasks},
+            **dict(zip(("overall", "low", "high"), run.scores.get(OVERALL, none))),
+            "minutes": round(run.minutes, 2),
+            "changed": ", ".join(f"{param}={value}" for param, value in run.changed.items()),
+        }
+        for run in runs
+    )
+    if sort not in table:
+        raise UserError(f"--sort {sort}: expected one of {', '.join(table)}{did_you_mean(sort, table)}")
+    table = table.sort_values(sort, ascending=sort in ("name", "state", "minutes", "changed"), kind="stable")
+    return table
+
+
+def show_runs(runs: Sequence[Run], sort: str, form: str) -> None:
+    """Print the table of runs to standard output as text, Markdown (`md`) or CSV."""
+    table = tabulate(runs, sort)
+    if form == "csv":
+        return print(table.to_csv(index=False), end="")
+    text = table[["name"]].copy()
+    for task in table.columns[2 : table.columns.get_loc("overall")]:
+        text[task] = table[task].map("{:.3f}".format, na_action="ignore")
+    value, low, high = (table[name].map("{:.3f}".format) for name in ("overall", "low", "high"))
+    interval = (" [" + low + ", " + high + "]").where(table["low"].notna(), "")
+    text["overall"] = (value + interval).where(table["state"] == "", table["state"])
+    text["minutes"] = table["minutes"].map("{:7.1f}".format, na_action="ignore")
+    text["changed"] = table["changed"]
+    text = text.fillna("-")
+    if form == "md":
+        return print(to_markdown([text]), end="")
+    title = "Scores on dev, the overall score with its 95 % interval"
+    print_table(text, title, output_console(), unwrapped=len(text.columns) - 1, box=None, pad_edge=False)
+
+
+def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
+    """Write a page that compares the runs to `out`: their scores as charts, the params that differ, learning curves.
+
+    The page needs no other file and no network.
+
+    Raises:
+        UserError: if there is no column `sort`, or `out` can't be written.
+    """
+    from bertrio.analysis.report import render_page
+
+    table = tabulate(runs, sort)
+    ordered = [runs[position] for position in table.index]
+    params = pd.DataFrame([run.params for run in ordered], index=table.index).fillna(ABSENT)
+    charts = {}
+    for name in dict.fromkeys([OVERALL, *(name for run in ordered for name in run.scores if " " in name)]):
+        if rows := [(run.name, *run.scores[name]) for run in ordered if name in run.scores]:
+            charts[name] = {"rows": rows, "ticks": _ticks(end for row in rows for end in row[1:])}
+    curves = {run.name: list(run.curve.items()) for run in ordered if run.curve}
+    steps_and_scores = zip(*(point for curve in curves.values() for point in curve))
+    page = render_page(
+        "runs.html",
+        table=table.drop(columns="changed").join(params.loc[:, params.nunique() > 1]),
+        charts=charts,
+        curves=curves,
+        axes=[_ticks(values) for values in steps_and_scores],
+    )
+    with writing_to(out):
+        write_text(out, page)
+
+
+def _ticks(values: Iterable[float]) -> list[float]:
+    """Return round values for an axis that holds all values."""
+    from matplotlib.ticker import MaxNLocator
+
+    known = [value for value in values if not math.isnan(value)]
+    return [round(tick, 6) for tick in MaxNLocator(4).tick_values(min(known) - 0.005, max(known) + 0.005)]

@@ -1,0 +1,120 @@
+"""The table of a repository's runs and its page: experiments are planted, and DVC itself queues one."""
+
+import copy
+import csv
+import io
+
+import pytest
+
+from bertrio.cli.main import main
+from bertrio.config.loading import read_yaml
+from bertrio.core.files import write_json, write_text
+from bertrio.experiments import dvc_experiments, runs
+from bertrio.experiments.recipes.params import set_param
+from bertrio.experiments.revision import WORKSPACE, Revision
+from bertrio.experiments.runs import Run, read_run, read_runs, tabulate, write_page
+from tests.experiments.planted import Planted
+
+EVIL = '<script>alert(1)</script> "x" & <b>'
+STAGE = "stages:\n  train:\n    cmd: exit 1\n    params: [finetune.epochs]\n"
+
+
+@pytest.fixture(scope="module")
+def project(root, tmp_path_factory) -> Planted:
+    """Three finished experiments, a queued one, and a workspace with a param of its own."""
+    project = Planted(tmp_path_factory.mktemp("runs"), root)
+    params = read_yaml(root / "params.yaml")
+    for name, score, changes in (
+        ("plain", 0.5, {}),
+        ("quick-a", 0.7, {"finetune.lr": 3e-5, "runtime.device": "cpu"}),
+        ("quick-b", 0.6, {"finetune.epochs": 1}),
+    ):
+        settings = copy.deepcopy(params)
+        for param, value in changes.items():
+            set_param(settings, param, value)
+        scores = {"sst": {"accuracy": score}, "qqp": {"accuracy": 1 - score}, "overall_normalized": score}
+        project.experiment(name, settings, **scores)
+    write_text(project.folder / "dvc.yaml", STAGE)
+    project.dvc("exp", "run", "-q", "--queue", "-n", "later", "-S", "finetune.epochs=7")
+    project.dvc("config", "--local", "core.analytics", "false")
+    text = (root / "params.yaml").read_text()
+    write_text(project.folder / "params.yaml", text.replace("\n  epochs: 3", "\n  epochs: 9", 1))
+    return project
+
+
+@pytest.fixture
+def in_it(project, monkeypatch):
+    monkeypatch.chdir(project.folder)
+
+
+def test_all_runs_stand_in_one_table_the_best_first_with_what_they_change(in_it, capsys):
+    assert main(["runs", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["name"], row["state"], row["overall"], row["changed"]) for row in rows] == [
+        ("quick-a", "", "0.7", "finetune.lr=3e-05"),
+        ("quick-b", "", "0.6", "finetune.epochs=1"),
+        ("plain", "", "0.5", ""),
+        ("HEAD", "no metrics", "", ""),
+        ("later", "queued", "", "finetune.epochs=7"),
+        ("workspace", "no metrics", "", "finetune.epochs=9"),
+    ]
+    assert (float(rows[0]["low"]), float(rows[0]["high"])) == pytest.approx((0.68, 0.72))
+
+
+def test_runs_are_chosen_by_name_sorted_by_a_column_and_written_as_text_or_markdown(in_it, capsys):
+    assert main(["runs", "quick-*", "plain", "--sort", "qqp", "--format", "md"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines] == ["name", ":--------", "plain", "quick-b", "quick-a"]
+    assert main(["runs"]) == 0
+    printed = capsys.readouterr().out
+    assert "0.700 [0.680, 0.720]" in printed and "queued" in printed
+    for arguments, message in ((["quick_a"], "did you mean quick-a?"), (["--sort", "sts"], "expected one of name")):
+        assert main(["runs", *arguments]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_run_has_its_minutes_and_the_mean_curve_of_its_members(run_of, root):
+    folder = run_of("curves", ensemble={"members": {"one": {}, "two": {}}})
+    write_json(folder / "metrics/timing.json", {"split": {"seconds": 30}, "finetune-one": {"seconds": 60}})
+    for name, last in (("one", 0.6), ("two", 0.8)):
+        write_text(folder / f"plots/history/{name}.csv", f"step,dev_overall_normalized\n10,0.5\n20,{last}\n")
+    run = read_run(Revision.open(WORKSPACE, folder))
+    assert run.minutes == 1.5 and run.curve == pytest.approx({10: 0.5, 20: 0.7})
+
+
+def test_running_and_failed_experiments_say_so_and_show_no_scores(project, monkeypatch):
+    """DVC shows the scores of their baseline, as it does for the experiment that waits in the queue."""
+    commit = project.git("rev-parse", "refs/exps/celery/stash").strip()
+    rows = [{"typ": "baseline", "rev": "main", "State": None, "Experiment": None}]
+    rows += [
+        {"typ": "branch_commit", "rev": commit, "State": state, "Experiment": name, "dev.sst": 0.5}
+        for name, state in (("going", "Running"), (None, "Failed"), ("plain", None))
+    ]
+    monkeypatch.setattr("dvc.api.exp_show", lambda *arguments, **options: rows)
+    states = {run.name: run.state for run in read_runs(root=project.folder) if not run.scores}
+    assert states["going"] == "running" and states[commit] == "failed"
+    assert dvc_experiments.queued(project.folder) == {"going"}
+
+
+def test_the_page_shows_scores_curves_and_params_that_differ_and_escapes_them(tmp_path):
+    def run(name, score, **fields):
+        return Run(
+            name, {"a": EVIL, "b": name, "c": "same"}, {"sst accuracy": (score, score - 0.1, score + 0.1)}, **fields
+        )
+
+    both = [run(EVIL, 0.5, curve={10: 0.4}), run("two", 0.7, curve={10: 0.5, 20: 0.7}), Run("waits", {}, {}, "queued")]
+    write_page(both, "overall", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "alert" in page and EVIL not in page and "<b>" not in page
+    assert page.count("<polyline") == 2 and page.count('class="span"') == 2 and "queued" in page
+    assert "http" not in page.replace("http-equiv", "") and 'src="' not in page
+    head = page.partition("<thead>")[2].partition("</thead>")[0]
+    assert head.index("minutes") < head.index(">a<") < head.index(">b<") < head.index(">c<")
+    write_page(both[2:], "name", tmp_path / "empty.html")
+    assert "No run has scores yet." in (tmp_path / "empty.html").read_text()
+
+
+def test_old_runs_have_scores_without_intervals():
+    scores = runs.scores_of({"sst": {"accuracy": 0.5, "mae": 1.0}, "overall_normalized": 0.6}, {})
+    table = tabulate([Run("old", {}, scores)])
+    assert table.loc[0, ["sst", "overall"]].tolist() == [0.5, 0.6] and table["low"].isna().all()

@@ -82,8 +82,8 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
 def _add_setting(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select runs of one setting; a table never mixes settings."""
     for name in ("budget", "source", "encoder"):
-        parser.add_argument(f"--{name}", help="of the measured runs (default: what there is, if it is one)")
-    add_set(parser, "runs made with these overrides and no others (default: runs with none)")
+        parser.add_argument(f"--{name}", help="of the measured runs (default: those of the setting with most runs)")
+    add_set(parser, "runs made with these overrides and no others (default: those of the setting with most runs)")
 
 
 def _list(args: argparse.Namespace) -> None:

@@ -133,7 +133,7 @@ def test_what_can_not_be_tested_is_not_measured_and_the_text_says_why(judged):
 def test_the_text_has_verdicts_tests_notes_and_what_a_single_seed_decided(judged, count, alone):
     text = text_of(judged([*seeds(CROSS, count, skill=2.0), *seeds(BI, skill=0.1)]))
     for part in (
-        f"| c | A claim. | beyond, table 1 | held{alone} |",
+        f"| held{alone} | A claim. | beyond, table 1 | c |",
         f"| c | {CROSS} better than {BI} | qqp | +0.",
         f"| {count}, 3 | held{alone} |",
         "c: What else differs.",

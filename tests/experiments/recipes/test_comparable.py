@@ -24,16 +24,26 @@ def runs_of(measured, rows, wanted) -> Runs:
 
 
 @pytest.mark.parametrize("other", [{"budget": "paper"}, {"source": "hub"}, {"encoder": "large"}])
-def test_runs_of_two_settings_are_refused_until_one_is_chosen(other):
+def test_of_several_settings_the_one_with_most_runs_is_taken_and_named(other):
     measured = [*reversed(seeds(A)), simulate("losses-e1"), simulate(B, **other)]
-    with pytest.raises(UserError, match="several settings") as caught:
-        runs_of(measured, [A, B], Setting())
-    assert "--budget quick --source cs224n --encoder small: 3 runs of 1 rows" in str(caught.value)
-    assert f"--{next(iter(other))} {next(iter(other.values()))}" in str(caught.value)
-    assert runs_of(measured, [A, B], Setting(**other)).by_row.keys() == {B}
-    found = runs_of(measured, [A, "smart-cos-sim"], Setting())
-    assert [(run.row, run.seed) for run in found.all] == [(A, 1), (A, 2), (A, 3)]
-    assert found.setting == Setting("quick", "cs224n", "small")
+    taken = runs_of(measured, [A, B], Setting())
+    assert [(run.row, run.seed) for run in taken.all] == [(A, 1), (A, 2), (A, 3)]
+    assert taken.setting == Setting("quick", "cs224n", "small")
+    assert taken.note.startswith("Taken are the 3 runs of --budget quick --source cs224n --encoder small; ")
+    assert f"--{next(iter(other))} {next(iter(other.values()))}" in taken.note and "has 1." in taken.note
+    chosen = runs_of(measured, [A, B], Setting(**other))
+    assert chosen.by_row.keys() == {B} and not chosen.note
+    assert not runs_of(measured, [A, "smart-cos-sim"], Setting()).note
+
+
+def test_runs_with_overrides_are_taken_where_they_are_most():
+    """Rows that have the override anyway are measured without it."""
+    plain, pooled = "strategies-multitask-capped", "strategies-cosine-mean"
+    measured = [*seeds(plain, 2, overrides={"encoder.pooling": "mean"}), *seeds(pooled, 2), simulate(plain, 9)]
+    taken = runs_of(measured, [plain, pooled], Setting())
+    assert {row: len(taken.of(row)) for row in (plain, pooled)} == {plain: 2, pooled: 2}
+    assert taken.setting.overrides == {"encoder.pooling": "mean"} and taken.left_out == 1
+    assert "-S encoder.pooling=mean; " in taken.note
 
 
 def test_overrides_are_left_out_and_counted_unless_asked_for():
@@ -77,7 +87,11 @@ def test_flags_can_be_pasted_back():
     [
         (seeds(A), Setting("paper"), "no runs --budget paper, but\n  --budget quick"),
         (seeds(A), Setting("quik"), r"quik: is not in.*did you mean quick\?"),
-        ([simulate(A, overrides={"smart.lambda": 5})], Setting(), "no runs without -S, but\n.*-S smart.lambda=5: 1 r"),
+        (
+            [simulate(A, overrides={"smart.lambda": 5})],
+            Setting(overrides={"smart.lambda": 6}),
+            "no runs -S smart.lambda=6, but\n.*-S smart.lambda=5: 1 r",
+        ),
         ([simulate(A, name="one"), simulate(A, name="two")], Setting(), "two runs of .* have seed 1, one and two"),
     ],
 )

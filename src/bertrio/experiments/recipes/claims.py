@@ -182,21 +182,21 @@ def verdict(direction: Direction, difference: Difference, p: float, margin: floa
 def claim_document(judgement: Judgement) -> Iterator[Block]:
     """Yield all claims as a document: verdicts, then tests, then notes."""
     yield "# What the papers claim, and what was measured"
+    yield _summary(judgement)
     if judgement.runs.all:
         yield f"Dev rows; {judgement.runs.setting.title}."
     yield from left_out(judgement.runs)
-    yield HOW
-    yield _summary(judgement)
     yield pd.DataFrame(
         {
-            "claim": judged.claim.name,
-            "in words": judged.claim.claim,
-            "paper": f"{judged.claim.paper}, {judged.claim.where}",
             "verdict": judged.verdict + ALONE * judged.rows_alone,
+            "claim": judged.claim.claim,
+            "paper": f"{judged.claim.paper}, {judged.claim.where}",
+            "name": judged.claim.name,
         }
         for judged in judgement.claims
     )
     yield "## Tests"
+    yield HOW
     yield pd.DataFrame(_test(judged.claim.name, part) for judged in judgement.claims for part in judged.parts)
     if judgement.absent:
         command = " ".join(["bertrio recipes run", *judgement.absent, judgement.runs.setting.run_flags])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from bertrio.config.loading import read_yaml
@@ -72,11 +72,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one setting by row, one for each seed; `left_out` counts runs with other overrides."""
+    """Runs of one setting by row, one for each seed.
+
+    `left_out` counts runs with other overrides; `note` says which setting was taken, unless the user named it.
+    """
 
     setting: Setting
     by_row: Mapping[str, Sequence[Measured]]
     left_out: int = 0
+    note: str = ""
 
     def of(self, row: str) -> Sequence[Measured]:
         """Return the runs of a row (its `run_as`), by seed; empty if it was not measured."""
@@ -110,29 +114,24 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
         recipes: the recipes with these rows.
 
     Returns:
-        The runs and their setting; no runs and `wanted` if none of the rows was measured.
+        The runs and their setting: of several that match `wanted`, the one with most runs. No runs and `wanted` if none
+        of the rows was measured.
 
     Raises:
-        UserError: if the budget is unknown, no run matches `wanted`, the runs have several settings, or two runs of a
-            row have the same seed.
+        UserError: if the budget is unknown, no run matches `wanted`, or two runs of a row have the same seed.
     """
     measured = list(measured)
     if wanted.budget is not None and all(run.budget != wanted.budget for run in measured):
         recipes.budget(wanted.budget)
-    overrides = {param: value for param, value in wanted.overrides.items() if is_override(param)}
     rows = set(rows)
     of_rows = [run for run in measured if run.row in rows]
-    candidates = [run for run in of_rows if wanted.matches(run)]
-    effects = {key: _effect(*key, overrides, recipes) for key in {(run.row, run.budget) for run in candidates}}
-    selected = [run for run in candidates if run.overrides == effects[run.row, run.budget]]
-    if of_rows and not selected:
+    settings = _settings(of_rows, wanted, recipes)
+    if of_rows and not settings:
         flags = wanted.flags or "without -S"
         raise UserError(f"recipes/measured: of these rows there are no runs {flags}, but\n{_list_settings(of_rows)}")
-    if len({(run.budget, run.source, run.encoder) for run in selected}) > 1:
-        raise UserError(
-            "recipes/measured: runs of these rows are of several settings, which are never mixed; choose one by its "
-            f"flags:\n{_list_settings(selected)}"
-        )
+    if not settings:
+        return Runs(wanted, {})
+    setting, selected = max(settings, key=lambda part: len(part[1]))  # of equals the first, which has no overrides
     by_row: dict[str, list[Measured]] = {}
     for run in sorted(selected, key=lambda run: run.seed):
         runs = by_row.setdefault(run.row, [])
@@ -142,10 +141,31 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
                 "a seed counts once, so remove the file of one of them"
             )
         runs.append(run)
-    if not selected:
-        return Runs(wanted, by_row)
-    setting = replace(Setting.of(selected[0]), overrides=overrides)
-    return Runs(setting, by_row, sum(map(setting.matches, of_rows)) - len(selected))
+    note = ""
+    if len(settings) > 1 or (setting.overrides and not wanted.overrides):
+        others = "".join(f"; {other.flags} has {len(runs)}" for other, runs in settings if other != setting)
+        note = f"Taken are the {len(selected)} runs of {setting.flags}{others}."
+    return Runs(setting, by_row, sum(map(setting.matches, of_rows)) - len(selected), note)
+
+
+def _settings(of_rows: Sequence[Measured], wanted: Setting, recipes: Recipes) -> list[tuple[Setting, list[Measured]]]:
+    """Return the settings that match `wanted`, each with its runs; without overrides in `wanted`, of any overrides."""
+    candidates = [run for run in of_rows if wanted.matches(run)]
+    keys = {(run.row, run.budget) for run in candidates}
+    choices: list[Mapping[str, Any]] = [
+        {param: value for param, value in wanted.overrides.items() if is_override(param)}
+    ]
+    if not wanted.overrides:
+        choices += [run.overrides for run in candidates]
+    settings: list[tuple[Setting, list[Measured]]] = []
+    for overrides in (choice for index, choice in enumerate(choices) if choice not in choices[:index]):
+        effects = {key: _effect(*key, overrides, recipes) for key in keys}
+        by_fields: dict[tuple[str, str, str], list[Measured]] = {}
+        for run in candidates:
+            if run.overrides == effects[run.row, run.budget]:
+                by_fields.setdefault((run.budget, run.source, run.encoder), []).append(run)
+        settings += [(Setting(*fields, overrides), runs) for fields, runs in by_fields.items()]
+    return settings
 
 
 def _list_settings(runs: Iterable[Measured]) -> str:

@@ -108,7 +108,9 @@ def _head(tables: PaperTables) -> Iterator[str]:
 
 
 def left_out(runs: Runs) -> Iterator[str]:
-    """Yield the number of runs with other overrides, unless it is zero."""
+    """Yield which of several settings was taken, and the number of runs with other overrides."""
+    if runs.note:
+        yield runs.note
     if runs.left_out:
         yield f"Left out are runs with other overrides (-S), {runs.left_out} of them; name these with -S to see them."
 

@@ -1,10 +1,12 @@
 """Whether dvc.yaml lists, for every stage, the code that its results depend on. Else it keeps old results."""
 
 import ast
+import json
 from pathlib import Path
 
 import pytest
 import yaml
+from dvc_render.vega import VegaRenderer
 
 from bertrio.config import Params
 from bertrio.config.loading import MEMBER_GROUPS
@@ -130,6 +132,23 @@ def test_metrics_are_committed_and_nothing_that_a_stage_writes_outlives_its_next
         outs = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
         assert not any("persist" in options for out in outs if isinstance(out, dict) for options in out.values()), name
         assert all(options["cache"] is False for metric in stage.get("metrics", []) for options in metric.values())
+
+
+def test_plots_have_titles_in_words_and_curves_have_points(source, stages):
+    """A run of one epoch has one point, which a line alone does not show."""
+    root = source.parents[1]
+    listed = yaml.safe_load((root / "dvc.yaml").read_text())["plots"]
+    listed += [plot for stage in stages.values() for plot in stage.get("plots", [])]
+    for name, options in (
+        (name, options) for plot in listed if isinstance(plot, dict) for name, options in plot.items()
+    ):
+        rows = [{column: 1, "rev": "a", "low": 0, "high": 1} for column in (options["x"],)]
+        rows[0][options["y"]] = 1
+        properties = {**options, "title": name, "template_dir": str(root / ".dvc/plots")}
+        content = VegaRenderer(rows, name, **properties).get_filled_template()
+        assert "/" in content["title"]["text"]["expr"] and " " in content["title"]["text"]["expr"].split("'")[1], name
+        assert "<DVC" not in json.dumps({**content, "width": 0, "height": 0}).replace("<DVC_METRIC_ZOOM", ""), name
+        assert options["template"] != "points" or content["mark"]["point"], name
 
 
 def test_every_stage_is_looked_at(stages):

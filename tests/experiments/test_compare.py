@@ -68,14 +68,18 @@ def test_rows_that_the_sides_decide_differently_come_with_their_texts(result):
 def test_the_terminal_names_every_metric_in_full_and_shows_texts_as_they_are(result):
     console = Console(width=140, record=True, file=io.StringIO())
     show_comparison(result, console)
+    styled = console.export_text(clear=False, styles=True).splitlines()
     shown = console.export_text()
+    names = ["overall_normalized", "overall_mean", "sst", "qqp", "sts"]
+    assert [line.partition(":")[0] for line in shown.splitlines()[:5]] == names  # verdict first
+    assert styled[0].startswith("\x1b[32moverall_normalized: b is better than a by")
     lines = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if line.startswith("│")]
     for name, figures in (*result["tasks"].items(), *result["overall"].items()):
         metric = name if name == figures["metric"] else f"{name} {figures['metric']}"
         [cells] = [line[1:] for line in lines if line[0] == metric]
         assert cells[:3] == [f"{figures['first']:.4f}", f"{figures['second']:.4f}", f"{figures['difference']:+.4f}"]
         assert cells[-1] == {"first": "A", "second": "B", None: "-"}[figures["better"]]
-    assert "…" not in shown and "[red]of[/red]" in shown and "Overall scores are of qqp, sst, sts." in shown
+    assert "…" not in shown and "[red]of[/red]" in shown and "Overall scores are of sst, qqp, sts." in shown
 
 
 @pytest.mark.parametrize(("seeds", "metric"), [(1, "accuracy"), (3, "accuracy"), (1, "macro_f1")])

@@ -138,7 +138,7 @@ def _shared_tasks(revisions: Side) -> tuple[dict[str, Task], list[str], list[str
     """
     by_revision = [revision.tasks() for revision in revisions]
     shared, missing, notes = {}, [], []
-    for name in sorted({name for tasks in by_revision for name in tasks}):  # independent of the order of the sides
+    for name in dict.fromkeys(name for tasks in by_revision for name in tasks):
         if not all(name in tasks for tasks in by_revision):
             missing.append(name)
             continue

@@ -174,7 +174,7 @@ def show_runs(runs: Sequence[Run], sort: str, form: str) -> None:
     text["overall"] = (value + interval).where(table["state"] == "", table["state"])
     text["minutes"] = table["minutes"].map("{:7.1f}".format, na_action="ignore")
     text["changed"] = table["changed"]
-    text = text.fillna("-")
+    text = text.astype(object).fillna("-")
     if form == "md":
         return print(to_markdown([text]), end="")
     title = "Scores on dev, the overall score with its 95 % interval"

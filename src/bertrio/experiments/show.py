@@ -6,18 +6,22 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console
+from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
-from bertrio.evaluation.metrics import LOWER_IS_BETTER
+from bertrio.evaluation.metrics import LOWER_IS_BETTER, OVERALL
 from bertrio.evaluation.significance import p_text
 
 CHANGES = {"fixed": "B is right or nearer", "broken": "A is right or nearer"}
 
 
 def show_comparison(result: dict[str, Any], console: Console | None = None) -> None:
-    """Print the result of `compare` to standard output."""
+    """Print the result of `compare`: verdicts, green where B is better and red where A is, then all else."""
     console = console or output_console()
-    lines = []
+    for figures in verdicts(result):
+        style = {"second": "green", "first": "red", None: ""}[figures["better"]]
+        console.print(Text(figures["sentence"], style), soft_wrap=True)
+    lines = [""]
     for letter, side in (("A", result["first"]), ("B", result["second"])):
         names = [f"{one['name']} ({one['commit'][:7]})" if one["commit"] else one["name"] for one in side["revisions"]]
         lines.append(f"{letter}  {', '.join(names)}")
@@ -28,14 +32,20 @@ def show_comparison(result: dict[str, Any], console: Console | None = None) -> N
     if "overall" in result:
         _print_lines([f"Overall scores are of {', '.join(result['tasks'])}."], console)
     print_table(other_metrics(result), "Other metrics, without tests", console)
-    _print_lines([*sentences(result), *[f"Note: {note}." for note in result["notes"]]], console)
+    _print_lines([f"Note: {note}." for note in result["notes"]], console)
     for heading, rows in changed_rows(result).items():
         print_table(rows, heading, console)
 
 
+def verdicts(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tested figures, each with its sentence: of the overall scores, then of the tasks."""
+    overall = result.get("overall", {})
+    return [*[overall[name] for name in reversed(OVERALL) if name in overall], *result["tasks"].values()]
+
+
 def sentences(result: dict[str, Any]) -> list[str]:
-    """Return the results of a comparison as sentences."""
-    return [figures["sentence"] for figures in (*result["tasks"].values(), *result.get("overall", {}).values())]
+    """Return the verdicts of a comparison as sentences."""
+    return [figures["sentence"] for figures in verdicts(result)]
 
 
 def differences(result: dict[str, Any]) -> pd.DataFrame:

@@ -62,13 +62,11 @@ def scores_of(dev: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str,
     """Return the first metric of each task, such as `sst accuracy`, and the overall scores."""
     scores: dict[str, Score] = {}
     for name, value in dev.items():
-        ends = intervals.get(name, (NAN, NAN))  # absent in runs of old versions
+        ends = intervals.get(name)  # absent in runs of old versions
         if isinstance(value, Mapping):
-            first = next(iter(value))
-            low, high = ends.get(first, (NAN, NAN)) if isinstance(ends, Mapping) else ends
-            scores[f"{name} {first}"] = (value[first], low, high)
-        else:
-            scores[name] = (value, *ends)
+            first, value = next(iter(value.items()))
+            name, ends = f"{name} {first}", (ends or {}).get(first)
+        scores[name] = (value, *(ends or (NAN, NAN)))
     return scores
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.linear_heads import LINEAR_HEADS
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,10 +70,11 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def default_params():
-    """The project's own params.yaml."""
-    from bertrio.config import load_params
+    """The project's params.yaml with linear heads."""
+    from bertrio.config import merged, read_yaml
+    from bertrio.config.loading import validate_params
 
-    return load_params(ROOT / "params.yaml")
+    return validate_params(merged(read_yaml(ROOT / "params.yaml"), LINEAR_HEADS), "params.yaml")
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,7 @@ from bertrio.model.tokenizer import build_tokenizer
 from bertrio.training.build import load_split
 from bertrio.training.ensemble import build_ensemble
 from bertrio.training.finetune import predict
+from tests.linear_heads import LINEAR_HEADS
 
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
@@ -28,6 +29,7 @@ SMALL = {
         "tiny": {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32},
     },
     "analyze": {"worst": 4, "rows": 40},
+    **LINEAR_HEADS,
 }
 ROWS = {"train": 60, "dev": 40, "test": 8}
 

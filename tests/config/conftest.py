@@ -4,15 +4,18 @@ import pytest
 import yaml
 
 from bertrio.config import load_member, load_params, merged, read_yaml
+from tests.linear_heads import LINEAR_HEADS
 
 
 @pytest.fixture
 def load(tmp_path, root):
-    """Loads the project's params.yaml with overrides on top."""
+    """Loads the project's params.yaml with linear heads and overrides on top."""
 
     def run(overrides, member=None):
         path = tmp_path / "params.yaml"
-        path.write_text(yaml.safe_dump(merged(read_yaml(root / "params.yaml"), overrides), sort_keys=False))
+        path.write_text(
+            yaml.safe_dump(merged(merged(read_yaml(root / "params.yaml"), LINEAR_HEADS), overrides), sort_keys=False)
+        )
         return load_member(member, path) if member else load_params(path)
 
     return run

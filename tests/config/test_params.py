@@ -1,7 +1,7 @@
 import re
 
 import pytest
-from dvc.utils.serialize import modify_yaml
+from dvc.utils.hydra import apply_overrides
 
 from bertrio.config import build_tasks, load_params
 from bertrio.config.loading import MEMBER_GROUPS
@@ -158,14 +158,11 @@ def test_a_regularizer_stands_in_its_file_the_table_and_params_alone(root):
 
 
 def test_an_override_by_dvc_changes_one_line_and_no_comment(tmp_path, root):
-    before = (root / "params.yaml").read_text()
+    before = (root / "params.yaml").read_text().splitlines()
     for group, param, value in (("smart", "lambda", 5), ("finetune", "lr", 3e-5), ("finetune", "max_steps", 7)):
         path = tmp_path / f"{param}.yaml"
-        path.write_text(before)
-        with modify_yaml(str(path)) as params:
-            params[group][param] = value
-        changed = [
-            pair for pair in zip(before.splitlines(), path.read_text().splitlines(), strict=True) if len({*pair}) > 1
-        ]
+        path.write_text("\n".join(before) + "\n")
+        apply_overrides(path, [f"{group}.{param}={value}"])
+        changed = [pair for pair in zip(before, path.read_text().splitlines(), strict=True) if len({*pair}) > 1]
         assert len(changed) == 1 and f"{param}:" in changed[0][1]
         assert {line.partition("#")[2] for line in changed[0]} == {changed[0][0].partition("#")[2]}

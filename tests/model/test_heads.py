@@ -97,7 +97,8 @@ def at_cosines(head, *cosines):
     ("target", "options", "by_hand"),
     [
         (Score(1, 3), {}, [1, 1, 2.2, 3]),  # relu: 1 + 2 * max(cos, 0)
-        (BINARY, {}, [math.log(p / (1 - p)) for p in (1e-6, 1e-6, 0.6, 1 - 1e-6)]),  # relu: the cosine is p
+        (BINARY, {}, [-36, -26, -4, 4]),  # logit: 20 * (cos - 0.8)
+        (BINARY, {"scaling": "relu"}, [math.log(p / (1 - p)) for p in (1e-6, 1e-6, 0.6, 1 - 1e-6)]),  # the cosine is p
         (Score(1, 3), {"scaling": "affine"}, [1, 1.5, 2.6, 3]),  # 1 + 2 * (cos + 1) / 2
         (Score(1, 3), {"scaling": "sigmoid", "scale": 2}, [1 + 2 / (1 + math.exp(-2 * c)) for c in (-1, -0.5, 0.6, 1)]),
         (BINARY, {"scaling": "logit", "scale": 10, "threshold": 0.5}, [-15, -10, 1, 5]),

@@ -19,6 +19,7 @@ from bertrio.model.multitask import build_model, load_heads
 from bertrio.model.tokenizer import build_tokenizer
 from bertrio.training.build import build_trainer, load_split
 from bertrio.training.finetune import Inputs, finetune
+from tests.linear_heads import LINEAR_HEADS
 
 TASKS = ("sst", "qqp", "sts")
 STILL = {  # no dropout
@@ -39,7 +40,7 @@ SMALL = {
         }
     },
     "finetune": {"epochs": 2, "lr": 1.0e-3},
-    "tasks": {name: {"batch_size": 8, "dropout": 0.1} for name in TASKS},
+    "tasks": merged({name: {"batch_size": 8, "dropout": 0.1} for name in TASKS}, LINEAR_HEADS["tasks"]),
 }
 WORDS = ["awful", "bad", "plain", "good", "great", "film", "plot", "actor", "scene", "story"]
 

@@ -274,10 +274,11 @@ def binary_logit(cosine: Tensor, target: Binary, scale: float, threshold: float)
     return scale * (cosine - threshold)
 
 
-SCALINGS: dict[type[Target], dict[str, Scaling]] = {
+SCALINGS: dict[type[Target], dict[str, Scaling]] = {  # the first is the default
     Score: {"relu": score_relu, "sigmoid": score_sigmoid, "affine": score_affine},
-    Binary: {"relu": binary_relu, "logit": binary_logit},
+    Binary: {"logit": binary_logit, "relu": binary_relu},
 }
+DEFAULT_SCALES = {Score: 5.0, Binary: 20.0}
 
 
 class Cosine(Head):
@@ -296,8 +297,8 @@ class Cosine(Head):
         dropout: rate on each vector.
         activation: name in ACTIVATIONS, for the projection.
         projection: apply a linear layer H to H and the activation to each vector.
-        scaling: name in SCALINGS for the type of target.
-        scale: factor on the cosine, above 0, for the scalings `sigmoid` and `logit`; others ignore it.
+        scaling: name in SCALINGS for the type of target (default: the first one).
+        scale: factor on the cosine, above 0, for `sigmoid` (default: 5) and `logit` (20); others ignore it.
         threshold: cosine at probability 0.5, from -1 to 1, for the scaling `logit`; others ignore it.
 
     Raises:
@@ -316,9 +317,9 @@ class Cosine(Head):
         dropout: float,
         activation: Activation = "relu",
         projection: bool = False,
-        scaling: str = "relu",
-        scale: Positive = 5.0,
-        threshold: Annotated[Real, Field(ge=-1, le=1)] = 0.0,
+        scaling: str | None = None,
+        scale: Positive | None = None,
+        threshold: Annotated[Real, Field(ge=-1, le=1)] = 0.8,
     ) -> None:
         super().__init__(hidden_size, dropout, activation, projection)
         kind = type(target)
@@ -327,8 +328,9 @@ class Cosine(Head):
             raise ValueError(f"head cosine needs a {names} target, found {kind.__name__}; use siamese")
         if size != 1:
             raise ValueError(f"head cosine has 1 output, and {size} are needed; use another loss or head")
-        self.scaling: Scaling = choose(SCALINGS[kind], scaling, f"head_options.scaling of a {kind.__name__} target")
-        self.target, self.scale, self.threshold = target, scale, threshold
+        name = scaling or next(iter(SCALINGS[kind]))
+        self.scaling: Scaling = choose(SCALINGS[kind], name, f"head_options.scaling of a {kind.__name__} target")
+        self.target, self.scale, self.threshold = target, scale or DEFAULT_SCALES[kind], threshold
 
     def forward(self, u: Tensor, v: Tensor) -> HeadOutput:
         cosine = cosine_similarity(*self.project([self.dropout(u), self.dropout(v)]))

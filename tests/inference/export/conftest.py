@@ -14,6 +14,7 @@ from bertrio.core.runtime import Runtime, set_up
 from bertrio.model.config import ModelConfig
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, save_model
+from tests.linear_heads import LINEAR_HEADS
 
 SMALL = {"encoder": {"max_length": 24, "tiny": {"vocab_size": 200, "hidden_size": 16, "layers": 1, "heads": 2,
                                                 "intermediate_size": 32}}}  # fmt: skip
@@ -35,7 +36,7 @@ def make_model(root, tokenizer_folder, tmp_path_factory):
 
     def make(**overrides) -> Path:
         work = tmp_path_factory.mktemp("model")
-        params = merged(merged(read_yaml(root / "params.yaml"), SMALL), overrides)
+        params = merged(merged(read_yaml(root / "params.yaml"), SMALL | LINEAR_HEADS), overrides)
         params["tasks"] = {name: task for name, task in params["tasks"].items() if task}
         (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
         params = load_params(work / "params.yaml")

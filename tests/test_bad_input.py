@@ -341,9 +341,9 @@ def test_what_a_failed_experiment_left_in_params_is_named_with_the_value_before(
         subprocess.run(["git", *command.split()], check=True)
     back = ("dvc exp run -S", "git checkout params.yaml")
     project.params({"finetune": {"lr": "abc"}})  # as dvc exp run -S leaves it
-    refuses("finetune.lr: expected a number", "finetune.lr (now 'abc', before 6e-05)", *back, stages=("check",))
+    refuses("finetune.lr: expected a number", " finetune:\n-  lr: 6.0e-05\n+  lr: abc\n", *back, stages=("check",))
     project.params({"distill": {"weight": 1, "teacher": "nowhere"}})
-    refuses("distill.teacher (now 'nowhere', before null)", *back, stages=("check",))
+    refuses("+  teacher: nowhere\n", *back, stages=("check",))
 
 
 def test_a_message_about_a_large_value_is_short(project, refuses):

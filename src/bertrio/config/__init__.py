@@ -13,20 +13,6 @@ from bertrio.config.root import Params
 from bertrio.config.tasks import TaskParams
 
 __all__ = [
-    "Challenge",
-    "DataParams",
-    "EncoderParams",
-    "HubCorpus",
-    "HubTask",
-    "MlmRows",
-    "OptimizerParams",
-    "Params",
-    "TaskParams",
-    "TinyParams",
-    "build_tasks",
-    "load_member",
-    "load_params",
-    "member_params",
-    "merged",
-    "read_yaml",
-]
+    "Challenge", "DataParams", "EncoderParams", "HubCorpus", "HubTask", "MlmRows", "OptimizerParams", "Params",
+    "TaskParams", "TinyParams", "build_tasks", "load_member", "load_params", "member_params", "merged", "read_yaml",
+]  # fmt: skip

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
 from pydantic import ValidationError
 
 from bertrio.config.reading import printable, read_yaml
@@ -27,7 +26,7 @@ MEMBER_GROUPS = (  # what finetune reads
 )  # fmt: skip
 FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # define the target and its rows
 FIXED_IN_ENCODER = ("name", "revision", "tiny")  # used before finetune
-MAX_PROBLEMS, MAX_LISTED = 30, 5  # wrong and changed params in one message
+MAX_PROBLEMS, MAX_CHANGES = 30, 12  # lines on wrong and changed params in one message
 
 
 def load_params(path: str | Path = "params.yaml") -> Params:
@@ -152,21 +151,18 @@ def listing_uncommitted(path: str | Path) -> Iterator[None]:
 
 
 def _uncommitted(path: Path) -> str:
-    """Return lines on the params that differ from the last commit; nothing without git, or in a copy made by DVC."""
-    command = ["git", "-C", str(path.parent), "show", f"HEAD:./{path.name}"]
+    """Return git's lines on what differs from the last commit; nothing without git, or in a copy made by DVC."""
+    command = ["git", "-C", path.parent, "diff", "--no-color", "--no-ext-diff", "--unified=0", "HEAD", "--", path.name]
     try:
-        before = flatten(yaml.safe_load(subprocess.run(command, capture_output=True, check=True).stdout))
-        after = flatten(read_yaml(path))
-    except (OSError, subprocess.CalledProcessError, yaml.YAMLError, AttributeError, UserError):
+        lines = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace").stdout.splitlines()
+    except OSError:
         return ""
-    names = [name for name in {**before, **after} if before.get(name, "absent") != after.get(name, "absent")]
-    if not names or repository() != Path.cwd():
+    if not lines or repository() != Path.cwd():
         return ""
-    listed = [f"{name} (now {shown(after.get(name))}, before {shown(before.get(name))})" for name in names[:MAX_LISTED]]
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    changes = "\n".join(lines[4:][:MAX_CHANGES])  # after the names of the files
     return (
-        f"\n{path} differs from the last commit in {', '.join(listed)}{more}. What dvc exp run -S sets stays there, "
-        f"even if the run fails: set a param anew with -S, or take all changes back with git checkout {path}"
+        f"\n{path} differs from the last commit (git diff shows all):\n{changes}\nWhat dvc exp run -S sets stays "
+        f"there, even if the run fails: set a param anew with -S, or take all changes back with git checkout {path}"
     )
 
 
@@ -180,7 +176,7 @@ def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
         return Params.model_validate(raw)
     except ValidationError as error:
         at = f"{path}: {prefix}." if prefix else f"{path}: "
-        lines = [printable(at + problem) for problem in problems(error, Params.model_json_schema())]
+        lines = [printable(at + problem) for problem in problems(error)]
         more = [f"{path}: and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
         raise UserError("\n".join(lines[:MAX_PROBLEMS] + more)) from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator, model_validator
 
 from bertrio.config.data import TaskData
 from bertrio.core.options import Count, Group, Rate, Real, Whole, matching, one_of, read_options
@@ -14,19 +14,8 @@ from bertrio.model.heads import HEADS, SHARES, HeadSpec, build_heads, head_optio
 from bertrio.techniques.losses import LOSSES, build_loss, loss_options
 
 ROWS, WIDTH = 2, 4  # of the batch for trying a head and a loss
-
-
-def _is_text(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError(
-            "expected the name of a class, found a truth value; put words such as no, yes and on in quotes"
-        )
-    return value.strip() if isinstance(value, str) else value
-
-
 CLASS_NAME = "the name of a class: 1 to 100 characters on one line"
-ClassName = Annotated[str, BeforeValidator(_is_text), matching(r"[^\x00-\x1f\x7f]{1,100}", CLASS_NAME)]
-
+ClassName = Annotated[str, StringConstraints(strip_whitespace=True), matching(r"[^\x00-\x1f\x7f]{1,100}", CLASS_NAME)]
 ClassNames = Annotated[list[ClassName], Field(min_length=2)]
 Classes = Annotated[  # messages leave out tags in brackets
     Annotated[Whole, Field(ge=2), Tag("[count]")] | Annotated[ClassNames, Tag("[names]")],

@@ -5,34 +5,39 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from inspect import signature
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticKnownError
 
 from bertrio.core.errors import did_you_mean
 
 MAX_NAME_BYTES = 255  # limit of most file systems
 MAX_WHOLE = 10**9  # whole numbers count rows, tokens, steps or parameters
 MAX_SHOWN = 200  # characters of a value in a message
-TYPES = {  # of JSON schemas, in words
-    "number": "a number", "integer": "a whole number", "boolean": "true or false", "string": "text", "null": "null",
-    "array": "a list", "object": "a block of params",
+KINDS = {  # what is expected, by the first word of pydantic's type of an error
+    "float": "a number", "finite": "a number", "int": "a whole number", "bool": "true or false", "list": "a list",
+    "tuple": "a list", "dict": "a block of params", "model": "a block of params",
+    "string": "text (in quotes if it is a word such as no, on or null)",
 }  # fmt: skip
-BOUNDS = {  # of JSON schemas; pydantic has names of its own for numbers that a validator looks at first
-    "gt": "above {:,}", "ge": "from {:,}", "minimum": "from {:,}", "lt": "below {:,}", "le": "up to {:,}",
-    "minItems": "length from {:,}", "minProperties": "length from {:,}", "minLength": "length from {:,}",
-    "maxItems": "length up to {:,}", "maxLength": "length up to {:,}",
-}  # fmt: skip
-Schema = Mapping[str, Any]
 
 T = TypeVar("T")
 
 
 def _no_bool(value: Any) -> Any:
     if isinstance(value, bool):
-        raise PydanticCustomError("no_number", "expected a number")
+        raise PydanticKnownError("float_type")
     return value
 
 
@@ -80,6 +85,13 @@ class Group(BaseModel):
     """Block of params.yaml: unknown keys are errors, and values are immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _list_known_keys(cls, raw: Any) -> Any:
+        """Replace the value of each unknown key with the known keys, for its message."""
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        return {key: raw[key] if key in known else known for key in raw} if isinstance(raw, Mapping) else raw
 
 
 def choose(table: Mapping[str, T], name: str, kind: str = "") -> T:
@@ -137,81 +149,50 @@ def read_options(options: type[Group], raw: Mapping[str, Any], owner: str) -> di
     try:
         return options.model_validate(given).model_dump(exclude_unset=True)
     except ValidationError as error:
-        raise ValueError("; ".join(problems(error, options.model_json_schema(), f"option of {owner}"))) from None
+        raise ValueError("; ".join(problems(error, f"option of {owner}"))) from None
 
 
-def problems(error: ValidationError, schema: Schema, kind: str = "param") -> list[str]:
-    """Return a message for each wrong value: its dotted name, what `schema` allows there, and what is there.
+def problems(error: ValidationError, kind: str = "param") -> list[str]:
+    """Return a message for each wrong value: its dotted name, what is expected there, and what is there.
 
     Args:
         error: the wrong values.
-        schema: JSON schema of what was validated.
         kind: what an unknown name is called.
     """
-    messages: dict[str, None] = {}  # a value that is none of two types has two errors and one message
-    for item in error.errors(include_url=False):
-        keys: list[str] = []
-        block = node = schema
-        for key in item["loc"]:
-            child = _child(node, key, schema)
-            if child is not None:  # else `key` is a type of a union, or an unknown name
-                keys, block, node = [*keys, str(key)], node, child
-        if item["type"] in ("extra_forbidden", "invalid_key"):
-            keys, block = [*keys, str(item["loc"][-1])], node
-        if item["type"] == "extra_forbidden" or (item["type"] == "literal_error" and item["loc"][-1] == "[key]"):
-            option, before = _options(block, schema)[0], "".join(f"{key}." for key in keys[:-1])
-            known = option.get("properties") or option.get("propertyNames", {}).get("enum", ())
-            text = f"unknown {kind}{did_you_mean(keys[-1], known, before, else_all=True)}"
-        else:
-            text = _problem(item, node, schema)
-        messages[f"{'.'.join(keys)}: {text}" if keys else text] = None
-    return list(messages)
+    messages = [(name, _problem(list(items), name, kind)) for name, items in groupby(error.errors(), _name)]
+    return [f"{name}: {text}" if name else text for name, text in messages]
 
 
-def _problem(item: Mapping[str, Any], node: Schema, root: Schema) -> str:
-    if item["type"] == "value_error":
-        return item["msg"].removeprefix("Value error, ")
-    if item["type"] == "missing":
-        return "is missing, and has no default"
-    if item["type"] == "invalid_key":
-        return "expected text for a name, in quotes"
-    value, allowed = item["input"], _allowed(node, root)
-    guess = did_you_mean(value, [words for words in allowed if " " not in words]) if isinstance(value, str) else ""
-    expected = " or ".join([", ".join(allowed[:-1]), allowed[-1]] if len(allowed) > 1 else allowed)
-    return f"expected {expected}, found {shown(value)}{guess}"
+def _name(item: Mapping[str, Any]) -> str:
+    keys = [str(key) for key in item["loc"] if "[" not in str(key)]
+    return re.sub(r"\.(bool|str)$", "", ".".join(keys))  # these and those with [ are types of a union
+
+
+def _problem(items: list[Any], name: str, kind: str) -> str:
+    """Return what is wrong with a value, from its errors: several if it is of none of the types of a union."""
+    item, expected = items[0], ", or ".join(dict.fromkeys(map(_expected, items)))
+    match item["type"]:
+        case "value_error":
+            return item["msg"].removeprefix("Value error, ")
+        case "missing":
+            return "is missing, and has no default"
+        case "invalid_key":
+            return "expected text for a name, in quotes"
+        case "extra_forbidden":
+            key = item["loc"][-1]
+            return f"unknown {kind}{did_you_mean(key, item['input'], name.removesuffix(key), else_all=True)}"
+    choices = re.findall("'(.*?)'", items[-1]["msg"])
+    return f"expected {expected}, found {shown(item['input'])}{did_you_mean(str(item['input']), choices)}"
+
+
+def _expected(item: Mapping[str, Any]) -> str:
+    kind, _, detail = item["type"].partition("_")
+    if kind in KINDS and not detail.startswith("too"):
+        return KINDS[kind]
+    return re.sub(r"^\w+ should (be|have) | after .*|'", "", item["msg"])
 
 
 def shown(value: Any) -> str:
     """Return a value of a YAML file as text of limited length, for messages."""
     text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
-
-
-def _options(node: Schema, root: Schema) -> list[Schema]:
-    """Return the schemas of which a value must match one: `node` itself, or the types of a union."""
-    if "$ref" in node:
-        node = root["$defs"][node["$ref"].rpartition("/")[2]]
-    return [option for part in node["anyOf"] for option in _options(part, root)] if "anyOf" in node else [node]
-
-
-def _child(node: Schema, key: str | int, root: Schema) -> Schema | None:
-    """Return the schema of an item of a block or list, or None if it has no such item."""
-    for option in _options(node, root):
-        items = [option.get("properties", {}).get(key), option.get("additionalProperties")]
-        if isinstance(key, int):
-            items += [*option.get("prefixItems", [])[key : key + 1], option.get("items")]
-        child = next((item for item in items if item), None)
-        if child and key != "[key]":
-            return child if isinstance(child, Mapping) else {}
-    return None
-
-
-def _allowed(node: Schema, root: Schema) -> list[str]:
-    """Return what a schema allows: values, and kinds of values with their bounds."""
-    words: list[str] = []
-    for option in _options(node, root):
-        bounds = [text.format(option[name]) for name, text in BOUNDS.items() if name in option]
-        kind = TYPES.get(option.get("type", ""), "another value")
-        fixed = option.get("enum", [option["const"]] if "const" in option else [])
-        words += map(str, fixed) if fixed else [f"{kind} ({', '.join(bounds)})" if bounds else kind]
-    return words

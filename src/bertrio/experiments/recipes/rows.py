@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError, did_you_mean
@@ -38,8 +38,6 @@ Overrides = Annotated[Block, BeforeValidator(_flat)]  # values by dotted param; 
 
 class Changes(Group):
     """Overrides of params by dotted name; the key in files is `set`."""
-
-    model_config = ConfigDict(populate_by_name=True)
 
     overrides: Overrides = Field(default_factory=dict, alias="set")
 
@@ -256,10 +254,9 @@ def read_file(path: Path, kind: Any) -> Any:
         UserError: naming every unknown, missing or invalid key.
     """
     try:
-        return (adapter := TypeAdapter(kind)).validate_python(with_numbers(read_yaml(path)))
+        return TypeAdapter(kind).validate_python(with_numbers(read_yaml(path)))
     except ValidationError as error:
-        wrong = problems(error, adapter.json_schema(), "key")
-        raise UserError("\n".join(f"{path}: {problem}" for problem in wrong)) from None
+        raise UserError("\n".join(f"{path}: {problem}" for problem in problems(error, "key"))) from None
 
 
 def find(name: str, known: Mapping[str, T], where: str) -> T:
@@ -300,7 +297,7 @@ def _read_paper(path: Path) -> Paper:
     runs = [row for table in tables.values() for row in table.rows.values() if not (row.literature or row.same_as)]
     sweeps = {}
     for name, sweep in file.sweeps.items():
-        start = Row(name=prefix + sweep.on, paper=path.stem, table=name, overrides=overrides_of(sweep.on))
+        start = Row(name=prefix + sweep.on, paper=path.stem, table=name, set=overrides_of(sweep.on))
         points = {point.name: point for point in _points(f"{prefix}{name}", sweep, start, runs)}
         sweeps[name] = sweep.model_copy(update={"name": name, "on": start.name, "rows": points})
     return file.model_copy(update={"name": path.stem, "tables": tables, "sweeps": sweeps})

@@ -120,7 +120,7 @@ def test_all_mistakes_are_told_at_once(load):
 
 
 def test_a_missing_file_says_where_to_run(tmp_path):
-    with pytest.raises(UserError, match="run this from the folder that holds params.yaml"):
+    with pytest.raises(UserError, match="run this in the repository"):
         load_params(tmp_path / "params.yaml")
 
 

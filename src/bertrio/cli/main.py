@@ -25,12 +25,8 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit code: 0, 2 for a message to the user, 130 for Ctrl-C, or 141 if the reader of the output closes it.
     """
-    parser = _parser()
-    args = parser.parse_args(argv)
+    args = _parser().parse_args(argv)
     try:
-        if args.run is None:
-            parser.print_help()
-            return 0
         need_environment()
         os.chdir(find_root() or ".")
         return args.run(args) or 0
@@ -56,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Fine-tunes one BERT encoder on several sentence tasks. The pipeline itself runs with `dvc repro`.",
     )
     parser.add_argument("--version", action="version", version=f"bertrio {__version__}")
-    parser.set_defaults(run=None)
+    parser.set_defaults(run=lambda args: parser.print_help())
     commands = parser.add_subparsers(metavar="COMMAND", action=Commands)
 
     metrics = commands.add_parser("metrics", help="print the last run's scores beside simple baselines")

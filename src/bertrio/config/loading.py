@@ -57,9 +57,8 @@ def load_member(name: str, path: str | Path = "params.yaml") -> Params:
     """
     params = validate_params(read_yaml(path), str(path))
     if name not in params.ensemble.members:
-        raise UserError(
-            f"{path}: ensemble.members has no member {name!r}, expected one of {', '.join(params.ensemble.members)}"
-        )
+        known = ", ".join(params.ensemble.members)
+        raise UserError(f"{path}: ensemble.members has no member {name!r}, expected one of {known}")
     return member_params(params, name, str(path))
 
 
@@ -69,10 +68,8 @@ def member_params(params: Params, name: str, path: str = "params.yaml") -> Param
     _check_answers(overrides.pop("answers", list(params.tasks)), params, f"{path}: {at}.answers")
     for group in overrides:
         if group not in MEMBER_GROUPS:
-            raise UserError(
-                f"{path}: {at}.{group}: a member may override {', '.join(MEMBER_GROUPS)}: what finetune reads; "
-                "beside them it may have answers, the tasks that it answers"
-            )
+            names = ", ".join(MEMBER_GROUPS)
+            raise UserError(f"{path}: {at}.{group}: a member may override {names}; and have answers, a list of tasks")
     view = validate_params(merged(params.model_dump(by_alias=True), overrides), path, at)
     shared = _same_for_all(params)
     for param, value in _same_for_all(view).items():
@@ -152,7 +149,18 @@ def listing_uncommitted(path: str | Path) -> Iterator[None]:
 
 def _uncommitted(path: Path) -> str:
     """Return git's lines on what differs from the last commit; nothing without git, or in a copy made by DVC."""
-    command = ["git", "-C", path.parent, "diff", "--no-color", "--no-ext-diff", "--unified=0", "HEAD", "--", path.name]
+    command = [
+        "git",
+        "-C",
+        str(path.parent),
+        "diff",
+        "--no-color",
+        "--no-ext-diff",
+        "--unified=0",
+        "HEAD",
+        "--",
+        path.name,
+    ]
     try:
         lines = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace").stdout.splitlines()
     except OSError:

@@ -25,9 +25,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         content = Path(path).read_bytes()
         raw = yaml.load(content.decode("utf-8-sig"), Loader=_Loader)
     except OSError as error:
-        raise UserError(
-            f"{path}: can't be read ({error.strerror}); run this from the folder that holds params.yaml"
-        ) from error
+        raise UserError(f"{path}: can't be read ({error.strerror}); run this in the repository") from error
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise UserError(f"{path}: is not valid YAML: line {line} is not UTF-8; save the file as UTF-8") from error

@@ -7,21 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, create_model, model_validator
 
+from bertrio.config import groups
 from bertrio.config.data import DataParams, SplitRule
-from bertrio.config.groups import (
-    AnalyzeParams,
-    CheckpointParams,
-    EncoderParams,
-    EnsembleParams,
-    EvaluateParams,
-    FinetuneParams,
-    MlmParams,
-    OptimizerParams,
-    PenaltyParams,
-    PrefinetuneParams,
-    RuntimeParams,
-    TrackingParams,
-)
 from bertrio.config.tasks import SharingParams, TaskParams
 from bertrio.core.errors import did_you_mean
 from bertrio.core.options import Group, matching
@@ -57,24 +44,24 @@ else:
 class Params(_Regularizers):
     """Params of params.yaml: one field per block, those of regularizers from `REGULARIZERS`."""
 
-    runtime: RuntimeParams
+    runtime: groups.RuntimeParams
     data: DataParams
     tasks: Annotated[dict[TaskName, TaskParams], Field(min_length=1)]
     sharing: SharingParams
-    encoder: EncoderParams
-    optimizer: OptimizerParams
-    mlm: MlmParams
-    prefinetune: PrefinetuneParams
-    finetune: FinetuneParams
+    encoder: groups.EncoderParams
+    optimizer: groups.OptimizerParams
+    mlm: groups.MlmParams
+    prefinetune: groups.PrefinetuneParams
+    finetune: groups.FinetuneParams
     schedule: ScheduleOptions
     weighting: WeightingOptions
     surgery: SurgeryOptions
-    penalties: PenaltyParams
-    tracking: TrackingParams
-    checkpoints: CheckpointParams
-    ensemble: EnsembleParams
-    evaluate: EvaluateParams
-    analyze: AnalyzeParams
+    penalties: groups.PenaltyParams
+    tracking: groups.TrackingParams
+    checkpoints: groups.CheckpointParams
+    ensemble: groups.EnsembleParams
+    evaluate: groups.EvaluateParams
+    analyze: groups.AnalyzeParams
 
     @property
     def trains(self) -> list[str]:

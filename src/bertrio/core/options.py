@@ -9,16 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    create_model,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, create_model, model_validator
 from pydantic_core import PydanticKnownError
 
 from bertrio.core.errors import did_you_mean
@@ -29,7 +20,7 @@ MAX_SHOWN = 200  # characters of a value in a message
 KINDS = {  # what is expected, by the first word of pydantic's type of an error
     "float": "a number", "finite": "a number", "int": "a whole number", "bool": "true or false", "list": "a list",
     "tuple": "a list", "dict": "a block of params", "model": "a block of params",
-    "string": "text (in quotes if it is a word such as no, on or null)",
+    "invalid": "text for a name, in quotes", "string": "text (in quotes if it is a word such as no, on or null)",
 }  # fmt: skip
 
 T = TypeVar("T")
@@ -81,10 +72,8 @@ FileName = Annotated[
 ]
 
 
-class Group(BaseModel):
+class Group(BaseModel, extra="forbid", frozen=True, coerce_numbers_to_str=True):
     """Block of params.yaml: unknown keys are errors, and values are immutable."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, coerce_numbers_to_str=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -164,8 +153,8 @@ def problems(error: ValidationError, kind: str = "param") -> list[str]:
 
 
 def _name(item: Mapping[str, Any]) -> str:
-    keys = [str(key) for key in item["loc"] if "[" not in str(key)]
-    return re.sub(r"\.(bool|str)$", "", ".".join(keys))  # these and those with [ are types of a union
+    keys = [str(key) for key in item["loc"] if not str(key).endswith("]")]
+    return re.sub(r"\.(bool|str)$", "", ".".join(keys))  # these and those with ] are types of a union
 
 
 def _problem(items: list[Any], name: str, kind: str) -> str:
@@ -176,13 +165,11 @@ def _problem(items: list[Any], name: str, kind: str) -> str:
             return item["msg"].removeprefix("Value error, ")
         case "missing":
             return "is missing, and has no default"
-        case "invalid_key":
-            return "expected text for a name, in quotes"
         case "extra_forbidden":
             key = item["loc"][-1]
             return f"unknown {kind}{did_you_mean(key, item['input'], name.removesuffix(key), else_all=True)}"
-    choices = re.findall("'(.*?)'", items[-1]["msg"])
-    return f"expected {expected}, found {shown(item['input'])}{did_you_mean(str(item['input']), choices)}"
+    guess = did_you_mean(str(item["input"])[:MAX_SHOWN], re.findall("'(.*?)'", items[-1]["msg"]))
+    return f"expected {expected}, found {shown(item['input'])}{guess}"
 
 
 def _expected(item: Mapping[str, Any]) -> str:

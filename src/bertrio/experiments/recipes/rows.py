@@ -121,20 +121,19 @@ class Paper(Group):
         return [row for table in self.tables.values() for row in table.rows.values()]
 
 
-class Budget(Changes):
-    """Size of a run: factors that multiply params, then overrides."""
-
-    title: NonEmptyText
-    multiply: dict[str, Positive] = Field(default_factory=dict)
-
-
 class Preset(Changes):
     """Overrides of params.yaml under one name, for any run."""
 
     title: NonEmptyText
 
 
-class Extension(Changes):
+class Budget(Preset):
+    """Size of a run: factors that multiply params, then overrides."""
+
+    multiply: dict[str, Positive] = Field(default_factory=dict)
+
+
+class Extension(Preset):
     """One technique that forward selection may add to a base.
 
     Args:
@@ -145,7 +144,6 @@ class Extension(Changes):
         needs: extensions without which this one has no effect.
     """
 
-    title: NonEmptyText
     what: NonEmptyText
     excludes: tuple[NonEmptyText, ...] = ()
     needs: tuple[NonEmptyText, ...] = ()

@@ -35,7 +35,7 @@ def sharing(layer, tasks=PAIRS):
         # labels
         (task("sst", classes=None), r"tasks\.sst: classes \(how many, or their names\) goes with"),
         (task("sst", classes=["a", "b", "a"]), r"tasks\.sst: classes: expected 3 different names .*'a', 'b', 'a'"),
-        (task("sst", classes=["a", True]), r"tasks\.sst\.classes\.1: expected text \(in quotes .*found true"),
+        (task("sst", classes=["a", True]), r"tasks\.sst\.classes\.1: expected text \(no, on .*found true"),
         (task("sts", classes=["a", "b"]), r"tasks\.sts: classes \(names of the classes\) goes .*not with score"),
         (task("qqp", classes=2), r"tasks\.qqp: classes \(how many, .* names with binary too"),
         (task("qqp", classes=["a", "b", "c"]), r"tasks\.qqp: classes: expected 2 different names"),

@@ -30,9 +30,7 @@ def add_export_commands(commands: Any) -> None:
     kinds = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
     export.add_argument("--format", choices=FORMATS, required=True, help=kinds)
     export.add_argument("--task", metavar="NAME", help="which task, where the model has several")
-    export.add_argument(
-        "--int8", action="store_true", help="onnx: weights of 8 bits, smaller and faster, a bit less exact"
-    )
+    export.add_argument("--int8", action="store_true", help="onnx: weights of 8 bits: smaller, faster, less exact")
     push = "upload it to this repository of the Hugging Face hub, such as me/sst; needs a token (hf auth login)"
     export.add_argument("--push-to-hub", metavar="REPO_ID", help=push)
     export.add_argument("--private", action="store_true", help="with --push-to-hub: create it as a private one")

@@ -75,9 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("first", metavar="REV_A", help=f"what to compare with: {REVISION}")
     compare.add_argument("second", metavar="REV_B", help="what to compare, named likewise")
     compare.add_argument("--split", default="dev", help="dev, test or selection (default: %(default)s)")
-    compare.add_argument(
-        "--rows", type=positive, nargs="?", const=10, metavar="N", help="show N rows (10) on which they differ"
-    )
+    compare.add_argument("--rows", type=positive, nargs="?", const=10, metavar="N", help="show N rows (10) that differ")
     compare.add_argument("--json", metavar="FILE", help="write all figures to FILE as well")
     compare.set_defaults(run=_compare)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
-import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -28,9 +26,7 @@ def add_predict_commands(commands: Any) -> None:
     predict.add_argument("--out", metavar="FILE", help=out)
     kind = "of what is read and written (default: as the ending of --in says, else tsv)"
     predict.add_argument("--format", choices=FORMATS, help=kind)
-    predict.add_argument(
-        "--columns", metavar="NAME=NAME", nargs="+", action="extend", type=_pair, default=[], help=NAMED
-    )
+    predict.add_argument("--columns", metavar="A=B", nargs="+", action="extend", type=_pair, default=[], help=NAMED)
     predict.add_argument("--strict", action="store_true", help="stop at the first row that can't be used")
     _add_model(predict)
     predict.set_defaults(run=_predict)
@@ -95,7 +91,7 @@ def _created(path: Path | None) -> Iterator[BinaryIO]:
     if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
-    elif os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):  # pipes and devices are not replaced
+    elif path.exists() and not path.is_file():  # pipes and devices are not replaced
         with open(path, "wb") as file:
             yield file
     else:

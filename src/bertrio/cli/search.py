@@ -15,9 +15,7 @@ def add_search_commands(commands: Any) -> None:
     """Add the command to the parser's `commands`."""
     search = commands.add_parser("search", help="look for params that score higher; hopeless runs are given up early")
     search.add_argument("space", metavar="PARAM=VALUES", nargs="+", help=SPACE)
-    search.add_argument(
-        "--trials", type=positive, default=20, metavar="N", help="how many in all (default: %(default)s)"
-    )
+    search.add_argument("--trials", type=positive, default=20, metavar="N", help="how many (default: %(default)s)")
     search.add_argument("--base", metavar="ROW", help="the row to start from (default: params.yaml as it is)")
     search.add_argument("--budget", default="paper", help=BUDGET)
     add_set(search)

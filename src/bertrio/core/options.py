@@ -20,7 +20,7 @@ MAX_SHOWN = 200  # characters of a value in a message
 KINDS = {  # what is expected, by the first word of pydantic's type of an error
     "float": "a number", "finite": "a number", "int": "a whole number", "bool": "true or false", "list": "a list",
     "tuple": "a list", "dict": "a block of params", "model": "a block of params",
-    "invalid": "text for a name, in quotes", "string": "text (in quotes if it is a word such as no, on or null)",
+    "invalid": "text for a name, in quotes", "string": "text (no, on and null in quotes)",
 }  # fmt: skip
 
 T = TypeVar("T")
@@ -176,7 +176,8 @@ def _expected(item: Mapping[str, Any]) -> str:
     kind, _, detail = item["type"].partition("_")
     if kind in KINDS and not detail.startswith("too"):
         return KINDS[kind]
-    return re.sub(r"^\w+ should (be|have) | after .*|'", "", item["msg"])
+    text = re.sub("^Input should be (?=greater|less)", "a number ", item["msg"])
+    return re.sub(r"^\w+ should (be|have) | after .*|'", "", text)
 
 
 def shown(value: Any) -> str:

@@ -52,7 +52,7 @@ def test_a_small_number_in_the_file_itself_is_a_number(tmp_path, root):
     [
         # unknown names
         ("finetune.lrr", 1, "finetune.lrr: unknown param; did you mean finetune.lr?"),
-        ("runtime.zzz", 1, "runtime.zzz: unknown param; known here: seed, device"),
+        ("runtime.zz[z]", 1, "runtime.zz[z]: unknown param; known here: seed, device"),
         ("tasks.sst.loss_options.labelsmoothing", 0, "did you mean label_smoothing?"),
         ("tasks.sst.loss_options.label_smoothing", "x", "label_smoothing: expected a number, found 'x'"),
         ("data.extra_train.sst.columns", {"txt": "b"}, "columns.txt: expected id, text, text_a, text_b or label,"),

@@ -153,6 +153,8 @@ def problems(error: ValidationError, kind: str = "param") -> list[str]:
 
 
 def _name(item: Mapping[str, Any]) -> str:
+    if item["type"] == "extra_forbidden":
+        return ".".join(map(str, item["loc"]))
     keys = [str(key) for key in item["loc"] if not str(key).endswith("]")]
     return re.sub(r"\.(bool|str)$", "", ".".join(keys))  # these and those with ] are types of a union
 
@@ -160,14 +162,13 @@ def _name(item: Mapping[str, Any]) -> str:
 def _problem(items: list[Any], name: str, kind: str) -> str:
     """Return what is wrong with a value, from its errors: several if it is of none of the types of a union."""
     item, expected = items[0], ", or ".join(dict.fromkeys(map(_expected, items)))
-    match item["type"]:
-        case "value_error":
-            return item["msg"].removeprefix("Value error, ")
-        case "missing":
-            return "is missing, and has no default"
-        case "extra_forbidden":
-            key = item["loc"][-1]
-            return f"unknown {kind}{did_you_mean(key, item['input'], name.removesuffix(key), else_all=True)}"
+    if item["type"] == "value_error":
+        return item["msg"].removeprefix("Value error, ")
+    if item["type"] == "missing":
+        return "is missing, and has no default"
+    if item["type"] == "extra_forbidden":
+        key = str(item["loc"][-1])
+        return f"unknown {kind}{did_you_mean(key, item['input'], name.removesuffix(key), else_all=True)}"
     guess = did_you_mean(str(item["input"])[:MAX_SHOWN], re.findall("'(.*?)'", items[-1]["msg"]))
     return f"expected {expected}, found {shown(item['input'])}{guess}"
 

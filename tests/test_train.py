@@ -3,7 +3,6 @@
 import json
 import runpy
 
-import pandas as pd
 import pytest
 import yaml
 
@@ -38,23 +37,25 @@ def test_results_are_the_bytes_of_the_stages(run, root, tmp_path, monkeypatch):
 def test_a_run_has_metrics_a_predictor_and_a_card(run):
     assert run.metrics == json.loads((run.folder / "metrics/evaluation.json").read_text())
     [answer] = run.predictor(device="cpu").predict("sst", ["a good film"])
-    assert answer.name in run.predictor().tasks["sst"].class_names
+    assert answer.name in run.predictor().tasks["sst"].target.class_names
     assert (run.folder / "models/README.md").is_file()
 
 
-def test_rows_are_files_and_data_frames_by_task(tmp_path, monkeypatch):
+def test_rows_are_files_by_task_or_a_folder(tmp_path, monkeypatch):
     taken = []
     monkeypatch.setattr(pipeline, "_run_stages", lambda params, out: taken.append(params) or end(out))
-    frame = pd.DataFrame({"text": ["good", "bad"], "label": ["yes", "no"]})
-    frame.to_csv(tmp_path / "dev.csv", index=False)
+    for name in ("train.csv", "dev.csv"):
+        (tmp_path / name).write_text("said,label\ngood,yes\nbad,no\n")
     monkeypatch.chdir(tmp_path)
     task = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
-    train({"tasks.polar": task, "finetune.lr": 1e-3}, {"polar": {"train": frame, "dev": "dev.csv"}}, tmp_path / "out")
+    changes = {"tasks.polar": task, "finetune.lr": 1e-3, "data.files.polar.columns.text": "said"}
+    train(changes, {"polar": {"train": tmp_path / "train.csv", "dev": "dev.csv"}}, tmp_path / "out")
     [params] = taken
     assert (list(params.tasks), params.finetune.lr, params.data.source) == (["polar"], 1e-3, "files")
     files = params.data.files["polar"]
-    assert pd.read_parquet(files.train).equals(frame) and files.dev == str(tmp_path / "dev.csv")
-    train(params, tmp_path, tmp_path / "again")
+    assert [files.train, files.dev] == [str(tmp_path / name) for name in ("train.csv", "dev.csv")]
+    assert files.columns == {"text": "said"}
+    train(tmp_path / "out/params.yaml", tmp_path, tmp_path / "again")
     assert taken[1].data.path == str(tmp_path) and taken[1].tasks == params.tasks
 
 
@@ -72,7 +73,7 @@ def test_a_mistake_is_a_message_and_nothing_is_written(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=message):
             train(params)
     monkeypatch.setattr(pipeline, "DEFAULTS", tmp_path / "params.yaml")
-    with pytest.raises(UserError, match="a package has no defaults"):
+    with pytest.raises(UserError, match="params.yaml: can.t be read"):
         train({})
     assert not list(tmp_path.iterdir())
 

@@ -93,7 +93,7 @@ def test_a_file_can_be_answered_in_its_own_place_and_a_device_stays_one(run, tmp
     rows = tmp_path / "rows.tsv"
     rows.write_text("said\nab\n")
     bertrio("predict", "--task", "sst", "--in", rows, "--out", rows, "--columns", "text=said", *PLAIN)
-    assert rows.read_text().startswith("said\tprediction\tprediction_label\tp_very negative")
+    assert rows.read_text().startswith("said\tprediction\tprediction_label\tp_0\tp_1")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with ThreadPoolExecutor(1) as pool:

@@ -83,7 +83,7 @@ def test_a_small_number_in_the_file_itself_is_a_number(tmp_path, root):
         ("ensemble.members.b", {"data": {}}, "ensemble.members.b.data: a member may override runtime"),
         ("ensemble.members.b", {"finetune": {"lr": -1}}, "ensemble.members.b.finetune.lr: expected"),
         ("ensemble.members.b", {"encoder": {"name": "x"}}, "members.b.encoder.name: can't differ between members"),
-        ("ensemble.members.b", {"tasks": {"sst": {"labels": list("abcde")}}}, "b.tasks.sst.labels: can't differ"),
+        ("ensemble.members.b", {"tasks": {"sst": {"labels": list("abcde")}}}, "b.tasks.sst.classes: can't differ"),
         ("ensemble.members.b", {"tasks": {"sst": 3}}, "members.b.tasks.sst: expected a block of params, found 3"),
         (
             "ensemble.members.b",

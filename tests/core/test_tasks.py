@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, softmax
 
-from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task, build_target
+from bertrio.core.tasks import Binary, Classes, Ordered, Score, build_target
 
 OUTPUTS = np.random.default_rng(0).normal(size=(50, 5)) * 10
 
@@ -82,7 +82,7 @@ def test_labels_are_shown_by_name_where_they_have_one():
 def test_names_and_the_choice_of_a_metric_make_no_other_target():
     assert Classes(3) == WORDS and Binary() == Binary(metric="f1") and Classes(3) != Ordered(3)
     assert Binary(metric="f1").metrics == ("f1", "accuracy", "roc_auc", "average_precision", "ece", "brier")
-    assert build_target("classes", labels=["a", "b"]).size == 2
+    assert build_target("classes", ["a", "b"]).size == 2
 
 
 @pytest.mark.parametrize(
@@ -96,6 +96,6 @@ def test_names_and_the_choice_of_a_metric_make_no_other_target():
     ],
 )
 def test_classes_have_names_or_go_by_their_numbers(target, classes, names):
-    task = Task("x", "single", "cross", build_target(target, classes, limits=(0.0, 5.0)))
-    assert task.class_names == names
-    assert [task.target.name_of(float(number)) for number in range(len(names))] == list(names)
+    built = build_target(target, classes, limits=(0.0, 5.0))
+    assert built.class_names == names
+    assert [built.name_of(float(number)) for number in range(len(names))] == list(names)

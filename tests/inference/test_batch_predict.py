@@ -37,7 +37,7 @@ PREDICTOR = LetterCounter(
     sst=("single", Ordered(3)),
     qqp=("pair", Binary()),
     sts=("pair", Score(0.0, 5.0)),
-    nli=("pair", build_target("classes", None, None, ["no", "maybe, perhaps"], None)),
+    nli=("pair", build_target("classes", ["no", "maybe, perhaps"])),
 )
 
 
@@ -64,8 +64,7 @@ def predicted(text, task="sst", kind="tsv", **options):
             "nli",
             "csv",
             "text_a,text_b\na,bb\n",
-            'text_a,text_b,prediction,prediction_label,p_no,"p_maybe, perhaps"\n'
-            'a,bb,1,"maybe, perhaps",0.250000,0.750000\n',
+            'text_a,text_b,prediction,prediction_label,p_0,p_1\na,bb,1,"maybe, perhaps",0.250000,0.750000\n',
         ),
     ],
 )
@@ -129,7 +128,7 @@ def test_unusable_rows_are_reported_with_line_and_reason_and_left_out(capsys):
     [
         ("text\ttext\na\tb\n", "tsv", "found 2 columns 'text', expected one"),
         ("text\tprediction_label\na\t1\n", "tsv", "found a column 'prediction_label', which is to be added"),
-        ('{"text": "a", "p_2": 1}', "jsonl", "line 1: found a column 'p_2', which is to be added"),
+        ('{"text": "a", "p_2": 1}', "jsonl", "found a column 'p_2', which is to be added"),
     ],
 )
 def test_a_file_with_the_wrong_columns_is_an_error(text, kind, message):

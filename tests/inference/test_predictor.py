@@ -75,7 +75,7 @@ def check_equal(predictor, table):
         else:
             assert set(map(type, labels)) == {int} and set(scores) == {None}
             assert list(labels) == expected["prediction"].tolist()
-            assert list(names) == [predictor.tasks[task].class_names[label] for label in labels]
+            assert list(names) == [predictor.tasks[task].target.class_names[label] for label in labels]
             assert np.allclose(probabilities, np.stack(expected["probabilities"]), atol=1e-5)
 
 

@@ -24,7 +24,7 @@ MEMBER_GROUPS = (  # what finetune reads
     "runtime", "tasks", "sharing", "encoder", "optimizer", "finetune", "schedule", "weighting", "surgery",
     *REGULARIZERS, "penalties", "tracking",
 )  # fmt: skip
-FIXED_IN_TASKS = ("kind", "target", "classes", "labels", "range", "metric", "data")  # define the target and its rows
+FIXED_IN_TASKS = ("kind", "target", "classes", "range", "metric", "data")  # define the target and its rows
 FIXED_IN_ENCODER = ("name", "revision", "tiny")  # used before finetune
 MAX_PROBLEMS, MAX_CHANGES = 30, 12  # lines on wrong and changed params in one message
 

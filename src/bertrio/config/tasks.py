@@ -16,9 +16,8 @@ from bertrio.techniques.losses import LOSSES, build_loss, loss_options
 ROWS, WIDTH = 2, 4  # of the batch for trying a head and a loss
 CLASS_NAME = "the name of a class: 1 to 100 characters on one line"
 ClassName = Annotated[str, StringConstraints(strip_whitespace=True), matching(r"[^\x00-\x1f\x7f]{1,100}", CLASS_NAME)]
-ClassNames = Annotated[list[ClassName], Field(min_length=2)]
 Classes = Annotated[  # messages leave out tags in brackets
-    Annotated[Whole, Field(ge=2), Tag("[count]")] | Annotated[ClassNames, Tag("[names]")],
+    Annotated[Whole, Field(ge=2), Tag("[count]")] | Annotated[list[ClassName], Field(min_length=2), Tag("[names]")],
     Discriminator(lambda value: "[names]" if isinstance(value, list) else "[count]"),
 ]
 
@@ -27,7 +26,6 @@ class TaskParams(Group):
     kind: Literal["single", "pair"]
     target: Literal["classes", "ordered", "binary", "score"]
     classes: Classes | None = None
-    labels: ClassNames | None = None  # an older way to name the classes
     range: tuple[Real, Real] | None = None
     metric: Annotated[str, Field(max_length=100)] | None = None
     data: TaskData | None = None
@@ -40,6 +38,15 @@ class TaskParams(Group):
     dropout: Rate
     epochs: Count | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_labels(cls, raw: Any) -> Any:
+        """Take the names of classes from `labels`, where params and models of older versions have them."""
+        if not isinstance(raw, dict):
+            return raw
+        rest = {key: value for key, value in raw.items() if key != "labels"}
+        return rest | ({"classes": raw["labels"]} if raw.get("labels") else {})
+
     @field_validator("head_options", "loss_options")
     @classmethod
     def _known_options(cls, raw: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
@@ -51,7 +58,7 @@ class TaskParams(Group):
 
     def task(self, name: str) -> Task:
         """Return the task that this block defines."""
-        target = build_target(self.target, self.classes, self.range, self.labels, self.metric)
+        target = build_target(self.target, self.classes, self.range, self.metric)
         return Task(name, self.kind, self.encoding or "cross", target)
 
     def head_spec(self, name: str, sharing: SharingParams) -> HeadSpec:
@@ -76,23 +83,17 @@ class TaskParams(Group):
         return self
 
     def _label_problem(self) -> str | None:
-        counted = self.target in ("classes", "ordered")
-        names = self.labels or (self.classes if isinstance(self.classes, list) else None)
-        if (counted and not self.classes and not names) or (isinstance(self.classes, int) and not counted):
+        names = self.classes if isinstance(self.classes, list) else []
+        allowed = {"score": self.classes is None, "binary": bool(names) or self.classes is None}
+        if not allowed.get(self.target, self.classes is not None):
             return "classes (how many, or their names) goes with target classes or ordered, names with binary too"
         if (self.range is not None) != (self.target == "score"):
             return "range ([lowest, highest]) goes with target score, and with no other"
         if self.range is not None and self.range[0] >= self.range[1]:
             return f"range: expected [lowest, highest], found {list(self.range)}"
-        if names is None:
-            return None
-        param = "labels" if self.labels else "classes"
-        if self.target == "score":
-            return f"{param} (names of the classes) goes with target classes, ordered or binary, not with score"
-        count = self.classes if isinstance(self.classes, int) else len(self.classes or names)
-        wanted = 2 if self.target == "binary" else count
+        wanted = 2 if names and self.target == "binary" else len(names)
         if len(names) != wanted or len(set(names)) < wanted:
-            return f"{param}: expected {wanted} different names (of binary: no and yes), found {names}"
+            return f"classes: expected {wanted} different names (of binary: no and yes), found {names}"
         return None
 
     def _metric_problem(self) -> str | None:

@@ -262,17 +262,11 @@ class Task:
         """Text columns of a row table."""
         return TEXT_COLUMNS[self.kind]
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of their numbers; () for scores."""
-        return self.target.class_names
-
 
 def build_target(
     name: str,
     classes: int | Sequence[Any] | None = None,
     limits: tuple[float, float] | None = None,
-    labels: Sequence[str] | None = None,
     metric: str | None = None,
 ) -> Target:
     """Return the target of kind `name`: `classes`, `ordered`, `binary` or `score`.
@@ -281,13 +275,12 @@ def build_target(
         name: the kind.
         classes: number of classes, or their names (of binary for no, then yes).
         limits: lowest and highest value, for `score`.
-        labels: names of the classes, another way to give them, or None.
         metric: main metric, one of the kind's `leading` ones; None means the default.
     """
     if name == "score":
         assert limits is not None
         return Score(*limits, metric=metric)
-    names = tuple(map(str, labels or (() if classes is None or isinstance(classes, int) else classes)))
+    names = tuple(map(str, classes)) if isinstance(classes, Sequence) else ()
     if name == "binary":
         return Binary(names or Binary.labels, metric)
     kind: Callable[..., Target] = TARGETS[name]

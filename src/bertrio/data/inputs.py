@@ -57,11 +57,8 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
 
 def _data_options(task: TaskParams) -> dict[str, Any]:
     split = task.data and task.data.split
-    optional = {"labels": task.labels, "split": split and split.model_dump()}
-    return {
-        **{key: getattr(task, key) for key in ("kind", "target", "classes", "range")},
-        **{key: value for key, value in optional.items() if value is not None},
-    }
+    options = {key: getattr(task, key) for key in ("kind", "target", "classes", "range")}
+    return options | ({"split": split.model_dump()} if split else {})
 
 
 def _prefinetune_digest(params: Params) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def write_plots(
 
 
 def _write_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
-    scored, names = Scored.from_rows(rows), list(task.class_names)
+    scored, names = Scored.from_rows(rows), list(task.target.class_names)
     if names != sorted(names):  # DVC sorts the classes of a confusion matrix by their names
         names = [f"{number} {name}" for number, name in enumerate(names)]
     columns = {"gold": scored.labels, "predicted": scored.predictions}

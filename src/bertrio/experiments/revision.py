@@ -270,6 +270,6 @@ def _git(root: str | Path, *arguments: str) -> subprocess.CompletedProcess[bytes
 
 def _task(name: str, block: dict[str, Any]) -> Task:
     limits: Any = tuple(float(end) for end in block.get("range") or ()) or None
-    labels = [str(label) for label in block.get("labels") or ()]
-    target = build_target(block["target"], block.get("classes"), limits, labels, block.get("metric"))
+    classes = block.get("labels") or block.get("classes")  # older versions have names in `labels`
+    target = build_target(block["target"], classes, limits, block.get("metric"))
     return Task(name, block["kind"], block.get("encoding") or "cross", target)

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError
-from bertrio.core.tasks import Target
+from bertrio.core.tasks import Binary, Target
 from bertrio.data.formats import RawRow, RawTable, read_delimited, read_json_lines
 from bertrio.data.reading import check_columns
 from bertrio.data.table import Unusable, clean_text
@@ -34,8 +34,8 @@ def predict_file(
     """Predict all rows of a file in their order, a few thousand at a time.
 
     Each row is written with all its fields, then `prediction` (the number of the class, or the score within its range),
-    then the class's name as `prediction_label` and the probability of each class as `p_<name>`, or the raw `score`.
-    Unusable rows are reported on standard error and left out.
+    then the class's name as `prediction_label` and the probability of each class as `p_<number>` (binary: `p_no` and
+    `p_yes`), or the raw `score`. Unusable rows are reported on standard error and left out.
 
     Args:
         predictor: the model or ensemble.
@@ -59,24 +59,22 @@ def predict_file(
     if unknown := [key for key in columns if key not in spec.text_columns]:
         expected = " or ".join(spec.text_columns)
         raise UserError(f"--columns: found {unknown[0]!r}, expected {expected}, as in {spec.text_columns[0]}=NAME")
-    names, added = [columns.get(key, key) for key in spec.text_columns], added_columns(spec.target)
+    names, added = {key: columns.get(key, key) for key in spec.text_columns}, added_columns(spec.target)
     delimiter = DELIMITERS.get(format)
     table = read_delimited(name, delimiter, source) if delimiter else RawTable([], read_json_lines(source))
     if delimiter:
-        _check_names(name, table.columns, dict(zip(spec.text_columns, names)))
-        _check_free(name, table.columns, added)
+        _check_names(name, table.columns, names, added)
         target.write(delimited_line([*table.columns, *added], delimiter))
     predicted, left_out, unread = 0, 0, iter(table.rows)
     with progress(f"{task}: predicting") as bar:
         while chunk := list(islice(unread, CHUNK_ROWS)):
             if not delimiter and (fields_of_rows := {field: None for row in chunk for field in row.values}):
-                _check_names(name, fields_of_rows, dict(zip(spec.text_columns, names)))
+                _check_names(name, fields_of_rows, names, added)
             usable: list[tuple[dict[str, Any], Row]] = []
             for row in chunk:
                 where = f"{name}: line {row.number}"
-                _check_free(where, row.values, added)
                 try:
-                    usable.append((row.values, _texts(row, names)))
+                    usable.append((row.values, _texts(row, names.values())))
                 except Unusable as reason:
                     if strict:
                         raise UserError(f"{where}: {reason}; without --strict such rows are left out") from None
@@ -91,12 +89,14 @@ def predict_file(
     return predicted, left_out
 
 
-def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str]) -> None:
-    """Check that a file has each text column once; `names` holds their names there by ours.
+def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str], added: list[str]) -> None:
+    """Check that a file has each text column once, and no column `added`; `names` holds their names there by ours.
 
     Raises:
-        UserError: if it has not; the message has a value for `--columns` to fill in or to take over.
+        UserError: if not; the message on text columns has a value for `--columns` to fill in or to take over.
     """
+    if taken := [column for column in columns if column in added]:
+        raise UserError(f"{name}: found a column {taken[0]!r}, which is to be added; call yours otherwise")
     missing = [ours for ours, theirs in names.items() if theirs not in columns]
     others = [column for column in columns if column not in ("id", "label", *names.values())]
     pairs = zip_longest(missing, others[: len(missing)], fillvalue="NAME")
@@ -107,8 +107,10 @@ def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str]) ->
 
 def added_columns(target: Target) -> list[str]:
     """Return the names of the columns that are added to each row."""
-    rest = ["prediction_label", *[f"p_{name}" for name in target.class_names]] if target.discrete else ["score"]
-    return ["prediction", *rest]
+    if not target.discrete:
+        return ["prediction", "score"]
+    classes = ("no", "yes") if isinstance(target, Binary) else range(target.size)
+    return ["prediction", "prediction_label", *[f"p_{name}" for name in classes]]
 
 
 def delimited_line(values: Iterable[Any], delimiter: str) -> bytes:
@@ -135,12 +137,7 @@ def _added_values(prediction: Prediction) -> list[Any]:
     return [round(value, DIGITS) if isinstance(value, float) else value for value in values]
 
 
-def _check_free(where: str, columns: Iterable[str], added: list[str]) -> None:
-    if taken := [name for name in columns if name in added]:
-        raise UserError(f"{where}: found a column {taken[0]!r}, which is to be added; call yours otherwise")
-
-
-def _texts(row: RawRow, names: list[str]) -> Row:
+def _texts(row: RawRow, names: Iterable[str]) -> Row:
     """Return the text, or the pair of texts, of a row.
 
     Raises:

@@ -148,7 +148,7 @@ class Predictor:
             return [Prediction(*row) for row in zip(predicted.values.tolist(), repeat(None), predicted.scores.tolist())]
         classes = predicted.values.astype(np.int64).tolist()
         return [
-            Prediction(number, tuple(probabilities), None, spec.class_names[number])
+            Prediction(number, tuple(probabilities), None, spec.target.class_names[number])
             for number, probabilities in zip(classes, predicted.probabilities.tolist())
         ]
 

@@ -47,14 +47,14 @@ class FakePredictor:
         count = getattr(target, "count", 2)
         shares = [0.5 / (count - 1)] * count
         shares[length % count] = 0.5
-        return Prediction(length % count, tuple(shares), None, self.tasks[task].class_names[length % count])
+        return Prediction(length % count, tuple(shares), None, self.tasks[task].target.class_names[length % count])
 
 
 TASKS = {
     "sst": Task("sst", "single", "cross", build_target("ordered", 5)),
     "qqp": Task("qqp", "pair", "cross", build_target("binary")),
     "sts": Task("sts", "pair", "cross", build_target("score", limits=(0.0, 5.0))),
-    "nli": Task("nli", "pair", "bi", build_target("classes", labels=["entailed", "neutral", "contradicted"])),
+    "nli": Task("nli", "pair", "bi", build_target("classes", ["entailed", "neutral", "contradicted"])),
 }
 
 

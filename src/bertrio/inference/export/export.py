@@ -17,7 +17,8 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder, write_json
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import TEXT_COLUMNS, Score, Task
-from bertrio.inference.export import huggingface, onnx, sentence_transformer
+from bertrio.inference.export import huggingface, onnx
+from bertrio.inference.export import sentence_transformer as sbert
 from bertrio.inference.export.hub import write_export_card
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.heads import HEADS
@@ -54,17 +55,10 @@ FORMATS: dict[str, Format] = {
         huggingface.write_classifier, huggingface.compare_classifier, encodings=("cross",), heads=("linear",)
     ),
     "cross-encoder": Format(
-        sentence_transformer.write_cross_encoder,
-        sentence_transformer.compare_cross_encoder,
-        ("pair",),
-        ("cross",),
-        ("linear", "mlp"),
+        sbert.write_cross_encoder, sbert.compare_cross_encoder, ("pair",), ("cross",), ("linear", "mlp")
     ),
     "sentence-transformer": Format(
-        sentence_transformer.write_sentence_transformer,
-        sentence_transformer.compare_sentence_transformer,
-        ("pair",),
-        ("bi",),
+        sbert.write_sentence_transformer, sbert.compare_sentence_transformer, ("pair",), ("bi",)
     ),
     "onnx": Format(onnx.write_graph, onnx.compare_graph),
 }
@@ -132,14 +126,13 @@ def _pick_task(model: TrainedModel, format: str, name: str | None) -> Task | Non
     if name not in model.trained:
         raise UserError(f"--task: found {name or 'none'}, expected one of {known}, which {model.name} was trained on")
     task, head = model.tasks[name], model.config.tasks[name].head
-    if task.kind not in supported.kinds or task.encoding not in supported.encodings or head not in supported.heads:
-        kinds, encodings, heads = (
-            " or ".join(names) for names in (supported.kinds, supported.encodings, supported.heads)
-        )
-        raise UserError(
-            f"task {name}: has kind {task.kind}, encoding {task.encoding} and head {head}, but --format {format} holds "
-            f"kind {kinds}, encoding {encodings}, head {heads}; --format onnx holds any task"
-        )
+    limits = {"kind": supported.kinds, "encoding": supported.encodings, "head": supported.heads}
+    for name, value in {"kind": task.kind, "encoding": task.encoding, "head": head}.items():
+        if value not in limits[name]:
+            raise UserError(
+                f"task {task.name}: has {name} {value}, but --format {format} holds {name} "
+                f"{' or '.join(limits[name])}; --format onnx holds any task"
+            )
     return task
 
 

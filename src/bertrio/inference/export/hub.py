@@ -53,7 +53,7 @@ def write_export_card(
         format=format,
         task=task,
         name=json.dumps(name),
-        classes=json.dumps(dict(enumerate(task.class_names)), ensure_ascii=False) if task else None,
+        classes=json.dumps(dict(enumerate(task.target.class_names)), ensure_ascii=False) if task else None,
         members=None if alone else model.name,
         run=run,
     )

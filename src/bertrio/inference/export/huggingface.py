@@ -52,7 +52,8 @@ def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
 
 def label_fields(task: Task, outputs: int | None = None) -> dict[str, Any]:
     """Return the fields of config.json that name the outputs; a single one of a binary task is that of yes."""
-    names = list(task.class_names[-1:] if outputs == 1 else task.class_names) or ["score"]
+    classes = task.target.class_names
+    names = list(classes[-1:] if outputs == 1 else classes) or ["score"]
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
 

@@ -112,7 +112,7 @@ def _facts(task: Task) -> dict[str, Any]:
     return {
         **{name: getattr(task, name) for name in ("name", "kind", "encoding")},
         "target": next(name for name, kind in TARGETS.items() if kind is type(target)),
-        "labels": list(task.class_names) or None,
+        "labels": list(target.class_names) or None,
         **{name: getattr(target, name, None) for name in ("count", "low", "high")},
     }
 

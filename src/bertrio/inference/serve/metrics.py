@@ -15,13 +15,8 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)  # memory and processor time
         self.requests = Counter("bertrio_requests", "Requests.", ["route", "status"], registry=registry)
-        self.request_seconds = Histogram(
-            "bertrio_request_seconds",
-            "Time from a request to its answer.",
-            ["route"],
-            buckets=SECONDS,
-            registry=registry,
-        )
+        took = "Time from a request to its answer."
+        self.request_seconds = Histogram("bertrio_request_seconds", took, ["route"], buckets=SECONDS, registry=registry)
         self.batch_rows = Histogram(
             "bertrio_batch_rows", "Rows predicted together.", ["task"], buckets=ROWS, registry=registry
         )

@@ -15,19 +15,17 @@ import numpy as np
 import pandas as pd
 
 from bertrio.core.errors import UserError, need
-from bertrio.core.files import read_json
 from bertrio.core.options import FileName, Group, one_of
 from bertrio.core.runtime import choose
 from bertrio.core.tasks import TEXT_COLUMNS, Predicted, Task
 from bertrio.data.table import Unusable, clean_text
 from bertrio.evaluation.ensembling import RULES, combine_predictions
 from bertrio.inference.trained_model import TrainedModel, Vectors
-from bertrio.model.config import CONFIG_FILE, encoder_width
+from bertrio.model.config import CONFIG_FILE, encoder_width, read_group
 
 Row = str | tuple[str, str]
 ENSEMBLE = "ensemble.json"
 EXPECTED = {1: "a text", 2: "a pair of texts"}
-RERUN = "run the finetune and ensemble stages again"
 
 
 class Prediction(NamedTuple):
@@ -197,11 +195,7 @@ def read_ensemble(folder: Path) -> Ensemble:
             f"{folder}: found neither {CONFIG_FILE} nor {ENSEMBLE} there, expected a run's folder models, or the "
             "folder of one model, such as models/members/base; dvc repro makes them"
         )
-    try:
-        return Ensemble.model_validate(read_json(path))
-    except (OSError, ValueError) as error:  # pydantic's ValidationError is a ValueError
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{path}: does not describe an ensemble ({reason}); {RERUN}") from None
+    return read_group(path, Ensemble, "an ensemble")
 
 
 def text_table(columns: tuple[str, ...], rows: Iterable[Row]) -> pd.DataFrame:

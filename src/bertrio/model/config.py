@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from bertrio.config import Params
 from bertrio.config.groups import PoolingName
@@ -14,6 +14,8 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json
 from bertrio.core.options import Count, Group
 from bertrio.model.names import local_folder
+
+Read = TypeVar("Read", bound=Group)
 
 CONFIG_FILE = "bertrio.json"
 WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # names of the hidden size in BERT, DistilBERT, T5 and GPT-2
@@ -49,6 +51,7 @@ class ModelConfig(Group):
     trained: list[str]
     sharing: SharingParams
     encoder: EncoderConfig
+    plugins: Any = Field(default=None, exclude=True)  # written by older versions
 
     @classmethod
     def from_params(cls, params: Params) -> ModelConfig:
@@ -75,14 +78,20 @@ def read_model_config(folder: str | Path) -> ModelConfig:
     Raises:
         UserError: if the file is missing, damaged, or written by an older version of bertrio.
     """
-    path = need(Path(folder) / CONFIG_FILE)
+    return read_group(need(Path(folder) / CONFIG_FILE), ModelConfig, "a model")
+
+
+def read_group(path: Path, kind: type[Read], what: str) -> Read:
+    """Read a JSON file that describes `what`.
+
+    Raises:
+        UserError: if it is damaged, or written by an older version of bertrio.
+    """
     try:
-        raw = read_json(path)
-        raw.pop("plugins", None)  # written by older versions
-        return ModelConfig.model_validate(raw)
-    except (OSError, ValueError, AttributeError) as error:
+        return kind.model_validate(read_json(path))
+    except (OSError, ValueError) as error:  # pydantic's ValidationError is a ValueError
         raise UserError(
-            f"{path}: does not describe a model ({' '.join(str(error).split())[:300]}); an older version of bertrio "
+            f"{path}: does not describe {what} ({' '.join(str(error).split())[:300]}); an older version of bertrio "
             "wrote it, or it is damaged: run the finetune and ensemble stages again"
         ) from error
 

@@ -40,13 +40,11 @@ def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
     """
     problem = "single_label_classification" if task.target.discrete else "regression"
     head: Any = model.network.heads[task.name]
-    weight, bias = (
-        with_class_no(task.target, value.detach(), dim=0) for value in (head.output.weight, head.output.bias)
-    )
+    output = (head.output.weight, head.output.bias)
+    weight, bias = (with_class_no(task.target, values.detach(), dim=0) for values in output)
     transformer, pooling = model.network.encoder.transformer, model.config.encoder.pooling
-    build_classifier(
-        transformer, pooling, weight, bias, label_fields(task) | {"problem_type": problem}
-    ).save_pretrained(str(folder))
+    fields = label_fields(task) | {"problem_type": problem}
+    build_classifier(transformer, pooling, weight, bias, fields).save_pretrained(str(folder))
     model.tokenizer.save_pretrained(str(folder))
 
 

@@ -31,9 +31,8 @@ def write_sentence_transformer(model: TrainedModel, task: Task, folder: Path) ->
     head: Any = model.network.heads[task.name]
     projection = [] if head.projection is None else [_dense(head.projection, MODULES[head.activation])]
     modules = [*_pooled(model), *projection]
-    SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="cosine").save(
-        str(folder), create_model_card=False
-    )
+    exported = SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="cosine")
+    exported.save(str(folder), create_model_card=False)
 
 
 def compare_sentence_transformer(

@@ -48,8 +48,9 @@ def test_rows_are_files_by_task_or_a_folder(tmp_path, monkeypatch):
         (tmp_path / name).write_text("said,label\ngood,yes\nbad,no\n")
     monkeypatch.chdir(tmp_path)
     task = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
-    changes = {"tasks.polar": task, "finetune.lr": 1e-3, "data.files.polar.columns.text": "said"}
-    train(changes, {"polar": {"train": tmp_path / "train.csv", "dev": "dev.csv"}}, tmp_path / "out")
+    changes = {"tasks.polar": task, "finetune.lr": 1e-3}
+    polar = {"train": tmp_path / "train.csv", "dev": "dev.csv", "columns": {"text": "said"}}
+    train(changes, {"polar": polar}, tmp_path / "out")
     [params] = taken
     assert (list(params.tasks), params.finetune.lr, params.data.source) == (["polar"], 1e-3, "files")
     files = params.data.files["polar"]
@@ -72,6 +73,8 @@ def test_a_mistake_is_a_message_and_nothing_is_written(tmp_path, monkeypatch):
     ):
         with pytest.raises(UserError, match=message):
             train(params)
+    with pytest.raises(UserError, match="data: found task 'qpp', expected tasks of the params: sst, qqp, sts"):
+        train(data={"sst": {}, "qpp": {}})
     monkeypatch.setattr(pipeline, "DEFAULTS", tmp_path / "params.yaml")
     with pytest.raises(UserError, match="params.yaml: can.t be read"):
         train({})

@@ -29,7 +29,7 @@ from bertrio.training.monitoring import need_all_trackers
 from bertrio.training.prefinetune import prefinetune
 
 DEFAULTS = Path(__file__).parents[2] / "params.yaml"  # of the clone that this code lies in
-Data = str | Path | Mapping[str, Mapping[str, str | Path]]
+Data = str | Path | Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def train(
         params: a file, or changes to the repository's params.yaml, nested or with dotted names.
         data: the folder of `data.path`, where the course's files lie unless `data.source` says otherwise; or by task
             the files of its splits `train`, `dev` and perhaps `test`, with columns `text` (of pairs `text_a` and
-            `text_b`) and `label`, unless `data.files.TASK.columns` says otherwise. Other tasks are left out. None
-            leaves it to the params.
+            `text_b`) and `label`, and `columns` that are named otherwise, as in `data.files`. Other tasks are left
+            out. None leaves it to the params.
         out: folder to write; an earlier run there is overwritten.
 
     Raises:
@@ -85,11 +85,15 @@ def _settings(params: str | Path | Mapping[str, Any] | None, data: Data | None) 
         for name, value in (params or {}).items():
             set_param(settings, name, value)
     if isinstance(data, Mapping):
+        tasks = settings["tasks"]
+        if unknown := [name for name in data if name not in tasks]:
+            raise UserError(f"data: found task {unknown[0]!r}, expected tasks of the params: {', '.join(tasks)}")
+        settings["tasks"] = {name: task for name, task in tasks.items() if name in data}
         settings["data"]["source"] = "files"
-        settings["tasks"] = {name: task for name, task in settings["tasks"].items() if name in data}
         for task, files in data.items():
-            paths = {split: str(Path(file).resolve()) for split, file in files.items()}
-            set_param(settings, f"data.files.{task}", paths)
+            for key, value in files.items():
+                absolute = str(Path(value).resolve()) if isinstance(value, (str, Path)) else value
+                set_param(settings, f"data.files.{task}.{key}", absolute)
     elif data is not None:
         source = settings["data"]["source"]
         settings["data"] |= {"path": str(data), "source": "cs224n" if source == "sample" else source}

@@ -44,18 +44,16 @@ def test_a_run_has_metrics_a_predictor_and_a_card(run):
 def test_rows_are_files_by_task_or_a_folder(tmp_path, monkeypatch):
     taken = []
     monkeypatch.setattr(pipeline, "_run_stages", lambda params, out: taken.append(params) or end(out))
-    for name in ("train.csv", "dev.csv"):
-        (tmp_path / name).write_text("said,label\ngood,yes\nbad,no\n")
+    (tmp_path / "rows.csv").write_text("said,label\ngood,yes\nbad,no\n")
     monkeypatch.chdir(tmp_path)
     task = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
     changes = {"tasks.polar": task, "finetune.lr": 1e-3}
-    polar = {"train": tmp_path / "train.csv", "dev": "dev.csv", "columns": {"text": "said"}}
+    polar = {"train": tmp_path / "rows.csv", "dev": "rows.csv", "columns": {"text": "said"}}
     train(changes, {"polar": polar}, tmp_path / "out")
     [params] = taken
     assert (list(params.tasks), params.finetune.lr, params.data.source) == (["polar"], 1e-3, "files")
     files = params.data.files["polar"]
-    assert [files.train, files.dev] == [str(tmp_path / name) for name in ("train.csv", "dev.csv")]
-    assert files.columns == {"text": "said"}
+    assert files.train == files.dev == str(tmp_path / "rows.csv") and files.columns == {"text": "said"}
     train(tmp_path / "out/params.yaml", tmp_path, tmp_path / "again")
     assert taken[1].data.path == str(tmp_path) and taken[1].tasks == params.tasks
 

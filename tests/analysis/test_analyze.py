@@ -16,7 +16,7 @@ from tests.reading import Reads
 WRITTEN = [
     *(f"predictions/analysis/{name}" for name in ("errors.json", "suspects.csv")),
     *(f"metrics/{name}.json" for name in ("slices", "robustness", "challenges")),
-    *(f"plots/slices/{name}" for name in ("sst.csv", "sst.png", "sts.csv")),
+    *(f"plots/slices/{name}" for name in ("sst.csv", "sts.csv")),
     "models/README.md",
 ]
 

@@ -4,18 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.evaluation.plots import slices_picture, write_plots
+from bertrio.evaluation.canvas import picture, titled
+from bertrio.evaluation.plots import write_plots
 from tests.evaluation.tables import TASKS, predictions
 
 MEMBERS = ("base", "second", "third")
-ROWS = [
-    ("all", "all", 900, 0.6, 0.55, 0.65),
-    ("length", "short $", 300, 0.8, 0.7, 0.9),
-    ("length", "long", 300, 0.4, 0.3, 0.5),
-    ("length", "other", 300, 0.6, 0.5, 0.7),
-    ("negation", "none", 0, np.nan, np.nan, np.nan),
-]
-SLICES = pd.DataFrame(ROWS, columns=["family", "slice", "n", "value", "low", "high"])
 
 
 def write_training(folder, members):
@@ -53,9 +46,14 @@ def test_every_kind_of_task_has_its_tables(drawn):
 def test_pictures_are_the_same_bytes_whatever_the_users_settings(tmp_path):
     import matplotlib
 
-    slices_picture(SLICES, "stars", tmp_path / "a.png", "accuracy")
+    def draw_line(name):
+        with picture(tmp_path / name, (4, 3)) as figure:
+            figure.add_subplot().plot([1, 3, 2])
+            titled(figure, "Title", "a note")
+
+    draw_line("a.png")
     with matplotlib.rc_context({"figure.dpi": 40, "font.size": 20, "axes.facecolor": "black"}):
-        slices_picture(SLICES, "stars", tmp_path / "b.png", "accuracy")
+        draw_line("b.png")
         assert matplotlib.rcParams["font.size"] == 20
     content = (tmp_path / "a.png").read_bytes()
     assert (tmp_path / "b.png").read_bytes() == content and b"tIME" not in content and b"atplotlib" not in content
@@ -72,15 +70,3 @@ def test_learning_tables_are_means_over_the_members_of_the_ensemble(drawn, tmp_p
 def test_without_labels_and_training_the_folders_are_there(tmp_path):
     draw(tmp_path, predictions().assign(label=np.nan), members=())
     assert {"confusion", "reliability", "scores", "learning"} <= {path.name for path in tmp_path.iterdir()}
-
-
-def test_slices_beyond_the_whole_are_marked_and_slices_without_a_value_left_out(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    figures, savefig = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), savefig(self, *a, **k))[1])
-    slices_picture(SLICES, "stars", tmp_path / "a.png", "accuracy")
-    [axes] = figures[0].axes
-    names = [label.get_text().split("  ")[0] for label in axes.get_yticklabels()]
-    assert names == [r"length: short \$", "length: long", "length: other"]
-    assert len({line.get_color() for line in axes.lines[1::2]}) == 3

@@ -24,7 +24,6 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.table import read_table
-from bertrio.evaluation.plots import slices_picture
 from bertrio.evaluation.predictions import Scored, check_tasks, read_predictions
 
 NEIGHBOURS = 3  # training rows shown beside each of the worst rows
@@ -45,8 +44,8 @@ def analyze(
 
     Files in `predictions`/analysis: errors.json (`{task: rows}`, see `describe_worst`) and suspects.csv (columns
     `task`, `id`, `label`, texts, and those of `suspects`). In `metrics`: slices.json (see `as_json`), robustness.json
-    (see `robustness`) and challenges.json (see `write_challenges`). In `plots`/slices: a CSV file and a picture for
-    each task. Errors, suspects and slices leave out rows without a label and dev rows that the ensemble was chosen on.
+    (see `robustness`) and challenges.json (see `write_challenges`). In `plots`/slices: a CSV file for each task.
+    Errors, suspects and slices leave out rows without a label and dev rows that the ensemble was chosen on.
 
     Args:
         params: the base params.
@@ -150,4 +149,3 @@ def _write_slices(slices: Mapping[str, pd.DataFrame], tasks: Mapping[str, Task],
     (plots / "slices").mkdir(parents=True, exist_ok=True)
     for name in metric:
         write_csv(slices[name].round(6), plots / "slices" / f"{name}.csv")
-        slices_picture(slices[name], name, plots / "slices" / f"{name}.png", metric[name])

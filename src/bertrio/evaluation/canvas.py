@@ -18,7 +18,7 @@ from bertrio.core.files import whole_file
 if TYPE_CHECKING:  # takes half a second to import
     from matplotlib.figure import Figure
 
-INK, MUTED, FAINT, RED = "#1f2937", "#6b7280", "#e5e7eb", "#d62728"
+INK, MUTED, FAINT = "#1f2937", "#6b7280", "#e5e7eb"
 LINES = (
     "#0072b2",
     "#d55e00",

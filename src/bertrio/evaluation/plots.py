@@ -1,4 +1,4 @@
-"""Tables for DVC's plots, and PNGs of slices with their intervals."""
+"""Tables for DVC's plots."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import pandas as pd
 from bertrio.core.files import write_csv
 from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import reliability
-from bertrio.evaluation.canvas import INK, LINES, MUTED, RED, picture, titled
-from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.evaluation.predictions import Scored
 
 PLOTTED = 5000  # rows in a table of scores: DVC's page holds every row of every revision
@@ -68,41 +66,6 @@ def _mean_curve(training: Mapping[str, pd.DataFrame], column: str, name: str) ->
     parts = [table.reindex(columns=["step", column]) for table in training.values()]
     rows = pd.concat(parts or [pd.DataFrame(columns=["step", column])]).dropna()
     return rows.rename(columns={column: name}).groupby("step", as_index=False).mean()
-
-
-def slices_picture(slices: pd.DataFrame, task: str, path: str | Path, metric: str) -> None:
-    """Draw a task's metric with its 95 % interval on each slice of the rows.
-
-    Slices whose whole interval is worse than the value for all rows are red, better ones blue.
-
-    Args:
-        slices: [family, slice, n, value, low, high], one row for each slice; family `all` has the value for all rows.
-        task: name of the task.
-        path: PNG to write.
-        metric: name of the metric.
-    """
-    known = slices[slices["value"].notna()]
-    whole = known.loc[known["family"] == "all", "value"].iloc[0]
-    rows = known[known["family"] != "all"]
-    below, above = (LINES[0], RED) if metric in LOWER_IS_BETTER else (RED, LINES[0])
-    with picture(path, (7.2, 0.23 * len(rows) + 1.5)) as figure:
-        axes = figure.add_subplot()
-        axes.axvline(whole, color=MUTED, linestyle="--", linewidth=1)
-        for position, row in enumerate(rows.itertuples()):
-            colour = below if row.high < whole else above if row.low > whole else INK
-            axes.plot([row.low, row.high], [position, position], color=colour, linewidth=1.5, alpha=0.6)
-            axes.plot(row.value, position, "o", color=colour, markersize=5)
-        names = [f"{_short(f'{row.family}: {row.slice}')}  (n = {row.n:,})" for row in rows.itertuples()]
-        axes.set(yticks=range(len(rows)), yticklabels=names, ylim=(len(rows) - 0.4, -0.6), xlabel=metric)
-        axes.grid(axis="y", visible=False)
-        note = f"95 % intervals; dashed: all rows, {whole:.3f}; red: wholly worse, blue: wholly better"
-        titled(figure, f"{task}: {metric} by slice", note)
-
-
-def _short(text: str, width: int = 40) -> str:
-    """Return `text` on one line, cut to `width` characters, with dollar signs escaped, which would start a formula."""
-    text = " ".join(text.split())
-    return (text if len(text) <= width else text[: width - 1] + "…").replace("$", r"\$")
 
 
 def _member_tables(folder: str | Path, members: Sequence[str]) -> dict[str, pd.DataFrame]:

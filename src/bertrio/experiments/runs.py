@@ -16,7 +16,7 @@ from bertrio.core.console import output_console, print_table
 from bertrio.core.errors import UserError, did_you_mean, writing_to
 from bertrio.core.files import write_text
 from bertrio.experiments.dvc_experiments import unfinished
-from bertrio.experiments.machine_paths import MACHINE_PARAMS, without_folder
+from bertrio.experiments.machine_paths import machine_independent
 from bertrio.experiments.recipes.params import ABSENT, leaves
 from bertrio.experiments.recipes.table_text import to_markdown
 from bertrio.experiments.revision import WORKSPACE, Revision, find_experiments
@@ -51,11 +51,7 @@ class Run:
 
 def params_of(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return the params of a run that can have a say in its results."""
-    return {
-        param: without_folder(param, value)
-        for param, value in leaves(settings).items()
-        if value != "{}" and not MACHINE_PARAMS.fullmatch(param)
-    }
+    return machine_independent({param: value for param, value in leaves(settings).items() if value != "{}"})
 
 
 def scores_of(dev: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str, Score]:
@@ -201,7 +197,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
     page = render_page(
         "runs.html",
         table=table.drop(columns="changed").join(params.loc[:, params.nunique() > 1]),
-        charts=charts,
+        scores=charts,
         curves=curves,
         axes=[_ticks(values) for values in steps_and_scores],
     )

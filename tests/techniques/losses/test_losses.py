@@ -220,10 +220,10 @@ def test_a_threshold_that_leaves_one_side_empty_is_an_error(threshold):
         ("bce", BINARY, {"alpha": 1}, "alpha: unknown option of loss bce; known here: class_weights"),
         ("cosine_mse", BINARY, {"low": 0}, "low: unknown option of loss cosine_mse; known here: none"),
         ("bce", BINARY, {"class_weights": "sqrt"}, "expected one of inverse, found 'sqrt'"),
-        ("cross_entropy", ORDERED, {"label_smoothing": 1.0}, "label_smoothing: expected a number .from 0, below"),
+        ("cross_entropy", ORDERED, {"label_smoothing": 1.0}, "label_smoothing: expected a number less than 1"),
         ("dual_objective", ORDERED, {"reduction": "none"}, "reduction: expected sum or mean, found"),
-        ("ordinal_log_loss", ORDERED, {"alpha": math.nan}, "alpha: expected a number .above 0., found (inf|nan)"),
-        ("cosent", BINARY, {"temperature": 0}, "temperature: expected a number .above 0., found 0"),
+        ("ordinal_log_loss", ORDERED, {"alpha": math.nan}, "alpha: expected a number, found nan"),
+        ("cosent", BINARY, {"temperature": 0}, "temperature: expected a number greater than 0, found 0"),
     ],
 )
 def test_what_cannot_be_built_is_an_error_before_any_training(name, target, options, message):

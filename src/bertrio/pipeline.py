@@ -85,15 +85,11 @@ def _settings(params: str | Path | Mapping[str, Any] | None, data: Data | None) 
         for name, value in (params or {}).items():
             set_param(settings, name, value)
     if isinstance(data, Mapping):
-        tasks = settings["tasks"]
-        if unknown := [name for name in data if name not in tasks]:
-            raise UserError(f"data: found task {unknown[0]!r}, expected tasks of the params: {', '.join(tasks)}")
-        settings["tasks"] = {name: task for name, task in tasks.items() if name in data}
-        settings["data"]["source"] = "files"
+        settings["tasks"] = {name: task for name, task in settings["tasks"].items() if name in data}
+        settings["data"] |= {"source": "files", "path": None, "files": {}}
         for task, files in data.items():
-            for key, value in files.items():
-                absolute = str(Path(value).resolve()) if isinstance(value, (str, Path)) else value
-                set_param(settings, f"data.files.{task}.{key}", absolute)
+            texts = {key: str(value) if isinstance(value, Path) else value for key, value in files.items()}
+            settings["data"]["files"][task] = texts
     elif data is not None:
         source = settings["data"]["source"]
         settings["data"] |= {"path": str(data), "source": "cs224n" if source == "sample" else source}

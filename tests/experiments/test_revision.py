@@ -128,7 +128,7 @@ def test_settings_that_made_a_result_are_stated_though_params_yaml_has_others(cl
     page = " ".join((project.folder / "report.html").read_text().split())
     assert "Changed settings: run = better." in page and "All settings are those" not in page
     warning = page.partition("params.yaml no longer matches this result")[2].partition("</p>")[0]
-    assert all(text in warning for text in (": run.", "<code>dvc repro</code>", "<code>dvc exp apply better</code>"))
+    assert all(text in warning for text in (": run.", "<code>dvc repro</code>", "<code>dvc exp apply NAME</code>"))
     project.dvc("exp", "apply", "better")
     assert Revision.open("workspace", project.folder).edited_params() == {}
     project.git("checkout", "-q", ".")

@@ -26,10 +26,10 @@ class Scale(NamedTuple):
 
 
 def scale(values: Iterable[float], start: float, end: float) -> Scale:
-    """Return a scale that covers all values."""
+    """Return a scale that covers all values but NaN."""
     from matplotlib.ticker import MaxNLocator  # takes half a second
 
-    known = [float(value) for value in values]
+    known = [float(value) for value in values if value == value]
     ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(min(known), max(known))
     return Scale([float(tick) for tick in ticks], start, end)
 

@@ -121,8 +121,7 @@ def _preset(args: argparse.Namespace) -> None:
     if args.name is None:
         print(*[f"{name}: {preset.title}" for name, preset in presets.items()], sep="\n")
     else:
-        chosen = find(args.name, presets, "recipes/presets.yaml")
-        print(*preset_options(chosen.overrides, read_yaml("params.yaml")))
+        print(*preset_options(find(args.name, presets, "recipes/presets.yaml").overrides, read_yaml("params.yaml")))
 
 
 def _setting(args: argparse.Namespace) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from bertrio.core.errors import UserError, writing_to
 from bertrio.core.files import write_text
 from bertrio.experiments.compare import changed_params, compare
 from bertrio.experiments.recipes.params import leaves, value_text
-from bertrio.experiments.revision import WORKSPACE, Revision, find_experiments
+from bertrio.experiments.revision import WORKSPACE, Revision
 from bertrio.experiments.show import changed_rows, differences, other_metrics, params_table, sentences
 
 CHANGED_ROWS = 1000  # fixed and broken rows of a comparison to list, of each kind
@@ -42,7 +40,7 @@ def write_report(
         revision,
         settings=leaves(revision.run_params),
         changed=_since_commit(revision, root),
-        edited=_edited(revision, root),
+        edited=_edited(revision),
         comparison=comparison,
     )
     with writing_to(out):
@@ -58,30 +56,22 @@ def _since_commit(revision: Revision, root: str | Path) -> dict[str, dict[str, s
     return {name: {"here": here, "last commit": there} for name, ([here], [there]) in changed.items()}
 
 
-def _edited(revision: Revision, root: str | Path) -> dict[str, Any]:
+def _edited(revision: Revision) -> dict[str, Any]:
     """Return the params whose value in params.yaml is not the run's, and the `commands` that make them equal."""
     edited = revision.edited_params()
     if not edited:
         return {}
     commands = {"dvc repro": "runs what params.yaml says now"}
-    if revision.name == WORKSPACE and (taken_back := _take_back(revision, root)):
-        commands[taken_back] = "gives params.yaml the settings of this result again"
+    if revision.name == WORKSPACE:
+        again = "gives params.yaml the settings of this result again, if it is that of"
+        commands |= {
+            "git checkout params.yaml": f"{again} the commit",
+            "dvc exp apply NAME": f"{again} experiment NAME",
+        }
     params = {
         name: {"this result": value_text(run), "params.yaml": value_text(now)} for name, (run, now) in edited.items()
     }
     return {"params": params, "commands": commands}
-
-
-def _take_back(workspace: Revision, root: str | Path) -> str | None:
-    """Return the command that brings back the params of the workspace's result; None if no revision has them."""
-    commands = {"HEAD": "git checkout params.yaml"}
-    with suppress(UserError):  # no git repository
-        commands |= {name: f"dvc exp apply {shlex.quote(name)}" for name in find_experiments(root)}
-        for name, command in commands.items():
-            revision = Revision.open(name, root)
-            if revision.lock_id == workspace.lock_id and not revision.edited_params():
-                return command
-    return None
 
 
 def _comparison(revision: Revision, baseline: Revision) -> dict[str, Any]:

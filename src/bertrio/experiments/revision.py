@@ -92,20 +92,12 @@ class Revision:
         return f"{self.name} ({self.commit[:7]})"
 
     @property
-    def lock_id(self) -> str:
-        """Git's hash of dvc.lock, the same for the same results; empty if there is none."""
-        if self.commit is None:
-            return self._git("hash-object", "dvc.lock")
-        return self._git("rev-parse", "--verify", "--quiet", f"{self.commit}:dvc.lock")
-
-    @property
     def date(self) -> str:
         """Day on which dvc.lock was committed, or written if it is newer than the last commit; empty without it."""
-        head = Revision(self.name, self._root, self.commit or "HEAD")
         file = self._root / "dvc.lock"
-        if self.commit is None and file.exists() and self.lock_id != head.lock_id:
+        if self.commit is None and file.exists() and self._git("status", "--porcelain", "dvc.lock"):
             return f"{datetime.fromtimestamp(file.stat().st_mtime, timezone.utc):%Y-%m-%d}"
-        return self._git("log", "-1", "--format=%cs", str(head.commit), "--", "dvc.lock")
+        return self._git("log", "-1", "--format=%cs", self.commit or "HEAD", "--", "dvc.lock")
 
     def exists(self, path: str) -> bool:
         """Return whether the revision has the file or folder; its content may still be missing from DVC's cache."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from io import BytesIO
@@ -151,8 +150,7 @@ def tabulate(runs: Sequence[Run], sort: str = "overall") -> pd.DataFrame:
     )
     if sort not in table:
         raise UserError(f"--sort {sort}: expected one of {', '.join(table)}{did_you_mean(sort, table)}")
-    table = table.sort_values(sort, ascending=sort in ("name", "state", "minutes", "changed"), kind="stable")
-    return table
+    return table.sort_values(sort, ascending=sort in ("name", "state", "minutes", "changed"), kind="stable")
 
 
 def show_runs(runs: Sequence[Run], sort: str, form: str) -> None:
@@ -183,6 +181,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
     Raises:
         UserError: if there is no column `sort`, or `out` can't be written.
     """
+    from bertrio.analysis.charts import scale
     from bertrio.analysis.report import render_page
 
     table = tabulate(runs, sort)
@@ -191,7 +190,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
     charts = {}
     for name in dict.fromkeys([OVERALL, *(name for run in ordered for name in run.scores if " " in name)]):
         if rows := [(run.name, *run.scores[name]) for run in ordered if name in run.scores]:
-            charts[name] = {"rows": rows, "ticks": _ticks(end for row in rows for end in row[1:])}
+            charts[name] = {"rows": rows, "ticks": scale((end for row in rows for end in row[1:]), 0, 1).ticks}
     curves = {run.name: list(run.curve.items()) for run in ordered if run.curve}
     steps_and_scores = zip(*(point for curve in curves.values() for point in curve))
     page = render_page(
@@ -199,15 +198,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
         table=table.drop(columns="changed").join(params.loc[:, params.nunique() > 1]),
         scores=charts,
         curves=curves,
-        axes=[_ticks(values) for values in steps_and_scores],
+        axes=[scale(values, 0, 1).ticks for values in steps_and_scores],
     )
     with writing_to(out):
         write_text(out, page)
-
-
-def _ticks(values: Iterable[float]) -> list[float]:
-    """Return round values for an axis that holds all values."""
-    from matplotlib.ticker import MaxNLocator
-
-    known = [value for value in values if not math.isnan(value)]
-    return [round(tick, 6) for tick in MaxNLocator(4).tick_values(min(known) - 0.005, max(known) + 0.005)]

@@ -241,23 +241,6 @@ def ladder_table(ladder: Sequence[Step]) -> pd.DataFrame:
     return pd.DataFrame(rows).drop(columns="names")
 
 
-def draw_ladder(frame: pd.DataFrame, path: Path, title: str) -> None:
-    """Plot the gain of every set over the set that it extends, with its interval; kept sets are coloured."""
-    from bertrio.evaluation.canvas import LINES, MUTED, picture
-
-    frame = frame.dropna(subset="difference")[::-1].reset_index()
-    with picture(path, (7.2, 0.24 * len(frame) + 1.5)) as figure:
-        axes = figure.add_subplot()
-        axes.axvline(0, color=MUTED, linestyle="--", linewidth=1)
-        for kept, rows in frame.groupby("kept"):
-            ends = [rows["difference"] - rows["low"], rows["high"] - rows["difference"]]
-            colour = LINES[0] if kept else MUTED
-            axes.errorbar(rows["difference"], rows.index, xerr=ends, fmt="o", color=colour, markersize=5)
-        axes.set_yticks(frame.index, frame["on"] + " + " + frame["tried"])
-        axes.set_xlabel(f"gain in {METRIC}; bars: 95 % interval; blue: kept")
-        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", fontsize=11)
-
-
 def stepwise(
     candidates: Sequence[str],
     base: str | None = None,
@@ -276,7 +259,7 @@ def stepwise(
         base: row to start from, or None for params.yaml.
         beam, unproven: see `forward_selection`.
         budget, seeds, overrides: see `DvcBench`.
-        out: folder of ladder.md, ladder.csv and ladder.png.
+        out: folder of ladder.md and ladder.csv.
         root: folder with dvc.yaml and recipes/.
 
     Returns:
@@ -302,7 +285,6 @@ def stepwise(
         table = frame.replace(math.nan, None).to_markdown(index=False, floatfmt=".4f", missingval="")
         write_csv(frame, Path(out) / "ladder.csv")
         write_text(Path(out) / "ladder.md", "\n\n".join([f"# {title}", result, table, *notes]) + "\n")
-        draw_ladder(frame, Path(out) / "ladder.png", title)
         last_depth = frame[frame["step"] == frame["step"].max()].drop(columns=["low", "high", "p"])
         print_table(last_depth, to=output_console())
     say(result)

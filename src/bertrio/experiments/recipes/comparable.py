@@ -118,11 +118,9 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
         of the rows was measured.
 
     Raises:
-        UserError: if the budget is unknown, no run matches `wanted`, or two runs of a row have the same seed.
+        UserError: if no run matches `wanted`, or two runs of a row have the same seed.
     """
     measured = list(measured)
-    if wanted.budget is not None and all(run.budget != wanted.budget for run in measured):
-        recipes.budget(wanted.budget)
     rows = set(rows)
     of_rows = [run for run in measured if run.row in rows]
     settings = _settings(of_rows, wanted, recipes)

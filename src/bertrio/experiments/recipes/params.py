@@ -173,11 +173,3 @@ def value_text(value: Any, hydra: bool = False) -> str:
 def leaves(params: Mapping[str, Any]) -> dict[str, str]:
     """Return every param as text, independent of whether YAML read 2e-05 as a number or as text."""
     return {name: value_text(value) for name, value in flatten(with_numbers(params)).items()}
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number or text of one."""
-    try:
-        return math.isfinite(float(value)) and not isinstance(value, bool)
-    except (OverflowError, TypeError, ValueError):
-        return False

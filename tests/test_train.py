@@ -71,6 +71,8 @@ def test_a_mistake_is_a_message_and_nothing_is_written(tmp_path, monkeypatch):
     ):
         with pytest.raises(UserError, match=message):
             train(params)
+    with pytest.raises(ValueError, match="data: expected one of sst, qqp, sts, found 'qpp'; did you mean qqp"):
+        train(data={"qpp": {"train": "a.csv"}})
     monkeypatch.setattr(pipeline, "DEFAULTS", tmp_path / "params.yaml")
     with pytest.raises(UserError, match="params.yaml: can.t be read"):
         train({})

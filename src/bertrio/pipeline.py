@@ -14,6 +14,7 @@ from bertrio.config import Params, build_tasks, member_params, read_yaml
 from bertrio.config.loading import check_params
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json, write_text
+from bertrio.core.options import choose
 from bertrio.core.runtime import set_up
 from bertrio.data.download import download
 from bertrio.data.inputs import check_inputs
@@ -65,6 +66,7 @@ def train(
 
     Raises:
         UserError: for invalid params, and data that can't be read.
+        ValueError: if `data` names a task that the params do not have.
     """
     settings, out = _settings(params, data), Path(out)
     if check_params(settings, "params").runtime.processes > 1:
@@ -85,11 +87,11 @@ def _settings(params: str | Path | Mapping[str, Any] | None, data: Data | None) 
         for name, value in (params or {}).items():
             set_param(settings, name, value)
     if isinstance(data, Mapping):
-        settings["tasks"] = {name: task for name, task in settings["tasks"].items() if name in data}
+        settings["tasks"] = {name: choose(settings["tasks"], name, "data") for name in data}
         settings["data"] |= {"source": "files", "path": None, "files": {}}
         for task, files in data.items():
-            texts = {key: str(value) if isinstance(value, Path) else value for key, value in files.items()}
-            settings["data"]["files"][task] = texts
+            names = {key: str(file) if isinstance(file, Path) else file for key, file in files.items()}
+            settings["data"]["files"][task] = names
     elif data is not None:
         source = settings["data"]["source"]
         settings["data"] |= {"path": str(data), "source": "cs224n" if source == "sample" else source}

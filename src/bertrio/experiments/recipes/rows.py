@@ -21,7 +21,6 @@ from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, value_te
 FOLDER = "recipes"
 OTHER_FILES = ("budgets", "claims", "extensions", "presets")  # files that are not papers
 EXTENSIONS = "extensions.yaml"
-PRESETS = "presets.yaml"
 BASE = "base"  # the name of a set without extensions
 NAME = "a name of small letters and digits, with . _ or - between them"
 Name = Annotated[str, matching("[a-z0-9]+([._-][a-z0-9]+)*", NAME)]  # part of git refs and file names
@@ -241,7 +240,7 @@ def load_extensions(folder: str | Path = FOLDER) -> dict[str, Extension]:
 
 def load_presets(folder: str | Path = FOLDER) -> dict[str, Preset]:
     """Load the presets of a folder of recipes, by name; raises as `load_recipes`."""
-    presets: dict[str, Preset] = read_file(Path(folder) / PRESETS, dict[Name, Preset])
+    presets: dict[str, Preset] = read_file(Path(folder) / "presets.yaml", dict[Name, Preset])
     return presets
 
 

@@ -132,14 +132,15 @@ def prepared(args: argparse.Namespace) -> Iterator[Path]:
 
 
 def params_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return params.yaml with the overrides of the benchmark: joint steps, with equal batch sizes of all tasks."""
+    """Return params.yaml with the overrides of the benchmark: joint steps, equal batch sizes, pairs in one sequence."""
     from bertrio.config import merged, read_yaml
 
     dev_rows = max(1, args.rows // 3)
+    cross = {"batch_size": args.batch, "encoding": "cross", "head": "linear", "dropout": 0.1}  # as the peers
     overrides: dict[str, Any] = {
         "runtime": {"device": args.device, "precision": args.precision, "threads": args.threads},
         "data": {"sample": {"train_rows": args.rows, "dev_rows": dev_rows, "test_rows": 1}},
-        "tasks": {task: {"batch_size": args.batch} for task in TASKS},
+        "tasks": {"sst": {"batch_size": args.batch}, "qqp": cross, "sts": cross},
         "mlm": {"batch_size": args.batch, "block_size": args.max_length},
         "encoder": {"max_length": args.max_length},
         "schedule": {"until": "longest"},

@@ -12,6 +12,7 @@ need_environment()
 
 from bertrio.analysis.analyze import analyze
 from bertrio.config import load_params
+from bertrio.core.console import say
 from bertrio.core.files import write_json
 from bertrio.core.stage import cost_since, run_stage
 from bertrio.evaluation.evaluate import timings
@@ -30,6 +31,7 @@ def main() -> None:
     )
     earlier = timings("metrics/timing", list(params.ensemble.members))
     write_json("metrics/timing.json", {**earlier, "analyze": cost_since(began)}, digits=1)  # the last stage writes it
+    say("done; next: bertrio report (a page on this run), bertrio serve (try the model), dvc exp run -S PARAM=VALUE")
 
 
 if __name__ == "__main__":

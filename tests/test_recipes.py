@@ -60,7 +60,7 @@ def small(row: Row) -> Params:
 @pytest.mark.parametrize("name", ["smoke", "quick", "real", "best"])
 def test_a_preset_is_options_that_a_shell_and_recipes_take(name):
     base, preset = read_yaml(ROOT / "params.yaml"), load_presets(ROOT / "recipes")[name]
-    options = list(preset_options(preset.overrides, base))
+    options = list(preset_options(preset.overrides))
     assert not any(set(option) & set(" *?\n\t") for option in options)
     assert options[::2] == ["-S"] * (len(options) // 2)
     settings = parse_settings(options[1::2])

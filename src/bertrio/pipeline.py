@@ -35,7 +35,7 @@ Data = str | Path | Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run in `folder`, which holds models/, predictions/, metrics/ and plots/ as a repository does.
+    """A finished run in `folder`, which holds models/, predictions/, metrics/ (but no timings) and plots/.
 
     `metrics` are those of metrics/evaluation.json, `{"dev": {"sst": {"accuracy": 0.81, ...}, ...}, ...}`.
     """
@@ -62,7 +62,7 @@ def train(
             the files of its splits `train`, `dev` and perhaps `test`, with columns `text` (of pairs `text_a` and
             `text_b`) and `label`, and `columns` that are named otherwise, as in `data.files`. Other tasks are left
             out. None leaves it to the params.
-        out: folder to write; an earlier run there is overwritten.
+        out: folder to write, best a new one: of an earlier run there, files that this one does not write stay.
 
     Raises:
         UserError: for invalid params, and data that can't be read.

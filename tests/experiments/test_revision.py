@@ -124,6 +124,9 @@ def test_settings_that_made_a_result_are_stated_though_params_yaml_has_others(cl
     monkeypatch.chdir(project.folder)
     assert main(["compare", "HEAD", "workspace", "--json", ".git/compare.json"]) == 0
     assert json.loads((project.folder / ".git/compare.json").read_text())["params"] == {"run": [["base"], ["better"]]}
+    capsys.readouterr()
+    assert main(["runs", "workspace", "--format", "csv"]) == 0
+    assert "run=better" in capsys.readouterr().out
     assert main(["report"]) == 0
     page = " ".join((project.folder / "report.html").read_text().split())
     assert "Changed settings: run = better." in page and "All settings are those" not in page

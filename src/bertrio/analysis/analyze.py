@@ -83,7 +83,6 @@ def analyze(
     folder = predictions / "analysis" / "challenges"
     write_challenges(scorer, tasks, params.evaluate.challenges, labelled, metrics / "challenges.json", folder)
     write_card(params, tasks, metrics=metrics, path=card)
-    say("done; next: bertrio report (a page on this run), bertrio serve (try the model), dvc exp run -S PARAM=VALUE")
 
 
 class _Rows(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from bertrio.analysis import charts, figures
+from bertrio.analysis import figures
 from bertrio.evaluation.evaluate import selection_text
 
 LIMITS = {
@@ -88,12 +88,12 @@ def render_page(template: str = "report.html", **content: Any) -> str:
     style, script = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii") for text in (style, script)]
     environment = figures.environment()
-    environment.globals |= {"scale": charts.scale, "number": count(1).__next__, "zip": zip}
+    environment.globals |= {"scale": figures.scale, "number": count(1).__next__, "zip": zip}
     environment.filters |= {"format_cell": figures.format_cell, "kinds": _kinds}
     environment.filters["at"] = lambda value: round(LIMITS["width"] * min(max(value, 0.0), 1.0), 1)
     page = environment.get_template(template).render(
         figures=figures,
-        charts=charts,
+        charts=figures,
         sections=SECTIONS,
         policy=f"default-src 'none'; style-src 'sha256-{digests[0]}'; script-src 'sha256-{digests[1]}'; "
         "img-src data:; base-uri 'none'; form-action 'none'",

@@ -113,7 +113,6 @@ def _collect(args: argparse.Namespace) -> None:
 
 
 def _preset(args: argparse.Namespace) -> None:
-    from bertrio.config import read_yaml
     from bertrio.experiments.recipes.params import preset_options
     from bertrio.experiments.recipes.rows import find, load_presets
 
@@ -121,7 +120,7 @@ def _preset(args: argparse.Namespace) -> None:
     if args.name is None:
         print(*[f"{name}: {preset.title}" for name, preset in presets.items()], sep="\n")
     else:
-        print(*preset_options(find(args.name, presets, "recipes/presets.yaml").overrides, read_yaml("params.yaml")))
+        print(*preset_options(find(args.name, presets, "recipes/presets.yaml").overrides))
 
 
 def _setting(args: argparse.Namespace) -> Any:

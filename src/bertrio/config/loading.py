@@ -149,18 +149,8 @@ def listing_uncommitted(path: str | Path) -> Iterator[None]:
 
 def _uncommitted(path: Path) -> str:
     """Return git's lines on what differs from the last commit; nothing without git, or in a copy made by DVC."""
-    command = [
-        "git",
-        "-C",
-        str(path.parent),
-        "diff",
-        "--no-color",
-        "--no-ext-diff",
-        "--unified=0",
-        "HEAD",
-        "--",
-        path.name,
-    ]
+    options = ["--no-color", "--no-ext-diff", "--unified=0"]
+    command = ["git", "-C", str(path.parent), "diff", *options, "HEAD", "--", path.name]
     try:
         lines = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace").stdout.splitlines()
     except OSError:

@@ -67,9 +67,10 @@ def scores_of(dev: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str,
 
 def read_run(revision: Revision, base: Run | None = None, state: str = "") -> Run:
     """Return the run of a revision. Files of an unfinished one are of the commit that it started from."""
-    settings = revision.settings()
-    params = params_of(settings)
-    changed = {name: value for name, value in params.items() if base and value != base.params.get(name)}
+    settings = revision.settings() if state else revision.run_params
+    params, before = params_of(settings), base.params if base else {}
+    both = ((name, params.get(name, ABSENT)) for name in (dict.fromkeys([*before, *params]) if base else ()))
+    changed = {name: value for name, value in both if value != before.get(name, ABSENT)}
     if state or not revision.exists("metrics/evaluation.json"):
         return Run(revision.name, params, {}, state or "no metrics", changed)
     evaluation = revision.json("metrics/evaluation.json")
@@ -141,7 +142,8 @@ def tabulate(runs: Sequence[Run], sort: str = "overall") -> pd.DataFrame:
         {
             "name": run.name,
             "state": run.state,
-            **{name.split()[0]: run.scores.get(name, none)[0] for name in tasks},
+            **{name.split()[0]: NAN for name in tasks},
+            **{name.split()[0]: score[0] for name, score in run.scores.items() if " " in name},
             **dict(zip(("overall", "low", "high"), run.scores.get(OVERALL, none))),
             "minutes": round(run.minutes, 2),
             "changed": ", ".join(f"{param}={value}" for param, value in run.changed.items()),
@@ -181,7 +183,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
     Raises:
         UserError: if there is no column `sort`, or `out` can't be written.
     """
-    from bertrio.analysis.charts import scale
+    from bertrio.analysis.figures import scale
     from bertrio.analysis.report import render_page
 
     table = tabulate(runs, sort)

@@ -68,7 +68,8 @@ def predict_file(
     predicted, left_out, unread = 0, 0, iter(table.rows)
     with progress(f"{task}: predicting") as bar:
         while chunk := list(islice(unread, CHUNK_ROWS)):
-            if not delimiter and (fields_of_rows := {field: None for row in chunk for field in row.values}):
+            fields_of_rows = {field: None for row in chunk for field in row.values}
+            if not delimiter and not predicted + left_out and fields_of_rows:
                 _check_names(name, fields_of_rows, names, added)
             usable: list[tuple[dict[str, Any], Row]] = []
             for row in chunk:

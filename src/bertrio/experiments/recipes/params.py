@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import yaml
@@ -134,14 +133,10 @@ def dvc_overrides(before: Mapping[str, Any], after: Mapping[str, Any], at: str =
             yield f"++{_checked(name)}={value_text(value, hydra=True)}"
 
 
-def preset_options(overrides: Mapping[str, Any], params: Mapping[str, Any]) -> Iterator[str]:
-    """Yield `-S` options that set `overrides` on top of `params`; none has a space, so a shell's $(...) splits them."""
-    before = with_numbers(params)
-    after = deepcopy(before)
+def preset_options(overrides: Mapping[str, Any]) -> Iterator[str]:
+    """Yield `-S` options that set `overrides`; none has a space, so that a shell's $(...) splits them."""
     for name, value in overrides.items():
-        set_param(after, name, value)
-    for text in dvc_overrides(before, after):
-        yield from ("-S", text.replace(", ", ","))
+        yield from ("-S", f"++{_checked(name)}={value_text(value, hydra=True)}".replace(", ", ","))
 
 
 def _checked(name: str) -> str:

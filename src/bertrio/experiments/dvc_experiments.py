@@ -71,8 +71,13 @@ def queued(root: str | Path = ".") -> set[str]:
     return {name for name, _, _, state in unfinished(root) if state != "failed"}
 
 
-def unfinished(root: str | Path = ".", commits: Sequence[str] = ("HEAD",)) -> Iterator[tuple[str, str, str, str]]:
-    """Yield name, commit, baseline and state (queued, running or failed) of unfinished experiments of some commits."""
+def unfinished(
+    root: str | Path = ".", commits: Sequence[str] = ("HEAD",)
+) -> Iterator[tuple[str, str | None, str, str]]:
+    """Yield name, commit, baseline and state (queued, running or failed) of unfinished experiments of some commits.
+
+    The commit of an experiment that runs in the workspace is None.
+    """
     from dvc.api import exp_show
 
     baseline = ""
@@ -80,7 +85,8 @@ def unfinished(root: str | Path = ".", commits: Sequence[str] = ("HEAD",)) -> It
         if row["typ"] == "baseline":
             baseline = row["rev"]
         elif row["State"] in ("Queued", "Running", "Failed"):
-            yield row["Experiment"] or row["rev"], row["rev"], baseline, row["State"].lower()
+            commit = None if "workspace".startswith(row["rev"]) else row["rev"]  # DVC shortens both
+            yield row["Experiment"] or row["rev"], commit, baseline, row["State"].lower()
 
 
 def short_digest(text: str) -> str:

@@ -111,9 +111,9 @@ def read_runs(names: Sequence[str] = (), root: str | Path = ".") -> list[Run]:
     runs = list(bases.values())
     for name, commit, baseline in experiments.values():
         runs.append(read_run(Revision(name, root, commit), bases[baseline]))
-    for name, commit, baseline, state in unfinished(root, list(commits)):
+    for name, own_commit, baseline, state in unfinished(root, list(commits)):
         base = bases.get(str(Revision.open(baseline, root).commit))
-        runs.append(read_run(Revision(name, root, commit), base, state))
+        runs.append(read_run(Revision(name, root, own_commit), base, state))
     workspace = read_run(Revision.open(WORKSPACE, root), bases[head])
     if workspace.changed or workspace.scores != bases[head].scores:
         runs.append(workspace)

@@ -63,7 +63,7 @@ def simulate(row: str, seed: int = 1, skill: float = 0.5, rows: int = 300, data:
         "peak_memory_mb": 900.0,
         "precision": "float32",
         "threads": 2,
-        "curve": [(100, last - 0.05), (200, last)],
+        "curve": [(100, last - 0.05), (200, last)],  # as in files without a history
         "by_row": by_row,
         "commit": "1a2b3c4",
         "version": "0.1.0",
@@ -91,22 +91,25 @@ def run(row: str, seed: int, sst: float, qqp: float, sts: float, **fields):
 
 def measured() -> list[Measured]:
     """Two seeds of the first row that can be run, and one of another."""
+    epochs = {"step": [100.0, 200.0], "loss_sst": [1.5, 1.0], "dev_sst": [0.3, 0.5], "train_sst": [0.5, 0.7]}
     return [
-        run("p-base", 1, 0.5, 0.5, 0.1),
-        run("p-base", 2, 0.35, 0.5, 0.2),
+        run("p-base", 1, 0.5, 0.5, 0.1, history=epochs, best_epoch=2),
+        run("p-base", 2, 0.35, 0.5, 0.2, history=epochs, best_epoch=1),
         run("p-better", 1, 0.75, 0.75, 0.4),
     ]
 
 
 def small_recipes() -> Recipes:
     """One paper with every kind of row."""
+    choices = ("by another model",)
     quoted = {"sst": 0.532, "qqp": 0.893, "sts": 0.876, "overall": 0.788}
     better = {"sst": 0.55, "qqp": 0.75, "sts": 0.3, "overall": 0.66}
-    base = {"sst": 0.5, "qqp": 0.7, "sts": 0.2, "overall": 0.6, "minutes": 15}
+    base = {"sst": 0.5, "qqp": 0.7, "sts": 0.2, "overall": 0.6, "minutes": 15, "best_epoch": 3}
+    tested = {"sst": 0.54, "overall": 0.6, "ranking": 3}
     rows = [
-        row("p-quoted", title="Literature", reported=quoted, literature=True),
-        row("p-base", title="Baseline", reported=base),
-        row("p-better", title="Better", reported=better, reported_test={"sst": 0.54, "overall": 0.6}),
+        row("p-quoted", title="Literature", reported=quoted, literature=True, choices=choices),
+        row("p-base", title="Baseline", reported=base, extensions=("Adj",)),
+        row("p-better", title="Better", reported=better, reported_test=tested, extensions=("Adj", "Pre")),
         row("p-again", title="Again", same_as="p-better"),
         row("p-waits", title="Not measured yet", reported={"sst": 0.4}),
     ]
@@ -125,5 +128,5 @@ def row(name: str, **fields: Any) -> Row:
 
 def paper(name: str, rows: Sequence[Row], **fields: Any) -> Paper:
     """A paper of one table."""
-    table = Table(name="t", title="Scores", rows={row.name: row for row in rows})
+    table = Table(name="t", title="Scores", title_test="Scores on test", rows={row.name: row for row in rows})
     return Paper(name=name, tables={"t": table}, **fields)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import re
 import resource
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from bertrio.core.console import console, say
@@ -41,7 +43,8 @@ def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool
         with stoppable():
             facts = body() or {}
             if timing:
-                write_json(f"metrics/timing/{name}.json", {**cost_since(began), **facts}, digits=1)
+                facts = {**cost_since(began), **facts, "session": session()}
+                write_json(f"metrics/timing/{name}.json", facts, digits=1)
     except KeyboardInterrupt as stopped:
         say(f"{name}: {str(stopped) or AT_ONCE}")
         sys.exit(stopped.code if isinstance(stopped, Interrupted) else 130)
@@ -75,6 +78,12 @@ def user_message(error: Exception) -> str | None:
 def cost_since(began: float) -> dict[str, float]:
     """Return the seconds since `began`, a value of `time.perf_counter`, and the peak memory in MB."""
     return {"seconds": time.perf_counter() - began, "peak_memory_mb": peak_memory_mb()}
+
+
+def session() -> str | None:
+    """Return a digest of this boot of the machine: timings with the same one can be compared. None but on Linux."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return hashlib.sha256(boot.read_bytes()).hexdigest()[:8] if boot.exists() else None
 
 
 def peak_memory_mb() -> float:

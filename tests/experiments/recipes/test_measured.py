@@ -21,6 +21,10 @@ def measured(**changes) -> Measured:
         "overrides": {"finetune.lr": 1.23456789e-05, "schedule.tasks": ["sst"], "smart.tasks": None},
         "metrics": {"dev": {"sst": {"accuracy": 0.41}, "overall_mean": 0.6}, "test": {}},
         "intervals": {"dev": {"sst": {"accuracy": (0.39, 0.43)}, "overall_mean": (0.58, 0.62)}, "test": {}},
+        "history": {"step": [267, 534], "loss_sst": [1.2, 0.9], "dev_sst": [0.4, None]},
+        "best_epoch": 1,
+        "dots": {"sst qqp": [(267, -0.5), (534, 0.25)]},
+        "session": "0a1b2c3d",
         "curve": [(267, 0.55), (534, 0.61)],
     }
     return simulate("toy-a", rows=1101, **usual | changes)
@@ -30,6 +34,8 @@ def test_what_is_written_is_read_and_the_same_run_makes_the_same_bytes(tmp_path)
     run = measured()
     path = write_measured(run, tmp_path)
     [read] = load_measured(tmp_path)
+    assert read.epochs["dev_sst"].to_dict() == pytest.approx({1: 0.4, 2: np.nan}, nan_ok=True)
+    assert read.trained == ["sst"]
     assert path == tmp_path / "toy-a-quick-s1.json"
     assert replace(read, by_row={}) == replace(run, by_row={})  # overrides with all digits: runs are found by them
     assert np.array_equal(read.by_row["sst"].values, run.by_row["sst"].values)
@@ -58,21 +64,24 @@ def test_a_damaged_file_is_named_with_what_is_wrong_in_it(damage, message, tmp_p
         load_measured(tmp_path)
 
 
-def finish(folder, tasks=("sst", "qqp", "sts")) -> Revision:
+def finish(folder, tasks=("sst", "qqp", "sts"), pretrained="s") -> Revision:
     """Add the files that `measure` reads to a run on disk."""
     scores = {"sst": {"accuracy": 0.5, "f1": 0.4}, "qqp": {"accuracy": 0.7}, "sts": {"pearson": 0.8, "rmse": 1.0}}
     dev = {task: scores[task] for task in tasks} | ({"overall_mean": 0.66} if len(tasks) == 3 else {})
     limits = {task: {metric: [0.1, 0.9] for metric in scores[task]} for task in tasks}
-    write_json(folder / "metrics/evaluation.json", {"dev": dev, "intervals": {"dev": limits}})
+    best = {"base": 2}
+    write_json(folder / "metrics/evaluation.json", {"dev": dev, "intervals": {"dev": limits}, "best_epoch": best})
     timing = {
-        "split": {"seconds": 50.0, "peak_memory_mb": 5000.0},
-        "pretrain_mlm": {"seconds": 3.0, "peak_memory_mb": 400.0},
-        "finetune-base": {"seconds": 20.0, "peak_memory_mb": 600.0, "precision": "bf16", "threads": 2},
+        "split": {"seconds": 50.0, "peak_memory_mb": 5000.0, "session": "other"},
+        "pretrain_mlm": {"seconds": 3.0, "peak_memory_mb": 400.0, "session": pretrained},
+        "finetune-base": {"seconds": 20.0, "peak_memory_mb": 600.0, "precision": "bf16", "threads": 2, "session": "s"},
     }
     write_json(folder / "metrics/timing.json", timing)
     write_json(folder / "metrics/data.json", {"tasks": {task: {"dev": {"rows": 200}} for task in scores}})
-    lines = "epoch,step,dev_overall_normalized\n1,10,0.1\n2,20,0.2\n" if len(tasks) == 3 else "epoch,step\n1,10\n"
-    write_text(folder / "plots/history/base.csv", lines)
+    lines = "epoch,step,lr,train_loss_sst,dev_sst_accuracy,dev_sst_f1,train_sst_accuracy,dev_overall_normalized\n"
+    write_text(folder / "plots/history/base.csv", lines + "1,10,0,1.5,0.3,0,0.4,0.1\n2,20,0,,0.5,0,0.6,0.2\n")
+    dots = "".join(f"{step},sst,qqp,{step % 2 or -2},0\n" for step in range(1, 41))
+    write_text(folder / "plots/conflicts/base.csv", f"step,task_a,task_b,dot,cosine\n{dots}")
     return Revision.open("workspace", folder)
 
 
@@ -98,7 +107,9 @@ def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(
     assert one.metrics["dev"] == {**firsts, "overall_mean": 0.66}
     assert one.intervals["dev"]["sts"] == {"pearson": (0.1, 0.9)}
     assert (one.seconds, one.peak_memory_mb, one.precision) == (23.0, 600.0, "bf16")  # of training, not of the data
-    assert one.curve == [(10, 0.1), (20, 0.2)]
+    lines = {"step": [10, 20], "dev_overall_normalized": [0.1, 0.2]}
+    assert one.history == lines | {"loss_sst": [1.5, None], "dev_sst": [0.3, 0.5], "train_sst": [0.4, 0.6]}
+    assert (one.best_epoch, one.session, one.dots) == (2, "s", {"sst qqp": [(end, -0.5) for end in range(2, 41, 2)]})
     assert one.rows["sst"] == {"dev": 200}
     assert to_json(one) == to_json(runs["shuffled"])
     for task, metric in (("sst", "accuracy"), ("sts", "pearson")):
@@ -111,11 +122,13 @@ def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(
 
 def test_what_a_run_does_not_have_is_left_out(run_of, make_tables):
     several = SETTINGS | {"ensemble": {"members": {"base": {}, "other": None}}}
-    assert measure(finish(run_of("several", make_tables(), **several)), **FACTS).curve == []
+    run = measure(finish(run_of("several", make_tables(), **several)), **FACTS)
+    assert (run.history, run.best_epoch, run.dots) == ({}, None, {})
+    elsewhere = finish(run_of("elsewhere", make_tables(), **SETTINGS), pretrained="another")
+    assert measure(elsewhere, **FACTS).session is None  # its seconds are of two sessions
     frame = make_tables()
     frame.loc[frame["task"] == "qqp", "label"] = np.nan
     one = measure(finish(run_of("run", frame, **SETTINGS), tasks=("sst", "sts")), **FACTS)
     assert set(one.metrics["dev"]) == set(one.by_row) == {"sst", "sts"}
-    assert one.curve == []
     with pytest.raises(UserError, match="timing.json: is missing"):
         measure(Revision.open("workspace", run_of("bare", **SETTINGS)), **FACTS)

@@ -8,7 +8,7 @@ import pytest
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.comparable import Setting
 from bertrio.experiments.recipes.rows import Recipes
-from bertrio.experiments.recipes.table_plots import draw_tables, mean_curve
+from bertrio.experiments.recipes.table_plots import curves_of, draw_tables, mean_curve
 from bertrio.experiments.recipes.table_text import frame, table_document, to_markdown, write_tables
 from bertrio.experiments.recipes.tables import paper_tables
 from tests.experiments.simulated import measured, run, simulate, small_recipes
@@ -103,7 +103,8 @@ def test_test_scores_stand_beside_the_reported_ones_of_test(recipes):
 
 
 def test_files_are_named_after_the_setting_and_have_all_figures_and_the_same_pictures_each_time(recipes, tmp_path):
-    first, second = (write_tables(paper_tables(recipes, measured(), "p"), tmp_path / name, plots=True) for name in "ab")
+    runs = [replace(run, dots={"sst qqp": [(10, -0.5), (20, 0.5)]}) for run in measured()]
+    first, second = (write_tables(paper_tables(recipes, runs, "p"), tmp_path / name, plots=True) for name in "ab")
     text, figures, *pictures = first
     assert text.name == "p-quick-cs224n-small.md"
     table = pd.read_csv(figures).set_index(["split", "row", "metric"])
@@ -113,7 +114,7 @@ def test_files_are_named_after_the_setting_and_have_all_figures_and_the_same_pic
     assert better["difference_low"] < better["difference"] < better["difference_high"]
     assert table.loc[("dev", "p-better", "overall"), "reported"] == 0.66
     assert table.loc[("dev", "p-base", "sst"), "deviation"] == pytest.approx(np.std([0.5, 0.35], ddof=1), rel=1e-5)
-    assert [path.name for path in pictures] == ["t-scores.png", "t-curves.png"]
+    assert [path.name for path in pictures] == ["t-scores.png", "t-curves.png", "t-dots.png"]
     assert [path.read_bytes() for path in pictures] == [path.read_bytes() for path in second[2:]]
     assert all(f"]({path.relative_to(tmp_path / 'a').as_posix()})" in text.read_text() for path in pictures)
 
@@ -124,6 +125,24 @@ def test_nothing_is_drawn_of_what_was_not_measured(recipes, runs, drawn, tmp_pat
     assert [path.name for paths in pictures.values() for path in paths] == drawn
 
 
-def test_curves_are_means_at_the_steps_that_all_seeds_have():
-    runs = [simulate("a", 1, curve=[(10, 0.2), (20, 0.4), (30, 0.9)]), simulate("a", 2, curve=[(10, 0.4), (20, 0.5)])]
-    pd.testing.assert_series_equal(mean_curve(runs), pd.Series([0.3, 0.45], index=[10, 20]))
+def test_curves_are_means_at_the_epochs_that_all_seeds_have():
+    longer, shorter = ({"step": steps, "dev_sst": scores} for steps, scores in (([9, 18], [0.2, 0.4]), ([9], [0.4])))
+    mean = mean_curve([simulate("a", 1, history=longer), simulate("a", 2, history=shorter)])
+    assert mean.to_dict() == {"step": {1: 9}, "dev_sst": {1: pytest.approx(0.3)}}
+
+
+def test_curves_are_of_the_tasks_that_a_row_trains_and_of_the_papers_own_overall_if_it_trains_all(recipes):
+    recipes.papers["p"].tables["t"].rows["p-base"].overrides["schedule.tasks"] = ["sts"]
+    one = {"loss_sts": [1.0], "dev_sts": [0.3], "dev_sst": [0.1], "dev_overall_mean": [0.5]}
+    every = one | {"loss_sst": [2.0], "loss_qqp": [0.5], "dev_qqp": [0.6], "dev_overall_normalized": [0.7]}
+    paper = recipes.papers["p"].model_copy(update={"overall": "raw"})
+    runs = [simulate("p-base", history=one), simulate("p-better", history=every), simulate("p-waits")]
+    curves = curves_of(paper_tables(replace(recipes, papers={"p": paper}), runs, "p"), "t")
+    found = {panel: {row: curve[1] for row, curve in lines.items()} for panel, lines in curves.items()}
+    assert found["dev", "sts"] == found["dev", "sts"] | {"base": 0.3, "better": 0.3}
+    assert found["dev", "sst"] == {"better": 0.1}  # base has a head that was never trained
+    assert found["dev", "overall"] == {"better": 0.5} and found["loss", "overall"] == {"better": 3.5}
+    normalized = curves_of(paper_tables(recipes, runs, "p"), "t")["dev", "overall"]
+    assert set(normalized) == {"better", "waits"}  # a file without a history has this score alone
+    recipes.papers["p"].tables["t"].rows["p-waits"].overrides["schedule.tasks"] = ["sst"]
+    assert set(curves_of(paper_tables(recipes, runs, "p"), "t")["dev", "overall"]) == {"better"}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # slow to import, and not needed by tables
 
 FOLDER = "recipes/measured"
 SPLITS = ("dev", "test")
+PARTS = 20  # of a run, for the dot products of gradients
 TRAINING = ("pretrain_mlm", "prefinetune", "finetune-")  # prefixes of the names of training stages
 
 
@@ -93,12 +94,16 @@ class Measured:
         peak_memory_mb: largest peak memory of any training stage.
         precision: of matrix products; auto if it was not recorded.
         threads: CPU threads; None if they were not recorded.
-        curve: step and dev overall_normalized after each epoch of fine-tuning; empty for a run of several members,
-            whose curves are not the ensemble's.
         by_row: contributions of dev rows by task, see `ByRow`.
         commit: short hash of the commit that the run started from.
         version: version of bertrio.
         device: training device, such as cpu or cuda:0; None if it was not recorded.
+        session: the session in which all training stages were timed, see `core.stage.session`; None if it is not known.
+        history: figures after each epoch of fine-tuning: `step`, `loss_<task>` of training, `dev_<task>` and
+            `train_<task>` (first metric), `dev_overall_mean` and `dev_overall_normalized`. Empty for a run of several
+            members, whose curves are not the ensemble's, as `best_epoch` (the epoch that was kept, from 1) and `dots`.
+        dots: mean dot product of the gradients of each pair of tasks over a twentieth of the run: last step and mean.
+        curve: in files without a history, step and dev overall_normalized.
         name: name of the experiment and the file.
     """
 
@@ -115,12 +120,28 @@ class Measured:
     peak_memory_mb: Annotated[float, Field(ge=0)]
     precision: str
     threads: int | None
-    curve: list[tuple[int, float]]
     by_row: dict[str, Annotated[ByRow, BeforeValidator(_decoded), PlainSerializer(_encoded)]]
     commit: str
     version: str
     device: str | None = None
+    session: str | None = None
+    history: dict[str, list[float | None]] = Field(default_factory=dict)
+    best_epoch: int | None = None
+    dots: dict[str, list[tuple[int, float]]] = Field(default_factory=dict)
+    curve: list[tuple[int, float]] = Field(default_factory=list)
     name: str = ""
+
+    @property
+    def epochs(self) -> pd.DataFrame:
+        """The history as a table, with epochs from 1 as its index."""
+        old = {"dev_overall_normalized": [score for _, score in self.curve]}
+        table = pd.DataFrame(self.history or old, dtype=float)
+        return table.set_axis(table.index + 1)
+
+    @property
+    def trained(self) -> list[str]:
+        """The tasks that trained, by the history; none if there is no history."""
+        return [name.removeprefix("loss_") for name in self.history if name.startswith("loss_")]
 
 
 FILE: TypeAdapter[Measured] = TypeAdapter(Measured)
@@ -177,6 +198,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
     firsts = {name: task.target.metrics[0] for name, task in revision.tasks().items()}
     evaluation, timing = revision.json("metrics/evaluation.json"), revision.json("metrics/timing.json")
     training = {stage: cost for stage, cost in timing.items() if stage.startswith(TRAINING)}
+    sessions = {cost.get("session") for cost in training.values()}
     last: Mapping[str, Any] = next((cost for stage, cost in training.items() if stage.startswith("finetune-")), {})
     return Measured(
         seed=settings["runtime"]["seed"],
@@ -192,7 +214,8 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         peak_memory_mb=max((cost["peak_memory_mb"] for cost in training.values()), default=0.0),
         precision=last.get("precision", settings["runtime"]["precision"]),
         threads=last.get("threads", settings["runtime"]["threads"]),
-        curve=_curve(revision, *settings["ensemble"]["members"]),
+        session=sessions.pop() if len(sessions) == 1 else None,
+        **_course(revision, evaluation, firsts, *settings["ensemble"]["members"]),
         by_row=_by_row(revision, firsts),
         version=__version__,
         device=last.get("device"),
@@ -206,12 +229,30 @@ def _firsts(scores: Mapping[str, Any], firsts: Mapping[str, str]) -> dict[str, A
     return scores_by_task | {name: scores[name] for name in OVERALL if name in scores}
 
 
-def _curve(revision: Revision, member: str, *others: str) -> list[tuple[int, float]]:
+def _course(
+    revision: Revision, evaluation: Mapping[str, Any], firsts: Mapping[str, str], member: str, *others: str
+) -> dict[str, Any]:
+    """Return the fields `history`, `best_epoch` and `dots` of a run of one member."""
     if others:
-        return []
-    history = pd.read_csv(io.BytesIO(revision.read(f"plots/history/{member}.csv")))
-    scores = history.reindex(columns=["step", "dev_overall_normalized"]).dropna()
-    return list(scores.itertuples(index=False, name=None))
+        return {}
+    epochs = pd.read_csv(io.BytesIO(revision.read(f"plots/history/{member}.csv")))
+    names = {"step": "step", **{f"dev_{name}": f"dev_{name}" for name in OVERALL}}
+    for task, metric in firsts.items():
+        names |= {f"train_loss_{task}": f"loss_{task}"}
+        names |= {f"{split}_{task}_{metric}": f"{split}_{task}" for split in ("dev", "train")}
+    history = epochs[[column for column in names if column in epochs]].rename(columns=names).dropna(axis=1, how="all")
+    path, dots = f"plots/conflicts/{member}.csv", {}
+    conflicts = pd.read_csv(io.BytesIO(revision.read(path))) if revision.exists(path) else pd.DataFrame()
+    if len(conflicts):
+        part = np.ceil(conflicts["step"] / conflicts["step"].max() * PARTS).rename("part")
+        means = conflicts.groupby(["task_a", "task_b", part]).agg({"step": "max", "dot": "mean"})
+        for (task_a, task_b), rows in means.groupby(level=[0, 1]):
+            dots[f"{task_a} {task_b}"] = list(rows.itertuples(index=False, name=None))
+    return {
+        "history": history.astype(object).where(history.notna(), None).to_dict("list"),
+        "best_epoch": evaluation.get("best_epoch", {}).get(member),
+        "dots": dots,
+    }
 
 
 def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:

@@ -51,6 +51,7 @@ class Row(Changes):
         reported, reported_test: the paper's figures on dev and test.
         overrides: values by dotted param (`*` matches any one key), including those of the rows it builds on.
         choices: details that the paper leaves open, with the value chosen here.
+        extensions: the extensions that the paper ticks for the row.
         literature: True if the row is quoted from another paper and can't be run.
         same_as: another row that has the same run.
         on: the row that this one builds on; None for the paper's base.
@@ -63,6 +64,7 @@ class Row(Changes):
     reported: dict[str, Real] = Field(default_factory=dict)
     reported_test: dict[str, Real] = Field(default_factory=dict)
     choices: tuple[NonEmptyText, ...] = ()
+    extensions: tuple[NonEmptyText, ...] = ()
     literature: bool = False
     same_as: NonEmptyText | None = None
     on: NonEmptyText | None = None
@@ -80,10 +82,11 @@ class Row(Changes):
 
 
 class Table(Group):
-    """Result table of a paper; its full name is `<paper>-<name>`."""
+    """Result table of a paper; its full name is `<paper>-<name>`. `title_test` is the title of its figures on test."""
 
     name: str = ""
     title: NonEmptyText
+    title_test: NonEmptyText | None = None
     rows: Annotated[dict[Name, Row], Field(min_length=1)]
 
 

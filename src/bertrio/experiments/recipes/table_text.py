@@ -14,14 +14,15 @@ from rich.text import Text
 from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.recipes.comparable import Runs
-from bertrio.experiments.recipes.tables import COLUMNS, CONVENTIONS, PaperTables
+from bertrio.experiments.recipes.rows import Table
+from bertrio.experiments.recipes.tables import COLUMNS, CONVENTIONS, FACTS, PaperTables
 
 FOLDER = "recipes/tables"
 MISSING = "-"
 ALONE = "°"  # marks a difference, see `LEGEND`
 NAMES = {metric: name for name, metric in CONVENTIONS.items()}
 LEGEND = (
-    "Compare rows within a column: reported and measured may differ in budget, data and encoder. Compare seconds only "
+    "Compare rows within a column: reported and measured may differ in budget, data and encoder. Compare minutes only "
     "between runs of one device, precision and number of threads, which recipes/measured has. ± is the standard "
     "deviation over seeds. In brackets: the 95 % interval, of a score with one seed over rows, of a difference by the "
     f"paired test over rows and seeds. {ALONE}: over rows alone, for a side has a single seed."
@@ -82,11 +83,14 @@ def table_document(tables: PaperTables, pictures: Mapping[str, Sequence[Path]] |
     yield f"# {paper.name}: {paper.title}" + ("" if paper.own else ", reported beside measured")
     yield from _head(tables)
     for name, split, part in tables.parts():
-        yield f"## {name}, {split}: {paper.tables[name].title}"
-        for title, table in _text_tables(split, part, tables):
-            if len(table.columns) > 1:
+        table = paper.tables[name]
+        yield f"## {name}, {split}: {table.title_test or table.title if split == 'test' else table.title}"
+        if split == "dev" and (ticks := _ticks(table)) is not None:
+            yield ticks
+        for title, cells in _text_tables(split, part, tables):
+            if len(cells.columns) > 1:
                 yield f"### {title}"
-                yield table
+                yield cells
         yield from _notes(name, split, part, tables)
         if pictures and split == "dev":
             yield from (f"![{name}]({path.parent.name}/{path.name})" for path in pictures.get(name, ()))
@@ -116,7 +120,7 @@ def left_out(runs: Runs) -> Iterator[str]:
 
 
 def _text_tables(split: str, part: pd.DataFrame, tables: PaperTables) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield tables of text with their titles: scores of tasks, overall scores and, on dev, differences and costs."""
+    """Yield tables of text with their titles: scores of tasks, overall scores, differences on dev, other figures."""
     lines, rows = list(part.itertuples()), part.drop_duplicates("row").set_index("row")
     text = part.assign(
         paper=[None if pd.isna(line.reported) else f"{line.reported:.3f}" for line in lines],
@@ -137,13 +141,23 @@ def _text_tables(split: str, part: pd.DataFrame, tables: PaperTables) -> Iterato
     yield f"Scores: {title}", _text_table(scores, {"run of": run_of, "seeds": rows["seeds"]})
     yield "Overall score: as printed, and by both conventions", _text_table(overall)
     if split == "dev":
-        costs = {
-            "seconds": rows["seconds"].map("{:.0f}".format, na_action="ignore"),
-            "MB": rows["peak_memory_mb"].map("{:,.0f}".format, na_action="ignore"),
-            "paper: minutes": rows["minutes"].map("{:g}".format, na_action="ignore"),
-        }
-        against = "".join(f"measured minus {row}, " for row in part["against"].dropna().unique())
-        yield f"{against}seconds and peak memory of training".capitalize(), _text_table(differences, costs)
+        against = " or ".join(part["against"].dropna().unique())
+        yield f"Measured minus {against}", _text_table(differences)
+    facts = {
+        column.replace("_", " "): rows[column].map("{:.3g}".format, na_action="ignore")
+        for fact in FACTS
+        for column in (f"paper: {fact}", fact)
+    }
+    if split == "dev":
+        facts["MB"] = rows["peak_memory_mb"].map("{:,.0f}".format, na_action="ignore")
+    yield "Cost of training, and what else the paper prints", _text_table(rows[[]], facts)
+
+
+def _ticks(table: Table) -> pd.DataFrame | None:
+    """Return the extensions of each row as a matrix of ticks, as the paper prints it; None if there are none."""
+    names = list(dict.fromkeys(name for row in table.rows.values() for name in row.extensions))
+    ticks = [{name: "x" if name in row.extensions else "" for name in names} for row in table.rows.values()]
+    return pd.DataFrame(ticks, index=pd.Index(table.rows, name="row")).reset_index() if names else None
 
 
 def _text_table(cells: pd.DataFrame, extra: Mapping[str, pd.Series] | None = None) -> pd.DataFrame:
@@ -175,6 +189,8 @@ def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> It
         command = f"bertrio recipes run {tables.paper.name}-{name} {tables.runs.setting.run_flags}".rstrip()
         yield f"To measure the rest: {command}"
     if split == "dev":
+        literature = [row for row in tables.paper.tables[name].rows.values() if row.literature]
+        yield from (f"{row.name} is quoted: {choice}." for row in literature for choice in row.choices)
         yield from (f"Not compared: {note}." for note in part["not_compared"].dropna().unique())
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,16 @@ COLUMNS = (  # columns of the CSV file
     "table", "split", "row", "run_as", "title", "seeds", "metric", "reported", "measured", "deviation", "low", "high",
     "against", "difference", "difference_low", "difference_high", "p", "seconds", "peak_memory_mb",
 )  # fmt: skip
-REMARKS = ("minutes", "literature", "rows_alone", "not_compared")  # columns that only the text uses
+FACTS: dict[str, Callable[[Measured], float | None]] = {  # figures besides scores that papers print, and of a run
+    "minutes": lambda run: run.seconds / 60,
+    "seconds_per_epoch": lambda run: run.seconds / len(run.epochs) if run.history else None,
+    "best_epoch": lambda run: run.best_epoch,
+    "sst_train": lambda run: run.epochs["train_sst"].get(run.best_epoch) if "train_sst" in run.history else None,
+    "ranking": lambda run: None,  # on the course's leaderboard, among so many entries
+    "entries": lambda run: None,
+}
+# columns that only the text uses
+REMARKS = ("literature", "rows_alone", "not_compared", *FACTS, *(f"paper: {name}" for name in FACTS))
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,12 @@ def paper_tables(
     return PaperTables(paper, runs, firsts, pd.DataFrame(lines, columns=[*COLUMNS, *REMARKS]))
 
 
+def trains(row: Row, metric: str, tasks: Iterable[str]) -> bool:
+    """Return whether a row trains a task or, for an overall score, all of `tasks`."""
+    trained = row.overrides.get("schedule.tasks") or tasks
+    return metric in trained or (metric not in tasks and set(trained) >= set(tasks))
+
+
 def _firsts_of(runs: Runs) -> dict[str, str]:
     """Return the first metric of each task in any of the runs; different metrics are joined by ' or '."""
     metrics: dict[str, dict[str, None]] = {}
@@ -121,12 +136,14 @@ def _figures(
         "run_as": row.run_as,
         "title": row.title,
         "seeds": len(row_runs),
-        "minutes": reported.get("minutes"),
         "literature": row.literature,
+        **{f"paper: {name}": reported.get(name) for name in FACTS},
     }
     if row_runs:
         shared |= {"seconds": mean(run.seconds for run in row_runs)}
         shared |= {"peak_memory_mb": max(run.peak_memory_mb for run in row_runs)}
+        known = {name: [value for run in row_runs if (value := fact(run)) is not None] for name, fact in FACTS.items()}
+        shared |= {name: mean(values) for name, values in known.items() if values and split == "dev"}
     for metric in (*firsts, *OVERALL, "overall"):
         score = _score(row_runs, metric, split, not (paper.own and runs.all))
         if base and base.run_as != row.run_as and "measured" in score:

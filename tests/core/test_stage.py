@@ -11,7 +11,7 @@ import torch
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
-from bertrio.core.stage import run_stage, user_message
+from bertrio.core.stage import run_stage, session, user_message
 
 
 def test_a_stage_tells_what_it_cost(tmp_path, monkeypatch):
@@ -21,6 +21,7 @@ def test_a_stage_tells_what_it_cost(tmp_path, monkeypatch):
     assert timing["rows_per_second"] == 12.3
     assert timing["seconds"] >= 0
     assert timing["peak_memory_mb"] > 1
+    assert timing["session"] == session()
 
 
 def test_a_python_without_the_packages_is_told_how_to_set_up(root):

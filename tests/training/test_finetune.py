@@ -32,6 +32,8 @@ def test_the_selected_model_is_that_of_the_best_epoch_and_predicts_every_row_of_
 def test_a_holdout_is_scored_and_not_trained_on_and_the_history_has_a_row_an_epoch(workspace, capsys):
     params = workspace.params(finetune={"train_metrics": True, "select_on": "holdout"})
     train, scored, _ = load_rows(params, Inputs())
+    of_one = load_rows(workspace.params(finetune={"train_metrics": ["sst"]}), Inputs())[1]["train"]
+    assert (list(scored["train"]), list(of_one)) == (list(train), ["sst"])
     for task in train:
         trained, held_out = set(train[task].ids), set(scored["holdout"][task].ids)
         assert held_out and not trained & held_out and len(trained | held_out) == 60

@@ -134,7 +134,7 @@ class FinetuneParams(Group):
     patience: Count | None
     select: str
     select_on: Literal["dev", "holdout"]
-    train_metrics: bool
+    train_metrics: bool | list[str]  # for some tasks alone
     eval_batch_size: Count
 
 

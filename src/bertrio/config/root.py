@@ -98,7 +98,9 @@ class Params(_Regularizers):
 def check_names(params: Params) -> Iterator[str]:
     """Yield params that name an unknown task or metric, and names that are reserved."""
     tasks = params.tasks
+    scored = params.finetune.train_metrics
     references: dict[str, Iterable[str]] = {
+        "finetune.train_metrics": [] if isinstance(scored, bool) else scored,
         "data.split.tasks": params.data.split.tasks,
         "data.extra_train": params.data.extra_train,
         "schedule.tasks": params.trains,

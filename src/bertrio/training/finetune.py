@@ -119,6 +119,6 @@ def load_rows(params: Params, inputs: Inputs) -> tuple[Split, dict[str, Split], 
     scored = {"dev": dev}
     if params.finetune.select_on == "holdout":
         train, scored["holdout"] = hold_out(train, HOLDOUT, params.runtime.seed)
-    if params.finetune.train_metrics:
-        scored["train"] = train
+    if asked := params.finetune.train_metrics:
+        scored["train"] = {task: rows for task, rows in train.items() if asked is True or task in asked}
     return train, scored, test

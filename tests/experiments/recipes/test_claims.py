@@ -4,9 +4,11 @@ import io
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import yaml
 from rich.console import Console
+from scipy.special import stdtrit
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import holm
@@ -22,8 +24,9 @@ from bertrio.experiments.recipes.claims import (
     judge_claim,
     load_claims,
     verdict,
+    within,
 )
-from bertrio.experiments.recipes.comparable import Difference
+from bertrio.experiments.recipes.comparable import Difference, Ratio
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
 from bertrio.experiments.recipes.table_text import show, to_markdown
 from tests.experiments.simulated import seeds
@@ -108,6 +111,48 @@ def test_an_effect_is_held_and_the_other_way_round_refuted():
 )
 def test_verdicts(direction, difference, p, expected):
     assert verdict(direction, difference_of(difference), p, margin=0.01) == expected
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bounds", "expected"),
+    [
+        (1.4, 1.6, (1.25, 1.75), HELD),
+        (1.4, 1.9, (1.25, 1.75), NOISE),
+        (1.8, 1.9, (1.25, 1.75), REFUTED),
+        (1.0, 1.2, (1.25, 1.75), REFUTED),
+        (2.1, 9.0, (2, None), HELD),
+        (1.9, 9.0, (2, None), NOISE),
+    ],
+)
+def test_verdicts_on_ratios(low, high, bounds, expected):
+    assert within(Ratio(1.5, low, high, (3, 3)), *bounds) == expected
+
+
+def test_minutes_are_compared_as_ratios_of_runs_of_one_session(judged):
+    keys = {"expect": {}, "times_as_long": [1.8, 2.2]}
+    slow = [replace(run, seconds=200 + run.seed, session="a") for run in seeds(CROSS)]
+    fast = [replace(run, seconds=100 + run.seed, session="a") for run in seeds(BI)]
+    judgement = judged([*slow, *fast], **keys)
+    [part] = judgement.claims[0].parts
+    logs = [np.log([run.seconds for run in side]) for side in (slow, fast)]
+    error = np.sqrt(sum(side.var(ddof=1) / 3 for side in logs))
+    freedom = error**4 / sum((side.var(ddof=1) / 3) ** 2 / 2 for side in logs)
+    reach = stdtrit(freedom, 0.975) * error
+    ends = np.exp(logs[0].mean() - logs[1].mean() + np.array([0, -reach, reach]))
+    assert (part.difference.value, part.difference.low, part.difference.high) == pytest.approx(ends)
+    assert part.verdict == HELD and part.p is None
+    assert f"| {CROSS} 1.8 to 2.2 times as long as {BI} | minutes | 1.98 times [1.9" in text_of(judgement)
+    assert judged([*slow[:1], *fast], **keys).claims[0].verdict == NOISE  # a single run says nothing of chance
+    for other in ("b", None):
+        judgement = judged([*slow, *[replace(run, session=other) for run in fast]], **keys)
+        assert judgement.claims[0].verdict == MISSING and "not timed in one session" in text_of(judgement)
+    with pytest.raises(UserError, match="c: expected expect or times_as_long"):
+        judged([], expect={})
+
+
+def test_the_best_of_several_rows_is_compared_with_each(judged):
+    one = judged([], rows=[CROSS, MIXED, BI], best=True).claims[0]
+    assert [(part.row, part.than) for part in one.parts] == [(CROSS, MIXED), (CROSS, BI)]
 
 
 def test_a_chain_of_rows_holds_in_all_its_steps_by_the_runs_that_rows_share(judged):

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pandas as pd
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from bertrio.core.errors import UserError
 from bertrio.core.options import Group, Positive
 from bertrio.evaluation.significance import ALPHA, holm, p_text
-from bertrio.experiments.recipes.comparable import Difference, Runs, Setting, differ, runs_of
+from bertrio.experiments.recipes.comparable import Difference, Ratio, Runs, Setting, differ, runs_of, time_ratio
 from bertrio.experiments.recipes.rows import NonEmptyText, read_file
 from bertrio.experiments.recipes.table_text import MISSING as NO_FIGURE
 from bertrio.experiments.recipes.table_text import NAMES, Block, left_out, signed
@@ -30,8 +30,11 @@ ALONE = " (rows alone)"  # marks a test with a single seed on one side
 HOW = (
     "A difference is the first row minus the second, means over seeds, with its 95 % interval by the paired test over "
     f"rows and seeds. It counts if p, by Holm's correction for the tests of its claim, is below {ALPHA:g}. Rows alone: "
-    "a side has a single seed, and p knows nothing of seeds. How verdicts are made: docs/experiments.md."
+    "a side has a single seed, and p knows nothing of seeds. A ratio of minutes is of runs of one session, with the "
+    "interval of Welch's test, all of which must be within the claim's bounds, or outside. How verdicts are made: "
+    "docs/experiments.md."
 )
+MINUTES = "minutes"  # of training
 Direction = Literal["better", "no_better", "no_worse"]
 Metric = Literal["sst", "qqp", "sts", "overall_mean", "overall_normalized"]  # a task stands for its first metric
 
@@ -45,7 +48,7 @@ class Part:
         metric: a task, or an overall score.
         direction: better, no_better or no_worse.
         verdict: held, refuted, inside the noise or not measured.
-        difference: `row` minus `than`; None if it was not tested.
+        difference: `row` minus `than`, or for minutes their ratio; None if it was not tested.
         p: p-value with Holm's correction for the tested parts of the claim.
         why: the reason why measured rows can't be compared.
     """
@@ -55,14 +58,14 @@ class Part:
     metric: str
     direction: Direction
     verdict: str = MISSING
-    difference: Difference | None = None
+    difference: Difference | Ratio | None = None
     p: float | None = None
     why: str = ""
 
     @property
     def rows_alone(self) -> bool:
         """True if the test covers rows alone, because one side has a single seed."""
-        return self.difference is not None and self.difference.rows_alone
+        return isinstance(self.difference, Difference) and self.difference.rows_alone
 
 
 class Claim(Group):
@@ -73,17 +76,26 @@ class Claim(Group):
     where: NonEmptyText
     claim: NonEmptyText
     rows: Annotated[tuple[NonEmptyText, ...], Field(min_length=2)]
-    expect: Annotated[dict[Metric, Direction], Field(min_length=1)]
+    best: bool = False
+    expect: dict[Metric, Direction] = Field(default_factory=dict)
+    times_as_long: tuple[Positive, Positive | None] | None = None
     margin: Positive = 0.01
     note: NonEmptyText | None = None
 
+    @model_validator(mode="after")
+    def _expects_something(self) -> Claim:
+        if not (self.expect or self.times_as_long):
+            raise ValueError("expected expect or times_as_long, or both")
+        return self
+
     def parts(self) -> list[Part]:
-        """Return the comparisons of the claim: each row with the next one."""
-        return [
-            Part(row, than, metric, direction)
-            for metric, direction in self.expect.items()
-            for row, than in pairwise(self.rows)
-        ]
+        """Return the comparisons of the claim: each row with the next one; with `best` the first with every other."""
+        expected: list[tuple[str, str]] = [*self.expect.items()]
+        if self.times_as_long:
+            low, high = self.times_as_long
+            expected.append((MINUTES, f"{f'{low:g} to {high:g}' if high else f'at least {low:g}'} times as long"))
+        pairs = [(self.rows[0], other) for other in self.rows[1:]] if self.best else list(pairwise(self.rows))
+        return [Part(row, than, metric, direction) for metric, direction in expected for row, than in pairs]
 
 
 @dataclass(frozen=True)
@@ -150,10 +162,14 @@ def judge_claim(claim: Claim, runs: Mapping[str, Sequence[Measured]]) -> Judged:
     for part in parts:
         if runs[part.row] and runs[part.than]:
             try:
-                part.difference = differ(runs[part.than], runs[part.row], part.metric)
+                if part.metric == MINUTES and claim.times_as_long:
+                    part.difference = time_ratio(runs[part.than], runs[part.row])
+                    part.verdict = within(part.difference, *claim.times_as_long)
+                else:
+                    part.difference = differ(runs[part.than], runs[part.row], part.metric)
             except UserError as error:
                 part.why = str(error)
-    tested = [(part, part.difference) for part in parts if part.difference]
+    tested = [(part, part.difference) for part in parts if isinstance(part.difference, Difference)]
     for (part, difference), p in zip(tested, holm([difference.p for _, difference in tested])):
         part.p, part.verdict = p, verdict(part.direction, difference, p, claim.margin)
     return Judged(claim, parts)
@@ -177,6 +193,13 @@ def verdict(direction: Direction, difference: Difference, p: float, margin: floa
     if direction == "no_better":
         return REFUTED if ahead else HELD if behind or difference.high < margin else NOISE
     return REFUTED if behind else HELD if ahead or difference.low > -margin else NOISE
+
+
+def within(ratio: Ratio, low: float, high: float | None) -> str:
+    """Return the verdict on a ratio that is claimed to be from `low` to `high` (None: without a limit)."""
+    if low <= ratio.low and (high is None or ratio.high <= high):
+        return HELD
+    return REFUTED if ratio.high < low or (high is not None and ratio.low > high) else NOISE
 
 
 def claim_document(judgement: Judgement) -> Iterator[Block]:
@@ -208,12 +231,17 @@ def claim_document(judgement: Judgement) -> Iterator[Block]:
 
 def _test(claim: str, part: Part) -> dict[str, str]:
     """Return the table cells of one test."""
-    difference = part.difference
+    difference, text = part.difference, NO_FIGURE
+    if isinstance(difference, Ratio):
+        text = f"{difference.value:.2f} times [{difference.low:.2f}, {difference.high:.2f}]"
+    elif difference:
+        text = signed(difference.difference, difference.low, difference.high)
+    than = "as" if part.metric == MINUTES else "than"
     return {
         "claim": claim,
-        "rows": f"{part.row} {part.direction.replace('_', ' ')} than {part.than}",
+        "rows": f"{part.row} {part.direction.replace('_', ' ')} {than} {part.than}",
         "metric": NAMES.get(part.metric, part.metric),
-        "difference": signed(difference.difference, difference.low, difference.high) if difference else NO_FIGURE,
+        "difference": text,
         "p": p_text(part.p),
         "seeds": f"{difference.seeds[1]}, {difference.seeds[0]}" if difference else NO_FIGURE,
         "verdict": part.verdict + ALONE * part.rows_alone,
@@ -224,7 +252,7 @@ def _summary(judgement: Judgement) -> str:
     """Return a sentence with the number of claims by verdict and of verdicts expected by chance."""
     counts = Counter(judged.verdict for judged in judgement.claims)
     verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (HELD, REFUTED, NOISE, MISSING))
-    tested = Counter(judged.claim.name for judged in judgement.claims for part in judged.parts if part.difference)
+    tested = Counter(judged.claim.name for judged in judgement.claims for part in judged.parts if part.p is not None)
     return (
         f"{len(judgement.claims)} claims: {verdicts}. {tested.total()} tests of {len(tested)} claims were made, at "
         f"{100 * ALPHA:g} % for all tests of a claim together: if there were no differences at all, chance would show "

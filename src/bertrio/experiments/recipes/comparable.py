@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import OVERALL
@@ -189,6 +191,41 @@ def firsts_of(run: Measured) -> dict[str, str]:
 def figure_of(run: Measured, metric: str) -> dict[str, str]:
     """The first metric of each task that `metric`, a task or an overall score, is made of."""
     return {task: first for task, first in firsts_of(run).items() if metric in OVERALL or task == metric}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ratio of the training times of two sides with its 95 % interval, which a side with a single seed leaves open."""
+
+    value: float
+    low: float
+    high: float
+    seeds: tuple[int, int]
+
+
+def time_ratio(first: Sequence[Measured], second: Sequence[Measured]) -> Ratio:
+    """Return how many times as long as `first` the runs of `second` trained.
+
+    The interval is that of Welch's test on the logarithms of the seconds; Welch 1947, "The generalization of Student's
+    problem when several different population variances are involved".
+
+    Raises:
+        UserError: if the runs were not timed in one session, with one device, precision and number of threads.
+    """
+    if len(timed := {(run.session, run.device, run.precision, run.threads) for run in (*first, *second)}) > 1 or any(
+        session is None for session, *_ in timed
+    ):
+        raise UserError(f"{second[0].row} and {first[0].row} were not timed in one session")
+    from scipy.stats import ttest_ind  # slow to import
+
+    logs = [np.log([run.seconds for run in side]) for side in (first, second)]
+    value, seeds = float(logs[1].mean() - logs[0].mean()), (len(first), len(second))
+    if min(seeds) < 2:
+        return Ratio(np.exp(value), 0.0, np.inf, seeds)
+    if not any(np.ptp(side) for side in logs):  # the test is not defined
+        return Ratio(np.exp(value), np.exp(value), np.exp(value), seeds)
+    ends = ttest_ind(logs[1], logs[0], equal_var=False).confidence_interval(0.95)
+    return Ratio(np.exp(value), float(np.exp(ends.low)), float(np.exp(ends.high)), seeds)
 
 
 def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -> Difference:

@@ -57,7 +57,7 @@ def small(row: Row) -> Params:
     return validate_params(resolve(RECIPES, row, "paper", SMALL, base=base), row.name)
 
 
-@pytest.mark.parametrize("name", ["smoke", "quick", "real", "best"])
+@pytest.mark.parametrize("name", ["smoke", "quick", "real", "smart-split", "best"])
 def test_a_preset_is_options_that_a_shell_and_recipes_take(name):
     base, preset = read_yaml(ROOT / "params.yaml"), load_presets(ROOT / "recipes")[name]
     options = list(preset_options(preset.overrides))
@@ -90,6 +90,34 @@ def test_every_row_resolves_under_every_budget():
         quick = resolve(RECIPES, row, "quick", base=base)
         assert quick["finetune"]["epochs"] <= full["finetune"]["epochs"], row.name
         assert quick["data"]["split"]["keep"]["train"] < 1, row.name
+
+
+@pytest.mark.parametrize("budget", ["quick", "paper"])
+def test_models_with_the_same_pretraining_share_its_stage_in_the_cache_of_dvc(budget):
+    stage = read_yaml(ROOT / "dvc.yaml")["stages"]["pretrain_mlm"]
+    rows = [RECIPES.row(f"bertpp-{name}") for name in ("model-b", "model-g", "model-h", "constant-rate")]
+    settings = [resolve(RECIPES, row, budget, seed=2, base=read_yaml(ROOT / "params.yaml")) for row in rows]
+    names = tuple(f"{param}." for param in stage["params"])
+    read = [{name: value for name, value in flatten(one).items() if f"{name}.".startswith(names)} for one in settings]
+    assert read[0]["mlm.enabled"] and all(params == read[0] for params in read)
+    assert settings[0]["optimizer"] != settings[1]["optimizer"]
+
+
+def test_the_ticks_of_bertpp_are_the_extensions_that_its_rows_have():
+    def extensions(row: Row):
+        params = resolve(RECIPES, row, base=read_yaml(ROOT / "params.yaml"))
+        yield from ["AdjLayers"] * (params["tasks"]["sst"]["head"] == "mlp")
+        yield from ["AddPretrain"] * params["mlm"]["enabled"]
+        yield from ["MulFinetune"] * (params["schedule"]["name"] == "joint" and params["schedule"]["tasks"] is None)
+        yield from ["GradSurg"] * (params["surgery"]["method"] == "pcgrad")
+        yield from ["CosSim"] * (params["tasks"]["qqp"]["head"] == params["tasks"]["sts"]["head"] == "cosine")
+        yield from ["HyperTune"] * (params["optimizer"]["lr_schedule"] == "step")
+        yield from ["CycTrain"] * (params["schedule"]["name"] == "joint" and params["schedule"]["cycle"])
+
+    rows = RECIPES.paper("bertpp").tables["table2"].rows
+    assert {name: list(row.extensions) for name, row in rows.items() if name != "baseline"} == {
+        name: list(extensions(row)) for name, row in rows.items() if name != "baseline"
+    }
 
 
 @pytest.mark.parametrize(("row", "folder"), [("best", "best"), ("best-ensemble", "best/ensemble")])

@@ -18,7 +18,7 @@ from pyarrow.dataset import dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bertrio.config import Params
+from bertrio.config import OptimizerParams, Params
 from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import whole_folder
@@ -34,7 +34,7 @@ from bertrio.training.objective import BatchLoss, StepObjective
 
 Mask = Callable[..., tuple[Tensor, Tensor]]  # `mask_tokens` with all arguments but the blocks and the generator
 READS = {  # params that pretraining reads
-    **dict.fromkeys(("runtime", "optimizer", "mlm"), True),
+    **dict.fromkeys(("runtime", "mlm"), True),
     "encoder": {"name", "revision", "tiny"},
 }
 # The head's input is padded to a multiple of this many tokens. Steps differ in their number of masked tokens, and on a
@@ -45,6 +45,11 @@ HELD_OUT = 0.05  # share of the blocks, on which perplexity is measured
 WORD_MARKS = {"##": "continues", "Ġ": "begins", "▁": "begins"}  # WordPiece, byte-level BPE, SentencePiece
 
 TASK = "mlm"
+# Not the group `optimizer`, which is of fine-tuning: runs that differ in it alone share this stage in DVC's cache
+OPTIMIZER = OptimizerParams(
+    eps=1e-8, weight_decay=0.01, lr_schedule="linear", warmup_fraction=0.1, layer_decay=1.0, max_grad_norm=1.0,
+    step_epochs=1, gamma=1.0,
+)  # fmt: skip
 
 
 def pretrain_mlm(
@@ -214,7 +219,7 @@ def build_trainer(
     rows: Any = Blocks(blocks, train)
     stream = BlockStream(rows, params.mlm.batch_size, generator(seed, "mlm order"))
     objective = MlmObjective(model, mask, generator(seed, "mlm masks"), runtime)
-    return single_task_trainer(objective, TASK, stream, "mlm", params)
+    return single_task_trainer(objective, TASK, stream, "mlm", params.model_copy(update={"optimizer": OPTIMIZER}))
 
 
 def _train(

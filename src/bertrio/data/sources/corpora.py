@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from bertrio.core.errors import UserError
 from bertrio.data.formats import RawTable, read_delimited
 from bertrio.data.reading import check_columns
 
+SEED = 0  # of the drawn rows: they are the same in every run
 TEXT_COLUMNS = {
     "imdb": ("text",),
     "multinli": ("premise", "hypothesis"),
@@ -21,7 +22,7 @@ TEXT_COLUMNS = {
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
-    """Yield the first `rows` texts (None: all) of `<data.corpora_path>/<name>.tsv`; a pair becomes one text.
+    """Yield `rows` texts (None: all) of `<data.corpora_path>/<name>.tsv`, drawn from all; a pair becomes one text.
 
     Public TSV files are often written without quoting. A line with damaged quoting is therefore read without quoting.
     Rows without text, and lines that are not UTF-8 or have a wrong number of columns, are counted in `skipped`. If a
@@ -40,7 +41,11 @@ def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counte
         )
     table = read_delimited(path, "\t")
     check_columns(str(path), table.columns, TEXT_COLUMNS[name])
-    return islice(_texts(table, TEXT_COLUMNS[name], skipped), rows)
+    texts = list(_texts(table, TEXT_COLUMNS[name], skipped))
+    chosen = sorted(
+        random.Random(SEED).sample(range(len(texts)), min(len(texts), len(texts) if rows is None else rows))
+    )
+    yield from (texts[place] for place in chosen)
 
 
 def _texts(table: RawTable, columns: Sequence[str], skipped: Counter[str]) -> Iterator[str]:

@@ -20,10 +20,11 @@ from bertrio.core.tasks import Task
 from bertrio.data.formats import RawRow, RawTable
 from bertrio.data.reading import build_table, check_columns
 from bertrio.data.sources import SourceData
-from bertrio.data.sources.corpora import join_texts
+from bertrio.data.sources.corpora import SEED, join_texts
 from bertrio.data.table import SPLITS
 from bertrio.model.names import loading
 
+BUFFER = 10_000  # rows
 Entry = HubTask | HubCorpus
 ALL = {"train": "train", "dev": "validation", "test": "test"}
 TASKS = {  # presets, for tasks without a block in data.hub.tasks
@@ -90,12 +91,12 @@ def read_task(task: Task, entry: HubTask, place: str, data: SourceData) -> None:
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
-    """Yield the first `rows` texts of a corpus, streamed: later rows are not downloaded."""
+    """Yield `rows` texts of a corpus, drawn from a buffer of `BUFFER` while it is streamed."""
     return islice(_texts(_corpus(params, name), f"data.hub.corpora.{name}", skipped), rows)
 
 
 def _texts(entry: HubCorpus, place: str, skipped: Counter[str]) -> Iterator[str]:
-    dataset = _dataset(entry, entry.split, place, streaming=True)
+    dataset = _dataset(entry, entry.split, place, streaming=True).shuffle(SEED, buffer_size=BUFFER)
     with _loading(entry, place):  # the connection can fail at any row
         for index, row in enumerate(dataset):
             if index == 0:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -91,14 +91,43 @@ class Table(Group):
 
 
 class Sweep(Group):
-    """Hyper-parameter grid of a paper: row `on` with every combination of the values in `over`."""
+    """Grid of settings around row `on`.
+
+    Args:
+        over: values by param, or by several with commas between them; the points are all combinations of values.
+        factors: overrides by name, each of which is on or off; the points are those with an even number of factors on.
+            Of five factors these are 16 of 32, a fractional factorial design of resolution V: no main effect and no
+            interaction of two is mixed up with another (Box and Hunter 1961, "The 2^(k-p) fractional factorial
+            designs").
+    """
 
     name: str = ""
     title: NonEmptyText
     on: NonEmptyText
-    over: Annotated[dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]], Field(min_length=1)]
+    over: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    factors: dict[Name, Overrides] = Field(default_factory=dict)
     choices: tuple[NonEmptyText, ...] = ()
     rows: dict[str, Row] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Sweep:
+        if bool(self.over) == bool(self.factors):
+            raise ValueError("expected over or factors")
+        return self
+
+    def points(self) -> Iterator[tuple[str, str, Block]]:
+        """Yield the name, the title and the overrides of each point, such as lr-3e-05-weight_decay-0.01."""
+        for count in range(0, len(self.factors) + 1, 2) if self.factors else ():
+            for chosen in combinations(self.factors, count):
+                overrides = {param: value for name in chosen for param, value in self.factors[name].items()}
+                yield "-".join(chosen) or "none", ", ".join(chosen) or "none", overrides
+        for values in product(*self.over.values()) if self.over else ():
+            texts = [value_text(value) for value in values]
+            names = [param.rpartition(", ")[2].partition(".")[2].removeprefix("*.") for param in self.over]
+            words = (f"{name}-{text}".lower() for name, text in zip(names, texts))
+            overrides = {name: value for params, value in zip(self.over, values) for name in params.split(", ")}
+            title = ", ".join(f"{params} {text}" for params, text in zip(self.over, texts))
+            yield "-".join(re.sub(r"[^a-z0-9._-]+", "-", word).strip("-") for word in words), title, overrides
 
 
 class Paper(Group):
@@ -304,19 +333,9 @@ def _read_paper(path: Path) -> Paper:
 
 
 def _points(prefix: str, sweep: Sweep, start: Row, runs: Iterable[Row]) -> Iterator[Row]:
-    """Yield the points of a sweep, named by their values, such as losses-grid-lr-3e-05-weight_decay-0.01."""
-    for values in product(*sweep.over.values()):
-        texts = [value_text(value) for value in values]
-        names = [param.partition(".")[2].removeprefix("*.") for param in sweep.over]
-        words = [f"{name}-{text}".lower() for name, text in zip(names, texts)]
-        overrides = {**start.overrides, **dict(zip(sweep.over, values))}
-        yield start.model_copy(
-            update={
-                "name": "-".join([prefix, *(re.sub(r"[^a-z0-9._-]+", "-", word).strip("-") for word in words)]),
-                "title": ", ".join(f"{param} {text}" for param, text in zip(sweep.over, texts)),
-                "choices": sweep.choices,
-                "overrides": overrides,
-                "same_as": next((row.name for row in runs if row.overrides == overrides), None),
-                "on": start.name,
-            }
-        )
+    """Yield the points of a sweep as rows; one with the overrides of a row in a table is the same run."""
+    for name, title, changed in sweep.points():
+        overrides = {**start.overrides, **changed}
+        point: Block = {"name": f"{prefix}-{name}", "title": title, "choices": sweep.choices, "overrides": overrides}
+        point["same_as"] = next((row.name for row in runs if row.overrides == overrides), None)
+        yield start.model_copy(update=point | {"on": start.name})

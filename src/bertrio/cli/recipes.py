@@ -1,4 +1,4 @@
-"""Commands for rows of result tables: recipes, table, claims, stepwise and sweep."""
+"""Commands for rows of result tables: recipes, table, claims, factorial, stepwise and sweep."""
 
 from __future__ import annotations
 
@@ -51,6 +51,12 @@ def add_recipe_commands(commands: Any) -> None:
     _add_setting(claims)
     claims.add_argument("--out", metavar="FILE", help="write it as Markdown, too")
     claims.set_defaults(run=_claims)
+
+    factorial = commands.add_parser("factorial", help="main effects and interactions of techniques, from measured runs")
+    factorial.add_argument("name", metavar="NAME", help="a design of recipes/, such as future-factorial")
+    _add_setting(factorial)
+    factorial.add_argument("--out", metavar="FOLDER", default="recipes/factorials", help=FOLDER)
+    factorial.set_defaults(run=_factorial)
 
     stepwise = commands.add_parser("stepwise", help="add one technique after another, as long as the next one helps")
     names = "extensions of recipes/extensions.yaml to try"
@@ -155,6 +161,12 @@ def _claims(args: argparse.Namespace) -> None:
         with writing_to(f"--out {args.out}"):
             write_text(args.out, to_markdown(document))
         print(f"wrote {args.out}")
+
+
+def _factorial(args: argparse.Namespace) -> None:
+    from bertrio.experiments.factorial import factorial
+
+    factorial(args.name, _setting(args), args.out)
 
 
 def _stepwise(args: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,12 +30,19 @@ from bertrio.evaluation.significance import (
     paired_difference,
     score_of,
 )
-from bertrio.experiments.matching import Matched, match
 from bertrio.experiments.recipes.params import ABSENT, leaves
 from bertrio.experiments.revision import Revision
 
 Side = Sequence[Revision]
 Figures = dict[str, Any]
+MAX_IDS = 3  # ids in a message
+
+
+class Matched(NamedTuple):
+    """Rows of one task: sorted `ids` [N], and labels and predictions of each table in this order."""
+
+    ids: list[str]
+    scored: list[Scored]
 
 
 def open_side(names: str, root: str | Path = ".") -> list[Revision]:
@@ -305,3 +312,64 @@ def _same_runs(revisions: Side, tasks: Iterable[Matched], firsts: int) -> Iterat
             ):
                 titles = f"{revisions[one].title} and {revisions[other].title}"
                 yield f"{titles} predict all rows alike: the same run is counted twice"
+
+
+def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Sequence[str], split: str) -> dict[str, Matched]:
+    """Find the labelled rows of `split` in every table.
+
+    Rows are sorted by id, so results do not depend on the order of the tables.
+
+    Args:
+        tables: names, for messages, and prediction tables; two or more.
+        tasks: tasks to match.
+        split: dev, test or another split of the tables.
+
+    Returns:
+        Rows by task; tasks without labels in any table are left out.
+
+    Raises:
+        UserError: if no table has labelled rows of the split, or the tables differ in ids or labels. The message lists
+            all tasks that differ, with the first ids of each.
+    """
+    matched: dict[str, Matched] = {}
+    problems: list[str] = []
+    labelled = [(name, table[table["label"].notna()]) for name, table in tables]
+    for task in tasks:
+        (name, first), *others = [
+            (name, table[(table["task"] == task) & (table["split"] == split)].sort_values("id"))
+            for name, table in labelled
+        ]
+        if not first.empty or any(not rows.empty for _, rows in others):
+            matched[task] = Matched(
+                first["id"].to_list(), [Scored.from_rows(first), *[Scored.from_rows(rows) for _, rows in others]]
+            )
+        for other, rows in others:
+            problems += [f"\n  {task}: {problem}" for problem in _differences(first, rows, name, other)]
+    if problems:
+        raise UserError(
+            f"split {split}: only predictions of the same rows can be compared, but{''.join(problems)}\n"
+            "  Runs on the same rows have the same data.source, data.sample and data.split, and the same "
+            "ensemble.combine: greedy ones set half of dev apart"
+        )
+    if not matched:
+        name, table = labelled[0]
+        splits = ", ".join(sorted(table["split"].unique()))
+        raise UserError(f"split {split}: {name} has no labelled rows of it, expected one of {splits}")
+    return matched
+
+
+def _differences(first: pd.DataFrame, second: pd.DataFrame, name: str, other: str) -> Iterator[str]:
+    """Yield a text for each kind of difference between the ids and labels of two tables."""
+    both = first.merge(second, on="id", how="outer", suffixes=("", "_other"), indicator=True)
+    for side, one, missing_in in (("left_only", name, other), ("right_only", other, name)):
+        ids = both.loc[both["_merge"] == side, "id"]
+        if len(ids):
+            listed = ", ".join(ids.head(MAX_IDS)) + (", ..." if len(ids) > MAX_IDS else "")
+            yield f"{len(ids):,} rows are in {one} and not in {missing_in} (ids {listed})"
+    changed = both[(both["_merge"] == "both") & (both["label"] != both["label_other"])]
+    if len(changed):
+        row = changed.iloc[0]
+        yield (
+            f"{len(changed):,} rows have other labels "
+            f"(the first, {row['id']}: {row['label']:g} in {name}, {row['label_other']:g} in {other})"
+        )

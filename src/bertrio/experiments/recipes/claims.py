@@ -56,7 +56,7 @@ class Part:
     row: str
     than: str
     metric: str
-    direction: Direction
+    direction: str
     verdict: str = MISSING
     difference: Difference | Ratio | None = None
     p: float | None = None
@@ -175,7 +175,7 @@ def judge_claim(claim: Claim, runs: Mapping[str, Sequence[Measured]]) -> Judged:
     return Judged(claim, parts)
 
 
-def verdict(direction: Direction, difference: Difference, p: float, margin: float) -> str:
+def verdict(direction: str, difference: Difference, p: float, margin: float) -> str:
     """Return the verdict on one comparison.
 
     A significant difference (p below `ALPHA`) decides, however small it is. Otherwise "no better" holds if the upper

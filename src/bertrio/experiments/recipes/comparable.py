@@ -212,20 +212,15 @@ def time_ratio(first: Sequence[Measured], second: Sequence[Measured]) -> Ratio:
     Raises:
         UserError: if the runs were not timed in one session, with one device, precision and number of threads.
     """
-    if len(timed := {(run.session, run.device, run.precision, run.threads) for run in (*first, *second)}) > 1 or any(
-        session is None for session, *_ in timed
-    ):
+    timed = {(run.session, run.device, run.precision, run.threads) for run in (*first, *second)}
+    if len(timed) > 1 or first[0].session is None:
         raise UserError(f"{second[0].row} and {first[0].row} were not timed in one session")
     from scipy.stats import ttest_ind  # slow to import
 
-    logs = [np.log([run.seconds for run in side]) for side in (first, second)]
-    value, seeds = float(logs[1].mean() - logs[0].mean()), (len(first), len(second))
-    if min(seeds) < 2:
-        return Ratio(np.exp(value), 0.0, np.inf, seeds)
-    if not any(np.ptp(side) for side in logs):  # the test is not defined
-        return Ratio(np.exp(value), np.exp(value), np.exp(value), seeds)
-    ends = ttest_ind(logs[1], logs[0], equal_var=False).confidence_interval(0.95)
-    return Ratio(np.exp(value), float(np.exp(ends.low)), float(np.exp(ends.high)), seeds)
+    logs = [np.log([run.seconds for run in side]) for side in (second, first)]
+    several = min(map(len, logs)) > 1
+    ends = ttest_ind(*logs, equal_var=False).confidence_interval(0.95) if several else (-np.inf, np.inf)
+    return Ratio(*np.exp([logs[0].mean() - logs[1].mean(), *ends]).tolist(), (len(first), len(second)))
 
 
 def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -> Difference:

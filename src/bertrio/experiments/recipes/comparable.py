@@ -220,7 +220,8 @@ def time_ratio(first: Sequence[Measured], second: Sequence[Measured]) -> Ratio:
     logs = [np.log([run.seconds for run in side]) for side in (second, first)]
     several = min(map(len, logs)) > 1
     ends = ttest_ind(*logs, equal_var=False).confidence_interval(0.95) if several else (-np.inf, np.inf)
-    return Ratio(*np.exp([logs[0].mean() - logs[1].mean(), *ends]).tolist(), (len(first), len(second)))
+    value, low, high = np.exp([logs[0].mean() - logs[1].mean(), *ends]).tolist()
+    return Ratio(value, low, high, (len(first), len(second)))
 
 
 def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -> Difference:

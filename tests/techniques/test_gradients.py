@@ -72,15 +72,16 @@ def test_the_gramian_equals_that_of_the_flattened_gradients_in_float64():
     torch.testing.assert_close(gramian, g @ g.T, rtol=1e-5, atol=1e-7)
 
 
-def test_the_gramian_is_as_exact_for_a_large_parameter(monkeypatch):
+@pytest.mark.parametrize("tasks", ["ab", "abcdefgh"])  # few: products of two; many: a product of matrices
+def test_the_gramian_is_as_exact_for_a_large_parameter(tasks):
     parameter = nn.Parameter(torch.zeros(1000, 1000))
     store = TaskGradients([parameter])
-    sets = [torch.rand(1000, 1000, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
-    for task, gradient in zip("ab", sets):
-        parameter.grad = gradient.T if task == "b" else gradient  # not contiguous: the layout must not matter
+    sets = [torch.rand(1000, 1000, generator=torch.Generator().manual_seed(seed)) for seed in range(len(tasks))]
+    sets[1] = sets[1].T  # not contiguous: the layout must not matter
+    for task, gradient in zip(tasks, sets):
+        parameter.grad = gradient
         store.take(task)
-    monkeypatch.setattr(module, "CHUNK", 1 << 14)
-    g = torch.stack([sets[0].double().reshape(-1), sets[1].T.double().reshape(-1)])
+    g = torch.stack([gradient.double().reshape(-1) for gradient in sets])
     torch.testing.assert_close(store.gramian(), g @ g.T, rtol=1e-6, atol=0)
 
 
@@ -115,8 +116,9 @@ class Words(nn.Module):
         return (squares.mean(dim=(1, 2)) * torch.tensor([1.0, 2.0])).sum()
 
 
-@pytest.mark.parametrize("weights", [(1.0, 1.0, 1.0), (0.3, -2.0, 0.7)])
-def test_sparse_gradients_combine_as_dense_ones_do(weights):
+@pytest.mark.parametrize(("weights", "few"), [((1.0, 1.0, 1.0), 0), ((0.3, -2.0, 0.7), 6)])
+def test_sparse_gradients_combine_as_dense_ones_do(weights, few, monkeypatch):
+    monkeypatch.setattr(module, "FEW", few)
     gramians, sums = [], []
     for sparse in (True, False):
         model = Words(sparse)

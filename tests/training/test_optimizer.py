@@ -82,7 +82,13 @@ BERT = {
             dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0),
             {"final_norm": 0, "embeddings.tok_embeddings": 4, "embeddings.norm": 4, "layers.0.attn.Wqkv": 3},
         ),
-        ("deberta-v2", {"relative_attention": True}, {"encoder.rel_embeddings": 4}),  # feeds all layers
+        ("roberta-prelayernorm", {}, {"LayerNorm": 0, "embeddings.LayerNorm": 4, "encoder.layer.2.output.dense": 1}),
+        ("megatron-bert", {}, {"encoder.ln": 0, "encoder.layer.2.ln": 1, "encoder.layer.0.attention.ln": 3}),
+        (  # the norm of positions that feed all layers
+            "deberta-v2",
+            {"relative_attention": True, "norm_rel_ebd": "layer_norm"},
+            {"encoder.rel_embeddings": 4, "encoder.LayerNorm": 4},
+        ),
     ],
 )
 def test_layers_are_counted_from_the_heads_down(kind, options, expected):

@@ -8,8 +8,10 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-# Terms of one dot product in float32. A single product over BERT's 23 million word embeddings has an error of 1e-4.
-CHUNK = 1 << 20
+# Terms of one product in float32: they stay in the cache, and its error is about 1e-7 of the product of the norms. A
+# single one over BERT's 23 million word embeddings would have 1e-4.
+CHUNK = 1 << 15
+FEW = 6  # tasks up to which separate products are faster on a CPU than one product of matrices
 CONFLICT_COLUMNS = ("step", "task_a", "task_b", "dot", "cosine", "norm_a", "norm_b")
 
 
@@ -44,24 +46,17 @@ class TaskGradients:
     def gramian(self) -> Tensor:
         """Return the inner products of the tasks' gradients over all parameters: [K, K] float64 on the CPU, symmetric.
 
-        A missing gradient counts as zero. Products of up to 2^20 terms are computed in float32 (float64 for gradients
-        in float64) and summed in float64.
+        A missing gradient counts as zero. Products of up to 2^15 terms are computed in float32 (float64 for gradients
+        in float64), those of many tasks as one product of matrices, and summed in float64.
         """
         # The store holds sparse gradients uncoalesced, so that weights of 1 sum them exactly as plain training does
         sets = [[_coalesced(gradient) for gradient in gradients] for gradients in self._store.values()]
-        pairs = [(i, j) for i in range(len(sets)) for j in range(i + 1)]
-        dots: dict[tuple[int, int], list[Tensor]] = {pair: [] for pair in pairs}
-        for gradients in zip(*sets):  # by parameter: all pairs while it is in the cache
-            for i, j in pairs:
-                if gradients[i] is not None and gradients[j] is not None:
-                    dots[i, j] += _dots(gradients[i], gradients[j])
-        gramian = torch.zeros(len(sets), len(sets), dtype=torch.float64)
-        terms = [term for pair in dots.values() for term in pair]
-        if terms:  # one transfer, so that the host waits for the device once
-            sums = torch.stack(terms).cpu().double().split([len(pair) for pair in dots.values()])
-            for (i, j), values in zip(dots, sums):
-                gramian[i, j] = gramian[j, i] = values.sum()
-        return gramian
+        parameters = [gradients for gradients in zip(*sets) if any(gradient is not None for gradient in gradients)]
+        products = [product for gradients in parameters for product in _products(gradients)]
+        if not products:
+            return torch.zeros(len(sets), len(sets), dtype=torch.float64)
+        lower = torch.stack(products).cpu().double().sum(dim=0).tril()  # one transfer: the host waits for the GPU once
+        return lower + lower.tril(-1).T
 
     def put(self, weights: Tensor | Sequence[float]) -> None:
         """Set `.grad` to the sum of the tasks' gradients times `weights` [K], and clear the store.
@@ -97,21 +92,30 @@ def _values(gradient: Tensor) -> Tensor:
     return gradient._values() if gradient.is_sparse else gradient
 
 
-def _dots(a: Tensor, b: Tensor) -> Iterator[Tensor]:
-    """Yield scalars that sum to the inner product of two gradients of one parameter."""
-    if a.is_sparse:
-        a, b = _shared_rows(a, b)
-    dtype = torch.promote_types(a.dtype, torch.float32)
-    pieces = (tensor.detach().reshape(-1).split(CHUNK) for tensor in (a, b))
-    for left, right in zip(*pieces):
-        yield left.to(dtype).dot(right.to(dtype))
+def _products(gradients: Sequence[Tensor | None]) -> Iterator[Tensor]:
+    """Yield matrices [K, K] whose lower triangles sum to the products of the tasks' gradients of one parameter."""
+    for pieces in zip(*[gradient.detach().reshape(-1).split(CHUNK) for gradient in _dense(gradients)]):
+        rows = [piece.to(torch.promote_types(piece.dtype, torch.float32)) for piece in pieces]
+        if len(rows) <= FEW and rows[0].is_cpu:
+            zero = rows[0].new_zeros(())
+            dots = [a.dot(b) if j <= i else zero for i, a in enumerate(rows) for j, b in enumerate(rows)]
+            yield torch.stack(dots).view(len(rows), len(rows))
+        else:
+            matrix = torch.stack(rows)
+            yield matrix @ matrix.T
 
 
-def _shared_rows(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the rows that both sparse gradients store, [R, H] of each; all others multiply zeros."""
-    rows_a, rows_b = a.indices()[0], b.indices()[0]
-    shared = rows_a[torch.isin(rows_a, rows_b, assume_unique=True)]
-    return a.values()[torch.searchsorted(rows_a, shared)], b.values()[torch.searchsorted(rows_b, shared)]
+def _dense(gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return dense gradients of one shape, zero for None; of sparse ones, only the rows that any of them stores."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    if not present[0].is_sparse:
+        return [torch.zeros_like(present[0]) if gradient is None else gradient for gradient in gradients]
+    rows = torch.cat([gradient.indices()[0] for gradient in present]).unique()
+    dense = [present[0].values().new_zeros(len(rows), present[0].shape[1]) for _ in gradients]
+    for values, gradient in zip(dense, gradients):
+        if gradient is not None:
+            values[torch.searchsorted(rows, gradient.indices()[0])] = gradient.values()
+    return dense
 
 
 def conflict_rows(step: int, tasks: Sequence[str], gramian: Tensor) -> list[dict[str, object]]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from bertrio.core.options import Group, one_of
 
 Method = Callable[[Tensor, torch.Generator], Tensor]
+ROUNDING = 1e-6  # a norm below this share of the largest is rounding of float32 (1.2e-7 for each operation)
 
 
 def pcgrad(gramian: Tensor, generator: torch.Generator, orders: Sequence[Sequence[int]] | None = None) -> Tensor:
@@ -231,7 +232,7 @@ def build_surgery(
 
     A task with a zero gradient conflicts with none and is left out of the problem. This keeps the weights finite and,
     with MGDA, lets the other tasks train. Its own weight is that of the plain sum or mean, as is that of a single task
-    in a step.
+    in a step. A norm of at most `ROUNDING` times the largest counts as zero: the direction of such a gradient is noise.
 
     Args:
         method: a name in `SURGERIES`.
@@ -242,7 +243,8 @@ def build_surgery(
 
     def weigh(gramian: Tensor) -> Tensor:
         weights = torch.ones(len(gramian), dtype=torch.float64)
-        live = gramian.diagonal() > 0
+        norms = gramian.diagonal().sqrt()
+        live = norms > ROUNDING * norms.max()
         if live.sum() > 1:
             weights[live] = SURGERIES[method](gramian[live][:, live], generator)
         return weights / len(gramian) if reduction == "mean" else weights

@@ -22,6 +22,9 @@ from bertrio.training.checkpoints import Stateful
 from bertrio.training.monitoring import FiniteCheck
 
 BETAS = (0.9, 0.999)  # of AdamW
+# Norm behind the last layer, in the transformer: of RoBERTa-PreLayerNorm, EuroBERT, ModernBERT, XLM-RoBERTa-XL,
+# Megatron-BERT and Reformer
+FINAL_NORM = r"(transformer\.)?(LayerNorm|norm|final_norm|encoder\.(LayerNorm|ln|layer_norm))\.(weight|bias)"
 
 
 def build_optimizer(
@@ -58,20 +61,29 @@ def build_optimizer(
 def layers_below_heads(model: nn.Module) -> dict[str, int]:
     """Return the depth of each parameter below the heads, by name.
 
-    It is 0 for heads, pooler and a final norm, 1 for the last layer, and L + 1 for embeddings: the order of layer-wise
-    learning-rate decay in Sun et al. 2019, "How to Fine-Tune BERT for Text Classification?", section 5.3.3. The layer
-    is the first number in the parameter's name (`encoder.transformer.encoder.layer.3.`).
+    It is 0 for heads, pooler and a final norm (`FINAL_NORM`), 1 for the last layer, and L + 1 for all others, such as
+    embeddings: the order of layer-wise learning-rate decay in Sun et al. 2019, "How to Fine-Tune BERT for Text
+    Classification?", section 5.3.3. The layer is the first number in the parameter's name
+    (`encoder.transformer.encoder.layer.3.`).
+
+    Departs from the paper, whose last layer has the base rate: here heads have it, and the last layer has
+    `layer_decay` times the base rate.
+
+    A final norm with another name counts as an embedding. DeBERTa's `encoder.LayerNorm` is none: it normalizes the
+    relative positions that feed all layers.
     """
     body = f"{getattr(model, 'base_model_prefix', 'encoder')}."  # what masked-language models call it
     names = [name for name, _ in model.named_parameters()]
     numbers = {name: re.search(r"\.(\d+)\.", name) for name in names if name.startswith(body)}
     layers = 1 + max((int(number[1]) for number in numbers.values() if number), default=-1)
+    relative = any("rel_embeddings" in name for name in names)  # DeBERTa
 
     def depth(name: str) -> int:
         number = numbers.get(name)
         if number:
             return layers - int(number[1])
-        on_top = not name.startswith(body) or "pooler" in name or "final_norm" in name
+        final_norm = re.fullmatch(FINAL_NORM, name.removeprefix(body)) and not relative
+        on_top = not name.startswith(body) or "pooler" in name or final_norm
         return 0 if on_top else layers + 1  # parameters outside of layers feed the first one
 
     return {name: depth(name) for name in names}

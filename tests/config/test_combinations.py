@@ -106,6 +106,19 @@ def sharing(layer, tasks=PAIRS):
             {"smart": {"lambda": 1, "tasks": ["sst", "qqp"]}, "schedule": {"tasks": ["sst"]}},
             r"smart\.tasks: found \['sst', 'qqp'\], expected one or more of the tasks that train: sst",
         ),
+        ({"smart": {"lambda": 1, "sigma": 0}}, r"smart\.sigma: found 0, but .*the penalty would always be 0"),
+        (
+            task("sts", loss="pearson", batch_size=2),
+            r"tasks\.sts\.batch_size: found 2, but loss pearson .*fewer than 3",
+        ),
+        (
+            {"schedule": {"batch_sizes": "proportional", "base_batch": 1}} | task("sts", COSINE, loss="cosent"),
+            r"schedule\.base_batch: found 1, but loss cosent of task sts .*fewer than 2",
+        ),
+        (
+            {"schedule": {"cap": 2}} | task("sts", loss="pearson"),
+            r"schedule\.cap: found 2, but loss pearson of task sts",
+        ),
         ({"distill": {"weight": 1}}, r"distill\.teacher: found null, expected the folder models of a finished run"),
         (
             {"finetune": {"select_on": "holdout"}, "prefinetune": {"epochs": 2}},

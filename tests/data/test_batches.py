@@ -89,6 +89,19 @@ def test_a_capped_pass_has_that_many_rows_which_are_drawn_anew_or_once(rows, cap
         assert set(flat(passes)) == set(range(len(rows)))
 
 
+@pytest.mark.parametrize("count", [3, 4, 6, 7, 8, 201, 203])  # a window has 200 rows
+@pytest.mark.parametrize("matched", [True, False])
+def test_a_rest_of_too_few_rows_joins_the_batch_before_it(rows, count, matched):
+    common = generator(1, "b") if matched else None
+    stream = BatchStream(rows, 4, generator(1, "a"), cap=count, redraw=False, common=common, smallest=3)
+    batches = take(stream)
+    whole, rest = divmod(count, 4)
+    expected = [4] * whole + ([rest] if rest == 3 else [])
+    expected[-1] += rest if rest < 3 else 0
+    assert sorted(map(len, batches)) == sorted(expected)
+    assert len(set(flat(batches))) == count and sorted(flat(take(stream))) == sorted(flat(batches))
+
+
 @pytest.mark.parametrize("options", [{}, {"cap": 50}, {"cap": 50, "redraw": False}, {"common": True}])
 def test_a_stream_goes_on_where_another_one_was(rows, options):
     """At any batch: before the first, within a pass, between two."""

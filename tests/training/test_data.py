@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertrio.core.errors import UserError
 from bertrio.core.tasks import HeadOutput
 from bertrio.training.build import build_losses, build_streams, plan_of
 from tests.training.conftest import TASKS, split_of
@@ -42,6 +43,16 @@ def test_proportional_batches_go_by_the_rows_of_a_pass(workspace):
     _, _, streams, _ = setting(workspace, rows={"qqp": 31, "sts": 8}, schedule=schedule)
     # a pass has 30 rows at most: 3 batches of 10, 10 and round(8 / 3)
     assert {task: stream.size for task, stream in streams.items()} == {"sst": 10, "qqp": 10, "sts": 3}
+
+
+@pytest.mark.parametrize(("loss", "least"), [("pearson", 3), ("cosent", 2)])
+def test_a_batch_has_the_rows_from_which_its_loss_learns(workspace, loss, least):
+    tasks = {"sts": {"loss": loss, "batch_size": 8, **({"encoding": "bi", "head": "cosine"} if least == 2 else {})}}
+    *_, streams, _ = setting(workspace, rows={"sts": 7 + least}, tasks=tasks)
+    assert [len(batch) for batch in one_pass(streams["sts"])] == [7 + least]
+    schedule = {"batch_sizes": "proportional", "base_batch": 10}  # 3 batches: 4 rows make batches of one row
+    with pytest.raises(UserError, match=f"task sts: found batches of 1 rows, .* needs {least}: give it more rows"):
+        setting(workspace, rows={"qqp": 30, "sst": 30, "sts": 4}, tasks=tasks, schedule=schedule)
 
 
 def test_max_batches_counts_for_each_task_of_an_epoch(workspace):

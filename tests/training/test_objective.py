@@ -45,7 +45,7 @@ def given_to(model):
 @pytest.mark.parametrize("encoding", ["cross", "bi"])
 @pytest.mark.parametrize("projection", ["ball", "rescale"])
 def test_without_noise_smart_and_bregman_are_exactly_zero_with_dropout_on(workspace, alone, encoding, projection):
-    still = {"lambda": 5, "sigma": 0, "eta": 0, "projection": projection}
+    still = {"lambda": 5, "sigma": 1e-30, "eta": 0, "projection": projection}
     params, model, streams, losses = setting(workspace, encoding, smart=still, bregman={"mu": 1}, r_drop={"alpha": 1})
     objective, batches = objective_of(params, model, losses), [next(streams[task]) for task in streams]
     for parts in [objective(batch)[0] for batch in batches] if alone else objective(*batches):
@@ -80,7 +80,7 @@ def test_the_outputs_for_a_pair_are_those_of_both_texts_alone(workspace):
 
 
 def test_the_encoder_is_given_word_embeddings_to_which_positions_and_types_come_once(workspace):
-    params, model, streams, losses = setting(workspace, "bi", smart={"lambda": 5, "sigma": 0, "eta": 0})
+    params, model, streams, losses = setting(workspace, "bi", smart={"lambda": 5, "sigma": 1e-30, "eta": 0})
     transformer, given, positions = model.encoder.transformer, [], []
     transformer.register_forward_pre_hook(lambda _, __, kwargs: given.append(kwargs), with_kwargs=True)
     transformer.embeddings.position_embeddings.register_forward_hook(lambda *args: positions.append(args))

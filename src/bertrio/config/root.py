@@ -151,6 +151,8 @@ def check_techniques(params: Params) -> Iterator[str]:
         chosen = trains if options.tasks is None else options.tasks
         if options.weight and not (chosen and set(chosen) <= set(trains)):
             yield f"{name}.tasks: found {chosen}, expected one or more of the tasks that train: {', '.join(trains)}"
+    if params.smart.weight and not params.smart.sigma:
+        yield "smart.sigma: found 0, but without noise to start from the penalty would always be 0; set it above 0"
     if params.distill.weight and params.distill.teacher is None:
         yield "distill.teacher: found null, expected the folder models of a finished run, or of one of its members"
     on = f"method: found {surgery.method}" if surgery.method != "none" else "log_conflicts: found true"
@@ -198,6 +200,26 @@ def check_passes(params: Params) -> Iterator[str]:
             )
 
 
+def check_batches(params: Params) -> Iterator[str]:
+    """Yield batch sizes from which a task's loss learns nothing."""
+    schedule = params.schedule
+    proportional = schedule.batch_sizes == "proportional"
+    for name in params.trains:
+        if name not in params.tasks:
+            continue
+        task = params.tasks[name]
+        sizes = {f"tasks.{name}.batch_size": task.batch_size, "schedule.base_batch": schedule.base_batch}
+        del sizes[f"tasks.{name}.batch_size" if proportional else "schedule.base_batch"]
+        if isinstance(schedule.cap, int):
+            sizes["schedule.cap"] = schedule.cap
+        for param, size in sizes.items():
+            if size < (least := LOSSES[task.loss].rows):
+                yield (
+                    f"{param}: found {size}, but loss {task.loss} of task {name} learns nothing from fewer than "
+                    f"{least} rows"
+                )
+
+
 def check_sharing(params: Params) -> Iterator[str]:
     """Yield the reason why tasks can't share layers, if any."""
     problem = params.sharing.problem(params.tasks)
@@ -205,7 +227,7 @@ def check_sharing(params: Params) -> Iterator[str]:
         yield problem
 
 
-CHECKS = (check_names, check_sources, check_sharing, check_schedule, check_techniques, check_passes)
+CHECKS = (check_names, check_sources, check_sharing, check_schedule, check_techniques, check_batches, check_passes)
 
 
 def _unknown(param: str, names: Iterable[str], known: Collection[str]) -> Iterator[str]:

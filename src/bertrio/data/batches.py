@@ -185,6 +185,7 @@ class BatchStream:
         redraw: draw the rows of a capped pass anew for every pass instead of once.
         common: generator of the order by length, see `similar_length_batches`; nothing else may use it. The n-th
             batches of streams whose `common` has the same seed have a similar rank by length.
+        smallest: rows from which the loss learns; a last batch of fewer rows joins the batch before it.
     """
 
     def __init__(
@@ -195,8 +196,9 @@ class BatchStream:
         cap: int | None = None,
         redraw: bool = True,
         common: torch.Generator | None = None,
+        smallest: int = 1,
     ) -> None:
-        self.rows, self.size, self._generator, self._common = rows, size, generator, common
+        self.rows, self.size, self._generator, self._common, self._smallest = rows, size, generator, common, smallest
         self._count = len(rows) if cap is None else min(cap, len(rows))
         self._drawn = None if redraw else self._draw()
         self._generators = [generator] if common is None else [generator, common]
@@ -205,7 +207,8 @@ class BatchStream:
 
     def __len__(self) -> int:
         """Return the number of batches in a pass."""
-        return -(-self._count // self.size)
+        whole, rest = divmod(self._count, self.size)
+        return max(whole + (rest >= self._smallest), 1)
 
     def _draw(self) -> np.ndarray:
         """Draw the positions of the rows of a pass."""
@@ -219,6 +222,11 @@ class BatchStream:
         """Draw the batches of a pass, each as row positions."""
         drawn = self._draw() if self._drawn is None else self._drawn
         batches = similar_length_batches(self.rows.widths[drawn], self.size, self._generator, self._common)
+        sizes = [len(batch) for batch in batches]
+        if len(batches) > 1 and min(sizes) < self._smallest:
+            rest = sizes.index(min(sizes))
+            joined = batches.pop(rest)
+            batches[rest - 1] = np.concatenate([batches[rest - 1], joined])
         return [drawn[batch] for batch in batches]
 
     def _begin(self) -> None:

@@ -179,6 +179,9 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
 
     Each stream draws its order from its own generator. With `match_lengths`, the streams also share the seed by which
     batches are ordered by length.
+
+    Raises:
+        UserError: if a task's batches have too few rows for its loss.
     """
     options = params.schedule
     cap = min(len(rows) for rows in train.values()) if options.cap == "shortest" else options.cap
@@ -189,8 +192,14 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
     seed, streams = params.runtime.seed, {}
     for task, rows in train.items():
         lengths = generator(seed, "batches by length") if options.match_lengths else None  # the same for all tasks
-        draws = generator(seed, f"batches {task}")
-        streams[task] = BatchStream(rows, sizes[task], draws, cap, options.redraw, lengths)
+        draws, loss = generator(seed, f"batches {task}"), params.tasks[task].loss
+        least, found = LOSSES[loss].rows, min(sizes[task], len(rows), cap or len(rows))
+        if found < least:
+            raise UserError(
+                f"task {task}: found batches of {found} rows, from which loss {loss} learns nothing; it needs {least}: "
+                "give it more rows, a larger batch, or another loss"
+            )
+        streams[task] = BatchStream(rows, sizes[task], draws, cap, options.redraw, lengths, least)
     return streams
 
 

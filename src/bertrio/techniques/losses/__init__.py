@@ -31,13 +31,18 @@ Loss = Callable[[HeadOutput, Tensor], Tensor]
 class LossKind(NamedTuple):
     """A loss and the kinds of target that it supports.
 
-    Losses with `whole_batch` compare the rows of a batch and are not a mean over them, so that a batch cannot be cut
-    into pieces.
+    `rows` is the fewest rows of a batch from which it learns: 2 or more if it compares rows and is not a mean over
+    them, so that a batch cannot be cut into pieces.
     """
 
     function: Callable[..., Tensor]
     targets: type[Target] | UnionType
-    whole_batch: bool = False
+    rows: int = 1
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether the loss compares the rows of a batch."""
+        return self.rows > 1
 
 
 LOSSES: dict[str, LossKind] = {
@@ -47,10 +52,10 @@ LOSSES: dict[str, LossKind] = {
     "bce": LossKind(bce, Binary),
     "siamese_softmax": LossKind(siamese_softmax, Binary),
     "mse": LossKind(mse, Score),
-    "pearson": LossKind(pearson, Score, whole_batch=True),
+    "pearson": LossKind(pearson, Score, rows=3),
     "cosine_mse": LossKind(cosine_mse, Binary | Score),
     "cosine_embedding": LossKind(cosine_embedding, Binary | Score),
-    "cosent": LossKind(cosent, Binary | Score, whole_batch=True),
+    "cosent": LossKind(cosent, Binary | Score, rows=2),
 }
 FROM_TARGET = {"low", "high"}  # arguments that users do not set
 CLASS_WEIGHTS = {"inverse": inverse_frequency}

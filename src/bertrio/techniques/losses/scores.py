@@ -51,7 +51,7 @@ def pearson(output: HeadOutput, labels: Tensor) -> Tensor:
 
     Returns:
         Scalar from 0 to 2. It is 1, with zero gradient, if the correlation is not defined: all scores equal, all labels
-        equal, or a single row.
+        equal, or a single row. Two rows have correlation 1 or -1, with zero gradient as well.
     """
     scores, labels = output.outputs.float().squeeze(1), labels.float()
     x, y = scores - scores.mean(), labels - labels.mean()

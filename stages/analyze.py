@@ -18,21 +18,26 @@ from bertrio.core.stage import cost_since, run_stage
 from bertrio.evaluation.evaluate import timings
 
 
-def main() -> None:
-    began, params = time.perf_counter(), load_params()
+def main(root: str = "") -> None:
+    params = load_params(f"{root}params.yaml")
     analyze(
         params,
-        splits="data/splits",
-        models="models",
-        predictions="predictions",
-        metrics="metrics",
-        plots="plots",
-        card="models/README.md",
+        splits=f"{root}data/splits",
+        models=f"{root}models",
+        predictions=f"{root}predictions",
+        metrics=f"{root}metrics",
+        plots=f"{root}plots",
+        card=f"{root}models/README.md",
     )
-    earlier = timings("metrics/timing", list(params.ensemble.members))
+
+
+def main_timed() -> None:
+    began = time.perf_counter()
+    main()
+    earlier = timings("metrics/timing", list(load_params().ensemble.members))
     write_json("metrics/timing.json", {**earlier, "analyze": cost_since(began)}, digits=1)  # the last stage writes it
     say("done; next: bertrio report (a page on this run), bertrio serve (try the model), dvc exp run -S PARAM=VALUE")
 
 
 if __name__ == "__main__":
-    run_stage("analyze", main, timing=False)
+    run_stage("analyze", main_timed, timing=False)

@@ -15,9 +15,10 @@ from bertrio.data.inputs import check_inputs
 from bertrio.training.monitoring import need_all_trackers
 
 
-def main() -> None:
-    with listing_uncommitted("params.yaml"):
-        need_all_trackers(check_inputs())
+def main(root: str = "") -> None:
+    params = f"{root}params.yaml"
+    with listing_uncommitted(params):
+        need_all_trackers(check_inputs(params, f"{root}data/inputs"))
 
 
 if __name__ == "__main__":

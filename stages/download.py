@@ -14,8 +14,9 @@ from bertrio.core.stage import run_stage
 from bertrio.data.download import download
 
 
-def main() -> None:
-    download(load_params(), raw="data/raw", rejects="data/rejects", corpora="data/corpora")
+def main(root: str = "") -> None:
+    data = f"{root}data"
+    download(load_params(f"{root}params.yaml"), f"{data}/raw", f"{data}/rejects", f"{data}/corpora")
 
 
 if __name__ == "__main__":

@@ -14,17 +14,18 @@ from bertrio.core.stage import run_stage
 from bertrio.training.ensemble import build_ensemble
 
 
-def main() -> None:
-    params = load_params()
+def main(root: str = "") -> None:
+    path = f"{root}params.yaml"
+    params = load_params(path)
     build_ensemble(
         params,
-        {name: load_member(name) for name in params.ensemble.members},
-        splits="data/splits",
-        tokenizer="models/tokenizer",
-        models="models/members",
-        predictions="predictions/members",
-        path="predictions/ensemble.parquet",
-        folder="models/ensemble",
+        {name: load_member(name, path) for name in params.ensemble.members},
+        splits=f"{root}data/splits",
+        tokenizer=f"{root}models/tokenizer",
+        models=f"{root}models/members",
+        predictions=f"{root}predictions/members",
+        path=f"{root}predictions/ensemble.parquet",
+        folder=f"{root}models/ensemble",
     )
 
 

@@ -14,14 +14,14 @@ from bertrio.core.stage import run_stage
 from bertrio.evaluation.evaluate import evaluate
 
 
-def main() -> None:
-    params = load_params()
+def main(root: str = "") -> None:
+    params = load_params(f"{root}params.yaml")
     evaluate(
         list(params.ensemble.members),
         build_tasks(params),
-        predictions="predictions",
-        metrics="metrics",
-        plots="plots",
+        predictions=f"{root}predictions",
+        metrics=f"{root}metrics",
+        plots=f"{root}plots",
         submission=params.evaluate.submission,
     )
 

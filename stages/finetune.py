@@ -21,21 +21,21 @@ from bertrio.model.config import encoder_width
 from bertrio.training.finetune import Inputs, finetune
 
 
-def main(member: str) -> dict:
-    params = load_member(member)
+def main(member: str, root: str = "") -> dict:
+    params = load_member(member, f"{root}params.yaml")
     processes = init_distributed(params.runtime.processes, params.runtime.device)
-    inputs = Inputs()
+    inputs = Inputs(f"{root}data/splits", f"{root}models/tokenizer", f"{root}models/prefinetuned")
     width = encoder_width(f"{inputs.prefinetuned}/encoder")
     runtime = set_up(**params.runtime.model_dump(), process_group=processes, width=width)
     return finetune(
         params,
         runtime,
         inputs,
-        model_folder=f"models/members/{member}",
-        predictions=f"predictions/members/{member}",
-        history=f"plots/history/{member}.csv",
-        conflicts=f"plots/conflicts/{member}.csv",
-        steps=f"plots/steps/{member}.csv",
+        model_folder=f"{root}models/members/{member}",
+        predictions=f"{root}predictions/members/{member}",
+        history=f"{root}plots/history/{member}.csv",
+        conflicts=f"{root}plots/conflicts/{member}.csv",
+        steps=f"{root}plots/steps/{member}.csv",
     )
 
 

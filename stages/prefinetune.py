@@ -15,11 +15,12 @@ from bertrio.core.stage import run_stage
 from bertrio.training.prefinetune import prefinetune
 
 
-def main() -> dict:
+def main(root: str = "") -> dict:
+    params, models = load_params(f"{root}params.yaml"), f"{root}models"
     metrics, timing = prefinetune(
-        load_params(), "models/encoder", "data/splits", "models/tokenizer", "models/prefinetuned"
+        params, f"{models}/encoder", f"{root}data/splits", f"{models}/tokenizer", f"{models}/prefinetuned"
     )
-    write_json("metrics/prefinetune.json", metrics)
+    write_json(f"{root}metrics/prefinetune.json", metrics)
     return timing
 
 

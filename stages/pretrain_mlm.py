@@ -16,11 +16,11 @@ from bertrio.core.stage import run_stage
 from bertrio.training.mlm import pretrain_mlm
 
 
-def main() -> dict:
-    params = load_params()
+def main(root: str = "") -> dict:
+    params, models = load_params(f"{root}params.yaml"), f"{root}models"
     runtime = set_up(**params.runtime.model_dump())
-    metrics, timing = pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", "models/encoder")
-    write_json("metrics/mlm.json", metrics)
+    metrics, timing = pretrain_mlm(params, runtime, f"{root}data/corpora", f"{models}/tokenizer", f"{models}/encoder")
+    write_json(f"{root}metrics/mlm.json", metrics)
     return timing
 
 

@@ -14,8 +14,9 @@ from bertrio.core.stage import run_stage
 from bertrio.data.prepare import split_data
 
 
-def main() -> None:
-    split_data(load_params(), "data/raw", "data/splits", "models/tokenizer", "metrics/data.json")
+def main(root: str = "") -> None:
+    data, params = f"{root}data", load_params(f"{root}params.yaml")
+    split_data(params, f"{data}/raw", f"{data}/splits", f"{root}models/tokenizer", f"{root}metrics/data.json")
 
 
 if __name__ == "__main__":

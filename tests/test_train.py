@@ -2,13 +2,14 @@
 
 import json
 import runpy
+import shutil
 
 import pytest
 import yaml
 
 import bertrio
 from bertrio import pipeline, train
-from bertrio.config import merged, read_yaml
+from bertrio.config import load_params, merged, read_yaml
 from bertrio.core.errors import UserError
 from tests.small_run import SMALL
 
@@ -42,25 +43,35 @@ def test_a_run_has_metrics_a_predictor_and_a_card(run):
 
 
 def test_rows_are_files_by_task_or_a_folder(tmp_path, monkeypatch):
-    taken = []
-    monkeypatch.setattr(pipeline, "_run_stages", lambda params, out: taken.append(params) or end(out))
-    (tmp_path / "rows.csv").write_text("said,label\ngood,yes\nbad,no\n")
+    monkeypatch.setattr(pipeline, "_outs", lambda out: (out / "metrics").mkdir(parents=True) or {})
+    monkeypatch.setattr(pipeline, "read_json", str)
     monkeypatch.chdir(tmp_path)
     task = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
     changes = {"tasks.polar": task, "finetune.lr": 1e-3}
     polar = {"train": tmp_path / "rows.csv", "dev": "rows.csv", "columns": {"text": "said"}}
-    train(changes, {"polar": polar}, tmp_path / "out")
-    [params] = taken
+    params = load_params(train(changes, {"polar": polar}, tmp_path / "out").folder / "params.yaml")
     assert (list(params.tasks), params.finetune.lr, params.data.source) == (["polar"], 1e-3, "files")
     files = params.data.files["polar"]
     assert files.train == str(tmp_path / "rows.csv") and files.columns == {"text": "said"}
-    train(tmp_path / "out/params.yaml", tmp_path, tmp_path / "again")
-    assert taken[1].data.path == str(tmp_path) and taken[1].tasks == params.tasks
+    again = load_params(train(tmp_path / "out/params.yaml", tmp_path, tmp_path / "again").folder / "params.yaml")
+    assert again.data.path == str(tmp_path) and again.tasks == params.tasks
 
 
-def end(out):
-    (out / "metrics").mkdir(parents=True)
-    (out / "metrics/evaluation.json").write_text("{}")
+def test_only_files_of_an_earlier_run_are_removed(run, tmp_path):
+    out = shutil.copytree(run.folder, tmp_path / "out")
+    mine = out / "data/mine.csv"
+    mine.write_text("text\n")
+    with pytest.raises(UserError, match="files that no run writes, such as .*data/mine.csv; name a new"):
+        train(TINY, out=out)
+    assert (out / "metrics/evaluation.json").exists()
+    mine.unlink()
+    (out / "plots/history/dropped.csv").write_text("step\n")
+    teacher = {"distill.weight": 1, "distill.teacher": str(out / "models"), "schedule.max_batches": 1}
+    with pytest.raises(UserError, match="which every run writes anew"):
+        train({**TINY, **teacher}, out=out)
+    assert (out / "models/ensemble").exists()
+    train({**TINY, "schedule.max_batches": 1}, out=out)
+    assert not (out / "plots/history/dropped.csv").exists() and (out / "plots/history/base.csv").exists()
 
 
 def test_a_mistake_is_a_message_and_nothing_is_written(tmp_path, monkeypatch):
@@ -73,7 +84,7 @@ def test_a_mistake_is_a_message_and_nothing_is_written(tmp_path, monkeypatch):
             train(params)
     with pytest.raises(ValueError, match="data: expected one of sst, qqp, sts, found 'qpp'; did you mean qqp"):
         train(data={"qpp": {"train": "a.csv"}})
-    monkeypatch.setattr(pipeline, "DEFAULTS", tmp_path / "params.yaml")
+    monkeypatch.setattr(pipeline, "CLONE", tmp_path)
     with pytest.raises(UserError, match="params.yaml: can.t be read"):
         train({})
     assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,27 +10,16 @@ from typing import Any
 
 import yaml
 
-from bertrio.analysis.analyze import analyze
-from bertrio.config import Params, build_tasks, member_params, read_yaml
+from bertrio.config import read_yaml
 from bertrio.config.loading import check_params
 from bertrio.core.errors import UserError
-from bertrio.core.files import read_json, write_json, write_text
+from bertrio.core.files import read_json, remove, write_text
 from bertrio.core.options import choose
-from bertrio.core.runtime import set_up
-from bertrio.data.download import download
-from bertrio.data.inputs import check_inputs
-from bertrio.data.prepare import split_data
-from bertrio.evaluation.evaluate import evaluate
 from bertrio.experiments.recipes.params import set_param
 from bertrio.inference.predictor import Predictor
-from bertrio.model.config import encoder_width
-from bertrio.training.ensemble import build_ensemble
-from bertrio.training.finetune import Inputs, finetune
-from bertrio.training.mlm import pretrain_mlm
-from bertrio.training.monitoring import need_all_trackers
-from bertrio.training.prefinetune import prefinetune
 
-DEFAULTS = Path(__file__).parents[2] / "params.yaml"  # of the clone that this code lies in
+HOME = Path(__file__).parents[2]
+CLONE = HOME if (HOME / "stages").exists() else Path()  # the repository, with params.yaml, dvc.yaml and stages/
 Data = str | Path | Mapping[str, Mapping[str, Any]]
 
 
@@ -62,19 +52,25 @@ def train(
             the files of its splits `train`, `dev` and perhaps `test`, with columns `text` (of pairs `text_a` and
             `text_b`) and `label`, and `columns` that are named otherwise, as in `data.files`. Other tasks are left
             out. None leaves it to the params.
-        out: folder to write, best a new one: of an earlier run there, files that this one does not write stay.
+        out: folder to write; an earlier run there is removed.
 
     Raises:
-        UserError: for invalid params, and data that can't be read.
+        UserError: for invalid params, data that can't be read, and files in `out` that no run writes.
         ValueError: if `data` names a task that the params do not have.
     """
     settings, out = _settings(params, data), Path(out)
-    if check_params(settings, "params").runtime.processes > 1:
+    checked = check_params(settings, "params")
+    if checked.runtime.processes > 1:
         raise UserError("runtime.processes: expected 1, since train runs in this process; dvc repro starts several")
+    earlier = _outs(out)
     write_text(out / "params.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
-    checked = check_inputs(out / "params.yaml", out / "data/inputs")
-    need_all_trackers(checked)
-    _run_stages(checked, out)
+    for stage, paths in earlier.items():
+        main = runpy.run_path(f"{CLONE}/stages/{stage}.py")["main"]
+        for path in paths:
+            remove(path)
+        members = [{"member": name} for name in checked.ensemble.members]
+        for options in members if stage == "finetune" else [{}]:
+            main(root=f"{out}/", **options)
     return TrainedRun(out, read_json(out / "metrics/evaluation.json"))
 
 
@@ -83,7 +79,7 @@ def _settings(params: str | Path | Mapping[str, Any] | None, data: Data | None) 
     if isinstance(params, (str, Path)):
         settings = read_yaml(params)
     else:
-        settings = read_yaml(DEFAULTS if DEFAULTS.exists() else "params.yaml")
+        settings = read_yaml(CLONE / "params.yaml")
         for name, value in (params or {}).items():
             set_param(settings, name, value)
     if isinstance(data, Mapping):
@@ -98,25 +94,20 @@ def _settings(params: str | Path | Mapping[str, Any] | None, data: Data | None) 
     return settings
 
 
-def _run_stages(params: Params, out: Path) -> None:
-    """Run the stages as the scripts in stages/ do, with `out` in place of the repository."""
-    folders = ("data", "models", "predictions", "metrics", "plots")
-    data, models, predictions, metrics, plots = (f"{out}/{name}" for name in folders)
-    splits, tokenizer = f"{data}/splits", f"{models}/tokenizer"
-    encoder, start = f"{models}/encoder", f"{models}/prefinetuned"
-    download(params, f"{data}/raw", f"{data}/rejects", f"{data}/corpora")
-    split_data(params, f"{data}/raw", splits, tokenizer, f"{metrics}/data.json")
-    runtime = set_up(**params.runtime.model_dump())
-    write_json(f"{metrics}/mlm.json", pretrain_mlm(params, runtime, f"{data}/corpora", tokenizer, encoder)[0])
-    write_json(f"{metrics}/prefinetune.json", prefinetune(params, encoder, splits, tokenizer, start)[0])
-    members = {name: member_params(params, name) for name in params.ensemble.members}
-    member_models, member_predictions = f"{models}/members", f"{predictions}/members"
-    for name, member in members.items():
-        runtime = set_up(**member.runtime.model_dump(), width=encoder_width(f"{start}/encoder"))
-        curves = [f"{plots}/{kind}/{name}.csv" for kind in ("history", "conflicts", "steps")]
-        paths = f"{member_models}/{name}", f"{member_predictions}/{name}"
-        finetune(member, runtime, Inputs(splits, tokenizer, start), *paths, *curves)
-    combined = f"{predictions}/ensemble.parquet", f"{models}/ensemble"
-    build_ensemble(params, members, splits, tokenizer, member_models, member_predictions, *combined)
-    evaluate(list(members), build_tasks(params), predictions, metrics, plots, params.evaluate.submission)
-    analyze(params, splits, models, predictions, metrics, plots, f"{models}/README.md")
+def _outs(out: Path) -> dict[str, list[Path]]:
+    """Return what each stage of dvc.yaml, in their order, wrote to `out` in an earlier run.
+
+    Raises:
+        UserError: if there are other files.
+    """
+    outs: dict[str, list[Path]] = {}
+    for name, stage in read_yaml(CLONE / "dvc.yaml")["stages"].items():
+        each = stage.get("do", stage)
+        listed = [path for kind in ("outs", "plots", "metrics") for path in each.get(kind, ())]
+        paths = [path if isinstance(path, str) else next(iter(path)) for path in listed]
+        outs[name] = [found for path in paths for found in out.glob(path.replace("${key}", "*"))]
+    known = {out / "params.yaml", *(path for paths in outs.values() for path in paths)}
+    others = [file for file in out.rglob("*") if not file.is_dir() and not {file, *file.parents} & known]
+    if others:
+        raise UserError(f"out: {out} has files that no run writes, such as {min(others)}; name a new or empty folder")
+    return outs

@@ -72,9 +72,9 @@ def test_a_changed_file_of_extra_rows_changes_the_digest(check, course):
 
 def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, monkeypatch):
     for name in ("members/base/heads.safetensors", "ensemble/ensemble.json", "splits.txt"):
-        (tmp_path / "models" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "models" / name).write_text("x")
-    teacher = {"teacher": str(tmp_path / "models")}
+        (tmp_path / "teacher" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "teacher" / name).write_text("x")
+    teacher = {"teacher": str(tmp_path / "teacher")}
 
     def teachers(**overrides):
         check(**overrides)
@@ -86,6 +86,7 @@ def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, m
     members = {"student": {"distill": {**teacher, "weight": 1}}}
     assert teachers(ensemble={"members": members}) == {"": {}, "ensemble.members.student.": shared}
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "teacher").rename("models")
     (tmp_path / "copied").mkdir()
     (tmp_path / "copied/ensemble.json").write_text("{}")
     for folder, problem in {

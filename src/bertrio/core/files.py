@@ -52,7 +52,7 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     path = Path(path)
     new, old = (path.with_name(f".{path.name}.{which}") for which in ("new", "old"))
     for leftover in (new, old):
-        _remove(leftover)
+        remove(leftover)
     new.mkdir(parents=True)
     try:
         yield new
@@ -65,13 +65,13 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
     except BaseException:
         if os.path.lexists(old) and not os.path.lexists(path):
             old.rename(path)
-        _remove(new)
+        remove(new)
         raise
     sync(path.parent)
-    _remove(old)
+    remove(old)
 
 
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a file, link or folder if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

@@ -48,7 +48,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "order": _order(params),
         "members": list(params.ensemble.members),
         "prefinetune": _prefinetune_digest(params),
-        "teacher": _teachers_digest(params),
+        "teacher": _teachers_digest(params, Path(params_path).parent / "models"),
     }
     for name, value in written.items():
         write_json(Path(folder) / f"{name}.json", value, digits=None)
@@ -121,20 +121,20 @@ def _encoder_digest(params: Params) -> dict[str, str]:
     return {} if folder is None else _folder_digests("encoder.name", str(folder), *FILES)
 
 
-def _teachers_digest(params: Params) -> dict[str, dict[str, str]]:
+def _teachers_digest(params: Params, models: Path) -> dict[str, dict[str, str]]:
     views = _views(params)
     return {
-        prefix: _teacher_digest(prefix, view)
+        prefix: _teacher_digest(prefix, view, models.resolve())
         for prefix, view in views.items()
         if not prefix or view.distill != params.distill
     }
 
 
-def _teacher_digest(prefix: str, params: Params) -> dict[str, str]:
+def _teacher_digest(prefix: str, params: Params, models: Path) -> dict[str, str]:
     if not params.distill.weight:
         return {}
     param, teacher = f"{prefix}distill.teacher", params.distill.teacher
-    folder, models = _folder(param, teacher), Path("models").resolve()
+    folder = _folder(param, teacher)
     if models in (folder.resolve(), *folder.resolve().parents):
         raise UserError(f"{param}: found {teacher}, which every run writes anew; copy it out of the repository first")
     if (folder / "ensemble.json").exists() and not (folder / "bertrio.json").exists():

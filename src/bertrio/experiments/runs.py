@@ -197,6 +197,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
     steps_and_scores = zip(*(point for curve in curves.values() for point in curve))
     page = render_page(
         "runs.html",
+        title="Runs",
         table=table.drop(columns="changed").join(params.loc[:, params.nunique() > 1]),
         scores=charts,
         curves=curves,

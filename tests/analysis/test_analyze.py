@@ -71,7 +71,7 @@ def test_dev_without_labels_three_rows_and_a_pair_encoded_apart(run, capsys):
     run_stage(run.combine())
     printed = " ".join(capsys.readouterr().err.split())
 
-    assert "analyze: dev of qqp has no labelled rows to look for errors in" in printed
+    assert "analyze: qqp, 0 labelled rows of dev" in printed
     worst = read_json("predictions/analysis/errors.json")
     assert (len(worst["sst"]), len(worst["qqp"]), len(worst["sts"])) == (4, 0, 3)
     assert set(read_json("metrics/slices.json")) == {"sst"}, "three rows say nothing"

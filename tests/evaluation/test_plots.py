@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from bertrio.evaluation.canvas import picture, titled
-from bertrio.evaluation.plots import write_plots
+from bertrio.evaluation.plots import sortable, write_plots
 from tests.evaluation.tables import TASKS, predictions
 
 MEMBERS = ("base", "second", "third")
@@ -41,6 +41,8 @@ def test_every_kind_of_task_has_its_tables(drawn):
     rows = predictions().query("task == 'sst' and split == 'dev'")[["label", "prediction"]]
     assert pd.read_csv(io.BytesIO(drawn["confusion/sst.csv"])).to_numpy().tolist() == rows.to_numpy().tolist()
     assert drawn["scores/sts.csv"].count(b"\n") == 1 + 40
+    assert sortable("ab") == ["a", "b"] and sortable("ba") == ["0 b", "1 a"]
+    assert sortable("cbaedfghijk") == sorted(sortable("cbaedfghijk"))
 
 
 def test_pictures_are_the_same_bytes_whatever_the_users_settings(tmp_path):

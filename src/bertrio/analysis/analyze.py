@@ -68,8 +68,7 @@ def analyze(
     errors, slices, robustness_by_task = {}, {}, {}
     with progress("analyze", total=len(tasks)) as bar:
         for name, rows in data.items():
-            if rows.table.empty:
-                say(f"analyze: dev of {name} has no labelled rows to look for errors in")
+            say(f"analyze: {name}, {len(rows.table):,} labelled rows of dev")
             errors[name] = _worst(scorer, tasks[name], rows, params.analyze)
             slices[name] = measure_slices(Facts(tasks[name], rows.table, rows.train), rows.scored)
             by_perturbation = robustness(scorer, tasks[name], _sample(rows.dev, params.analyze.rows))

@@ -10,6 +10,7 @@ import pandas as pd
 
 from bertrio.core.tasks import Task
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
+from bertrio.evaluation.plots import sortable
 
 WORST = 3  # slices of a task that `weakest` names
 FEWEST = 30  # rows that a slice needs to be named there
@@ -269,7 +270,7 @@ def conflict_curves(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def confusion(table: pd.DataFrame, task: Task) -> pd.DataFrame:
     """Return the number of rows by gold (index) and predicted class (columns), in the order of the classes."""
     names = [task.target.name_of(float(number)) for number in range(max(2, task.target.size))]
-    table = table.replace({f"{number} {name}": name for number, name in enumerate(names)})  # numbered to sort them
+    table = table.replace(dict(zip(sortable(names), names)))
     seen = {*table["gold"], *table["predicted"]}
     order = [*(name for name in names if name in seen), *sorted(seen.difference(names))]
     return pd.crosstab(table["gold"], table["predicted"]).reindex(index=order, columns=order, fill_value=0)

@@ -17,6 +17,8 @@ EXAMPLES = {  # arguments by command, for its help
     "predict": "--task sst --in reviews.csv --columns text=review --out out.csv", "mine": "sentences.txt --top 20",
     "export": "--format classifier --task sst --to exported", "completion": "bash > ~/.bertrio-completion",
     "factorial": "future-factorial",
+    "metrics": "--all", "check": "--params params.yaml", "preset": "smoke", "claims": "--budget quick --out claims.md",
+    "serve": "--model models/members/base --port 8080",
 }  # fmt: skip
 
 

@@ -47,7 +47,7 @@ class Stderr:
 
 
 console = Console(file=Stderr(), highlight=False)  # type: ignore[arg-type]
-WIDE = 180  # line width in characters when standard output is not a terminal
+UNWRAPPED = 100_000  # line width in characters when standard output is not a terminal
 
 
 class Bar:
@@ -90,9 +90,9 @@ def say(text: str) -> None:
 
 
 def output_console() -> Console:
-    """Return a console on standard output; without a terminal its lines hold `WIDE` characters."""
+    """Return a console on standard output; without a terminal its lines do not wrap, as those of git and dvc."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDE)
+    return console if console.is_terminal else Console(highlight=False, width=UNWRAPPED)
 
 
 def print_table(
@@ -101,16 +101,21 @@ def print_table(
     """Print a frame without its index.
 
     Floats have four decimals, missing values are a dash. Text is left-aligned and never read as markup; columns of
-    numbers are right-aligned. The first columns, as many as `unwrapped`, never wrap; `style` is rich's.
+    numbers are right-aligned. The first columns, as many as `unwrapped`, never wrap; `style` is rich's. Without a
+    terminal there are no borders, so that a row is a line for grep and cut.
     """
-    table = Table(title=Text(title), title_justify="left", **style)
+    to = to or console
+    if title:
+        to.print(Text(title if len(frame) else f"{title}: none", "italic"), soft_wrap=True)
+    table = Table(**style if to.is_terminal else {"box": None, "pad_edge": False})
     for index, name in enumerate(frame.columns):
         numbers = all(value is None or isinstance(value, Number) for value in frame[name])
         side: Literal["left", "right"] = "right" if numbers else "left"
         table.add_column(Text(str(name)), justify=side, no_wrap=index < unwrapped, overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*[Text("".join(c if c.isprintable() else " " for c in _cell(value))) for value in row])
-    (to or console).print(table)
+    if len(frame):
+        to.print(table)
 
 
 def _cell(value: Any) -> str:

@@ -46,13 +46,17 @@ def write_plots(
 
 
 def _write_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
-    scored, names = Scored.from_rows(rows), list(task.target.class_names)
-    if names != sorted(names):  # DVC sorts the classes of a confusion matrix by their names
-        names = [f"{number} {name}" for number, name in enumerate(names)]
+    scored, names = Scored.from_rows(rows), sortable(task.target.class_names)
     columns = {"gold": scored.labels, "predicted": scored.predictions}
     table = pd.DataFrame({name: [names[int(value)] for value in values] for name, values in columns.items()})
     write_csv(table, folder / "confusion" / f"{task.name}.csv")
     write_csv(reliability(scored), folder / "reliability" / f"{task.name}.csv")
+
+
+def sortable(names: Sequence[str]) -> list[str]:
+    """Return names of classes, numbered unless they are sorted: DVC sorts those of a confusion matrix."""
+    digits = len(str(len(names) - 1))
+    return list(names) if list(names) == sorted(names) else [f"{i:0{digits}} {name}" for i, name in enumerate(names)]
 
 
 def _write_scores(rows: pd.DataFrame, task: Task, folder: Path) -> None:

@@ -45,7 +45,7 @@ class Difference:
     """A metric of two sides, and the second minus the first with its 95 % interval and p-value.
 
     `first` and `second` are means over the side's runs, and `seeds` counts these. If a side has a single run, interval
-    and p-value cover other rows, but not other seeds.
+    and p-value cover other rows, but not other seeds. `freedom` are the degrees of freedom of Student's t.
     """
 
     metric: str
@@ -55,6 +55,7 @@ class Difference:
     low: float
     high: float
     p: float
+    freedom: float = math.inf
 
     @property
     def difference(self) -> float:
@@ -102,21 +103,22 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
     if min(seeds) > 1:
         parts += [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides]
     means = [float(np.mean(side)) for side in sides]
-    low, high, p = _t_test(means[1] - means[0], parts)
+    low, high, p, freedom = _t_test(means[1] - means[0], parts)
     largest = sum(weight * widest(first[0][task].metric) for task, weight in weights.items())
-    return Difference(metric, means[0], means[1], seeds, max(low, -largest), min(high, largest), p)
+    return Difference(metric, means[0], means[1], seeds, max(low, -largest), min(high, largest), p, freedom)
 
 
-def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """Return 95 % interval and p-value of a difference; `parts` are its variances and their degrees of freedom."""
+def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float, float]:
+    """Return the interval, p-value and degrees of freedom of a difference; `parts` are its variances and theirs."""
     error = math.sqrt(math.fsum(variance for variance, _ in parts))  # independent of the order of the sides
     if error < 1e-12:  # rounding
-        return difference, difference, 1.0
+        return difference, difference, 1.0, math.inf
     from scipy.special import stdtr, stdtrit  # slow to import
 
     freedom = error**4 / math.fsum(variance**2 / freedom for variance, freedom in parts)
     half_width = float(stdtrit(freedom, 0.975)) * error
-    return difference - half_width, difference + half_width, 2 * float(stdtr(freedom, -abs(difference) / error))
+    p = 2 * float(stdtr(freedom, -abs(difference) / error))
+    return difference - half_width, difference + half_width, p, freedom
 
 
 def _row_variance(differences: Array) -> tuple[float, float]:

@@ -33,6 +33,7 @@ from bertrio.evaluation.significance import (
 from bertrio.experiments.recipes.params import ABSENT, leaves
 from bertrio.experiments.revision import Revision
 
+FEW = 10  # degrees of freedom, below which Student's t widens an interval by more than an eighth
 Side = Sequence[Revision]
 Figures = dict[str, Any]
 MAX_IDS = 3  # ids in a message
@@ -115,7 +116,13 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
         for figures in result["overall"].values():
             figures["better"] = _better(figures, figures["p"])
     result["notes"] = [*notes, *_notes(first, second, split), *_same_runs(revisions, matched.values(), len(first))]
-    for name, figures in (*result["tasks"].items(), *result.get("overall", {}).items()):
+    tested = {**result["tasks"], **result.get("overall", {})}
+    if wide := [name for name, figures in tested.items() if figures.pop("wide")]:
+        result["notes"].append(
+            f"few rows or seeds decide on {', '.join(wide)}, so that Student's t has less than {FEW} degrees of "
+            "freedom (Satterthwaite), which makes the interval wider"
+        )
+    for name, figures in tested.items():
         figures["sentence"] = _sentence(name, figures, label(first), label(second))
     if rows is not None:
         result["rows"] = {
@@ -180,6 +187,7 @@ def _test(sides: tuple[Sequence[Run], Sequence[Run]], name: str, metric: str) ->
         "interval": [result.low, result.high],
         "by_seed": [[score_of(run, name) for run in side] for side in sides],
         "test": "paired t-test over rows" + ("" if result.rows_alone else " and seeds"),
+        "wide": result.freedom < FEW,
         "p": result.p,
     }
 

@@ -67,6 +67,7 @@ def repositories(stand_in_hub):
     texts = {"train.jsonl": json_lines(*written), "test.jsonl": json_lines(*hidden)}
     return {
         "SetFit/sst5": make({A: sst, B: newer}, {"main": B, "v1": A}),
+        "nobody/moved": make({A: sst}, {"main": B, "v1": A}),  # B can't be loaded
         "nobody/texts": make({D: texts}, {"main": D}),
         "RobZamp/sick": make({C: sick}, {"refs/convert/parquet": C}),
     }
@@ -103,6 +104,11 @@ def test_the_commit_that_a_revision_stands_for_is_loaded_and_recorded(ask, order
     result = ask(order("sst", revision=revision))
     expected = {"id": "SetFit/sst5", "commit": commit} | ({"revision": revision} if revision else {})
     assert result["facts"] == {"sst": expected} and result["tables"]["dev"][0][1] == text
+
+
+def test_cached_rows_of_another_commit_are_not_taken(ask, order):
+    assert ask(order("sst", id="nobody/moved", revision="v1"))["tables"]
+    assert f"commit {B} can't be loaded, and the cache has {A}" in ask(order("sst", id="nobody/moved"))["error"]
 
 
 def test_a_local_folder_that_is_called_like_a_data_set_is_not_taken_for_it(ask, order, tmp_path):

@@ -15,7 +15,7 @@ def recipes(tmp_path, root, monkeypatch):
 
 def line_of(text, name):
     """Return the cells of the one line that begins with `name`."""
-    [line] = [line.replace("│", " ").split() for line in text.splitlines() if line.startswith(f"│ {name} ")]
+    [line] = [line.split() for line in text.splitlines() if line.startswith(f"{name} ")]
     return line
 
 

@@ -154,7 +154,13 @@ def _dataset(entry: Entry, split: str, place: str, streaming: bool = False) -> A
         if Path(entry.id).exists():  # `datasets` would read the folder instead
             raise FileExistsError(f"there is a local folder {entry.id}, rename it")
         commit = _commit(entry.id, entry.revision)
-        return datasets.load_dataset(entry.id, entry.config, split=split, revision=commit, streaming=streaming)
+        builder = datasets.load_dataset_builder(entry.id, entry.config, revision=commit)
+        if builder.hash != commit:  # after any error `datasets` takes the newest of its cache
+            raise ConnectionError(f"commit {commit} can't be loaded, and the cache has {builder.hash}")
+        if streaming:
+            return builder.as_streaming_dataset(split)
+        builder.download_and_prepare()
+        return builder.as_dataset(split)
 
 
 def _loading(entry: Entry, place: str) -> AbstractContextManager[None]:

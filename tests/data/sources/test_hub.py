@@ -67,7 +67,7 @@ def repositories(stand_in_hub):
     texts = {"train.jsonl": json_lines(*written), "test.jsonl": json_lines(*hidden)}
     return {
         "SetFit/sst5": make({A: sst, B: newer}, {"main": B, "v1": A}),
-        "nobody/moved": make({A: sst}, {"main": B, "v1": A}),  # B can't be loaded
+        "nobody/moved": make({A: sst, B: {}}, {"main": B, "v1": A}),  # B has no files
         "nobody/texts": make({D: texts}, {"main": D}),
         "RobZamp/sick": make({C: sick}, {"refs/convert/parquet": C}),
     }

@@ -114,6 +114,21 @@ def test_order_matters_to_who_looks_at_one_side_alone():
     assert (one_side["n"], one_side["flips"]) == (2, 0.5)
 
 
+@pytest.mark.parametrize("target", [Ordered(3), Binary(), Score(0, 5), Classes(3)])
+def test_gender_bias_is_signed_towards_women_whichever_way_rows_are_swapped(target):
+    task = Task("t", "single", "cross", target)
+    texts = ["he came with his dog", "she slept", "the actress and her film", "he and she"]  # the last one has no sign
+    outputs = {3: [0.0, 0.0, 3.0], 1: [3.0]}[target.size]
+    scorer = Simple(task, lambda text: outputs if re.search(r"\b(she|her|actress)\b", text) else [0.0] * target.size)
+    found = robustness(scorer, task, pd.DataFrame({"text": texts}))["gender_swapped"]
+    if type(target) is Classes:
+        assert "bias" not in found
+        return
+    levels = [target.expected(target.predict(np.array([row]))).item() for row in (outputs, [0.0] * target.size)]
+    assert found["bias"] == pytest.approx(levels[0] - levels[1]) and found["bias"] > 0
+    assert (found["bias_low"], found["bias_high"]) == pytest.approx((found["bias"], found["bias"]))  # all rows alike
+
+
 @pytest.mark.parametrize(("by", "flips"), [(0.49, 0.0), (0.51, 1.0)])
 def test_a_score_flips_beyond_a_tenth_of_its_range(by, flips):
     task = Task("t", "pair", "bi", Score(0, 5))

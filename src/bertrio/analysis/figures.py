@@ -134,16 +134,19 @@ def weakest(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     }
 
 
+BIAS = ("bias", "bias_low", "bias_high")
+
+
 def robustness(content: Mapping[str, Any]) -> pd.DataFrame:
     """Return how often each perturbation changes predictions."""
     rows = [
         [task, name.replace("_", " "), entry["n"], Figure(entry["flips"], entry["low"], entry["high"], drawn=True),
-         entry["shift"]]
+         entry["shift"], Figure(*[entry[part] for part in BIAS]) if entry.get("bias") is not None else None]
         for task, changes in content.items()
         for name, entry in changes.items()
         if name != "model"
     ]  # fmt: skip
-    return pd.DataFrame(rows, columns=["task", "change", "rows", "flips", "mean shift"], dtype=object)
+    return pd.DataFrame(rows, columns=["task", "change", "rows", "flips", "mean shift", "bias"], dtype=object)
 
 
 def challenges(content: Mapping[str, Any]) -> pd.DataFrame:

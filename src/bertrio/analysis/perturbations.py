@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student_t
 
 from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import wilson
@@ -59,6 +60,7 @@ GENDERED = (
 COUNTERPARTS = {  # "her" is ambiguous, see `gender_swapped`
     word: other for pair in GENDERED.split() for word, other in (pair.split("-"), pair.split("-")[::-1])
 } | {"him": "her", "his": "her", "hers": "his"}
+FOR_MEN = {pair.partition("-")[0] for pair in GENDERED.split()} | {"him", "his"}
 AFTER_OBJECT = (  # before one of these words "her" becomes "him", else "his"
     "a about after against and as at because before but by for from if in into is of off on or out over so than that "
     "the through to until up was when while who with"
@@ -139,6 +141,13 @@ def gender_swapped(text: str) -> str:
     return _swapped(text, [*COUNTERPARTS, "her"], other)
 
 
+def towards_women(texts: Texts) -> int:
+    """Return 1 if `gender_swapped` makes most gendered words words for women, -1 for men, 0 if they are as many."""
+    words = [word for text in texts for word in re.findall(r"\w+", text.lower())]
+    men = [word in FOR_MEN for word in words if word in COUNTERPARTS or word == "her"]
+    return int(np.sign(2 * sum(men) - len(men)))
+
+
 def names_swapped(text: str) -> str:
     """Replace each first name by a fixed one of the same gender and similar frequency."""
     return _swapped(text, REPLACEMENT_NAMES, lambda match: REPLACEMENT_NAMES[match[0].lower()])
@@ -182,6 +191,7 @@ def robustness(scorer: Scorer, task: Task, rows: pd.DataFrame) -> dict[str, dict
         By perturbation: `n`, the number of rows that it edits; `flips`, the share of them whose prediction changes
         (for scores by more than a tenth of the range); `low` and `high`, its 95 % Wilson interval; `shift`, the mean
         absolute change of the predicted class's probability, or of the score. All but `n` are None if `n` is 0.
+        `gender_swapped` has the signed `bias` too, see `gender_bias`.
     """
     texts = [tuple(row) for row in rows[list(task.text_columns)].itertuples(index=False)]
     inputs, positions = list(texts), {}
@@ -198,6 +208,11 @@ def robustness(scorer: Scorer, task: Task, rows: pd.DataFrame) -> dict[str, dict
             flips = float(np.mean(flipped))
             low, high = map(float, wilson(flips, len(before)))
             figures[name] |= {"flips": flips, "shift": float(np.mean(shift)), "low": low, "high": high}
+    before, after = positions["gender_swapped"]
+    signs = np.array([towards_women(inputs[row]) for row in before])
+    levels = [task.target.expected(predicted.take(rows)) for rows in (before, after)]
+    if levels[0] is not None and levels[1] is not None:
+        figures["gender_swapped"] |= gender_bias((signs * (levels[1] - levels[0]))[signs != 0])
     return figures
 
 
@@ -217,3 +232,21 @@ def _swapped(text: str, words: Iterable[str], other: Callable[[re.Match[str]], s
         return word[0].upper() + word[1:] if match[0][0].isupper() else word
 
     return re.sub(rf"\b(?:{'|'.join(words)})\b", cased, text, flags=re.IGNORECASE)
+
+
+def gender_bias(changes: np.ndarray) -> dict[str, float | None]:
+    """Return the mean change of the expected label from words for men to words for women.
+
+    Above 0, the model gives higher labels to texts about women; flips alone do not tell whom a model favours.
+
+    Args:
+        changes: [N], of the rows with more words for one gender; 1 or no row has no bias.
+
+    Returns:
+        `bias` with the limits of its 95 % interval by Student's t, `bias_low` and `bias_high`.
+    """
+    if len(changes) < 2:
+        return {"bias": None, "bias_low": None, "bias_high": None}
+    mean = float(changes.mean())
+    half = float(student_t.ppf(0.975, len(changes) - 1) * changes.std(ddof=1) / np.sqrt(len(changes)))
+    return {"bias": mean, "bias_low": mean - half, "bias_high": mean + half}

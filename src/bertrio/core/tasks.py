@@ -146,6 +146,11 @@ class Target(ABC):
         moved = np.abs(after.probabilities[rows, classes] - before.probabilities[rows, classes])
         return before.values != after.values, moved
 
+    def expected(self, predicted: Predicted) -> Array | None:
+        """Return the mean label [B] by the predicted probabilities, or the score; None if labels have no order."""
+        assert predicted.probabilities is not None
+        return predicted.probabilities @ np.arange(predicted.probabilities.shape[1])
+
 
 @dataclass(frozen=True)
 class Classes(Target):
@@ -177,6 +182,9 @@ class Classes(Target):
         odds = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
         probabilities = odds / odds.sum(axis=-1, keepdims=True)
         return Predicted(probabilities.argmax(axis=-1).astype(np.float64), probabilities, None)
+
+    def expected(self, predicted: Predicted) -> Array | None:
+        return super().expected(predicted) if isinstance(self, Ordered) else None
 
 
 @dataclass(frozen=True)
@@ -246,6 +254,9 @@ class Score(Target):
         """Return whether each score [B] moved by more than `margin`, and by how much [B]."""
         moved = np.abs(after.values - before.values)
         return moved > self.margin, moved
+
+    def expected(self, predicted: Predicted) -> Array | None:
+        return predicted.values
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,8 @@ class Uncertainty(nn.Module):
     Section 3, in the form of "BERT With Multitask Fine-Tuning and Loss Construction", Section 4.2.2.
 
     Departs from Kendall et al.: they use exp(-w) l / 2 + w / 2 for squared errors and exp(-w) l + w / 2 for cross
-    entropies; the second paper, and this class, use one form for both. It equals the first up to a factor of 2.
+    entropies; the second paper, and this class, use one form for both. It equals the first up to a factor of 2; at
+    the optimum, the weight of every loss is twice theirs.
 
     A loss near 0 decreases w_t without bound, and a negative loss has no minimum.
 

@@ -56,8 +56,10 @@ def mse(o, c, y, scale="raw"):
 
 
 def pearson_loss(o, c, y):
-    x, y = o[:, 0] - o[:, 0].mean(), y - y.mean()
-    return 1 - (x * y).sum() / ((x * x).sum() * (y * y).sum()).sqrt()
+    """Murphy 1988: the squared error is that of the mean and the spread, and 2 s_o s_y (1 - r)."""
+    r = torch.corrcoef(torch.stack([o[:, 0], y.to(o.dtype)]))[0, 1]
+    spreads = o[:, 0].std(correction=0) * y.std(correction=0)
+    return 1 - r + (((o[:, 0] - y) ** 2).mean() - 2 * spreads * (1 - r)) / 25
 
 
 def cosine_mse(o, c, y):
@@ -170,12 +172,12 @@ def test_a_certain_wrong_answer_is_finite_and_so_is_its_gradient(name, target):
         ([2.0], [3.0]),
     ],
 )
-def test_without_variance_pearson_is_one_with_a_gradient_of_zero(scores, labels):
+def test_without_variance_pearson_has_the_gradient_of_mean_and_spread_alone(scores, labels):
     outputs = torch.tensor(scores).unsqueeze(1).requires_grad_()
-    loss = pearson(HeadOutput(outputs), torch.tensor(labels))
+    loss = pearson(HeadOutput(outputs), torch.tensor(labels), low=0.0, high=1e6)
     loss.backward()
-    assert loss.item() == 1.0
-    assert torch.equal(outputs.grad, torch.zeros_like(outputs))
+    assert loss.item() == pytest.approx(1.0)
+    assert outputs.grad.abs().max() < 1e-11  # the other terms, over a range of 1e6
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,8 @@ def test_what_cannot_be_built_is_an_error_before_any_training(name, target, opti
         build_loss(name, target, options)
 
 
-def test_pearson_is_one_minus_scipys_correlation():
+def test_pearson_is_one_minus_scipys_correlation_where_mean_and_spread_are_right():
     scores, labels = inputs("pearson", SCORE)[0].detach(), LABELS[SCORE]
     r = pearsonr(scores.squeeze(1).double(), labels.double()).statistic
-    assert pearson(HeadOutput(30 * scores - 7), labels).item() == pytest.approx(1 - r, rel=1e-5)
+    line = labels.std() / scores.std() * (scores - scores.mean()) + labels.mean()
+    assert pearson(HeadOutput(line), labels, low=0.0, high=5.0).item() == pytest.approx(1 - r, rel=1e-5)

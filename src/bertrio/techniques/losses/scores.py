@@ -36,26 +36,33 @@ def mse(
     return F.mse_loss(output.outputs.float().squeeze(1) / length, labels.float() / length)
 
 
-def pearson(output: HeadOutput, labels: Tensor) -> Tensor:
-    r"""One minus Pearson's correlation of the scores with the labels of the batch.
+def pearson(output: HeadOutput, labels: Tensor, *, low: float, high: float) -> Tensor:
+    r"""One minus Pearson's correlation of the scores with the labels of the batch, plus errors of mean and spread.
 
-    .. math:: L = 1 - \frac{\sum_b (o_b - \bar o)(y_b - \bar y)}{\sqrt{\sum_b (o_b - \bar o)^2 \sum_b (y_b - \bar y)^2}}
+    .. math:: L = 1 - r + \frac{(\bar o - \bar y)^2 + (s_o - s_y)^2}{(high - low)^2}, \quad
+        r = \frac{\sum_b (o_b - \bar o)(y_b - \bar y)}{B s_o s_y}
 
-    Pearson 1895, "Notes on Regression and Inheritance in the Case of Two Parents". It trains the metric
-    itself, but neither location nor scale of the scores. The larger the batch, the closer it is to the correlation over
-    all rows.
+    with the standard deviations s of the batch, divided by B. Pearson 1895, "Notes on Regression and Inheritance in the
+    Case of Two Parents". The correlation trains the metric itself, but neither mean nor spread, so that clipping to the
+    range would lose rows. The second term trains just these; it is the rest of the squared error, which by Murphy 1988,
+    "Skill Scores Based on the Mean Square Error", equation 9, is the sum of its numerator and 2 s_o s_y (1 - r). The
+    larger the batch, the closer r is to the correlation over all rows.
 
     Args:
         output: `outputs` [B, 1], scores.
         labels: [B], float32.
+        low: the lowest score.
+        high: the highest score.
 
     Returns:
-        Scalar from 0 to 2. It is 1, with zero gradient, if the correlation is not defined: all scores equal, all labels
-        equal, or a single row. Two rows have correlation 1 or -1, with zero gradient as well.
+        Scalar, 0 or more. If the correlation is not defined, r is 0 with zero gradient: all scores equal, all labels
+        equal, or a single row. Two rows have r of 1 or -1, with zero gradient as well.
     """
     scores, labels = output.outputs.float().squeeze(1), labels.float()
     x, y = scores - scores.mean(), labels - labels.mean()
     flat = (x.norm() <= FLAT * scores.norm()) | (y.norm() <= FLAT * labels.norm())
     # `where` differentiates both branches, so the divisor must not be 0 in the unused one
     spread = torch.where(flat, 1.0, x.norm() * y.norm())
-    return 1 - torch.where(flat, 0.0, (x * y).sum() / spread)
+    r = torch.where(flat, 0.0, (x * y).sum() / spread)
+    error = (scores.mean() - labels.mean()) ** 2 + (x.norm() - y.norm()) ** 2 / len(labels)
+    return 1 - r + error / (high - low) ** 2

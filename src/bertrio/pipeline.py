@@ -22,6 +22,7 @@ from bertrio.data.prepare import split_data
 from bertrio.evaluation.evaluate import evaluate
 from bertrio.experiments.recipes.params import set_param
 from bertrio.inference.predictor import Predictor
+from bertrio.inference.teach import teach
 from bertrio.model.config import encoder_width
 from bertrio.training.ensemble import build_ensemble
 from bertrio.training.finetune import Inputs, finetune
@@ -110,12 +111,14 @@ def _run_stages(params: Params, out: Path) -> None:
     write_json(f"{metrics}/mlm.json", pretrain_mlm(params, runtime, f"{data}/corpora", tokenizer, encoder)[0])
     write_json(f"{metrics}/prefinetune.json", prefinetune(params, encoder, splits, tokenizer, start)[0])
     members = {name: member_params(params, name) for name in params.ensemble.members}
+    teacher = f"{data}/teacher"
+    teach(params, splits, teacher)
     member_models, member_predictions = f"{models}/members", f"{predictions}/members"
     for name, member in members.items():
         runtime = set_up(**member.runtime.model_dump(), width=encoder_width(f"{start}/encoder"))
         curves = [f"{plots}/{kind}/{name}.csv" for kind in ("history", "conflicts", "steps")]
         paths = f"{member_models}/{name}", f"{member_predictions}/{name}"
-        finetune(member, runtime, Inputs(splits, tokenizer, start), *paths, *curves)
+        finetune(member, runtime, Inputs(splits, tokenizer, start, teacher), *paths, *curves)
     combined = f"{predictions}/ensemble.parquet", f"{models}/ensemble"
     build_ensemble(params, members, splits, tokenizer, member_models, member_predictions, *combined)
     evaluate(list(members), build_tasks(params), predictions, metrics, plots, params.evaluate.submission)

@@ -71,14 +71,15 @@ class Blocks:
 def case(args: argparse.Namespace) -> dict[str, Any]:
     """Train as the stage `finetune` does, without scoring, with saves."""
     from bertrio.config.groups import CheckpointParams
-    from bertrio.training.checkpoints import Checkpoints
+    from bertrio.training.checkpoints import VARIABLE, Checkpoints
     from bertrio.training.evaluator import Selection
 
     args.steps = 2 * args.saves * args.block
     trainer, model, _, runtime = trainer_of(args)
     best = Selection("overall_normalized", "dev")
     best.weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
-    options = CheckpointParams(minutes=None, steps=None, folder=args.folder)
+    os.environ |= {VARIABLE: args.folder} if args.folder else {}
+    options = CheckpointParams(minutes=None, steps=None)
     opened = Checkpoints.open("benchmark", {"process": os.getpid()}, options, runtime)
     with opened as checkpoints, checkpoints.resumed({"trainer": trainer, "best": best}):
         trainer.checkpoint = blocks = Blocks(checkpoints, args.warmup, args.block, runtime.device)

@@ -94,7 +94,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     from bertrio.evaluation.metrics import evaluate_predictions
     from bertrio.model.config import encoder_width
     from bertrio.model.multitask import build_model, load_heads
-    from bertrio.training.build import build_trainer, resolve_precision, teacher_predictions
+    from bertrio.training.build import build_trainer, resolve_precision
     from bertrio.training.finetune import Inputs, load_rows, predict
     from bertrio.training.mlm import pretrain_mlm
     from bertrio.training.prefinetune import prefinetune
@@ -118,7 +118,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     model = build_model(member, f"{before}/encoder", runtime)
     load_heads(model, before)
     rows = {task: train[task] for task in member.trains}
-    trainer, averaged = build_trainer(member, model, rows, None, teacher_predictions(member, rows, splits, runtime))
+    trainer, averaged = build_trainer(member, model, rows, teacher=args.work / "data/teacher")
     points = []
     tasks = build_tasks(member)
     for _ in trainer.run("benchmark"):

@@ -46,7 +46,6 @@ TECHNIQUES = {  # the plain step they extend, and the params that turn them on
     "bregman": ("sst", {"bregman": {"mu": 1}}),
     "r_drop": ("sst", {"r_drop": {"alpha": 1}}),
     "joint smart": ("joint", {"smart": {"lambda": 1, "steps": 1, "radius": 1e-3}}),
-    **{f"{base}, compiled": (base, {"encoder": {"compile": True}}) for base in ("sst", "qqp", "sts", "joint")},
     "uncertainty": ("joint", {"weighting": {"method": "uncertainty"}}),
     **{method: ("joint", {"surgery": {"method": method}}) for method in SURGERIES},
 }

@@ -24,7 +24,9 @@ from bertrio.training.finetune import Inputs, finetune
 def main(member: str, root: str = "") -> dict:
     params = load_member(member, f"{root}params.yaml")
     processes = init_distributed(params.runtime.processes, params.runtime.device)
-    inputs = Inputs(f"{root}data/splits", f"{root}models/tokenizer", f"{root}models/prefinetuned")
+    inputs = Inputs(
+        f"{root}data/splits", f"{root}models/tokenizer", f"{root}models/prefinetuned", f"{root}data/teacher"
+    )
     width = encoder_width(f"{inputs.prefinetuned}/encoder")
     runtime = set_up(**params.runtime.model_dump(), process_group=processes, width=width)
     return finetune(

@@ -27,7 +27,7 @@ from bertrio.core.runtime import set_up
 from bertrio.data.batches import Split
 from bertrio.model import encoder
 from bertrio.model.multitask import MultitaskModel, build_model
-from bertrio.training.build import build_trainer, load_split
+from bertrio.training.build import add_unlabelled, build_trainer, load_split
 from bertrio.training.loop import Trainer, infer
 
 
@@ -51,6 +51,7 @@ def built(settings: Path, processes: Processes) -> tuple[Trainer, MultitaskModel
     runtime = set_up(**params.runtime.model_dump(), process_group=processes)
     model = build_model(params, "models/encoder", runtime)
     rows = load_split(params, "train", "data/splits", "models/tokenizer")
+    rows = add_unlabelled(params, rows, "data/splits", "models/tokenizer")
     return *build_trainer(params, model, {task: rows[task] for task in params.trains}, Norms()), rows
 
 

@@ -16,6 +16,7 @@ FLOORS = [  # a module may import from lower floors, and from its own room
     {"data"},
     {"inference.trained_model"},
     {"inference.predictor"},
+    {"inference.teach"},
     {"training", "inference.export"},
     {"analysis", "inference"},
     {"experiments", "inference.mining"},

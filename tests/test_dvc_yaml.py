@@ -8,8 +8,7 @@ import yaml
 from dvc_render.vega import VegaRenderer
 
 from bertrio.config import Params
-from bertrio.config.loading import MEMBER_GROUPS
-from bertrio.training import mlm, prefinetune
+from bertrio.training import finetune, mlm, prefinetune
 
 # Shared by all stages, without effect on results: not listed in dvc.yaml.
 NEUTRAL = {
@@ -19,27 +18,29 @@ NEUTRAL = {
 NEUTRAL_IN_TRAINING = {"training.monitoring", "training.checkpoints"}
 # Imported by stages that only predict, and not run there.
 UNUSED_BY_PREDICTION = {
-    "techniques", "core.distributed", "training.build", "training.objective", "training.optimizer",
-    "inference.predictor", "inference.trained_model",
+    "techniques", "core.distributed", "training.build", "training.objective", "training.optimizer", "inference",
 }  # fmt: skip
 ALLOWED = {
     "download": set(),
     "split": set(),
     # its batches are of blocks, not of rows, and it has no task, regularizer or surgery
     "pretrain_mlm": NEUTRAL_IN_TRAINING | {"data.tokens", "core.tasks", "techniques"},
-    "prefinetune": NEUTRAL_IN_TRAINING
-    | {"techniques", "training.build", "evaluation.ensembling", "inference.predictor", "inference.trained_model"},
-    "finetune": NEUTRAL_IN_TRAINING,
+    "prefinetune": NEUTRAL_IN_TRAINING | {"techniques", "training.build", "evaluation.ensembling", "inference"},
+    "teach": {"core.distributed", "techniques", "evaluation.metrics"},  # of which no function runs there
+    "finetune": NEUTRAL_IN_TRAINING  # it reads what a teacher has predicted, and predicts nothing by it
+    | {"evaluation.ensembling", "inference.predictor", "inference.trained_model"},
     "ensemble": NEUTRAL_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),
     "analyze": NEUTRAL_IN_TRAINING | UNUSED_BY_PREDICTION | {"data.sources"},
 }
 
 
-READS = {"finetune": dict.fromkeys(MEMBER_GROUPS, True), "prefinetune": prefinetune.READS, "pretrain_mlm": mlm.READS}
+READS = {"finetune": finetune.READS, "prefinetune": prefinetune.READS, "pretrain_mlm": mlm.READS}
 UNTRACKED = {  # params without effect on a stage's results, or that reach it through a file that it depends on
-    "finetune": {"encoder.revision"},  # models/prefinetuned is of it
-    "prefinetune": {"encoder.revision", "runtime.processes", "tasks"},  # data/inputs/prefinetune.json has the one task
+    # models/prefinetuned is of the revision; data/inputs/sampling.json has limits of rows
+    "finetune": {"encoder.revision", "data.extra_train", "data.unlabelled"},
+    # data/inputs/prefinetune.json has the one task
+    "prefinetune": {"encoder.revision", "runtime.processes", "tasks", "data.extra_train"},
     "pretrain_mlm": {"runtime.processes"},
 }
 

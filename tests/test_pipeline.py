@@ -22,7 +22,8 @@ SMALL = {
     "finetune": {"epochs": 2},
 }
 STAGES = (
-    "check", "download", "split", "pretrain_mlm", "prefinetune", "finetune@base", "ensemble", "evaluate", "analyze",
+    "check", "download", "split", "pretrain_mlm", "prefinetune", "teach", "finetune@base", "ensemble", "evaluate",
+    "analyze",
 )  # fmt: skip
 
 
@@ -210,6 +211,29 @@ def test_optional_stages_and_members(project):
     project.write_params(before)
     assert stages_run(project.run("dvc", "repro", "evaluate")) == ["check", "ensemble", "evaluate"]
     assert set(project.json("metrics/evaluation.json")["best_epoch"]) == {"base"}
+
+
+def test_a_teacher_predicts_once_for_all_students(project, tmp_path):
+    teacher, bare = tmp_path / "teacher", tmp_path / "bare.csv"
+    project.run("dvc", "repro", "ensemble")
+    shutil.copytree(project.folder / "models", teacher)
+    bare.write_text("text\n" + "".join(f"a film of {number} plots\n" for number in range(30)))
+    unlabelled = {"bare": {"task": "sst", "path": str(bare), "share": 0.2}}
+    distill = {"weight": 1, "teacher": str(teacher)}
+    project.write_params({"data": {"unlabelled": unlabelled}, "distill": distill})
+    ran = stages_run(project.run("dvc", "repro", "finetune"))
+    assert {"download", "split", "teach", "finetune@base"} <= set(ran)
+    taught = pd.read_parquet(project.folder / "data/teacher/sst.parquet")
+    assert len(taught) == 190 and taught["label"].isna().sum() == 30
+    assert project.json("metrics/data.json")["tasks"]["sst"]["train"]["rows"] == 160
+    unlabelled["bare"]["share"] = 0.3
+    project.write_params(
+        {"data": {"unlabelled": unlabelled}, "distill": {**distill, "weight": 2, "temperature": 4, "tasks": ["sst"]}}
+    )
+    ran = stages_run(project.run("dvc", "repro", "evaluate"))
+    assert "teach" not in ran and "finetune@base" in ran
+    (teacher / "members/base/bertrio.json").write_text((teacher / "members/base/bertrio.json").read_text() + "\n")
+    assert "teach" in project.stages_that_would_run("finetune")
 
 
 def test_what_lies_outside_is_watched(project, tmp_path):

@@ -16,7 +16,7 @@ from tests.small_run import SMALL
 TINY = merged(
     SMALL, {"data": {"sample": {"train_rows": 80, "dev_rows": 40, "test_rows": 8}}, "finetune": {"epochs": 1}}
 )
-STAGES = ("check", "download", "split", "pretrain_mlm", "prefinetune", "finetune", "ensemble", "evaluate")
+STAGES = ("check", "download", "split", "pretrain_mlm", "prefinetune", "teach", "finetune", "ensemble", "evaluate")
 
 
 @pytest.fixture(scope="module")

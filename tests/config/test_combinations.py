@@ -119,6 +119,14 @@ def sharing(layer, tasks=PAIRS):
             {"schedule": {"cap": 2}} | task("sts", loss="pearson"),
             r"schedule\.cap: found 2, but loss pearson of task sts",
         ),
+        (
+            {"data": {"unlabelled": {name: {"task": "sst", "path": "a", "share": 0.5} for name in ("a", "b")}}},
+            r"data\.unlabelled: shares of task sst, with extra_train, sum to 1, expected below 1",
+        ),
+        (
+            {"data": {"unlabelled": {"a": {"task": "qpp", "path": "a"}}}},
+            r"unlabelled\.a\.task: found 'qpp', .*mean qqp\?",
+        ),
         ({"distill": {"weight": 1}}, r"distill\.teacher: found null, expected the folder models of a finished run"),
         (
             {"finetune": {"select_on": "holdout"}, "prefinetune": {"epochs": 2}},
@@ -129,8 +137,6 @@ def sharing(layer, tasks=PAIRS):
             {"finetune": {"accumulate": 2}, "smart": {"lambda": 1, "projection": "rescale"}},
             r"finetune\.accumulate: found 2, but smart\.projection rescale",
         ),
-        ({"encoder": {"compile": True}, "bregman": {"mu": 1}}, r"encoder\.compile: found true, but .*bregman"),
-        ({"encoder": {"compile": True, "checkpointing": True}}, r"encoder\.compile: found true, but .*checkpointing"),
         ({"encoder": {"frozen": True}} | task("sts", COSINE), r"encoder\.frozen: leaves task sts nothing to learn"),
     ],
 )

@@ -64,11 +64,18 @@ def test_inference_goes_through_every_row_once_the_longest_first(rows):
     assert widths == sorted(widths, reverse=True)
 
 
-def test_bi_encoded_rows_can_be_taken(make_frame, tokenizer, tasks):
+def test_bi_encoded_rows_can_be_taken_and_joined(make_frame, tokenizer, tasks):
     bi_rows = Rows(make_frame(0, 9), replace(tasks["qqp"], encoding="bi"), tokenizer, max_length=24)
     taken = bi_rows.take(np.array([5, 2])).batch(np.array([0, 1]))
     for part, whole in zip(taken.inputs, bi_rows.batch(np.array([5, 2])).inputs):
         assert all(torch.equal(part[name], whole[name]) for name in whole)
+    bare = Rows(make_frame(1, 4).assign(label=np.nan), bi_rows.task, tokenizer, max_length=24)
+    mixed = bi_rows.join(bare).batch(np.array([10, 2]))
+    for part, whole in zip(mixed.inputs, bare.batch(np.array([1])).inputs):
+        length = int(whole["attention_mask"].sum())
+        assert torch.equal(part["input_ids"][0, :length], whole["input_ids"][0])
+    assert mixed.labelled.tolist() == [False, True] and mixed.labels[1] == 1
+    assert bi_rows.join(bare).batch(np.array([9])).labels is None
 
 
 def test_without_a_cap_or_with_one_that_cuts_nothing_off_the_order_is_that_of_all_rows(rows):
@@ -102,7 +109,19 @@ def test_a_rest_of_too_few_rows_joins_the_batch_before_it(rows, count, matched):
     assert len(set(flat(batches))) == count and sorted(flat(take(stream))) == sorted(flat(batches))
 
 
-@pytest.mark.parametrize("options", [{}, {"cap": 50}, {"cap": 50, "redraw": False}, {"common": True}])
+def test_sources_give_a_pass_as_many_rows_as_asked_drawn_anew(rows):
+    rows.sources = np.repeat(["", "more"], [100, 103]).astype(object)
+    passes = [flat(take(BatchStream(rows, 16, generator(seed, "a"), drawn={"more": 20}))) for seed in (1, 1, 2)]
+    stream = BatchStream(rows, 16, generator(1, "a"), drawn={"more": 20})
+    passes += [flat(take(stream)) for _ in range(40)]
+    assert all(sorted(drawn)[:100] == list(range(100)) and len(set(drawn)) == len(drawn) == 120 for drawn in passes)
+    assert passes[0] == passes[1] == passes[3] and len({frozenset(drawn) for drawn in passes[3:]}) == 40
+    assert set(flat(passes)) == set(range(len(rows))) and len(stream) == 8
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"cap": 50}, {"cap": 50, "redraw": False}, {"common": True}, {"drawn": {"": 9}}]
+)
 def test_a_stream_goes_on_where_another_one_was(rows, options):
     """At any batch: before the first, within a pass, between two."""
 

@@ -50,8 +50,12 @@ def test_extra_rows_are_a_table_of_their_own_and_their_rejects_are_counted_apart
     (tmp_path / "more.csv").write_text("sentence,degree\nanother,3\nempty,\n")
     params = source(most=0.5)
     block = {"sst": {"train": "more.csv", "columns": {"text": "sentence", "label": "degree"}}}
-    data = params.data.model_validate({**params.data.model_dump(by_alias=True), "extra_train": block})
+    more = {"bare": {"task": "sst", "path": "more.csv", "columns": {"text": "sentence", "label": "degree"}}}
+    blocks = {"extra_train": block, "unlabelled": more}
+    data = params.data.model_validate({**params.data.model_dump(by_alias=True), **blocks})
     out = run(params.model_copy(update={"data": data}))
+    bare = read_table(out / "raw/sst/unlabelled-bare.parquet")
+    assert bare["text"].tolist() == ["another", "empty"] and bare["label"].isna().all(), "labels are not looked at"
     more = read_table(out / "raw/sst/extra_train.parquet")
     assert more.values.tolist() == [["extra_train-2", "another", 3.0]]
     rejects = json.loads((out / "raw/facts.json").read_text())["rejects"]["sst"]

@@ -62,12 +62,18 @@ def test_a_changed_file_changes_the_digest_and_the_place_of_the_folder_does_not(
     assert source(tmp_path / "moved") != before
 
 
-def test_a_changed_file_of_extra_rows_changes_the_digest(check, course):
+def test_a_changed_file_of_extra_rows_changes_the_digest(check, course, tmp_path):
     (course / "more.csv").write_text("x\n")
-    more = {"qqp": {"train": "more.csv"}}
-    before = check(data={"path": str(course), "extra_train": more})["source"]
+    more = {"extra_train": {"qqp": {"train": "more.csv"}}, "unlabelled": {"a": {"task": "sts", "path": "more.csv"}}}
+    before = check(data={"path": str(course), **more})["source"]
     (course / "more.csv").write_text("y\n")
-    assert set(before) == {"extra_train"} and check(data={"path": str(course), "extra_train": more})["source"] != before
+    after = check(data={"path": str(course), **more})["source"]
+    assert set(before) == {"extra_train", "unlabelled"} and all(after[name] != before[name] for name in before)
+    more["unlabelled"]["a"]["share"] = 0.5
+    assert check(data={"path": str(course), **more})["source"] == after, "how many are drawn concerns training alone"
+    assert read_json(tmp_path / "inputs/sampling.json") == {
+        "qqp": {"extra_train": [None, None]}, "sts": {"unlabelled-a": [0.5, None]},
+    }  # fmt: skip
 
 
 def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, monkeypatch):
@@ -76,15 +82,18 @@ def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, m
         (tmp_path / "teacher" / name).write_text("x")
     teacher = {"teacher": str(tmp_path / "teacher")}
 
-    def teachers(**overrides):
+    def digest(**overrides):
         check(**overrides)
         return read_json(tmp_path / "inputs/teacher.json")
 
-    assert teachers(distill=teacher) == {"": {}}
-    shared = teachers(distill={**teacher, "weight": 1})[""]
-    assert set(shared) == {"members/base/heads.safetensors", "ensemble/ensemble.json"}
-    members = {"student": {"distill": {**teacher, "weight": 1}}}
-    assert teachers(ensemble={"members": members}) == {"": {}, "ensemble.members.student.": shared}
+    assert digest(distill=teacher) == {}
+    shared = digest(distill={**teacher, "weight": 1, "temperature": 2, "tasks": ["sst"]})
+    assert set(shared["files"]) == {"members/base/heads.safetensors", "ensemble/ensemble.json"}
+    assert shared == digest(distill={**teacher, "weight": 3}), "what concerns the student alone does not count"
+    members = {"student": {"distill": {"weight": 1, "vectors": {"loss": "mse"}}}}
+    assert digest(distill=teacher, ensemble={"members": members}) == {**shared, "vectors": True}
+    with pytest.raises(UserError, match=r"student\.distill\.teacher: can't differ between members"):
+        check(ensemble={"members": {"student": {"distill": {**teacher, "weight": 1}}}})
     monkeypatch.chdir(tmp_path)
     (tmp_path / "teacher").rename("models")
     (tmp_path / "copied").mkdir()

@@ -35,29 +35,15 @@ def run(params, raw, out="out"):
     return folder, split_data(params, raw, folder / "splits", folder / "tokenizer", folder / "data.json")
 
 
-def test_splits_tokenizer_and_facts_are_written(params, raw):
-    out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}), raw)
-    assert len(read_table(out / "splits/qqp/train.parquet")) == 80
-    assert len(read_table(out / "splits/sts/test.parquet")) == 10
+def test_splits_tokenizer_and_facts_are_written_and_a_task_may_be_split_by_a_rule_of_its_own(params, raw):
+    rule = {"strategy": "random", "fractions": [0.5, 0.25, 0.25]}
+    out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data={"split": {"tasks": {"sst": rule}}}), raw)
+    assert [len(read_table(out / f"splits/{name}.parquet")) for name in ("qqp/train", "sts/test")] == [80, 10]
     assert (out / "tokenizer/tokenizer.json").is_file()
     assert json.loads((out / "data.json").read_text()) == facts
     assert facts["source"] == "files" and facts["rejects"] == {"sst": {"total": 0}}
-    assert facts["simple_baselines"] == {"sst": 0.5}
-    assert facts["tasks"]["sst"]["train"]["rows"] == 80 and facts["tasks"]["qqp"]["dev"]["labels"] == {"yes": 10}
-
-
-def test_a_task_may_be_split_by_a_rule_of_its_own(params, raw):
-    rule = {"strategy": "random", "fractions": [0.5, 0.25, 0.25]}
-    _, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data={"split": {"tasks": {"sst": rule}}}), raw)
+    assert facts["simple_baselines"] == {"sst": 0.5} and facts["tasks"]["qqp"]["dev"]["labels"] == {"yes": 10}
     assert [facts["tasks"]["sst"][split]["rows"] for split in ("train", "dev", "test")] == [50, 25, 25]
-    assert facts["tasks"]["qqp"]["train"]["rows"] == 80
-
-
-def test_two_runs_write_the_same_bytes(params, raw):
-    base = params(encoder={"tiny": {"vocab_size": 200}})
-    first, second = (run(base, raw, name)[0] for name in ("one", "two"))
-    files = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
-    assert len(files) >= 11 and all((first / path).read_bytes() == (second / path).read_bytes() for path in files)
 
 
 def test_an_encoder_from_the_hub_is_recorded_with_its_commit_and_the_hashes_of_its_files(params, raw, monkeypatch):
@@ -91,7 +77,13 @@ def test_extra_rows_join_train_before_a_share_of_it_is_kept_and_left_out_rows_ar
     write_table(dev, raw / "qqp/dev.parquet")
     write_table(pd.concat([more, dev.iloc[:3].assign(id=["x", "y", "z"])]), raw / "qqp/extra_train.parquet")
     data = {"extra_train": {"qqp": {"train": "more.tsv"}}, "split": {"keep": {"train": 0.5}}}
+    for name in ("one", "two"):  # which have a row in common, and one with dev
+        bare = pd.concat([more.iloc[:1].assign(text_b=["alone", name][name == "two"]), dev.iloc[:1]])
+        write_table(bare.assign(id=["1", "2"], label=np.nan), raw / f"qqp/unlabelled-{name}.parquet")
     out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw)
+    assert facts["unlabelled"] == {"qqp": {"unlabelled-one": 1}}, "a share of train's is kept"
+    assert read_table(out / "splits/qqp/unlabelled.parquet")["text_b"].tolist() == ["alone"]
+    assert read_table(out / "splits/qqp/train.parquet")["source"].value_counts().to_dict() == {"extra_train": 1}
     assert facts["extra_left_out"] == {"qqp": {"also in dev": 3}}
     assert facts["tasks"]["qqp"]["train"]["rows"] == 41 and facts["tasks"]["sts"]["train"]["rows"] == 40
     left_out = pd.read_csv(out / "splits/qqp/left_out.csv")

@@ -33,10 +33,14 @@ def repository(tmp_path):
 def test_paths_become_absolute_where_git_does_not_track_the_files(repository):
     def params(course, model, own, link):
         return {
-            "data": {"path": None, "corpora_path": course, "files": {"nli": {"train": own, "dev": None}}},
+            "data": {
+                "path": None,
+                "corpora_path": course,
+                "files": {"nli": {"train": own, "dev": None}},
+                "unlabelled": {"a": {"path": own}},
+            },
             "encoder": {"name": model},
             "distill": {"teacher": course},
-            "ensemble": {"members": {"a": {"distill": {"teacher": course}}, "b": None}},
             "tasks": {"nli": {"data": {"train": link, "dev": "tracked.tsv", "test": "gone.tsv"}, "head": "own.tsv"}},
             "evaluate": {"challenges": {"hard": {"path": own}}},
         }

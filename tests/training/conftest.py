@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from functools import reduce
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
 
 from bertrio.config import load_params, merged, read_yaml
+from bertrio.core.files import write_json
 from bertrio.core.runtime import set_up
-from bertrio.data.table import write_table
+from bertrio.core.tasks import Predicted
+from bertrio.data.table import read_table, write_table
+from bertrio.evaluation.predictions import predicted_rows, write_predictions
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.model.tokenizer import build_tokenizer
@@ -94,6 +100,35 @@ class Workspace:
         """A trainer, its model in training, and the model that it scores."""
         params, model, rows = self.built(*groups, overrides)
         return build_trainer(params, model, rows)
+
+
+SIZES = {"sst": 5, "qqp": 2, "sts": 1}  # outputs of a teacher
+DISTILLED = {  # params of a student of `write_teacher`: a third of its rows have no label
+    "distill": {"weight": 0.5, "teacher": "gone", "temperature": 2, "vectors": {"loss": "cosine"}},
+    "data": {"unlabelled": {f"more-{task}": {"task": task, "path": "more.tsv", "share": 0.33} for task in SIZES}},
+}
+
+
+def write_teacher(texts=None, width=24):
+    """Write 20 rows of each task without labels, and what a teacher says of these and of train, drawn at random.
+
+    `texts` has the number of vectors of a row by task, if it is not 1.
+    """
+    Path("data/teacher").mkdir()
+    rng = np.random.default_rng(5)
+    for task, size in SIZES.items():
+        more = small_frame(task, 20, 7).assign(label=np.nan, source=f"unlabelled-more-{task}")
+        write_table(more, f"data/splits/{task}/unlabelled.parquet")
+        rows = pd.concat([read_table(f"data/splits/{task}/train.parquet"), more]).sample(frac=1, random_state=1)
+        values = rng.random((len(rows), size))
+        shares = values / values.sum(axis=1, keepdims=True)
+        said = Predicted(values[:, 0], *((None, 5 * values[:, 0]) if task == "sts" else (shares, None)))
+        table = predicted_rows(SimpleNamespace(name=task), "train", rows["id"], rows["label"], said)
+        write_predictions(table, f"data/teacher/{task}.parquet")
+        vectors = [rng.normal(size=(len(rows), width)).astype("f") for _ in range((texts or {}).get(task, 1))]
+        columns = {f"vector_{text}": list(part) for text, part in enumerate(vectors)}
+        pq.write_table(pa.table(columns), f"data/teacher/{task}.vectors.parquet")
+    write_json("data/teacher/facts.json", dict.fromkeys(SIZES, 80))
 
 
 def split_of(params, name):

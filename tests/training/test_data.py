@@ -25,13 +25,6 @@ def one_pass(stream):
     return [next(stream).rows.tolist() for _ in range(len(stream))]
 
 
-@pytest.mark.parametrize("cap", [20, "shortest"])
-def test_a_cap_bounds_the_rows_of_a_pass(workspace, cap):
-    _, _, streams, _ = setting(workspace, rows={"sts": 20}, schedule={"cap": cap})
-    for stream in streams.values():
-        assert sum(map(len, one_pass(stream))) == 20
-
-
 def test_matched_streams_have_short_rows_in_the_same_steps(workspace):
     _, _, streams, _ = setting(workspace, schedule={"match_lengths": True})
     widths = [[stream.rows.widths[batch].mean() for batch in one_pass(stream)] for stream in streams.values()]
@@ -55,26 +48,27 @@ def test_a_batch_has_the_rows_from_which_its_loss_learns(workspace, loss, least)
         setting(workspace, rows={"qqp": 30, "sst": 30, "sts": 4}, tasks=tasks, schedule=schedule)
 
 
-def test_max_batches_counts_for_each_task_of_an_epoch(workspace):
-    rows = {"sts": 10}
-    *_, plan = setting(workspace, rows=rows, schedule={"max_batches": 3, "until": "longest"})
-    assert [len(epoch) for epoch in plan] == [3, 3]
-    *_, plan = setting(workspace, rows=rows, schedule={"max_batches": 3, "name": "per_epoch"})
-    assert plan == [[("sst",)] * 3 + [("qqp",)] * 3 + [("sts",)] * 2] * 2
+SST, QQP, STS = [[(task,)] for task in TASKS]
 
 
-def test_sequential_takes_the_order_and_epochs_of_the_tasks(workspace):
-    own = {"sst": {"epochs": 1}, "sts": {"epochs": 3}}
-    order = {"name": "sequential", "tasks": ["sts", "qqp", "sst"]}
-    *_, plan = setting(workspace, rows={"sts": 10}, schedule=order, tasks=own)
-    assert plan == [[("sts",)] * 2] * 3 + [[("qqp",)] * 8] * 2 + [[("sst",)] * 8]
-
-
-def test_epochs_of_single_tasks_come_before_all_else(workspace):
-    rows, schedule = {"sts": 10}, {"until": "longest"}
-    *_, plain = setting(workspace, rows=rows, schedule=schedule)
-    *_, plan = setting(workspace, rows=rows, schedule={**schedule, "first": {"sts": 2, "sst": 1}})
-    assert plan == [[("sts",)] * 2] * 2 + [[("sst",)] * 8] + plain
+@pytest.mark.parametrize(
+    ("schedule", "own", "expected"),
+    [
+        ({"cap": "shortest", "until": "longest"}, {}, [[TASKS] * 2] * 2),
+        ({"max_batches": 3, "until": "longest"}, {}, [[TASKS] * 3] * 2),
+        ({"max_batches": 3, "name": "per_epoch"}, {}, [SST * 3 + QQP * 3 + STS * 2] * 2),
+        (
+            {"name": "sequential", "tasks": ["sts", "qqp", "sst"]},
+            {"sst": {"epochs": 1}, "sts": {"epochs": 3}},
+            [STS * 2] * 3 + [QQP * 8] * 2 + [SST * 8],
+        ),
+        ({"until": "longest", "first": {"sts": 2, "sst": 1}}, {}, [STS * 2] * 2 + [SST * 8] + [[TASKS] * 8] * 2),
+        ({"until": "sst", "tasks": ["qqp"]}, {}, [QQP * 8] * 2),  # whatever until says
+    ],
+)
+def test_a_plan_has_the_order_and_limits_of_the_schedule(workspace, schedule, own, expected):
+    *_, plan = setting(workspace, rows={"sts": 10}, schedule=schedule, tasks=own)
+    assert plan == expected
 
 
 def test_the_order_of_a_stream_does_not_depend_on_the_other_tasks(workspace):
@@ -82,11 +76,6 @@ def test_the_order_of_a_stream_does_not_depend_on_the_other_tasks(workspace):
         one_pass(setting(workspace, schedule={"tasks": tasks})[2]["sts"]) for tasks in (["sts"], list(TASKS))
     )
     assert alone == among
-
-
-def test_one_task_alone_has_epochs_of_its_own_whatever_until_says(workspace):
-    *_, plan = setting(workspace, schedule={"tasks": ["qqp"]})  # until: sst
-    assert plan == [[("qqp",)] * 8] * 2
 
 
 def test_class_weights_are_counted_on_the_training_rows(workspace):

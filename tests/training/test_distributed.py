@@ -26,7 +26,7 @@ from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
 from bertrio.training.build import build_trainer
 from tests.distributed_run import train
-from tests.training.conftest import STILL, Workspace
+from tests.training.conftest import DISTILLED, STILL, Workspace, write_teacher
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,8 @@ SETTINGS = {  # each technique, alone or in company
         "finetune": {"accumulate": 3, "ema": 0.9},
         "bregman": {"mu": 1, "momentum": 0.9},
     },
-    "losses of whole batches, uncertainty": {
+    "losses of whole batches, uncertainty, a teacher, rows without labels": {
+        **DISTILLED,
         "weighting": {"method": "uncertainty"},
         "tasks": {
             "qqp": {"encoding": "bi", "head": "cosine", "loss": "cosent", "head_options": {"projection": True}},
@@ -78,6 +79,7 @@ def trained(tmp_path_factory, warm):
 def write_settings(folder: Path, settings: dict[str, dict]) -> None:
     """A small project in `folder`, where we are, with a params file of each setting, and a place for weights."""
     workspace = Workspace(folder, ROOT / "params.yaml")
+    write_teacher({"qqp": 2})
     for name in ("settings", "weights"):
         (folder / name).mkdir()
     for name, setting in settings.items():

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from bertrio.model.multitask import Block
-from bertrio.techniques.regularizers.distillation import teacher_divergence
 from bertrio.techniques.weighting import Fixed, Uncertainty
 from bertrio.training.build import build_losses, build_regularizers, build_streams
 from bertrio.training.objective import Objective
@@ -27,9 +26,8 @@ def setting(workspace, encoding="cross", noisy=True, **overrides):
     return params, model.train(), build_streams(train, params), build_losses(train, params)
 
 
-def objective_of(params, model, losses, weighting=None, teacher_predictions=None):
-    regularizers = build_regularizers(params, model, 10, teacher_predictions or {})
-    return Objective(model, losses, weighting or Fixed({}), regularizers)
+def objective_of(params, model, losses, weighting=None):
+    return Objective(model, losses, weighting or Fixed({}), build_regularizers(params, model, 10))
 
 
 def given_to(model):
@@ -44,7 +42,8 @@ def given_to(model):
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
 @pytest.mark.parametrize("encoding", ["cross", "bi"])
 @pytest.mark.parametrize("projection", ["ball", "rescale"])
-def test_without_noise_smart_and_bregman_are_exactly_zero_with_dropout_on(workspace, alone, encoding, projection):
+def test_clean_and_perturbed_pass_draw_the_same_dropout_masks(workspace, alone, encoding, projection):
+    """So without noise SMART and Bregman are exactly zero with dropout on."""
     still = {"lambda": 5, "sigma": 1e-30, "eta": 0, "projection": projection}
     params, model, streams, losses = setting(workspace, encoding, smart=still, bregman={"mu": 1}, r_drop={"alpha": 1})
     objective, batches = objective_of(params, model, losses), [next(streams[task]) for task in streams]
@@ -99,7 +98,7 @@ def test_the_encoder_is_given_word_embeddings_to_which_positions_and_types_come_
 def test_the_total_is_the_weighted_sum_of_loss_and_penalties_by_hand(workspace, weighting):
     smart = {"lambda": 3, "sigma": 0.1, "radius": 0.1}
     params, model, streams, losses = setting(workspace, smart=smart, bregman={"mu": 0.7}, r_drop={"alpha": 0.25})
-    regularizers = build_regularizers(params, model, 10, {})
+    regularizers = build_regularizers(params, model, 10)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.1)
@@ -156,16 +155,3 @@ def test_smart_every_third_step_counts_in_a_tasks_own_steps_and_draws_no_noise_i
     assert all(turns == [True, False, False, True, False, False, True] for turns in on.values())
     drawn = [not a.equal(b) for a, b in pairwise(states)]
     assert drawn[2:9] == [False] * 6 + [True]
-
-
-def test_distillation_is_the_distance_from_what_is_said_of_the_same_rows(workspace):
-    params, model, streams, losses = setting(workspace, noisy=False, distill={"weight": 3, "teacher": "somewhere"})
-    sizes, draws = {"sst": 5, "qqp": 2, "sts": 1}, torch.Generator().manual_seed(0)
-    logits = {task: torch.randn(60, size, generator=draws) for task, size in sizes.items()}
-    teacher = {task: value if task == "sts" else value.softmax(-1) for task, value in logits.items()}
-    batches = [next(streams[task]) for task in teacher]
-    for batch, part in zip(batches, objective_of(params, model, losses, teacher_predictions=teacher)(*batches)):
-        outputs, divergence = model(batch.task, batch.inputs).outputs, model.targets[batch.task].divergence
-        distance = teacher_divergence(divergence, outputs, teacher[batch.task][batch.rows]).item()
-        assert part.penalties["distill"].item() == pytest.approx(distance, rel=1e-4)
-        assert part.total.item() == pytest.approx(part.loss.item() + 3 * distance, rel=1e-4)

@@ -24,7 +24,7 @@ from bertrio.training.evaluator import EpochEvaluator
 from bertrio.training.mlm import pretrain_mlm
 from bertrio.training.optimizer import RowGradients
 from bertrio.training.prefinetune import prefinetune
-from tests.training.conftest import BI, run
+from tests.training.conftest import BI, DISTILLED, run, write_teacher
 
 EVERYTHING = {
     "encoder": {"dropout": 0.1},
@@ -49,6 +49,9 @@ SETTINGS = {  # each part of a checkpoint, and a schedule that draws
         "tasks": {"qqp": BI, "sts": {**BI, "batch_size": 3}},
         "sharing": {"layer": "both"},
     },
+    "taught, with rows without labels": merged(
+        DISTILLED, {"tasks": {"sst": {"batch_size": 3}}, "finetune": {"accumulate": 2}, "encoder": {"dropout": 0.1}}
+    ),
     "frozen, cut off, step": {
         "encoder": {"frozen": True},
         "finetune": {"max_steps": 7},
@@ -113,6 +116,7 @@ def goes_on(params, stopped, *stops, steps):
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_fine_tuning_that_was_stopped_anywhere_gives_the_same_bytes(workspace, stopped, name):
+    write_teacher()
     params = workspace.params(**merged(SHORT, SETTINGS[name]))
     steps = train(params, "whole")
     draw = random.Random(zlib.crc32(name.encode()))

@@ -1,55 +1,118 @@
-"""Learning from a trained model: what it says of the training rows, and that a student comes to say the same."""
+"""Learning from a trained model: its outputs for all rows, and what a student makes of them."""
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from bertrio.config import merged
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
-from bertrio.data.table import read_table
+from bertrio.data.table import read_table, write_table
 from bertrio.inference.predictor import Predictor
-from bertrio.training.build import hold_out, teacher_predictions
-from tests.training.conftest import TASKS, run, split_of
+from bertrio.inference.teach import teach
+from bertrio.techniques.regularizers.distillation import teacher_divergence, vector_distance
+from bertrio.techniques.schedules import SCHEDULES
+from bertrio.training.build import add_unlabelled, build_trainer, hold_out, read_teacher
+from tests.training.conftest import BI, DISTILLED, STILL, TASKS, run, small_frame, split_of, write_teacher
+
+WEIGHT = {"weight": 1, "teacher": "teacher/model"}
 
 
 @pytest.fixture
 def teacher(workspace):
     run(workspace.params(finetune={"epochs": 2, "lr": 0.02}), "teacher")
-    return "teacher/model"
+    more = small_frame("qqp", 9, 7).assign(label=np.nan, source="unlabelled-more")
+    write_table(more, "data/splits/qqp/unlabelled.parquet")
+    return workspace
+
+
+def rows_of(params):
+    """The rows that a student trains on, a part of train held out."""
+    return add_unlabelled(params, hold_out(split_of(params, "train"), 0.5, 1)[0], "data/splits", "models/tokenizer")
 
 
 def asked(params):
-    rows = split_of(params, "train")
-    return rows, teacher_predictions(params, rows, "data/splits", set_up(1, "cpu", "float32"))
+    return read_teacher(params, rows_of(params), "data/teacher", set_up(1, "cpu", "float32"))
 
 
-def test_teacher_predictions_are_those_of_the_predictor_for_each_row_and_any_choice_of_rows(workspace, teacher):
-    params = workspace.params(distill={"weight": 1, "teacher": teacher})
-    rows, predictions = asked(params)
-    predictor = Predictor.load(teacher, device="cpu", precision="float32")
-    shapes = {task: tuple(values.shape) for task, values in predictions.items()}
-    assert shapes == {"sst": (60, 5), "qqp": (60, 2), "sts": (60, 1)}
-    remaining, _ = hold_out(rows, 0.5, 1)
-    params = workspace.params(distill={"weight": 1, "teacher": teacher, "tasks": ["sst"]})
-    fewer = teacher_predictions(params, remaining, "data/splits", set_up(1, "cpu", "float32"))
+def test_outputs_are_those_of_the_predictor_for_rows_with_and_without_labels(teacher):
+    params = teacher.params(distill={**WEIGHT, "vectors": {"loss": "mse"}})
+    assert teach(params, "data/splits", "data/teacher")["rows"] == 189
+    rows, (predictions, vectors) = rows_of(params), asked(params)
+    assert [len(rows[task]) for task in TASKS] == [30, 39, 30] and rows["qqp"].labelled_count == 30
+    predictor = Predictor.load("teacher/model", device="cpu", precision="float32")
     for task in TASKS:
-        frame = read_table(f"data/splits/{task}/train.parquet")
+        paths = [Path(f"data/splits/{task}/{name}.parquet") for name in ("train", "unlabelled")]
+        frame = pd.concat([read_table(path) for path in paths if path.exists()])
+        frame = frame.set_index("id").loc[rows[task].ids].reset_index()
         texts = [row if len(row) > 1 else row[0] for row in frame.filter(like="text").itertuples(index=False)]
         answers = predictor.predict(task, texts)
         expected = [[one.score] if one.probabilities is None else one.probabilities for one in answers]
         np.testing.assert_allclose(predictions[task], expected, rtol=1e-6)
-    assert set(fewer) == {"sst"}
-    positions = pd.Index(rows["sst"].ids).get_indexer(remaining["sst"].ids)
-    torch.testing.assert_close(fewer["sst"], predictions["sst"][positions])
+        np.testing.assert_allclose(vectors[task][:, 0], predictor.members["model"].embed(task, frame), atol=1e-6)
+    with pytest.raises(UserError, match=r"distill\.vectors: found 1 a row of qqp, expected 2; set tasks\.qqp\.encod"):
+        asked(teacher.params(distill={**WEIGHT, "vectors": {"loss": "mse"}}, tasks={"qqp": BI}))
+    assert teach(teacher.params(), "data/splits", "data/teacher") == {}, "nobody learns from it"
+    assert json.loads(Path("data/teacher/facts.json").read_text()) == {}
 
 
-def test_a_teacher_of_classes_in_another_order_is_refused(workspace, teacher):
+def test_a_teacher_of_classes_in_another_order_is_refused_where_it_is_needed(workspace):
     names = ["awful", "poor", "middling", "good", "great"]
-    distill = {"weight": 1, "teacher": "named/model"}
-    run(workspace.params(tasks={"sst": {"labels": names}}), "named")
-    with pytest.raises(
-        UserError, match="task sst: the teacher knows it as .*awful, poor, .*params.yaml says .*great, good"
-    ):
-        asked(workspace.params(distill=distill, tasks={"sst": {"labels": names[::-1]}}))
-    assert set(asked(workspace.params(distill=distill))[1]) == set(TASKS), "one that has no names says nothing else"
+    run(workspace.params(tasks={"sst": {"labels": names}}), "teacher")
+    turned = {"tasks": {"sst": {"labels": names[::-1]}}}
+    params = workspace.params(distill=WEIGHT, **turned)
+    teach(params, "data/splits", "data/teacher")
+    with pytest.raises(UserError, match="sst: the teacher knows it as .*awful, poor, .*params.yaml says .*great, goo"):
+        asked(params)
+    assert set(asked(workspace.params(distill={**WEIGHT, "tasks": ["qqp"]}, **turned)).predictions) == {"qqp"}
+    params = workspace.params(distill=WEIGHT)
+    teach(params, "data/splits", "data/teacher")
+    assert set(asked(params).predictions) == set(TASKS), "one that has no names says nothing else"
+
+
+@pytest.mark.parametrize("labels", [1, 0, 0.5])
+def test_rows_without_labels_learn_from_the_teacher_alone(workspace, labels):
+    write_teacher({"qqp": 2})
+    taught = merged(DISTILLED, {"distill": {"labels": labels}, "tasks": {"qqp": BI}})
+    params, model, _ = workspace.built(STILL, taught)
+    rows = add_unlabelled(params, split_of(params, "train"), "data/splits", "models/tokenizer")
+    trainer, _ = build_trainer(params, model, rows)
+    said, objective = read_teacher(params, rows, "data/teacher", model.runtime), trainer.objective
+    projection = objective.regularizers["distill"].projection
+    assert projection.shape == (24, 16)
+    for task in TASKS:
+        batch = next(batch for batch in trainer.streams[task] if batch.labelled is not None)
+        [parts] = objective(batch)
+        output, known = model(task, batch.inputs), batch.labelled
+        vectors = [model.encode(model.embed(tokens), tokens) @ projection.T for tokens in batch.inputs]
+        own = objective.losses[task](output._replace(outputs=output.outputs[known]), batch.labels[known])
+        distance = teacher_divergence(
+            model.targets[task].divergence, output.outputs, said.predictions[task][batch.rows], 2
+        )
+        distance += vector_distance("cosine", torch.stack(vectors, dim=1), said.vectors[task][batch.rows])
+        loss = own * known.sum() / len(known)
+        torch.testing.assert_close(parts.loss, loss)
+        torch.testing.assert_close(parts.total, labels * loss + 0.5 * distance)
+        pieces = [objective(piece)[0].total * len(piece.rows) / len(batch.rows) for piece in batch.pieces(5)]
+        torch.testing.assert_close(sum(pieces), parts.total)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_takes_the_stated_share_of_rows_without_labels(workspace, name):
+    write_teacher()
+    params, model, _ = workspace.built(DISTILLED, schedule={"name": name, "until": "longest"}, finetune={"epochs": 1})
+    rows = add_unlabelled(params, split_of(params, "train"), "data/splits", "models/tokenizer")
+    trainer, _ = build_trainer(params, model, rows)
+    before, taken = trainer.objective.regularizers["distill"].projection.clone(), {task: [] for task in TASKS}
+    for task, stream in trainer.streams.items():
+        assert len(stream) == 10, "60 rows with a label, 20 without, in batches of 8"
+        stream.rows.batch = lambda batch, task=task, make=stream.rows.batch: taken[task].append(batch) or make(batch)
+    assert all(np.isfinite(list(log.losses.values())).all() for log in trainer.run(name))
+    for task in TASKS:
+        if len(taken[task]) >= 10:
+            assert (np.concatenate(taken[task][:10]) >= 60).sum() == 20
+    assert not torch.equal(before, trainer.objective.regularizers["distill"].projection)

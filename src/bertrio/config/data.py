@@ -7,13 +7,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.core.options import Count, Group, InputPath, NotNegative, Positive, Real, Seed, Share
+from bertrio.core.options import Count, FileName, Group, InputPath, NotNegative, Positive, Real, Seed, Share
 
 Columns = dict[Literal["id", "text", "text_a", "text_b", "label"], str]  # columns of a file by our names
 
 
 class SampleParams(Group):
-    seed: Seed
     train_rows: Count
     dev_rows: Count
     test_rows: Count
@@ -44,16 +43,37 @@ class SplitParams(SplitRule):
     tasks: dict[str, SplitRule]
 
 
-class ExtraRows(Group):
-    """File with more training rows of a task; the path is relative to `data.path`, or to the repository if null."""
+class DrawnRows(Group):
+    """Rows of which each pass over a task takes some, drawn anew; with neither option, it takes all of them.
 
-    train: InputPath
+    Attributes:
+        share: their share of the pass, as far as there are so many.
+        per_epoch: most rows in a pass.
+    """
+
+    share: Annotated[Real, Field(gt=0, lt=1)] | None = None
+    per_epoch: Count | None = None
     columns: Columns = Field(default_factory=dict)
 
 
-class FilesTask(ExtraRows):
+class ExtraRows(DrawnRows):
+    """File with more training rows of a task; the path is relative to `data.path`, or to the repository if null."""
+
+    train: InputPath
+
+
+class UnlabelledRows(DrawnRows):
+    """File with rows of a task without labels, for distillation; the path is relative as in `ExtraRows`."""
+
+    task: str
+    path: InputPath
+
+
+class FilesTask(Group):
     """Files of a task for `data.source: files`; paths are relative to `data.path` unless absolute."""
 
+    train: InputPath
+    columns: Columns = Field(default_factory=dict)
     dev: InputPath | None = None
     test: InputPath | None = None
 
@@ -124,9 +144,15 @@ class DataParams(Group):
     split: SplitParams
     files: dict[str, FilesTask]
     extra_train: dict[str, ExtraRows]
+    unlabelled: dict[FileName, UnlabelledRows]
     hub: HubParams
 
     @property
     def base(self) -> Path:
-        """Folder that paths of `files` and `extra_train` are relative to."""
+        """Folder that paths of `files`, `extra_train` and `unlabelled` are relative to."""
         return Path(self.path or ".").expanduser()
+
+    def drawn(self, task: str) -> dict[str, DrawnRows]:
+        """Return the blocks of `extra_train` and `unlabelled` for a task, by the source of their rows."""
+        extra = {"extra_train": self.extra_train[task]} if task in self.extra_train else {}
+        return {**extra, **{f"unlabelled-{name}": rows for name, rows in self.unlabelled.items() if rows.task == task}}

@@ -69,7 +69,6 @@ class EncoderParams(Group):
     attention_dropout: Rate | None
     frozen: bool
     checkpointing: bool
-    compile: bool = False
     max_length: Annotated[Whole, Field(ge=8)]
     lora: LoraParams
     tiny: TinyParams
@@ -151,11 +150,10 @@ class TrackingParams(Group):
 
 
 class CheckpointParams(Group):
-    """Interval and folder of training checkpoints."""
+    """Interval of training checkpoints."""
 
     minutes: Positive | None
     steps: Count | None
-    folder: InputPath | None  # better outside of the repository
 
 
 class Challenge(Group):

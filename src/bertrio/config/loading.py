@@ -82,6 +82,7 @@ def _same_for_all(params: Params) -> dict[str, Any]:
     """Return the values that members may not change, by dotted name."""
     encoder = {f"encoder.{name}": getattr(params.encoder, name) for name in FIXED_IN_ENCODER}
     tasks = params.tasks.items()
+    encoder["distill.teacher"] = params.distill.teacher  # the stage teach has one
     return encoder | {f"tasks.{name}.{key}": getattr(task, key) for name, task in tasks for key in FIXED_IN_TASKS}
 
 

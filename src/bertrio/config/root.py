@@ -103,6 +103,7 @@ def check_names(params: Params) -> Iterator[str]:
         "finetune.train_metrics": [] if isinstance(scored, bool) else scored,
         "data.split.tasks": params.data.split.tasks,
         "data.extra_train": params.data.extra_train,
+        **{f"data.unlabelled.{name}.task": [rows.task] for name, rows in params.data.unlabelled.items()},
         "schedule.tasks": params.trains,
         "weighting.weights": params.weighting.weights,
         "prefinetune.task": [params.prefinetune.task] if params.prefinetune.epochs else [],
@@ -129,6 +130,10 @@ def check_sources(params: Params) -> Iterator[str]:
     for name in params.source_tasks:
         if params.data.source == "files" and name not in params.data.files:
             yield f"data.files: found no block for task {name}, and tasks.{name}.data says nothing either"
+    for name in params.tasks:
+        shares = [rows.share or 0 for rows in params.data.drawn(name).values()]
+        if sum(shares) >= 1:
+            yield f"data.unlabelled: shares of task {name}, with extra_train, sum to {sum(shares):g}, expected below 1"
 
 
 def check_schedule(params: Params) -> Iterator[str]:
@@ -171,7 +176,7 @@ def check_techniques(params: Params) -> Iterator[str]:
 
 
 def check_passes(params: Params) -> Iterator[str]:
-    """Yield params that conflict with accumulation, a compiled encoder or a frozen encoder."""
+    """Yield params that conflict with accumulation or a frozen encoder."""
     accumulate, encoder = params.finetune.accumulate, params.encoder
     for name in params.trains if accumulate > 1 else ():
         if name in params.tasks and LOSSES[params.tasks[name].loss].whole_batch:
@@ -183,11 +188,6 @@ def check_passes(params: Params) -> Iterator[str]:
         yield (
             f"finetune.accumulate: found {accumulate}, but smart.projection rescale moves the noise by a gradient that "
             "depends on the size of the batch; use 1, or projection ball"
-        )
-    if encoder.compile and (encoder.checkpointing or params.bregman.weight):
-        yield (
-            "encoder.compile: found true, but the second pass of encoder.checkpointing, and the teacher of bregman, "
-            "would draw other dropout masks than the compiled first one; set one of them to false, or bregman.mu to 0"
         )
     if encoder.frozen and encoder.lora.rank:
         yield f"encoder.lora.rank: found {encoder.lora.rank}, but encoder.frozen leaves no adapter to train; use 0"

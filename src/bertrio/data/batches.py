@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from bertrio.data.tokens import Tokens, tokenise
 # Batches that are sorted together. A window of 50 keeps padding at 3 % of a pass over SST, QQP or STS, and 4 to 5 % of
 # the pairs of rows that share a batch share one again in the next pass (twice as many at 200).
 WINDOW = 50
+ARRAYS = ("ids", "label_values", "sources", "lengths", "widths")  # of `Rows`, with one entry a row
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,14 @@ class BatchShard:
     Attributes:
         rows: positions in the whole batch: [B], on the CPU.
         count: number of rows in the whole batch.
-        labels: labels of the whole batch: [count], or None.
+        labels, labelled: those of the whole batch: [count], or None.
         weight: weight of these rows in a mean over the whole batch.
     """
 
     rows: Tensor
     count: int
     labels: Tensor | None
+    labelled: Tensor | None
     weight: float
 
 
@@ -42,13 +44,15 @@ class Batch:
     """Rows of one task: `rows` are positions in its table, `inputs` has one token batch for each text (one for a
     cross-encoded pair).
 
-    `shard` is None unless the batch is one process's part of a larger batch.
+    `labels` are None if no row has one. If only some have, `labelled` [B] says which, and the other `labels` mean
+    nothing. `shard` is None unless the batch is one process's part of a larger batch.
     """
 
     task: str
     rows: np.ndarray
     inputs: tuple[Tokens, ...]
     labels: Tensor | None
+    labelled: Tensor | None = None
     shard: BatchShard | None = None
 
     @property
@@ -63,7 +67,8 @@ class Batch:
             return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
 
         inputs = tuple({name: move(value) for name, value in tokens.items()} for tokens in self.inputs)
-        return Batch(self.task, self.rows, inputs, None if self.labels is None else move(self.labels))
+        labels, labelled = (None if part is None else move(part) for part in (self.labels, self.labelled))
+        return Batch(self.task, self.rows, inputs, labels, labelled)
 
     def pieces(self, count: int) -> list[Batch]:
         """Return the batch in `count` pieces of (nearly) equal size, or in single rows if it has fewer."""
@@ -83,13 +88,14 @@ class Batch:
         rows = np.array_split(np.arange(len(self.rows)), count)[index]
         weight = len(rows) / len(self.rows)
         rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        shard = BatchShard(torch.from_numpy(rows), len(self.rows), self.labels, weight)
+        shard = BatchShard(torch.from_numpy(rows), len(self.rows), self.labels, self.labelled, weight)
         return replace(self._select(rows), shard=shard)
 
     def _select(self, rows: np.ndarray) -> Batch:
         """Return the rows at these positions of the batch."""
         inputs = tuple({name: value[rows] for name, value in tokens.items()} for tokens in self.inputs)
-        return Batch(self.task, self.rows[rows], inputs, None if self.labels is None else self.labels[rows])
+        labels, labelled = (None if part is None else part[rows] for part in (self.labels, self.labelled))
+        return Batch(self.task, self.rows[rows], inputs, labels, labelled)
 
 
 class Rows:
@@ -97,6 +103,7 @@ class Rows:
 
     A row has one token sequence, or two (one for each text) if the task's encoding is `bi`. `lengths` [N] are the
     tokens of a row over all of its sequences, `widths` [N] those of its longest sequence, which decides the padding.
+    `sources` [N] are the tables' column `source`, "" for rows of the task's own source.
 
     Args:
         frame: a row table (data/table.py).
@@ -112,26 +119,42 @@ class Rows:
         self._sequences = tokenise(frame, task, tokenizer, max_length)
         lengths = [sequences.lengths for sequences in self._sequences]
         self.lengths, self.widths = np.sum(lengths, axis=0), np.max(lengths, axis=0)
-        labels = torch.from_numpy(self.label_values)
-        self._labels = None if np.isnan(self.label_values).any() else labels.to(getattr(torch, task.target.label_dtype))
+        given = frame["source"] if "source" in frame else pd.Series("", index=frame.index, dtype=object)
+        self.sources = given.fillna("").to_numpy(object)
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def labelled_count(self) -> int:
+        """Number of rows that have a label."""
+        return int((~np.isnan(self.label_values)).sum())
+
     def take(self, positions: np.ndarray) -> Rows:
         """Return only the rows at these positions."""
         taken = copy.copy(self)
-        taken.ids, taken.label_values, taken.lengths, taken.widths = (
-            array[positions] for array in (self.ids, self.label_values, self.lengths, self.widths)
-        )
+        for name in ARRAYS:
+            setattr(taken, name, getattr(self, name)[positions])
         taken._sequences = tuple(sequences.take(positions) for sequences in self._sequences)
-        taken._labels = None if self._labels is None else self._labels[positions]
         return taken
+
+    def join(self, others: Rows) -> Rows:
+        """Return these rows and, after them, those of `others`, of the same task and tokenizer."""
+        joined = copy.copy(self)
+        for name in ARRAYS:
+            setattr(joined, name, np.concatenate([getattr(self, name), getattr(others, name)]))
+        joined._sequences = tuple(ours.join(theirs) for ours, theirs in zip(self._sequences, others._sequences))
+        return joined
 
     def batch(self, rows: np.ndarray) -> Batch:
         """Return the rows at these positions as a batch, each input padded to its longest sequence."""
         inputs = tuple(sequences.padded(rows) for sequences in self._sequences)
-        return Batch(self.task.name, rows, inputs, None if self._labels is None else self._labels[rows])
+        values = self.label_values[rows]
+        labelled = ~np.isnan(values)
+        if not labelled.any():
+            return Batch(self.task.name, rows, inputs, None)
+        labels = torch.from_numpy(np.nan_to_num(values)).to(getattr(torch, self.task.target.label_dtype))
+        return Batch(self.task.name, rows, inputs, labels, None if labelled.all() else torch.from_numpy(labelled))
 
     def sorted_batches(self, size: int) -> Iterator[Batch]:
         """Yield all rows once, longest first (so that memory runs out in the first batch or never), for inference."""
@@ -186,6 +209,7 @@ class BatchStream:
         common: generator of the order by length, see `similar_length_batches`; nothing else may use it. The n-th
             batches of streams whose `common` has the same seed have a similar rank by length.
         smallest: rows from which the loss learns; a last batch of fewer rows joins the batch before it.
+        drawn: by source, the number of its rows in a pass, fewer than there are; a pass has all rows of other sources.
     """
 
     def __init__(
@@ -197,9 +221,13 @@ class BatchStream:
         redraw: bool = True,
         common: torch.Generator | None = None,
         smallest: int = 1,
+        drawn: Mapping[str, int] | None = None,
     ) -> None:
         self.rows, self.size, self._generator, self._common, self._smallest = rows, size, generator, common, smallest
-        self._count = len(rows) if cap is None else min(cap, len(rows))
+        self._sources = [(np.flatnonzero(rows.sources == name), count) for name, count in sorted((drawn or {}).items())]
+        self._always = np.flatnonzero(~np.isin(rows.sources, list(drawn or {})))
+        count = len(self._always) + sum(count for _, count in self._sources)
+        self._count = count if cap is None else min(cap, count)
         self._drawn = None if redraw else self._draw()
         self._generators = [generator] if common is None else [generator, common]
         self._before, self._taken = self._generator_states(), 0
@@ -210,13 +238,20 @@ class BatchStream:
         whole, rest = divmod(self._count, self.size)
         return max(whole + (rest >= self._smallest), 1)
 
+    @property
+    def rows_a_batch(self) -> int:
+        """Rows of a batch, of which the last one of a pass can have fewer."""
+        return min(self.size, self._count)
+
     def _draw(self) -> np.ndarray:
         """Draw the positions of the rows of a pass."""
-        if self._count == len(
-            self.rows
-        ):  # without a draw, so that a cap that leaves out no row does not change the order
-            return np.arange(self._count)
-        return torch.randperm(len(self.rows), generator=self._generator).numpy()[: self._count]
+        pool = np.concatenate([self._always, *(self._choose(rows, count) for rows, count in self._sources)])
+        return self._choose(pool, self._count)
+
+    def _choose(self, rows: np.ndarray, count: int) -> np.ndarray:
+        if count == len(rows):  # without a draw, so that a cap that leaves out no row does not change the order
+            return rows
+        return rows[torch.randperm(len(rows), generator=self._generator).numpy()[:count]]
 
     def _pass(self) -> list[np.ndarray]:
         """Draw the batches of a pass, each as row positions."""

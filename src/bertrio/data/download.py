@@ -73,7 +73,8 @@ def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
 def count_rejects(rejects: Sequence[Reject], tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Count rejected rows by task: `total`, and by split and reason (such as `missing_label`)."""
     counts: dict[str, dict[str, Any]] = {task: {"total": 0} for task in tasks}
-    for task, split in product(tasks, (*SPLITS, EXTRA)):
+    splits = dict.fromkeys((*SPLITS, EXTRA, *(reject.split for reject in rejects)))
+    for task, split in product(tasks, splits):
         if reasons := _reasons(rejects, task, split):
             counts[task]["total"] += reasons.total()
             counts[task][split] = _keys(reasons)

@@ -22,7 +22,8 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
     """Check params.yaml, members included, and write the digests.
 
     - source.json, corpora.json: the files of `data.path` and `data.corpora_path`, for sources that read them.
-      source.json also has the blocks and files of tasks with their own `data`, and the files of `data.extra_train`.
+      source.json also has the blocks and files of tasks with their own `data`, and the files of `data.extra_train` and
+      `data.unlabelled`.
     - encoder.json: the files of a local encoder folder.
     - challenges.json: the files of `evaluate.challenges`, by challenge.
     - tasks.json: the options of each task that data stages need, so that a new loss does not run them again.
@@ -30,7 +31,8 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
       order of keys in params.
     - members.json: the order of the ensemble's members.
     - prefinetune.json: a digest of the task that `prefinetune` trains; empty while that is off.
-    - teacher.json: the files of `distill.teacher`, and those of members with another teacher.
+    - sampling.json: how many rows of `data.extra_train` and `data.unlabelled` training draws.
+    - teacher.json: the files of `distill.teacher`, and whether its vectors are needed; empty if no member distills.
 
     Raises:
         UserError: for errors in params.yaml, and for missing files and folders.
@@ -48,7 +50,8 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "order": _order(params),
         "members": list(params.ensemble.members),
         "prefinetune": _prefinetune_digest(params),
-        "teacher": _teachers_digest(params, Path(params_path).parent / "models"),
+        "sampling": _sampling(params),
+        "teacher": _teacher_digest(params, Path(params_path).parent / "models"),
     }
     for name, value in written.items():
         write_json(Path(folder) / f"{name}.json", value, digits=None)
@@ -99,7 +102,12 @@ def _source_digest(params: Params) -> dict[str, Any]:
         name: _file_digest(f"data.extra_train.{name}.train", block.train, data.base)
         for name, block in data.extra_train.items()
     }
-    return digests | ({"tasks": tasks} if tasks else {}) | ({"extra_train": extra} if extra else {})
+    unlabelled = {
+        name: _file_digest(f"data.unlabelled.{name}.path", block.path, data.base)
+        for name, block in data.unlabelled.items()
+    }
+    more = {"tasks": tasks, "extra_train": extra, "unlabelled": unlabelled}
+    return digests | {name: part for name, part in more.items() if part}
 
 
 def _task_digest(name: str, data: TaskData) -> dict[str, Any]:
@@ -121,19 +129,11 @@ def _encoder_digest(params: Params) -> dict[str, str]:
     return {} if folder is None else _folder_digests("encoder.name", str(folder), *FILES)
 
 
-def _teachers_digest(params: Params, models: Path) -> dict[str, dict[str, str]]:
-    views = _views(params)
-    return {
-        prefix: _teacher_digest(prefix, view, models.resolve())
-        for prefix, view in views.items()
-        if not prefix or view.distill != params.distill
-    }
-
-
-def _teacher_digest(prefix: str, params: Params, models: Path) -> dict[str, str]:
-    if not params.distill.weight:
+def _teacher_digest(params: Params, models: Path) -> dict[str, Any]:
+    views = [view for prefix, view in _views(params).items() if prefix and view.distill.weight]
+    if not views:
         return {}
-    param, teacher = f"{prefix}distill.teacher", params.distill.teacher
+    param, teacher, models = "distill.teacher", params.distill.teacher, models.resolve()
     folder = _folder(param, teacher)
     if models in (folder.resolve(), *folder.resolve().parents):
         raise UserError(f"{param}: found {teacher}, which every run writes anew; copy it out of the repository first")
@@ -141,9 +141,17 @@ def _teacher_digest(prefix: str, params: Params, models: Path) -> dict[str, str]
         raise UserError(
             f"{param}: found {teacher}, an ensemble whose members lie beside it; name the folder around it, with both"
         )
-    if (folder / "ensemble").is_dir() or (folder / "members").is_dir():
-        return _folder_digests(param, teacher, "ensemble/**/*", "members/**/*")
-    return _folder_digests(param, teacher, "**/*")
+    run = (folder / "ensemble").is_dir() or (folder / "members").is_dir()
+    patterns = ("ensemble/**/*", "members/**/*") if run else ("**/*",)
+    vectors = any(view.distill.vectors.loss for view in views)
+    return {"files": _folder_digests(param, teacher, *patterns), "vectors": vectors}
+
+
+def _sampling(params: Params) -> dict[str, Any]:
+    """Return the share and `per_epoch` of each source of training rows beside a task's own, by task."""
+    drawn = {task: params.data.drawn(task) for task in params.tasks}
+    limits = {task: {name: [rows.share, rows.per_epoch] for name, rows in drawn[task].items()} for task in drawn}
+    return {task: sources for task, sources in limits.items() if sources}
 
 
 def _folder(param: str, value: str | None) -> Path:

@@ -14,11 +14,11 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json, whole_folder, write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
-from bertrio.data.splits import join_train, keep_share, make_splits
-from bertrio.data.table import EXTRA, SPLITS, read_table, write_table
+from bertrio.data.splits import Tables, join_train, keep_share, make_splits
+from bertrio.data.table import EXTRA, SPLITS, UNLABELLED, read_table, write_table
 from bertrio.model.names import hub_origin
 
-Splits = dict[str, dict[str, pd.DataFrame]]  # by task and split
+Splits = dict[str, Tables]  # by task and split
 LEFT_OUT = "left_out.csv"  # rows of data.extra_train that are already in the splits
 
 
@@ -35,7 +35,8 @@ def split_data(
         params: all params; `data`, `tasks` and `encoder` are read.
         raw: the folder that `download` wrote.
         splits_dir: folder for <task>/<split>.parquet, all three for each task; replaced atomically. Rows of
-            `data.extra_train` join train, except those that are already in a split: these go to left_out.csv.
+            `data.extra_train` join train, except those that are already in a split: these go to left_out.csv. Rows of
+            `data.unlabelled` go to unlabelled.parquet, with the same exceptions.
         tokenizer_dir: folder for the encoder's tokenizer, which is trained on the training texts for `tiny`; replaced
             atomically.
         metrics_path: file for the facts.
@@ -43,8 +44,8 @@ def split_data(
     Returns:
         The facts as written: `source`, `origin` and `corpora` (origin of the data), `rejects`, `tasks` (by split: rows,
         labels, token lengths, rows shared with train) and `simple_baselines`; for `data.extra_train`, the left-out
-        rows by task and reason (`extra_left_out`); for an encoder from the hub, `encoder` (id, commit, and SHA-256 of
-        its files).
+        rows by task and reason (`extra_left_out`); for `data.unlabelled`, rows by task and source (`unlabelled`); for
+        an encoder from the hub, `encoder` (id, commit, and SHA-256 of its files).
 
     Raises:
         UserError: if raw files are missing or the rows can't be split as asked.
@@ -53,9 +54,9 @@ def split_data(
     from bertrio.model.tokenizer import build_tokenizer, pinned
 
     tasks, raw_facts = build_tasks(params), _read_facts(Path(raw))
-    splits, left_out = {}, {}
+    splits, left_out, unlabelled = {}, {}, {}
     for name, task in tasks.items():
-        splits[name], left_out[name] = _split(params, task, Path(raw) / name)
+        splits[name], left_out[name], unlabelled[name] = _split(params, task, Path(raw) / name)
     with whole_folder(tokenizer_dir) as new_tokenizer, whole_folder(splits_dir) as new_splits:
         tokenizer = build_tokenizer(params.encoder, _training_texts(splits, tasks), new_tokenizer)
         origin = hub_origin(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
@@ -64,10 +65,12 @@ def split_data(
         counts = {name: _reasons(rows) for name, rows in left_out.items() if rows is not None}
         if counts:
             metrics["extra_left_out"] = counts
+        if rows := {name: table["source"].value_counts().to_dict() for name, table in unlabelled.items() if len(table)}:
+            metrics["unlabelled"] = rows
         if origin:
             metrics["encoder"] = origin
         for name, tables in splits.items():
-            for split, table in tables.items():
+            for split, table in (tables | ({UNLABELLED: unlabelled[name]} if len(unlabelled[name]) else {})).items():
                 write_table(table, new_splits / name / f"{split}.parquet")
             if left_out[name] is not None:
                 write_csv(left_out[name], new_splits / name / LEFT_OUT, quoted=True)
@@ -84,18 +87,32 @@ def _read_facts(raw: Path) -> dict[str, Any]:
         raise UserError(f"{path}: can't be read ({error}); run the stage download again") from error
 
 
-def _split(params: Params, task: Task, folder: Path) -> tuple[dict[str, pd.DataFrame], pd.DataFrame | None]:
-    """Return a task's splits, and the left-out rows of `data.extra_train` (None if the task has no extra rows)."""
-    rule, seed = params.split_of(task.name), params.data.split.seed
+def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFrame | None, pd.DataFrame]:
+    """Return a task's splits, the left-out rows of `data.extra_train` (None if it has none), and unlabelled rows."""
+    rule, seed, keep = params.split_of(task.name), params.data.split.seed, params.data.split.keep.model_dump()
     files = {split: folder / f"{split}.parquet" for split in (*SPLITS, EXTRA)}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
-    extra, left_out = tables.pop(EXTRA, None), None
+    extra, left_out, unlabelled = tables.pop(EXTRA, None), None, pd.DataFrame()
     splits = make_splits(tables, rule.strategy, rule.fractions, seed, task.name)
+
+    def join(rows: pd.DataFrame, param: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        joined, left = join_train(splits, rows, task.text_columns, rule.strategy == "grouped")
+        reasons = "".join(f", {count} {reason}" for reason, count in _reasons(left).items())
+        say(f"{task.name}: {len(rows) - len(left)} of {len(rows)} rows of data.{param} are used{reasons}")
+        return joined["train"], left
+
     if extra is not None:
-        splits, left_out = join_train(splits, extra, task.text_columns, rule.strategy == "grouped")
-        reasons = "".join(f", {count} {reason}" for reason, count in _reasons(left_out).items())
-        say(f"{task.name}: {len(extra) - len(left_out)} of {len(extra)} rows of data.extra_train join train{reasons}")
-    return keep_share(splits, params.data.split.keep.model_dump(), seed, task.name), left_out
+        own = len(splits["train"])
+        splits["train"], left_out = join(extra, EXTRA)
+        splits["train"]["source"] = [None] * own + [EXTRA] * (len(splits["train"]) - own)
+    if paths := sorted(folder.glob(f"{UNLABELLED}-*.parquet")):
+        rows = pd.concat([read_table(path).assign(source=path.stem) for path in paths], ignore_index=True)
+        if rows["id"].duplicated().any():
+            rows["id"] = rows["source"] + "-" + rows["id"]
+        joined, _ = join(rows, UNLABELLED)
+        added = joined.iloc[len(splits["train"]) :].reset_index(drop=True)
+        unlabelled = keep_share({UNLABELLED: added}, {UNLABELLED: keep["train"]}, seed, task.name)[UNLABELLED]
+    return keep_share(splits, keep, seed, task.name), left_out, unlabelled
 
 
 def _reasons(left_out: pd.DataFrame) -> dict[str, int]:

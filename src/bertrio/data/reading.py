@@ -14,7 +14,7 @@ from bertrio.core.console import progress
 from bertrio.core.errors import UserError, did_you_mean
 from bertrio.core.tasks import Task
 from bertrio.data.formats import RawRow, RawTable
-from bertrio.data.table import Reject, Unusable, clean_text
+from bertrio.data.table import UNLABELLED, Reject, Unusable, clean_text
 
 T = TypeVar("T")
 CHUNK = 1000  # rows between two updates of a progress bar
@@ -32,7 +32,8 @@ def build_table(
         columns: name in the source for each of `id`, the task's text columns and `label`; by default their names in the
             layout. Without an id column, ids are made of the split and the row number.
         task: task of the rows.
-        split: train, dev, test or extra_train; only test may have no labels.
+        split: train, dev, test, extra_train or unlabelled-<name>; test may have no labels, and those of the last are
+            not read.
         file: short name, for rejects and progress.
         place: param and file, for messages.
         hint: advice about a missing column, for messages.
@@ -45,14 +46,15 @@ def build_table(
         UserError: if a column is missing, or train or dev has no labels.
     """
     names = {ours: columns.get(ours, ours) for ours in ("id", *task.text_columns, "label")}
-    optional = ({"label"} if split == "test" else set()) | ({"id"} - set(columns))
+    unlabelled = split.startswith(UNLABELLED)
+    optional = ({"label"} if unlabelled or split == "test" else set()) | ({"id"} - set(columns))
     wanted = [theirs for ours, theirs in names.items() if ours not in optional or theirs in source.columns]
     check_columns(place, source.columns, wanted, hint)
     generate_ids = names["id"] not in source.columns
     rows = [_rename(row, names, split, generate_ids) for row in track(source.rows, f"reading {file}")]
     readable = [row.values["label"] for row in rows if not row.problem]
-    labelled = names["label"] in source.columns and not _all_hidden(readable, task)
-    if not labelled and split != "test":
+    labelled = not unlabelled and names["label"] in source.columns and not _all_hidden(readable, task)
+    if not labelled and not unlabelled and split != "test":
         raise UserError(f"{task.name}: {file}: found no labels, expected them in {split}; only test may be without")
     clean: list[tuple[Any, ...]] = []
     rejects: list[Reject] = []

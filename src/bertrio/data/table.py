@@ -2,7 +2,8 @@
 
 A table is a DataFrame, parquet on disk: `id: str, text: str, label: float64` for single sentences and
 `id: str, text_a: str, text_b: str, label: float64` for pairs. Texts have no outer white space and are not empty; ids
-are unique. In an unlabelled table all labels are NaN, in others none is.
+are unique. In an unlabelled table all labels are NaN, in others none is. Tables of training rows that come from several
+files have a column `source: str`: `extra_train`, `unlabelled-<name>`, or null for rows of the task's own source.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from bertrio.core.files import whole_file
 
 SPLITS = ("train", "dev", "test")
 EXTRA = "extra_train"  # rows of data.extra_train, which the stage split adds to train
+UNLABELLED = "unlabelled"  # rows of data.unlabelled, of all its files; each file's are called unlabelled-<name> before
 
 
 @dataclass(frozen=True)

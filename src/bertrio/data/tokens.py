@@ -40,6 +40,12 @@ class Sequences:
         """Return only the rows at these positions; the tokens are shared, not copied."""
         return replace(self, starts=self.starts[positions], lengths=self.lengths[positions])
 
+    def join(self, others: Sequences) -> Sequences:
+        """Return these rows and, after them, those of `others`, of the same tokenizer."""
+        fields = {name: np.concatenate([values, others.fields[name]]) for name, values in self.fields.items()}
+        starts = np.concatenate([self.starts, others.starts + len(self.fields["input_ids"])])
+        return replace(self, fields=fields, starts=starts, lengths=np.concatenate([self.lengths, others.lengths]))
+
     def padded(self, rows: np.ndarray) -> Tokens:
         """Return each field and `attention_mask` of the rows at these positions, int64 [B, T] with T the longest."""
         lengths = self.lengths[rows, None]

@@ -156,6 +156,14 @@ class Predictor:
         predictions = [self.members[name].predict(task, texts) for name in shares]
         return combine_predictions(predictions, self._combine, list(shares.values()))
 
+    def pooled(self, task: str, texts: pd.DataFrame) -> Vectors:
+        """Return the pooled vectors of a table's rows, see `TrainedModel.pooled`.
+
+        Raises:
+            UserError: if several models predict the task.
+        """
+        return self._only_member(self.task(task).name).pooled(task, texts)
+
     def encode(self, texts: Sequence[str], task: str | None = None) -> Vectors:
         """Return the vector of each text that a bi-encoded task compares: float32 [N, H], not normalized.
 
@@ -173,14 +181,17 @@ class Predictor:
                 f"task: found {task}, expected a task that encodes its texts apart: "
                 f"{', '.join(bi_encoded) or 'none here'}; pair tasks do if trained with tasks.NAME.encoding: bi"
             )
-        shares = self._weights[name]
+        return self._only_member(name).encode(text_table(TEXT_COLUMNS["single"], texts)["text"].tolist(), name)
+
+    def _only_member(self, task: str) -> TrainedModel:
+        shares = self._weights[task]
         member = next(iter(shares))
         if len(shares) > 1:
             raise UserError(
-                f"task {name}: {len(shares)} models predict it, and vectors of unlike models can't be compared; load "
+                f"task {task}: {len(shares)} models predict it, and vectors of unlike models can't be compared; load "
                 f"one of them, such as models/members/{member}, or make a soup (ensemble.combine)"
             )
-        return self.members[member].encode(text_table(TEXT_COLUMNS["single"], texts)["text"].tolist(), name)
+        return self.members[member]
 
 
 def read_ensemble(folder: Path) -> Ensemble:

@@ -85,6 +85,11 @@ class TrainedModel:
         size = self.network.encoder.size
         return self._collect(self.tasks[task], texts, size, lambda batch: torch.stack(self._pooled(batch)).mean(dim=0))
 
+    def pooled(self, task: str, texts: pd.DataFrame) -> Vectors:
+        """Return the pooled vectors of each row, float32 [N, texts, H]; a cross-encoded pair is one text."""
+        size = self.network.encoder.size
+        return self._collect(self.tasks[task], texts, size, lambda batch: torch.stack(self._pooled(batch), dim=1))
+
     def encode(self, texts: list[str], task: str | None = None) -> Vectors:
         """Return the pooled vector of each text, float32 [N, H]; with a bi-encoded task, as its head compares them."""
         head: Any = self.network.heads[task] if task else None

@@ -18,14 +18,14 @@ class BitDropout(nn.Dropout):
     On the CPU, torch draws a double for each entry, which takes an eighth of a small encoder's step. Here four entries
     share a draw of 64 bits, 16 each. p is therefore rounded to a multiple of :math:`2^{-16}` (0.1 to 0.1000061). The
     divisor uses the rounded p, so that the mean is exact (up to rounding in bf16, as in `nn.Dropout`). On other devices
-    and in compiled passes, whose kernels draw their own masks, it is `nn.Dropout`.
+    it is `nn.Dropout`.
 
     Masks come from torch's global generator, as in `nn.Dropout`, so restoring its state reproduces them.
     """
 
     def forward(self, values: Tensor) -> Tensor:
         """Apply dropout to values of any shape."""
-        if not self.training or not self.p or not values.is_cpu or torch.compiler.is_compiling():
+        if not self.training or not self.p or not values.is_cpu:
             return super().forward(values)
         mask, factor = dropout_mask(values, self.p)
         return values * mask.mul_(factor)
@@ -88,8 +88,8 @@ def attend(
     Torch has no fused kernel with dropout on a CPU: it computes in float32 throughout, draws a double for each weight,
     and checks for fully masked rows. Here masks are those of `BitDropout`, and the product with V is in V's precision,
     as in torch's kernel without dropout; scores and softmax are in float32 in both. Torch's function is used without
-    dropout, on other devices, in compiled passes, and for features that text encoders do not need: causal attention by
-    a flag, fewer key heads than query heads, and `LEFT_TO_TORCH`.
+    dropout, on other devices, and for features that text encoders do not need: causal attention by a flag, fewer key
+    heads than query heads, and `LEFT_TO_TORCH`.
 
     Args:
         module: the attention layer.
@@ -105,7 +105,7 @@ def attend(
     """
     flag = options.get("is_causal")
     causal = attention_mask is None and (getattr(module, "is_causal", True) if flag is None else flag)
-    supported = bool(dropout) and not torch.compiler.is_compiling() and query.is_cpu and query.shape[1] == key.shape[1]
+    supported = bool(dropout) and query.is_cpu and query.shape[1] == key.shape[1]
     if not supported or causal or any(options.get(name) is not None for name in LEFT_TO_TORCH):
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

@@ -123,10 +123,7 @@ def build_model(params: Params, encoder_folder: str | Path, runtime: Runtime) ->
     encoder, heads, targets = _parts(params, transformer, options.frozen)
     if options.lora.rank:  # after the heads, so that their initial weights do not depend on it
         add_lora(transformer, **options.lora.model_dump())
-    model = MultitaskModel(encoder, heads, targets, runtime)
-    if options.compile:
-        transformer.compile(dynamic=True)
-    return model
+    return MultitaskModel(encoder, heads, targets, runtime)
 
 
 def load_model(folder: str | Path, runtime: Runtime) -> MultitaskModel:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import cast
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -16,14 +17,15 @@ from bertrio.config import Params, build_tasks
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import NARROW, Runtime, generator
-from bertrio.core.tasks import Task
 from bertrio.data.batches import BatchStream, Rows, Split
-from bertrio.data.table import read_table
-from bertrio.inference.predictor import Predictor
+from bertrio.data.table import UNLABELLED, read_table
+from bertrio.evaluation.predictions import predicted_of
+from bertrio.inference.teach import read_outputs
 from bertrio.model.multitask import MultitaskModel
 from bertrio.model.tokenizer import load_tokenizer
 from bertrio.techniques.losses import LOSSES, Loss, build_loss
 from bertrio.techniques.regularizers import REGULARIZERS, Regularizer, RunSetup
+from bertrio.techniques.regularizers.base import TeacherOutputs
 from bertrio.techniques.regularizers.moving_average import moving_average
 from bertrio.techniques.regularizers.norms import l1, l2
 from bertrio.techniques.schedules import SCHEDULES, Epoch, Sizes, proportional_batch_sizes
@@ -32,7 +34,7 @@ from bertrio.techniques.weighting import WEIGHTINGS
 from bertrio.training.loop import Trainer
 from bertrio.training.monitoring import Curves
 from bertrio.training.objective import Objective
-from bertrio.training.optimizer import Combiner, GramianCombiner, Optimization
+from bertrio.training.optimizer import Combiner, GramianCombiner, Optimization, total_steps
 
 FINE_RADIUS = 1e-3  # of SMART's noise, below which training is in float32
 
@@ -61,7 +63,7 @@ def build_trainer(
     model: MultitaskModel,
     train: Split,
     tracker: Curves | None = None,
-    teacher_predictions: Mapping[str, Tensor] | None = None,
+    teacher: str | Path = "data/teacher",
 ) -> tuple[Trainer, MultitaskModel]:
     """Return a trainer with every technique that `params` enables, and the model to score: `model` or its average.
 
@@ -70,10 +72,11 @@ def build_trainer(
         model: a model with heads for all tasks.
         train: rows of the tasks that train, in training order.
         tracker: records training curves.
-        teacher_predictions: predictions of `distill.teacher` for these rows, see the function of this name.
+        teacher: folder of the outputs of `distill.teacher`.
 
     Raises:
-        UserError: if several processes share the run and SMART's projection does not support that.
+        UserError: as in `read_teacher`, and if several processes share the run and SMART's projection does not support
+            that.
     """
     if params.smart.weight and params.smart.projection == "rescale" and not model.runtime.processes.alone:
         raise UserError(
@@ -86,20 +89,24 @@ def build_trainer(
     ema = params.finetune.ema
     average = None if ema is None else moving_average(model, lambda: ema)
     weighting = WEIGHTINGS[params.weighting.method](train, params.weighting.weights).to(model.runtime.device)
-    options, learned = params.finetune, list(weighting.parameters())
+    options = params.finetune
     lr = options.lr * params.encoder.lr_factor
-    optimization = Optimization(model, params.optimizer, lr, plan, options.max_steps, learned, params.weighting.lr)
-    regularizers = build_regularizers(params, model, optimization.total_steps, teacher_predictions or {})
+    outputs = read_teacher(params, train, teacher, model.runtime)
+    regularizers = build_regularizers(params, model, total_steps(plan, options.max_steps), outputs)
+    learned = dict.fromkeys(weighting.parameters(), params.weighting.lr)
+    learned |= {parameter: lr for term in regularizers.values() for parameter in term.parameters()}
+    optimization = Optimization(model, params.optimizer, lr, plan, options.max_steps, learned)
     callbacks: list[Callable[[int], None]] = [partial(term.after_step, model) for term in regularizers.values()]
     if average:
         callbacks.insert(0, lambda step: average.update_parameters(model))
     whole_batch = [task for task in train if LOSSES[params.tasks[task].loss].whole_batch]
+    label_weights = dict.fromkeys(distilled(params), params.distill.labels)
     trainer = Trainer(
-        Objective(model, build_losses(train, params), weighting, regularizers, whole_batch),
+        Objective(model, build_losses(train, params), weighting, regularizers, whole_batch, label_weights),
         plan,
         streams,
         optimization,
-        build_combiner(params, model, learned),
+        build_combiner(params, model, list(learned)),
         weight_penalty=weight_penalty(params, model),
         accumulate=options.accumulate,
         one_pass=model.encoder.size < NARROW if options.one_pass == "auto" else options.one_pass,
@@ -111,10 +118,11 @@ def build_trainer(
 
 
 def build_regularizers(
-    params: Params, model: MultitaskModel, steps: int, teacher_predictions: Mapping[str, Tensor]
+    params: Params, model: MultitaskModel, steps: int, teacher: TeacherOutputs | None = None
 ) -> dict[str, Regularizer]:
     """Return the regularizers whose weight is above 0, by the name of their block in params.yaml."""
-    setup = RunSetup(model, params.trains, steps, partial(generator, params.runtime.seed), teacher_predictions)
+    draws = partial(generator, params.runtime.seed)
+    setup = RunSetup(model, params.trains, steps, draws, teacher or TeacherOutputs({}, {}))
     options = {name: getattr(params, name) for name in REGULARIZERS}
     return {name: REGULARIZERS[name](block, setup) for name, block in options.items() if block.weight}
 
@@ -184,23 +192,41 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
         UserError: if a task's batches have too few rows for its loss.
     """
     options = params.schedule
-    cap = min(len(rows) for rows in train.values()) if options.cap == "shortest" else options.cap
+    cap = min(rows.labelled_count for rows in train.values()) if options.cap == "shortest" else options.cap
+    drawn = {task: rows_per_pass(params, rows) for task, rows in train.items()}
     sizes = {task: params.tasks[task].batch_size for task in train}
     if options.batch_sizes == "proportional":
-        passes = {task: len(rows) if cap is None else min(cap, len(rows)) for task, rows in train.items()}
-        sizes = proportional_batch_sizes(passes, options.base_batch)
+        ones = {task: BatchStream(rows, 1, torch.Generator(), cap, drawn=drawn[task]) for task, rows in train.items()}
+        sizes = proportional_batch_sizes({task: len(batches) for task, batches in ones.items()}, options.base_batch)
     seed, streams = params.runtime.seed, {}
     for task, rows in train.items():
         lengths = generator(seed, "batches by length") if options.match_lengths else None  # the same for all tasks
         draws, loss = generator(seed, f"batches {task}"), params.tasks[task].loss
-        least, found = LOSSES[loss].rows, min(sizes[task], len(rows), cap or len(rows))
-        if found < least:
+        least = LOSSES[loss].rows
+        stream = BatchStream(rows, sizes[task], draws, cap, options.redraw, lengths, least, drawn[task])
+        if stream.rows_a_batch < least:
             raise UserError(
-                f"task {task}: found batches of {found} rows, from which loss {loss} learns nothing; it needs {least}: "
-                "give it more rows, a larger batch, or another loss"
+                f"task {task}: found batches of {stream.rows_a_batch} rows, from which loss {loss} learns nothing; it "
+                f"needs {least}: give it more rows, a larger batch, or another loss"
             )
-        streams[task] = BatchStream(rows, sizes[task], draws, cap, options.redraw, lengths, least)
+        streams[task] = stream
     return streams
+
+
+def rows_per_pass(params: Params, rows: Rows) -> dict[str, int]:
+    r"""Return how many rows of each source a pass draws, for sources that give fewer than they have.
+
+    A source with share s of a pass has :math:`n = s / (1 - S) \cdot N` rows in it, with N the rows of sources without a
+    share and S the sum of the shares; but not more than `per_epoch`, or than it has.
+    """
+    options = params.data.drawn(rows.task.name)
+    available = {source: int((rows.sources == source).sum()) for source in options}
+    most = {source: min(available[source], block.per_epoch or available[source]) for source, block in options.items()}
+    shares = {source: block.share for source, block in options.items() if block.share}
+    others = len(rows) - sum(available.values()) + sum(most[source] for source in options.keys() - shares.keys())
+    for source, share in shares.items():
+        most[source] = min(most[source], round(share / (1 - sum(shares.values())) * others))
+    return {source: count for source, count in most.items() if count < available[source]}
 
 
 def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> list[Epoch]:
@@ -209,7 +235,7 @@ def plan_of(train: Split, streams: dict[str, BatchStream], params: Params) -> li
     limit = options.max_batches or max(len(stream) for stream in streams.values())
     sizes = Sizes(
         batches={task: min(len(stream), limit) for task, stream in streams.items()},
-        rows={task: len(rows) for task, rows in train.items()},
+        rows={task: rows.labelled_count for task, rows in train.items()},
         epochs=params.finetune.epochs,
         task_epochs={task: count for task in train if (count := params.tasks[task].epochs) is not None},
         until=options.until_of(list(train)),
@@ -229,59 +255,57 @@ def build_losses(train: Split, params: Params) -> dict[str, Loss]:
     losses = {}
     for task, rows in train.items():
         options, target = params.tasks[task], rows.task.target
-        labels = rows.label_values.astype(np.int64) if target.discrete else []
+        labels = rows.label_values[~np.isnan(rows.label_values)].astype(np.int64) if target.discrete else []
         counts = np.bincount(labels, minlength=max(2, target.size)).tolist()
         losses[task] = build_loss(options.loss, target, options.loss_options, counts)
     return losses
 
 
-def teacher_predictions(params: Params, train: Split, splits: str | Path, runtime: Runtime) -> dict[str, Tensor]:
-    """Predictions of `distill.teacher` for the training rows of each distilled task.
+def distilled(params: Params) -> Sequence[str]:
+    """Return the tasks that learn from `distill.teacher`."""
+    return (params.distill.tasks or params.trains) if params.distill.weight else []
+
+
+def add_unlabelled(params: Params, train: Split, splits: str | Path, tokenizer_folder: str | Path) -> Split:
+    """Return training rows with those of `data.unlabelled` behind them, in the tasks that are distilled."""
+    tokenizer, joined = load_tokenizer(tokenizer_folder), dict(train)
+    for task, labelled in train.items():
+        path = Path(splits) / task / f"{UNLABELLED}.parquet"
+        if path.exists() and task in distilled(params):
+            joined[task] = labelled.join(Rows(read_table(path), labelled.task, tokenizer, params.encoder.max_length))
+        elif path.exists():
+            say(f"{task}: the rows of data.unlabelled are left out, as distill.weight and tasks do not distill it")
+    return joined
+
+
+def read_teacher(params: Params, train: Split, folder: str | Path, runtime: Runtime) -> TeacherOutputs:
+    """Return the outputs of `distill.teacher` that the stage teach wrote to `folder`, in the order of the rows.
 
     Args:
         params: the member's params.
         train: rows of the tasks that train.
-        splits: the folder that they were read from, for their texts.
-        runtime: device and precision of the teacher.
-
-    Returns:
-        By task, in the order of the rows: probabilities [N, C] of classes (binary: no, yes), or scores [N, 1], float32
-        on the CPU. Empty if distillation is off.
+        folder: folder of the teacher's outputs.
+        runtime: the processes, which must all have the same.
 
     Raises:
-        UserError: if the teacher can't be loaded, lacks a task, or has a different definition of it.
+        UserError: if the teacher knows nothing of a distilled task or row, or its vectors are of other texts.
     """
-    options = params.distill
-    if not options.weight:
-        return {}
-    assert options.teacher is not None  # `Params` checks it
-    folder, precision = Path(options.teacher).expanduser(), str(runtime.facts()["precision"])
-    teacher = Predictor.load(folder, str(runtime.device), precision, params.finetune.eval_batch_size)
-    predictions = {}
-    for name in options.tasks or train:
-        rows = train[name]
-        _check_same(rows.task, teacher)
-        say(f"{name}: the teacher predicts {len(rows)} rows of train")
-        texts = read_table(Path(splits) / name / "train.parquet").set_index("id").loc[rows.ids].reset_index()
-        _, probabilities, scores = teacher.predict_table(name, texts)
+    predictions, vectors = {}, {}
+    for task in distilled(params):
+        table, pooled = read_outputs(folder, task, params.distill.vectors.loss is not None)
+        positions = pd.Index(table["id"]).get_indexer(train[task].ids)
+        if (positions < 0).any():
+            row = train[task].ids[positions.argmin()]
+            raise UserError(f"{folder}: the teacher's outputs lack row {row} of {task}; run the stage teach again")
+        _, probabilities, scores = predicted_of(table)
         values = np.asarray(scores).reshape(-1, 1) if probabilities is None else probabilities
-        predictions[name] = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
-    # Each process loads the teacher from its own machine
-    runtime.processes.check_equal(predictions.values(), "predictions of distill.teacher")
-    return predictions
-
-
-def _check_same(task: Task, teacher: Predictor) -> None:
-    """Check that the teacher's task has the same kind, target and order of classes."""
-    try:
-        known = teacher.task(task.name)
-    except UserError as error:
-        raise UserError(f"distill.teacher: {error}; see distill.tasks") from None
-    theirs, ours = known.target.labels, task.target.labels
-    reordered = theirs != ours and set(theirs) == set(ours)
-    if (known.kind, known.target) != (task.kind, task.target) or reordered:
-        sides = [f"{side.kind}, {side.target}, {', '.join(side.target.labels) or 'no names'}" for side in (known, task)]
-        raise UserError(
-            f"distill.teacher: task {task.name}: the teacher knows it as {sides[0]}, and params.yaml says {sides[1]}; "
-            "take a teacher of the same task, or leave it out of distill.tasks"
-        )
+        predictions[task] = torch.from_numpy(values[positions].astype(np.float32))
+        if pooled is not None:
+            texts = len(train[task].batch(np.arange(1)).inputs)
+            if pooled.shape[1] != texts:
+                advice = f"set tasks.{task}.encoding as the teacher has it, or leave the task out of distill.tasks"
+                raise UserError(f"distill.vectors: found {pooled.shape[1]} a row of {task}, expected {texts}; {advice}")
+            vectors[task] = torch.from_numpy(pooled[positions])
+    # Each process reads the files of its own machine
+    runtime.processes.check_equal([*predictions.values(), *vectors.values()], "outputs of distill.teacher")
+    return TeacherOutputs(predictions, vectors)

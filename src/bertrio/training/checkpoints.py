@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from bertrio.config import Params
     from bertrio.config.groups import CheckpointParams
 
-VARIABLE = "BERTRIO_CHECKPOINTS"  # environment variable: the folder, if params name none
+VARIABLE = "BERTRIO_CHECKPOINTS"  # environment variable: the folder, if not in the cache
 FILES = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 DAYS = 30  # age at which folders of other runs are removed
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft", "triton")  # compute
@@ -142,7 +142,7 @@ class Checkpoints:
         Args:
             stage: name of the stage: letters, digits, `-` and `_`.
             identity: everything that decides the result, as JSON values.
-            options: when and where to save.
+            options: when to save.
             runtime: as in `Checkpoints`.
 
         Raises:
@@ -150,7 +150,7 @@ class Checkpoints:
         """
         if not runtime.processes.is_main:
             return cls(Path(), options, runtime, None)
-        chosen = options.folder or os.environ.get(VARIABLE)
+        chosen = os.environ.get(VARIABLE)
         root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("bertrio") / "checkpoints"
         text = json.dumps({"repository": str(repository()), "run": identity}, indent=2)
         folder = root.absolute() / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -171,7 +171,7 @@ class Checkpoints:
                 "checkpoint"
             ) from error
         except OSError as error:
-            say(f"{stage}: no checkpoints can be written ({error}). Training goes on without; see checkpoints.folder")
+            say(f"{stage}: no checkpoints can be written ({error}). Training goes on without; set {VARIABLE}")
             return cls(folder, options, runtime, None)
         return cls(folder, options, runtime, lock)
 

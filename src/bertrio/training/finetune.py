@@ -18,12 +18,13 @@ from bertrio.evaluation.predictions import write_predictions
 from bertrio.model.config import ModelConfig
 from bertrio.model.multitask import build_model, load_heads, save_model
 from bertrio.techniques.gradients import CONFLICT_COLUMNS
-from bertrio.training.build import build_trainer, hold_out, load_split, resolve_precision, teacher_predictions
+from bertrio.training.build import add_unlabelled, build_trainer, hold_out, load_split, resolve_precision
 from bertrio.training.checkpoints import Checkpoints, open_checkpoints
 from bertrio.training.evaluator import EpochEvaluator, Selection, predict
 from bertrio.training.loop import Trainer
 from bertrio.training.monitoring import build_curves, report_epoch
 
+READS = {**dict.fromkeys(MEMBER_GROUPS, True), "data": {"extra_train", "unlabelled"}}  # params that the stage reads
 HOLDOUT = 0.1  # share of the training rows that `finetune.select_on: holdout` holds out
 
 
@@ -34,6 +35,7 @@ class Inputs:
     splits: str = "data/splits"
     tokenizer: str = "models/tokenizer"
     prefinetuned: str = "models/prefinetuned"
+    teacher: str = "data/teacher"
 
 
 def finetune(
@@ -66,18 +68,15 @@ def finetune(
     """
     runtime = resolve_precision(params, runtime)
     stage, paths = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
-    distill = params.distill
-    paths += [str(Path(distill.teacher).expanduser())] if distill.weight and distill.teacher else []
-    main, opened = runtime.processes.is_main, open_checkpoints(stage, params, set(MEMBER_GROUPS), paths, runtime)
+    paths += [inputs.teacher] if params.distill.weight else []
+    main, opened = runtime.processes.is_main, open_checkpoints(stage, params, READS, paths, runtime)
     with runtime.processes.main_process_output(), opened as checkpoints:
         train, scored, test = load_rows(params, inputs)
         model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
         load_heads(model, inputs.prefinetuned)
         curves = build_curves(params, steps) if main else None
         rows = {task: train[task] for task in params.trains}
-        trainer, average = build_trainer(
-            params, model, rows, curves, teacher_predictions(params, rows, inputs.splits, runtime)
-        )
+        trainer, average = build_trainer(params, model, rows, curves, inputs.teacher)
         best = Selection(params.finetune.select, params.finetune.select_on)
         evaluator = EpochEvaluator(params, average, scored, best)
         with closing(curves) if curves else nullcontext():
@@ -121,4 +120,4 @@ def load_rows(params: Params, inputs: Inputs) -> tuple[Split, dict[str, Split], 
         train, scored["holdout"] = hold_out(train, HOLDOUT, params.runtime.seed)
     if asked := params.finetune.train_metrics:
         scored["train"] = {task: rows for task, rows in train.items() if asked is True or task in asked}
-    return train, scored, test
+    return add_unlabelled(params, train, inputs.splits, inputs.tokenizer), scored, test

@@ -79,7 +79,7 @@ class StepObjective(Stateful):
 
 @dataclass
 class Objective(StepObjective):
-    r"""The objective of a batch of task t: weighting_t(loss + sum of weight_r * regularizer_r).
+    r"""The objective of a batch of task t: weighting_t(label_weight_t * loss + sum of weight_r * regularizer_r).
 
     The weight of a task scales its regularizers together with its loss, so that a regularizer's weight is relative to
     the task's loss.
@@ -90,6 +90,7 @@ class Objective(StepObjective):
         weighting: module `(task, loss) -> loss`.
         regularizers: regularizers by name.
         whole_batch_tasks: tasks whose loss is not a mean over rows, so that it needs the outputs of the whole batch.
+        label_weights: weight of the loss on the labels by task, 1 if not named.
     """
 
     saved = ("turns", "weighting", "regularizers")
@@ -98,6 +99,7 @@ class Objective(StepObjective):
     weighting: nn.Module = field(default_factory=lambda: Fixed({}))
     regularizers: Mapping[str, Regularizer] = field(default_factory=dict)
     whole_batch_tasks: Collection[str] = ()
+    label_weights: Mapping[str, float] = field(default_factory=dict)
     turns: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     def __post_init__(self) -> None:
@@ -126,9 +128,10 @@ class Objective(StepObjective):
         state, names = self.runtime.random_state(), self._due(batches[0].task)
         block = Block.from_batches([(batch.task, batch.inputs) for batch in batches])
         embeddings = self.model.embed(block.tokens)
-        outputs = self.model.from_embeddings(embeddings, block)
+        pooled = self.model.encode(embeddings, block.tokens)
+        outputs = self.model.from_pooled(pooled, block)
         rows = [batch.rows for batch in batches]
-        context = ForwardContext(self.model, block, embeddings, outputs, state, rows, positions_of(batches))
+        context = ForwardContext(self.model, block, embeddings, pooled, outputs, state, rows, positions_of(batches))
         penalties = {name: self.regularizers[name](context) for name in names}
         return [
             self._batch_loss(batch, output, {name: values[index] for name, values in penalties.items()})
@@ -136,15 +139,28 @@ class Objective(StepObjective):
         ]
 
     def _batch_loss(self, batch: Batch, output: HeadOutput, penalties: dict[str, Tensor]) -> BatchLoss:
-        if batch.shard is not None and batch.task in self.whole_batch_tasks:
-            output, labels = self._whole_batch(output, batch.shard), batch.shard.labels
-        else:
-            labels = batch.labels
-        assert labels is not None  # training rows have labels
-        loss = total = self.losses[batch.task](output, labels)
+        whole = batch.shard if batch.task in self.whole_batch_tasks else None
+        if whole is not None:
+            output = self._whole_batch(output, whole)
+        loss = self._label_loss(batch.task, output, whole or batch)
+        total = self.label_weights.get(batch.task, 1.0) * loss
         for name, penalty in penalties.items():
             total = total + self.regularizers[name].weight * penalty
         return BatchLoss(self.weighting(batch.task, total), loss, penalties)
+
+    def _label_loss(self, task: str, output: HeadOutput, batch: Batch | BatchShard) -> Tensor:
+        """Return the loss over the labelled rows times their share of all rows.
+
+        So each labelled row counts the same, however many rows without label come with it; and shards of a batch, and
+        pieces of it, sum to the loss of the whole.
+        """
+        if batch.labels is None or (batch.labelled is not None and not batch.labelled.any()):
+            return 0.0 * output.outputs.float().sum()
+        if batch.labelled is None:
+            return self.losses[task](output, batch.labels)
+        rows = batch.labelled
+        kept = HeadOutput(output.outputs[rows], None if output.cosine is None else output.cosine[rows])
+        return rows.float().mean() * self.losses[task](kept, batch.labels[rows])
 
     def _whole_batch(self, output: HeadOutput, shard: BatchShard) -> HeadOutput:
         """Return the outputs of all processes for a batch, with a gradient for the rows of this process only.

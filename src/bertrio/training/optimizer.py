@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, TypeGuard
@@ -28,7 +28,7 @@ FINAL_NORM = r"(transformer\.)?(LayerNorm|norm|final_norm|encoder\.(LayerNorm|ln
 
 
 def build_optimizer(
-    model: nn.Module, params: OptimizerParams, lr: float, extra: Iterable[nn.Parameter] = (), extra_lr: float = 0.0
+    model: nn.Module, params: OptimizerParams, lr: float, extra: Mapping[nn.Parameter, float] | None = None
 ) -> AdamW:
     """Build AdamW (Loshchilov and Hutter 2019) over the parameters that require a gradient.
 
@@ -39,8 +39,8 @@ def build_optimizer(
             below the heads, see `layers_below_heads`.
         params: the `optimizer` group.
         lr: peak learning rate.
-        extra: parameters outside the model, such as loss weights; they have no weight decay.
-        extra_lr: peak learning rate of `extra`.
+        extra: parameters outside the model, such as loss weights, and their peak learning rates; they have no weight
+            decay.
     """
     depths = layers_below_heads(model)
     groups: dict[tuple[int, bool], list[nn.Parameter]] = {}
@@ -52,8 +52,10 @@ def build_optimizer(
         {"params": groups[key], "lr": lr * params.layer_decay ** key[0], "weight_decay": params.weight_decay * key[1]}
         for key in sorted(groups, key=lambda key: (key[0], not key[1]))
     ]
-    if extra_params := list(extra):
-        param_groups.append({"params": extra_params, "lr": extra_lr, "weight_decay": 0.0})
+    rates = extra or {}
+    for rate in dict.fromkeys(rates.values()):
+        chosen = [parameter for parameter, own in rates.items() if own == rate]
+        param_groups.append({"params": chosen, "lr": rate, "weight_decay": 0.0})
     fused = param_groups[0]["params"][0].device.type in ("cpu", "cuda")
     return AdamW(param_groups, lr=lr, betas=BETAS, eps=params.eps, fused=fused)
 
@@ -239,6 +241,12 @@ class GramianCombiner(Combiner):
         self._gradients.put(plain if self._surgery is None else self._surgery(gramian))
 
 
+def total_steps(plan: Sequence[Sequence[Any]], max_steps: int | None) -> int:
+    """Return the number of updates of a plan, cut off at `max_steps`."""
+    steps = sum(map(len, plan))
+    return min(steps, max_steps or steps)
+
+
 class Optimization(Stateful):
     """AdamW, its learning-rate schedule, and the maximum gradient norm of a run.
 
@@ -248,7 +256,7 @@ class Optimization(Stateful):
         lr: peak learning rate.
         plan: the steps of each epoch.
         max_steps: maximum number of updates; the learning-rate schedule covers the actual number.
-        extra, extra_lr: as in `build_optimizer`.
+        extra: as in `build_optimizer`.
     """
 
     saved = ("optimizer", "lr_schedule")
@@ -260,13 +268,12 @@ class Optimization(Stateful):
         lr: float,
         plan: Sequence[Sequence[Any]],
         max_steps: int | None = None,
-        extra: Iterable[nn.Parameter] = (),
-        extra_lr: float = 0.0,
+        extra: Mapping[nn.Parameter, float] | None = None,
     ) -> None:
         ends = list(accumulate(len(epoch) for epoch in plan))
-        self.total_steps = min(ends[-1], max_steps or ends[-1])
+        self.total_steps = total_steps(plan, max_steps)
         self.max_grad_norm, self._model, self._rows = params.max_grad_norm, model, RowGradients()
-        self.optimizer = build_optimizer(model, params, lr, extra, extra_lr)
+        self.optimizer = build_optimizer(model, params, lr, extra)
         warmup = round(params.warmup_fraction * self.total_steps)
         self.lr_schedule = LambdaLR(
             self.optimizer, lambda step: lr_factor(step, self.total_steps, warmup, params, ends)

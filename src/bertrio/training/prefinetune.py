@@ -13,6 +13,7 @@ from bertrio.core.files import whole_folder
 READS = {  # the params that the stage reads
     **dict.fromkeys(("runtime", "tasks", "sharing", "encoder", "optimizer", "prefinetune"), True),
     "finetune": {"eval_batch_size"},
+    "data": {"extra_train"},
 }
 
 
@@ -43,7 +44,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     from bertrio.data.batches import BatchStream
     from bertrio.model.config import encoder_width
     from bertrio.model.multitask import build_model, save_heads
-    from bertrio.training.build import build_losses, load_split
+    from bertrio.training.build import build_losses, load_split, rows_per_pass
     from bertrio.training.checkpoints import open_checkpoints
     from bertrio.training.evaluator import EpochEvaluator, Selection
     from bertrio.training.finetune import train_epochs
@@ -59,7 +60,8 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
         train, dev = (load_split(params, split, splits, tokenizer) for split in ("train", "dev"))
         model = build_model(params, encoder, runtime)
         order = generator(params.runtime.seed, f"prefinetune batches {name}")
-        stream = BatchStream(train[name], params.tasks[name].batch_size, order)
+        drawn = rows_per_pass(params, train[name])
+        stream = BatchStream(train[name], params.tasks[name].batch_size, order, drawn=drawn)
         objective = Objective(model, build_losses(train, params))
         trainer = single_task_trainer(objective, name, stream, "prefinetune", params)
         evaluator = EpochEvaluator(params, model, {"dev": dev}, Selection("last", "dev"))

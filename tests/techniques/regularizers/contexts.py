@@ -47,5 +47,5 @@ class Context:
 
 def setup_of(model=None, **changes):
     """What regularizers are built from."""
-    usual = {"model": model, "tasks": ["sst"], "total_steps": 10, "teacher_predictions": {}}
+    usual = {"model": model, "tasks": ["sst"], "total_steps": 10}
     return SimpleNamespace(**{**usual, "generator": lambda name: torch.Generator().manual_seed(1), **changes})

@@ -13,7 +13,7 @@ NORMS = {"inf": math.inf, "2": 2.0}
 
 
 def smart(**options):
-    usual = {"eta": 1e-3, "sigma": 1e-2, "radius": 5e-3, "norm": "inf", "steps": 1, "projection": "ball", "eps": 1e-6}
+    usual = {"eta": 1e-3, "sigma": 1e-2, "radius": 5e-3, "norm": "inf", "steps": 1, "projection": "ball"}
     return Smart(SmartOptions(**{"lambda": 1, "tasks": None, **usual, **options}), setup_of())
 
 
@@ -54,18 +54,19 @@ def test_ball_holds_the_radius_of_each_row_and_rescale_gives_it_to_each_token(no
         length = torch.linalg.vector_norm(noise, NORMS[norm], dim=(1, 2))  # x + noise - x rounds by the last place of x
         assert (length <= 5e-3 * (1 + 1e-4)).all() and (length > 4e-3).all()
     of = context(Toy(bf16=bf16))
-    last = noises(smart(norm=norm, steps=steps, eta=eta, projection="rescale", radius=1.0, eps=1e-7), of)[-1]
+    last = noises(smart(norm=norm, steps=steps, eta=eta, projection="rescale", radius=1.0), of)[-1]
     lengths = torch.linalg.vector_norm(last, NORMS[norm], dim=-1)
-    torch.testing.assert_close(lengths, of.mask.float(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(lengths, of.mask.float(), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("projection", ["ball", "rescale"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_one_step_equals_hand_algebra_in_float64(projection, norm):
+def test_one_step_equals_hand_algebra_in_float64(projection, norm, monkeypatch):
     """A linear model f(x) = sum(w * x) over a row: f(x + d) - f(x) = s, the gradient of mean(s^2) is 2 s w / B."""
+    monkeypatch.setattr("bertrio.techniques.regularizers.smart.EPS", 1e-3)
     w = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(9))
     of = context(lambda x: (x * w).sum(dim=(1, 2)).unsqueeze(-1), squared, padded=False)
-    regularizer = smart(eta=0.3, sigma=0.5, radius=0.4, norm=norm, projection=projection, eps=1e-3)
+    regularizer = smart(eta=0.3, sigma=0.5, radius=0.4, norm=norm, projection=projection)
 
     def ball(v):
         return v.clamp(-0.4, 0.4) if norm == "inf" else v * (0.4 / v.norm()).clamp(max=1.0)

@@ -48,7 +48,7 @@ def get_source(name: str) -> ModuleType:
 def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
     """Load the rows of all tasks, from their own block `data` or else from `data.source`.
 
-    Rows of `data.extra_train` are added as a table `extra_train`.
+    Rows of `data.extra_train` and `data.unlabelled` are added as tables `extra_train` and `unlabelled-<name>`.
 
     Raises:
         UserError: if a source can't be read.
@@ -64,6 +64,6 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
             data.facts[name] = {"files": {split: Path(path).name for split, path in block.files.items()}}
         else:
             get_source("hub").read_task(task, block.hub, f"{place}.hub", data)
-    for name, extra in params.data.extra_train.items():
-        get_source("files").read_extra(tasks[name], extra, params.data.base, data)
+    if params.data.extra_train or params.data.unlabelled:
+        get_source("files").read_extra(params.data, tasks, data)
     return data

@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 
 from bertrio.config import DataParams
-from bertrio.config.data import ExtraRows, FilesTask, TaskData
+from bertrio.config.data import FilesTask, TaskData
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
 from bertrio.data.formats import READERS, read_delimited
 from bertrio.data.reading import build_table
 from bertrio.data.sources import SourceData
 from bertrio.data.sources.corpora import load_corpus as load_corpus
-from bertrio.data.table import EXTRA, SPLITS, Reject
+from bertrio.data.table import EXTRA, SPLITS, UNLABELLED, Reject
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
@@ -54,15 +54,21 @@ def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, d
             data.add(task.name, split, *read_file(path, task, split, block.columns, place, split))
 
 
-def read_extra(task: Task, block: ExtraRows, base: Path, data: SourceData) -> None:
-    """Add the rows of `data.extra_train` for one task to `data`, as a table `extra_train`, and the rejected rows.
+def read_extra(params: DataParams, tasks: Mapping[str, Task], data: SourceData) -> None:
+    """Add the rows of `data.extra_train` and `data.unlabelled`, and the rejected rows, to `data`.
+
+    They are tables `extra_train` and `unlabelled-<name>` of their tasks.
 
     Raises:
         UserError: as in `load_tasks`.
     """
-    path = base / Path(block.train).expanduser()
-    place = f"data.extra_train.{task.name}"
-    data.add(task.name, EXTRA, *read_file(path, task, EXTRA, block.columns, place, "train"))
+    files = [(task, EXTRA, task, "train", block.train, block.columns) for task, block in params.extra_train.items()]
+    for name, rows in params.unlabelled.items():
+        files.append((rows.task, f"{UNLABELLED}-{name}", name, "path", rows.path, rows.columns))
+    for task, split, block_name, key, path, columns in files:
+        place = f"data.{EXTRA if split == EXTRA else UNLABELLED}.{block_name}"
+        file = params.base / Path(path).expanduser()
+        data.add(task, split, *read_file(file, tasks[task], split, columns, place, key))
 
 
 def read_file(
@@ -73,7 +79,7 @@ def read_file(
     Args:
         path: a file with an extension in `READERS`, or any delimited text if `delimiter` is given.
         task: task of the rows.
-        split: split of the rows, also used to make ids; only `test` may have no labels.
+        split: split of the rows, also used to make ids; as in `build_table`.
         columns: as in `build_table`.
         param: block of params.yaml that describes the file, for messages; it has a key `columns`.
         key: key of the file's path in that block.
@@ -87,8 +93,8 @@ def read_file(
         raise UserError(f"{place}: found a name that ends in {path.suffix!r}, expected one of {', '.join(READERS)}")
     if not path.is_file():
         raise UserError(
-            f"{place}: there is no such file; relative paths start at the repository, those in data.files and "
-            "data.extra_train at data.path"
+            f"{place}: there is no such file; relative paths start at the repository, those in data.files, "
+            "data.extra_train and data.unlabelled at data.path"
         )
     rows = READERS[kind](path) if delimiter is None else read_delimited(path, delimiter)
     hint = f"; say which column is which in {param}.columns"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -39,6 +39,7 @@ class ForwardContext:
         model: the model that is trained, a `model.multitask.MultitaskModel`.
         block: texts of the batches, a `model.multitask.Block`.
         embeddings: word embeddings of all texts of the block, [N, T, H].
+        pooled: pooled vectors of all texts of the block, [N, H], in float32.
         clean: outputs of the heads for each batch.
         state: state of the dropout generator before the pass.
         rows: positions of the rows of each batch in its task's table.
@@ -49,6 +50,7 @@ class ForwardContext:
     model: Any
     block: Any
     embeddings: Tensor
+    pooled: Tensor
     clean: list[HeadOutput]
     state: Tensor
     rows: list[np.ndarray]
@@ -67,6 +69,13 @@ class ForwardContext:
             BatchOutputs(task, self.model.targets[task].divergence, rows, output.outputs)
             for task, rows, output in zip(tasks, self.rows, self.clean)
         ]
+
+    @property
+    def vectors(self) -> list[Tensor]:
+        """Pooled vectors by batch, [B, texts, H]; a cross-encoded pair is one text."""
+        layout = [sizes for _, sizes in self.block.layout]
+        parts = zip(self.pooled.split([sum(sizes) for sizes in layout]), layout)
+        return [part.view(len(sizes), -1, part.shape[1]).transpose(0, 1) for part, sizes in parts]
 
     @property
     def outputs(self) -> Tensor:
@@ -104,6 +113,18 @@ def flat(outputs: Sequence[HeadOutput]) -> Tensor:
     return torch.cat([output.outputs.reshape(-1) for output in outputs])
 
 
+class TeacherOutputs(NamedTuple):
+    """Outputs of `distill.teacher` for the training rows, by task, on the CPU.
+
+    Attributes:
+        predictions: probabilities [N, C] of classes (binary: no, yes), or scores [N, 1].
+        vectors: pooled vectors [N, texts, H]; empty if they are not distilled.
+    """
+
+    predictions: Mapping[str, Tensor]
+    vectors: Mapping[str, Tensor]
+
+
 @dataclass(frozen=True)
 class RunSetup:
     """Values that regularizers are built from, besides their options.
@@ -113,14 +134,14 @@ class RunSetup:
         tasks: tasks that train.
         total_steps: number of updates of the run.
         generator: function that returns a random generator for a name.
-        teacher_predictions: predictions of `distill.teacher` for the training rows, by task.
+        teacher: outputs of `distill.teacher` for the training rows.
     """
 
-    model: nn.Module
+    model: Any
     tasks: Sequence[str]
     total_steps: int
     generator: Callable[[str], torch.Generator]
-    teacher_predictions: Mapping[str, Tensor]
+    teacher: TeacherOutputs
 
 
 class RegularizerOptions(Group):
@@ -157,6 +178,10 @@ class Regularizer:
 
     def after_step(self, model: nn.Module, step: int) -> None:
         """Update own state after update number `step` of the model, from 1."""
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Return own parameters that are trained with the model."""
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""

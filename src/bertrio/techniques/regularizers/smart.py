@@ -13,6 +13,7 @@ from bertrio.core.options import NotNegative, Positive, Whole
 from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup
 
 NORMS = {"inf": math.inf, "2": 2.0}
+EPS = 1e-6  # keeps the division of `rescale` finite
 
 
 def _norm_name(value: Any) -> Any:
@@ -31,7 +32,6 @@ class SmartOptions(RegularizerOptions):
         radius: epsilon, in the units of the embeddings. Paper: 1e-5.
         norm: p.
         steps: T. Paper: 1.
-        eps: constant that `rescale` adds to the norm before dividing. It is not the radius.
     """
 
     weight: NotNegative = Field(alias="lambda")
@@ -41,7 +41,6 @@ class SmartOptions(RegularizerOptions):
     norm: Annotated[Literal["inf", "2"], BeforeValidator(_norm_name)]
     steps: Annotated[Whole, Field(ge=0)]
     projection: Literal["ball", "rescale"]
-    eps: Positive
 
 
 class Smart(Regularizer):
@@ -67,8 +66,8 @@ class Smart(Regularizer):
       bi-encoded pair are two rows). The norm that divides the gradient is over the row, too, so that a step has length
       eta whatever the size of batch and gradient. The initial noise is projected as well.
     - `rescale`: the gradient is not divided. Instead of a projection, each token's noise is divided by its norm and
-      multiplied by the radius: :math:`\delta_{bt} \leftarrow \epsilon \, v_{bt} / (\|v_{bt}\|_p + \text{eps})`,
-      :math:`v = \delta + \eta \, g`. Every token is moved by the full radius, which the ports fix at 1; `eps` is their
+      multiplied by the radius: :math:`\delta_{bt} \leftarrow \epsilon \, v_{bt} / (\|v_{bt}\|_p + 10^{-6})`,
+      :math:`v = \delta + \eta \, g`. Every token is moved by the full radius, which the ports fix at 1; 1e-6 is their
       epsilon. As in the ports, the initial noise is not rescaled before the first step. With sigma 1e-5 and the usual
       eta of 1e-3, eta g is small compared to the initial noise, so the direction of the noise remains nearly random.
 
@@ -135,12 +134,12 @@ class Smart(Regularizer):
         """Project or rescale noise [N, T, H].
 
         `ball` returns the nearest noise whose rows, over all tokens, have norm `radius` at most: clamped for `inf`,
-        scaled down for `2`. `rescale` scales every token to norm `radius`; `eps` keeps a token without noise at 0.
+        scaled down for `2`. `rescale` scales every token to norm `radius`; `EPS` keeps a token without noise at 0.
         """
         radius, norm = self.options.radius, self.options.norm
         if self.options.projection == "rescale":
             lengths = torch.linalg.vector_norm(noise, NORMS[norm], dim=-1, keepdim=True)
-            return noise * (radius / (lengths + self.options.eps))
+            return noise * (radius / (lengths + EPS))
         if norm == "inf":
             return noise.clamp(-radius, radius)
         return noise * (radius / _row_norm(noise, norm).clamp(min=radius))

@@ -26,7 +26,7 @@ ALLOWED = {
     "download": set(),
     "split": set(),
     # its batches are of blocks, not of rows, and it has no task, regularizer or surgery
-    "pretrain_mlm": NEUTRAL_IN_TRAINING | {"data.tokens", "core.tasks", "techniques"},
+    "pretrain_mlm": NEUTRAL_IN_TRAINING | {"core.tasks", "techniques"},
     "prefinetune": NEUTRAL_IN_TRAINING
     | {"techniques", "training.build", "evaluation.ensembling", "inference.predictor", "inference.trained_model"},
     "finetune": NEUTRAL_IN_TRAINING,

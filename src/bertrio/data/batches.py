@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bertrio.core.tasks import Task
-from bertrio.data.tokens import Tokens, tokenise
+from bertrio.data.tokens import Sequences, Tokens
 
 # Batches that are sorted together. A window of 50 keeps padding at 3 % of a pass over SST, QQP or STS, and 4 to 5 % of
 # the pairs of rows that share a batch share one again in the next pass (twice as many at 200).
@@ -99,17 +99,16 @@ class Rows:
     tokens of a row over all of its sequences, `widths` [N] those of its longest sequence, which decides the padding.
 
     Args:
-        frame: a row table (data/table.py).
+        frame: a row table (data/table.py); its texts are not read.
         task: task of the rows.
-        tokenizer: a transformers fast tokenizer.
-        max_length: maximal tokens of a sequence (the longer text of a cross-encoded pair is truncated first).
+        sequences: what `tokenise` or `load_tokens` makes of them.
     """
 
-    def __init__(self, frame: pd.DataFrame, task: Task, tokenizer: Any, max_length: int) -> None:
+    def __init__(self, frame: pd.DataFrame, task: Task, sequences: tuple[Sequences, ...]) -> None:
         self.task = task
         self.ids = frame["id"].to_numpy()
         self.label_values = frame["label"].to_numpy(dtype=np.float64, copy=True)
-        self._sequences = tokenise(frame, task, tokenizer, max_length)
+        self._sequences = sequences
         lengths = [sequences.lengths for sequences in self._sequences]
         self.lengths, self.widths = np.sum(lengths, axis=0), np.max(lengths, axis=0)
         labels = torch.from_numpy(self.label_values)

@@ -19,6 +19,7 @@ from bertrio.core.runtime import NARROW, Runtime, generator
 from bertrio.core.tasks import Task
 from bertrio.data.batches import BatchStream, Rows, Split
 from bertrio.data.table import read_table
+from bertrio.data.tokens import load_tokens
 from bertrio.inference.predictor import Predictor
 from bertrio.model.multitask import MultitaskModel
 from bertrio.model.tokenizer import load_tokenizer
@@ -149,6 +150,8 @@ def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.P
 def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: str | Path) -> Split:
     """Load the rows of split `name` of every task; tasks with an empty test split are left out.
 
+    Tokens are kept in a folder `tokens` beside `splits`, see `load_tokens`.
+
     Raises:
         UserError: if a task has no training or dev rows.
     """
@@ -156,9 +159,10 @@ def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: 
     split = {}
     for task in build_tasks(params).values():
         path = Path(splits) / task.name / f"{name}.parquet"
-        frame = read_table(path)
+        frame = read_table(path, ["id", "label"])
         if len(frame):
-            split[task.name] = Rows(frame, task, tokenizer, params.encoder.max_length)
+            tokens = load_tokens(path, task, tokenizer, params.encoder.max_length, Path(splits).parent / "tokens")
+            split[task.name] = Rows(frame, task, tokens)
         elif name != "test":
             raise UserError(f"{path}: found no rows; see data.split for how rows are shared out")
     return split

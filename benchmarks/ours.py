@@ -166,6 +166,7 @@ def infer(args: argparse.Namespace) -> dict[str, Any]:
     from bertrio.config import build_tasks
     from bertrio.data.batches import Rows
     from bertrio.data.table import read_table
+    from bertrio.data.tokens import tokenise
     from bertrio.model.multitask import build_model
     from bertrio.model.tokenizer import load_tokenizer
     from bertrio.training import loop
@@ -176,7 +177,8 @@ def infer(args: argparse.Namespace) -> dict[str, Any]:
     frame = read_table(args.work / "data/splits" / args.task / "dev.parquet")
 
     def predict(part: Any) -> float:
-        rows = Rows(part, build_tasks(params)[args.task], tokenizer, params.encoder.max_length)
+        task = build_tasks(params)[args.task]
+        rows = Rows(part, task, tokenise(part, task, tokenizer, params.encoder.max_length))
         tokenised = time.perf_counter()
         loop.infer(model, rows, batch)
         wait_for(runtime.device)

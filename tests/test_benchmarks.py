@@ -55,7 +55,7 @@ WHOLE = {  # arguments of a script, and what its table has
     "prediction": ([*MODEL, "--sentences", "50", "--width", "8", "--only", "sst, float32", "mine, 50 x 8"], "| sea"),
     "startup": (["--only", "bertrio --help", "stages/check.py"], "| stages/check.py |"),
     "minutes": (["--epochs", "2", "--only", "plain-joint", "Trainer: sts", *SETTINGS], "| plain-joint |"),
-    "growth": (["--rows", "24", "--rows-sizes", "1", "--members-sizes"], "off the line"),
+    "growth": (["--rows", "24", "--rows-sizes", "1", "--members-sizes", "--pairs", "200"], "off the line"),
     "checkpointing": ([*TINY, "--saves", "2", "--block", "2"], "| joint |"),
     "profiled": ([*TINY, *STEPS, "--task", "joint", "--precision", "bf16"], "| joint | products of linear layers |"),
 }

@@ -24,7 +24,7 @@ ALLOWED = {
     "download": set(),
     "split": set(),
     # its batches are of blocks, not of rows, and it has no task, regularizer or surgery
-    "pretrain_mlm": NEUTRAL_IN_TRAINING | {"data.tokens", "core.tasks", "techniques"},
+    "pretrain_mlm": NEUTRAL_IN_TRAINING | {"core.tasks", "techniques"},
     "prefinetune": NEUTRAL_IN_TRAINING | {"techniques", "training.build", "evaluation.ensembling", "inference"},
     "teach": {"core.distributed", "techniques", "evaluation.metrics"},  # of which no function runs there
     "finetune": NEUTRAL_IN_TRAINING  # it reads what a teacher has predicted, and predicts nothing by it

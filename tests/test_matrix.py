@@ -18,6 +18,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.data.batches import Rows
 from bertrio.data.sources.sample import load_tasks
+from bertrio.data.tokens import tokenise
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.heads import HEADS
 from bertrio.model.multitask import build_model
@@ -159,7 +160,7 @@ def train(setting: Setting, ground) -> None:
         if name == "tried" and task.target.discrete:
             label = frame["label"] > 2.5 if task.target.label_dtype == "float32" else frame["label"].round()
             frame = frame.assign(label=label.astype(np.float64))
-        rows[name] = Rows(frame, task, tokenizer, params.encoder.max_length)
+        rows[name] = Rows(frame, task, tokenise(frame, task, tokenizer, params.encoder.max_length))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     trainer, _ = build_trainer(params, model, rows)
     logs = list(trainer.run("matrix"))

@@ -7,11 +7,12 @@ import torch
 
 from bertrio.core.runtime import generator
 from bertrio.data.batches import BatchStream, Rows, similar_length_batches
+from bertrio.data.tokens import tokenise
 
 
 @pytest.fixture
 def rows(make_frame, tokenizer, tasks):
-    return Rows(make_frame(0, 203), tasks["qqp"], tokenizer, max_length=48)
+    return Rows(frame := make_frame(0, 203), tasks["qqp"], tokenise(frame, tasks["qqp"], tokenizer, 48))
 
 
 def take(stream, batches=None):
@@ -65,11 +66,13 @@ def test_inference_goes_through_every_row_once_the_longest_first(rows):
 
 
 def test_bi_encoded_rows_can_be_taken_and_joined(make_frame, tokenizer, tasks):
-    bi_rows = Rows(make_frame(0, 9), replace(tasks["qqp"], encoding="bi"), tokenizer, max_length=24)
+    frame, task = make_frame(0, 9), replace(tasks["qqp"], encoding="bi")
+    bi_rows = Rows(frame, task, tokenise(frame, task, tokenizer, 24))
     taken = bi_rows.take(np.array([5, 2])).batch(np.array([0, 1]))
     for part, whole in zip(taken.inputs, bi_rows.batch(np.array([5, 2])).inputs):
         assert all(torch.equal(part[name], whole[name]) for name in whole)
-    bare = Rows(make_frame(1, 4).assign(label=np.nan), bi_rows.task, tokenizer, max_length=24)
+    frame = make_frame(1, 4).assign(label=np.nan)
+    bare = Rows(frame, task, tokenise(frame, task, tokenizer, 24))
     mixed = bi_rows.join(bare).batch(np.array([10, 2]))
     for part, whole in zip(mixed.inputs, bare.batch(np.array([1])).inputs):
         length = int(whole["attention_mask"].sum())

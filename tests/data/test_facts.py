@@ -4,15 +4,6 @@ import pandas as pd
 from bertrio.data.facts import describe
 
 
-class Words:
-    """A tokenizer that makes a token of each word."""
-
-    pad_token_id = 0
-
-    def __call__(self, *columns, **options):
-        return {"input_ids": [[1 for text in texts for _ in text.split()] for texts in zip(*columns, strict=True)]}
-
-
 def table(*rows, texts=("text",)):
     return pd.DataFrame([(f"r{i}", *row) for i, row in enumerate(rows)], columns=["id", *texts, "label"])
 
@@ -21,27 +12,27 @@ def pair_table(*rows):
     return table(*rows, texts=("text_a", "text_b"))
 
 
-def test_shared_pairs_are_unordered_and_loosely_compared_and_sentences_count_once_a_row(tasks):
+def test_shared_pairs_are_unordered_and_loosely_compared_and_sentences_count_once_a_row(tasks, tokenizer):
     splits = {
         "train": pair_table(("a", "b", 1.0), ("c", "d", 0.0)),
         "dev": pair_table((" b", "a", 1.0), ("a", "d", 0.0), ("A ", "x", 0.0), ("x", "y", 1.0)),
         "test": pair_table(("C", "d ", np.nan)),
     }
-    facts = describe(splits, tasks["qqp"], Words())
+    facts = describe(splits, tasks["qqp"], tokenizer)
     assert (facts["dev"]["pairs_shared_with_train"], facts["dev"]["rows_sharing_a_sentence_with_train"]) == (1, 3)
     assert (facts["test"]["pairs_shared_with_train"], facts["test"]["rows_sharing_a_sentence_with_train"]) == (1, 1)
     assert "pairs_shared_with_train" not in facts["train"]
 
 
-def test_labels_are_counted_and_scores_summed_up(tasks):
-    classes = describe({"train": table(("a", 0.0), ("b", 4.0), ("c", 4.0))}, tasks["sst"], Words())
+def test_labels_are_counted_and_scores_summed_up(tasks, tokenizer):
+    classes = describe({"train": table(("a", 0.0), ("b", 4.0), ("c", 4.0))}, tasks["sst"], tokenizer)
     assert classes["train"]["labels"] == {"0": 1, "4": 2}
-    scores = describe({"train": pair_table(("a", "b", 1.0), ("c", "d", 2.0), ("e", "f", 3.0))}, tasks["sts"], Words())
+    scores = describe({"train": pair_table(("a", "b", 1.0), ("c", "d", 2.0), ("e", "f", 3.0))}, tasks["sts"], tokenizer)
     labels = scores["train"]["labels"]
     assert (labels["mean"], labels["min"], labels["p50"], labels["max"]) == (2.0, 1.0, 2.0, 3.0)
 
 
-def test_empty_and_unlabelled_splits_have_no_more_than_there_is_to_say(tasks):
+def test_empty_and_unlabelled_splits_have_no_more_than_there_is_to_say(tasks, tokenizer):
     splits = {"train": table(("a", 1.0)), "dev": table(("b", np.nan)), "test": table()}
-    facts = describe(splits, tasks["sst"], Words())
+    facts = describe(splits, tasks["sst"], tokenizer)
     assert facts["test"] == {"rows": 0, "rows_sharing_a_sentence_with_train": 0} and "labels" not in facts["dev"]

@@ -1,11 +1,12 @@
 import json
+import weakref
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError
-from bertrio.data.formats import RawRow, RawTable
+from bertrio.data.formats import RawRow, RawTable, Rereadable
 from bertrio.data.reading import build_table
 from bertrio.data.table import is_labelled, read_table, write_table
 
@@ -81,3 +82,22 @@ def test_a_test_file_whose_labels_are_all_hidden_is_unlabelled(tasks, label):
 def test_a_test_file_with_some_labels_loses_the_rows_without(tasks):
     table, rejects = build(tasks["sst"], rows({"text": "a", "label": "-1"}, {"text": "b", "label": "1"}), "test")
     assert len(table) == 1 and reasons(rejects) == [(1, "label out of range")]
+
+
+def test_rows_are_read_in_batches_and_the_table_is_that_of_all(tasks):
+    alive, most = weakref.WeakSet(), []
+
+    class Values(dict):
+        __hash__ = object.__hash__
+
+    def read():
+        for number in range(1, 12_001):
+            values = Values(id=f"r{number}", text=f"text {number}", label="-1" if number < 1500 else "1")
+            alive.add(values)
+            most.append(len(alive))
+            yield RawRow(number, values)
+
+    source = RawTable(["id", "text", "label"], Rereadable(read))
+    table, rejects = build_table(source, {}, tasks["sst"], "test", "f", "p")
+    assert table["id"].tolist() == [f"r{number}" for number in range(1500, 12_001)] and len(rejects) == 1499
+    assert max(most) < 3000

@@ -1,10 +1,14 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from bertrio.data.tokens import CHUNK, tokenise
+from bertrio.data import tokens
+from bertrio.data.table import write_table
+from bertrio.data.tokens import CHUNK, load_tokens, tokenise
+from bertrio.model.tokenizer import load_tokenizer
 
 ROWS = 57
 
@@ -31,3 +35,34 @@ def test_rows_are_the_same_however_many_are_tokenised_together(make_frame, token
     for row in (0, CHUNK - 1, CHUNK, 2 * CHUNK + 2):
         (alone,) = tokenise(frame.iloc[[row]], tasks["qqp"], tokenizer, 24)
         assert torch.equal(whole.padded(np.array([row]))["input_ids"], alone.padded(np.array([0]))["input_ids"])
+
+
+@pytest.mark.parametrize("encoding", ["cross", "bi"])
+def test_tokens_on_disk_are_those_in_memory_and_are_made_once_a_setting(
+    make_frame, tokenizer, tasks, tmp_path, monkeypatch, encoding
+):
+    frame, task = make_frame(2, CHUNK + 7), replace(tasks["qqp"], encoding=encoding)
+    table, folder, every = tmp_path / "train.parquet", tmp_path / "tokens", np.arange(CHUNK + 7)
+    write_table(frame, table)
+    ours = load_tokens(table, task, tokenizer, 24, folder), tokenise(frame, task, tokenizer, 24)
+    for mapped, made in zip(*ours, strict=True):
+        assert all(torch.equal(value, mapped.padded(every)[name]) for name, value in made.padded(every).items())
+    load_tokens(table, task, tokenizer, 12, folder)
+    write_table(frame.iloc[1:], table)
+    assert len(load_tokens(table, task, tokenizer, 24, folder)[0].lengths) == len(frame) - 1
+    monkeypatch.setattr(tokens, "encode", None)
+    monkeypatch.setattr(tokens.pq, "ParquetFile", None)  # no text is read
+    assert len(load_tokens(table, task, tokenizer, 24, folder)[0].lengths) == len(frame) - 1
+
+
+def test_of_processes_that_load_the_same_tokens_one_makes_them(make_frame, tokenizer_folder, tasks, tmp_path):
+    write_table(make_frame(3, 40), tmp_path / "dev.parquet")
+    calls, encode = [], tokens.encode
+
+    def load(_):
+        return load_tokens(tmp_path / "dev.parquet", tasks["qqp"], load_tokenizer(tokenizer_folder), 24, tmp_path)
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as pool:
+        patch.setattr(tokens, "encode", lambda *args: calls.append(1) or encode(*args))
+        loaded = list(pool.map(load, range(4)))
+    assert len(calls) == 1 and all(part.lengths.tolist() == loaded[0][0].lengths.tolist() for (part,) in loaded)

@@ -17,7 +17,7 @@ import pandas as pd
 
 from bertrio.analysis.words import count_words, words_of
 from bertrio.core.tasks import Array, Binary, Score, Task
-from bertrio.data.splits import comparable
+from bertrio.data.splits import hash_texts
 from bertrio.evaluation.calibration import wilson
 from bertrio.evaluation.intervals import bootstrap, generator_for, interval
 from bertrio.evaluation.metrics import METRICS
@@ -132,10 +132,10 @@ def label(facts: Facts) -> Slices:
 
 
 def seen_in_train(facts: Facts) -> Slices:
-    """Slice by whether train has one of the row's texts, ignoring case and white space, see `comparable`."""
+    """Slice by whether train has one of the row's texts, ignoring case and white space, see `hash_texts`."""
     columns = facts.task.text_columns
-    known = set().union(*[comparable(facts.train[column]) for column in columns])
-    seen = np.any([comparable(facts.rows[column]).isin(known) for column in columns], axis=0)
+    known = np.concatenate([hash_texts(facts.train[column]) for column in columns])
+    seen = np.any([np.isin(hash_texts(facts.rows[column]), known) for column in columns], axis=0)
     return pd.Categorical.from_codes(seen.astype(int), ["no text is in train", "a text is in train"])
 
 

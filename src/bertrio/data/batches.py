@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bertrio.core.tasks import Task
-from bertrio.data.tokens import Tokens, tokenise
+from bertrio.data.tokens import Sequences, Tokens
 
 # Batches that are sorted together. A window of 50 keeps padding at 3 % of a pass over SST, QQP or STS, and 4 to 5 % of
 # the pairs of rows that share a batch share one again in the next pass (twice as many at 200).
@@ -106,17 +106,16 @@ class Rows:
     `sources` [N] are the tables' column `source`, "" for rows of the task's own source.
 
     Args:
-        frame: a row table (data/table.py).
+        frame: a row table (data/table.py); its texts are not read.
         task: task of the rows.
-        tokenizer: a transformers fast tokenizer.
-        max_length: maximal tokens of a sequence (the longer text of a cross-encoded pair is truncated first).
+        sequences: what `tokenise` or `load_tokens` makes of them.
     """
 
-    def __init__(self, frame: pd.DataFrame, task: Task, tokenizer: Any, max_length: int) -> None:
+    def __init__(self, frame: pd.DataFrame, task: Task, sequences: tuple[Sequences, ...]) -> None:
         self.task = task
         self.ids = frame["id"].to_numpy()
         self.label_values = frame["label"].to_numpy(dtype=np.float64, copy=True)
-        self._sequences = tokenise(frame, task, tokenizer, max_length)
+        self._sequences = sequences
         lengths = [sequences.lengths for sequences in self._sequences]
         self.lengths, self.widths = np.sum(lengths, axis=0), np.max(lengths, axis=0)
         given = frame["source"] if "source" in frame else pd.Series("", index=frame.index, dtype=object)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ from numpy.typing import NDArray
 from bertrio.core.tasks import Task
 from bertrio.data.splits import number_texts
 from bertrio.data.table import SPLITS, is_labelled
-from bertrio.data.tokens import tokenise
-
-NO_LIMIT = 10**9  # tokens of a sequence
+from bertrio.data.tokens import NO_LIMIT, encode, text_batches
 
 
 def describe(splits: Mapping[str, pd.DataFrame], task: Task, tokenizer: Any) -> dict[str, dict[str, Any]]:
@@ -58,8 +55,8 @@ def _labels(labels: NDArray, task: Task) -> dict[str, float]:
 
 def _lengths(table: pd.DataFrame, task: Task, tokenizer: Any) -> dict[str, int]:
     """Return quantiles of the tokens of texts or pairs, with special tokens and without truncation."""
-    (sequences,) = tokenise(table, replace(task, encoding="cross"), tokenizer, NO_LIMIT)
-    quantiles = np.quantile(sequences.lengths, (0.5, 0.9, 0.99, 1), method="higher")  # no interpolation
+    lengths = [len(tokens) for batch in text_batches(table, task) for tokens in encode(batch, tokenizer, NO_LIMIT)]
+    quantiles = np.quantile(lengths, (0.5, 0.9, 0.99, 1), method="higher")  # no interpolation
     return dict(zip(("p50", "p90", "p99", "max"), map(int, quantiles), strict=True))
 
 

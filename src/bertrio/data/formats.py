@@ -11,8 +11,9 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertrio.core.errors import UserError
+from bertrio.data.table import BATCH
 
 MAX_LINES = 1000  # of one record; a quote that is still open after them is a stray quote
 csv.field_size_limit(2**31 - 1)  # the default, 128 KiB, is shorter than a long text
@@ -34,8 +36,21 @@ class RawRow(NamedTuple):
     problem: str | None = None
 
 
+@dataclass(frozen=True)
+class Rereadable:
+    """Rows that each iteration reads anew by calling `read`, so that they need not stay in memory."""
+
+    read: Callable[[], Iterator[RawRow]]
+
+    def __iter__(self) -> Iterator[RawRow]:
+        return self.read()
+
+
 class RawTable(NamedTuple):
-    """Rows of a source: its column names, and the rows with their values by column."""
+    """Rows of a source: its column names, and the rows with their values by column.
+
+    The rows can be iterated again, except those of a stream such as standard input.
+    """
 
     columns: list[str]
     rows: Iterable[RawRow]
@@ -68,7 +83,9 @@ def read_delimited(path: str | Path, delimiter: str, file: BinaryIO | None = Non
     if "\r" in header.raw.replace("\r\n", "\n"):
         raise UserError(f"{path}: found line ends of old Macintosh files, expected those of Unix or Windows")
     columns = [name.strip() for name in header.fields]
-    return RawTable(columns, (_row(record, columns) for record in records))
+    if file is None:
+        return RawTable(columns, Rereadable(lambda: islice(_rows(_records(_open(path), delimiter), columns), 1, None)))
+    return RawTable(columns, _rows(records, columns))
 
 
 def _open(path: str | Path) -> BinaryIO:
@@ -78,12 +95,11 @@ def _open(path: str | Path) -> BinaryIO:
         raise UserError(f"{path}: can't be read ({error.strerror})") from error
 
 
-def _row(record: _Record, columns: list[str]) -> RawRow:
-    problem = record.problem
-    if problem is None and len(record.fields) != len(columns):
-        problem = "wrong number of columns"
-    values = {} if problem else dict(zip(columns, record.fields, strict=True))
-    return RawRow(record.number, values, record.raw, problem)
+def _rows(records: Iterable[_Record], columns: list[str]) -> Iterator[RawRow]:
+    for number, raw, fields, problem in records:
+        if problem is None and len(fields) != len(columns):
+            problem = "wrong number of columns"
+        yield RawRow(number, {} if problem else dict(zip(columns, fields, strict=True)), raw, problem)
 
 
 def _records(file: BinaryIO, delimiter: str) -> Iterator[_Record]:
@@ -142,38 +158,43 @@ def read_json_lines(file: BinaryIO) -> Iterator[RawRow]:
 
     Problems of a row are `not UTF-8`, `not valid JSON` and `not a JSON object`.
     """
-    for number, line in enumerate(file, start=1):
-        encoding = "utf-8-sig" if number == 1 else "utf-8"
-        text = line.decode(encoding, "replace").strip()
-        if not text:
-            continue
-        try:
-            values = json.loads(line.decode(encoding))
-            problem = None if isinstance(values, dict) else "not a JSON object"
-        except UnicodeDecodeError:
-            problem = "not UTF-8"
-        except (ValueError, RecursionError):
-            problem = "not valid JSON"
-        yield RawRow(number, {} if problem else values, text, problem)
+    with closing(file):
+        for number, line in enumerate(file, start=1):
+            encoding = "utf-8-sig" if number == 1 else "utf-8"
+            text = line.decode(encoding, "replace").strip()
+            if not text:
+                continue
+            try:
+                values = json.loads(line.decode(encoding))
+                problem = None if isinstance(values, dict) else "not a JSON object"
+            except UnicodeDecodeError:
+                problem = "not UTF-8"
+            except (ValueError, RecursionError):
+                problem = "not valid JSON"
+            yield RawRow(number, {} if problem else values, text, problem)
 
 
 def _json_lines(path: Path) -> RawTable:
-    with _open(path) as file:
-        rows = list(read_json_lines(file))
-    if all(row.problem for row in rows):
-        cause = f"{rows[0].problem} in line {rows[0].number}, and so for all lines" if rows else "nothing, it is empty"
+    rows = Rereadable(lambda: read_json_lines(_open(path)))
+    columns, first = list(dict.fromkeys(name for row in rows for name in row.values)), next(iter(rows), None)
+    if not columns and (first is None or first.problem):
+        cause = f"{first.problem} in line {first.number}, and so for all lines" if first else "nothing, it is empty"
         raise UserError(f"{path}: found {cause}; expected a JSON object a line, as UTF-8")
-    return RawTable(list(dict.fromkeys(name for row in rows for name in row.values)), rows)
+    return RawTable(columns, rows)
 
 
 def _parquet(path: Path) -> RawTable:
-    try:
-        table = pq.ParquetFile(path).read()
-        rows = [RawRow(number, values) for number, values in enumerate(table.to_pylist(), start=1)]
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # some values have no Python equivalent
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{path}: can't be read as Parquet ({reason}); write it again") from error
-    return RawTable(table.column_names, rows)
+    def read() -> Iterator[Any]:
+        try:
+            with pq.ParquetFile(path) as file:
+                yield file.schema_arrow.names
+                batches = (batch.to_pylist() for batch in file.iter_batches(BATCH))
+                yield from map(RawRow, count(1), chain.from_iterable(batches))
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # not all values exist in Python
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"{path}: can't be read as Parquet ({reason}); write it again") from error
+
+    return RawTable(next(read()), Rereadable(lambda: islice(read(), 1, None)))
 
 
 READERS: dict[str, Callable[[Path], RawTable]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +57,10 @@ def split_data(
     for name, task in tasks.items():
         splits[name], left_out[name], unlabelled[name] = _split(params, task, Path(raw) / name)
     with whole_folder(tokenizer_dir) as new_tokenizer, whole_folder(splits_dir) as new_splits:
-        tokenizer = build_tokenizer(params.encoder, _training_texts(splits, tasks), new_tokenizer)
+        texts = pd.concat(
+            [splits[name]["train"][column] for name, task in tasks.items() for column in task.text_columns]
+        )
+        tokenizer = build_tokenizer(params.encoder, texts, new_tokenizer)
         origin = hub_origin(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
         facts = {name: describe(splits[name], task, tokenizer) for name, task in tasks.items()}
         metrics = {**raw_facts, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
@@ -117,12 +119,6 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
 
 def _reasons(left_out: pd.DataFrame) -> dict[str, int]:
     return {str(reason): int(count) for reason, count in left_out["reason"].value_counts().sort_index().items()}
-
-
-def _training_texts(splits: Splits, tasks: dict[str, Task]) -> Iterator[str]:
-    for name, task in tasks.items():
-        for column in task.text_columns:
-            yield from splits[name]["train"][column]
 
 
 def _show(facts: dict[str, dict[str, dict[str, Any]]]) -> None:

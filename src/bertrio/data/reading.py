@@ -9,12 +9,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from bertrio.core.console import progress
 from bertrio.core.errors import UserError, did_you_mean
 from bertrio.core.tasks import Task
 from bertrio.data.formats import RawRow, RawTable
-from bertrio.data.table import UNLABELLED, Reject, Unusable, clean_text
+from bertrio.data.table import BATCH, UNLABELLED, Reject, Unusable, clean_text, schema_of
 
 T = TypeVar("T")
 CHUNK = 1000  # rows between two updates of a progress bar
@@ -51,28 +52,27 @@ def build_table(
     wanted = [theirs for ours, theirs in names.items() if ours not in optional or theirs in source.columns]
     check_columns(place, source.columns, wanted, hint)
     generate_ids = names["id"] not in source.columns
-    rows = [_rename(row, names, split, generate_ids) for row in track(source.rows, f"reading {file}")]
-    readable = [row.values["label"] for row in rows if not row.problem]
-    labelled = not unlabelled and names["label"] in source.columns and not _all_hidden(readable, task)
+    labels = (row.values.get(names["label"]) for row in source.rows if not row.problem)
+    labelled = not unlabelled and names["label"] in source.columns and not _all_hidden(labels, task)
     if not labelled and not unlabelled and split != "test":
         raise UserError(f"{task.name}: {file}: found no labels, expected them in {split}; only test may be without")
-    clean: list[tuple[Any, ...]] = []
     rejects: list[Reject] = []
     ids: set[str] = set()
-    for row in rows:
-        try:
-            clean.append(_clean(row, task, labelled, ids))
-        except Unusable as reason:
-            rejects.append(Reject(task.name, split, file, row.number, str(reason), _raw_text(row)))
-    types = {name: "float64" if name == "label" else "str" for name in names}
-    return pd.DataFrame(clean, columns=list(names)).astype(types), rejects
 
+    def clean(rows: Iterable[RawRow]) -> Iterator[tuple[Any, ...]]:
+        for row in rows:
+            values = {ours: row.values.get(theirs) for ours, theirs in names.items()}
+            if generate_ids:
+                values["id"] = f"{split}-{row.number}"
+            try:
+                yield _clean(row._replace(values=values), task, labelled, ids)
+            except Unusable as reason:
+                rejects.append(Reject(task.name, split, file, row.number, str(reason), _raw_text(row)))
 
-def _rename(row: RawRow, names: dict[str, str], split: str, generate_ids: bool) -> RawRow:
-    values = {ours: row.values.get(theirs) for ours, theirs in names.items()}
-    if generate_ids:
-        values["id"] = f"{split}-{row.number}"
-    return row._replace(values=values, raw=row.values if row.raw is None else row.raw)
+    rows, batches, schema = clean(track(source.rows, f"reading {file}")), [], schema_of(names)
+    while batch := list(islice(rows, BATCH)):
+        batches.append(pa.record_batch(list(map(list, zip(*batch, strict=True))), schema))
+    return pa.Table.from_batches(batches, schema).to_pandas(), rejects
 
 
 def track(items: Iterable[T], description: str, total: int | None = None) -> Iterator[T]:
@@ -138,12 +138,13 @@ def _label(value: Any, task: Task) -> float:
     return label
 
 
-def _all_hidden(labels: list[Any], task: Task) -> bool:
+def _all_hidden(labels: Iterable[Any], task: Task) -> bool:
     """Return whether no row has a label: all are empty, or -1 if that is no label of the task."""
-    texts = {"" if _is_missing(label) else str(label).strip() for label in labels}
     is_label = task.target.label_problem(-1.0) is None or "-1" in task.target.labels
-    return bool(labels) and texts <= ({""} if is_label else {"", "-1", "-1.0"})
+    hidden = {""} if is_label else {"", "-1", "-1.0"}
+    texts = ("" if _is_missing(label) else str(label).strip() for label in labels)
+    return next(texts, None) in hidden and all(text in hidden for text in texts)
 
 
 def _raw_text(row: RawRow) -> str:
-    return row.raw if isinstance(row.raw, str) else json.dumps(row.raw, default=str)
+    return row.raw if isinstance(row.raw, str) else json.dumps(row.raw or row.values, default=str)

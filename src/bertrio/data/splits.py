@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+from pandas.util import hash_array
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
-from bertrio.data.table import SPLITS, is_labelled
+from bertrio.data.table import SPLITS, in_batches, is_labelled
 
 Tables = dict[str, pd.DataFrame]
 SMALL = 0.005  # share of all rows: groups up to this size are assigned in random order, after the larger ones
@@ -133,6 +134,8 @@ def keep_share(tables: Mapping[str, pd.DataFrame], shares: Mapping[str, float], 
 
 
 def _draw(table: pd.DataFrame, share: float, seed: int, stream: str) -> pd.DataFrame:
+    if share == 1:
+        return table
     count = math.ceil(share * len(table) - 1e-9)  # 0.1 of 30 rows are 3 rows; 0.1 * 30 in binary is a little more
     positions = _random_state(seed, stream).permutation(len(table))[:count]
     return table.iloc[np.sort(positions)].reset_index(drop=True)
@@ -175,31 +178,32 @@ def _random_state(seed: int, task: str) -> np.random.RandomState:
 
 
 class TextNumbers(NamedTuple):
-    """Texts of N rows as numbers: equal texts, and equal pairs, have equal numbers."""
+    """Texts of N rows as numbers: equal texts, and equal pairs, have equal numbers; see `hash_texts`."""
 
     sentences: NDArray  # [N, 1 or 2], numbers of single texts
     rows: NDArray  # [N], numbers of a row's texts together, in either order
     table: NDArray  # [N], names of the rows' tables
 
 
-def comparable(texts: pd.Series) -> pd.Series:
-    """Normalise case and white space of texts for comparison, as most tokenizers do.
+def hash_texts(texts: pd.Series) -> NDArray[np.uint64]:
+    """Return 64-bit hashes of texts [N], ignoring case and white space as most tokenizers do.
 
-    `grouped` splits, the counts of shared sentences and `join_train` all compare this form, so that they agree on
-    which sentences are equal.
+    `grouped` splits, the counts of shared sentences and `join_train` all compare these, so that they agree on which
+    sentences are equal. Two of 20 million different texts share a hash with probability 1e-5.
     """
-    return texts.str.split().str.join(" ").str.casefold()
+    batches = ([" ".join(text.split()).casefold() for text in batch.tolist()] for batch in in_batches(texts))
+    return np.concatenate([hash_array(np.array(batch, dtype=object), categorize=False) for batch in batches])
 
 
 def number_texts(tables: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> TextNumbers:
-    """Number the texts of all rows of some tables, compared by `comparable`.
+    """Number the texts of all rows of some tables, compared by `hash_texts`.
 
     Args:
         tables: tables by name.
         columns: the text columns, one or two.
     """
-    texts = pd.concat([table[column] for column in columns for table in tables.values()], ignore_index=True)
-    codes, sentences = pd.factorize(comparable(texts))
+    hashes = np.concatenate([hash_texts(table[column]) for column in columns for table in tables.values()])
+    codes, sentences = pd.factorize(hashes)
     codes = codes.reshape(len(columns), -1).T
     rows = codes.min(axis=1) * np.int64(len(sentences)) + codes.max(axis=1)
     return TextNumbers(codes, rows, np.repeat(list(tables), [len(table) for table in tables.values()]))

@@ -8,6 +8,7 @@ files have a column `source: str`: `extra_train`, `unlabelled-<name>`, or null f
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import whole_file
 
+BATCH = 10_000  # rows that are Python objects at a time
 SPLITS = ("train", "dev", "test")
 EXTRA = "extra_train"  # rows of data.extra_train, which the stage split adds to train
 UNLABELLED = "unlabelled"  # rows of data.unlabelled, of all its files; each file's are called unlabelled-<name> before
@@ -65,24 +67,35 @@ def is_labelled(frame: pd.DataFrame) -> bool:
     return bool(frame["label"].notna().any())
 
 
+def in_batches(table: pd.DataFrame | pd.Series, size: int = BATCH) -> Iterator[Any]:
+    """Yield the rows of a table or column in batches of `size`, at least one."""
+    for start in range(0, max(1, len(table)), size):
+        yield table.iloc[start : start + size]
+
+
+def schema_of(columns: Iterable[str]) -> pa.Schema:
+    """Return the types of a table's columns on disk: all columns but `label` are text."""
+    return pa.schema([(name, pa.float64() if name == "label" else pa.string()) for name in columns])
+
+
 def write_table(frame: pd.DataFrame, path: str | Path) -> None:
     """Write a table atomically; the same rows give the same bytes.
 
-    All columns but `label` are text. The index and the metadata of pandas are dropped.
+    The index and the metadata of pandas are dropped.
     """
-    schema = pa.schema([(name, pa.float64() if name == "label" else pa.string()) for name in frame.columns])
-    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
+    table = pa.Table.from_pandas(frame, schema=schema_of(frame.columns), preserve_index=False)
+    table = table.replace_schema_metadata(None)
     with whole_file(path) as temporary:
         pq.write_table(table, temporary)
 
 
-def read_table(path: str | Path) -> pd.DataFrame:
-    """Read a table that `write_table` wrote.
+def read_table(path: str | Path, columns: list[str] | None = None) -> pd.DataFrame:
+    """Read a table that `write_table` wrote, or only those of some columns that it has.
 
     Raises:
         UserError: if the file is missing or damaged.
     """
     try:
-        return pq.read_table(need(path)).to_pandas()
+        return pq.ParquetFile(need(path)).read(columns).to_pandas()
     except (OSError, ValueError, pa.ArrowException) as error:  # a ValueError for names that are not UTF-8
         raise UserError(f"{path}: can't be read as a table ({error}); run the stage that writes it again") from error

@@ -19,6 +19,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import Array, Predicted, Task
 from bertrio.data.batches import Batch, Rows
+from bertrio.data.tokens import tokenise
 from bertrio.model.config import ModelConfig, read_model_config
 from bertrio.model.multitask import MultitaskModel, load_model
 from bertrio.model.tokenizer import load_tokenizer
@@ -115,7 +116,7 @@ class TrainedModel:
             return np.empty((0, width), dtype=np.float32)
         with self._tokenizer_lock:
             frame = texts[list(task.text_columns)].assign(id="", label=np.nan)
-            rows = Rows(frame, task, self.tokenizer, self.config.encoder.max_length)
+            rows = Rows(frame, task, tokenise(frame, task, self.tokenizer, self.config.encoder.max_length))
         batches = list(rows.sorted_batches(self.batch_size))
         device = self.network.runtime.device
         values = np.concatenate([compute(batch.to(device)).float().cpu().numpy() for batch in batches])

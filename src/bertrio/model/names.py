@@ -70,7 +70,8 @@ def sha256(path: Path) -> str:
         UserError: if it can't be read.
     """
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror})") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ def build_tokenizer(params: EncoderParams, texts: Iterable[str], folder: str | P
 
     Args:
         params: the `encoder` group; `name` selects the tokenizer.
-        texts: training texts for the vocabulary of `tiny`; ignored for other encoders.
+        texts: training texts for the vocabulary of `tiny`, read twice; ignored for other encoders.
         folder: folder for tokenizer.json, which later stages load. For a hub id, source.json holds its commit, so that
             later stages load the same one, see `pinned`.
 
@@ -72,9 +73,9 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int) -> Any:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
     from transformers import BertTokenizerFast  # type: ignore[attr-defined]  # made on access
 
-    texts = list(texts)
     normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
-    letters = sorted(set(string.ascii_lowercase + string.digits).union(*map(normalizer.normalize_str, texts)) - {" "})
+    characters = set(string.ascii_lowercase + string.digits).union(chain.from_iterable(texts))
+    letters = sorted(set(normalizer.normalize_str("".join(sorted(characters)))) - {" "})
     pieces = [f"##{letter}" for letter in letters]
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=SPECIAL + letters + pieces, show_progress=False, min_frequency=2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -17,8 +17,10 @@ from bertrio.config import Params, build_tasks
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import NARROW, Runtime, generator
+from bertrio.core.tasks import Task
 from bertrio.data.batches import BatchStream, Rows, Split
 from bertrio.data.table import UNLABELLED, read_table
+from bertrio.data.tokens import load_tokens
 from bertrio.evaluation.predictions import predicted_of
 from bertrio.inference.teach import read_outputs
 from bertrio.model.multitask import MultitaskModel
@@ -164,12 +166,19 @@ def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: 
     split = {}
     for task in build_tasks(params).values():
         path = Path(splits) / task.name / f"{name}.parquet"
-        frame = read_table(path)
-        if len(frame):
-            split[task.name] = Rows(frame, task, tokenizer, params.encoder.max_length)
+        if rows := _read_rows(path, task, tokenizer, params.encoder.max_length):
+            split[task.name] = rows
         elif name != "test":
             raise UserError(f"{path}: found no rows; see data.split for how rows are shared out")
     return split
+
+
+def _read_rows(path: Path, task: Task, tokenizer: Any, max_length: int) -> Rows | None:
+    """Read the rows of a file in the folder of splits, None if it has none; tokens are kept in a folder beside that."""
+    frame = read_table(path, ["id", "label", "source"])
+    if frame.empty:
+        return None
+    return Rows(frame, task, load_tokens(path, task, tokenizer, max_length, path.parents[2] / "tokens"))
 
 
 def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
@@ -272,7 +281,8 @@ def add_unlabelled(params: Params, train: Split, splits: str | Path, tokenizer_f
     for task, labelled in train.items():
         path = Path(splits) / task / f"{UNLABELLED}.parquet"
         if path.exists() and task in distilled(params):
-            joined[task] = labelled.join(Rows(read_table(path), labelled.task, tokenizer, params.encoder.max_length))
+            others = _read_rows(path, labelled.task, tokenizer, params.encoder.max_length)
+            joined[task] = labelled.join(others) if others else labelled
         elif path.exists():
             say(f"{task}: the rows of data.unlabelled are left out, as distill.weight and tasks do not distill it")
     return joined

@@ -24,6 +24,7 @@ from bertrio.core.errors import UserError, need
 from bertrio.core.files import whole_folder
 from bertrio.core.runtime import Runtime, choose, generator
 from bertrio.data.batches import Batch, BatchStream
+from bertrio.data.tokens import NO_LIMIT, encode
 from bertrio.model.attention import cheap_dropout
 from bertrio.model.encoder import Encoder, check_length, initial_language_model, initial_transformer
 from bertrio.model.names import fetch_encoder, local_folder
@@ -116,8 +117,8 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: P
         texts = dataset(sorted(map(str, need(corpora).glob("*.parquet"))), schema=pa.schema([("text", pa.string())]))
         with progress("mlm: tokenising", total=texts.count_rows()) as bar:
             for batch in filter(len, texts.to_batches(batch_size=1000)):  # a corpus may be empty
-                ids = tokenizer(batch["text"].to_pylist(), padding=False, truncation=False, verbose=False)["input_ids"]
-                file.write(np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]).tobytes())
+                encodings = encode([batch["text"].to_pylist()], tokenizer, NO_LIMIT)
+                file.write(np.concatenate([np.asarray(row.ids, dtype=np.int32) for row in encodings]).tobytes())
                 bar.advance(batch.num_rows)
         tokens = file.tell() // 4
         count = tokens // block_size

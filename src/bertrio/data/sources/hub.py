@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from bertrio.config import DataParams, HubCorpus, HubTask
 from bertrio.core.console import console
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
-from bertrio.data.formats import RawRow, RawTable
+from bertrio.data.formats import RawRow, RawTable, Rereadable
 from bertrio.data.reading import build_table, check_columns
 from bertrio.data.sources import SourceData
 from bertrio.data.sources.corpora import SEED, join_texts
@@ -85,9 +85,14 @@ def read_task(task: Task, entry: HubTask, place: str, data: SourceData) -> None:
             continue
         name = splits[split]
         dataset = _dataset(entry, name, f"{place}.splits.{split}")
-        rows = (RawRow(number, _scaled(row, label, scale, task), row) for number, row in enumerate(dataset, start=1))
+        rows = Rereadable(partial(_rows, dataset, label, scale, task))
         table, columns = RawTable(dataset.column_names, rows), f"{place}.columns: {entry.id}, split {name}"
         data.add(task.name, split, *build_table(table, entry.columns, task, split, f"{entry.id}:{name}", columns))
+
+
+def _rows(dataset: Any, label: str, scale: float, task: Task) -> Iterator[RawRow]:
+    for number, row in enumerate(dataset, start=1):
+        yield RawRow(number, _scaled(row, label, scale, task), row)
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:

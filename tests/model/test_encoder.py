@@ -72,14 +72,6 @@ def test_padding_does_not_change_the_pooled_vector(kind, transformer, pooling):
     torch.testing.assert_close(pooled(encoder, both)[1:], pooled(encoder, short), atol=1e-5, rtol=1e-5)
 
 
-def test_mean_pooling_is_the_mean_over_the_real_tokens():
-    transformer = AutoModel.from_config(config_of("bert"))
-    tokens = tokens_of(transformer)
-    encoder = Encoder(transformer, "mean").eval()
-    hidden = transformer(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
-    torch.testing.assert_close(pooled(encoder, tokens)[1], hidden[1, :5].mean(dim=0))
-
-
 def test_dropout_is_set_whatever_the_architecture_calls_it(kind):
     config = config_of(kind)
     set_dropout(config, 0.37, 0.21)
@@ -105,16 +97,6 @@ def test_what_was_saved_loads_as_an_automodel_and_gives_the_same(transformer, tm
     assert torch.equal(pooled(encoder, tokens), pooled(again, tokens))
     assert (tmp_path / "model.safetensors").exists()
     assert type(AutoModel.from_pretrained(tmp_path)) is type(transformer)
-
-
-def test_the_unused_pooler_is_kept_as_it_was(tmp_path):
-    torch.manual_seed(0)
-    transformer = AutoModel.from_config(config_of("bert"))
-    encoder = Encoder(transformer, "cls")
-    pooled(encoder, tokens_of(transformer)).sum().backward()
-    assert all(parameter.grad is None for parameter in transformer.pooler.parameters())
-    encoder.save(tmp_path)
-    assert torch.equal(load_transformer(tmp_path).pooler.dense.weight, transformer.pooler.dense.weight)
 
 
 def named(default_params, name, revision=None):

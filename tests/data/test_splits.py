@@ -89,12 +89,6 @@ def test_no_sentence_is_in_two_grouped_splits(seed):
     assert np.abs(shares(splits) - COURSE).max() < 0.01
 
 
-def test_grouped_keeps_identical_single_sentences_together():
-    frame = pd.concat([single(200), single(200).assign(id=lambda rows: "again" + rows["id"])], ignore_index=True)
-    splits = make_splits({"train": frame}, "grouped", COURSE, 0, "sst")
-    assert sum(len(sentences_of(split)) for split in splits.values()) == 200
-
-
 def test_a_group_too_large_for_the_fractions_goes_to_train_and_is_told_of(capsys):
     frame = pairs(1000, 5000)
     frame.loc[:799, "text_a"] = "the same"

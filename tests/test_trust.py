@@ -1,7 +1,5 @@
 """No pickle is ever loaded and no foreign code ever run: what the source may not hold, module by module."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`bertrio serve`: what it refuses to start with, and a whole server with a small model of its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

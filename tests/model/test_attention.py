@@ -110,7 +110,7 @@ def test_all_else_is_torchs_own(layer, heads, options):
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers"), [("bert", 2), ("roberta", 2), ("distilbert", 2), ("modernbert", 2), ("deberta_v3", 0)]
+    ("kind", "layers"), [("bert", 2), ("roberta", 2), ("distilbert", 2), ("modernbert", 2), ("deberta-v2", 0)]
 )
 def test_every_architecture_trains_with_it_as_with_torchs_own_where_nothing_is_dropped(monkeypatch, kind, layers):
     """Masks of ones in place of those that are drawn: the same outputs and gradients as at rate 0."""

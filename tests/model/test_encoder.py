@@ -11,7 +11,8 @@ OPTIONS = {
     "minilm": {"model_type": "bert", "type_vocab_size": 1},
     "roberta": {"max_position_embeddings": 66, "pad_token_id": 1},
     "mpnet": {"max_position_embeddings": 66, "pad_token_id": 1},
-    "deberta_v3": {"model_type": "deberta-v2", "type_vocab_size": 0, "relative_attention": True, "position_buckets": 16}
+    "electra": {"embedding_size": 32},
+    "deberta-v2": {"type_vocab_size": 0, "relative_attention": True, "position_buckets": 16}
     | {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"}
     | {"position_biased_input": False},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48},
@@ -24,7 +25,7 @@ POOLERS = {"bert", "minilm", "roberta", "mpnet"}
 def config_of(kind):
     """A small config of an architecture."""
     widths = {} if kind == "distilbert" else WIDTHS
-    return AutoConfig.for_model(**{"model_type": kind, "vocab_size": 100} | widths | OPTIONS[kind])
+    return AutoConfig.for_model(**{"model_type": kind, "vocab_size": 100} | widths | OPTIONS.get(kind, {}))
 
 
 @pytest.fixture(params=OPTIONS)
@@ -132,4 +133,4 @@ def test_texts_longer_than_the_positions_are_refused_with_the_param(kind, limit)
     assert pooled(encoder, tokens_of(encoder.transformer, lengths=(limit,))).isfinite().all()
     with pytest.raises(UserError, match=rf"encoder\.max_length: found {limit + 1}, .* {limit} tokens at most"):
         check_length(config, limit + 1, "encoder.max_length")
-    check_length(config_of("deberta_v3"), 100_000, "encoder.max_length")
+    check_length(config_of("deberta-v2"), 100_000, "encoder.max_length")

@@ -1,7 +1,5 @@
 """The files in metrics/ that stages leave for the model card and the report, made by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bertrio.core.files import write_json

@@ -1,7 +1,5 @@
 """Which params a piece of code reads, written down while it runs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

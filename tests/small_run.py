@@ -1,7 +1,5 @@
 """A small finished run on disk: splits, tokenizer, a trained member of random weights, and its predictions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Whatever bytes are read, there is a result or a message to the user: no other exception, and no hang."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from collections.abc import Callable, Iterator

@@ -208,9 +208,6 @@ def test_a_changed_file_and_a_changed_block_are_noticed_and_a_new_loss_is_not(pr
     ("block", "message"),
     [
         ({"data": {"train": None}}, r"tasks\.nli\.data: expected either train .* or hub"),
-        ({"labels": ["a", "b", "a"]}, r"tasks\.nli: classes: expected 3 different names .*'a', 'b', 'a'"),
-        ({"labels": [False, True]}, r"tasks\.nli\.classes\.0: expected text .*in quotes.*, found false"),
-        ({"target": "score", "range": [0, 1], "loss": "mse"}, r"classes \(how many, or their names\) goes "),
         ({"metric": "f1"}, r"tasks\.nli: metric: found 'f1', expected one of accuracy, macro_f1, balanced_accuracy"),
         ({"data": {"train": "nil.tsv"}}, r"tasks\.nli\.data\.train: there is no file or folder nil\.tsv"),
     ],

@@ -1,7 +1,5 @@
 """A git and DVC repository with one quick stage, for tests of what DVC itself does with experiments."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

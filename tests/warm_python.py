@@ -5,8 +5,6 @@ DVC starts run in it: each is a process of its own, with its own arguments, fold
 of bertrio is imported beforehand. Sets have one order in all of them.
 """
 
-from __future__ import annotations
-
 import array
 import os
 import signal

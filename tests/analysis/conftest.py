@@ -1,7 +1,5 @@
 """A small finished run on disk, see tests/small_run.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.small_run import Run

@@ -1,7 +1,5 @@
 """Tasks and params for the tests of bertrio.data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

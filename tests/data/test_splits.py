@@ -3,10 +3,11 @@ import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError
-from bertrio.data.splits import keep_share, make_splits, sentence_groups
+from bertrio.data.splits import join_train, keep_share, make_splits, sentence_groups
 from bertrio.data.table import SPLITS
 
 COURSE = (0.7, 0.1, 0.2)
+PAIR = ("text_a", "text_b")
 
 
 def single(count, prefix="r", label=1.0):
@@ -89,12 +90,6 @@ def test_no_sentence_is_in_two_grouped_splits(seed):
     assert np.abs(shares(splits) - COURSE).max() < 0.01
 
 
-def test_grouped_keeps_identical_single_sentences_together():
-    frame = pd.concat([single(200), single(200).assign(id=lambda rows: "again" + rows["id"])], ignore_index=True)
-    splits = make_splits({"train": frame}, "grouped", COURSE, 0, "sst")
-    assert sum(len(sentences_of(split)) for split in splits.values()) == 200
-
-
 def test_a_group_too_large_for_the_fractions_goes_to_train_and_is_told_of(capsys):
     frame = pairs(1000, 5000)
     frame.loc[:799, "text_a"] = "the same"
@@ -126,3 +121,61 @@ def test_a_kept_share_of_rows_is_rounded_up_and_has_all_rows_of_smaller_shares_i
         assert len(kept) == count and previous <= set(kept)
         assert kept == [name for name in names if name in set(kept)]
         previous = set(kept)
+
+
+# More rows to train on
+
+
+def pairs_of(prefix, *texts):
+    rows = [(f"{prefix}-{number}", *pair, 1.0) for number, pair in enumerate(texts, start=1)]
+    return pd.DataFrame(rows, columns=["id", *PAIR, "label"])
+
+
+@pytest.fixture
+def splits():
+    return {
+        "train": pairs_of("train", ("a", "b"), ("c", "d")),
+        "dev": pairs_of("dev", ("e", "f"), ("a", "b")),
+        "test": pairs_of("test", ("g", "h")).assign(label=np.nan),
+    }
+
+
+def test_more_rows_stand_behind_those_of_train_and_dev_and_test_stay_as_they_are(splits):
+    joined, left_out = join_train(splits, pairs_of("extra", ("i", "j"), ("k", "l")), PAIR, grouped=True)
+    assert joined["train"]["text_a"].tolist() == ["a", "c", "i", "k"] and left_out.empty
+    assert joined["train"]["id"].is_unique
+    assert joined["dev"] is splits["dev"] and joined["test"] is splits["test"]
+
+
+def test_rows_that_stand_in_a_split_or_come_twice_are_left_out_with_the_gravest_reason(splits):
+    more = pairs_of("extra", ("f", "e"), ("h", "g"), ("d", "c"), ("i", "j"), ("j", "i"), ("b", "a"), ("e", "i"))
+    joined, left_out = join_train(splits, more, PAIR, grouped=False)
+    assert joined["train"]["id"].tolist() == ["train-1", "train-2", "extra-4", "extra-7"]
+    assert dict(zip(left_out["id"], left_out["reason"], strict=True)) == {
+        "extra-1": "also in dev",
+        "extra-2": "also in test",
+        "extra-3": "also in train",
+        "extra-5": "given twice",
+        "extra-6": "also in dev",
+    }
+
+
+def test_case_and_white_space_make_no_new_row(splits):
+    extra = pairs_of("extra", ("E", " f"), ("Straße e", "x"), ("STRASSE\n E", "X "))
+    _, left_out = join_train(splits, extra, PAIR, grouped=False)
+    assert left_out["reason"].tolist() == ["also in dev", "given twice"]
+
+
+def test_where_splits_are_grouped_one_sentence_of_dev_or_test_is_enough_and_of_train_it_is_not(splits):
+    more = pairs_of("extra", ("e", "i"), ("h", "j"), ("c", "i"))
+    joined, left_out = join_train(splits, more, PAIR, grouped=True)
+    assert joined["train"]["id"].tolist() == ["train-1", "train-2", "extra-3"]
+    assert left_out["reason"].tolist() == ["shares a sentence with dev", "shares a sentence with test"]
+
+
+def test_ids_that_the_splits_use_as_well_are_changed(splits):
+    joined, _ = join_train(splits, pairs_of("dev", ("i", "j"), ("k", "l")), PAIR, grouped=False)
+    assert joined["train"]["id"].tolist()[2:] == ["extra-dev-1", "extra-dev-2"]
+    taken = {**splits, "test": splits["test"].assign(id="extra-dev-1")}
+    joined, _ = join_train(taken, pairs_of("dev", ("i", "j")), PAIR, grouped=False)
+    assert joined["train"]["id"].tolist()[2:] == ["extra-extra-dev-1"]

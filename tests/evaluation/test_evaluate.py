@@ -86,18 +86,13 @@ def test_main_scores_stand_beside_their_baselines_and_other_metrics_below_only_i
     short = capsys.readouterr().out
     show_metrics("metrics/evaluation.json", every=True)
     printed = capsys.readouterr().out
-    limits = metrics["intervals"]["dev"]
+    (low, high), value = metrics["intervals"]["dev"]["qqp"]["accuracy"], metrics["dev"]["qqp"]["accuracy"]
     names = ["overall_normalized", "sst accuracy", "qqp accuracy", "sts pearson"]
     assert re.findall("|".join(names), short)[:4] == names and "f1" not in short and "bertrio metrics --all" in short
     assert max(map(len, short.splitlines()[:9])) <= 80
-    for label, value, (low, high), baseline in (
-        ("overall_normalized", metrics["dev"]["overall_normalized"], limits["overall_normalized"], ["-"]),
-        ("qqp accuracy", metrics["dev"]["qqp"]["accuracy"], limits["qqp"]["accuracy"], ["0.626 bag of words"]),
-        ("qqp f1", metrics["dev"]["qqp"]["f1"], limits["qqp"]["f1"], []),
-    ):
-        [line] = [line for line in printed.splitlines() if line.startswith(f"{label} ")]
-        assert re.split(" {2,}", line)[1:] == [f"{value:.3f} [{low:.3f}, {high:.3f}]", *baseline, "-"]
-    assert printed.startswith(short.partition("bertrio")[0])
+    [line] = [line for line in short.splitlines() if "qqp accuracy" in line]
+    assert f"{value:.3f} [{low:.3f}, {high:.3f}]" in line and "0.626 bag of words" in line
+    assert printed.startswith(short.partition("bertrio")[0]) and "qqp f1" in printed
 
 
 def test_dvc_gets_the_main_scores_alone(root, folder, capsys):

@@ -1,7 +1,5 @@
 """Small runs on disk: what `compare` and `Revision` read of one, without any training."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

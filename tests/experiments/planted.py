@@ -1,7 +1,5 @@
 """A git and DVC repository whose experiments are planted by hand, with all of their files in git: no run is needed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -18,7 +18,6 @@ UNLIKE = {
     "second": {"encoder": {"max_length": 32}, "tasks": {"sts": {"encoding": "bi", "head": "siamese"}}},
     "third": {"answers": ["sst", "qqp"]},
 }
-ALIKE = {"base": {}, "second": {}}
 BI = {"tasks": {"sts": {"encoding": "bi", "head": "cosine", "head_options": {"projection": True}}}}
 
 
@@ -35,16 +34,6 @@ def trained(folder, root, members, **overrides):
 @pytest.fixture(scope="module")
 def unlike(tmp_path_factory, root):
     return trained(tmp_path_factory.mktemp("unlike"), root, UNLIKE)
-
-
-@pytest.fixture(scope="module")
-def alike(tmp_path_factory, root):
-    return trained(tmp_path_factory.mktemp("alike"), root, ALIKE)
-
-
-@pytest.fixture(scope="module")
-def bi(tmp_path_factory, root):
-    return trained(tmp_path_factory.mktemp("bi"), root, {"base": {}}, **BI)
 
 
 @pytest.fixture
@@ -92,12 +81,13 @@ def test_predictions_are_those_of_the_ensemble(unlike, monkeypatch, rule):
     assert set(load(".").members) == set(load("..").members)
 
 
-@pytest.mark.parametrize("rule", SOUPS)
-def test_predictions_are_those_of_the_soup(alike, monkeypatch, rule):
-    monkeypatch.chdir(alike.folder)
-    alike.combine(rule)
-    for path in ("models", "models/ensemble"):
-        check_equal(load(path), read_predictions("predictions/ensemble.parquet"))
+def test_predictions_are_those_of_the_soup(tmp_path, root, monkeypatch):
+    alike = trained(tmp_path, root, {"base": {}, "second": {}})
+    monkeypatch.chdir(tmp_path)
+    for rule in SOUPS:
+        alike.combine(rule)
+        for path in ("models", "models/ensemble"):
+            check_equal(load(path), read_predictions("predictions/ensemble.parquet"))
 
 
 def test_predictions_are_those_of_a_member_whose_folder_may_move(finished, tmp_path):
@@ -151,8 +141,9 @@ def test_tasks_that_were_not_trained_are_refused(tmp_path, root, monkeypatch):
         predictor.predict("qqp", [("a", "b")])
 
 
-def test_encoded_texts_have_the_cosine_that_the_head_sees(bi, monkeypatch):
-    monkeypatch.chdir(bi.folder)
+def test_encoded_texts_have_the_cosine_that_the_head_sees(tmp_path, root, monkeypatch):
+    trained(tmp_path, root, {"base": {}}, **BI)
+    monkeypatch.chdir(tmp_path)
     predictor, pairs = load("models/members/base"), rows_of("sts")
     one, other = (predictor.encode([pair[side] for pair in pairs], "sts") for side in (0, 1))
     assert one.shape == (len(pairs), 16) and one.dtype == np.float32
@@ -195,11 +186,7 @@ def replaced(before, after):
         ("ensemble/ensemble.json", replaced(b'"vote"', b'"soup"'), "an ensemble .* one of vote, .*found 'soup'"),
         ("ensemble/ensemble.json", replaced(b'"base"', b'"../base"'), "ensemble.json: does not describe an ensemble"),
         ("ensemble/ensemble.json", replaced(b'"third"', b'"fourth"'), "members/fourth: is missing"),
-        (
-            "ensemble/ensemble.json",
-            None,
-            "ensemble: found neither bertrio.json nor ensemble.json there, expected a run's",
-        ),
+        ("ensemble/ensemble.json", None, "ensemble: found neither bertrio.json nor ensemble.json there, expected a"),
     ],
 )
 def test_damage_is_an_error_that_names_the_file(finished, tmp_path, file, change, message):

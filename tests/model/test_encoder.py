@@ -11,7 +11,8 @@ OPTIONS = {
     "minilm": {"model_type": "bert", "type_vocab_size": 1},
     "roberta": {"max_position_embeddings": 66, "pad_token_id": 1},
     "mpnet": {"max_position_embeddings": 66, "pad_token_id": 1},
-    "deberta_v3": {"model_type": "deberta-v2", "type_vocab_size": 0, "relative_attention": True, "position_buckets": 16}
+    "electra": {"embedding_size": 32},
+    "deberta-v2": {"type_vocab_size": 0, "relative_attention": True, "position_buckets": 16}
     | {"pos_att_type": ["p2c", "c2p"], "share_att_key": True, "norm_rel_ebd": "layer_norm"}
     | {"position_biased_input": False},
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 48},
@@ -24,7 +25,7 @@ POOLERS = {"bert", "minilm", "roberta", "mpnet"}
 def config_of(kind):
     """A small config of an architecture."""
     widths = {} if kind == "distilbert" else WIDTHS
-    return AutoConfig.for_model(**{"model_type": kind, "vocab_size": 100} | widths | OPTIONS[kind])
+    return AutoConfig.for_model(**{"model_type": kind, "vocab_size": 100} | widths | OPTIONS.get(kind, {}))
 
 
 @pytest.fixture(params=OPTIONS)
@@ -72,14 +73,6 @@ def test_padding_does_not_change_the_pooled_vector(kind, transformer, pooling):
     torch.testing.assert_close(pooled(encoder, both)[1:], pooled(encoder, short), atol=1e-5, rtol=1e-5)
 
 
-def test_mean_pooling_is_the_mean_over_the_real_tokens():
-    transformer = AutoModel.from_config(config_of("bert"))
-    tokens = tokens_of(transformer)
-    encoder = Encoder(transformer, "mean").eval()
-    hidden = transformer(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
-    torch.testing.assert_close(pooled(encoder, tokens)[1], hidden[1, :5].mean(dim=0))
-
-
 def test_dropout_is_set_whatever_the_architecture_calls_it(kind):
     config = config_of(kind)
     set_dropout(config, 0.37, 0.21)
@@ -105,16 +98,6 @@ def test_what_was_saved_loads_as_an_automodel_and_gives_the_same(transformer, tm
     assert torch.equal(pooled(encoder, tokens), pooled(again, tokens))
     assert (tmp_path / "model.safetensors").exists()
     assert type(AutoModel.from_pretrained(tmp_path)) is type(transformer)
-
-
-def test_the_unused_pooler_is_kept_as_it_was(tmp_path):
-    torch.manual_seed(0)
-    transformer = AutoModel.from_config(config_of("bert"))
-    encoder = Encoder(transformer, "cls")
-    pooled(encoder, tokens_of(transformer)).sum().backward()
-    assert all(parameter.grad is None for parameter in transformer.pooler.parameters())
-    encoder.save(tmp_path)
-    assert torch.equal(load_transformer(tmp_path).pooler.dense.weight, transformer.pooler.dense.weight)
 
 
 def named(default_params, name, revision=None):
@@ -150,4 +133,4 @@ def test_texts_longer_than_the_positions_are_refused_with_the_param(kind, limit)
     assert pooled(encoder, tokens_of(encoder.transformer, lengths=(limit,))).isfinite().all()
     with pytest.raises(UserError, match=rf"encoder\.max_length: found {limit + 1}, .* {limit} tokens at most"):
         check_length(config, limit + 1, "encoder.max_length")
-    check_length(config_of("deberta_v3"), 100_000, "encoder.max_length")
+    check_length(config_of("deberta-v2"), 100_000, "encoder.max_length")

@@ -1,11 +1,8 @@
-import copy
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
 from torch.nn import functional as F
 
 from bertrio.core.options import read_options
@@ -170,36 +167,7 @@ def test_sharing_makes_the_layers_that_it_shares_also_of_unlike_heads_and_of_pai
     assert is_one(build_shared("fusion", head="mlp"), "hidden", "0")
 
 
-def test_a_saved_model_comes_back_with_its_sharing_and_a_copy_shares_within_itself(tmp_path):
-    saved, again = (nn.ModuleDict(build_shared("both", seed)) for seed in (0, 1))
-    state = {name: value.clone() for name, value in saved.state_dict().items()}
-    assert torch.equal(state["qqp.projection.weight"], state["sts.projection.weight"])
-    save_file(state, tmp_path / "heads.safetensors")
-    again.load_state_dict(load_file(tmp_path / "heads.safetensors"))
-    for heads in (again, twin := copy.deepcopy(saved)):
-        assert is_one(heads, "projection") and is_one(heads, "hidden", "0")
-        for task in ("qqp", "sts"):
-            assert torch.equal(heads[task](*vectors()).outputs, saved[task](*vectors()).outputs)
-    assert twin["qqp"].projection is not saved["qqp"].projection
-
-
 # Errors
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("concat", {"detph": 1}, "detph: unknown option of head concat; did you mean depth"),
-        ("mlp", {"activation": "swish"}, "expected one of relu, leaky_relu, gelu, tanh, found 'swish'"),
-        ("mlp", {"depth": 0}, "depth: expected 1 or more, found 0"),
-        ("cosine", {"scaling": "logit"}, "scaling of a Score target: expected one of relu, sigmoid, aff"),
-        ("cosine", {"target": BINARY, "size": 2}, "head cosine has 1 output, and 2 are needed"),
-        ("cosine", {"target": DEGREES}, "head cosine needs a Score or Binary target, found Ordered"),
-    ],
-)
-def test_a_wrong_option_is_an_error_that_says_so(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        build(name, **options)
 
 
 @pytest.mark.parametrize(

@@ -20,43 +20,38 @@ def counts(epoch):
     return Counter(chain.from_iterable(epoch))
 
 
-@pytest.mark.parametrize(
-    ("until", "steps", "length"),
-    [("shortest", 0, 2), ("longest", 0, 5), ("sst", 0, 3), (("sst", "sts"), 0, 3), ("steps", 7, 7)],
-)
-def test_a_joint_epoch_has_all_tasks_in_every_step_and_the_length_that_until_says(until, steps, length):
-    assert plan("joint", until=until, steps=steps) == [[("sst", "qqp", "sts")] * length] * 2
-
-
-def test_without_cycling_a_joint_epoch_gives_every_task_one_pass_and_then_leaves_it_out():
-    three, two, one = ("sst", "qqp", "sts"), ("sst", "qqp"), ("qqp",)
-    assert plan("joint", until="longest", cycle=False) == [[three, three, two, one, one]] * 2
-    assert plan("joint", until="sst", cycle=False) == [[three, three, two]] * 2
-    assert plan("joint", until="steps", steps=6, cycle=False) == plan("joint", until="longest", cycle=False)
-
-
-def test_sequential_trains_each_task_for_its_own_epochs_and_never_again():
-    sst, qqp, sts = [("sst",)] * 3, [("qqp",)] * 5, [("sts",)] * 2
-    assert plan("sequential", task_epochs={"sst": 1, "sts": 3}) == [sst, qqp, qqp, sts, sts, sts]
-    assert plan("sequential", task_epochs={"qqp": 0}, epochs=1, until="not read") == [sst, sts]
-
-
-def test_per_epoch_goes_through_every_set_in_order_every_epoch():
-    assert plan("per_epoch", until="not read") == [[("sst",)] * 3 + [("qqp",)] * 5 + [("sts",)] * 2] * 2
+ALL, TWO, SST, QQP, STS = ("sst", "qqp", "sts"), ("sst", "qqp"), ("sst",), ("qqp",), ("sts",)
+TURNS = [SST, QQP, STS] * 5
 
 
 @pytest.mark.parametrize(
-    ("until", "steps", "order"),
+    ("name", "options", "plan_by_hand"),
     [
-        ("shortest", 0, "sst qqp sts sst qqp sts"),  # the second batch of sts
-        ("sst", 0, "sst qqp sts sst qqp sts sst"),  # the third of sst
-        (["sst", "sts"], 0, "sst qqp sts sst qqp sts sst"),  # sts was through before
-        ("longest", 0, "sst qqp sts sst qqp sts sst qqp sts sst qqp sts sst qqp"),  # the fifth of qqp
-        ("steps", 4, "sst qqp sts sst"),
+        # all tasks in every step, and the length that until says
+        ("joint", {"until": "shortest"}, [[ALL] * 2] * 2),
+        ("joint", {"until": "longest"}, [[ALL] * 5] * 2),
+        ("joint", {"until": "sst"}, [[ALL] * 3] * 2),
+        ("joint", {"until": ("sst", "sts")}, [[ALL] * 3] * 2),
+        ("joint", {"until": "steps", "steps": 7}, [[ALL] * 7] * 2),
+        # without cycling one pass of every task, which is then left out
+        ("joint", {"until": "longest", "cycle": False}, [[ALL, ALL, TWO, QQP, QQP]] * 2),
+        ("joint", {"until": "sst", "cycle": False}, [[ALL, ALL, TWO]] * 2),
+        ("joint", {"until": "steps", "steps": 6, "cycle": False}, [[ALL, ALL, TWO, QQP, QQP]] * 2),
+        # each task for its own epochs, and never again
+        ("sequential", {"task_epochs": {"sst": 1, "sts": 3}}, [[SST] * 3, [QQP] * 5, [QQP] * 5, *[[STS] * 2] * 3]),
+        ("sequential", {"task_epochs": {"qqp": 0}, "epochs": 1, "until": "not read"}, [[SST] * 3, [STS] * 2]),
+        # every set in order every epoch
+        ("per_epoch", {"until": "not read"}, [[SST] * 3 + [QQP] * 5 + [STS] * 2] * 2),
+        # turns, up to the last batch of the task that is waited for
+        ("round_robin", {"until": "shortest"}, [TURNS[:6]] * 2),
+        ("round_robin", {"until": "sst"}, [TURNS[:7]] * 2),
+        ("round_robin", {"until": ["sst", "sts"]}, [TURNS[:7]] * 2),  # sts was through before
+        ("round_robin", {"until": "longest"}, [TURNS[:14]] * 2),
+        ("round_robin", {"until": "steps", "steps": 4}, [TURNS[:4]] * 2),
     ],
 )
-def test_a_round_robin_epoch_takes_turns_and_ends_right_after_the_last_task_waited_for(until, steps, order):
-    assert plan("round_robin", until=until, steps=steps) == [[(task,) for task in order.split()]] * 2
+def test_plans_that_are_not_drawn_are_those_by_hand(name, options, plan_by_hand):
+    assert plan(name, **options) == plan_by_hand
 
 
 @pytest.mark.parametrize("name", ["annealed", "temperature"])

@@ -1,7 +1,5 @@
 """A stand-in for the hub: the few endpoints that `datasets` and `huggingface_hub` call to load files."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Model folders to export: a small BERT with the heads of the default tasks, or others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

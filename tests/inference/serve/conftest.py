@@ -1,7 +1,5 @@
 """A server on loopback with a fake model, whose predictions are known."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import threading

@@ -1,7 +1,5 @@
 """Batches join requests for one task, and keep them apart when they fail or the server stops."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The page in headless Chromium (Debian's package `chromium`); skipped where there is none."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra serve")

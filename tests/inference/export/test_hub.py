@@ -1,13 +1,14 @@
-"""Each export has a card that the hub reads and whose code runs; uploads are what the hub's client is asked for."""
+"""Each export has a card that the hub reads and whose code runs; uploads go to a stand-in of the hub."""
 
+import base64
 import json
 import re
 import shutil
-from unittest.mock import ANY, Mock, call
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from huggingface_hub import ModelCard, RepoUrl, constants
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import ModelCard, constants
 
 from bertrio.cli.main import main
 from bertrio.inference.export.export import export_model
@@ -73,27 +74,58 @@ def test_of_one_of_several_members_the_card_claims_no_figures(run, tmp_path):
     assert card.data.eval_results is None and "this is its member base" in card.text
 
 
+class Hub(BaseHTTPRequestHandler):
+    """A stand-in for the hub, which notes what it is asked: path, token and JSON or lines of JSON."""
+
+    refuses = False
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
+        content = [json.loads(line) for line in body.splitlines()]
+        self.server.asked.append((self.path, self.headers["Authorization"], content))
+        url = f"http://127.0.0.1:{self.server.server_port}/me/qqp"
+        modes = {"uploadMode": "regular", "shouldIgnore": False}
+        files = [{"path": file["path"], **modes} for file in content[0].get("files", [])]
+        answer = {"url": url, "files": files, "commitUrl": f"{url}/commit/1", "commitOid": "1", "success": True}
+        self.send_response(403 if self.refuses else 200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps({"error": "no right to write"} if self.refuses else answer).encode())
+
+    def do_GET(self):
+        self.send_error(404)
+
+    def log_message(self, *words):
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    server.asked = []
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
 def push(model, to, *words):
     return main(["export", "--model", str(model), "--to", str(to), "--format", "classifier", "--task", "qqp", *words])
 
 
-def test_an_export_is_uploaded_with_its_card(run, tmp_path, monkeypatch, capsys):
-    client = Mock()
-    client.return_value.create_repo.return_value = RepoUrl("https://huggingface.co/me/qqp")
-    monkeypatch.setattr("huggingface_hub.HfApi", client)
+def test_an_export_is_uploaded_with_its_card(run, hub, tmp_path, capsys):
     assert push(run, tmp_path / "out", "--push-to-hub", "me/qqp", "--private") == 0
-    assert "uploaded it to https://huggingface.co/me/qqp" in capsys.readouterr().out
-    assert client.mock_calls == [
-        call(token=True),
-        call().create_repo("me/qqp", private=True, exist_ok=True),
-        call().upload_folder(repo_id="me/qqp", folder_path=str(tmp_path / "out"), commit_message=ANY),
-    ]
-    files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= files
-    assert 'model="me/qqp"' in (tmp_path / "out/README.md").read_text()
-
-
-REFUSED = Mock(side_effect=HfHubHTTPError("no right to write", response=Mock()))
+    assert f"uploaded it to {constants.ENDPOINT}/me/qqp" in capsys.readouterr().out
+    asked = {path: content for path, _, content in hub.asked}
+    assert {token for _, token, _ in hub.asked} == {"Bearer hf_secret"}
+    assert asked["/api/repos/create"][0] == {"name": "qqp", "organization": "me", "visibility": "private"}
+    files = {one["value"]["path"]: one["value"]["content"] for one in asked["/api/models/me/qqp/commit/main"][1:]}
+    assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(files)
+    card = base64.b64decode(files["README.md"]).decode()
+    assert card == (tmp_path / "out/README.md").read_text() and 'model="me/qqp"' in card
 
 
 @pytest.mark.parametrize(
@@ -101,13 +133,11 @@ REFUSED = Mock(side_effect=HfHubHTTPError("no right to write", response=Mock()))
     [
         ("me/qqp", "huggingface_hub.constants.HF_HUB_OFFLINE", True, "offline mode is enabled"),
         ("me/qqp", "huggingface_hub.utils._headers.get_token", lambda: None, "no token found"),
-        ("me/qqp", "huggingface_hub.HfApi.create_repo", REFUSED, "no right to write"),
+        ("me/qqp", "tests.inference.export.test_hub.Hub.refuses", True, "no right to write"),
         ("a/b/c", "huggingface_hub.constants.HF_HUB_OFFLINE", False, "a/b/c"),
     ],
 )
-def test_why_nothing_is_uploaded_is_said(run, tmp_path, monkeypatch, capsys, repository, patched, value, message):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+def test_why_nothing_is_uploaded_is_said(run, hub, tmp_path, monkeypatch, capsys, repository, patched, value, message):
     monkeypatch.setattr(patched, value)
     assert push(run, tmp_path / "out", "--push-to-hub", repository) == 2
     assert "was not uploaded (" in (error := capsys.readouterr().err) and message in error

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from bertrio.core.errors import UserError
+from bertrio.core.files import read_parquet
 
 MAX_LINES = 1000  # of one record; a quote that is still open after them is a stray quote
 csv.field_size_limit(2**31 - 1)  # the default, 128 KiB, is shorter than a long text
@@ -168,7 +168,7 @@ def _json_lines(path: Path) -> RawTable:
 
 def _parquet(path: Path) -> RawTable:
     try:
-        table = pq.ParquetFile(path).read()
+        table = read_parquet(path)
         rows = [RawRow(number, values) for number, values in enumerate(table.to_pylist(), start=1)]
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # some values have no Python equivalent
         reason = " ".join(str(error).split())[:300]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertrio.core.errors import UserError, need
-from bertrio.core.files import whole_file
+from bertrio.core.files import read_parquet, whole_file
 
 SPLITS = ("train", "dev", "test")
 EXTRA = "extra_train"  # rows of data.extra_train, which the stage split adds to train
@@ -69,7 +69,7 @@ def write_table(frame: pd.DataFrame, path: str | Path) -> None:
     All columns but `label` are text. The index and the metadata of pandas are dropped.
     """
     schema = pa.schema([(name, pa.float64() if name == "label" else pa.string()) for name in frame.columns])
-    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False).replace_schema_metadata(None)
+    table = pa.Table.from_pandas(frame, schema=schema, preserve_index=False, nthreads=1).replace_schema_metadata(None)
     with whole_file(path) as temporary:
         pq.write_table(table, temporary)
 
@@ -81,6 +81,6 @@ def read_table(path: str | Path) -> pd.DataFrame:
         UserError: if the file is missing or damaged.
     """
     try:
-        return pq.read_table(need(path)).to_pandas()
+        return read_parquet(need(path)).to_pandas(use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:  # a ValueError for names that are not UTF-8
         raise UserError(f"{path}: can't be read as a table ({error}); run the stage that writes it again") from error

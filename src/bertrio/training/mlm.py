@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from pyarrow.dataset import dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -108,12 +108,12 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: P
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
-        texts = dataset(sorted(map(str, need(corpora).glob("*.parquet"))), schema=pa.schema([("text", pa.string())]))
-        with progress("mlm: tokenising", total=texts.count_rows()) as bar:
-            for batch in filter(len, texts.to_batches(batch_size=1000)):  # a corpus may be empty
-                ids = tokenizer(batch["text"].to_pylist(), padding=False, truncation=False, verbose=False)["input_ids"]
+        paths = sorted(need(corpora).glob("*.parquet"))
+        with progress("mlm: tokenising", total=sum(pq.read_metadata(path).num_rows for path in paths)) as bar:
+            for texts in filter(len, chain.from_iterable(map(_texts, paths))):  # a corpus may be empty
+                ids = tokenizer(texts, padding=False, truncation=False, verbose=False)["input_ids"]
                 file.write(np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]).tobytes())
-                bar.advance(batch.num_rows)
+                bar.advance(len(texts))
         tokens = file.tell() // 4
         count = tokens // block_size
         if count < 2:
@@ -121,6 +121,13 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: P
                 f"{corpora}: found {tokens} tokens, expected at least {2 * block_size}; see mlm.rows and mlm.block_size"
             )
         return np.memmap(file, dtype=np.int32, mode="r", shape=(count, block_size))
+
+
+def _texts(corpus: Path) -> Iterator[list[str]]:
+    """Yield the texts of a corpus in batches, without threads (see `core.files.read_parquet`)."""
+    with pq.ParquetFile(corpus, pre_buffer=False) as file:
+        for batch in file.iter_batches(1000, columns=["text"], use_threads=False):
+            yield batch["text"].to_pylist()
 
 
 class Blocks:

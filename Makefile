@@ -32,7 +32,7 @@ PYTEST = $(RUN) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest --nu
 test: $(READY)
 	$(PYTEST)
 
-# kills fine-tuning 25 times and compares bytes, fuzzes for longer and times growing inputs; the result goes into docs/architecture.md
+# kills every stage, 40 times in all, and compares bytes, fuzzes for longer and times growing inputs; the result goes into docs/architecture.md
 soak: $(READY)
-	$(RUN) python -m tests.soak --kills 25 --seed 0 --into docs/architecture.md
+	$(RUN) python -m tests.soak --kills 40 --seed 0 --into docs/architecture.md
 	$(RUN) python -m pytest -m slow

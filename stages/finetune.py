@@ -4,6 +4,7 @@ Runs in runtime.processes processes, or in as many as torchrun or accelerate lau
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def main(member: str, root: str = "") -> dict:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--member", required=True, help="a name in ensemble.members of params.yaml")
+    stage = os.environ.get("DVC_STAGE", "").rpartition("@")[2]  # the member, if DVC runs this
+    parser.add_argument("--member", default=stage, required=not stage, help="a name in ensemble.members of params.yaml")
     name = parser.parse_args().member
     run_stage(f"finetune-{name}", lambda: main(name), timing=is_main_process())

@@ -3,7 +3,8 @@
     python tests/distributed_stage.py ACTION RANK NUMBER stages/finetune.py --member base
 
 ACTION is done by process RANK after its NUMBERth update: `kill` (-9, itself), `stop` (SIGTERM to the launcher), `end`
-(-9 to the launcher), `fail` (a message to the user), or `none`. Each process leaves its id in a file pids/<id>.
+(-9 to the launcher), `fail` (a message to the user), `freeze` (SIGSTOP, itself, and SIGTERM twice to the launcher), or
+`none`. Each process leaves its id in a file pids/<id>.
 Production code knows nothing of this: it is patched from here.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import runpy
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,11 @@ def act(action: str) -> None:
 
     if action == "fail":
         raise UserError(f"process {os.environ['RANK']} has had enough")
-    if action != "none":
+    if action == "freeze":
+        twice = f"kill -TERM {os.environ['LAUNCHER']}; sleep 1; kill -TERM {os.environ['LAUNCHER']}"
+        subprocess.Popen(["sh", "-c", twice], start_new_session=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif action != "none":
         number = signal.SIGTERM if action == "stop" else signal.SIGKILL
         os.kill(os.getpid() if action == "kill" else int(os.environ["LAUNCHER"]), number)
 

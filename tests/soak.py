@@ -1,8 +1,9 @@
-"""Kills finetune (-9) at random points under random combinations of techniques, runs it again, and compares bytes.
+"""Kills stages (-9) at random points, runs them again, and compares bytes; finetune under random techniques.
 
-    python -m tests.soak --kills 25 --seed 0 --into docs/architecture.md
+    python -m tests.soak --kills 40 --seed 0 --into docs/architecture.md
 
-Prints a table and, if asked, puts it into a Markdown file between the two marks. Fails if a single byte differs.
+Prints each kill, then a table of stages, which it puts into a Markdown file between the two marks if asked. Fails if a
+single byte differs.
 """
 
 from __future__ import annotations
@@ -14,21 +15,25 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from bertrio.core.files import write_text
-from tests.stopping import Run, StoppedProject, differing, plan, techniques
+from tests.stopping import EVENTS, STAGES, Run, StoppedProject, differing, plan
 
 MARKS = ("<!-- soak: from here on written by make soak -->", "<!-- soak: up to here -->")
-HEADER = ("", "schedule", "on", "killed at", "the time", "went on after step", "updates again", "files that differ")
+ALL_STAGES: dict[str, Any] = {  # at work, with a checkpoint every few steps of each kind of training
+    "data": {"sample": {"train_rows": 120, "dev_rows": 40, "test_rows": 20}},
+    "encoder": {"tiny": {"vocab_size": 300}},
+    "mlm": {"enabled": True, "rows": {"imdb": 30, "multinli": 30, "sick": 30}, "block_size": 32, "max_steps": 20},
+    "prefinetune": {"epochs": 2},
+}
 
 
-def soak(folder: Path, kills: int, rng: random.Random) -> list[list[Any]]:
-    """Kills so many runs, each under settings of its own.
+def soak(folder: Path, kills: int, rng: random.Random) -> pd.DataFrame:
+    """Kills so many runs: those of finetune, each under settings of its own, in one project, other stages in another.
 
     Args:
         folder: an empty one.
@@ -36,52 +41,66 @@ def soak(folder: Path, kills: int, rng: random.Random) -> list[list[Any]]:
         rng: draws settings and points.
 
     Returns:
-        A row for each kill, as in HEADER, with the list of files in the last place.
+        A row for each kill.
     """
-    project, rows = StoppedProject(folder), []
-    for settings, event in plan(kills, rng):
-        project.write_params(settings)
-        project.start_over()
-        whole = ended_well(project.run(fresh=True))
-        expected, count = project.outputs(), whole.counts["seconds" if event == "moment" else event]
-        number = killed_at(project, event, count, rng)
-        again = ended_well(project.run())
-        after = re.search(r"goes on after step (\d+)", again.said)
-        files = differing(project.outputs(), expected)
-        point = [event, f"{round(number, 2):g} of {round(count, 2):g}"]
-        updates = f"{again.counts.get('update', 0)} of {whole.counts['update']}"
-        named = [settings["schedule"]["name"], ", ".join(techniques(settings)) or "-"]
-        rows.append([len(rows) + 1, *named, *point, after[1] if after else "-", updates, files])
-        print(*rows[-1], sep=" | ", flush=True)
-    project.close()
-    return rows
+    training, pipeline = StoppedProject(folder / "training"), StoppedProject(folder / "pipeline")
+    pipeline.write_params(ALL_STAGES)
+    undisturbed = {stage: run_whole(pipeline, stage) for stage in STAGES}
+    rows = []
+    for stage, settings, event in plan(kills, rng):
+        project, whole = pipeline, undisturbed[stage]
+        if stage == "finetune":
+            training.write_params(settings)
+            project, whole = training, run_whole(training, stage, fresh=True)
+        event = event or rng.choice([name for name in EVENTS if whole.counts.get(name)])
+        expected, count = project.outputs(stage), whole.counts["seconds" if event == "moment" else event]
+        number = killed_at(project, stage, event, count, rng)
+        again = ended_well(project.run(stage=stage))
+        step = re.search(r"goes on after step (\d+)", again.said)
+        rows.append([stage, event, f"{number:.3g} of {count:.3g}", step and step[1], settings])
+        rows[-1].append(differing(project.outputs(stage), expected))
+        print(len(rows), *rows[-1], sep=" | ", flush=True)
+    training.close()
+    pipeline.close()
+    return pd.DataFrame(rows, columns=["stage", "event", "point", "step", "settings", "differing"])
 
 
-def killed_at(project: StoppedProject, event: str, count: float, rng: random.Random) -> float:
+def run_whole(project: StoppedProject, stage: str, fresh: bool = False) -> Run:
+    """A run that nothing stops."""
+    project.start_over(stage)
+    return ended_well(project.run(fresh=fresh, stage=stage))
+
+
+def killed_at(project: StoppedProject, stage: str, event: str, count: float, rng: random.Random) -> float:
     """Kills a run from its beginning, and gives the number of the event, or the seconds, at which it was killed."""
     while True:
-        number = rng.uniform(0, count) if event == "moment" else rng.randint(1, count)
-        project.start_over()
-        killed = project.run("kill", event, number)
+        number = rng.uniform(0, count) if event == "moment" else rng.randint(1, int(count))
+        project.start_over(stage)
+        killed = project.run("kill", event, number, stage=stage)
         if killed.code == -signal.SIGKILL:
             return number
         if event != "moment":  # which may be faster than the run before it, and be over by then
-            sys.exit(f"finetune was to be killed at {event} {number} and ended with {killed.code}:\n{killed.said}")
+            sys.exit(f"{stage} was to be killed at {event} {number} and ended with {killed.code}:\n{killed.said}")
 
 
 def ended_well(run: Run) -> Run:
     """The run, if it ended well."""
     if run.code:
-        sys.exit(f"finetune ended with {run.code}:\n{run.said}")
+        sys.exit(f"the stage ended with {run.code}:\n{run.said}")
     return run
 
 
-def markdown(rows: Sequence[Sequence[Any]], seed: int, seconds: float) -> str:
-    """The result in Markdown: a line, and a table with a row for each kill."""
-    bad = sum(bool(row[-1]) for row in rows)
-    cells = pd.DataFrame([[*row[:-1], ", ".join(row[-1]) or 0] for row in rows], columns=HEADER)
-    line = f"{len(rows)} kills (seed {seed}, {seconds:.0f} s): {bad} with a difference."
-    return f"{line}\n\n{cells.to_markdown(index=False, disable_numparse=True)}"
+def markdown(kills: pd.DataFrame, seed: int, seconds: float) -> str:
+    """The result in Markdown: a line, and a table with a row for each stage."""
+    columns = {
+        "kills": ("stage", "size"),
+        "killed at": ("event", lambda events: ", ".join(dict.fromkeys(events))),
+        "went on from a checkpoint": ("step", "count"),
+        "files that differ": ("differing", lambda files: sum(map(len, files))),
+    }
+    table = kills.groupby("stage", sort=False).agg(**columns)
+    line = f"{len(kills)} kills (seed {seed}, {seconds:.0f} s): {kills.differing.map(bool).sum()} with a difference."
+    return f"{line}\n\n{table.to_markdown(disable_numparse=True)}"
 
 
 def put_into(path: Path, text: str) -> None:
@@ -95,18 +114,18 @@ def put_into(path: Path, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--kills", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0, help="of settings and points")
     parser.add_argument("--into", type=Path, help="a Markdown file with the two marks")
     options = parser.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        rows = soak(Path(folder), options.kills, random.Random(options.seed))
-    text = markdown(rows, options.seed, time.monotonic() - began)
+        kills = soak(Path(folder), options.kills, random.Random(options.seed))
+    text = markdown(kills, options.seed, time.monotonic() - began)
     print(text)
     if options.into:
         put_into(options.into, text)
-    sys.exit(any(row[-1] for row in rows))
+    sys.exit(int(kills.differing.map(bool).any()))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python tests/stopped_stage.py COUNTS ACTION EVENT NUMBER stages/finetune.py --member base
 
-COUNTS is a JSON file that gets how often each event came, and the seconds since the first pass. ACTION is done when
-EVENT comes for the NUMBERth time: `kill` (-9), `term`, `full` (from then on no file can grow: a full disk), or `none`.
+COUNTS is a JSON file that gets how often each event came, and the seconds since the script has begun. ACTION is done
+when EVENT comes for the NUMBERth time: `kill` (-9), `term`, `full` (from then on no file can grow: a full disk),
+`memory` (from then on no more can be mapped), or `none`.
 Production code knows nothing of this: it is patched from here. Events:
 
     pass      after a backward pass: a step has begun, nothing is updated
@@ -13,7 +14,7 @@ Production code knows nothing of this: it is patched from here. Events:
     renamed   just after that
     scored    after an epoch was scored
     output    before an output of the stage gets its name
-    moment    any time: NUMBER seconds after the first pass
+    moment    any time: NUMBER seconds after the script has begun
 """
 
 from __future__ import annotations
@@ -31,10 +32,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+
+def mapped() -> int:
+    """Bytes of memory that this process has mapped."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
 ACTIONS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "memory": lambda: resource.setrlimit(resource.RLIMIT_AS, (mapped(), resource.RLIM_INFINITY)),
     "full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY)),
 }
 Event = str | None | Callable[..., str | None]
@@ -46,7 +54,6 @@ class Stage:
     def __init__(self, counts_file: str, action: str, event: str, number: float) -> None:
         self._file, self._action, self._wanted = Path(counts_file), ACTIONS[action], (event, number)
         self._counts: Counter[str] = Counter()
-        self._began = time.monotonic()
         self._checkpoints = str(Path(os.environ["BERTRIO_CHECKPOINTS"]).resolve())
 
     def happens(self, event: str | None) -> None:
@@ -54,13 +61,15 @@ class Stage:
         if event is None:
             return
         self._counts[event] += 1
-        if event == "pass" and self._counts[event] == 1:
-            self._began = time.monotonic()
-            if self._wanted[0] == "moment":
-                threading.Thread(target=self._wait, daemon=True).start()
         if (event, self._counts[event]) == self._wanted:
             self.write()
             self._action()
+
+    def begin(self) -> None:
+        """Starts the clock."""
+        self._began = time.monotonic()
+        if self._wanted[0] == "moment":
+            threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
         time.sleep(self._wanted[1])
@@ -113,6 +122,7 @@ def main(counts_file: str, action: str, event: str, number: str, script: str, *a
             after=lambda _, target: "renamed" if stage.of_checkpoint(target) else None,
         )
     sys.argv = [script, *arguments]
+    stage.begin()
     try:
         runpy.run_path(script, run_name="__main__")
     finally:

@@ -1,4 +1,4 @@
-"""What the tests of stopped runs and their long version (soak.py) share: small runs of finetune that are stopped."""
+"""What the tests of stopped runs and their long version (soak.py) share: small runs of a stage that are stopped."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from bertrio.config import merged
 from tests.training.conftest import Workspace
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGE = ROOT / "tests/stopped_stage.py"
-OUTPUTS = ("models/members", "predictions/members", "plots")
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 EVENTS = ("pass", "update", "sync", "rename", "renamed", "scored", "output", "moment")
 EVERY = 3  # steps between two checkpoints
 SCHEDULES = ("sequential", "per_epoch", "round_robin", "annealed", "temperature")  # and joint
@@ -34,20 +36,28 @@ TECHNIQUES: dict[str, dict[str, Any]] = {  # that have something to remember fro
 
 @dataclass
 class Run:
-    """How a run of finetune ended: its exit code (-9 if it was killed), what it said, and how often each event came."""
+    """How a run of a stage ended: its exit code (-9 if it was killed), what it said, and how often each event came."""
 
     code: int
     said: str
     counts: dict[str, float] = field(default_factory=dict)
 
 
-class StoppedProject:
-    """A copy of the code with small data, where finetune is run, stopped, and run again."""
+def outputs_of(stage: str) -> list[str]:
+    """Paths of what a stage writes by dvc.yaml, but for timings."""
+    block = STAGES[stage].get("do", STAGES[stage])
+    listed = [out for kind in ("outs", "plots", "metrics") for out in block.get(kind, ())]
+    paths = [(out if isinstance(out, str) else next(iter(out))).replace("${key}", "base") for out in listed]
+    return [path for path in paths if not path.startswith("metrics/timing")]
 
-    def __init__(self, folder: Path) -> None:
+
+class StoppedProject:
+    """A copy of the code with small data, where a stage (finetune) is run, stopped, and run again."""
+
+    def __init__(self, folder: Path, warm: WarmPython | None = None) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
-        self._warm = WarmPython(folder / "warm")
+        self._warm = warm or WarmPython(folder / "warm")
         self._workspace = Workspace(folder, ROOT / "params.yaml")
         for name in ("stages", "src"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
@@ -57,13 +67,15 @@ class StoppedProject:
         base = {"encoder": {"dropout": 0.1, "attention_dropout": 0.1}, "checkpoints": {"steps": EVERY}}
         self._workspace.params(**merged(base, settings))
 
-    def start_over(self) -> None:
-        """Forgets all runs: outputs and checkpoints."""
-        for name in (*OUTPUTS, "checkpoints", "metrics"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+    def start_over(self, stage: str = "finetune") -> None:
+        """Forgets all runs of a stage: outputs and checkpoints."""
+        for path in (self.folder / name for name in (*outputs_of(stage), "checkpoints")):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def run(self, action: str = "none", event: str = "none", number: float = 0, fresh: bool = False) -> Run:
-        """Runs finetune, and does `action` to it when `event` comes for the `number`th time (see stopped_stage.py).
+    def run(
+        self, action: str = "none", event: str = "none", number: float = 0, fresh: bool = False, stage: str = "finetune"
+    ) -> Run:
+        """Runs a stage, and does `action` to it when `event` comes for the `number`th time (see stopped_stage.py).
 
         Args:
             action, event, number: as above.
@@ -73,7 +85,8 @@ class StoppedProject:
         counts = self.folder / "counts.json"
         counts.unlink(missing_ok=True)
         python = sys.executable if fresh else self._warm.python
-        arguments = [str(counts), action, event, str(number), "stages/finetune.py", "--member", "base"]
+        arguments = [str(counts), action, event, str(number), f"stages/{stage}.py"]
+        arguments += ["--member", "base"] if stage == "finetune" else []
         environment = {"BERTRIO_CHECKPOINTS": str(self.checkpoints), "PYTHONPATH": str(self.folder / "src")}
         done = subprocess.run(
             [python, str(STAGE), *arguments],
@@ -90,11 +103,12 @@ class StoppedProject:
         """End the process that runs are forked from."""
         self._warm.close()
 
-    def outputs(self) -> dict[str, bytes]:
-        """All files that finetune has written, by path."""
-        files = [path for name in OUTPUTS for path in sorted((self.folder / name).rglob("*")) if path.is_file()]
-        # what begins with a dot is the rest of a file that a killed process was writing: DVC removes it before it runs
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in files if path.name[0] != "."}
+    def outputs(self, stage: str = "finetune") -> dict[str, bytes]:
+        """All files that are where a stage writes, by path, with what a killed one has left beside its outputs."""
+        outs = [self.folder / name for name in outputs_of(stage)]
+        roots = [root for out in outs for root in (out, *out.parent.glob(f".{out.name}.*"))]
+        files = [path for root in roots for path in (root, *root.rglob("*")) if path.is_file()]
+        return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
 
     def whole_checkpoints(self) -> list[str]:
         """Names of the checkpoints that are there."""
@@ -106,22 +120,19 @@ def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
-def plan(kills: int, rng: random.Random) -> list[tuple[dict[str, Any], str]]:
-    """Settings and the event of the kill under them: each event comes as often as any other, with half of the
-    techniques on, and so do joint steps and all other schedules together."""
-    drawn: list[tuple[dict[str, Any], str]] = []
-    for run in range(kills):
+def plan(kills: int, rng: random.Random) -> list[tuple[str, dict[str, Any], str | None]]:
+    """Stage, settings and event of each kill. Every other one is of finetune: each event comes as often as any other,
+    with half of the techniques on, and so do joint steps and all other schedules together. The rest are of the other
+    stages in turn, at any event (None) and at a moment."""
+    drawn: list[tuple[str, dict[str, Any], str | None]] = []
+    others = [(stage, {}, event) for event in (None, "moment") for stage in STAGES if stage != "finetune"]
+    for turn in range(-(-kills // 2)):
         names = [name for name in TECHNIQUES if rng.random() < 0.5]
         settings: dict[str, Any] = {"schedule": {"name": "joint" if "pcgrad" in names else rng.choice(SCHEDULES)}}
         for name in names:
             settings = merged(settings, TECHNIQUES[name])
-        drawn.append((settings, EVENTS[run % len(EVENTS)]))
-    return drawn
-
-
-def techniques(settings: dict[str, Any]) -> list[str]:
-    """Names of the techniques that are on."""
-    return [name for name, on in TECHNIQUES.items() if merged(settings, on) == settings]
+        drawn += [("finetune", settings, EVENTS[turn % len(EVENTS)]), others[turn % len(others)]]
+    return drawn[:kills]
 
 
 def _without_dvc() -> dict[str, str]:

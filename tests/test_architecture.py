@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 FLOORS = [  # a module may import from lower floors, and from its own room
-    {"core", "core.errors", "core.files", "core.console", "core.tasks", "core.interruption"},
+    {"core", "core.errors"},
+    {"core.files", "core.console", "core.tasks", "core.interruption"},
     {"core.distributed", "core.options"},
     {"techniques", "model.heads", "model.lora", "model.pooling", "model.names", "core.runtime", "core.stage"},
     {"config"},  # params are put together from the options that components declare

@@ -127,6 +127,10 @@ def test_a_training_stage_tracks_every_param_that_it_reads(stage, stages):
     assert stage != "finetune" or "ensemble.members.${key}" in tracked
 
 
+def test_no_command_holds_a_param_which_a_shell_would_read(stages):
+    assert {name: stage["cmd"] for name, stage in stages.items()} == {n: f"python stages/{n}.py" for n in stages}
+
+
 def test_metrics_are_committed_and_nothing_that_a_stage_writes_outlives_its_next_run(stages):
     for name, stage in stages.items():
         outs = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]

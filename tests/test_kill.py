@@ -75,6 +75,19 @@ def test_what_is_not_writable_leaves_checkpoints_and_the_outputs_before_whole(pr
     assert "plots/history" in blocked.said and "Traceback" not in blocked.said
     assert blocked.counts["update"] <= EVERY, "it went on"
     assert project.whole_checkpoints()
+    folder.unlink()
+    (project.folder / "aside").rename(folder)
+
+
+@pytest.mark.heavy
+def test_training_that_has_no_more_memory_ends_with_a_message_and_goes_on_to_the_same_bytes(project):
+    project.write_params(EVERYTHING)
+    project.start_over()
+    starved = project.run("memory", "update", EVERY + 1)
+    assert starved.code == 2 and "Traceback" not in starved.said, starved.said
+    assert "error in finetune-base: out of memory" in starved.said and "finetune.accumulate: 2" in starved.said
+    assert "goes on after step 3" in project.run().said
+    assert differing(project.outputs(), project.expected) == []
 
 
 def dvc(project: StoppedProject, *command: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:

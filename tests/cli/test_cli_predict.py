@@ -1,5 +1,6 @@
 import io
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -89,10 +90,13 @@ def test_bad_rows_do_not_stop_the_rest_unless_asked_and_then_nothing_is_half_wri
     assert capsys.readouterr().err.splitlines()[-1] == "predict: 2 rows predicted, 1 left out"
 
 
-def test_a_file_can_be_answered_in_its_own_place_and_a_device_stays_one(run, tmp_path):
-    rows = tmp_path / "rows.tsv"
+def test_a_file_can_be_answered_in_its_own_place_and_a_device_or_link_stays_one(run, tmp_path):
+    rows, link = tmp_path / "rows.tsv", tmp_path / "link"
     rows.write_text("said\nab\n")
-    bertrio("predict", "--task", "sst", "--in", rows, "--out", rows, "--columns", "text=said", *PLAIN)
+    rows.chmod(0o600)
+    link.symlink_to("rows.tsv")
+    bertrio("predict", "--task", "sst", "--in", rows, "--out", link, "--columns", "text=said", *PLAIN)
+    assert link.is_symlink() and rows.stat().st_mode & 0o777 == 0o600
     assert rows.read_text().startswith("said\tprediction\tprediction_label\tp_0\tp_1")
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -119,6 +123,15 @@ def test_what_can_not_be_done_is_a_message(run, monkeypatch, capsys, argv, messa
     assert bertrio("predict", *argv) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("error: ") and message in shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_half_written_file(run, tmp_path, monkeypatch, number):
+    (tmp_path / "rows.tsv").write_text("text\nab\n")
+    monkeypatch.setattr("bertrio.inference.batch_predict.predict_file", lambda *_: signal.raise_signal(number))
+    argv = ["--task", "sst", "--in", tmp_path / "rows.tsv", "--out", tmp_path / "out.tsv"]
+    assert bertrio("predict", *argv, *PLAIN) == 128 + number
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.tsv"]
 
 
 @pytest.mark.heavy

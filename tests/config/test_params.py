@@ -105,6 +105,13 @@ def test_a_mistake_is_an_error_that_names_the_param_and_what_was_expected(load, 
     assert not re.search(r"function|literal\[|Input|valid|should|pars", str(caught.value))
 
 
+@pytest.mark.parametrize(("second", "more"), [("smart_x", {"smart": {"lambda": 1}}), ("x_balanced", {})])
+def test_two_tasks_with_a_column_of_one_name_are_refused(load, second, more):
+    tasks = dict.fromkeys(("x", second), TASK | {"target": "classes", "classes": 2, "loss": "cross_entropy"})
+    with pytest.raises(UserError, match=f"tasks.{second}: its column .* is one of task x, too; take another"):
+        load({"tasks": tasks} | more)
+
+
 def test_all_mistakes_are_told_at_once(load):
     with pytest.raises(UserError) as caught:
         load({"finetune": {"lr": -1, "epochs": 0}, "runtime": {"threads": 0}})

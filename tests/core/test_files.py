@@ -1,25 +1,43 @@
 import csv
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, whole_file, whole_folder, write_csv, write_json, write_text
+from bertrio.data.table import write_table
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_no_litter(tmp_path):
-    path = tmp_path / "a.txt"
-    write_text(path, "old")
+def fill(path, text):
+    """Writes a text into a file, or into a file deep in a folder."""
+    if path.is_dir():
+        (path / "inner").mkdir()
+        path /= "inner/a.txt"
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("whole", [whole_file, whole_folder])
+@pytest.mark.parametrize("before", [True, False])
+def test_an_interrupted_write_leaves_what_was_there_and_no_litter(tmp_path, whole, before):
+    path = tmp_path / "model"
+    if before:
+        with whole(path) as new:
+            fill(new, "old")
 
     def interrupted():
-        with whole_file(path) as temporary:
-            temporary.write_text("half of the new")
+        with whole(path) as new:
+            fill(new, "half of the new")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    assert path.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [path]
+    assert list(tmp_path.iterdir()) == ([path] if before else [])
+    assert not before or (path if path.is_file() else path / "inner/a.txt").read_text() == "old"
 
 
 def test_json_is_rounded_if_asked_and_has_no_nan(tmp_path):
@@ -41,11 +59,6 @@ def test_any_text_comes_back_from_a_quoted_table(tmp_path, text):
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "a.csv", keep_default_na=False, dtype={"id": str}), table)
 
 
-def fill(folder, text):
-    (folder / "inner").mkdir()
-    (folder / "inner" / "a.txt").write_text(text)
-
-
 def test_a_new_folder_takes_the_place_of_the_old_one_whole(tmp_path):
     path = tmp_path / "deep" / "model"
     for text in ("old", "new"):
@@ -58,24 +71,6 @@ def test_a_new_folder_takes_the_place_of_the_old_one_whole(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_an_interrupted_folder_leaves_the_old_one_and_no_litter(tmp_path, before):
-    path = tmp_path / "model"
-    if before:
-        with whole_folder(path) as folder:
-            fill(folder, "old")
-
-    def interrupted():
-        with whole_folder(path) as folder:
-            fill(folder, "half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert list(tmp_path.iterdir()) == ([path] if before else [])
-    assert not before or (path / "inner" / "a.txt").read_text() == "old"
-
-
 def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "model"
     with whole_folder(path) as folder:
@@ -83,7 +78,7 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monke
     rename = Path.rename
 
     def fails(self, target):
-        if self.name == ".model.new":
+        if self.name == "new":
             raise OSError("no")
         return rename(self, target)
 
@@ -93,13 +88,61 @@ def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monke
     assert (path / "inner" / "a.txt").read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_a_killed_process_left_of_a_folder_is_removed(tmp_path):
-    for name in (".model.new", ".model.old"):
+def run_python(script, folder):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run([sys.executable, "-c", script], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+KILLED = """
+import os, signal
+from bertrio.core import files
+with files.whole_file("a.txt"), files.whole_folder("model") as folder:
+    (folder / "half").touch()
+    kill, rename = (lambda *_: os.kill(os.getpid(), signal.SIGKILL)), files.Path.rename
+    files.Path.rename = lambda path, to: (rename if to.name == "old" else kill)(path, to)
+"""
+
+
+def test_what_killed_processes_left_is_removed_and_what_a_user_has_there_stays(tmp_path):
+    users = {".model.new", ".model.old", ".a.txt.0123abcd"}
+    for name in users:
         (tmp_path / name).mkdir()
-        fill(tmp_path / name, "half")
+        fill(tmp_path / name, "mine")
     with whole_folder(tmp_path / "model") as folder:
-        assert not list(folder.iterdir())
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+        fill(folder, "old")
+    assert run_python(KILLED, tmp_path).returncode == -signal.SIGKILL
+    assert not (tmp_path / "model").exists() and len(list(tmp_path.iterdir())) == len(users) + 2
+    with pytest.raises(ValueError, match="no"), whole_folder(tmp_path / "model"):
+        raise ValueError("no")
+    assert (tmp_path / "model" / "inner" / "a.txt").read_text() == "old", "the folder before came back"
+    write_text(tmp_path / "a.txt", "new")
+    assert {path.name for path in tmp_path.iterdir()} == users | {"model", "a.txt"}
+
+
+def test_a_second_writer_of_a_folder_is_refused_and_files_have_many(tmp_path):
+    path = tmp_path / "model"
+    with whole_folder(path) as first, whole_folder(tmp_path / "model.b"), whole_file(tmp_path / "a.txt") as one:
+        with pytest.raises(UserError, match=f"{path}: another process is writing it"), whole_folder(path):
+            pass
+        fill(first, "first")
+        one.write_text("one")
+        write_text(tmp_path / "a.txt", "other")
+        assert (tmp_path / "a.txt").read_text() == "other"
+    assert (tmp_path / "a.txt").read_text() == "one" and (path / "inner" / "a.txt").read_text() == "first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "model", "model.b"]
+
+
+def test_parquet_is_read_without_threads_which_a_process_limit_may_forbid(tmp_path):
+    table = pd.DataFrame({"id": map(str, range(100_000)), "text": "words", "label": 1.0})
+    write_table(table, tmp_path / "a.parquet")
+    script = """if True:
+        import os, sys
+        from bertrio.data.table import read_table
+        threads = len(os.listdir("/proc/self/task"))
+        print(len(read_table("a.parquet")), len(os.listdir("/proc/self/task")) - threads)
+    """
+    done = run_python(script, tmp_path)
+    assert done.stdout.split() == ["100000", "0"], done.stderr
 
 
 def test_a_link_to_a_folder_is_replaced_and_what_it_points_to_stays(tmp_path):

@@ -54,6 +54,7 @@ def no_reading():
         (no_reading, 2, "data/gone.parquet: No such file or directory"),
         (lambda: np.empty(10**15), 2, "finetune.accumulate: 2"),
         (lambda: torch.empty(10**15), 2, "finetune.accumulate: 2"),
+        (lambda: fail(RuntimeError("could not create a primitive")), 2, "out of memory"),  # oneDNN
     ],
 )
 def test_a_failure_ends_with_its_code_and_without_a_timing_file(tmp_path, monkeypatch, capsys, body, code, words):

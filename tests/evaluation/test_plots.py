@@ -67,6 +67,9 @@ def test_learning_tables_are_means_over_the_members_of_the_ensemble(drawn, tmp_p
     write_training(tmp_path, ["kept", "dropped"])
     write_plots(predictions().head(0), TASKS, tmp_path, ["kept"])
     assert (tmp_path / "learning/loss/sst.csv").read_text() == "step,loss\n50,2\n100,1\n"
+    (tmp_path / "history/kept.csv").write_text("step,train_loss_step,dev_step_accuracy\n50,2,1\n")
+    write_plots(predictions().head(0), {"step": TASKS["sst"]}, tmp_path, ["kept"])  # a task's name may be a column's
+    assert (tmp_path / "learning/score/step.csv").read_text() == "step,score\n50,1\n"
 
 
 def test_without_labels_and_training_the_folders_are_there(tmp_path):

@@ -50,6 +50,26 @@ def test_the_last_state_comes_back_and_the_last_two_are_kept(tmp_path):
     assert restored(tmp_path, identity="b") == restored(tmp_path, stage="finetune-second") == 0
 
 
+def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path, capsys):
+    saved(tmp_path, 5, identity="b")
+    saved(tmp_path, 3)
+    (theirs,), (ours,) = tmp_path.glob("*/step-*5.safetensors"), tmp_path.glob("*/step-*3.safetensors")
+    theirs.rename(ours.with_name(theirs.name))
+    assert restored(tmp_path) == 3
+    assert "step-00000005.safetensors cannot be read (it is of another run" in capsys.readouterr().err
+
+
+def test_a_clock_that_jumps_changes_nothing_for_runs_at_work(tmp_path, monkeypatch):
+    saved(tmp_path, 1)
+    year, clock = 365 * 24 * 3600, time.time
+    for jump in (year, -year):
+        with opened(tmp_path, minutes=1) as run, run.resumed({"part": (part := part_of())}):
+            monkeypatch.setattr(time, "time", lambda jump=jump: clock() + jump)
+            opened(tmp_path, stage="other").finish()  # looks for old ones
+            run.after_step(2)
+            assert part.weight.unique().item() == 1 and len(run._files()) == 1
+
+
 def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -26,8 +25,8 @@ from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
 from bertrio.training.build import build_trainer
 from tests.distributed_run import train
+from tests.stopping import Run, StoppedProject
 from tests.training.conftest import DISTILLED, STILL, Workspace, write_teacher
-from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"finetune": {"epochs": 10, "max_steps": 12}}
@@ -113,6 +112,7 @@ def test_two_processes_have_the_weights_of_one_after_12_steps_within_rounding_an
 def test_what_processes_hear_of_each_other(trained, rank):
     heard = json.loads((trained / f"messages-{rank}.json").read_text())
     assert "hold different weights" in heard.pop("unequal")
+    assert set(heard.pop("listens")) == {"127.0.0.1"}
     assert heard == {
         "dense": [[3.0, 3.0]] * 3,
         "sparse": [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]],
@@ -155,38 +155,31 @@ def test_rescaled_noise_in_several_processes_is_refused(workspace):
         build_trainer(params, model, rows)
 
 
-class Project:
+class Project(StoppedProject):
     """A copy of the code with small data, where finetune is run in two processes."""
 
-    def __init__(self, folder: Path, warm: WarmPython) -> None:
-        self.folder, self.workspace, self.warm = folder, Workspace(folder, ROOT / "params.yaml"), warm
-        for name in ("stages", "src"):
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-        self.write_params()
-
-    def write_params(self, processes: int = 2, **more) -> None:
+    def write_params(self, processes: int = 2) -> None:
         """Writes params.yaml: 10 steps in two epochs, with all that has a state."""
-        everything = {
-            "runtime": {"processes": processes},
-            "schedule": {"max_batches": 5},
-            "checkpoints": {"steps": 3},
-            "surgery": {"method": "pcgrad", "log_conflicts": True},
-            "weighting": {"method": "uncertainty"},
-            "smart": SMART,
-            "bregman": {"mu": 1},
-            "finetune": {"ema": 0.9},
-        }
-        self.workspace.params(**merged(everything, more))
+        self._workspace.params(
+            runtime={"processes": processes},
+            schedule={"max_batches": 5},
+            checkpoints={"steps": 3},
+            surgery={"method": "pcgrad", "log_conflicts": True},
+            weighting={"method": "uncertainty"},
+            smart=SMART,
+            bregman={"mu": 1},
+            finetune={"ema": 0.9},
+        )
 
-    def run(self, action: str = "none", rank: int = 0, number: int = 0, launcher: tuple[str, ...] = ()):
-        """Runs the stage and does something to it: its exit code and what it said."""
-        python = sys.executable if action == "end" else self.warm.python  # children see a real launcher end
+    def launch(self, action: str = "none", rank: int = 0, number: int = 0, launcher: tuple[str, ...] = ()) -> Run:
+        """Runs the stage and does something to it."""
+        python = sys.executable if action == "end" else self._warm.python  # children see a real launcher end
         shutil.rmtree(self.folder / "pids", ignore_errors=True)
         script = [str(ROOT / "tests/distributed_stage.py"), action, str(rank), str(number)]
         command = [python, *launcher, *script, "stages/finetune.py", "--member", "base"]
-        env = environment(PYTHONPATH=str(self.folder / "src"), BERTRIO_CHECKPOINTS=str(self.folder / "checkpoints"))
+        env = environment(PYTHONPATH=str(self.folder / "src"), BERTRIO_CHECKPOINTS=str(self.checkpoints))
         done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=240)
-        return SimpleNamespace(code=done.returncode, said=done.stderr)
+        return Run(done.returncode, done.stderr)
 
     def processes(self) -> list[int]:
         """The processes of the last run that are still there."""
@@ -197,26 +190,13 @@ class Project:
         command = Path(f"/proc/{number}/cmdline").read_bytes()
         return b"distributed_stage" in command or b"warm_python" in command
 
-    def outputs(self) -> dict[str, bytes]:
-        """What the stage has written."""
-        folders = [self.folder / name for name in ("models/members", "predictions/members", "plots")]
-        files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-        return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
-
-    def forget(self) -> None:
-        """Removes outputs and checkpoints."""
-        for name in ("models/members", "predictions/members", "plots", "checkpoints"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
-
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, warm):
     """A project, and what finetune makes there in two processes when nothing stops it."""
-    folder, before = tmp_path_factory.mktemp("stage"), Path.cwd()
-    os.chdir(folder)
-    made = Project(folder, warm)
-    os.chdir(before)
-    made.undisturbed = made.run()
+    made = Project(tmp_path_factory.mktemp("stage"), warm)
+    made.write_params()
+    made.undisturbed = made.launch()
     assert made.undisturbed.code == 0, made.undisturbed.said
     made.expected = made.outputs()
     return made
@@ -235,26 +215,34 @@ def test_the_stage_starts_its_processes_and_one_of_them_speaks_and_writes(projec
 
 @pytest.mark.heavy
 def test_a_process_that_is_killed_ends_all_and_a_stopped_run_goes_on_to_the_same_bytes(project):
-    project.forget()
-    killed = project.run("kill", rank=1, number=5)
+    project.start_over()
+    killed = project.launch("kill", rank=1, number=5)
     assert killed.code == 128 + signal.SIGKILL, killed.said
     assert not project.processes()
     assert "process 1 was ended by SIGKILL" in killed.said and "Traceback" not in killed.said
-    stopped = project.run("stop", rank=0, number=3)
+    stopped = project.launch("stop", rank=0, number=3)
     assert stopped.code == 128 + signal.SIGTERM, stopped.said
     assert "goes on after step 3" in stopped.said
     assert stopped.said.count("checkpoint saved; the same command goes on") == 1 and "Traceback" not in stopped.said
     assert "process 1" not in stopped.said
-    done = project.run()
+    done = project.launch()
     assert done.code == 0, done.said
     assert "goes on after step" in done.said
     assert project.outputs() == project.expected
 
 
 @pytest.mark.heavy
+def test_a_second_signal_stops_at_once_though_a_process_is_frozen(project):
+    project.start_over()
+    frozen = project.launch("freeze", rank=1, number=5)  # would wait for minutes
+    assert frozen.code == 128 + signal.SIGTERM, frozen.said
+    assert not project.processes() and "Traceback" not in frozen.said
+
+
+@pytest.mark.heavy
 def test_an_error_in_one_process_ends_all_and_is_told_once(project):
-    project.forget()
-    failed = project.run("fail", rank=1, number=2)
+    project.start_over()
+    failed = project.launch("fail", rank=1, number=2)
     assert failed.code == 2, failed.said
     assert failed.said.count("process 1 has had enough") == 1 and "Traceback" not in failed.said
     assert not project.processes()
@@ -262,15 +250,15 @@ def test_an_error_in_one_process_ends_all_and_is_told_once(project):
 
 @pytest.mark.heavy
 def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(project):
-    project.forget()
-    ended = project.run("end", rank=0, number=4)
+    project.start_over()
+    ended = project.launch("end", rank=0, number=4)
     assert ended.code == -signal.SIGKILL
     deadline = time.monotonic() + 20
     while project.processes() and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not project.processes()
     project.write_params(processes=1)
-    done = project.run()
+    done = project.launch()
     assert done.code == 0, done.said
     assert "goes on after step" in done.said
     assert project.outputs().keys() == project.expected.keys()
@@ -278,10 +266,10 @@ def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(pr
 
 @pytest.mark.heavy
 def test_accelerate_launches_the_stage(project):
-    project.forget()
+    project.start_over()
     project.write_params(processes=1)  # the launcher's number counts
     launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
-    done = project.run(launcher=(*launcher, "--main_process_port", str(get_free_port())))
+    done = project.launch(launcher=(*launcher, "--main_process_port", str(get_free_port())))
     assert done.code == 0, done.said
     assert done.said.count("in each of 2 processes") == 1
     assert project.outputs() == project.expected

@@ -40,10 +40,12 @@ def add_export_commands(commands: Any) -> None:
 def _export(args: argparse.Namespace) -> None:
     extra, packages = PACKAGES.get(args.format, ("", []))
     need_packages(f"--format {args.format}", packages, extra)
+    from bertrio.core.interruption import stoppable
     from bertrio.inference.export.export import export_model
     from bertrio.inference.export.hub import push
 
-    difference = export_model(args.model, args.to, args.format, args.task, args.int8, args.push_to_hub)
+    with stoppable():
+        difference = export_model(args.model, args.to, args.format, args.task, args.int8, args.push_to_hub)
     print(f"wrote {args.to}; largest difference from {args.model}: {difference:.1e}")
     if args.push_to_hub:
         print(f"uploaded it to {push(args.to, args.push_to_hub, args.private)}")

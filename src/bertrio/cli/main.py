@@ -23,15 +23,16 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        The exit code: 0, 2 for a message to the user, 130 for Ctrl-C, or 141 if the reader of the output closes it.
+        The exit code: 0, 2 for a message to the user, 130 for Ctrl-C (143 for SIGTERM while a file is written), or 141
+        if the reader of the output closes it.
     """
     args = _parser().parse_args(argv)
     try:
         need_environment()
         os.chdir(find_root() or ".")
         return args.run(args) or 0
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as stopped:
+        return getattr(stopped, "code", 130)
     except BrokenPipeError:
         with open(os.devnull, "wb") as devnull:  # Python flushes once more at exit and would fail again
             os.dup2(devnull.fileno(), sys.stdout.fileno())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -87,6 +89,7 @@ def _opened(path: Path | None) -> Any:
 @contextmanager
 def _created(path: Path | None) -> Iterator[BinaryIO]:
     from bertrio.core.files import whole_file
+    from bertrio.core.interruption import stoppable
 
     if path is None:
         yield sys.stdout.buffer
@@ -95,5 +98,8 @@ def _created(path: Path | None) -> Iterator[BinaryIO]:
         with open(path, "wb") as file:
             yield file
     else:
-        with whole_file(path) as temporary, open(temporary, "wb") as file:
+        path = Path(os.path.realpath(path))  # a link stays one
+        with stoppable(), whole_file(path) as temporary, open(temporary, "wb") as file:
+            if path.exists():
+                shutil.copymode(path, temporary)
             yield file

@@ -123,6 +123,18 @@ def check_names(params: Params) -> Iterator[str]:
         yield f"{param}: is a word of its own here; take another name"
 
 
+def check_columns(params: Params) -> Iterator[str]:
+    """Yield tasks with a column of plots/history that another task has, too: the two would be added up."""
+    owners: dict[str, str] = {}
+    for name, block in params.tasks.items():
+        losses = ["", *(f"{regularizer}_" for regularizer in REGULARIZERS if getattr(params, regularizer).weight)]
+        columns = [*(f"loss_{prefix}{name}" for prefix in losses)]
+        columns += [f"{name}_{metric}" for metric in block.task(name).target.metrics]
+        for column in columns:
+            if owners.setdefault(column, name) != name:
+                yield f"tasks.{name}: its column {column} is one of task {owners[column]}, too; take another name"
+
+
 def check_sources(params: Params) -> Iterator[str]:
     """Yield tasks without a source of rows."""
     if params.data.source == "cs224n" and params.data.path is None and params.source_tasks:
@@ -227,7 +239,16 @@ def check_sharing(params: Params) -> Iterator[str]:
         yield problem
 
 
-CHECKS = (check_names, check_sources, check_sharing, check_schedule, check_techniques, check_batches, check_passes)
+CHECKS = (
+    check_names,
+    check_columns,
+    check_sources,
+    check_sharing,
+    check_schedule,
+    check_techniques,
+    check_batches,
+    check_passes,
+)
 
 
 def _unknown(param: str, names: Iterable[str], known: Collection[str]) -> Iterator[str]:

@@ -29,6 +29,8 @@ from bertrio.core.errors import UserError
 from bertrio.core.interruption import SIGNALS
 
 SAVE_WITHIN = 600  # seconds for processes to end their step and save a checkpoint after a signal
+STORE = "BERTRIO_STORE"  # environment variable: the file in which processes on this machine find each other
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 THREADS = "BERTRIO_THREADS"  # environment variable: CPU threads of all processes on this machine together
 CPU = {"cpu": True, "backend": "gloo"}
 GPU = {"backend": "cpu:gloo,cuda:nccl"}  # gloo for tensors in CPU memory
@@ -152,27 +154,28 @@ def launch(count: int, threads: int) -> NoReturn:
     """Run this command in `count` processes; exit with the code of the first that failed, or with 0.
 
     Uses torch's process context, as torchrun and `accelerate launch` do: it forwards signals and ends the other
-    processes when one fails. The main process writes to the terminal; the output of another process is shown only if
-    it fails first.
+    processes when one fails. They listen on the loopback interface, unless GLOO_SOCKET_IFNAME (or NCCL_SOCKET_IFNAME)
+    names another. The main process writes to the terminal; the output of another process is shown only if it fails
+    first.
 
     Args:
         count: 2 or more.
         threads: CPU threads of all processes together; each gets an equal share, at least one.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std, start_processes
-    from torch.distributed.elastic.utils.distributed import get_free_port
 
     logging.disable(logging.CRITICAL)  # torch's messages about ended processes
+    loopback = {name: os.environ.get(name, LOOPBACK) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")}
     shared = {
+        **loopback,
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(get_free_port()),
         "OMP_NUM_THREADS": str(max(1, threads // count)),
         THREADS: str(threads),
     }
     ranks = range(count)
     with tempfile.TemporaryDirectory() as logs:
+        shared[STORE] = f"{logs}/store"
         context = start_processes(
             "bertrio",
             sys.executable,
@@ -208,8 +211,12 @@ def _join(device: str) -> Processes:
     _check_device(device, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     from accelerate import PartialState  # a slow import
 
+    options: dict[str, Any] = GPU if _on_cuda(device) else CPU
+    if store := os.environ.get(STORE):  # torch's default store listens on all interfaces
+        ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+        options = {**options, **ranks, "init_method": f"file://{store}"}
     try:
-        state = PartialState(**(GPU if _on_cuda(device) else CPU))
+        state = PartialState(**options)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"the processes of this run cannot meet ({reason}); see docs/experiments.md") from error

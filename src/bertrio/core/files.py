@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bertrio.core.errors import UserError
+
 if TYPE_CHECKING:  # this module starts fast
     import pandas as pd
+    import pyarrow as pa
 
 DVC_COPIES = "/.dvc/tmp/exps/"  # where `dvc exp run --temp` and `--queue` copy a repository to
+OLD = "old"  # what a folder holds while the new one takes its place, in the temporary folder
 
 
 def repository() -> Path:
@@ -30,45 +37,103 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     An error inside the block leaves the previous content of `path` untouched.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
+    with _temporary(path, partial(Path.touch, exist_ok=False)) as temporary:
         yield temporary
         sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager
 def whole_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a new folder beside `path`; at the end it is synced to disk and replaces `path`.
+    """Yield a new folder; at the end it is synced to disk and replaces `path`.
 
     An error inside the block leaves the previous content of `path` untouched. A folder can't be renamed over another
-    one, so `path` is briefly missing, but never incomplete. The new folder is called `.<name>.new`; leftovers of a
-    killed process are removed first. Only one process at a time may write a folder.
+    one, so `path` is briefly missing, but never incomplete.
+
+    Raises:
+        UserError: if another process is writing `path`.
     """
     path = Path(path)
-    new, old = (path.with_name(f".{path.name}.{which}") for which in ("new", "old"))
-    for leftover in (new, old):
-        remove(leftover)
-    new.mkdir(parents=True)
-    try:
+    with _temporary(path, Path.mkdir, sole=True) as temporary:
+        new = temporary / "new"
+        new.mkdir()
         yield new
         for inside in new.rglob("*"):
             sync(inside)
         sync(new)
         if os.path.lexists(path):
-            path.rename(old)
+            path.rename(temporary / OLD)
         new.rename(path)
-    except BaseException:
-        if os.path.lexists(old) and not os.path.lexists(path):
-            old.rename(path)
-        remove(new)
+        sync(path.parent)
+
+
+@contextmanager
+def _temporary(path: Path, make: Callable[[Path], None], sole: bool = False) -> Iterator[Path]:
+    """Make a file or folder beside `path` and lock it for the block, at whose end it is removed if it is still there.
+
+    What killed processes have left there for `path` is removed first: nobody holds its lock.
+
+    Args:
+        path: what it is for; it is called `.<name>.<16 random digits>.partial`.
+        make: function that makes it.
+        sole: whether only one process at a time may have one for `path`.
+
+    Raises:
+        UserError: if `sole`, and another process has one.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    others = path.parent.glob(f".{escape(path.name)}.{'[0-9a-f]' * 16}.partial")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+    parent = _lock(path.parent, wait=True)  # what another process has just made may not be locked yet
+    try:
+        if not all([_remove_leftover(other, path) for other in others]) and sole:
+            raise UserError(f"{path}: another process is writing it; start again when that one has ended")
+        make(temporary)
+        lock = _lock(temporary)
+    finally:
+        os.close(parent)
+    try:
+        yield temporary
+    finally:
+        _remove(temporary, path)
+        os.close(lock)
+
+
+def _lock(path: Path, wait: bool = False) -> int:
+    """Lock a file or folder until the returned handle is closed.
+
+    Raises:
+        BlockingIOError: if another process holds the lock, unless `wait`.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(handle)
         raise
-    sync(path.parent)
-    remove(old)
+    except OSError:
+        pass  # some network file systems can't lock folders
+    return handle
+
+
+def _remove_leftover(leftover: Path, path: Path) -> bool:
+    """Remove what a killed process has left for `path`; return False if its process still runs."""
+    try:
+        lock = _lock(leftover)
+        _remove(leftover, path)
+        os.close(lock)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # just removed by its process, or of another user
+    return True
+
+
+def _remove(temporary: Path, path: Path) -> None:
+    """Remove a temporary file or folder of `path`; what was there before is put back if nothing has taken its place."""
+    if os.path.lexists(temporary / OLD) and not os.path.lexists(path):
+        (temporary / OLD).rename(path)
+    remove(temporary)
 
 
 def remove(path: Path) -> None:
@@ -115,6 +180,25 @@ def write_csv(frame: pd.DataFrame, path: str | Path, quoted: bool = False) -> No
     quoting = csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL
     with whole_file(path) as temporary:
         frame.to_csv(temporary, index=False, float_format="%.6g", lineterminator="\n", quoting=quoting)
+
+
+def read_parquet(source: Any, columns: list[str] | None = None) -> pa.Table:
+    """Read a parquet file, by path or open, or only those of some columns that it has.
+
+    It is read in this thread: pyarrow waits for ever where none can be started.
+    """
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(source, pre_buffer=False) as file:
+        return file.read(columns, use_threads=False)
+
+
+def parquet_batches(path: Path, size: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a parquet file, `size` at a time, as `read_parquet` reads them."""
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path, pre_buffer=False) as file:
+        yield from file.iter_batches(size, columns=columns, use_threads=False)
 
 
 def read_json(path: str | Path) -> Any:

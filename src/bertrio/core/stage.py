@@ -62,7 +62,14 @@ def user_message(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     text, code = str(error), 0
-    memory = ("out of memory", "not enough memory", "can't allocate memory")  # torch on CUDA, on Apple's GPUs, on CPUs
+    # torch on CUDA, on Apple's GPUs, on CPUs; oneDNN; C++
+    memory = (
+        "out of memory",
+        "not enough memory",
+        "can't allocate memory",
+        "could not create a primitive",
+        "bad_alloc",
+    )
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(part in text for part in memory)):
         return f"out of memory: {text}".splitlines()[0].removesuffix(": ") + f"; {MEMORY_ADVICE}"
     if isinstance(error, OSError):

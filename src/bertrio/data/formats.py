@@ -10,7 +10,7 @@ import csv
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertrio.core.errors import UserError
+from bertrio.core.files import parquet_batches
 from bertrio.data.table import BATCH
 
 MAX_LINES = 1000  # of one record; a quote that is still open after them is a stray quote
@@ -184,17 +185,21 @@ def _json_lines(path: Path) -> RawTable:
 
 
 def _parquet(path: Path) -> RawTable:
-    def read() -> Iterator[Any]:
+    @contextmanager
+    def reading() -> Iterator[None]:
         try:
-            with pq.ParquetFile(path) as file:
-                yield file.schema_arrow.names
-                batches = (batch.to_pylist() for batch in file.iter_batches(BATCH))
-                yield from map(RawRow, count(1), chain.from_iterable(batches))
+            yield
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:  # not all values exist in Python
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"{path}: can't be read as Parquet ({reason}); write it again") from error
 
-    return RawTable(next(read()), Rereadable(lambda: islice(read(), 1, None)))
+    def rows() -> Iterator[RawRow]:
+        with reading():
+            batches = (batch.to_pylist() for batch in parquet_batches(path, BATCH))
+            yield from map(RawRow, count(1), chain.from_iterable(batches))
+
+    with reading():
+        return RawTable(pq.read_schema(path).names, Rereadable(rows))
 
 
 READERS: dict[str, Callable[[Path], RawTable]] = {

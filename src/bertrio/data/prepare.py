@@ -76,7 +76,7 @@ def split_data(
                 write_table(table, new_splits / name / f"{split}.parquet")
             if left_out[name] is not None:
                 write_csv(left_out[name], new_splits / name / LEFT_OUT, quoted=True)
-    write_json(metrics_path, metrics)
+        write_json(metrics_path, metrics)
     _show(facts)
     return metrics
 

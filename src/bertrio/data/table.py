@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bertrio.core.errors import UserError, need
-from bertrio.core.files import whole_file
+from bertrio.core.files import read_parquet, whole_file
 
 BATCH = 10_000  # rows that are Python objects at a time
 SPLITS = ("train", "dev", "test")
@@ -83,7 +83,7 @@ def write_table(frame: pd.DataFrame, path: str | Path) -> None:
 
     The index and the metadata of pandas are dropped.
     """
-    table = pa.Table.from_pandas(frame, schema=schema_of(frame.columns), preserve_index=False)
+    table = pa.Table.from_pandas(frame, schema=schema_of(frame.columns), preserve_index=False, nthreads=1)
     table = table.replace_schema_metadata(None)
     with whole_file(path) as temporary:
         pq.write_table(table, temporary)
@@ -96,6 +96,6 @@ def read_table(path: str | Path, columns: list[str] | None = None) -> pd.DataFra
         UserError: if the file is missing or damaged.
     """
     try:
-        return pq.ParquetFile(need(path)).read(columns).to_pandas()
+        return read_parquet(need(path), columns).to_pandas(use_threads=False)
     except (OSError, ValueError, pa.ArrowException) as error:  # a ValueError for names that are not UTF-8
         raise UserError(f"{path}: can't be read as a table ({error}); run the stage that writes it again") from error

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import tokenizers
 import torch
 from filelock import FileLock
 from torch import Tensor
 
-from bertrio.core.files import whole_file
+from bertrio.core.files import parquet_batches, whole_file
 from bertrio.core.tasks import Task
 from bertrio.data.table import in_batches
 from bertrio.model.names import sha256
@@ -103,7 +102,7 @@ def load_tokens(table: Path, task: Task, tokenizer: Any, max_length: int, folder
     path = folder / f"{task.name}-{table.stem}-{key[:16]}.arrow"
     with FileLock(folder / ".lock"):
         if not path.exists():
-            rows = pq.ParquetFile(table).iter_batches(CHUNK, columns=list(task.text_columns))
+            rows = parquet_batches(table, CHUNK, list(task.text_columns))
             texts = ([batch[column].to_pylist() for column in task.text_columns] for batch in rows)
             tokens = _token_table(texts, task, tokenizer, max_length)
             with whole_file(path) as temporary, pa.ipc.new_file(str(temporary), tokens.schema) as writer:

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from bertrio.core.errors import UserError
-from bertrio.core.files import whole_file
+from bertrio.core.files import read_parquet, whole_file
 from bertrio.core.tasks import Array, Predicted, Task
 
 RERUN = "run the stage that writes it"
@@ -114,8 +114,8 @@ def read_predictions(path: str | Path, content: bytes | None = None) -> pd.DataF
         UserError: if the file is missing, not parquet, or not a prediction table.
     """
     try:
-        with pq.ParquetFile(path if content is None else pa.BufferReader(content)) as file:
-            frame = file.read().select(SCHEMA.names).cast(SCHEMA).to_pandas()
+        table = read_parquet(path if content is None else pa.BufferReader(content))
+        frame = table.select(SCHEMA.names).cast(SCHEMA).to_pandas(use_threads=False)
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # ValueError: names that are not UTF-8
         layout = ", ".join(f"{field.name} ({field.type})" for field in SCHEMA)
         message = f"{path}: can't be read as a prediction table ({error}); expected columns {layout}; {RERUN}"

@@ -17,6 +17,7 @@ import pandas as pd
 import yaml
 
 from bertrio.core.errors import UserError
+from bertrio.core.files import read_parquet
 from bertrio.core.tasks import Task, build_target
 from bertrio.evaluation.predictions import check_tasks, read_predictions
 from bertrio.experiments.recipes.params import changes, with_numbers
@@ -230,7 +231,7 @@ class Revision:
 
     def rows(self, task: str, split: str) -> pd.DataFrame:
         """Return the rows of a task in train, dev or test, with id, texts and label."""
-        return pd.read_parquet(BytesIO(self.read(f"data/splits/{task}/{split}.parquet")))
+        return read_parquet(BytesIO(self.read(f"data/splits/{task}/{split}.parquet"))).to_pandas(use_threads=False)
 
     @contextmanager
     def _from_cache(self, path: str) -> Iterator[None]:

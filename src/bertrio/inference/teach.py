@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from bertrio.config import Params, build_tasks, member_params
 from bertrio.core.console import say
 from bertrio.core.errors import UserError, need
-from bertrio.core.files import read_json, whole_folder, write_json
+from bertrio.core.files import read_json, read_parquet, whole_folder, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.table import UNLABELLED, read_table
 from bertrio.evaluation.predictions import predicted_rows, read_predictions, write_predictions
@@ -93,7 +93,7 @@ def read_outputs(folder: str | Path, task: str, vectors: bool) -> tuple[pd.DataF
     table = read_predictions(need(Path(folder) / f"{task}.parquet"))
     if not vectors:
         return table, None
-    columns = pq.read_table(need(Path(folder) / f"{task}.vectors.parquet")).columns
+    columns = read_parquet(need(Path(folder) / f"{task}.vectors.parquet")).columns
     parts = [column.combine_chunks().flatten().to_numpy().reshape(len(table), -1) for column in columns]
     return table, np.stack(parts, axis=1)
 

@@ -43,7 +43,7 @@ from safetensors.torch import save_file
 import bertrio
 from bertrio.core.console import say
 from bertrio.core.errors import UserError, need
-from bertrio.core.files import repository, sync, whole_file, write_text
+from bertrio.core.files import read_parquet, repository, sync, whole_file, write_text
 from bertrio.core.interruption import Interruption, install
 from bertrio.core.runtime import Runtime
 from bertrio.model.names import sha256
@@ -248,7 +248,7 @@ class Checkpoints:
         """Return the newest checkpoint that can be read, or None. All of them lead to the same result."""
         for path in reversed(self._files()):
             try:
-                return _read(path)
+                return _read(path, self.folder.name)
             except (OSError, ValueError, LookupError, SafetensorError) as error:
                 say(f"checkpoint {path} cannot be read ({error}); trying the one before it")
         return None
@@ -261,7 +261,7 @@ class Checkpoints:
         state = {"step": self._step, "parts": {name: part.state_dict() for name, part in self._parts.items()}}
         try:
             with whole_file(self.folder / f"step-{self._step:08d}.safetensors") as temporary:
-                _write(state, temporary)
+                _write(state, temporary, self.folder.name)
             sync(self.folder)
             self._saved = True
             for old in self._files()[:-FILES]:
@@ -274,23 +274,25 @@ class Checkpoints:
         self._saved_at = time.monotonic()
 
 
-def _write(state: dict[str, Any], path: Path) -> None:
-    """Write a state of tensors, tables and JSON values, with its digest."""
+def _write(state: dict[str, Any], path: Path, run: str) -> None:
+    """Write a state of tensors, tables and JSON values, with the name of the run's folder and a digest of both."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(_pack(state, tensors))
-    save_file(tensors, path, metadata={"state": text, "sha256": _content_hash(text, tensors)})
+    save_file(tensors, path, metadata={"run": run, "state": text, "sha256": _content_hash(run + text, tensors)})
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path, run: str) -> dict[str, Any]:
     """Read the state that `_write` wrote; tuples become lists.
 
     Raises:
-        ValueError, LookupError, SafetensorError: if the file is damaged.
+        ValueError, LookupError, SafetensorError: if the file is damaged, or of another run.
     """
     with safe_open(path, "pt") as file:
-        text, digest = file.metadata()["state"], file.metadata()["sha256"]
+        owner, text, digest = (file.metadata()[name] for name in ("run", "state", "sha256"))
         tensors = {name: file.get_tensor(name) for name in sorted(file.keys(), key=int)}
-    if digest != _content_hash(text, tensors):
+    if owner != run:
+        raise ValueError(f"it is of another run, {owner}")
+    if digest != _content_hash(run + text, tensors):
         raise ValueError("its bytes are not those that were written")
     return _unpack(json.loads(text), tensors)
 
@@ -318,7 +320,7 @@ def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if "items" in value:
         return {key: _unpack(item, tensors) for key, item in value["items"]}
     if "table" in value:
-        return pd.read_parquet(BytesIO(tensors[value["table"]].numpy().tobytes()))
+        return read_parquet(BytesIO(tensors[value["table"]].numpy().tobytes())).to_pandas(use_threads=False)
     return tensors[value["tensor"]]
 
 

@@ -73,7 +73,7 @@ def build_ensemble(
     with whole_folder(folder) as new:
         save_model(builder.model, new, builder.config, tokenizer)
         record_ensemble(new, how, list(members), dict.fromkeys(tasks, weights))
-    write_predictions(mark_selection(table) if chooses else table, path)
+        write_predictions(mark_selection(table) if chooses else table, path)
 
 
 def average(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

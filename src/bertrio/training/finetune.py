@@ -88,10 +88,10 @@ def finetune(
         if main:
             with whole_folder(model_folder) as folder:
                 save_model(average, folder, ModelConfig.from_params(params), inputs.tokenizer)
-            write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
-            write_json(f"{predictions}/summary.json", best.summary())
-            write_csv(pd.DataFrame(evaluator.lines), history)
-            write_csv(pd.DataFrame(trainer.combiner.conflicts, columns=CONFLICT_COLUMNS), conflicts)
+                write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
+                write_json(f"{predictions}/summary.json", best.summary())
+                write_csv(pd.DataFrame(evaluator.lines), history)
+                write_csv(pd.DataFrame(trainer.combiner.conflicts, columns=CONFLICT_COLUMNS), conflicts)
             checkpoints.finish()
     return trainer.cost()
 

@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from pyarrow.dataset import dataset
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bertrio.config import OptimizerParams, Params
 from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError, need
-from bertrio.core.files import whole_folder
+from bertrio.core.files import parquet_batches, whole_folder
 from bertrio.core.runtime import Runtime, choose, generator
 from bertrio.data.batches import Batch, BatchStream
 from bertrio.data.tokens import NO_LIMIT, encode
@@ -114,9 +114,10 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: P
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as file:
-        texts = dataset(sorted(map(str, need(corpora).glob("*.parquet"))), schema=pa.schema([("text", pa.string())]))
-        with progress("mlm: tokenising", total=texts.count_rows()) as bar:
-            for batch in filter(len, texts.to_batches(batch_size=1000)):  # a corpus may be empty
+        paths = sorted(need(corpora).glob("*.parquet"))
+        with progress("mlm: tokenising", total=sum(pq.read_metadata(path).num_rows for path in paths)) as bar:
+            batches = chain.from_iterable(parquet_batches(path, 1000, ["text"]) for path in paths)
+            for batch in filter(len, batches):  # a corpus may be empty
                 encodings = encode([batch["text"].to_pylist()], tokenizer, NO_LIMIT)
                 file.write(np.concatenate([np.asarray(row.ids, dtype=np.int32) for row in encodings]).tobytes())
                 bar.advance(batch.num_rows)

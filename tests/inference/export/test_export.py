@@ -23,7 +23,9 @@ def command(*words):
 def test_the_command_writes_what_it_says(models, tmp_path, capsys):
     assert list(NAMES) == list(FORMATS)
     assert command("--model", models["mean"], "--to", tmp_path / "out", "--format", "classifier", "--task", "qqp") == 0
-    assert json.loads((tmp_path / "out/export.json").read_text()) == {
+    written = json.loads((tmp_path / "out/export.json").read_text())
+    assert written.pop("files").keys() == {path.as_posix() for path in files(tmp_path / "out")} - {"export.json"}
+    assert written == {
         "format": "classifier",
         "pooling": "mean",
         "max_length": 24,
@@ -75,6 +77,18 @@ def test_a_former_export_is_replaced_and_nothing_else(models, tmp_path):
     with pytest.raises(UserError, match="is there and no former export"):
         export_model(models["mean"], models["mean"], "encoder")
     assert files(models["mean"]) == before
+
+
+@pytest.mark.parametrize("name", [".git/HEAD", "NOTES.md", "README.md", "link", "export.json"])
+def test_what_a_user_put_into_an_export_or_changed_there_is_not_lost(models, tmp_path, name):
+    export_model(models["mean"], tmp_path / "out", "encoder")
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.symlink_to("nowhere") if name == "link" else mine.write_text('{"mine": true}')
+    before = files(tmp_path / "out")
+    with pytest.raises(UserError, match="holds .*, which no export has written so; move the folder away"):
+        export_model(models["mean"], tmp_path / "out", "encoder")
+    assert files(tmp_path / "out") == before and mine.is_symlink() == (name == "link")
 
 
 @pytest.mark.parametrize("wrong", [lambda values: values + 0.01, lambda values: values * torch.nan])

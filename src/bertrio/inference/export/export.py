@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bertrio.core.errors import UserError
-from bertrio.core.files import whole_folder, write_json
+from bertrio.core.files import read_json, whole_folder, write_json
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import TEXT_COLUMNS, Score, Task
 from bertrio.inference.export import huggingface, onnx
@@ -23,6 +23,7 @@ from bertrio.inference.export.hub import write_export_card
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.heads import HEADS
 from bertrio.model.multitask import HEADS_FILE
+from bertrio.model.names import sha256
 
 CONFIG_FILE = "export.json"  # description of the export, in its folder
 TOLERANCE = 1e-4  # largest difference from the model, relative to the largest value if that is above 1
@@ -74,7 +75,7 @@ def export_model(
 
     Args:
         model: model folder: models/members/NAME, or models/ensemble of a soup.
-        to: folder to write; an earlier export there is replaced.
+        to: folder to write; an earlier export there is replaced, unless anything has been added to it or changed.
         format: name in FORMATS.
         task: task to export, needed if there are several; the encoder alone has none.
         int8: quantize the weights to 8 bits (onnx).
@@ -84,14 +85,14 @@ def export_model(
         The largest difference from the model.
 
     Raises:
-        UserError: if there is no such model or task, the format does not support it, or the folder is not an export.
+        UserError: if there is no such model or task, the format does not support it, or the folder is not an export
+            as it was written.
         ModuleNotFoundError: if the format's library is not installed.
     """
     export_format, to = FORMATS[format], Path(to).resolve()
     if int8 and format != "onnx":
         raise UserError(f"--int8: goes with --format onnx, found {format}")
-    if to.exists() and not (to / CONFIG_FILE).is_file() and not (to.is_dir() and not any(to.iterdir())):
-        raise UserError(f"--to {to}: is there and no former export (it has no {CONFIG_FILE}); name another place")
+    _check_place(to)
     if not (Path(model) / HEADS_FILE).is_file():
         raise UserError(
             f"--model {model}: is no model folder (it has no {HEADS_FILE}); name one member, such as "
@@ -104,15 +105,47 @@ def export_model(
         export_format.write(trained, spec, folder)
         if int8:
             onnx.quantize(folder)
-        write_json(folder / CONFIG_FILE, _description(trained, format, spec, int8))
         write_export_card(folder, Path(model), trained, format, spec, name or to.name)
+        description = _description(trained, format, spec, int8)
+        write_json(folder / CONFIG_FILE, {**description, "files": _digests(folder)})
         difference = _difference(*export_format.compare(trained, spec, folder, texts))
         if not int8 and not difference <= TOLERANCE:
             raise UserError(
                 f"--format {format}: the export differs from the model by {difference:.2g}, expected "
                 f"{TOLERANCE} at most, so it was not kept; this format does not fit the encoder's architecture"
             )
+        _check_place(to)  # again, since a moment has passed
     return difference
+
+
+def _check_place(to: Path) -> None:
+    """Check that nothing but a former export, as it was written, is in the folder `to`.
+
+    Raises:
+        UserError: if anything else would be lost; names it.
+    """
+    if not to.exists() or (to.is_dir() and not any(to.iterdir())):
+        return
+    if not (to / CONFIG_FILE).is_file():
+        raise UserError(f"--to {to}: is there and no former export (it has no {CONFIG_FILE}); name another place")
+    try:
+        written = dict(read_json(to / CONFIG_FILE)["files"])
+    except (ValueError, LookupError, TypeError):  # of an older version, or changed
+        written = {}
+    for name, digest in _digests(to).items():
+        if name != CONFIG_FILE and written.get(name) != digest:
+            raise UserError(
+                f"--to {to}: holds {name}, which no export has written so; move the folder away, or name another place"
+            )
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file by its path in the folder; that of links and devices is empty."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir()]
+    return {
+        path.relative_to(folder).as_posix(): sha256(path) if path.is_file() and not path.is_symlink() else ""
+        for path in paths
+    }
 
 
 def _pick_task(model: TrainedModel, format: str, name: str | None) -> Task | None:

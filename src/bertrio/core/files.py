@@ -36,7 +36,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
+        error.written = path  # type: ignore[attr-defined]  # which errors of a full disk do not name
         temporary.unlink(missing_ok=True)
         raise
 
@@ -62,7 +63,8 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
         if os.path.lexists(path):
             path.rename(old)
         new.rename(path)
-    except BaseException:
+    except BaseException as error:
+        error.written = path  # type: ignore[attr-defined]
         if os.path.lexists(old) and not os.path.lexists(path):
             old.rename(path)
         _remove(new)

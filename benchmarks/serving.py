@@ -1,11 +1,12 @@
 """Latency of `bertrio serve` under an open loop of requests for single sentences.
 
-    python benchmarks/serving.py --data path/to/course-data --encoder path/to/encoder
+    python benchmarks/serving.py --data path/to/course-data --encoder path/to/encoder --hostile
 
 Arrivals follow a Poisson process that is drawn beforehand, and each request is sent at its time whether or not earlier
 ones have been answered (an open loop). Latency counts from that time, so it includes all delays of client and server.
-Server and client share the machine's cores; every request has its own connection, on loopback. The model has untrained
-heads, which take as long as trained ones.
+Server and client share the machine's cores. Each rate is measured twice on loopback: with a connection for each
+request, and with connections that are kept. With --hostile, the clients of hostile.py attack the server all the while.
+The model has untrained heads, which take as long as trained ones.
 """
 
 from __future__ import annotations
@@ -43,7 +44,19 @@ from common import (
 START_WITHIN, STOP_WITHIN = 120.0, 40.0  # seconds
 ANSWER_WITHIN = 10.0  # seconds; a request that takes longer is an error
 IN_FLIGHT = 1000  # limit of concurrent requests; further requests are dropped
-COLUMNS = ("p50_ms", "p90_ms", "p99_ms", "max_ms", "errors", "dropped", "rows_per_batch", "peak_memory_mb", "lag_ms")
+COLUMNS = (
+    "p50_ms",
+    "p90_ms",
+    "p99_ms",
+    "max_ms",
+    "errors",
+    "dropped",
+    "rows_per_batch",
+    "memory_mb",
+    "growth_mb",
+    "lag_ms",
+)
+GROWTH_FROM = 1 / 3  # of the time; memory at the end is compared with memory then
 
 
 class Outcome(NamedTuple):
@@ -103,6 +116,11 @@ def metric(text: str, name: str) -> float:
     return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE).group(1))
 
 
+def memory(metrics: str) -> float:
+    """Return the server's resident memory in MB."""
+    return metric(metrics, "process_resident_memory_bytes") / 2**20
+
+
 # ---- the clients
 
 
@@ -111,36 +129,53 @@ def arrivals(rate: float, seconds: float, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).uniform(0, seconds, round(rate * seconds)))
 
 
-async def ask(port: int, head: bytes, body: bytes) -> int:
-    """Send one request over its own connection, read the whole response, and return its status."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def ask(port: int, request: bytes, kept: list[Any] | None) -> int:
+    """Send one request, read the whole response, and return its status.
+
+    Args:
+        port: port of the server.
+        request: head and body.
+        kept: idle connections, of which one is used if there is any, and to which the connection is added; None closes
+            it after the response.
+    """
+    is_kept = bool(kept)
+    reader, writer = kept.pop() if kept else await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(head % len(body) + body)
-        response = await reader.read()
-    finally:
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+    except (OSError, asyncio.IncompleteReadError):
         writer.close()
-    status = int(response.split(b" ", 2)[1])
+        if is_kept:  # the server closed it while it was idle
+            return await ask(port, request, kept)
+        raise
+    content = await reader.readexactly(int(re.search(rb"(?i)content-length: (\d+)", head).group(1)))
+    writer.close() if kept is None else kept.append((reader, writer))
+    status = int(head.split(b" ", 2)[1])
     if status == 200:
-        assert json.loads(response.partition(b"\r\n\r\n")[2])["predictions"]
+        assert json.loads(content)["predictions"]
     return status
 
 
-async def bombard(port: int, task: str, texts: Sequence[str], due: np.ndarray) -> tuple[list[Outcome], int, float]:
-    """Send a request for one row at each of the times `due`.
+async def bombard(
+    port: int, task: str, texts: Sequence[str], due: np.ndarray, keep: bool
+) -> tuple[list[Outcome], int, float]:
+    """Send a request for one row at each of the times `due`; `keep` keeps connections for further requests.
 
     Returns:
         Outcomes of the sent requests; the number of requests dropped because `IN_FLIGHT` were pending; and the largest
         delay of the client in milliseconds.
     """
-    head = f"POST /predict/{task} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n".encode()
+    head = f"POST /predict/{task} HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
+    head += b"" if keep else b"Connection: close\r\n"
     head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    loop, outcomes, running, dropped, lag = asyncio.get_running_loop(), [], set(), 0, 0.0
+    loop, outcomes, running, dropped, lag, kept = asyncio.get_running_loop(), [], set(), 0, 0.0, [] if keep else None
     began = loop.time()
 
     async def one(at: float, text: str) -> None:
+        body = json.dumps({"rows": [text]}).encode()
         try:
-            status = await asyncio.wait_for(ask(port, head, json.dumps({"rows": [text]}).encode()), ANSWER_WITHIN)
-        except (OSError, asyncio.TimeoutError, ValueError, IndexError, KeyError, AssertionError):
+            status = await asyncio.wait_for(ask(port, head % len(body) + body, kept), ANSWER_WITHIN)
+        except (OSError, EOFError, asyncio.TimeoutError, ValueError, LookupError, AttributeError, AssertionError):
             status = None
         outcomes.append(Outcome(status, 1000 * (loop.time() - at)))
 
@@ -157,15 +192,37 @@ async def bombard(port: int, task: str, texts: Sequence[str], due: np.ndarray) -
     return outcomes, dropped, 1000 * lag
 
 
-def measure_rate(rate: float, model: Path, texts: Sequence[str], args: Any, seed: int) -> dict[str, float]:
-    """Measure a new server under `rate` requests per second."""
-    due = arrivals(rate, args.seconds, seed)
-    with served(model, args) as url:
+@contextmanager
+def attacked(port: int, args: Any) -> Iterator[None]:
+    """Attack the server during the block, from a process of its own, if asked for by `--hostile`."""
+    if not args.hostile:
+        yield
+        return
+    process = subprocess.Popen([sys.executable, str(ROOT / "benchmarks/hostile.py"), str(port), args.task])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def metrics_of(url: str) -> str:
+    """Return the text of the server's /metrics."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=START_WITHIN) as response:
+        return response.read().decode()
+
+
+def measure_rate(rate: float, keep: bool, model: Path, texts: Sequence[str], args: Any, seed: int) -> dict[str, float]:
+    """Measure a new server under `rate` requests per second, on connections of their own or on kept ones."""
+    due, early = arrivals(rate, args.seconds, seed), []
+    with served(model, args) as url, attacked(port := int(url.rpartition(":")[2]), args):
         began = time.perf_counter()
-        outcomes, dropped, lag = asyncio.run(bombard(int(url.rpartition(":")[2]), args.task, texts, due))
+        timer = threading.Timer(GROWTH_FROM * args.seconds, lambda: early.append(metrics_of(url)))
+        timer.start()
+        outcomes, dropped, lag = asyncio.run(bombard(port, args.task, texts, due, keep))
         seconds = time.perf_counter() - began
-        with urllib.request.urlopen(f"{url}/metrics", timeout=ANSWER_WITHIN) as response:
-            metrics = response.read().decode()
+        timer.join()
+        metrics = metrics_of(url)
     latencies = [outcome.latency for outcome in outcomes]
     middle_, high, highest = np.quantile(latencies, [0.5, 0.9, 0.99], method="higher")
     batches = metric(metrics, f'bertrio_batch_rows_count{{task="{args.task}"}}')
@@ -179,7 +236,8 @@ def measure_rate(rate: float, model: Path, texts: Sequence[str], args: Any, seed
         "errors": sum(outcome.status != 200 for outcome in outcomes),
         "dropped": dropped,
         "rows_per_batch": metric(metrics, f'bertrio_batch_rows_sum{{task="{args.task}"}}') / batches,
-        "peak_memory_mb": metric(metrics, "process_resident_memory_bytes") / 2**20,
+        "memory_mb": memory(metrics),
+        "growth_mb": memory(metrics) - memory(early[0]),
         "lag_ms": lag,
     }
 
@@ -198,10 +256,15 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[50.0], help="requests per second, one case each")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of each case")
     parser.add_argument("--task", choices=[*TASKS], default="sst", help="a task of single sentences")
+    parser.add_argument("--hostile", action="store_true", help="attack the server all the while, see hostile.py")
     args = parser.parse_args(argv)
     args.argv = list(argv)
-    measures = f"one sentence each, {args.seconds:g} s"
-    cases = {rate: Case(f"{rate:g} requests/s", ("serving.py",), measures) for rate in args.rates}
+    measures = f"one sentence each, {args.seconds:g} s{', under attack' if args.hostile else ''}"
+    cases = {
+        (rate, keep): Case(f"{rate:g} requests/s, {'kept' if keep else 'own'} connections", ("serving.py",), measures)
+        for rate in args.rates
+        for keep in (False, True)
+    }
     runs: Runs = {case.name: [] for case in cases.values()}
     with prepared(args) as work:
         from bertrio.data.table import read_table
@@ -209,8 +272,8 @@ def main(argv: Sequence[str]) -> None:
         texts = read_table(work / "data/splits" / args.task / "dev.parquet")["text"].tolist()
         write_model(work, work / "served")
         for turn in range(1, args.repeats + 1):
-            for rate, case in cases.items():
-                result = measure_rate(rate, work / "served", texts, args, turn)
+            for (rate, keep), case in cases.items():
+                result = measure_rate(rate, keep, work / "served", texts, args, turn)
                 runs[case.name].append(result)
                 print(f"turn {turn}, {case.name}: p99 {result['p99_ms']:.0f} ms", file=sys.stderr, flush=True)
     report("serving", args, list(cases.values()), runs, [table(runs)])

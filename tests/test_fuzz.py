@@ -1,9 +1,10 @@
 """Whatever bytes are read, there is a result or a message to the user: no other exception, and no hang."""
 
 import copy
+import socket
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,9 @@ from bertrio.data.formats import READERS
 from bertrio.data.sources.files import read_file
 from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import SCHEMA, read_predictions
+from tests.inference.serve.conftest import TASKS as SERVED
+from tests.inference.serve.conftest import FakePredictor, running
+from tests.training.test_checkpoints import restored, saved
 
 set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "hypothesis")  # it would make a folder here
 QUICK, LONG = 1, 8  # a few seconds in all, and a minute
@@ -189,3 +193,33 @@ def test_predictions_of_any_bytes_are_a_table_or_a_message(tmp_path, fuzz):
             assert read_predictions(path, content)["prediction"].notna().all()
 
     fuzz(check, anything(path.read_bytes()), examples=200)
+
+
+def test_requests_of_any_bytes_are_answered_or_refused_and_the_server_goes_on(fuzz):
+    pytest.importorskip("fastapi", reason="needs the extra serve")
+    body = b'{"rows": ["a film", "b"]}'
+    head = b"POST /predict/sst HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+    def check(sent: bytes, whole: bool) -> None:
+        with socket.create_connection(("127.0.0.1", client.port), timeout=10) as connection:
+            connection.sendall(head % len(sent) + sent if whole else sent)
+            connection.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                answer = b"".join(iter(partial(connection.recv, 1 << 16), b""))
+                assert not answer or 200 <= int(answer.split(b" ")[1]) < 500, answer
+
+    with running(FakePredictor(SERVED)) as client:
+        fuzz(check, anything(body), st.just(True), examples=60)
+        fuzz(check, anything(head % len(body) + body), st.just(False), examples=60)
+        assert client.predict("sst", ["a"])[0] == 200
+
+
+def test_checkpoints_of_any_bytes_are_resumed_or_left_alone(fuzz, tmp_path):
+    saved(tmp_path, 1)
+    (file,) = tmp_path.glob("*/step-*")
+
+    def check(damaged: bytes) -> None:
+        file.write_bytes(damaged)
+        assert restored(tmp_path) in (0, 1)  # afresh, or all that was saved
+
+    fuzz(check, anything(file.read_bytes()), examples=100)

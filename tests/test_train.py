@@ -76,12 +76,15 @@ def test_only_files_of_an_earlier_run_are_removed(run, tmp_path):
 
 def test_a_mistake_is_a_message_and_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for params, message in (
-        ({"finetune.lrr": 1}, "params: finetune.lrr: unknown param; did you mean finetune.lr"),
-        ({"runtime.processes": 2}, "runtime.processes: expected 1"),
+    for params, data, message in (
+        ({"finetune.lrr": 1}, None, "params: finetune.lrr: unknown param; did you mean finetune.lr"),
+        ({"runtime.processes": 2}, None, "runtime.processes: expected 1"),
+        ([("finetune.lr", 1)], None, "params: found a list, expected a path or a dict"),
+        (None, [("a film", 1)], "data: found a list"),
+        (None, {"sst": [("a film", 1)]}, "sst: found a list"),
     ):
         with pytest.raises(UserError, match=message):
-            train(params)
+            train(params, data)
     with pytest.raises(ValueError, match="data: expected one of sst, qqp, sts, found 'qpp'; did you mean qqp"):
         train(data={"qpp": {"train": "a.csv"}})
     monkeypatch.setattr(pipeline, "CLONE", tmp_path)

@@ -75,7 +75,14 @@ def train(
 
 
 def _settings(params: str | Path | Mapping[str, Any] | None, data: Data | None) -> dict[str, Any]:
-    """Return the content of a params.yaml."""
+    """Return the content of a params.yaml.
+
+    Raises:
+        UserError: if `params` or `data` is of another type than `train` takes.
+    """
+    for name, value in {"params": params, "data": data, **(data if isinstance(data, Mapping) else {})}.items():
+        if not isinstance(value, Mapping if name not in ("params", "data") else (str, Path, Mapping, type(None))):
+            raise UserError(f"{name}: found a {type(value).__name__}, expected a path or a dict, as train describes")
     if isinstance(params, (str, Path)):
         settings = read_yaml(params)
     else:

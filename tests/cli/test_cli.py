@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +35,33 @@ def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, monkeypatch,
     assert printed.startswith("error: ") and "tracking.to of member base: wandb is not installed" in printed
 
 
+@pytest.mark.parametrize("found", ["[]", '{"selected_on": 3}', '{"selected_on": {}, "dev": {"sst": []}}'])
+def test_a_metrics_file_of_another_shape_is_named(tmp_path, capsys, found):
+    (tmp_path / "e.json").write_text(found)
+    assert main(["metrics", "--file", str(tmp_path / "e.json")]) == 2
+    assert re.search("e.json: found (no selected_on|another shape)", capsys.readouterr().err)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.parametrize(
+    ("shell", "code", "words"),
+    [
+        ("bertrio recipes >/dev/full", 2, "standard output: can't be written (No space left on device)"),
+        ("bertrio recipes >&-", 2, "standard output: can't be written (Bad file descriptor)"),
+        ("bertrio recipes | head -1; exit ${PIPESTATUS[0]}", 141, "Learning"),
+        ("bertrio recipes show smart-concat --brief 2>&- <&-", 0, "smart-concat"),
+        ("bertrio recipes none 2>/dev/full", 2, ""),
+        ("PYTHONIOENCODING=ascii bertrio recipes", 0, "\\u03bb"),
+    ],
+)
+def test_standard_streams_may_be_closed_full_or_not_utf8(root, shell, code, words):
+    script = f'bertrio() {{ "{sys.executable}" -m bertrio.cli.main "$@"; }}; {shell}'
+    environment = {"PATH": os.defpath, "PYTHONPATH": str(root / "src"), "PYTHONUTF8": "1"}
+    ended = subprocess.run(["bash", "-c", script], cwd=root, env=environment, capture_output=True, text=True)
+    assert ended.returncode == code and words in ended.stdout + ended.stderr
+    assert not re.search("Traceback|Exception ignored", ended.stderr)
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["metrics", "--help"]])
 def test_help_needs_nothing_heavy(arguments):
     code = f"import sys; from bertrio.cli.main import main\ntry: main({arguments})\nexcept SystemExit: pass\n"
@@ -59,17 +87,11 @@ def test_each_command_has_a_description_and_an_example_that_it_takes(capsys):
         assert _parser().parse_args(example).run is not None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["metrcs"], "did you mean metrics?"),
-        (["recipes", "shwo"], "did you mean show?"),
-        (["export", "--format", "onx"], "did you mean onnx?"),
-    ],
-)
-def test_an_unknown_command_or_choice_gets_a_suggestion(capsys, arguments, message):
-    code, text = printed_by(capsys, *arguments)
-    assert code == 2 and message in text
+@pytest.mark.parametrize("words", ["metrcs: metrics", "recipes shwo: show", "export --format onx: onnx"])
+def test_an_unknown_command_or_choice_gets_a_suggestion(capsys, words):
+    command, suggestion = words.split(": ")
+    code, text = printed_by(capsys, *command.split())
+    assert code == 2 and f"did you mean {suggestion}?" in text
 
 
 def test_a_shell_completes_commands_and_options(capsys):
@@ -101,22 +123,14 @@ def test_recipes_are_listed_with_and_without_the_word(root, monkeypatch, capsys)
     assert main(["recipes"]) == 0 and capsys.readouterr().out == listed
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["report", "--out", "folder"],
-        ["report", "--out", "file/page.html"],
-        ["stepwise", "--candidates", "ema", "--out", "file"],
-        ["search", "finetune.lr=1e-5,1e-4", "--out", "file/inside"],
-    ],
-    ids=" ".join,
-)
-def test_a_place_that_can_not_be_written_to_is_named(root, tmp_path, monkeypatch, capsys, arguments):
+@pytest.mark.parametrize("place", ["folder", "file/page.html", "file", "file/inside"])
+def test_a_place_that_can_not_be_written_to_is_named(root, tmp_path, monkeypatch, capsys, place):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("kept")
     (tmp_path / "params.yaml").write_text((root / "params.yaml").read_text())
-    assert main(arguments) == 2
+    commands = {"file": "stepwise --candidates ema", "file/inside": "search finetune.lr=1e-5,1e-4"}
+    assert main([*commands.get(place, "report").split(), "--out", place]) == 2
     printed = capsys.readouterr().err
-    assert f"{arguments[-1]}: can't be written (" in printed and "name another place" in printed
+    assert f"{place}: can't be written (" in printed and "name another place" in printed
     assert (tmp_path / "file").read_text() == "kept"

@@ -14,6 +14,7 @@ import yaml
 
 from bertrio.analysis.report import SECTIONS
 from bertrio.cli.main import main
+from bertrio.core.errors import UserError
 from bertrio.core.files import write_json, write_text
 from bertrio.evaluation.predictions import write_predictions
 from bertrio.experiments.report import write_report
@@ -209,6 +210,22 @@ def test_a_section_without_its_file_says_which_stage_writes_it(project, tmp_path
     for path, (name, stage) in needed.items():
         assert f"{path} is not there" in page.sections[name]
         assert f"dvc repro {stage}" in page.sections[name]
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        ("params.yaml", "tasks: {}"),
+        ("metrics/evaluation.json", "[]"),
+        ("predictions/analysis/suspects.csv", "a,b\n1,2\n"),
+        ("plots/history/base.csv", '"'),
+    ],
+)
+def test_a_file_of_another_shape_or_of_tasks_that_are_gone_is_named(project, tmp_path, path, content):
+    write_text(project / path, content)
+    path = path.replace("params.yaml", "predictions/analysis/errors.json")  # the first that has the task
+    with pytest.raises(UserError, match=f"^workspace: {path}: (found another shape|can't be read as a table)"):
+        page_of(project, tmp_path)
 
 
 def test_a_baseline_is_compared_with_and_its_rows_are_shown(project, tmp_path):

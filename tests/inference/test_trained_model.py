@@ -1,9 +1,12 @@
+import shutil
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from bertrio.core.errors import UserError
+from bertrio.core.files import read_json, write_json
 from bertrio.core.runtime import Runtime, set_up
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.config import ModelConfig
@@ -45,6 +48,13 @@ def test_outputs_that_are_not_finite_are_an_error(folder):
         trained.network.heads["sst"].output.bias[2] = torch.nan
     with pytest.raises(UserError, match="task sst: the model's outputs are not finite; its training diverged"):
         trained.predict("sst", TEXTS)
+
+
+def test_a_tokenizer_with_a_token_that_the_model_does_not_know_is_refused(folder, tmp_path):
+    config = shutil.copytree(folder, tmp_path / "model") / "encoder/tokenizer_config.json"
+    write_json(config, read_json(config) | {"cls_token": "[NEW]"})
+    with pytest.raises(UserError, match=r"model/encoder: found a tokenizer of \d+ .* expected \d+ tokens at most"):
+        TrainedModel.load(tmp_path / "model", runtime())
 
 
 def test_a_task_that_was_trained_first_and_alone_counts_as_trained(default_params):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping
+from functools import partial
 from io import BytesIO
 from itertools import count
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from bertrio.analysis import figures
+from bertrio.core.errors import UserError
 from bertrio.evaluation.evaluate import selection_text
 
 LIMITS = {
@@ -65,11 +67,11 @@ def render_report(
     """
     contents = {name: _content(run, path) for name, _, path, _ in SECTIONS if path and run.exists(path)}
     tasks = run.tasks()
-    return render_page(
+    render = partial(
+        render_page,
         title=run.name,
         subtitle=run.commit or "",
         date=run.date,
-        contents=contents,
         tasks=tasks,
         members=list((run.run_params.get("ensemble") or {}).get("members") or ()),
         plots={name: _tables(run, f"plots/{name}", tasks) for name in PLOTS},
@@ -77,8 +79,22 @@ def render_report(
         changed=changed,
         edited=edited,
         comparison=comparison,
-        chosen=selection_text(contents.get("metrics", {}).get("selected_on", {})),
     )
+
+    def attempt(contents: dict[str, Any]) -> str | Exception:
+        try:
+            chosen = selection_text(contents.get("metrics", {}).get("selected_on", {}))
+            return render(contents=contents, chosen=chosen)
+        except Exception as error:  # whatever templates make of a file of another shape
+            return error
+
+    if isinstance(page := attempt(contents), str):
+        return page
+    parts = [(path, stage, {name: contents[name]}) for name, _, path, stage in SECTIONS if name in contents]
+    for path, stage, part in [("plots", "evaluate", {}), *parts]:
+        if isinstance(attempt(part), Exception):
+            raise UserError(f"{run.title}: {path}: found another shape ({page!r}) than {stage} writes; run dvc repro")
+    raise page
 
 
 def render_page(template: str = "report.html", **content: Any) -> str:
@@ -110,18 +126,21 @@ def _content(run: Any, path: str) -> Any:
     if path.endswith(".json"):
         return run.json(path)
     if path.endswith(".csv"):
-        return _table(run.read(path))
+        return _table(run, path)
     return _tables(run, path)
 
 
 def _tables(run: Any, folder: str, first: Iterable[str] = ()) -> dict[str, pd.DataFrame]:
     """Return the tables of a folder by name, those named in `first` before others."""
-    tables = {Path(name).stem: _table(run.read(name)) for name in run.files(folder) if name.endswith(".csv")}
+    tables = {Path(name).stem: _table(run, name) for name in run.files(folder) if name.endswith(".csv")}
     return {name: tables[name] for name in dict.fromkeys([*first, *tables]) if name in tables}
 
 
-def _table(content: bytes) -> pd.DataFrame:
-    return pd.read_csv(BytesIO(content), dtype=WORDS, keep_default_na=False, na_values=[""])
+def _table(run: Any, path: str) -> pd.DataFrame:
+    try:
+        return pd.read_csv(BytesIO(run.read(path)), dtype=WORDS, keep_default_na=False, na_values=[""])
+    except ValueError as error:
+        raise UserError(f"{run.title}: {path}: can't be read as a table ({error}); run dvc repro") from error
 
 
 def _kinds(frame: pd.DataFrame) -> list[str]:

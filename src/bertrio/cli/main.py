@@ -15,6 +15,7 @@ from bertrio.cli.recipes import add_recipe_commands
 from bertrio.cli.search import add_search_commands
 from bertrio.cli.serve import add_serve_commands
 from bertrio.core.errors import need_environment
+from bertrio.core.streams import standard_streams
 
 REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
 
@@ -26,24 +27,24 @@ def main(argv: list[str] | None = None) -> int:
         The exit code: 0, 2 for a message to the user, 130 for Ctrl-C (143 for SIGTERM while a file is written), or 141
         if the reader of the output closes it.
     """
-    args = _parser().parse_args(argv)
     try:
-        need_environment()
-        os.chdir(find_root() or ".")
-        return args.run(args) or 0
+        with standard_streams():
+            args = _parser().parse_args(argv)
+            need_environment()
+            os.chdir(find_root() or ".")
+            return args.run(args) or 0
     except KeyboardInterrupt as stopped:
         return getattr(stopped, "code", 130)
     except BrokenPipeError:
-        with open(os.devnull, "wb") as devnull:  # Python flushes once more at exit and would fail again
-            os.dup2(devnull.fileno(), sys.stdout.fileno())
         return 141
     except Exception as error:
+        from bertrio.core.console import say
         from bertrio.core.stage import user_message
 
         message = user_message(error)
         if message is None:
             raise
-        print(f"error: {message}", file=sys.stderr)
+        say(f"error: {message}")
         return 2
 
 

@@ -24,6 +24,8 @@ def add_serve_commands(commands: Any) -> None:
         serve.add_argument(name, type=positive, default=default, metavar="N", help=f"{text} (default: %(default)s)")
     wait = "milliseconds that a row waits for others to join it (default: %(default)s)"
     serve.add_argument("--max-wait-ms", type=milliseconds, default=5.0, metavar="MS", help=wait)
+    name = "also answer requests that call the server by this name, such as a proxy's; can be repeated"
+    serve.add_argument("--allow-host", metavar="NAME", type=str.lower, action="append", default=[], help=name)
     serve.set_defaults(run=_serve)
 
 
@@ -40,5 +42,6 @@ def _serve(args: argparse.Namespace) -> None:
     from bertrio.inference.serve.schemas import Limits
     from bertrio.inference.serve.server import serve
 
-    limits = Limits(args.max_batch, args.max_wait_ms / 1000, args.max_rows, args.max_bytes, args.queue)
+    hosts = tuple(args.allow_host)
+    limits = Limits(args.max_batch, args.max_wait_ms / 1000, args.max_rows, args.max_bytes, args.queue, hosts)
     serve(args.model, args.host, args.port, args.device, args.precision, limits)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Number
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+from bertrio.core.streams import discard, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,7 @@ class Stderr:
         try:
             sys.stderr.write(text)
         except OSError:
-            self._discard()
+            discard(sys.stderr)
         return len(text)
 
     def flush(self) -> None:
@@ -35,18 +36,20 @@ class Stderr:
         try:
             sys.stderr.flush()
         except OSError:
-            self._discard()
+            discard(sys.stderr)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr, name)
 
-    def _discard(self) -> None:
-        """Discard all further output. Python flushes once more at exit and would fail there."""
-        with open(os.devnull, "w") as devnull:
-            os.dup2(devnull.fileno(), sys.stderr.fileno())
+
+class Output(Console):
+    """A console on standard output that leaves a closed pipe to `standard_streams`."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        raise
 
 
-console = Console(file=Stderr(), highlight=False)  # type: ignore[arg-type]
+console = Console(file=Stderr(), highlight=False, emoji=False)  # type: ignore[arg-type]
 UNWRAPPED = 100_000  # line width in characters when standard output is not a terminal
 
 
@@ -85,14 +88,14 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
 
 
 def say(text: str) -> None:
-    """Print one line of plain text; square brackets in it are not rich markup."""
-    console.print(text, markup=False, soft_wrap=True)
+    """Print one line of plain text; square brackets and colons in it are not rich markup."""
+    console.print(printable(text), markup=False, soft_wrap=True)
 
 
 def output_console() -> Console:
     """Return a console on standard output; without a terminal its lines do not wrap, as those of git and dvc."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=UNWRAPPED)
+    console = Output(highlight=False, emoji=False)
+    return console if console.is_terminal else Output(highlight=False, emoji=False, width=UNWRAPPED)
 
 
 def print_table(

@@ -2,6 +2,7 @@
 
 import difflib
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -19,15 +20,21 @@ class UserError(Exception):
 
 
 def need_environment() -> None:
-    """End the process with a message if this Python lacks packages that bertrio depends on. Needs none of them."""
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        print(
-            f"error: {sys.executable} lacks the packages of bertrio: {', '.join(missing)}. At the root of the "
-            "repository, run make (once) and source .venv/bin/activate (in each terminal); or, in an environment of "
-            "your own, pip install -e .",
-            file=sys.stderr,
+    """End the process with a message if this Python lacks packages that bertrio depends on, or there is no folder for
+    temporary files, which some of them need when they are imported. Needs none of them."""
+    problem = ""
+    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+        problem = (
+            f"{sys.executable} lacks the packages of bertrio: {', '.join(missing)}. At the root of the repository, run "
+            "make (once) and source .venv/bin/activate (in each terminal); or, in an environment of your own, pip "
+            "install -e ."
         )
+    try:
+        tempfile.gettempdir()
+    except OSError as error:
+        problem = f"{error.strerror}; set TMPDIR to a folder that can be written to and has room"
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
 
 

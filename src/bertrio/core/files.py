@@ -94,6 +94,9 @@ def _temporary(path: Path, make: Callable[[Path], None], sole: bool = False) -> 
         os.close(parent)
     try:
         yield temporary
+    except BaseException as error:
+        error.written = path  # type: ignore[attr-defined]  # which errors of a full disk do not name
+        raise
     finally:
         _remove(temporary, path)
         os.close(lock)

@@ -16,12 +16,17 @@ from bertrio.core.console import console, say
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
 from bertrio.core.interruption import AT_ONCE, Interrupted, stoppable
+from bertrio.core.streams import standard_streams
 
 DISK_ADVICE = {
     errno.ENOENT: "it is missing, or was taken away meanwhile; dvc repro brings back what stages made",
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room there"),
 }
+LIBRARIES = {("dvc.exceptions", "DvcException"), ("scmrepo.exceptions", "SCMError")}  # whose messages are for users
+OUT_OF_MEMORY = (  # of torch on CUDA, Apple's GPUs and CPUs, of Linux, oneDNN and C++
+    "out of memory", "not enough memory", "allocate memory", "failed to map segment", "could not create a primitive",
+    "bad_alloc",
+)  # fmt: skip
 MEMORY_ADVICE = (
     "take smaller batches (tasks.NAME.batch_size, finetune.eval_batch_size), or the same in pieces "
     "(finetune.accumulate: 2), or less of each (encoder.checkpointing: true, encoder.max_length)"
@@ -40,7 +45,7 @@ def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool
     """
     began = time.perf_counter()
     try:
-        with stoppable():
+        with standard_streams(), stoppable():
             facts = body() or {}
             if timing:
                 facts = {**cost_since(began), **facts, "session": session()}
@@ -59,26 +64,20 @@ def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool
 
 def user_message(error: Exception) -> str | None:
     """Return the message for an error that is not a bug; None for all others, which keep their traceback."""
+    cause = error.__cause__ or error if isinstance(error, UserError) else error
+    if isinstance(cause, MemoryError) or any(part in str(cause) for part in OUT_OF_MEMORY):
+        return f"out of memory: {cause}".splitlines()[0].removesuffix(": ") + f"; {MEMORY_ADVICE}"
     if isinstance(error, UserError):
         return str(error)
     text, code = str(error), 0
-    # torch on CUDA, on Apple's GPUs, on CPUs; oneDNN; C++
-    memory = (
-        "out of memory",
-        "not enough memory",
-        "can't allocate memory",
-        "could not create a primitive",
-        "bad_alloc",
-    )
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(part in text for part in memory)):
-        return f"out of memory: {text}".splitlines()[0].removesuffix(": ") + f"; {MEMORY_ADVICE}"
     if isinstance(error, OSError):
-        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or text
-        code = error.errno or 0
+        text, code = error.strerror or text, error.errno or 0
     elif number := re.search(r"\(os error (\d+)\)", text):  # format of Rust libraries (safetensors, tokenizers)
         code = int(number[1])
-    else:
+    elif not LIBRARIES.intersection((kind.__module__, kind.__name__) for kind in type(error).__mro__):
         return None
+    if path := getattr(error, "filename", None) or getattr(error, "written", None):
+        text = f"{path}: {text}"
     return f"{text}; {DISK_ADVICE[code]}" if code in DISK_ADVICE else text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar
@@ -90,11 +91,11 @@ def check_columns(place: str, columns: Iterable[str], expected: Iterable[str], h
     Raises:
         UserError: if it does not; the message lists the columns.
     """
-    columns, expected = list(columns), list(expected)
+    counts, expected = Counter(list(columns)), list(expected)  # of a mapping, Counter takes the values
     for name in expected:
-        if columns.count(name) > 1:
-            raise UserError(f"{place}: found {columns.count(name)} columns {name!r}, expected one; rename the others")
-    missing = [name for name in expected if name not in columns]
+        if counts[name] > 1:
+            raise UserError(f"{place}: found {counts[name]} columns {name!r}, expected one; rename the others")
+    columns, missing = list(counts), [name for name in expected if name not in counts]
     if not missing:
         return
     guess = did_you_mean(repr(missing[0]), map(repr, columns))

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from rich.console import Console
 
-from bertrio.core.console import print_table, say
+from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
 from bertrio.core.tasks import Task
@@ -119,8 +118,15 @@ def show_metrics(path: str | Path, every: bool = False) -> None:
         UserError: if the file is missing or damaged.
     """
     metrics = read_result(path)
-    if "selected_on" not in metrics:
+    if not isinstance(metrics, dict) or "selected_on" not in metrics:
         raise UserError(f"{path}: found no selected_on, which evaluate writes; name a metrics/evaluation.json")
+    try:
+        _show(metrics, path, every)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: found another shape ({error!r}) than evaluate writes; run dvc repro") from error
+
+
+def _show(metrics: dict[str, Any], path: str | Path, every: bool) -> None:
     splits = ["dev", *(["selection"] if "selection" in metrics else []), "test"]
     table = pd.DataFrame({split: _cells(metrics, split) for split in splits}, dtype=object)
     tasks = {name: values for name, values in metrics.get("dev", {}).items() if isinstance(values, Mapping)}
@@ -130,7 +136,7 @@ def show_metrics(path: str | Path, every: bool = False) -> None:
     main = table.reindex(name for name in (OVERALL[1], *firsts) if name in table.index)
     main.insert(1, "simple baseline", [_baseline(simple.get(firsts.get(name), {}), name) for name in main.index])
     main["test"] = main["test"].str.split().str[0]  # without its interval, so that the table fits a terminal
-    console, chosen = Console(), metrics["selected_on"]
+    console, chosen = output_console(), metrics["selected_on"]
     print_table(main.reset_index(names="score"), "Main scores; in brackets the 95 % interval", console)
     ensemble = f", ensemble chosen on {chosen['ensemble']}" if "ensemble" in chosen else ""
     epochs = f"best epochs {choice}" if (choice := selection_text(chosen)) else "the last epochs"

@@ -6,8 +6,9 @@ import http.client
 import json
 import logging
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 
@@ -15,6 +16,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
+from bertrio.inference.serve.server import LOCAL_HOSTS
 from tests.inference.serve.conftest import running, wait_until
 
 JSON = {"content-type": "application/json"}
@@ -91,12 +93,41 @@ def test_a_body_without_a_length_is_measured_while_it_is_read(served):
     wait_until(lambda: client.metric('bertrio_requests_total{route="/predict/{task}",status="413"}') == 1)
 
 
-def test_a_stalled_body_times_out(served, monkeypatch):
+@pytest.mark.parametrize(("sent", "answer"), [(HEAD % 9 + b"{", b"HTTP/1.1 408 "), (HEAD[:50], b""), (b"", b"")])
+def test_a_stalled_request_times_out(served, monkeypatch, sent, answer):
     monkeypatch.setattr("bertrio.inference.serve.edge.BODY_SECONDS", 0.2)
+    monkeypatch.setattr("bertrio.inference.serve.connections.HEAD_SECONDS", 0.2)
     client = served()
     with socket.create_connection(("127.0.0.1", client.port), timeout=20) as slow:
-        slow.sendall(HEAD % 9 + b"{")
-        assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+        slow.sendall(sent)
+        assert slow.recv(13) == answer
+
+
+def test_connections_that_ask_for_nothing_keep_nobody_out(served, monkeypatch, caplog):
+    monkeypatch.setattr("bertrio.inference.serve.server.most_connections", lambda: 3)
+    client = served()
+    with ExitStack() as stack:
+        address = ("127.0.0.1", client.port)
+        idle = [stack.enter_context(socket.create_connection(address, timeout=20)) for _ in range(20)]
+        assert client.predict("sst", ["a"])[0] == 200
+        assert [one.recv(1) for one in idle[:17]] == [b""] * 17 and not caplog.text
+
+
+def test_requests_of_a_kept_connection_do_not_wait_for_acknowledgements(client):
+    connection, seconds = http.client.HTTPConnection("127.0.0.1", client.port, timeout=20), []
+    with closing(connection):
+        for _ in range(20):
+            began = time.perf_counter()
+            connection.request("GET", "/health")
+            connection.getresponse().read()
+            seconds.append(time.perf_counter() - began)
+    assert min(seconds[1:]) < 0.03  # 0.04 with Nagle's algorithm and delayed acknowledgements
+
+
+@pytest.mark.parametrize(("host", "status"), [("a.b:80", 421), ("localhost.a.b", 421), ("LOCALHOST:1", 200)])
+def test_a_name_of_another_site_is_refused(served, host, status):
+    client = served(hosts=LOCAL_HOSTS)
+    assert client.send("GET", "/tasks", headers={"Host": host})[0] == status and client.get("/tasks")[0] == 200
 
 
 def test_a_full_queue_refuses_with_a_time_to_retry_and_recovers(served, predictor):

@@ -16,11 +16,13 @@ TINY = ["--hidden", "16", "--layers", "1", "--rows", "24", "--device", "cpu", "-
 
 @pytest.mark.heavy
 def test_it_runs_as_a_whole(root, tmp_path, warm):
-    command = [warm.python, "benchmarks/serving.py", *TINY, "--rates", "5", "--seconds", "2", "--threads", "1"]
+    options = ["--rates", "5", "--seconds", "2", "--threads", "1", "--hostile"]
+    command = [warm.python, "benchmarks/serving.py", *TINY, *options]
     done = subprocess.run([*command, "--out", str(tmp_path)], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (case,) = json.loads((tmp_path / "serving.json").read_text())["cases"]
-    (run,) = case["runs"]
-    assert run["rows"] == 10 and run["errors"] == run["dropped"] == 0
-    assert 0 < run["p50_ms"] <= run["p99_ms"] <= run["max_ms"]
-    assert "| 5 requests/s |" in (tmp_path / "serving.md").read_text()
+    cases = json.loads((tmp_path / "serving.json").read_text())["cases"]
+    assert [case["name"] for case in cases] == ["5 requests/s, own connections", "5 requests/s, kept connections"]
+    for (run,) in (case["runs"] for case in cases):
+        assert run["rows"] == 10 and run["errors"] == run["dropped"] == 0
+        assert 0 < run["p50_ms"] <= run["p99_ms"] <= run["max_ms"]
+    assert "| 5 requests/s, own connections |" in (tmp_path / "serving.md").read_text()

@@ -53,7 +53,7 @@ def build_app(predictor: Predictor, limits: Limits, name: str = "models") -> Fas
         docs_url=None,  # FastAPI's loads scripts from another host, which the security policy forbids
         redoc_url=None,
     )
-    app.add_middleware(Edge, metrics=metrics, max_bytes=limits.max_bytes)
+    app.add_middleware(Edge, metrics=metrics, limits=limits)
     _add_error_handlers(app)
     _add_predict(app, predictor, batcher, rows_model(limits.max_rows))
     _add_facts(app, predictor, batcher, metrics, name)

@@ -1,23 +1,31 @@
-"""Outermost layer of the server: limits the size of requests, and counts them."""
+"""Outermost layer of the server: limits the size of requests and the names that call it, and counts requests."""
 
 from __future__ import annotations
 
+import re
 import time
 
 import anyio
 from fastapi import HTTPException
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bertrio.inference.serve.metrics import Metrics
+from bertrio.inference.serve.schemas import Limits
 
 BODY_SECONDS = 10.0  # for the whole body
 
 
 class Edge:
-    """ASGI middleware that stops reading a request's body at `max_bytes`, and counts and times requests."""
+    """ASGI middleware that stops reading a request's body at `limits.max_bytes`, and counts and times requests.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, max_bytes: int) -> None:
-        self._app, self._metrics, self._max_bytes = app, metrics, max_bytes
+    Requests that call the server by a name not in `limits.hosts` are refused: by DNS rebinding, a page of another site
+    can make its own name lead to this machine.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, limits: Limits) -> None:
+        self._app, self._metrics, self._max_bytes, self._hosts = app, metrics, limits.max_bytes, limits.hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # start and end of the server
@@ -45,7 +53,12 @@ class Edge:
             status = message.get("status", status)
             await send(message)
 
+        host = re.sub(r":\d+$", "", Headers(scope=scope).get("host", "")).lower()
         try:
+            if host and self._hosts and host not in self._hosts:  # browsers always send one
+                message = f"host: found {host[:100]!r}, expected {' or '.join(self._hosts)}; allow it with --allow-host"
+                await JSONResponse({"error": message}, 421)(scope, receive, send_and_note_status)
+                return
             await self._app(scope, receive_within_limits, send_and_note_status)
         finally:
             route = getattr(scope.get("route"), "path", "other")  # unknown paths share one label

@@ -18,6 +18,7 @@ class Limits:
         max_rows: rows in a request.
         max_bytes: bytes in a request's body.
         queue: rows in the queue.
+        hosts: names by which requests may call the server; none allows all.
     """
 
     max_batch: int = 64
@@ -25,6 +26,7 @@ class Limits:
     max_rows: int = 256
     max_bytes: int = 2_000_000
     queue: int = 1024
+    hosts: tuple[str, ...] = ()
 
 
 def rows_model(max_rows: int) -> type[BaseModel]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
@@ -12,8 +14,11 @@ from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.inference.predictor import Predictor
 from bertrio.inference.serve.app import build_app
+from bertrio.inference.serve.connections import limited_protocol, most_connections
 from bertrio.inference.serve.schemas import Limits
 
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
+WAITING = 4096  # connections that wait to be accepted
 STOP_WITHIN = 30  # seconds for open requests after a signal to stop
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -33,7 +38,8 @@ def serve(model: str, host: str, port: int, device: str, precision: str, limits:
         port: port to listen on; 0 takes a free one.
         device: as in `Predictor.load`.
         precision: as in `Predictor.load`.
-        limits: limits of requests and batches.
+        limits: limits of requests and batches. On loopback, requests may call the server by its own names only, and
+            by those of `limits.hosts`.
 
     Raises:
         UserError: if there is no such model or device, or the port is not available.
@@ -41,23 +47,40 @@ def serve(model: str, host: str, port: int, device: str, precision: str, limits:
     with bind(host, port) as bound:  # fails early: loading the model takes longer
         half = -(-limits.max_batch // 2)  # two passes sorted by length take a quarter less time on a CPU
         predictor = Predictor.load(model, device=device, precision=precision, batch_size=half)
+        if ipaddress.ip_address(bound.getsockname()[0]).is_loopback:
+            limits = replace(limits, hosts=(*LOCAL_HOSTS, host, *limits.hosts))
         say(f"serving on http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}; Ctrl-C stops")
         server_for(build_app(predictor, limits, Path(model).resolve().name)).run(sockets=[bound])
 
 
+class Server(uvicorn.Server):
+    """A server that accepts few connections at a time, while many wait to be accepted.
+
+    asyncio accepts as many at a time as may wait, up to four times before it has closed those that are too many.
+    """
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for bound in sockets or ():
+            bound.listen(WAITING)
+
+
 def server_for(app: FastAPI) -> uvicorn.Server:
     """Return the server for `app`, to be run with a bound socket."""
+    connections = most_connections()
     config = uvicorn.Config(
         app,
+        http=limited_protocol(connections),
+        backlog=max(1, connections // 4),
         log_config=None,
-        log_level="warning",
+        log_level="error",  # not each invalid request
         access_log=False,  # /metrics counts
         server_header=False,
         headers=list(HEADERS.items()),
         ws="none",
         timeout_graceful_shutdown=STOP_WITHIN,
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -67,7 +90,9 @@ def bind(host: str, port: int) -> socket.socket:
         UserError: if the host is not local, or the port is taken or not allowed.
     """
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        bound = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it; asyncio sets it for some
+        return bound
     except (OSError, OverflowError) as error:
         raise UserError(
             f"--host {host} --port {port}: can't be listened on ({error}); choose another port, or 0 for a free one; "

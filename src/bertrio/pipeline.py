@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bertrio.analysis.analyze import analyze
 from bertrio.config import Params, build_tasks, member_params, read_yaml
 from bertrio.config.loading import check_params
+from bertrio.config.reading import yaml_text
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json, write_text
 from bertrio.core.options import choose
@@ -71,7 +70,7 @@ def train(
     settings, out = _settings(params, data), Path(out)
     if check_params(settings, "params").runtime.processes > 1:
         raise UserError("runtime.processes: expected 1, since train runs in this process; dvc repro starts several")
-    write_text(out / "params.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    write_text(out / "params.yaml", yaml_text(settings))
     checked = check_inputs(out / "params.yaml", out / "data/inputs")
     need_all_trackers(checked)
     _run_stages(checked, out)

@@ -140,7 +140,7 @@ async def bombard(port: int, task: str, texts: Sequence[str], due: np.ndarray) -
     async def one(at: float, text: str) -> None:
         try:
             status = await asyncio.wait_for(ask(port, head, json.dumps({"rows": [text]}).encode()), ANSWER_WITHIN)
-        except (OSError, asyncio.TimeoutError, ValueError, IndexError, KeyError, AssertionError):
+        except (TimeoutError, OSError, ValueError, IndexError, KeyError, AssertionError):
             status = None
         outcomes.append(Outcome(status, 1000 * (loop.time() - at)))
 

@@ -175,7 +175,7 @@ async def bombard(
         body = json.dumps({"rows": [text]}).encode()
         try:
             status = await asyncio.wait_for(ask(port, head % len(body) + body, kept), ANSWER_WITHIN)
-        except (OSError, EOFError, asyncio.TimeoutError, ValueError, LookupError, AttributeError, AssertionError):
+        except (OSError, EOFError, TimeoutError, ValueError, LookupError, AttributeError, AssertionError):
             status = None
         outcomes.append(Outcome(status, 1000 * (loop.time() - at)))
 

@@ -34,7 +34,7 @@ def modules(root: Path) -> dict[str, set[str]]:
     graph = {}
     for path in source.rglob("*.py"):
         name = ".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__")
-        if name == "__init__" or not name:
+        if name in ("__init__", "__main__", ""):
             continue
         imports = set()
         for node in ast.walk(ast.parse(path.read_text())):

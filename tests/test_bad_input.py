@@ -289,6 +289,9 @@ def test_a_trained_encoder_that_was_damaged_since_names_its_folder(project, refu
 # params.yaml
 
 
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+
+
 @pytest.mark.parametrize(
     ("change", "parts"),
     [
@@ -297,22 +300,12 @@ def test_a_trained_encoder_that_was_damaged_since_names_its_folder(project, refu
         (lambda text: text.replace("  seed: 1", "\tseed: 1", 1), ("'\\t' that cannot start any token", "line 2")),
         (lambda text: text.replace("  seed: 1", "  seed: 1\n  seed: 2", 1), ("key 'seed' is given twice", "line 3")),
         (lambda text: text + "3: x\n", ("3: expected text for a name, in quotes",)),
-        (
-            lambda text: "a: 1: 2\n" + text,
-            ("here\n  at line 1, column 5:\n    a: 1: 2\n        ^",),
-        ),
+        (lambda text: "a: 1: 2\n" + text, ("here\n  at line 1, column 5:\n    a: 1: 2\n        ^",)),
         (lambda text: text + "a: !!python/object/apply:os.system ['true']\n", ("python/object/apply:os.system",)),
-        (lambda text: text.replace("seed: 1", f"seed: {'9' * 5000}", 1), ("which is no int", "line 2")),
-        (lambda text: text.replace("seed: 1", f"seed: 0x{'f' * 5000}", 1), ("a number that is too large", "line 2")),
+        (lambda text: text.replace("seed: 1", f"seed: {'9' * 5000}", 1), ("a number that is too large", "line 2")),
         (lambda text: "a: " + "[" * 100_000, ("more than 50 deep",)),
         (lambda text: "a: &a [*a]\n" + text, ("an alias stands inside of what it stands for",)),
-        (
-            lambda text: (
-                "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
-                + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
-            ),
-            ("more than 100000 values",),
-        ),
+        (lambda text: BOMB, ("more than 100000 values",)),
     ],
 )
 def test_a_params_file_that_is_no_good_yaml_names_the_line(project, refuses, change, parts):

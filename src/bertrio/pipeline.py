@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bertrio.config import read_yaml
 from bertrio.config.loading import check_params
+from bertrio.config.reading import yaml_text
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, remove, write_text
 from bertrio.core.options import choose
@@ -63,7 +62,7 @@ def train(
     if checked.runtime.processes > 1:
         raise UserError("runtime.processes: expected 1, since train runs in this process; dvc repro starts several")
     earlier = _outs(out)
-    write_text(out / "params.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+    write_text(out / "params.yaml", yaml_text(settings))
     for stage, paths in earlier.items():
         main = runpy.run_path(f"{CLONE}/stages/{stage}.py")["main"]
         for path in paths:

@@ -17,13 +17,6 @@ EVALUATION = {
 }
 
 
-def test_metrics_prints_the_result(tmp_path, capsys):
-    write_json(tmp_path / "e.json", EVALUATION)
-    assert main(["metrics", "--all", "--file", str(tmp_path / "e.json")]) == 0
-    printed = capsys.readouterr().out
-    assert "sst accuracy" in printed and "0.500 [0.400, 0.625]" in printed and "0.600 [0.550, 0.650]" in printed
-
-
 def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, monkeypatch, capsys):
     assert main(["check", "--params", str(root / "params.yaml")]) == 0
     params = yaml.safe_load((root / "params.yaml").read_text())
@@ -69,6 +62,34 @@ def test_help_needs_nothing_heavy(arguments):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+@pytest.mark.parametrize("command", ["compare a b", "check", "metrics", "recipes list"])
+def test_without_the_extra_pipeline_a_command_says_what_to_install(monkeypatch, capsys, command):
+    monkeypatch.setattr("bertrio.cli.options.find_spec", lambda name: None if name in ("dvc", "torchjd") else name)
+    assert main(command.split()) == 2
+    needed = "needs the package dvc, torchjd; install it with: pip install 'bertrio[pipeline]'"
+    assert capsys.readouterr().err == f"error: {command.split()[0]}: {needed}\n"
+
+
+def test_a_new_repository_gets_all_that_its_pipeline_needs(root, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    command = [sys.executable, "-m", "bertrio", "init", "new"]
+    assert subprocess.run(command, env={"PYTHONPATH": str(root / "src")}, capture_output=True).returncode == 0
+    new = tmp_path / "new"
+    assert (new / "params.yaml").read_bytes() == (root / "params.yaml").read_bytes()
+    ours, theirs = (yaml.safe_load((folder / "dvc.yaml").read_text()) for folder in (root, new))
+    for name, stage in ours["stages"].items():
+        part, twin = (there.get("do", there) for there in (stage, theirs["stages"][name]))
+        kept = [path for path in part.get("deps", []) if not path.startswith("src/")]
+        assert set(twin.pop("deps", [])) == {*kept, "requirements.txt"} if kept else name == "check"
+        assert twin["cmd"] == part["cmd"] and (new / twin["cmd"].split()[1]).exists()
+    templates = re.findall(r"template: (templates/\S+?\.json)", (new / "dvc.yaml").read_text())
+    assert templates and all((new / name).exists() for name in templates)
+    monkeypatch.chdir(new)
+    assert main(["check"]) == 0 and main(["recipes", "show", "smart-concat", "--brief"]) == 0
+    assert main(["init", "."]) == 2
+    assert "there is params.yaml, dvc.yaml, stages, recipes, templates, requirements.txt" in capsys.readouterr().err
+
+
 def printed_by(capsys, *arguments):
     with pytest.raises(SystemExit) as ended:
         main(list(arguments))
@@ -107,12 +128,12 @@ def test_in_a_subfolder_the_repository_is_around_it_and_paths_stay_relative(root
     write_json(tmp_path / "metrics/evaluation.json", EVALUATION)
     write_json(tmp_path / "a/b/metrics/evaluation.json", {**EVALUATION, "dev": {"sst": {"accuracy": 0.25}}})
     (tmp_path / "dvc.yaml").touch()
-    for arguments, score in (([], "0.500"), (["--file", "metrics/evaluation.json"], "0.250")):
+    for arguments, score in (([], "0.500 [0.400, 0.625]"), (["--file", "metrics/evaluation.json"], "0.250")):
         monkeypatch.chdir(tmp_path / "a/b")
-        assert main(["metrics", *arguments]) == 0 and score in capsys.readouterr().out
+        assert main(["metrics", "--all", *arguments]) == 0 and score in capsys.readouterr().out
     monkeypatch.chdir(tmp_path / "a")
     assert main(["check", "--params", "none.yaml"]) == 2
-    assert f"{tmp_path}/a/none.yaml: can't be read" in capsys.readouterr().err
+    assert "a/none.yaml: can't be read (No such file or directory); run this in the repo" in capsys.readouterr().err
     (tmp_path / "params.yaml").write_text((root / "params.yaml").read_text())
     assert main(["check"]) == 0
 

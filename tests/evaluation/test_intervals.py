@@ -6,6 +6,7 @@ import pytest
 import scipy.stats
 
 from bertrio.core.tasks import Binary, Task
+from bertrio.evaluation import intervals as module
 from bertrio.evaluation.intervals import bootstrap, contributions, interval, intervals, metric_interval
 from bertrio.evaluation.metrics import METRICS, WEIGHTED, evaluate_predictions
 from bertrio.evaluation.predictions import Scored, prediction_rows
@@ -136,3 +137,13 @@ def test_contributions_are_those_of_the_jackknife(metric):
         without = METRICS[metric](scored.take(np.arange(rows) != row))
         jackknife = (rows - 1) * (METRICS[metric](scored) - without)
         assert influence[row] - influence.mean() == pytest.approx(jackknife, rel=0.01, abs=0.01)
+
+
+@pytest.mark.parametrize("family", [("accuracy", "f1"), ("brier", "roc_auc", "ece")])
+def test_metrics_of_one_family_are_measured_on_the_same_draws(family, monkeypatch):
+    monkeypatch.setattr(module, "CELLS", 700)  # several chunks
+    rows = scored("qqp", 90)
+    numbers = {metric: 60 if metric in module.RANKING else 200 for metric in family}
+    drawn = module.bootstrap_all([rows], numbers, np.random.default_rng(1))
+    for metric, number in numbers.items():
+        np.testing.assert_array_equal(drawn[metric], bootstrap([rows], metric, np.random.default_rng(1), number))

@@ -131,7 +131,7 @@ def test_seeds_are_the_unit_as_well(run_of):
 
 
 def test_notes_on_runs_of_one_side_and_params_that_differ(run_of):
-    learning = {"finetune": {"lr": "2e-05", "epochs": 3}}  # text to YAML, the same number
+    learning = {"finetune": {"lr": 2e-05, "epochs": 3}}
     a = run_of("a", finetune={"lr": 0.00002, "epochs": 4})
     other = run_of("c", seed=2, **learning, smart={"lambda": 1})
     result = compare(side(a), side(run_of("b", seed=1, **learning), run_of("again", seed=1, **learning), other))

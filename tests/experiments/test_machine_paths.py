@@ -76,7 +76,7 @@ def test_of_a_local_folder_only_the_last_name_counts(repository, monkeypatch):
     ("old", "new", "changed"),
     [
         ({"runtime": {"threads": 2, "device": "cpu"}}, {"runtime": {"threads": 1, "device": "auto"}}, {}),
-        ({"finetune": {"lr": 2e-05}}, {"finetune": {"lr": "3e-05"}}, {"finetune.lr": (2e-05, 3e-05)}),
+        ({"finetune": {"lr": 2e-05}}, {"finetune": {"lr": 3e-05}}, {"finetune.lr": (2e-05, 3e-05)}),
         ({"distill": {"teacher": "/a/m"}}, {"distill": {"teacher": "/b/m"}}, {"distill.teacher": ("/a/m", "/b/m")}),
         ({"tasks": {"sst": {"classes": 2}}}, {"tasks": {"sst": {"classes": ["bad", "good"]}}}, {}),
         ({"mlm": {"enabled": True, "lr": 1}}, {"mlm": {"enabled": True, "lr": 2}}, {"mlm.lr": (1, 2)}),

@@ -251,7 +251,7 @@ def test_a_comparison_that_fails_leaves_the_rest_of_the_page(project, tmp_path):
 
 
 def test_the_command_shows_settings_that_differ_from_the_last_commit_first(project, monkeypatch, capsys):
-    text = {"epochs": 7, "lr": "6e-05"}  # text to YAML, the same number
+    text = {"epochs": 7, "lr": 6e-05}
     change_settings(project, lambda settings: settings["finetune"].update(text))
     monkeypatch.chdir(project)
     assert main(["report", "--out", "page.html"]) == 0

@@ -167,7 +167,7 @@ def test_params_of_a_run_are_those_of_the_lock_of_its_stages(tmp_path):
     }
     assert revision.edited_params()["lr"] == (0.002, 0.001)
     (tmp_path / "dvc.lock").write_text("<<<<<<< HEAD\n: a")
-    with pytest.raises(UserError, match="workspace: dvc.lock is not valid YAML"):
+    with pytest.raises(UserError, match="workspace: dvc.lock: is not valid YAML"):
         Revision.open("workspace", tmp_path).tasks()
 
 

@@ -118,3 +118,11 @@ def test_old_runs_have_scores_without_intervals():
     scores = runs.scores_of({"sst": {"accuracy": 0.5, "mae": 1.0}, "overall_normalized": 0.6}, {})
     table = tabulate([Run("old", {}, scores)])
     assert table.loc[0, ["sst", "overall"]].tolist() == [0.5, 0.6] and table["low"].isna().all()
+
+
+def test_a_dvc_that_is_told_to_do_without_git_is_one_message(in_it, project, capsys):
+    project.dvc("config", "--local", "core.no_scm", "true")
+    assert main(["runs"]) == 2
+    project.dvc("config", "--local", "--unset", "core.no_scm")
+    message = capsys.readouterr().err
+    assert "dvc exp show failed: " in message and "Traceback" not in message and message.count("\n") == 1

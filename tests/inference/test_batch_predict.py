@@ -4,6 +4,8 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bertrio.core.errors import UserError
@@ -48,24 +50,18 @@ def predicted(text, task="sst", kind="tsv", **options):
     return target.getvalue().decode(), count
 
 
+ADDED = "prediction\tprediction_label\tp_0\tp_1\tp_2"
+NLI = 'text_a,text_b,prediction,prediction_label,p_0,p_1\na,bb,1,"maybe, perhaps",0.250000,0.750000\n'
+
+
 @pytest.mark.parametrize(
     ("task", "kind", "text", "expected"),
     [
-        (
-            "sst",
-            "tsv",
-            "id\ttext\tnote\n7\tabcd\t\n",
-            "id\ttext\tnote\tprediction\tprediction_label\tp_0\tp_1\tp_2\n7\tabcd\t\t1\t1\t0.250000\t0.750000\t0.250000\n",
-        ),
-        ("sst", "tsv", "text\n", "text\tprediction\tprediction_label\tp_0\tp_1\tp_2\n"),
+        ("sst", "tsv", "id\ttext\n7\tabcd\n", f"id\ttext\t{ADDED}\n7\tabcd\t1\t1\t0.250000\t0.750000\t0.250000\n"),
+        ("sst", "tsv", "text\tnote\n", f"text\tnote\t{ADDED}\n"),
         ("sst", "jsonl", "", ""),
         ("sts", "csv", "text_a,text_b\nabc,de\n", "text_a,text_b,prediction,score\nabc,de,5.000000,5.333333\n"),
-        (
-            "nli",
-            "csv",
-            "text_a,text_b\na,bb\n",
-            'text_a,text_b,prediction,prediction_label,p_0,p_1\na,bb,1,"maybe, perhaps",0.250000,0.750000\n',
-        ),
+        ("nli", "csv", "text_a,text_b\na,bb\n", NLI),
     ],
 )
 def test_a_row_keeps_its_fields_and_gains_its_prediction(task, kind, text, expected):
@@ -84,6 +80,23 @@ def test_json_lines_keep_the_types_of_their_fields_and_unusable_ones_are_left_ou
         "rows.jsonl: line 5: text: text is not a string; left out",
         "rows.jsonl: line 6: text: missing field; left out",
     ]
+
+
+def test_parquet_keeps_its_columns_and_gains_predictions(monkeypatch, capsys):
+    monkeypatch.setattr(batch_predict, "CHUNK_ROWS", 2)
+    rows = pa.table({"text": ["a", None, "abc", "ab"], "when": pa.array([1, 2, None, 4], pa.timestamp("us"))})
+    source, target = io.BytesIO(), io.BytesIO()
+    pq.write_table(rows, source)
+    source.seek(0)
+    assert predict_file(PREDICTOR, "sst", "parquet", source, target, {}, "x.parquet") == (3, 1)
+    written = pq.read_table(target)
+    assert written.column("when").equals(rows.take([0, 2, 3]).column("when"))
+    assert written.column_names == ["text", "when", "prediction", "prediction_label", "p_0", "p_1", "p_2"]
+    assert written.column("prediction").to_pylist() == [1, 0, 2]
+    assert "x.parquet: line 2: text: missing field; left out" in capsys.readouterr().err
+    for content, message in ((b"text\n", "can't be read as Parquet"), (source.getvalue(), "expected 'text_a'")):
+        with pytest.raises(UserError, match=message):
+            predict_file(PREDICTOR, "qqp", "parquet", io.BytesIO(content), target, {}, "x.parquet")
 
 
 @pytest.mark.parametrize(("kind", "delimiter"), [("csv", ","), ("tsv", "\t")])

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from bertrio.analysis import figures
+from bertrio.config.reading import yaml_text
 from bertrio.core.files import write_text
 from bertrio.core.tasks import Task
 from bertrio.evaluation.evaluate import read_result, selection_text
@@ -104,7 +103,7 @@ def _front_matter(params: Params, tasks: Mapping[str, Task], data: Mapping[str, 
         "metrics": list(dict.fromkeys(task.target.metrics[0] for task in tasks.values())),
         "model-index": [{"name": "bertrio", "results": _model_index(params, tasks, data, evaluation)}],
     }
-    text = yaml.safe_dump({key: value for key, value in known.items() if value}, sort_keys=False, allow_unicode=True)
+    text = yaml_text({key: value for key, value in known.items() if value})
     return f"---\n{text}---"
 
 

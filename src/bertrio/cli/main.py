@@ -8,15 +8,17 @@ import sys
 
 from bertrio import __version__
 from bertrio.cli.export import add_export_commands
-from bertrio.cli.options import positive
+from bertrio.cli.init import add_init_commands
+from bertrio.cli.options import need_packages, positive
 from bertrio.cli.parser import Commands, Parser, find_root
 from bertrio.cli.predict import add_predict_commands
 from bertrio.cli.recipes import add_recipe_commands
 from bertrio.cli.search import add_search_commands
 from bertrio.cli.serve import add_serve_commands
-from bertrio.core.errors import need_environment
+from bertrio.core.errors import PACKAGES, PIPELINE, need_environment
 from bertrio.core.streams import standard_streams
 
+STANDALONE = (None, "export", "init", "mine", "predict", "serve")  # commands without packages of the extra pipeline
 REVISION = "an experiment, commit, tag, branch or workspace; several with commas are seeds of one setting"
 
 
@@ -30,7 +32,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with standard_streams():
             args = _parser().parse_args(argv)
-            need_environment()
+            need_environment(PACKAGES)
+            if args.command not in STANDALONE:
+                need_packages(args.command, PIPELINE, "pipeline")
             os.chdir(find_root() or ".")
             return args.run(args) or 0
     except KeyboardInterrupt as stopped:
@@ -55,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bertrio {__version__}")
     parser.set_defaults(run=lambda args: parser.print_help())
-    commands = parser.add_subparsers(metavar="COMMAND", action=Commands)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", action=Commands)
 
     metrics = commands.add_parser("metrics", help="print the last run's scores beside simple baselines")
     metrics.add_argument("--all", action="store_true", help="print all other metrics as well")
@@ -88,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
     report.set_defaults(run=_report)
 
+    add_init_commands(commands)
     add_recipe_commands(commands)
     add_search_commands(commands)
     add_predict_commands(commands)

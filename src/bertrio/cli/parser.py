@@ -15,8 +15,8 @@ EXAMPLES = {  # arguments by command, for its help
     "stepwise": "--candidates adj-layers mul-finetune --budget quick", "sweep": "finetune.lr --metric all",
     "search": "finetune.lr=log:1e-5:1e-4 tasks.sst.dropout=0.1,0.3 --trials 10", "runs": "--sort minutes",
     "predict": "--task sst --in reviews.csv --columns text=review --out out.csv", "mine": "sentences.txt --top 20",
-    "export": "--format classifier --task sst --to exported", "completion": "bash > ~/.bertrio-completion",
-    "factorial": "future-factorial",
+    "export": "--format classifier --task sst --to exported", "init": "my-project",
+    "completion": "bash > ~/.bertrio-completion", "factorial": "future-factorial",
     "metrics": "--all", "check": "--params params.yaml", "preset": "smoke", "claims": "--budget quick --out claims.md",
     "serve": "--model models/members/base --port 8080",
 }  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from bertrio.cli.options import add_model, need_packages, positive
 
 STDIN = "standard input"  # name in messages
-FORMATS = ("tsv", "csv", "jsonl")
+FORMATS = ("tsv", "csv", "jsonl", "parquet")
 NAMED = "ours=theirs, as in text_a=sentence1: the file's names of columns text, or text_a and text_b"
 
 

@@ -1,8 +1,7 @@
 """params.yaml as typed, validated objects.
 
-`load_params` is the entry point: it reads the file, converts values written by `dvc exp run -S` (`2e-05` is a string
-in YAML 1.1), and checks names, types, ranges and combinations before any work starts. One message reports all
-problems.
+`load_params` is the entry point: it reads the file, and checks names, types, ranges and combinations before any work
+starts. One message reports all problems.
 """
 
 from bertrio.config.data import DataParams, HubCorpus, HubTask

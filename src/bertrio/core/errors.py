@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = ("accelerate", "numpy", "pandas", "pydantic", "rich", "torch", "torchjd", "transformers")  # of every stage
+PACKAGES = ("huggingface_hub", "numpy", "pandas", "pydantic", "pyarrow", "rich", "torch", "transformers")
+PIPELINE = ("accelerate", "datasets", "dvc", "matplotlib", "scipy", "sklearn", "tabulate", "torchjd")  # of the extra
 
 
 class UserError(Exception):
@@ -19,15 +20,15 @@ class UserError(Exception):
     """
 
 
-def need_environment() -> None:
-    """End the process with a message if this Python lacks packages that bertrio depends on, or there is no folder for
-    temporary files, which some of them need when they are imported. Needs none of them."""
+def need_environment(packages: Iterable[str] = PACKAGES + PIPELINE) -> None:
+    """End the process with a message if this Python lacks packages, by default those of every stage, or there is no
+    folder for temporary files, which some of them need when they are imported. Needs none of them."""
     problem = ""
-    if missing := [name for name in PACKAGES if find_spec(name) is None]:
+    if missing := [name for name in packages if find_spec(name) is None]:
         problem = (
             f"{sys.executable} lacks the packages of bertrio: {', '.join(missing)}. At the root of the repository, run "
             "make (once) and source .venv/bin/activate (in each terminal); or, in an environment of your own, pip "
-            "install -e ."
+            "install -e '.[pipeline]'"
         )
     try:
         tempfile.gettempdir()

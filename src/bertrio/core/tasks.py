@@ -114,6 +114,9 @@ class Target(ABC):
                 return float(names.index(name))
             if any(NUMBER.fullmatch(known) for known in names):
                 raise ValueError(f"{label!r} is none of {', '.join(self.labels)}")
+        truth = isinstance(label, (bool, np.bool_)) and not isinstance(self, Binary)
+        if truth or (isinstance(label, str) and "_" in label):  # Python takes true for 1, and 1_0 for 10
+            raise ValueError(f"{label!r} is no number")
         return float(label)
 
     def name_of(self, value: float) -> str:

@@ -40,27 +40,40 @@ def generator_for(split: str, task: str) -> np.random.Generator:
 
 
 def bootstrap(sides: Sequence[Scored], metric: str, generator: np.random.Generator, resamples: int) -> Array:
-    """Values of a metric on resampled rows.
+    """Values [S, R] of one metric on resampled rows, see `bootstrap_all`."""
+    return bootstrap_all(sides, {metric: resamples}, generator)[metric]
+
+
+def bootstrap_all(
+    sides: Sequence[Scored], resamples: Mapping[str, int], generator: np.random.Generator
+) -> dict[str, Array]:
+    """Values of metrics on resampled rows, which are drawn once for all of them.
 
     Metrics of counts draw the counts themselves from a multinomial distribution, so their cost does not depend on N.
 
     Args:
         sides: S sets of predictions of the same rows, in the same order. All see the same resamples, so their
             differences are paired.
-        metric: a name in METRICS.
+        resamples: by name in METRICS, the number of resamples R, as of `resamples_of`. Either all metrics are of counts
+            or none.
         generator: draws the resamples.
-        resamples: number of resamples R, as of `resamples_of`.
 
     Returns:
-        Values [S, R].
+        Values [S, R] by metric.
     """
     sizes = np.ones(len(sides[0].labels), dtype=np.int64)
-    if metric in ON_COUNTS:
+    if set(resamples) <= set(ON_COUNTS):
         sides, unit = _merged(sides)
         sizes = np.bincount(unit)
-    measures = [WEIGHTED[metric](side) for side in sides]
-    chunks = [[measure(counts) for measure in measures] for counts in _draws(sizes, generator, resamples)]
-    return np.concatenate(chunks, axis=1)
+    measures = {metric: [WEIGHTED[metric](side) for side in sides] for metric in resamples}
+    chunks: dict[str, list[list[Array]]] = {metric: [] for metric in resamples}
+    drawn = 0
+    for counts in _draws(sizes, generator, max(resamples.values())):
+        for metric, needed in resamples.items():
+            if drawn < needed:
+                chunks[metric].append([measure(counts[: needed - drawn]) for measure in measures[metric]])
+        drawn += len(counts)
+    return {metric: np.concatenate(values, axis=1) for metric, values in chunks.items()}
 
 
 def interval(values: Array, level: float = LEVEL) -> tuple[float, float]:
@@ -109,11 +122,12 @@ def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[
         results[split], firsts = {}, {}
         for task, scored in parts.items():
             metrics = tasks[task].target.metrics
-            values = {
-                metric: bootstrap([scored], metric, generator_for(split, task), resamples_of(metric))[0]
-                for metric in metrics
-            }
-            results[split][task] = {name: list(metric_interval(scored, name, drawn)) for name, drawn in values.items()}
+            values: dict[str, Array] = {}
+            for on_counts in {metric in ON_COUNTS for metric in metrics}:
+                numbers = {metric: resamples_of(metric) for metric in metrics if (metric in ON_COUNTS) == on_counts}
+                drawn = bootstrap_all([scored], numbers, generator_for(split, task))
+                values |= {metric: of_sides[0] for metric, of_sides in drawn.items()}
+            results[split][task] = {name: list(metric_interval(scored, name, values[name])) for name in metrics}
             firsts[task] = (metrics[0], values[metrics[0]])
         if len(parts) == len(tasks):
             fewest = min(len(values) for _, values in firsts.values())
@@ -174,5 +188,5 @@ def _draws(sizes: NDArray[np.int64], generator: np.random.Generator, resamples: 
         if len(sizes) < rows:
             yield generator.multinomial(rows, sizes / rows, size).astype(np.float64)
         else:  # drawing rows is cheaper than one binomial for each of them
-            drawn = [np.bincount(generator.integers(0, rows, rows), minlength=rows) for _ in range(size)]
-            yield np.stack(drawn).astype(np.float64)
+            drawn = generator.integers(0, rows, (size, rows)) + rows * np.arange(size)[:, None]
+            yield np.bincount(drawn.reshape(-1), minlength=size * rows).reshape(size, rows).astype(np.float64)

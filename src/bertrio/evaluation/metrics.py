@@ -126,9 +126,11 @@ def _by_counts(metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]
         labels, predictions = scored.labels.astype(np.int64), scored.predictions.astype(np.int64)
         size = int(max(2, labels.max() + 1, predictions.max() + 1))
         cell = labels * size + predictions
+        present, total = np.unique(cell), _sum_by_group(cell.astype(np.float64))
 
         def measure(weights: Array) -> Array:
-            counts = np.stack([np.bincount(cell, row, size * size) for row in weights], dtype=np.float64)
+            counts = np.zeros((len(weights), size * size))
+            counts[:, present] = total(weights)
             return metric(counts.reshape(-1, size, size))
 
         return measure

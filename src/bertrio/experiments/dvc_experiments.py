@@ -16,7 +16,7 @@ from bertrio.config.loading import read_yaml
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.experiments.machine_paths import differences, with_absolute_paths
-from bertrio.experiments.recipes.params import ABSENT, changes, dvc_overrides, listed, with_numbers
+from bertrio.experiments.recipes.params import ABSENT, changes, dvc_overrides, listed
 from bertrio.experiments.revision import Experiment, Revision, find_experiments
 
 PARAMS = "params.yaml"
@@ -59,7 +59,7 @@ def run_experiment(
     if queue and name in queued(root):
         return say(f"{name}: already in the queue")
     arguments = [sys.executable, "-m", "dvc", "exp", "run", "--name", name, "--queue" if queue else "--temp"]
-    for override in dvc_overrides(with_numbers(read_yaml(root / PARAMS)), with_numbers(settings)):
+    for override in dvc_overrides(read_yaml(root / PARAMS), settings):
         arguments += ["--set-param", override]
     code = _run(arguments, root, watch, environment or {}, silent=queue)
     if code if queue else name not in find_experiments(root):
@@ -77,11 +77,19 @@ def unfinished(
     """Yield name, commit, baseline and state (queued, running or failed) of unfinished experiments of some commits.
 
     The commit of an experiment that runs in the workspace is None.
+
+    Raises:
+        UserError: if DVC can't list them, such as without git (`core.no_scm`).
     """
     from dvc.api import exp_show
+    from dvc.exceptions import DvcException
 
+    try:
+        rows = exp_show(str(root), revs=list(commits))
+    except DvcException as error:
+        raise UserError(f"{root}: dvc exp show failed: {' '.join(str(error).split())}") from error
     baseline = ""
-    for row in exp_show(str(root), revs=list(commits)):
+    for row in rows:
         if row["typ"] == "baseline":
             baseline = row["rev"]
         elif row["State"] in ("Queued", "Running", "Failed"):
@@ -99,7 +107,7 @@ def _require_same_params(existing: Experiment, settings: Mapping[str, Any], root
 
     A param that the experiment lacks is newer than it, and counts as equal if it now has its default.
     """
-    default = changes(with_numbers(read_yaml(root / PARAMS)), with_numbers(settings))
+    default = changes(read_yaml(root / PARAMS), settings)
     different = {
         param: values
         for param, values in differences(Revision.open(existing.commit, root).settings(), settings).items()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bertrio.experiments.recipes.params import Block, changes, flatten, set_param, value_text, with_numbers
+from bertrio.experiments.recipes.params import Block, changes, flatten, set_param, value_text
 
 TEACHER = "distill.teacher"
 FOLDERS = ("data.path", "data.corpora_path", "encoder.name")
@@ -75,7 +75,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
     no_mlm = not any(params.get("mlm", {}).get("enabled", False) for params in (old, new))
     return {
         param: values
-        for param, values in changes(with_numbers(old), with_numbers(new)).items()
+        for param, values in changes(old, new).items()
         if not (no_mlm and param.startswith("mlm."))
         and not MACHINE_PARAMS.fullmatch(param)
         and without_folder(param, values[0]) != without_folder(param, values[1])

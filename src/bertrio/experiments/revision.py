@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 
+from bertrio.config.reading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_parquet
 from bertrio.core.tasks import Task, build_target
 from bertrio.evaluation.predictions import check_tasks, read_predictions
-from bertrio.experiments.recipes.params import changes, with_numbers
+from bertrio.experiments.recipes.params import changes
 
 WORKSPACE = "workspace"
 PREDICTIONS = "predictions/ensemble.parquet"
@@ -97,7 +97,7 @@ class Revision:
         """Day on which dvc.lock was committed, or written if it is newer than the last commit; empty without it."""
         file = self._root / "dvc.lock"
         if self.commit is None and file.exists() and self._git("status", "--porcelain", "dvc.lock"):
-            return f"{datetime.fromtimestamp(file.stat().st_mtime, timezone.utc):%Y-%m-%d}"
+            return f"{datetime.fromtimestamp(file.stat().st_mtime, UTC):%Y-%m-%d}"
         return self._git("log", "-1", "--format=%cs", self.commit or "HEAD", "--", "dvc.lock")
 
     def exists(self, path: str) -> bool:
@@ -148,13 +148,11 @@ class Revision:
         Raises:
             UserError: if it is missing or not a mapping.
         """
-        return self._yaml("params.yaml", yaml.safe_load)
+        return self._yaml("params.yaml")
 
     @cached_property
     def run_params(self) -> dict[str, Any]:
         """Raw params that made the result: those in dvc.lock, and of params.yaml those that no stage depends on.
-
-        Both files are read as DVC does, which follows YAML 1.2: `no` is text.
 
         Raises:
             UserError: if params.yaml is missing, or a file is damaged.
@@ -172,7 +170,7 @@ class Revision:
 
     def edited_params(self) -> dict[str, tuple[Any, Any]]:
         """Return the params whose value in params.yaml is not the one that made the result: both values by name."""
-        return changes(with_numbers(self.run_params), with_numbers(self._yaml("params.yaml")))
+        return changes(self.run_params, self.settings())
 
     def _locked_params(self) -> dict[str, Any]:
         """Return the params in dvc.lock by dotted name; {} without dvc.lock.
@@ -193,17 +191,8 @@ class Revision:
         ]
         return {name: value for params in current for name, value in params.items()}
 
-    def _yaml(self, path: str, load: Callable[[bytes], Any] | None = None) -> dict[str, Any]:
-        """Return the content of a YAML file, read by `load`, or as DVC reads it."""
-        from ruamel.yaml import YAML, YAMLError
-
-        try:
-            content = (load or YAML(typ="safe").load)(self.read(path))
-        except (YAMLError, yaml.YAMLError) as error:
-            raise UserError(f"{self.title}: {path} is not valid YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(content, dict):
-            raise UserError(f"{self.title}: {path}: found {type(content).__name__}, expected groups of values")
-        return content
+    def _yaml(self, path: str) -> dict[str, Any]:
+        return read_yaml(f"{self.title}: {path}", self.read(path))
 
     def tasks(self) -> dict[str, Task]:
         """Return the tasks of the run, built from few params so that older revisions stay readable.

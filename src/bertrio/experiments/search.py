@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import filelock
 import pandas as pd
-import yaml
 
 from bertrio.config import build_tasks
 from bertrio.config.loading import read_yaml, validate_params
@@ -27,7 +26,7 @@ from bertrio.core.errors import UserError, missing_package
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
 from bertrio.experiments.machine_paths import machine_independent, settings_text
-from bertrio.experiments.recipes.params import Block, flatten, value_text, with_numbers
+from bertrio.experiments.recipes.params import Block, flatten, parse_values, value_text
 from bertrio.experiments.recipes.resolving import SEED, resolve
 from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.revision import Revision
@@ -78,13 +77,13 @@ def parse_space(texts: Sequence[str]) -> Space:
             raise UserError(f"{text}: expected a dotted param, named once, and its values, PARAM= with {FORMS}")
         try:
             space[param] = _distribution(values)
-        except (ValueError, yaml.YAMLError) as error:
+        except (ValueError, UserError) as error:
             raise UserError(f"{text}: {' '.join(str(error).split())}; expected {FORMS}") from None
     return space
 
 
 def _distribution(values: str) -> BaseDistribution:
-    """Return a distribution over a range of numbers, or over YAML values, which Optuna stores as JSON texts."""
+    """Return a distribution over a range of numbers, or over values, which Optuna stores as JSON texts."""
     distributions = import_optuna().distributions
     kind, *ends = values.split(":")
     if kind == "int":
@@ -95,10 +94,10 @@ def _distribution(values: str) -> BaseDistribution:
         if not -math.inf < start < end < math.inf:
             raise ValueError("found no range from a lower to a higher number")
         return distributions.FloatDistribution(start, end, log=kind == "log")
-    choices = with_numbers(yaml.safe_load(f"[{values}]"))
+    choices = parse_values(values, "values")
     if len(choices) < 2:
         raise ValueError("found one value, which -S can set")
-    return distributions.CategoricalDistribution([json.dumps(value, default=str) for value in choices])
+    return distributions.CategoricalDistribution([json.dumps(value) for value in choices])
 
 
 def values_at(point: Mapping[str, Any]) -> Block:

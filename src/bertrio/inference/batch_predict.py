@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 from itertools import islice, zip_longest
 from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError
@@ -19,6 +23,7 @@ from bertrio.inference.predictor import Prediction, Predictor, Row
 CHUNK_ROWS = 8192  # held in memory and sorted by length together
 DIGITS = 6  # decimals of scores and probabilities
 DELIMITERS = {"tsv": "\t", "csv": ","}
+ROW = "number of the row"  # a field of Parquet rows on their way
 
 
 def predict_file(
@@ -40,7 +45,7 @@ def predict_file(
     Args:
         predictor: the model or ensemble.
         task: one of its tasks.
-        format: tsv, csv or jsonl.
+        format: tsv, csv or jsonl; parquet, of which the whole file is in memory.
         source: file to read, in UTF-8.
         target: file to write, in the same format.
         columns: name in the file of each of the task's text columns (`text`, or `text_a` and `text_b`) that is
@@ -60,6 +65,8 @@ def predict_file(
         expected = " or ".join(spec.text_columns)
         raise UserError(f"--columns: found {unknown[0]!r}, expected {expected}, as in {spec.text_columns[0]}=NAME")
     names, added = {key: columns.get(key, key) for key in spec.text_columns}, added_columns(spec.target)
+    if format == "parquet":
+        return _predict_parquet(predictor, task, source, target, names, name, strict)
     delimiter = DELIMITERS.get(format)
     table = read_delimited(name, delimiter, source) if delimiter else RawTable([], read_json_lines(source))
     if delimiter:
@@ -88,6 +95,27 @@ def predict_file(
             predicted, left_out = predicted + len(usable), left_out + len(chunk) - len(usable)
             bar.advance(len(chunk))
     return predicted, left_out
+
+
+def _predict_parquet(
+    predictor: Predictor, task: str, source: BinaryIO, target: BinaryIO, names: dict[str, str], name: str, strict: bool
+) -> tuple[int, int]:
+    """Predict a Parquet file by its texts as JSON lines; the other columns keep their types."""
+    added, answers = added_columns(predictor.task(task).target), BytesIO()
+    try:
+        table = pq.ParquetFile(BytesIO(source.read()), pre_buffer=False).read(use_threads=False)
+        _check_names(name, table.column_names, names, added)
+        rows = table.select(list(names.values())).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{name}: can't be read as Parquet ({' '.join(str(error).split())[:300]})") from error
+    lines = BytesIO(b"".join(_json_line({ROW: number, **row}) for number, row in enumerate(rows)))
+    counts = predict_file(predictor, task, "jsonl", lines, answers, names, name, strict)
+    answered = [json.loads(line) for line in answers.getvalue().splitlines()]
+    written = table.take([fields[ROW] for fields in answered])
+    for column in added:
+        written = written.append_column(column, [pa.array([fields[column] for fields in answered])])
+    pq.write_table(written, target)
+    return counts
 
 
 def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str], added: list[str]) -> None:
@@ -129,7 +157,7 @@ def _field(value: Any, delimiter: str) -> str:
 
 def _json_line(fields: dict[str, Any]) -> bytes:
     # lone surrogates have no UTF-8; JSON reads backslash escapes of them
-    return (json.dumps(fields, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
+    return (json.dumps(fields, ensure_ascii=False, default=str) + "\n").encode(errors="backslashreplace")
 
 
 def _added_values(prediction: Prediction) -> list[Any]:

@@ -2,7 +2,7 @@ import pytest
 
 from bertrio.config import read_yaml
 from bertrio.core.errors import UserError
-from bertrio.experiments.recipes.params import changes, with_numbers
+from bertrio.experiments.recipes.params import changes
 from bertrio.experiments.recipes.resolving import check_apart, resolve
 from bertrio.experiments.recipes.rows import load_recipes
 from tests.experiments.recipes.test_rows import rows, write_recipes
@@ -10,7 +10,7 @@ from tests.experiments.recipes.test_rows import rows, write_recipes
 
 @pytest.fixture
 def base(root):
-    return with_numbers(read_yaml(root / "params.yaml"))
+    return read_yaml(root / "params.yaml")
 
 
 @pytest.fixture

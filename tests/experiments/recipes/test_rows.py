@@ -37,7 +37,7 @@ def test_a_row_has_what_its_paper_shares_what_it_is_on_and_its_own_on_top(tmp_pa
     recipes = load(tmp_path)
     inherited = {"finetune.epochs": 3, "schedule.first.qqp": 2, "smart.lambda": 1}
     assert recipes.row("one-surgery").overrides == inherited | {"finetune.lr": 2e-5, "surgery.method": "pcgrad"}
-    # The file has 1e-5, a text to YAML 1.1, and the key on, to which it is true
+    # The file has 1e-5 and the key on, which YAML 1.1 reads as text and as true
     assert recipes.row("one-smart").overrides["finetune.lr"] == 1e-5
     row = recipes.row("one-plain")
     assert (row.paper, row.table, row.title) == ("one", "table2", "Plain")

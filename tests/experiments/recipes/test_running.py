@@ -16,7 +16,6 @@ from bertrio.core.files import write_json, write_text
 from bertrio.experiments.dvc_experiments import queued, run_experiment
 from bertrio.experiments.recipes import running
 from bertrio.experiments.recipes.measured import load_measured
-from bertrio.experiments.recipes.params import with_numbers
 from bertrio.experiments.recipes.running import collect, experiment_name, run_rows
 from bertrio.experiments.revision import Revision, find_experiments
 from tests.toy_project import toy_project
@@ -61,7 +60,7 @@ def repository(tmp_path_factory, make_tables, lay_out):
 
 
 def settings_of(repository, name: str) -> dict:
-    return with_numbers(Revision.open(name, repository.folder).settings())
+    return Revision.open(name, repository.folder).settings()
 
 
 @pytest.fixture
@@ -95,7 +94,7 @@ def no_runs(monkeypatch):
 
 def test_rows_become_measured_experiments_of_their_params_and_the_workspace_stays_as_it_is(repository, ran):
     assert set(ran) == find_experiments(repository.folder).keys()  # and none of the run that failed
-    default = with_numbers(read_yaml(repository.folder / "params.yaml"))
+    default = read_yaml(repository.folder / "params.yaml")
     finetune = default["finetune"] | {"epochs": 10, "lr": 6e-5}
     smart = default["smart"] | {"lambda": 5, "tasks": ["sst"]}
     assert settings_of(repository, "toy-smart-quick-s1") == default | {"finetune": finetune, "smart": smart}

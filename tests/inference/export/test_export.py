@@ -25,15 +25,8 @@ def test_the_command_writes_what_it_says(models, tmp_path, capsys):
     assert command("--model", models["mean"], "--to", tmp_path / "out", "--format", "classifier", "--task", "qqp") == 0
     written = json.loads((tmp_path / "out/export.json").read_text())
     assert written.pop("files").keys() == {path.as_posix() for path in files(tmp_path / "out")} - {"export.json"}
-    assert written == {
-        "format": "classifier",
-        "pooling": "mean",
-        "max_length": 24,
-        "task": "qqp",
-        "kind": "pair",
-        "encoding": "cross",
-        "classes": ["no", "yes"],
-    }
+    about = {"format": "classifier", "pooling": "mean", "max_length": 24, "task": "qqp", "kind": "pair"}
+    assert written == about | {"encoding": "cross", "classes": ["no", "yes"]}
     assert f"wrote {tmp_path / 'out'}; largest difference from {models['mean']}: " in capsys.readouterr().out
 
 

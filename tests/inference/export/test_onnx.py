@@ -34,14 +34,14 @@ def tokens(batch, length, seed):
     return {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "attention_mask": mask}
 
 
-def run(folder, texts):
-    """Predictions by onnxruntime for the tokens of one text, or of two."""
+def run(folder, texts, output=None):
+    """Predictions, or another output, by onnxruntime for the tokens of one text, or of two."""
     about = json.loads((folder / "export.json").read_text())
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     sides = ("",) if len(texts) == 1 else ("_a", "_b")
     feed = {name + side: value.numpy() for side, text in zip(sides, texts) for name, value in text.items()}
     assert set(about["inputs"]) == set(feed)
-    return session.run([about["output"]], feed)[0]
+    return session.run([output or about["output"]], feed)[0]
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 24), (2, 7), (33, 3)])
@@ -54,6 +54,7 @@ def test_predictions_are_the_models_at_every_shape(exported, batch, length):
         expected = model.tasks[task].target.predict(outputs.double().numpy())
         values = expected.values if expected.probabilities is None else expected.probabilities
         np.testing.assert_allclose(run(folder, texts), values, atol=1e-4)
+        np.testing.assert_allclose(run(folder, texts, "logits"), outputs, atol=1e-4)
 
 
 def test_eight_bits_are_smaller_and_near(exported, tmp_path):

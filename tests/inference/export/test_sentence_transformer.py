@@ -1,7 +1,10 @@
 """An export loads with sentence-transformers alone and computes what the model computes."""
 
+import json
+
 import numpy as np
 import pytest
+import transformers
 
 sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs the extra sentence-transformers")
 
@@ -29,6 +32,30 @@ def test_a_cross_encoder_gives_the_logits_of_classes_and_has_hidden_layers(make_
     export_model(folder, tmp_path / "out", "cross-encoder", "sts")
     model = sentence_transformers.CrossEncoder(str(tmp_path / "out"), device="cpu")
     np.testing.assert_allclose(model.predict(ROWS), load(folder).outputs("sts", PAIRS), atol=1e-5)
+
+
+@pytest.mark.parametrize("task", [{"head": "mlp"}, {}], ids=["mlp", "mpnet"])
+def test_what_no_classifier_holds_is_modules_that_earlier_versions_refuse(make_model, tmp_path, monkeypatch, task):
+    if not task:
+        monkeypatch.setattr("bertrio.inference.export.sequence_classifier.FAMILIES", {})
+    export_model(make_model(tasks={"sts": task}), tmp_path / "out", "cross-encoder", "sts")
+    assert (tmp_path / "out/modules.json").exists() and not (tmp_path / "out/config.json").exists()
+    with pytest.raises((OSError, ValueError), match=r"config\.json"):  # as version 5 loads it
+        transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
+
+
+def test_the_layout_is_the_classic_one(models, apart, tmp_path):
+    """That of sentence-transformers 2 to 5, which text-embeddings-inference reads as well."""
+    export_model(models["mean"], tmp_path / "pair", "cross-encoder", "qqp")
+    classifier = transformers.AutoModelForSequenceClassification
+    pair, loading = classifier.from_pretrained(tmp_path / "pair", output_loading_info=True)
+    assert pair.config.num_labels == 1 and not any(loading.values()) and not (tmp_path / "pair/modules.json").exists()
+    export_model(apart, tmp_path / "vectors", "sentence-transformer", "sts")
+    modules = json.loads((tmp_path / "vectors/modules.json").read_text())
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Dense"]
+    pooling = json.loads((tmp_path / "vectors/1_Pooling/config.json").read_text())
+    assert pooling["pooling_mode_mean_tokens"] and not pooling["pooling_mode_cls_token"]
+    assert sentence_transformers.SentenceTransformer(str(tmp_path / "vectors"), device="cpu").max_seq_length == 24
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

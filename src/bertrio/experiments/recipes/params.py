@@ -5,27 +5,18 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
-
-import yaml
 
 from bertrio.config.loading import flatten, merged
 from bertrio.core.errors import UserError
+from bertrio.core.options import MAX_SHOWN
 
 ABSENT = "(absent)"  # stands for a missing param
-SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]\d+")  # YAML 1.1 may read it as text; git hashes have no sign
+MAX_DEPTH = 50  # of brackets in a value
 NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")  # names that Hydra's grammar accepts without quotes
 MEMBERS = "ensemble.members"
 Block = dict[str, Any]
-
-
-def with_numbers(value: Any) -> Any:
-    """Return a copy that corrects two YAML 1.1 readings: `2e-05` becomes a number, and the key True becomes `on`."""
-    if isinstance(value, Mapping):
-        return {"on" if key is True else key: with_numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [with_numbers(item) for item in value]
-    return float(value) if isinstance(value, str) and SCIENTIFIC.fullmatch(value) else value
 
 
 def set_param(params: Any, name: str, value: Any, at: str = "") -> None:
@@ -77,7 +68,7 @@ def _scaled(value: int | float, factor: float) -> int | float:
 def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
     """Parse settings of the command line, such as `finetune.lr=2e-05`, into values by dotted param.
 
-    Values are YAML. A param may have the prefix `+` or `++`, as in `dvc exp run -S`.
+    Values are read as by `dvc exp run -S`, see `parse_values`. A param may have the prefix `+` or `++`.
 
     Raises:
         UserError: if a text is not a setting.
@@ -88,11 +79,37 @@ def parse_settings(texts: Sequence[str]) -> dict[str, Any]:
         name = name.strip().removeprefix("+").removeprefix("+")
         if not equals or not all(name.split(".")) or name[0] in "+~":
             raise UserError(f"-S {text}: expected a dotted param and a value, such as -S finetune.lr=2e-5")
-        try:
-            settings[name] = with_numbers(yaml.safe_load(value))
-        except yaml.YAMLError as error:
-            raise UserError(f"-S {text}: the value is not valid YAML: {' '.join(str(error).split())}") from error
+        values = parse_values(value, f"-S {text}")
+        if len(values) > 1:
+            raise UserError(f"-S {text}: expected one value; a list stands in brackets")
+        settings[name] = values[0]
     return settings
+
+
+def parse_values(text: str, where: str) -> list[Any]:
+    """Parse values with commas between them in Hydra's grammar, which `dvc exp run -S` follows.
+
+    Raises:
+        UserError: starting with `where`, if they are not valid.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep
+    from hydra.errors import HydraException
+
+    try:
+        if max(accumulate((sign in "[{(") - (sign in "]})") for sign in text), default=0) > MAX_DEPTH:
+            raise ValueError(f"brackets stand in brackets more than {MAX_DEPTH} deep")
+        override = OverridesParser.create().parse_override(f"value={text}")
+        value: Any = override.value()
+        if isinstance(value, ChoiceSweep) and value.simple_form:
+            return list(map(override._convert_value, value.list))
+        too_large = isinstance(value, float) and math.isinf(value) and "inf" not in text.lower()
+        if too_large or override.is_sweep_override():
+            raise ValueError(f"found {'a number that is too large' if too_large else 'a function, expected a value'}")
+    except (HydraException, ValueError) as error:
+        reason = " ".join(str(error).split())[:MAX_SHOWN]
+        raise UserError(f"{where[:MAX_SHOWN]}: {reason}; text may need quotes: \"name='a=b'\"") from None
+    return [value]
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -166,5 +183,5 @@ def value_text(value: Any, hydra: bool = False) -> str:
 
 
 def leaves(params: Mapping[str, Any]) -> dict[str, str]:
-    """Return every param as text, independent of whether YAML read 2e-05 as a number or as text."""
-    return {name: value_text(value) for name, value in flatten(with_numbers(params)).items()}
+    """Return every param as text."""
+    return {name: value_text(value) for name, value in flatten(params).items()}

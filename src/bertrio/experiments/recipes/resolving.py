@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bertrio.config.loading import check_params, merged, read_yaml
 from bertrio.core.errors import UserError
-from bertrio.experiments.recipes.params import MEMBERS, Block, scale, set_param, value_text, with_numbers
+from bertrio.experiments.recipes.params import MEMBERS, Block, scale, set_param, value_text
 from bertrio.experiments.recipes.rows import Recipes, Row
 
 SEED = "runtime.seed"
@@ -45,7 +46,7 @@ def resolve(
         raise UserError(f"{row.name}: has no params: the paper quotes it from the literature")
     chosen, overrides = recipes.budget(budget), overrides or {}
     seed = overrides.get(SEED) if seed is None else seed
-    raw = with_numbers(read_yaml("params.yaml") if base is None else base)
+    raw = read_yaml("params.yaml") if base is None else copy.deepcopy(dict(base))
     if MEMBERS in row.overrides:
         raw["ensemble"]["members"] = {}
     try:

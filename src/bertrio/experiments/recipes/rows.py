@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError, did_you_mean
 from bertrio.core.options import Group, Positive, Real, matching, problems
-from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, value_text, with_numbers
+from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, value_text
 
 FOLDER = "recipes"
 OTHER_FILES = ("budgets", "claims", "extensions", "presets")  # files that are not papers
@@ -277,13 +277,13 @@ def load_presets(folder: str | Path = FOLDER) -> dict[str, Preset]:
 
 
 def read_file(path: Path, kind: Any) -> Any:
-    """Read a YAML file of recipes/ as `kind`. Unlike in YAML 1.1, 1e-5 is a number and `on` a text key.
+    """Read a YAML file of recipes/ as `kind`.
 
     Raises:
         UserError: naming every unknown, missing or invalid key.
     """
     try:
-        return TypeAdapter(kind).validate_python(with_numbers(read_yaml(path)))
+        return TypeAdapter(kind).validate_python(read_yaml(path))
     except ValidationError as error:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems(error, "key"))) from None
 

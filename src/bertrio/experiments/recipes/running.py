@@ -15,7 +15,7 @@ from bertrio.core.errors import UserError
 from bertrio.experiments.dvc_experiments import PARAMS, run_experiment, short_digest
 from bertrio.experiments.machine_paths import by_last_names, is_override, machine_independent, overridden
 from bertrio.experiments.recipes.measured import FOLDER, Measured, measure, read_measured, to_json, write_measured
-from bertrio.experiments.recipes.params import Block, changes, listed, with_numbers
+from bertrio.experiments.recipes.params import Block, changes, listed
 from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
 from bertrio.experiments.recipes.rows import Recipes, load_recipes
 from bertrio.experiments.revision import Experiment, Revision, find_experiments
@@ -100,7 +100,7 @@ def _need_committed(base: Mapping[str, Any], root: Path) -> None:
 
     Rows build on params.yaml: a run with edited params would be stored under the wrong row.
     """
-    edited = changes(with_numbers(Revision.open("HEAD", root).settings()), with_numbers(base))
+    edited = changes(Revision.open("HEAD", root).settings(), base)
     if wrong := {param: values for param, values in edited.items() if is_override(param)}:
         raise UserError(
             f"{PARAMS}: has been changed since the last commit, from which rows start; git checkout it, commit it, or "
@@ -114,7 +114,7 @@ def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[st
     The digest is the same on every machine: paths of data count by their last component, device and threads not at all.
     """
     counted = {param: value for param, value in by_last_names(machine_independent(overrides)).items() if param != SEED}
-    text = json.dumps(counted, sort_keys=True, default=str)  # YAML has dates
+    text = json.dumps(counted, sort_keys=True)
     return f"{row_name}-{budget}-s{seed}" + (f"-{short_digest(text)}" if counted else "")
 
 
@@ -169,7 +169,7 @@ def _measure(experiment: Experiment, recipes: Recipes, base: Block, root: Path) 
     revision = Revision.open(experiment.commit, root)
     settings, baseline = revision.settings(), Revision.open(experiment.baseline, root).settings()
     expected = resolve(recipes, row, named["budget"], {}, settings["runtime"]["seed"], base)
-    set_by_either = changes(with_numbers(base), expected) | changes(with_numbers(baseline), with_numbers(settings))
+    set_by_either = changes(base, expected) | changes(baseline, settings)
     return measure(
         revision,
         name=experiment.name,

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
-import yaml
 from rich.console import Console
 
-from bertrio.config.loading import read_yaml
+from bertrio.config.reading import read_yaml, yaml_text
 from bertrio.core.console import output_console, print_table
-from bertrio.experiments.recipes.params import ABSENT, changes, value_text, with_numbers
+from bertrio.experiments.recipes.params import ABSENT, changes, value_text
 from bertrio.experiments.recipes.resolving import resolve
 from bertrio.experiments.recipes.rows import Recipes, Row
 from bertrio.experiments.recipes.table_text import show
@@ -67,10 +66,10 @@ def show_row(
     if row.literature:
         show(_description(recipes, row), console)
         return
-    base = with_numbers(read_yaml("params.yaml"))
+    base = read_yaml("params.yaml")
     resolved = resolve(recipes, row, budget, overrides, base=base)
     if not brief:
-        print(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), end="", flush=True)
+        print(yaml_text(resolved), end="", flush=True)
     table = pd.DataFrame(
         {"param": param, "params.yaml": value_text(old), "here": value_text(new)}
         for param, (old, new) in changes(base, resolved).items()

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from bertrio.config.reading import yaml_text
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_text
 from bertrio.core.tasks import Task
@@ -49,7 +48,7 @@ def write_export_card(
         front["model-index"] = [{"name": name, "results": measured}]
     template = (Path(__file__).parent / "card.md").read_text(encoding="utf-8")  # its texts stand in code, as JSON
     text = Template(template, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).render(
-        front=yaml.safe_dump(front, sort_keys=False, allow_unicode=True),
+        front=yaml_text(front),
         format=format,
         task=task,
         name=json.dumps(name),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertrio.core.tasks import Target, Task
 from bertrio.inference.export.sequence_classifier import build_classifier
@@ -40,10 +40,16 @@ def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
     """
     problem = "single_label_classification" if task.target.discrete else "regression"
     head: Any = model.network.heads[task.name]
-    output = (head.output.weight, head.output.bias)
-    weight, bias = (with_class_no(task.target, values.detach(), dim=0) for values in output)
+    save_classifier(model, head.output, folder, label_fields(task) | {"problem_type": problem}, task.target)
+
+
+def save_classifier(
+    model: TrainedModel, output: nn.Linear, folder: Path, fields: dict[str, Any], target: Target | None = None
+) -> None:
+    """Write the classifier whose outputs are those of a linear head, of `target` two logits; errors as above."""
+    values = [values.detach() for values in (output.weight, output.bias)]
+    weight, bias = (with_class_no(target, value, dim=0) if target else value for value in values)
     transformer, pooling = model.network.encoder.transformer, model.config.encoder.pooling
-    fields = label_fields(task) | {"problem_type": problem}
     build_classifier(transformer, pooling, weight, bias, fields).save_pretrained(str(folder))
     model.tokenizer.save_pretrained(str(folder))
 

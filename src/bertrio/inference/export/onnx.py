@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Score, Target, Task
-from bertrio.inference.export.huggingface import label_fields, write_config
+from bertrio.inference.export.huggingface import label_fields, with_class_no, write_config
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.multitask import MultitaskModel
 
@@ -41,8 +41,9 @@ class Graph(nn.Module):
         self.head = model.heads[task.name]
         self.target, self.fields = task.target, list(fields)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return probabilities [B, C] (binary: no, yes), or scores [B] within their range: `Target.predict` in torch.
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities [B, C] (binary: no, yes), or scores [B] within their range, as `Target.predict`; and the
+        logits [B, C] or [B, 1] that they are of.
 
         Inputs are int64 tensors [B, T]; the two texts of a pair may differ in T.
         """
@@ -50,16 +51,16 @@ class Graph(nn.Module):
         for start in range(0, len(inputs), count):
             tokens = dict(zip(self.fields, inputs[start : start + count]))
             pooled.append(self.encoder.encode(word_embeddings(tokens["input_ids"]), tokens))
-        outputs = self.head(*pooled).outputs
+        logits = self.head(*pooled).outputs
         if isinstance(self.target, Score):
-            return outputs[:, 0].clamp(self.target.low, self.target.high)
-        if outputs.shape[1] == 1:
-            return torch.cat((-outputs, outputs), dim=1).sigmoid()
-        return outputs.softmax(dim=1)
+            return logits[:, 0].clamp(self.target.low, self.target.high), logits
+        if logits.shape[1] == 1:
+            return torch.cat((-logits, logits), dim=1).sigmoid(), with_class_no(self.target, logits, dim=1)
+        return logits.softmax(dim=1), logits
 
 
 def output_name(target: Target) -> str:
-    """Return the name of the graph's output."""
+    """Return the name of the graph's first output; the second is `logits`, as optimum expects it."""
     return "probabilities" if target.discrete else "score"
 
 
@@ -79,7 +80,8 @@ def write_graph(model: TrainedModel, task: Task, folder: Path) -> None:
     """
     import onnx
 
-    write_config(model, folder, label_fields(task))
+    problem = "single_label_classification" if task.target.discrete else "regression"
+    write_config(model, folder, label_fields(task) | {"problem_type": problem})
     model.tokenizer.save_pretrained(str(folder))  # before `_inputs` sets truncation and padding, which would be saved
     fields, sides = model.tokenizer.model_input_names, SIDES[task.encoding]
     texts = pd.DataFrame({name: TRACED[:: -1 if name == "text_b" else 1] for name in task.text_columns})
@@ -93,7 +95,7 @@ def write_graph(model: TrainedModel, task: Task, folder: Path) -> None:
                 dynamo=True,
                 opset_version=OPSET,
                 input_names=input_names(model, task),
-                output_names=[output_name(task.target)],
+                output_names=[output_name(task.target), "logits"],
                 dynamic_shapes=(tuple({0: batch, 1: length} for length in lengths for _ in fields),),
                 verbose=False,
             )

@@ -1,18 +1,21 @@
-"""Export to sentence-transformers: sentence vectors and cross-encoders, built from the library's modules."""
+"""Export to sentence-transformers, in the classic layout that its versions 5 and 6 and other servers load."""
 
 from __future__ import annotations
 
-import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from bertrio.core.errors import UserError
+from bertrio.core.files import write_json
 from bertrio.core.tasks import Task
-from bertrio.inference.export.huggingface import label_fields, write_config
+from bertrio.inference.export.huggingface import label_fields, save_classifier, write_config, write_encoder
 from bertrio.inference.trained_model import TrainedModel
 
 # Activations of heads as modules of torch, the only ones that sentence-transformers loads by name
@@ -22,17 +25,14 @@ MODULES: dict[Any, nn.Module] = {
     F.gelu: nn.GELU(),
     torch.tanh: nn.Tanh(),
 }
+FLAGS = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 
 
 def write_sentence_transformer(model: TrainedModel, task: Task, folder: Path) -> None:
     """Write the files that `SentenceTransformer(folder)` loads: the vectors that the task's head compares."""
-    from sentence_transformers import SentenceTransformer
-
     head: Any = model.network.heads[task.name]
-    projection = [] if head.projection is None else [_dense(head.projection, MODULES[head.activation])]
-    modules = [*_pooled(model), *projection]
-    exported = SentenceTransformer(modules=modules, device="cpu", similarity_fn_name="cosine")
-    exported.save(str(folder), create_model_card=False)
+    projection = [] if head.projection is None else [(head.projection, MODULES[head.activation])]
+    _write_modules(model, folder, "", projection, {"similarity_fn_name": "cosine"})
 
 
 def compare_sentence_transformer(
@@ -50,17 +50,19 @@ def compare_sentence_transformer(
 def write_cross_encoder(model: TrainedModel, task: Task, folder: Path) -> None:
     """Write the files that `CrossEncoder(folder)` loads: class logits, the probability of yes, or a raw score.
 
-    Pooling and head are separate modules, so that any pooling and hidden layers are possible.
+    A linear head becomes transformers' own classifier, which every version loads. What that can't hold, hidden layers
+    and other architectures, is written as modules, for version 6 alone: without a config.json beside modules.json,
+    earlier ones refuse it, where they would take random weights.
     """
-    from sentence_transformers import CrossEncoder
-
     head: Any = model.network.heads[task.name]
-    hidden = [_dense(layer, MODULES[head.activation]) for layer in head.hidden]
-    modules = [*_pooled(model), *hidden, _dense(head.output, nn.Identity(), to="scores")]
-    activation = nn.Sigmoid() if _has_single_logit(task, head.output.out_features) else nn.Identity()
-    exported = CrossEncoder(modules=modules, device="cpu", activation_fn=activation)
-    exported.save(str(folder), create_model_card=False)
-    write_config(model, folder, label_fields(task, head.output.out_features))
+    activation = _name(nn.Sigmoid() if _has_single_logit(task, head.output.out_features) else nn.Identity())
+    fields, settings = label_fields(task, head.output.out_features), {"activation_fn": activation}
+    if not head.hidden:
+        with suppress(UserError):  # the modules hold any architecture
+            return save_classifier(model, head.output, folder, {**fields, "sentence_transformers": settings})
+    layers = [*[(layer, MODULES[head.activation]) for layer in head.hidden], (head.output, nn.Identity())]
+    _write_modules(model, folder, "0_Transformer", layers, {"model_type": "CrossEncoder", **settings})
+    write_config(model, folder / "0_Transformer", fields)
 
 
 def compare_cross_encoder(model: TrainedModel, task: Task, folder: Path, texts: pd.DataFrame) -> tuple[Tensor, Tensor]:
@@ -78,31 +80,36 @@ def _has_single_logit(task: Task, outputs: int) -> bool:
     return task.target.discrete and outputs == 1
 
 
-def _pooled(model: TrainedModel) -> list[Any]:
-    """Return the modules from a text to its pooled vector."""
-    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+def _name(module: nn.Module) -> str:
+    return f"{type(module).__module__}.{type(module).__name__}"
 
+
+def _write_modules(
+    model: TrainedModel, folder: Path, root: str, layers: list[tuple[nn.Linear, nn.Module]], settings: dict[str, Any]
+) -> None:
+    """Write the encoder in `root`, its pooling, and linear layers with their activations, as modules."""
     encoder, config = model.network.encoder, model.config.encoder
-    with tempfile.TemporaryDirectory() as folder:  # the module only loads from one
-        encoder.save(folder)
-        model.tokenizer.save_pretrained(folder)
-        transformer = Transformer(folder, max_seq_length=config.max_length)
-    modules = [transformer, Pooling(encoder.size, pooling_mode="mean" if config.pooling == "mean" else "cls")]
-    if config.pooling == "pooler":
-        pooler: Any = encoder.transformer.pooler  # a linear layer and tanh, as in BERT and RoBERTa
-        modules.append(_dense(pooler.dense, nn.Tanh()))
-    return modules
-
-
-def _dense(layer: nn.Linear, activation: nn.Module, to: str | None = None) -> Any:
-    """Return a linear layer and an activation as a module that replaces the pooled vector, or writes to `to`."""
-    from sentence_transformers.base.modules import Dense
-
-    return Dense(
-        layer.in_features,
-        layer.out_features,
-        activation_function=activation,
-        init_weight=layer.weight.detach().clone(),
-        init_bias=layer.bias.detach().clone(),
-        module_output_name=to,
+    if config.pooling == "pooler":  # a linear layer and tanh, as in BERT and RoBERTa
+        pooler: Any = encoder.transformer.pooler
+        layers = [(pooler.dense, nn.Tanh()), *layers]
+    kinds = ["Transformer", "Pooling", *["Dense" for _ in layers]]
+    paths = [root, *[f"{number}_{kind}" for number, kind in enumerate(kinds) if number]]
+    modules = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(zip(paths, kinds))
+    ]
+    write_encoder(model, None, folder / root)
+    write_json(
+        folder / root / "sentence_bert_config.json", {"max_seq_length": config.max_length, "do_lower_case": False}
     )
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {}, **settings})
+    write_json(folder / "modules.json", modules)
+    flag = "mean_tokens" if config.pooling == "mean" else "cls_token"
+    flags = {f"pooling_mode_{name}": name == flag for name in FLAGS}
+    write_json(folder / paths[1] / "config.json", {"word_embedding_dimension": encoder.size, **flags})
+    for path, (layer, activation) in zip(paths[2:], layers):
+        sizes = {"in_features": layer.in_features, "out_features": layer.out_features, "bias": True}
+        scores = {"module_output_name": "scores"} if root and path == paths[-1] else {}
+        write_json(folder / path / "config.json", {**sizes, "activation_function": _name(activation), **scores})
+        weights = {f"linear.{key}": value.detach().contiguous() for key, value in layer.state_dict().items()}
+        save_file(weights, folder / path / "model.safetensors", metadata={"format": "pt"})

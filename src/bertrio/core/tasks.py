@@ -30,12 +30,15 @@ Array = NDArray[np.float64]
 class HeadOutput(NamedTuple):
     """Output of a head for a batch; the only part of the model that a loss sees.
 
-    `outputs` [B, size], on the scale of `Target.predict`, and the raw `cosine` [B] of heads whose outputs are a
-    function of a cosine similarity.
+    `outputs` [B, size], on the scale of `Target.predict`. Heads whose outputs are a function of a cosine also give the
+    raw `cosine` [B] and the two `vectors` [B, H] that it compares. `texts` [B, 2], for losses over a whole batch, are
+    numbers of the texts: equal texts have equal ones.
     """
 
     outputs: Tensor
     cosine: Tensor | None = None
+    vectors: tuple[Tensor, Tensor] | None = None
+    texts: Tensor | None = None
 
 
 class Predicted(NamedTuple):

@@ -89,7 +89,8 @@ class Objective(StepObjective):
         losses: losses by task.
         weighting: module `(task, loss) -> loss`.
         regularizers: regularizers by name.
-        whole_batch_tasks: tasks whose loss is not a mean over rows, so that it needs the outputs of the whole batch.
+        whole_batch_tasks: tasks whose loss is not a mean over rows, so that it needs the outputs of the whole batch and
+            the numbers of its texts.
     """
 
     saved = ("turns", "weighting", "regularizers")
@@ -137,9 +138,11 @@ class Objective(StepObjective):
 
     def _batch_loss(self, batch: Batch, output: HeadOutput, penalties: dict[str, Tensor]) -> BatchLoss:
         if batch.shard is not None and batch.task in self.whole_batch_tasks:
-            output, labels = self._whole_batch(output, batch.shard), batch.shard.labels
+            output, labels, texts = self._whole_batch(output, batch.shard), batch.shard.labels, batch.shard.texts
         else:
-            labels = batch.labels
+            labels, texts = batch.labels, batch.texts
+        if batch.task in self.whole_batch_tasks:
+            output = output._replace(texts=texts)
         assert labels is not None  # training rows have labels
         loss = total = self.losses[batch.task](output, labels)
         for name, penalty in penalties.items():
@@ -160,7 +163,10 @@ class Objective(StepObjective):
             gathered = self.runtime.processes.all_gather_rows(counted, positions, shard.count)
             return gathered.index_add(0, positions, scale * (values - values.detach()))
 
-        return HeadOutput(gather(output.outputs), None if output.cosine is None else gather(output.cosine))
+        if output.cosine is None or output.vectors is None:
+            return HeadOutput(gather(output.outputs))
+        u, v = output.vectors
+        return HeadOutput(gather(output.outputs), gather(output.cosine), (gather(u), gather(v)))
 
     def groups(self, tasks: Sequence[str]) -> list[list[str]]:
         """Group the tasks of a step by the regularizers that are due for them; each group shares one pass."""

@@ -81,6 +81,7 @@ def test_labels_are_shown_by_name_where_they_have_one():
 
 def test_names_and_the_choice_of_a_metric_make_no_other_target():
     assert Classes(3) == WORDS and Binary() == Binary(metric="f1") and Classes(3) != Ordered(3)
+    assert Ordered(3, metric="matthews_correlation").metrics[:2] == ("matthews_correlation", "accuracy")
     assert Binary(metric="f1").metrics == ("f1", "accuracy", "roc_auc", "average_precision", "ece", "brier")
     assert build_target("classes", ["a", "b"]).size == 2
 

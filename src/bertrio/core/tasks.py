@@ -68,7 +68,7 @@ class Target(ABC):
 
     divergence: ClassVar[str]  # between two outputs of the same row; a name in regularizers/divergences.py
     measures: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the default main metric first
-    leading: ClassVar[tuple[str, ...]]  # metrics that can be the main one: higher is better
+    leading: ClassVar[tuple[str, ...]]  # metrics that can be the main one: higher is better; it may be of no `measures`
     discrete: ClassVar[bool]  # labels are class indices: members can vote, labels can be counted
     label_dtype: ClassVar[str]  # dtype of labels for losses: "int64" or "float32"
     symmetric: ClassVar[bool]  # whether the label of a pair is the same with its texts swapped
@@ -160,7 +160,7 @@ class Classes(Target):
 
     divergence = "categorical"
     measures: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
-    leading: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy")
+    leading: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy", "matthews_correlation")
     discrete = True
     label_dtype = "int64"
     symmetric = False  # as in "the first text follows from the second"
@@ -187,7 +187,7 @@ class Ordered(Classes):
     """One of `count` classes that have an order, such as degrees of sentiment."""
 
     measures = ("accuracy", "macro_f1", "balanced_accuracy", "off_by_one", "mae", "quadratic_kappa", "ece", "brier")
-    leading = ("accuracy", "macro_f1", "balanced_accuracy", "quadratic_kappa")
+    leading = ("accuracy", "macro_f1", "balanced_accuracy", "quadratic_kappa", "matthews_correlation")
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Binary(Target):
     size = 1
     divergence = "bernoulli"
     measures = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
-    leading = ("accuracy", "f1", "roc_auc", "average_precision")
+    leading = ("accuracy", "f1", "roc_auc", "average_precision", "matthews_correlation")
     discrete = True
     label_dtype = "float32"
     symmetric = True

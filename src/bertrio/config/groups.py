@@ -99,15 +99,9 @@ class PenaltyParams(Group):
     parameters: Literal["all", "encoder", "heads"]
 
 
-class MlmRows(Group):
-    imdb: Annotated[Whole, Field(ge=0)]
-    multinli: Annotated[Whole, Field(ge=0)]
-    sick: Annotated[Whole, Field(ge=0)]
-
-
 class MlmParams(Group):
     enabled: bool
-    rows: MlmRows
+    rows: dict[FileName, Annotated[Whole, Field(ge=0)]]  # by corpus
     block_size: Annotated[Whole, Field(ge=8)]
     whole_word: bool
     mask_probability: Annotated[Real, Field(gt=0, lt=1)]

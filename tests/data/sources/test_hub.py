@@ -125,9 +125,11 @@ def test_scores_that_stand_there_as_text_are_scaled_and_what_is_none_is_rejected
     [(None, ["a x", "b", "c z"], {"empty text": 1}), (2, ["a x", "b"], {"empty text": 1}), (1, ["a x"], {})],
 )
 def test_a_corpus_is_streamed_from_a_ref_until_there_are_as_many_texts(ask, data_params, rows, texts, skipped):
-    result = ask({"params": data_params(source="hub").model_dump(), "corpus": "sick", "rows": rows})
+    params = data_params(source="hub", hub={"corpora": {"mine": hub.CORPORA["sick"].model_dump()}}).model_dump()
     facts = {"id": "RobZamp/sick", "revision": "refs/convert/parquet", "commit": C}
-    assert result == {"texts": texts, "skipped": skipped, "facts": facts}
+    for name in ("sick", "mine"):
+        result = ask({"params": params, "corpus": name, "rows": rows})
+        assert result == {"texts": texts, "skipped": skipped, "facts": facts}
 
 
 @pytest.mark.parametrize(

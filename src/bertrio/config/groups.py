@@ -140,7 +140,7 @@ class EnsembleParams(Group):
 class TrackingParams(Group):
     """Trackers that log fine-tuning."""
 
-    to: list[Literal["table", "tensorboard", "wandb", "dvclive"]]
+    to: list[Literal["table", "tensorboard", "wandb", "dvclive", "mlflow"]]
     every: Count
 
 

@@ -44,7 +44,7 @@ SMALL = {
 SCORE_LOSSES = ("mse", "pearson", "cosine_mse", "cosine_embedding", "cosent")
 TARGETS = {
     **{name: {"target": "ordered", "classes": 6} for name in ("cross_entropy", "dual_objective", "ordinal_log_loss")},
-    **{name: {"target": "binary"} for name in ("bce", "siamese_softmax")},
+    **{name: {"target": "binary"} for name in ("bce", "siamese_softmax", "multiple_negatives_ranking")},
     **{name: {"target": "score", "range": [0, 5]} for name in SCORE_LOSSES},
 }
 FACTORS = {

@@ -76,6 +76,7 @@ def test_a_label_that_is_neither_is_an_error(target, label):
 
 def test_names_and_the_choice_of_a_metric_make_no_other_target():
     assert Classes(3) == WORDS and Binary() == Binary(metric="f1") and Classes(3) != Ordered(3)
+    assert Ordered(3, metric="matthews_correlation").metrics[:2] == ("matthews_correlation", "accuracy")
     assert Binary(metric="f1").metrics == ("f1", "accuracy", "roc_auc", "average_precision", "ece", "brier")
     assert build_target("classes", ["a", "b"]).size == 2 and Score(0, 5).name_of(2.5) == "2.5"
 

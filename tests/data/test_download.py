@@ -12,7 +12,7 @@ from bertrio.data.table import read_table
 def source(tmp_path, params, data_params):
     """Make params for two files of sst, with one bad row after `good` good ones, and for corpora of 2,500 rows."""
 
-    def source(good=200, most=0.01, mlm=False):
+    def source(good=200, most=0.01, mlm=False, **own):
         rows = [f"a text {i},{i % 5}\n" for i in range(good)]
         (tmp_path / "train.csv").write_text("text,label\n" + "".join(rows) + "bad,9\n")
         (tmp_path / "dev.csv").write_text("text,label\nfine,1\n")
@@ -22,7 +22,7 @@ def source(tmp_path, params, data_params):
             source="files", path=str(tmp_path), corpora_path=str(tmp_path), max_reject_fraction=most,
             files={"sst": {"train": "train.csv", "dev": "dev.csv"}},
         )  # fmt: skip
-        base = params(mlm={"enabled": mlm, "rows": {"imdb": 2200, "multinli": 9000, "sick": 0}})
+        base = params(mlm={"enabled": mlm, "rows": {"imdb": 2200, "multinli": 9000, "sick": 0, **own}})
         return base.model_copy(update={"data": data, "tasks": {"sst": base.tasks["sst"]}})
 
     return source
@@ -78,7 +78,7 @@ def test_too_many_rejects_stop_the_run_after_they_are_written(source, run, tmp_p
     run(source(good=5, most=0.2))
 
 
-def test_corpora_are_written_as_far_as_asked_and_only_for_mlm(source, run, capsys):
+def test_corpora_are_written_as_far_as_asked_and_only_for_mlm(source, run, capsys, tmp_path):
     out = run(source(mlm=True))
     assert {path.name for path in (out / "corpora").iterdir()} == {"imdb.parquet", "multinli.parquet", "rows.json"}
     assert len(read_table(out / "corpora/imdb.parquet")) == 2200
@@ -88,4 +88,6 @@ def test_corpora_are_written_as_far_as_asked_and_only_for_mlm(source, run, capsy
         "multinli": {"rows": 2500, "skipped": {"empty_text": 1, "wrong_number_of_columns": 1}},
     }
     assert "all there are; mlm.rows.multinli asks for 9000; skipped 2 rows (1 empty text," in capsys.readouterr().err
+    (tmp_path / "mine.tsv").write_text("text\nof my own\n")
+    assert read_table(run(source(mlm=True, mine=9)) / "corpora/mine.parquet")["text"].tolist() == ["of my own"]
     assert [path.name for path in (run(source()) / "corpora").iterdir()] == ["rows.json"]

@@ -111,6 +111,10 @@ def test_corpora_are_looked_at_only_for_mlm(check, course):
     data = {"source": "cs224n", "path": str(course), "corpora_path": str(course)}
     assert check(data=data)["corpora"] == {}
     assert set(check(data=data, mlm={"enabled": True})["corpora"]) == {"imdb.tsv"}
+    for rows, found in (({}, set()), ({"mine": 5}, {"imdb.tsv"}), ({"theirs": 5}, set())):  # with rows of the sample
+        hub = {"corpora": {"theirs": {"id": "some/corpus", "split": "train", "columns": ["text"]}}}
+        own = check(data={"corpora_path": str(course), "hub": hub}, mlm={"enabled": True, "rows": rows})
+        assert set(own["corpora"]) == found
 
 
 def test_losses_and_batch_sizes_do_not_concern_the_data(check):

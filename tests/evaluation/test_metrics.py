@@ -6,7 +6,7 @@ import sklearn.metrics
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Binary, Task
-from bertrio.evaluation.metrics import METRICS, evaluate_predictions, selection_score
+from bertrio.evaluation.metrics import CORRELATIONS, METRICS, evaluate_predictions, selection_score
 from bertrio.evaluation.predictions import Scored, prediction_rows
 from tests.evaluation.tables import TASKS
 
@@ -40,6 +40,7 @@ CLASSES = {
     "balanced_accuracy": lambda y, p: np.mean([(p[y == c] == c).mean() for c in np.unique(y)]),
     "mae": sklearn.metrics.mean_absolute_error,
     "quadratic_kappa": lambda y, p: sklearn.metrics.cohen_kappa_score(y, p, labels=range(5), weights="quadratic"),
+    "matthews_correlation": sklearn.metrics.matthews_corrcoef,
     "off_by_one": lambda y, p: np.mean(np.abs(y - p)[y != p] == 1),
 }
 
@@ -76,7 +77,7 @@ def test_metrics_of_scores_equal_the_formulas():
     assert measure("rmse", gold, scores) == pytest.approx(sklearn.metrics.root_mean_squared_error(gold, scores))
 
 
-@pytest.mark.parametrize("name", ["pearson", "spearman"])
+@pytest.mark.parametrize("name", CORRELATIONS)
 @pytest.mark.filterwarnings("error")
 def test_a_correlation_with_a_constant_is_zero(name):
     changing, constant = [1.0, 2.0, 4.0], [0.1] * 3

@@ -42,7 +42,7 @@ SETTINGS = {  # each technique, alone or in company
         **DISTILLED,
         "weighting": {"method": "uncertainty"},
         "tasks": {
-            "qqp": {"encoding": "bi", "head": "cosine", "loss": "cosent", "head_options": {"projection": True}},
+            "qqp": {"encoding": "bi", "head": "cosine", "loss": "multiple_negatives_ranking"},
             "sts": {"loss": "pearson"},
         },
     },

@@ -64,12 +64,15 @@ def test_tracking_changes_no_result_and_none_leaves_a_table_without_rows(workspa
         ("tensorboard", "tensorboard/base-*/events.*"),
         ("dvclive", "dvclive/base/plots/metrics/loss_sst.tsv"),
         ("wandb", "wandb/offline-run-*/*.wandb"),
+        ("mlflow", "mlflow.db"),
     ],
 )
 def test_tools_get_the_curves_and_write_nothing_beside_the_logs(workspace, monkeypatch, tool, files):
     pytest.importorskip(tool)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # restores it, too
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     before = set(workspace.root.iterdir())
     curves = build_curves(workspace.params(tracking={"to": [tool], "every": 2}), "base.csv")
     for step in range(1, 6):
@@ -77,6 +80,12 @@ def test_tools_get_the_curves_and_write_nothing_beside_the_logs(workspace, monke
     curves.close()
     (file,) = (workspace.root / "logs").glob(files)
     assert file.stat().st_size
+    if tool == "mlflow":
+        client = pytest.importorskip("mlflow").MlflowClient()
+        (logged,) = client.search_runs([client.get_experiment_by_name("bertrio").experiment_id])
+        assert logged.info.run_name == "base" and logged.data.params["finetune.epochs"] == "2"
+        points = client.get_metric_history(logged.info.run_id, "loss_sst")
+        assert [(point.step, point.value) for point in points] == [(2, 1.5), (4, 3.5), (5, 5.0)]
     assert {path.name for path in set(workspace.root.iterdir()) - before} <= {"logs", "base.csv", "params.yaml"}
 
 

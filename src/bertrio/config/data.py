@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from bertrio.core.options import Count, FileName, Group, InputPath, NotNegative, Positive, Real, Seed, Share
 
 Columns = dict[Literal["id", "text", "text_a", "text_b", "label"], str]  # columns of a file by our names
+PAPERS = ("imdb", "multinli", "sick")  # corpora that every source has
 
 
 class SampleParams(Group):
@@ -132,7 +133,7 @@ class HubCorpus(Group):
 
 class HubParams(Group):
     tasks: dict[str, HubTask]
-    corpora: dict[Literal["imdb", "multinli", "sick"], HubCorpus]
+    corpora: dict[FileName, HubCorpus]
 
 
 class DataParams(Group):
@@ -146,6 +147,12 @@ class DataParams(Group):
     extra_train: dict[str, ExtraRows]
     unlabelled: dict[FileName, UnlabelledRows]
     hub: HubParams
+
+    def corpus_source(self, name: str) -> str:
+        """Return the source of a corpus: of the papers' ones that of the rows, else `hub` with a block, or `files`."""
+        if name in PAPERS:
+            return self.source
+        return "hub" if name in self.hub.corpora else "files"
 
     @property
     def base(self) -> Path:

@@ -98,15 +98,9 @@ class PenaltyParams(Group):
     parameters: Literal["all", "encoder", "heads"]
 
 
-class MlmRows(Group):
-    imdb: Annotated[Whole, Field(ge=0)]
-    multinli: Annotated[Whole, Field(ge=0)]
-    sick: Annotated[Whole, Field(ge=0)]
-
-
 class MlmParams(Group):
     enabled: bool
-    rows: MlmRows
+    rows: dict[FileName, Annotated[Whole, Field(ge=0)]]  # by corpus
     block_size: Annotated[Whole, Field(ge=8)]
     whole_word: bool
     mask_probability: Annotated[Real, Field(gt=0, lt=1)]
@@ -145,7 +139,7 @@ class EnsembleParams(Group):
 class TrackingParams(Group):
     """Trackers that log fine-tuning."""
 
-    to: list[Literal["table", "tensorboard", "wandb", "dvclive"]]
+    to: list[Literal["table", "tensorboard", "wandb", "dvclive", "mlflow"]]
     every: Count
 
 

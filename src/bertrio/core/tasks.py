@@ -30,12 +30,21 @@ Array = NDArray[np.float64]
 class HeadOutput(NamedTuple):
     """Output of a head for a batch; the only part of the model that a loss sees.
 
-    `outputs` [B, size], on the scale of `Target.predict`, and the raw `cosine` [B] of heads whose outputs are a
-    function of a cosine similarity.
+    `outputs` [B, size], on the scale of `Target.predict`. Heads whose outputs are a function of a cosine also give the
+    raw `cosine` [B] and the two `vectors` [B, H] that it compares. `texts` [B, 2], for losses over a whole batch, are
+    numbers of the texts: equal texts have equal ones.
     """
 
     outputs: Tensor
     cosine: Tensor | None = None
+    vectors: tuple[Tensor, Tensor] | None = None
+    texts: Tensor | None = None
+
+    def take(self, rows: Tensor) -> HeadOutput:
+        """Return the outputs of some rows."""
+        cosine, texts = (None if part is None else part[rows] for part in (self.cosine, self.texts))
+        vectors = None if self.vectors is None else (self.vectors[0][rows], self.vectors[1][rows])
+        return HeadOutput(self.outputs[rows], cosine, vectors, texts)
 
 
 class Predicted(NamedTuple):
@@ -65,7 +74,7 @@ class Target(ABC):
 
     divergence: ClassVar[str]  # between two outputs of the same row; a name in regularizers/divergences.py
     measures: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the default main metric first
-    leading: ClassVar[tuple[str, ...]]  # metrics that can be the main one: higher is better
+    leading: ClassVar[tuple[str, ...]]  # metrics that can be the main one: higher is better; it may be of no `measures`
     discrete: ClassVar[bool]  # labels are class indices: members can vote, labels can be counted
     label_dtype: ClassVar[str]  # dtype of labels for losses: "int64" or "float32"
     symmetric: ClassVar[bool]  # whether the label of a pair is the same with its texts swapped
@@ -165,7 +174,7 @@ class Classes(Target):
 
     divergence = "categorical"
     measures: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
-    leading: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy")
+    leading: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy", "matthews_correlation")
     discrete = True
     label_dtype = "int64"
     symmetric = False  # as in "the first text follows from the second"
@@ -195,7 +204,7 @@ class Ordered(Classes):
     """One of `count` classes that have an order, such as degrees of sentiment."""
 
     measures = ("accuracy", "macro_f1", "balanced_accuracy", "off_by_one", "mae", "quadratic_kappa", "ece", "brier")
-    leading = ("accuracy", "macro_f1", "balanced_accuracy", "quadratic_kappa")
+    leading = ("accuracy", "macro_f1", "balanced_accuracy", "quadratic_kappa", "matthews_correlation")
 
 
 @dataclass(frozen=True)
@@ -208,7 +217,7 @@ class Binary(Target):
     size = 1
     divergence = "bernoulli"
     measures = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
-    leading = ("accuracy", "f1", "roc_auc", "average_precision")
+    leading = ("accuracy", "f1", "roc_auc", "average_precision", "matthews_correlation")
     discrete = True
     label_dtype = "float32"
     symmetric = True

@@ -19,6 +19,7 @@ from bertrio.data.tokens import Sequences, Tokens
 # the pairs of rows that share a batch share one again in the next pass (twice as many at 200).
 WINDOW = 50
 ARRAYS = ("ids", "label_values", "sources", "lengths", "widths")  # of `Rows`, with one entry a row
+FACTOR = 6364136223846793005  # an odd number of 64 bits: Knuth's multiplier
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class BatchShard:
         rows: positions in the whole batch: [B], on the CPU.
         count: number of rows in the whole batch.
         labels, labelled: those of the whole batch: [count], or None.
+        texts: `Batch.texts` of the whole batch.
         weight: weight of these rows in a mean over the whole batch.
     """
 
@@ -36,6 +38,7 @@ class BatchShard:
     count: int
     labels: Tensor | None
     labelled: Tensor | None
+    texts: Tensor
     weight: float
 
 
@@ -59,6 +62,14 @@ class Batch:
     def weight(self) -> float:
         """Weight of the rows in a mean over the whole batch: 1 if the batch is not a shard."""
         return 1.0 if self.shard is None else self.shard.weight
+
+    @property
+    def texts(self) -> Tensor:
+        """Numbers of the texts by their tokens, [B, one or two]: int64, equal for equal texts whatever their padding.
+
+        They are polynomials of the token ids modulo 2^64; two of different texts are equal by chance alone.
+        """
+        return torch.stack([_numbers(tokens) for tokens in self.inputs], dim=1)
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`; copies to a CUDA device are asynchronous."""
@@ -88,7 +99,7 @@ class Batch:
         rows = np.array_split(np.arange(len(self.rows)), count)[index]
         weight = len(rows) / len(self.rows)
         rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        shard = BatchShard(torch.from_numpy(rows), len(self.rows), self.labels, self.labelled, weight)
+        shard = BatchShard(torch.from_numpy(rows), len(self.rows), self.labels, self.labelled, self.texts, weight)
         return replace(self._select(rows), shard=shard)
 
     def _select(self, rows: np.ndarray) -> Batch:
@@ -96,6 +107,12 @@ class Batch:
         inputs = tuple({name: value[rows] for name, value in tokens.items()} for tokens in self.inputs)
         labels, labelled = (None if part is None else part[rows] for part in (self.labels, self.labelled))
         return Batch(self.task, self.rows[rows], inputs, labels, labelled)
+
+
+def _numbers(tokens: Tokens) -> Tensor:
+    ids = tokens["input_ids"] * tokens["attention_mask"]
+    powers = torch.full_like(ids[0], FACTOR).cumprod(dim=0)  # wraps around
+    return (ids * powers).sum(dim=1)
 
 
 class Rows:

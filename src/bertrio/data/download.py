@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from bertrio.config import DataParams, MlmRows, Params, build_tasks
+from bertrio.config import DataParams, Params, build_tasks
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder, write_csv, write_json
@@ -125,12 +125,12 @@ def _check_fractions(data: SourceData, tasks: dict[str, Task], max_fraction: flo
         raise UserError("\n".join([*problems, advice + limit]))
 
 
-def _write_corpora(params: DataParams, rows: MlmRows, folder: Path) -> dict[str, dict[str, Any]]:
-    source = get_source(params.source)
+def _write_corpora(params: DataParams, rows: Mapping[str, int], folder: Path) -> dict[str, dict[str, Any]]:
     facts: dict[str, dict[str, Any]] = {}
-    for name, wanted in rows:
+    for name, wanted in rows.items():
         if wanted == 0:
             continue
+        source = get_source(params.corpus_source(name))
         skipped = Counter[str]()
         texts = list(track(source.load_corpus(params, name, wanted, skipped), f"reading {name}", wanted))
         write_table(pd.DataFrame({"text": texts}), folder / f"{name}.parquet")

@@ -119,7 +119,8 @@ def _task_digest(name: str, data: TaskData) -> dict[str, Any]:
 
 
 def _corpora_digest(params: Params) -> dict[str, str]:
-    if not params.mlm.enabled or params.data.source not in ("cs224n", "files"):
+    sources = {params.data.corpus_source(name) for name, rows in params.mlm.rows.items() if rows}
+    if not params.mlm.enabled or not sources & {"cs224n", "files"}:
         return {}
     return _folder_digests("data.corpora_path", params.data.corpora_path, "*.tsv")
 

@@ -75,6 +75,19 @@ def quadratic_kappa(confusion: Array) -> Array:
     return np.where(chance > 0, 1 - _ratio(observed * total, chance), 0.0)
 
 
+def matthews_correlation(confusion: Array) -> Array:
+    r"""Matthews correlation of labels and predictions, -1 to 1.
+
+    $(n \sum_k n_{kk} - \sum_k t_k p_k) / \sqrt{(n^2 - \sum_k p_k^2)(n^2 - \sum_k t_k^2)}$, where $t_k$ of n rows have
+    label k and $p_k$ are predicted to be k (Matthews 1975; for any number of classes: Gorodkin 2004). 0 if labels or
+    predictions are constant, for which it is undefined.
+    """
+    labels, predicted, total = confusion.sum(-1), confusion.sum(-2), confusion.sum((-2, -1))
+    both = np.trace(confusion, axis1=-2, axis2=-1) * total - (labels * predicted).sum(-1)
+    spreads = (total**2 - (predicted**2).sum(-1)) * (total**2 - (labels**2).sum(-1))
+    return _ratio(both, np.sqrt(spreads))
+
+
 def _f1_by_class(confusion: Array) -> Array:
     return _ratio(2 * _diagonal(confusion), confusion.sum(-1) + confusion.sum(-2))
 
@@ -259,8 +272,11 @@ def _measure(prepare: Callable[[Scored], Weighted]) -> Callable[[Scored], float]
 
 
 ON_COUNTS: dict[str, Callable[[Array], Array]] = {
-    metric.__name__: metric for metric in (accuracy, f1, macro_f1, balanced_accuracy, off_by_one, mae, quadratic_kappa)
-}
+    metric.__name__: metric
+    for metric in (
+        accuracy, f1, macro_f1, balanced_accuracy, off_by_one, mae, quadratic_kappa, matthews_correlation,
+    )
+}  # fmt: skip
 WEIGHTED: dict[str, Callable[[Scored], Weighted]] = {
     **{name: _by_counts(metric) for name, metric in ON_COUNTS.items()},
     "roc_auc": _by_thresholds(roc_auc),
@@ -272,7 +288,7 @@ WEIGHTED: dict[str, Callable[[Scored], Weighted]] = {
     "rmse": _by_means(_squared_errors, lambda means: np.sqrt(means[0])),
 }
 METRICS: dict[str, Callable[[Scored], float]] = {name: _measure(prepare) for name, prepare in WEIGHTED.items()}
-CORRELATIONS = ("pearson", "spearman")  # overall_normalized maps these from [-1, 1] to [0, 1]
+CORRELATIONS = ("pearson", "spearman", "matthews_correlation")  # overall_normalized maps these from [-1, 1] to [0, 1]
 OVERALL = ("overall_mean", "overall_normalized")
 LOWER_IS_BETTER = ("mae", "ece", "brier", "rmse")
 

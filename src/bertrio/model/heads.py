@@ -287,8 +287,8 @@ class Cosine(Head):
     .. math:: o = f(\cos(u', v')), \quad u' = a(W u)
 
     "BERT++: Trustworthy MultiTask Learning with BERT", section 4.3.5: linear layers with dropout, activation, cosine.
-    After a projection with `relu` no cosine is below 0. The HeadOutput includes the raw cosine. Without projection
-    the head has no parameters, and only the encoder is trained.
+    After a projection with `relu` no cosine is below 0. The HeadOutput includes the raw cosine, u' and v'. Without
+    projection the head has no parameters, and only the encoder is trained.
 
     Args:
         hidden_size: H.
@@ -333,8 +333,10 @@ class Cosine(Head):
         self.target, self.scale, self.threshold = target, scale or DEFAULT_SCALES[kind], threshold
 
     def forward(self, u: Tensor, v: Tensor) -> HeadOutput:
-        cosine = cosine_similarity(*self.project([self.dropout(u), self.dropout(v)]))
-        return HeadOutput(self.scaling(cosine, self.target, self.scale, self.threshold).unsqueeze(-1), cosine)
+        u, v = self.project([self.dropout(u), self.dropout(v)])
+        cosine = cosine_similarity(u, v)
+        output = self.scaling(cosine, self.target, self.scale, self.threshold)
+        return HeadOutput(output.unsqueeze(-1), cosine, (u, v))
 
 
 HEADS: dict[str, type[Head]] = {

@@ -3,8 +3,8 @@
 All methods are linear in the task gradients: the combined gradient is sum_k w_k g_k, and the weights w depend only on
 the Gramian [K, K] of inner products g_i . g_j. The papers use two scales: PCGrad's weights are those of a sum (all 1
 without conflicts), the others' those of a mean (about 1 / K each). Here, all weights have the scale of a sum, so that a
-method replaces the sum of the losses at the same learning rate; `build_surgery` also offers the scale of a mean. To add
-a method, write the function and add it to `SURGERIES`.
+method replaces the sum of the losses at the same learning rate; `Surgery` also offers the scale of a mean. To add a
+method, write the function and add it to `METHODS`, or name a weighting of TorchJD in `TORCHJD`.
 """
 
 from __future__ import annotations
@@ -207,7 +207,65 @@ def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tenso
     return torch.as_tensor(1 + count * radius / length(solution.x) * solution.x)
 
 
-SURGERIES: dict[str, Method] = {
+class TorchJD:
+    r"""Adapter of a weighting of `torchjd.aggregation`, by name, as a method with a state of its own.
+
+    - `dualproj`: mean gradient, projected onto the directions along which no task's loss rises. Lopez-Paz and Ranzato
+      2017, "Gradient Episodic Memory for Continual Learning", eq. 11.
+    - `fairgrad`: $G w = w^{-1/\alpha}$, alpha-fairness of the tasks' gains, here with alpha = 2. Ban and Ji 2024, "Fair
+      Resource Allocation in Multi-Task Learning", eq. 4.
+    - `gradvac`: as PCGrad, but towards a cosine that is a moving average of the pair's past ones, not 0. Wang et al.
+      2021, "Gradient Vaccine: Investigating and Improving Multi-task Optimization in Massively Multilingual Models",
+      Algorithm 1; has a state.
+    - `random`: softmax of normal draws. Lin et al. 2022, "Reasonable Effectiveness of Random Weighting: A Litmus Test
+      for Multi-Task Learning", Section 3.
+    - `cr_mogm`: moving average, $\lambda_k = 0.9 \lambda_{k-1} + 0.1 w$, of the weights w of UPGrad. Zhou et al. 2022,
+      "On the Convergence of Stochastic Multi-Objective Gradient Manipulation and Beyond"; has a state.
+
+    The Gramian is divided by the mean of its diagonal, which makes weights free of a common scale of the gradients;
+    weights that sum to 1 for orthogonal gradients of equal length are multiplied by K. A state starts afresh in a step
+    with another number of gradients. Other weightings of TorchJD need more than a Gramian and a number: the gradients
+    of several batches (MoDo, SDMGrad), all gradients of the past (ExcessMTL), a primary task (PCD), or more than two
+    gradients (Krum).
+    """
+
+    def __init__(self, name: str) -> None:
+        from torchjd import aggregation
+
+        build, self._of_mean = TORCHJD[name]
+        self._weighting, self._count = build(aggregation), 0
+
+    def __call__(self, gramian: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the weights [K] for a Gramian [K, K]; draws come from `generator`."""
+        count = len(gramian)
+        if count != self._count and hasattr(self._weighting, "reset"):
+            self._weighting.reset()
+        self._count = count
+        with torch.random.fork_rng(devices=[]):  # it draws from the global generator
+            torch.default_generator.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+            weights = self._weighting(gramian / gramian.diagonal().mean())
+        return weights * count if self._of_mean else weights
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {"count": self._count, "weighting": self._weighting.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if state["count"]:
+            self(torch.eye(state["count"], dtype=torch.float64), torch.Generator())  # makes the tensors to load into
+            self._weighting.load_state_dict(state["weighting"])
+
+
+# Constructors, given the module, and whether the weights have the scale of a mean
+TORCHJD: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "dualproj": (lambda jd: jd.DualProjWeighting(), True),
+    "fairgrad": (lambda jd: jd.FairGradWeighting(alpha=2.0), False),
+    "gradvac": (lambda jd: jd.GradVacWeighting(), False),
+    "random": (lambda jd: jd.RandomWeighting(), True),
+    "cr_mogm": (lambda jd: jd.CRMOGMWeighting(jd.UPGradWeighting()), True),
+}
+METHODS: dict[str, Method] = {
     "pcgrad": pcgrad,
     "mgda": mgda,
     "upgrad": upgrad,
@@ -215,20 +273,19 @@ SURGERIES: dict[str, Method] = {
     "aligned_mtl": aligned_mtl,
     "cagrad": cagrad,
 }
+SURGERIES = (*METHODS, *TORCHJD)
 
 
 class SurgeryOptions(Group):
     """The block `surgery` of params.yaml."""
 
-    method: Annotated[str, one_of({"none": None, **SURGERIES})]
+    method: Annotated[str, one_of(dict.fromkeys(("none", *SURGERIES)))]
     reduction: Literal["sum", "mean"]
     log_conflicts: bool
 
 
-def build_surgery(
-    method: str, reduction: Literal["sum", "mean"], generator: torch.Generator
-) -> Callable[[Tensor], Tensor]:
-    """Return the function from a Gramian [K, K] to the weights [K] of the gradients, both float64 on the CPU.
+class Surgery:
+    """Gradient surgery: from a Gramian [K, K] to the weights [K] of the gradients, both float64 on the CPU.
 
     A task with a zero gradient conflicts with none and is left out of the problem. This keeps the weights finite and,
     with MGDA, lets the other tasks train. Its own weight is that of the plain sum or mean, as is that of a single task
@@ -241,12 +298,24 @@ def build_surgery(
         generator: generator of methods that draw; the caller saves its state.
     """
 
-    def weigh(gramian: Tensor) -> Tensor:
+    def __init__(self, method: str, reduction: Literal["sum", "mean"], generator: torch.Generator) -> None:
+        self._method: Any = TorchJD(method) if method in TORCHJD else METHODS[method]
+        self._reduction, self._generator = reduction, generator
+
+    def __call__(self, gramian: Tensor) -> Tensor:
+        """Return the weights [K] for a Gramian [K, K]."""
         weights = torch.ones(len(gramian), dtype=torch.float64)
         norms = gramian.diagonal().sqrt()
         live = norms > ROUNDING * norms.max()
         if live.sum() > 1:
-            weights[live] = SURGERIES[method](gramian[live][:, live], generator)
-        return weights / len(gramian) if reduction == "mean" else weights
+            weights[live] = self._method(gramian[live][:, live], self._generator)
+        return weights / len(gramian) if self._reduction == "mean" else weights
 
-    return weigh
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the method for a checkpoint; empty for most."""
+        return self._method.state_dict() if isinstance(self._method, TorchJD) else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        if state:
+            self._method.load_state_dict(state)

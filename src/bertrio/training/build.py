@@ -31,7 +31,7 @@ from bertrio.techniques.regularizers.base import TeacherOutputs
 from bertrio.techniques.regularizers.moving_average import moving_average
 from bertrio.techniques.regularizers.norms import l1, l2
 from bertrio.techniques.schedules import SCHEDULES, Epoch, Sizes, proportional_batch_sizes
-from bertrio.techniques.surgery import build_surgery
+from bertrio.techniques.surgery import Surgery
 from bertrio.techniques.weighting import WEIGHTINGS
 from bertrio.training.loop import Trainer
 from bertrio.training.monitoring import Curves
@@ -137,7 +137,7 @@ def build_combiner(params: Params, model: MultitaskModel, learned: Sequence[nn.P
         return Combiner(parameters, processes)
     shared = [parameter for parameter in model.encoder.parameters() if parameter.requires_grad]
     draws = generator(params.runtime.seed, "surgery")
-    surgery = None if options.method == "none" else build_surgery(options.method, options.reduction, draws)
+    surgery = None if options.method == "none" else Surgery(options.method, options.reduction, draws)
     return GramianCombiner(parameters, processes, shared, surgery, draws, options.log_conflicts)
 
 

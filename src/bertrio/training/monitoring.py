@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from bertrio.config import Params
-from bertrio.config.loading import MEMBER_GROUPS, member_params
+from bertrio.config.loading import MEMBER_GROUPS, flatten, member_params
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv
 from bertrio.data.batches import Batch
@@ -38,7 +38,7 @@ LOGS = "logs"  # folder of trackers other than the table; git ignores it
 SHOWN = 5  # row ids per task in an error message
 VARIABLE = "BERTRIO_PROGRESS"  # environment variable: the file to write to
 STAGE = "DVC_STAGE"  # environment variable that DVC sets: the stage, such as finetune@base
-TOOLS = ("tensorboard", "wandb", "dvclive")  # names of their packages
+TOOLS = ("tensorboard", "wandb", "dvclive", "mlflow")  # names of their packages
 
 
 def read_every(device: torch.device) -> int:
@@ -257,9 +257,10 @@ def start_tool(kind: str, folder: Path, name: str, settings: Mapping[str, object
     TensorBoard writes to `folder`/tensorboard/<name>-<time>, so that runs can be compared. Weights & Biases starts a
     run in the project WANDB_PROJECT, by default `bertrio`, and puts its files in `folder`; WANDB_MODE=offline keeps
     them on this machine. DVCLive writes to `folder`/dvclive/<name>, which each run replaces, without experiments and
-    dvc.yaml of its own.
+    dvc.yaml of its own. MLflow starts a run in the experiment MLFLOW_EXPERIMENT_NAME, by default `bertrio`, at
+    MLFLOW_TRACKING_URI, by default the database `folder`/mlflow.db.
     """
-    from accelerate.tracking import DVCLiveTracker, TensorBoardTracker, WandBTracker
+    from accelerate.tracking import DVCLiveTracker, MLflowTracker, TensorBoardTracker, WandBTracker
 
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -268,10 +269,15 @@ def start_tool(kind: str, folder: Path, name: str, settings: Mapping[str, object
         elif kind == "wandb":
             project = os.environ.get("WANDB_PROJECT", "bertrio")
             tool = WandBTracker(project, name=name, dir=str(folder), config=dict(settings))
+        elif kind == "mlflow":
+            os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder.resolve()}/mlflow.db")
+            tool = MLflowTracker("bertrio", str(folder.resolve() / "mlflow"), run_name=name)
         else:
             live = folder / "dvclive" / name
             tool = DVCLiveTracker(dir=str(live), dvcyaml=None, save_dvc_exp=False, report=None)
         tool.start()
+        if kind == "mlflow":
+            tool.store_init_configuration(flatten(settings))
     except Exception as error:  # each package has its own
         raise UserError(f"tracking.to: {kind} can't start a run ({error})") from error
     return tool

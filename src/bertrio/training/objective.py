@@ -89,7 +89,8 @@ class Objective(StepObjective):
         losses: losses by task.
         weighting: module `(task, loss) -> loss`.
         regularizers: regularizers by name.
-        whole_batch_tasks: tasks whose loss is not a mean over rows, so that it needs the outputs of the whole batch.
+        whole_batch_tasks: tasks whose loss is not a mean over rows, so that it needs the outputs of the whole batch and
+            the numbers of its texts.
         label_weights: weight of the loss on the labels by task, 1 if not named.
     """
 
@@ -139,10 +140,12 @@ class Objective(StepObjective):
         ]
 
     def _batch_loss(self, batch: Batch, output: HeadOutput, penalties: dict[str, Tensor]) -> BatchLoss:
-        whole = batch.shard if batch.task in self.whole_batch_tasks else None
-        if whole is not None:
-            output = self._whole_batch(output, whole)
-        loss = self._label_loss(batch.task, output, whole or batch)
+        rows: Batch | BatchShard = batch
+        if batch.task in self.whole_batch_tasks:
+            if batch.shard is not None:
+                output, rows = self._whole_batch(output, batch.shard), batch.shard
+            output = output._replace(texts=rows.texts)
+        loss = self._label_loss(batch.task, output, rows)
         total = self.label_weights.get(batch.task, 1.0) * loss
         for name, penalty in penalties.items():
             total = total + self.regularizers[name].weight * penalty
@@ -159,8 +162,7 @@ class Objective(StepObjective):
         if batch.labelled is None:
             return self.losses[task](output, batch.labels)
         rows = batch.labelled
-        kept = HeadOutput(output.outputs[rows], None if output.cosine is None else output.cosine[rows])
-        return rows.float().mean() * self.losses[task](kept, batch.labels[rows])
+        return rows.float().mean() * self.losses[task](output.take(rows), batch.labels[rows])
 
     def _whole_batch(self, output: HeadOutput, shard: BatchShard) -> HeadOutput:
         """Return the outputs of all processes for a batch, with a gradient for the rows of this process only.
@@ -176,7 +178,10 @@ class Objective(StepObjective):
             gathered = self.runtime.processes.all_gather_rows(counted, positions, shard.count)
             return gathered.index_add(0, positions, scale * (values - values.detach()))
 
-        return HeadOutput(gather(output.outputs), None if output.cosine is None else gather(output.cosine))
+        if output.cosine is None or output.vectors is None:
+            return HeadOutput(gather(output.outputs))
+        u, v = output.vectors
+        return HeadOutput(gather(output.outputs), gather(output.cosine), (gather(u), gather(v)))
 
     def groups(self, tasks: Sequence[str]) -> list[list[str]]:
         """Group the tasks of a step by the regularizers that are due for them; each group shares one pass."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, TypeGuard
@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from bertrio.config import OptimizerParams
 from bertrio.core.distributed import Processes
 from bertrio.techniques.gradients import TaskGradients, conflict_rows
+from bertrio.techniques.surgery import Surgery
 from bertrio.training.checkpoints import Stateful
 from bertrio.training.monitoring import FiniteCheck
 
@@ -202,20 +203,20 @@ class GramianCombiner(Combiner):
         parameters: all trained parameters; gradients of those not in `shared` are summed.
         processes: processes that share the run.
         shared: parameters of the encoder.
-        surgery: function from the Gramian [K, K] to weights [K]; None sums the gradients.
+        surgery: function from the Gramian [K, K] to weights [K]; None sums the gradients. Its state is saved.
         generator: generator of surgery, saved in checkpoints.
         log_conflicts: append the inner products of every step to `conflicts`.
     """
 
     separate = True
-    saved = ("_generator", "conflicts")
+    saved = ("_generator", "_surgery", "conflicts")
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         processes: Processes,
         shared: Sequence[nn.Parameter],
-        surgery: Callable[[Tensor], Tensor] | None,
+        surgery: Surgery | None,
         generator: torch.Generator,
         log_conflicts: bool,
     ) -> None:

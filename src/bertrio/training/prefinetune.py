@@ -44,6 +44,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     from bertrio.data.batches import BatchStream
     from bertrio.model.config import encoder_width
     from bertrio.model.multitask import build_model, save_heads
+    from bertrio.techniques.losses import LOSSES
     from bertrio.training.build import build_losses, load_split, rows_per_pass
     from bertrio.training.checkpoints import open_checkpoints
     from bertrio.training.evaluator import EpochEvaluator, Selection
@@ -62,7 +63,8 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
         order = generator(params.runtime.seed, f"prefinetune batches {name}")
         drawn = rows_per_pass(params, train[name])
         stream = BatchStream(train[name], params.tasks[name].batch_size, order, drawn=drawn)
-        objective = Objective(model, build_losses(train, params))
+        whole_batch = [name] if LOSSES[params.tasks[name].loss].whole_batch else []
+        objective = Objective(model, build_losses(train, params), whole_batch_tasks=whole_batch)
         trainer = single_task_trainer(objective, name, stream, "prefinetune", params)
         evaluator = EpochEvaluator(params, model, {"dev": dev}, Selection("last", "dev"))
         train_epochs("prefinetune", trainer, evaluator, checkpoints)

@@ -127,11 +127,12 @@ def test_scores_that_stand_there_as_text_are_scaled_and_what_is_none_is_rejected
 
 
 def test_a_corpus_is_streamed_from_a_ref_and_as_many_texts_drawn(ask, data_params):
-    order = {"params": data_params(source="hub").model_dump(), "corpus": "sick"}
+    params = data_params(source="hub", hub={"corpora": {"mine": hub.CORPORA["sick"].model_dump()}}).model_dump()
     facts = {"id": "RobZamp/sick", "revision": "refs/convert/parquet", "commit": C}
-    every, two = (ask({**order, "rows": rows}) for rows in (None, 2))
-    assert every == {"texts": every["texts"], "skipped": {"empty text": 1}, "facts": facts}
-    assert sorted(every["texts"]) == ["a x", "b", "c z"] and two["texts"] == every["texts"][:2]
+    for name in ("sick", "mine"):
+        every, two = (ask({"params": params, "corpus": name, "rows": rows}) for rows in (None, 2))
+        assert every == {"texts": every["texts"], "skipped": {"empty text": 1}, "facts": facts}
+        assert sorted(every["texts"]) == ["a x", "b", "c z"] and two["texts"] == every["texts"][:2]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import pearsonr
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
@@ -75,6 +74,17 @@ def cosent(o, c, y, temperature=0.05):
     return (1 + sum(((c[j] - c[i]) / temperature).exp() for i, j in pairs)).log()
 
 
+VECTORS = torch.randn(2, 7, 3, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
+def multiple_negatives_ranking(o, vectors, y, temperature=0.05, symmetric=True, threshold=None):
+    u, v = (side / side.norm(dim=1, keepdim=True) for side in vectors)
+    similar = y >= ((y.min() + y.max()) / 2 if threshold is None else threshold)
+    e = (u @ v.T / temperature).exp()
+    own, hard = e.diagonal(), e.diagonal()[~similar].sum()
+    return torch.stack([-(own / (e.sum(1 - side) + hard)).log()[similar] for side in range(1 + symmetric)])
+
+
 TAKE_WEIGHTS = {cross_entropy, dual_objective, ordinal_log_loss, bce, siamese_softmax}
 CASES = [
     (CLASSES, cross_entropy, {}),
@@ -94,15 +104,21 @@ CASES = [
     (SCORE, cosine_embedding, {"threshold": 4.2, "margin": -0.5}),
     (SCORE, cosent, {}),
     (SCORE, cosent, {"temperature": 0.1}),
+    (BINARY, multiple_negatives_ranking, {}),
+    (SCORE, multiple_negatives_ranking, {"threshold": 4.2, "symmetric": False, "temperature": 0.2}),
 ]
 
 
 def inputs(name, target, dtype=torch.float32):
-    """Outputs and cosines for seven rows, exact in bfloat16, which take a gradient."""
+    """Outputs, and cosines or vectors, for seven rows, exact in bfloat16, which take a gradient."""
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(7, target.outputs_for(name), generator=generator).bfloat16().to(dtype).requires_grad_()
     cosine = torch.tensor([0.5, -0.25, 0.75, -1.0, 0.375, 0.875, -0.5], dtype=dtype, requires_grad=True)
-    return outputs, cosine
+    return outputs, (VECTORS.to(dtype, copy=True).requires_grad_() if "negatives" in name else cosine)
+
+
+def head_output(outputs, other):
+    return HeadOutput(outputs, vectors=tuple(other)) if other.ndim == 3 else HeadOutput(outputs, other)
 
 
 def value_and_gradients(loss, sides):
@@ -120,7 +136,7 @@ WEIGHTED = [(*case, True) for case in CASES if case[1] in TAKE_WEIGHTS]
 )
 def test_the_loss_and_its_gradient_are_those_of_the_equation_in_float64(target, equation, options, weighted):
     name = {pearson_loss: "pearson"}.get(equation, equation.__name__)
-    labels, weights, classes = LABELS[target], torch.ones(7), max(2, target.size)
+    labels, weights, classes = LABELS[target], torch.ones(()), max(2, target.size)
     if weighted:
         options = {**options, "class_weights": "inverse"}
         gold = np.repeat(np.arange(classes), COUNTS[classes])
@@ -128,7 +144,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_equation_in_float64(target, 
         weights = torch.from_numpy(balanced)[labels.long()]
     sides, exact = inputs(name, target), inputs(name, target, torch.float64)
     loss = build_loss(name, target, options, COUNTS.get(classes, ()))
-    value, gradients = value_and_gradients(loss(HeadOutput(*sides), labels), sides)
+    value, gradients = value_and_gradients(loss(head_output(*sides), labels), sides)
     options = {option: value for option, value in options.items() if option != "class_weights"}
     expected, by_hand = value_and_gradients((weights * equation(*exact, labels, **options)).mean(), exact)
     assert value == pytest.approx(expected, rel=1e-5)
@@ -136,20 +152,21 @@ def test_the_loss_and_its_gradient_are_those_of_the_equation_in_float64(target, 
         torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-6)
 
 
+COSINE = ("cos", "multiple_negatives")
 FITTING = [(name, target) for target in (CLASSES, ORDERED, BINARY, SCORE) for name in losses_for(target)]
 
 
 @pytest.mark.parametrize(("name", "target"), FITTING)
 def test_the_loss_is_one_float32_whatever_the_dtype_of_the_output(name, target):
     loss, labels = build_loss(name, target, {}), LABELS[target]
-    exact, half = (loss(HeadOutput(*inputs(name, target, dtype)), labels) for dtype in (torch.float32, torch.bfloat16))
+    exact, half = (loss(head_output(*inputs(name, target, dtype)), labels) for dtype in (torch.float32, torch.bfloat16))
     assert half.dtype == torch.float32 and half.shape == ()
     assert torch.equal(half, exact)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(loss(HeadOutput(*inputs(name, target)), labels), exact)
+        assert torch.equal(loss(head_output(*inputs(name, target)), labels), exact)
 
 
-@pytest.mark.parametrize(("name", "target"), [case for case in FITTING if "cos" not in case[0]])
+@pytest.mark.parametrize(("name", "target"), [case for case in FITTING if not case[0].startswith(COSINE)])
 def test_a_certain_wrong_answer_is_finite_and_so_is_its_gradient(name, target):
     outputs = torch.full((2, target.outputs_for(name)), -200.0)
     outputs[:, -1] = 200.0
@@ -194,6 +211,33 @@ def test_cosent_is_zero_without_ordered_rows_and_finite_where_the_exponential_ov
     assert expected or not cosine.grad.any()
 
 
+def ranking(vectors, labels, texts=None, **options):
+    output = HeadOutput(vectors[0], vectors=tuple(vectors), texts=texts)
+    return build_loss("multiple_negatives_ranking", BINARY, options)(output, torch.tensor(labels))
+
+
+def test_multiple_negatives_ranking_is_that_of_sentence_transformers_in_both_directions():
+    losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
+    peer, sides = losses.MultipleNegativesRankingLoss(None), list(VECTORS.float())  # the scale is 20 there too
+    forward, backward = (peer.compute_loss_from_embeddings(both, None).item() for both in (sides, sides[::-1]))
+    assert ranking(sides, [1.0] * 7, symmetric=False).item() == pytest.approx(forward, rel=1e-5)
+    assert ranking(sides, [1.0] * 7).item() == pytest.approx((forward + backward) / 2, rel=1e-5)
+
+
+def test_equal_texts_of_a_batch_are_no_negatives_and_no_pair_of_a_batch_is_nothing_to_learn():
+    """Rows 2 and 4 share texts with row 0, the hard pair 3 is one text twice: rows 0, 1 and 4 are a batch by hand."""
+    texts = torch.tensor([[0, 1], [2, 3], [4, 1], [5, 5], [0, 6]])
+    labels, (u, v) = [1.0, 1, 0, 0, 1], F.normalize(VECTORS[:, :5].float(), dim=2)
+    e = (u @ v.T / 0.05).exp()
+    negatives = {0: [1, 3], 1: [0, 2, 3, 4], 4: [1, 3]}
+    by_hand = sum(-(e[i, i] / (e[i, i] + e[i, j].sum() + e[2, 2])).log() for i, j in negatives.items()) / 3
+    assert ranking((u, v), labels, texts, symmetric=False).item() == pytest.approx(by_hand.item(), rel=1e-5)
+    vectors = VECTORS.float().requires_grad_()
+    loss = ranking(vectors, [0.0] * 7)
+    loss.backward()
+    assert loss.item() == 0 and not vectors.grad.any()
+
+
 def test_an_absent_class_weighs_nothing_and_a_batch_of_one_class_keeps_its_weight():
     assert inverse_frequency([4, 0, 2]).tolist() == [0.75, 0.0, 1.5]
     assert weighted_mean(torch.tensor([1.0, 3.0]), torch.ones(2), torch.tensor([9.0, 0.5])).item() == 1.0
@@ -202,7 +246,7 @@ def test_an_absent_class_weighs_nothing_and_a_batch_of_one_class_keeps_its_weigh
 # Errors
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if name.startswith("cos")])
+@pytest.mark.parametrize("name", [name for name in LOSSES if name.startswith(COSINE)])
 def test_a_head_without_a_cosine_is_an_error_that_says_which_has_one(name):
     with pytest.raises(ValueError, match="head cosine, for pairs with encoding bi, does"):
         build_loss(name, SCORE, {})(HeadOutput(torch.zeros(7, 1)), LABELS[SCORE])
@@ -231,10 +275,3 @@ def test_a_threshold_that_leaves_one_side_empty_is_an_error(threshold):
 def test_what_cannot_be_built_is_an_error_before_any_training(name, target, options, message):
     with pytest.raises(ValueError, match=message):
         build_loss(name, target, options)
-
-
-def test_pearson_is_one_minus_scipys_correlation_where_mean_and_spread_are_right():
-    scores, labels = inputs("pearson", SCORE)[0].detach(), LABELS[SCORE]
-    r = pearsonr(scores.squeeze(1).double(), labels.double()).statistic
-    line = labels.std() / scores.std() * (scores - scores.mean()) + labels.mean()
-    assert pearson(HeadOutput(line), labels, low=0.0, high=5.0).item() == pytest.approx(1 - r, rel=1e-5)

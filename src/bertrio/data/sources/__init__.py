@@ -3,10 +3,10 @@
     load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData
     load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]
 
-`load_corpus` draws `rows` texts (None: all) of the unlabelled corpus `imdb`, `multinli` or `sick`; a pair of sentences
-becomes one text. It counts rows without usable text in `skipped`, by reason. A source may also have
-`corpus_facts(params, name) -> dict`, which describes the origin of the corpus. `load_rows` combines the source's tasks
-with those that have their own `data` block.
+`load_corpus` draws `rows` texts (None: all) of the unlabelled corpus `imdb`, `multinli` or `sick`; `files` and `hub`
+read others too, see `DataParams.corpus_source`. A pair of sentences becomes one text. It counts rows without usable
+text in `skipped`, by reason. A source may also have `corpus_facts(params, name) -> dict`, which describes the origin of
+the corpus. `load_rows` combines the source's tasks with those that have their own `data` block.
 """
 
 from __future__ import annotations

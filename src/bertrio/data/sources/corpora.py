@@ -24,6 +24,8 @@ TEXT_COLUMNS = {
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
     """Yield `rows` texts (None: all) of `<data.corpora_path>/<name>.tsv`, drawn from all; a pair becomes one text.
 
+    Corpora other than those in `TEXT_COLUMNS` have a column `text`.
+
     Public TSV files are often written without quoting. A line with damaged quoting is therefore read without quoting.
     Rows without text, and lines that are not UTF-8 or have a wrong number of columns, are counted in `skipped`. If a
     file has a column `split`, only the rows of `train` are used.
@@ -32,7 +34,7 @@ def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counte
         UserError: if the folder, the file or a column is missing.
     """
     if params.corpora_path is None:
-        raise UserError("data.corpora_path: found null, expected a folder with imdb.tsv, multinli.tsv, sick.tsv")
+        raise UserError(f"data.corpora_path: found null, expected the folder of {name}.tsv, see mlm.rows")
     path = Path(params.corpora_path).expanduser() / f"{name}.tsv"
     if not path.is_file():
         raise UserError(
@@ -40,12 +42,11 @@ def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counte
             f"To do without this corpus set mlm.rows.{name} to 0"
         )
     table = read_delimited(path, "\t")
-    check_columns(str(path), table.columns, TEXT_COLUMNS[name])
-    texts = list(_texts(table, TEXT_COLUMNS[name], skipped))
-    chosen = sorted(
-        random.Random(SEED).sample(range(len(texts)), min(len(texts), len(texts) if rows is None else rows))
-    )
-    yield from (texts[place] for place in chosen)
+    columns = TEXT_COLUMNS.get(name, ("text",))
+    check_columns(str(path), table.columns, columns)
+    texts = list(_texts(table, columns, skipped))
+    count = len(texts) if rows is None else min(len(texts), rows)
+    yield from (texts[place] for place in sorted(random.Random(SEED).sample(range(len(texts)), count)))
 
 
 def _texts(table: RawTable, columns: Sequence[str], skipped: Counter[str]) -> Iterator[str]:

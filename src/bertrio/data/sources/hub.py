@@ -116,8 +116,7 @@ def corpus_facts(params: DataParams, name: str) -> dict[str, str]:
 
 def _corpus(params: DataParams, name: str) -> HubCorpus:
     """Return the data set of a corpus, from params or else the preset."""
-    blocks: Mapping[Any, HubCorpus] = params.hub.corpora
-    return blocks.get(name, CORPORA[name])
+    return {**CORPORA, **params.hub.corpora}[name]
 
 
 def _scaled(row: dict[str, Any], label: str, scale: float, task: Task) -> dict[str, Any]:

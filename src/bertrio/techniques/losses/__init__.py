@@ -20,6 +20,7 @@ from bertrio.core.tasks import Binary, Classes, HeadOutput, Ordered, Score, Targ
 from bertrio.techniques.losses.binary import bce, siamese_softmax
 from bertrio.techniques.losses.classes import cross_entropy, dual_objective, ordinal_log_loss
 from bertrio.techniques.losses.cosine import cosent, cosine_embedding, cosine_mse
+from bertrio.techniques.losses.negatives import multiple_negatives_ranking
 from bertrio.techniques.losses.scores import mse, pearson
 from bertrio.techniques.losses.weights import inverse_frequency
 
@@ -56,6 +57,7 @@ LOSSES: dict[str, LossKind] = {
     "cosine_mse": LossKind(cosine_mse, Binary | Score),
     "cosine_embedding": LossKind(cosine_embedding, Binary | Score),
     "cosent": LossKind(cosent, Binary | Score, rows=2),
+    "multiple_negatives_ranking": LossKind(multiple_negatives_ranking, Binary | Score, rows=2),
 }
 FROM_TARGET = {"low", "high"}  # arguments that users do not set
 CLASS_WEIGHTS = {"inverse": inverse_frequency}

@@ -5,7 +5,7 @@ They train the cosine only: what a head computes from it, such as a learnt scale
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import torch
 from pydantic import Field
@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 from bertrio.core.options import Positive, Real
 from bertrio.core.tasks import HeadOutput
+
+T = TypeVar("T")
 
 
 def cosine_mse(output: HeadOutput, labels: Tensor, *, low: float, high: float) -> Tensor:
@@ -64,12 +66,9 @@ def cosine_embedding(
     Raises:
         ValueError: if `threshold` is out of its range, or the head gives no cosine.
     """
-    if threshold is None:
-        threshold = (low + high) / 2
-    if not low < threshold <= high:
-        raise ValueError(f"loss_options.threshold: expected a label above {low} and at most {high}, found {threshold}")
+    similar = at_least(labels, threshold, low, high)
     cosine = _cosine(output, "cosine_embedding")
-    return torch.where(labels.float() >= threshold, 1 - cosine, (cosine - margin).clamp(min=0)).mean()
+    return torch.where(similar, 1 - cosine, (cosine - margin).clamp(min=0)).mean()
 
 
 def cosent(output: HeadOutput, labels: Tensor, *, temperature: Positive = 0.05) -> Tensor:
@@ -98,11 +97,33 @@ def cosent(output: HeadOutput, labels: Tensor, *, temperature: Positive = 0.05) 
     return torch.cat((excess.new_zeros(1), excess.flatten())).logsumexp(dim=0)  # the 0 is the log of the 1
 
 
-def _cosine(output: HeadOutput, loss: str) -> Tensor:
-    """Return the cosine [B] in float32."""
-    if output.cosine is None:
+def at_least(labels: Tensor, threshold: float | None, low: float, high: float) -> Tensor:
+    """Return which labels [B] reach the threshold; None: the mean of `low` and `high`.
+
+    Raises:
+        ValueError: if no label, or every label, could reach it.
+    """
+    if threshold is None:
+        threshold = (low + high) / 2
+    if not low < threshold <= high:
+        raise ValueError(f"loss_options.threshold: expected a label above {low} and at most {high}, found {threshold}")
+    return labels.float() >= threshold
+
+
+def need_cosine(found: T | None, loss: str) -> T:
+    """Return the cosine, or the vectors, of a head's output.
+
+    Raises:
+        ValueError: if the head gives none.
+    """
+    if found is None:
         raise ValueError(
             f"{loss}: expected a head that gives the raw cosine of two sentences, found one that gives none; "
             "head cosine, for pairs with encoding bi, does"
         )
-    return output.cosine.float()
+    return found
+
+
+def _cosine(output: HeadOutput, loss: str) -> Tensor:
+    """Return the cosine [B] in float32."""
+    return need_cosine(output.cosine, loss).float()

@@ -35,6 +35,7 @@ SMALL = {
     "encoder.tiny": {"vocab_size": 300, "hidden_size": 32, "layers": 1, "heads": 2, "intermediate_size": 32},
     "mlm.rows": {"imdb": 20, "multinli": 20, "sick": 20},
     "mlm.block_size": 16,
+    "distill.weight": 0,  # there is no teacher
     **{f"{stage}.max_steps": UPDATES for stage in ("mlm", "prefinetune", "finetune")},
 }
 

@@ -36,14 +36,14 @@ def simple_baselines(
     Returns:
         By task: `{"bag_of_words": {"accuracy": 0 to 1}}` for classes and binary targets, and
         `{"word_overlap": {"pearson": -1 to 1}}` for pairs with a score. Tasks without a baseline (scores of single
-        texts) and tasks without labelled rows in train and dev are left out.
+        texts, sets of classes) and tasks without labelled rows in train and dev are left out.
     """
     scores: dict[str, Scores] = {}
     for name, task in tasks.items():
         if not {"train", "dev"} <= set(tables[name]):
             continue
         train, dev = (tables[name][split].dropna(subset=["label"]) for split in ("train", "dev"))
-        if train.empty or dev.empty:
+        if train.empty or dev.empty or task.target.sets:
             continue
         if task.target.discrete:
             train = train.sample(min(len(train), MAX_TRAIN_ROWS), random_state=0)

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.core.errors import UserError
-from bertrio.core.tasks import Array, Task
+from bertrio.core.tasks import Array, Task, probability_of
 from bertrio.evaluation.intervals import contributions
 from bertrio.evaluation.metrics import METRICS, OVERALL
 from bertrio.evaluation.predictions import Scored
@@ -74,7 +74,7 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
     """
     revisions = [*first, *second]
     tasks, missing, notes = _shared_tasks(revisions)
-    matched = match([(revision.title, revision.predictions()) for revision in revisions], list(tasks), split)
+    matched = match([(revision.title, revision.predictions()) for revision in revisions], tasks, split)
     missing += [name for name in tasks if name not in matched]
     runs = [
         {name: _task_score(tasks[name], pair.scored[index]) for name, pair in matched.items()}
@@ -218,8 +218,7 @@ def _errors(runs: Sequence[Scored], task: Task) -> tuple[Array, Array]:
     if runs[0].probabilities is None:
         errors = np.mean([np.abs(run.predictions - run.labels) for run in runs], axis=0)
         return errors, errors
-    rows = np.arange(len(runs[0].labels))
-    doubts = [1 - run.probabilities[rows, run.labels.astype(int)] for run in runs]
+    doubts = [1 - probability_of(run.labels, run.probabilities, run.sets) for run in runs]
     return np.mean([1 - run.correct for run in runs], axis=0), np.mean(doubts, axis=0)
 
 
@@ -278,7 +277,9 @@ def _notes(first: Side, second: Side, split: str) -> Iterator[str]:
     selected_on = {revision.title: _selected_on(revision) for revision in (*first, *second)}
     epochs = [title for title, how in selected_on.items() if rows in how.get("rows", "").split(", ")]
     members = [title for title, how in selected_on.items() if how.get("ensemble") == split]
-    for what, titles, on in (("epochs", epochs, rows), ("ensemble members", members, split)):
+    thresholds = [title for title, how in selected_on.items() if rows in how.get("thresholds", "").split(", ")]
+    choices = (("epochs", epochs, rows), ("thresholds", thresholds, rows), ("ensemble members", members, split))
+    for what, titles, on in choices:
         if titles:
             yield f"the {what} of {', '.join(titles)} were chosen on {on}, which flatters them here"
     for side in (first, second):

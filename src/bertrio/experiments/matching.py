@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 
 from bertrio.core.errors import UserError
+from bertrio.core.tasks import Task
 from bertrio.evaluation.predictions import Scored
 
 MAX_IDS = 3  # ids in a message
@@ -20,14 +21,14 @@ class Matched(NamedTuple):
     scored: list[Scored]
 
 
-def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Sequence[str], split: str) -> dict[str, Matched]:
+def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Mapping[str, Task], split: str) -> dict[str, Matched]:
     """Find the labelled rows of `split` in every table.
 
     Rows are sorted by id, so results do not depend on the order of the tables.
 
     Args:
         tables: names, for messages, and prediction tables; two or more.
-        tasks: tasks to match.
+        tasks: tasks to match, by name.
         split: dev, test or another split of the tables.
 
     Returns:
@@ -40,14 +41,14 @@ def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Sequence[str], spli
     matched: dict[str, Matched] = {}
     problems: list[str] = []
     labelled = [(name, table[table["label"].notna()]) for name, table in tables]
-    for task in tasks:
+    for task, spec in tasks.items():
         (name, first), *others = [
             (name, table[(table["task"] == task) & (table["split"] == split)].sort_values("id"))
             for name, table in labelled
         ]
         if not first.empty or any(not rows.empty for _, rows in others):
             matched[task] = Matched(
-                first["id"].to_list(), [Scored.from_rows(first), *[Scored.from_rows(rows) for _, rows in others]]
+                first["id"].to_list(), [Scored.from_rows(rows, spec) for rows in (first, *(rows for _, rows in others))]
             )
         for other, rows in others:
             problems += [f"\n  {task}: {problem}" for problem in _differences(first, rows, name, other)]

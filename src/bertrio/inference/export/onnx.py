@@ -53,6 +53,8 @@ class Graph(nn.Module):
         outputs = self.head(*pooled).outputs
         if isinstance(self.target, Score):
             return outputs[:, 0].clamp(self.target.low, self.target.high)
+        if self.target.sets:
+            return outputs.sigmoid()
         if outputs.shape[1] == 1:
             return torch.cat((-outputs, outputs), dim=1).sigmoid()
         return outputs.softmax(dim=1)

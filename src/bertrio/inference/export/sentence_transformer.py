@@ -48,7 +48,7 @@ def compare_sentence_transformer(
 
 
 def write_cross_encoder(model: TrainedModel, task: Task, folder: Path) -> None:
-    """Write the files that `CrossEncoder(folder)` loads: class logits, the probability of yes, or a raw score.
+    """Write the files that `CrossEncoder(folder)` loads: class logits, probabilities (binary, multi-label), or a score.
 
     Pooling and head are separate modules, so that any pooling and hidden layers are possible.
     """
@@ -57,7 +57,7 @@ def write_cross_encoder(model: TrainedModel, task: Task, folder: Path) -> None:
     head: Any = model.network.heads[task.name]
     hidden = [_dense(layer, MODULES[head.activation]) for layer in head.hidden]
     modules = [*_pooled(model), *hidden, _dense(head.output, nn.Identity(), to="scores")]
-    activation = nn.Sigmoid() if _has_single_logit(task, head.output.out_features) else nn.Identity()
+    activation = nn.Sigmoid() if _has_sigmoid(task, head.output.out_features) else nn.Identity()
     exported = CrossEncoder(modules=modules, device="cpu", activation_fn=activation)
     exported.save(str(folder), create_model_card=False)
     write_config(model, folder, label_fields(task, head.output.out_features))
@@ -71,11 +71,11 @@ def compare_cross_encoder(model: TrainedModel, task: Task, folder: Path, texts: 
     rows = list(texts.itertuples(index=False, name=None))
     scores: Any = exported.predict(rows, convert_to_tensor=True, show_progress_bar=False)
     outputs = torch.from_numpy(model.outputs(task.name, texts)).float()
-    return scores.reshape(len(rows), -1), outputs.sigmoid() if _has_single_logit(task, outputs.shape[1]) else outputs
+    return scores.reshape(len(rows), -1), outputs.sigmoid() if _has_sigmoid(task, outputs.shape[1]) else outputs
 
 
-def _has_single_logit(task: Task, outputs: int) -> bool:
-    return task.target.discrete and outputs == 1
+def _has_sigmoid(task: Task, outputs: int) -> bool:
+    return task.target.sets or (task.target.discrete and outputs == 1)
 
 
 def _pooled(model: TrainedModel) -> list[Any]:

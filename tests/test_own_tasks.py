@@ -180,9 +180,11 @@ def test_the_other_block_and_all_commands_of_the_document_are_understood(project
         project({})
         with_settings(tmp_path, command)
         load_params("params.yaml")
-    text = add_to_tasks((root / "params.yaml").read_text(), blocks(document, "yaml")[1])
+    text = add_to_tasks((root / "params.yaml").read_text(), "".join(blocks(document, "yaml")[1:3]))
     (tmp_path / "params.yaml").write_text(text)
-    assert load_params("params.yaml").source_of("cola") == "hub"
+    params = load_params("params.yaml")
+    assert params.source_of("cola") == "hub"
+    assert params.same_rows == {"emotions": "emotions", "polite": "emotions"}
 
 
 def inputs():

@@ -112,9 +112,9 @@ def _load_rows(task: Task, frame: pd.DataFrame, folder: Path) -> _Rows:
             f"of task {task.name}, expected one for each of these {len(dev)}; run dvc repro, or the stages in order"
         )
     table = joined[(joined["split"] == "dev") & joined["label"].notna()].reset_index(drop=True)
-    scored = Scored.from_rows(table)
+    scored = Scored.from_rows(table, task)
     table = table.drop(columns=["probabilities", "score"]).assign(row_error=row_error(scored, task))
-    return _Rows(dev, table, scored, train)
+    return _Rows(dev, table, scored, train[train["label"].notna()])
 
 
 def _worst(scorer: Scorer, task: Task, rows: _Rows, options: AnalyzeParams) -> list[dict[str, Any]]:

@@ -14,13 +14,13 @@ FAR = 3.0  # standard deviations of the residuals beyond which a score looks wro
 def suspects(scored: Scored, task: Task) -> pd.DataFrame:
     """Return rows whose label looks wrong, the most doubtful first.
 
-    Predictions must be out of fold: the model was not trained on these labels. Those of dev are.
+    Predictions must be out of fold: the model was not trained on these labels. Those of dev are. Sets are not judged.
 
     Returns:
         Columns `row` (position), `suggested` (class or score) and `doubt`: for classes the probability of the suggested
         class minus that of the label, -1 to 1; for scores the residual in standard deviations.
     """
-    if len(scored.labels) == 0:
+    if len(scored.labels) == 0 or scored.sets:  # no method for sets here
         columns = np.zeros(0, np.int64), np.zeros(0), np.zeros(0)
     elif task.target.discrete:
         columns = _by_confident_learning(scored.labels.astype(np.int64), scored.probabilities)

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.analysis.words import count_words, words_of
-from bertrio.core.tasks import Array, Binary, Score, Task
+from bertrio.core.tasks import Array, Binary, MultiLabel, Score, Task
 from bertrio.data.splits import hash_texts
 from bertrio.evaluation.calibration import wilson
 from bertrio.evaluation.intervals import bootstrap, generator_for, interval
@@ -122,8 +122,11 @@ def misleading_overlap(facts: Facts) -> Slices:
 
 
 def label(facts: Facts) -> Slices:
-    """Slice by class, or by `BANDS` equal parts of the range of a score."""
+    """Slice by class, by the number of classes in a set, or by `BANDS` equal parts of the range of a score."""
     target = facts.task.target
+    if isinstance(target, MultiLabel):
+        names = ["label without a class", "one class", "two classes", "three classes or more"]
+        return _binned(target.encode(facts.labels).sum(axis=1), [1, 2, 3], names)
     if not isinstance(target, Score):
         classes = facts.labels.astype(np.int64)
         return pd.Categorical.from_codes(classes, [f"label {target.name_of(i)}" for i in range(max(2, target.size))])

@@ -10,7 +10,7 @@ import pandas as pd
 
 from bertrio.analysis.scorer import Scorer
 from bertrio.analysis.words import WORD, NearWords, delete_span, replace_span, unit, words_of
-from bertrio.core.tasks import Array, Predicted, Task
+from bertrio.core.tasks import Array, Predicted, Task, probability_of
 from bertrio.evaluation.predictions import Scored
 
 
@@ -107,11 +107,11 @@ def strongest_changes(
         row[edit["text"]] = edit["changed"]
     before = scorer.predict(task.name, rows)
     after = scorer.predict(task.name, pd.DataFrame(changed, columns=columns, dtype=object))
-    row_of_edit = [edit["row"] for edit in edits]
+    row_of_edit, sets = [edit["row"] for edit in edits], task.target.sets
     moved = pd.Series(distance(before.take(row_of_edit), after))
     best = moved.groupby(np.array(row_of_edit, dtype=np.int64)).idxmax() if edits else {}
     return [
-        _change(edits[best[row]], before.take([row]), after.take([best[row]])) if row in best else None
+        _change(edits[best[row]], before.take([row]), after.take([best[row]]), sets) if row in best else None
         for row in range(len(texts))
     ]
 
@@ -143,11 +143,11 @@ def _edits(
                     yield {**edit, "changed": changed}
 
 
-def _change(edit: dict[str, Any], before: Predicted, after: Predicted) -> dict[str, Any]:
+def _change(edit: dict[str, Any], before: Predicted, after: Predicted, sets: bool) -> dict[str, Any]:
     """Return an edit with the predictions of its row before and after it."""
     change = {key: value for key, value in edit.items() if key != "row"}
     change |= {"before": float(before.values[0]), "after": float(after.values[0])}
     for name, predicted in (("confidence_before", before), ("confidence_after", after)):
         if predicted.probabilities is not None:
-            change[name] = float(predicted.probabilities[0, int(predicted.values[0])])
+            change[name] = float(probability_of(predicted.values, predicted.probabilities, sets)[0])
     return change

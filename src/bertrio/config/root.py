@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, create_model, model_validator
 
@@ -86,6 +86,19 @@ class Params(_Regularizers):
     def source_tasks(self) -> list[str]:
         """Tasks whose rows come from `data.source`."""
         return [name for name, task in self.tasks.items() if task.data is None]
+
+    @property
+    def same_rows(self) -> dict[str, str]:
+        """Return the first task that reads the same files, texts and split, for each task of two or more that do."""
+        firsts: dict[str, list[str]] = {}
+        for name, task in self.tasks.items():
+            sources: dict[str, Any] = {"files": self.data.files, "hub": self.data.hub.tasks}
+            block = (task.data and task.data.hub) or task.data or sources.get(self.data.source, {}).get(name)
+            if block is not None and not self.data.drawn(name):
+                texts = block.model_dump(exclude={"columns": {"label"}, "label_scale": True, "split": True})
+                key = repr((task.kind, self.source_of(name), self.split_of(name), texts))
+                firsts.setdefault(key, []).append(name)
+        return {name: names[0] for names in firsts.values() if len(names) > 1 for name in names}
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Params:

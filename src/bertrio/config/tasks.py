@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Discriminator, Field, StringConstraints, Tag, ValidationInfo, field_validator, model_validator
 
 from bertrio.config.data import TaskData
-from bertrio.core.options import Count, Group, Rate, Real, Whole, matching, one_of, read_options
-from bertrio.core.tasks import TARGETS, Task, build_target
+from bertrio.core.options import Count, Group, Rate, Real, Share, Whole, matching, one_of, read_options
+from bertrio.core.tasks import MAX_SET, TARGETS, Task, build_target
 from bertrio.model.heads import HEADS, SHARES, HeadSpec, build_heads, head_options, options_to_share
 from bertrio.techniques.losses import LOSSES, build_loss, loss_options
 
@@ -24,10 +26,11 @@ Classes = Annotated[  # messages leave out tags in brackets
 
 class TaskParams(Group):
     kind: Literal["single", "pair"]
-    target: Literal["classes", "ordered", "binary", "score"]
+    target: Literal["classes", "ordered", "binary", "score", "multilabel"]
     classes: Classes | None = None
     range: tuple[Real, Real] | None = None
     metric: Annotated[str, Field(max_length=100)] | None = None
+    thresholds: list[Share] | None = None  # of multilabel, one a class; chosen on dev if None
     data: TaskData | None = None
     encoding: Literal["cross", "bi"] | None = None
     head: Annotated[str, one_of(HEADS)]
@@ -58,7 +61,7 @@ class TaskParams(Group):
 
     def task(self, name: str) -> Task:
         """Return the task that this block defines."""
-        target = build_target(self.target, self.classes, self.range, self.metric)
+        target = build_target(self.target, self.classes, self.range, self.metric, self.thresholds)
         return Task(name, self.kind, self.encoding or "cross", target)
 
     def head_spec(self, name: str, sharing: SharingParams) -> HeadSpec:
@@ -86,7 +89,13 @@ class TaskParams(Group):
         names = self.classes if isinstance(self.classes, list) else []
         allowed = {"score": self.classes is None, "binary": bool(names) or self.classes is None}
         if not allowed.get(self.target, self.classes is not None):
-            return "classes (how many, or their names) goes with target classes or ordered, names with binary too"
+            more = "names with binary too"
+            return f"classes (how many, or their names) goes with target classes or ordered or multilabel, {more}"
+        count = self.classes if isinstance(self.classes, int) else len(names)
+        if self.target == "multilabel" and (count > MAX_SET or re.search(r"[|,;]", "".join(names))):
+            return f"classes: expected {MAX_SET} at most, without the signs | , ; in their names, found {self.classes}"
+        if self.thresholds is not None and (self.target != "multilabel" or len(self.thresholds) != count):
+            return f"thresholds (one a class, from 0 to 1) goes with target multilabel, found {self.thresholds}"
         if (self.range is not None) != (self.target == "score"):
             return "range ([lowest, highest]) goes with target score, and with no other"
         if self.range is not None and self.range[0] >= self.range[1]:
@@ -123,12 +132,13 @@ class TaskParams(Group):
             ValueError: by the head or the loss, if they do not fit each other, the target or their options.
         """
         spec = self.head_spec("", SharingParams(layer="none", tasks=[]))
-        counts = [1] * max(2, spec.target.size) if spec.target.discrete else []
+        counts = spec.target.counts(np.arange(max(2.0, spec.target.size)))
         loss = build_loss(self.loss, spec.target, self.loss_options, counts)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             head = build_heads({"": spec}, WIDTH)[""]
             output = head(*[torch.zeros(ROWS, WIDTH)] * HEADS[self.head].vectors)
-        loss(output, torch.zeros(ROWS, dtype=getattr(torch, spec.target.label_dtype)))
+        labels = torch.from_numpy(spec.target.encode(np.zeros(ROWS)))
+        loss(output, labels.to(getattr(torch, spec.target.label_dtype)))
 
 
 class SharingParams(Group):

@@ -7,6 +7,7 @@ target instead of branching by its kind, except to check params, set limits of a
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # torch is slow to import
 
 TEXT_COLUMNS = {"single": ("text",), "pair": ("text_a", "text_b")}
 NUMBER = re.compile(r"\s*[-+]?\d+(\.\d*)?\s*")
-
+MAX_SET = 53  # classes of a set whose number is exact in float64
 
 Array = NDArray[np.float64]
 
@@ -78,6 +79,7 @@ class Target(ABC):
     discrete: ClassVar[bool]  # labels are class indices: members can vote, labels can be counted
     label_dtype: ClassVar[str]  # dtype of labels for losses: "int64" or "float32"
     symmetric: ClassVar[bool]  # whether the label of a pair is the same with its texts swapped
+    sets: ClassVar[bool] = False  # labels are sets of classes, see `MultiLabel`
     labels: tuple[str, ...] = ()
     metric: str | None = None
 
@@ -100,7 +102,7 @@ class Target(ABC):
     @property
     def class_names(self) -> tuple[str, ...]:
         """Names of the classes, or their numbers as text if they have none; () for scores."""
-        return self.labels
+        return self.labels or tuple(map(str, range(self.size if self.discrete else 0)))
 
     def outputs_for(self, loss: str) -> int:
         """Return the number of outputs of a head trained with `loss`."""
@@ -140,6 +142,18 @@ class Target(ABC):
             return "label is not a number"
         return None if self.allows(label) else "label out of range"
 
+    def chosen(self, value: float) -> tuple[Any, Any]:
+        """Return the class of a prediction and its name; of sets, a tuple of each."""
+        return int(value), self.name_of(value)
+
+    def encode(self, values: Array) -> Array:
+        """Return labels [B] as losses take them: [B], or [B, C] for sets."""
+        return values
+
+    def counts(self, values: Array) -> list[int]:
+        """Return the number of labels of each class; none of scores."""
+        return np.bincount(values.astype(np.int64), minlength=max(2, self.size)).tolist() if self.discrete else []
+
     @abstractmethod
     def allows(self, label: float) -> bool:
         """Return whether a finite label is in the range of this target."""
@@ -154,9 +168,8 @@ class Target(ABC):
         The amount is the absolute change in the probability of the class predicted before.
         """
         assert before.probabilities is not None and after.probabilities is not None
-        rows, classes = np.arange(len(before.values)), before.values.astype(np.int64)
-        moved = np.abs(after.probabilities[rows, classes] - before.probabilities[rows, classes])
-        return before.values != after.values, moved
+        sides = [probability_of(before.values, side.probabilities, self.sets) for side in (before, after)]
+        return before.values != after.values, np.abs(sides[1] - sides[0])
 
     def expected(self, predicted: Predicted) -> Array | None:
         """Return the mean label [B] by the predicted probabilities, or the score; None if labels have no order."""
@@ -182,10 +195,6 @@ class Classes(Target):
     @property
     def size(self) -> int:
         return self.count
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        return self.labels or tuple(map(str, range(self.count)))
 
     def allows(self, label: float) -> bool:
         return label == int(label) and 0 <= label < self.count
@@ -235,6 +244,84 @@ class Binary(Target):
 
 
 @dataclass(frozen=True)
+class MultiLabel(Target):
+    """Any of `count` classes, each with a logit: a set, numbered by the sum of 2^c over its classes c.
+
+    With one number a row, tables, splits and resamples are those of the other targets. A class is predicted above its
+    threshold, by default 0.5.
+    """
+
+    count: int
+    labels: tuple[str, ...] = field(default=(), compare=False)
+    metric: str | None = field(default=None, compare=False)
+    thresholds: tuple[float, ...] = field(default=(), compare=False)
+
+    divergence = "bernoullis"
+    measures = ("micro_f1", "macro_f1", "accuracy")
+    leading = measures
+    discrete = True
+    label_dtype = "float32"
+    symmetric = False
+    sets = True
+
+    @property
+    def size(self) -> int:
+        return self.count
+
+    def number_of(self, label: Any) -> float:
+        """Return the number of a set: a list of classes, also as JSON, or classes with |, a comma or ; between them."""
+        if isinstance(label, str):
+            text = label.strip()
+            parts = [text] if text in self.labels else re.split(r"[|,;]", text)
+            label = json.loads(text) if text.startswith("[") else parts
+        classes = {super(MultiLabel, self).number_of(name) for name in (label if np.iterable(label) else [label])}
+        known = all(number in range(self.count) for number in classes)
+        return float(sum(2.0**number for number in classes)) if known else -1.0
+
+    def name_of(self, value: float) -> str:
+        """Return the names of the classes with | between them, [] without one; a file may hold both."""
+        return "|".join(self.chosen(value)[1]) or "[]"
+
+    def chosen(self, value: float) -> tuple[Any, Any]:
+        numbers = tuple(np.flatnonzero(self.encode(np.array(value))).tolist())
+        return numbers, tuple(self.class_names[number] for number in numbers)
+
+    def encode(self, values: Array) -> Array:
+        return indicators(values, self.count)
+
+    def counts(self, values: Array) -> list[int]:
+        return self.encode(values).sum(axis=0).astype(int).tolist()
+
+    def allows(self, label: float) -> bool:
+        return label == int(label) and 0 <= label < 2**self.count
+
+    def decide(self, probabilities: Array) -> Array:
+        """Return the sets [N] of the classes whose probability, of [N, C], is above its threshold."""
+        return set_numbers(probabilities > np.array(self.thresholds or 0.5))
+
+    def predict(self, outputs: Array) -> Predicted:
+        probabilities = 0.5 * (1 + np.tanh(outputs / 2))
+        return Predicted(self.decide(probabilities), probabilities, None)
+
+
+def indicators(values: Array, count: int) -> Array:
+    """Return whether each of `count` classes is in the sets of numbers `values` [...]: [..., C], 0 or 1."""
+    return (values.astype(np.int64)[..., None] >> np.arange(count) & 1).astype(np.float64)
+
+
+def set_numbers(chosen: NDArray[Any]) -> Array:
+    """Return the numbers [...] of sets of classes [..., C]: the inverse of `indicators`."""
+    return chosen @ 2.0 ** np.arange(chosen.shape[-1])
+
+
+def probability_of(values: Array, probabilities: Any, sets: bool) -> Array:
+    """Return the probability of each row's class, or of its set if classes are independent: [N]."""
+    if not sets:
+        return probabilities[np.arange(len(values)), values.astype(np.int64)]
+    return np.where(indicators(values, probabilities.shape[1]), probabilities, 1 - probabilities).prod(axis=1)
+
+
+@dataclass(frozen=True)
 class Score(Target):
     """A number from `low` to `high`."""
 
@@ -273,12 +360,16 @@ class Score(Target):
 
 @dataclass(frozen=True)
 class Task:
-    """Task with a `kind` of text (`single` sentence or `pair`), an `encoding` of pairs and a `target`."""
+    """Task with a `kind` of text (`single` sentence or `pair`), an `encoding` of pairs and a `target`.
+
+    Rows of a `partial` task may lack its label, because another task has labels for the same rows.
+    """
 
     name: str
     kind: str
     encoding: str
     target: Target
+    partial: bool = field(default=False, compare=False)
 
     @property
     def text_columns(self) -> tuple[str, ...]:
@@ -291,14 +382,16 @@ def build_target(
     classes: int | Sequence[Any] | None = None,
     limits: tuple[float, float] | None = None,
     metric: str | None = None,
+    thresholds: Sequence[float] | None = None,
 ) -> Target:
-    """Return the target of kind `name`: `classes`, `ordered`, `binary` or `score`.
+    """Return the target of kind `name`: `classes`, `ordered`, `binary`, `score` or `multilabel`.
 
     Args:
         name: the kind.
         classes: number of classes, or their names (of binary for no, then yes).
         limits: lowest and highest value, for `score`.
         metric: main metric, one of the kind's `leading` ones; None means the default.
+        thresholds: of the classes of `multilabel`; None means 0.5.
     """
     if name == "score":
         assert limits is not None
@@ -307,7 +400,8 @@ def build_target(
     if name == "binary":
         return Binary(names or Binary.labels, metric)
     kind: Callable[..., Target] = TARGETS[name]
-    return kind(len(names) or classes, names, metric)
+    return kind(len(names) or classes, names, metric, *([tuple(thresholds)] if thresholds else []))
 
 
-TARGETS: dict[str, type[Target]] = {"classes": Classes, "ordered": Ordered, "binary": Binary, "score": Score}
+KINDS: tuple[type[Target], ...] = (Classes, Ordered, Binary, Score, MultiLabel)
+TARGETS = {kind.__name__.lower(): kind for kind in KINDS}

@@ -37,7 +37,7 @@ def simple_baselines(
     Returns:
         By task: `{"bag_of_words": {"accuracy": 0 to 1}}` for classes and binary targets, and
         `{"word_overlap": {"pearson": -1 to 1}}` for pairs with a score. Tasks without a baseline (scores of single
-        texts) and tasks without labelled rows in train and dev are left out.
+        texts, sets of classes) and tasks without labelled rows in train and dev are left out.
     """
     scores: dict[str, Scores] = {}
     for name, task in tasks.items():
@@ -45,7 +45,7 @@ def simple_baselines(
             continue
         train, dev = tables[name]["train"], tables[name]["dev"].dropna(subset=["label"])
         labelled = pd.Series(np.flatnonzero(train["label"].notna()))
-        if labelled.empty or dev.empty:
+        if labelled.empty or dev.empty or task.target.sets:
             continue
         if task.target.discrete:
             train = train.iloc[labelled.sample(min(len(labelled), MAX_TRAIN_ROWS), random_state=0)]

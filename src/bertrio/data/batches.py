@@ -30,7 +30,7 @@ class BatchShard:
         rows: positions in the whole batch: [B], on the CPU.
         count: number of rows in the whole batch.
         labels, labelled: those of the whole batch: [count], or None.
-        texts: `Batch.texts` of the whole batch.
+        text_numbers: `Batch.text_numbers` of the whole batch.
         weight: weight of these rows in a mean over the whole batch.
     """
 
@@ -38,7 +38,7 @@ class BatchShard:
     count: int
     labels: Tensor | None
     labelled: Tensor | None
-    texts: Tensor
+    text_numbers: Tensor
     weight: float
 
 
@@ -48,7 +48,8 @@ class Batch:
     cross-encoded pair).
 
     `labels` are None if no row has one. If only some have, `labelled` [B] says which, and the other `labels` mean
-    nothing. `shard` is None unless the batch is one process's part of a larger batch.
+    nothing. `shard` is None unless the batch is one process's part of a larger batch. Batches of a step with equal
+    `texts`, a name, hold the same texts.
     """
 
     task: str
@@ -57,6 +58,7 @@ class Batch:
     labels: Tensor | None
     labelled: Tensor | None = None
     shard: BatchShard | None = None
+    texts: str = ""
 
     @property
     def weight(self) -> float:
@@ -64,7 +66,7 @@ class Batch:
         return 1.0 if self.shard is None else self.shard.weight
 
     @property
-    def texts(self) -> Tensor:
+    def text_numbers(self) -> Tensor:
         """Numbers of the texts by their tokens, [B, one or two]: int64, equal for equal texts whatever their padding.
 
         They are polynomials of the token ids modulo 2^64; two of different texts are equal by chance alone.
@@ -79,7 +81,7 @@ class Batch:
 
         inputs = tuple({name: move(value) for name, value in tokens.items()} for tokens in self.inputs)
         labels, labelled = (None if part is None else move(part) for part in (self.labels, self.labelled))
-        return Batch(self.task, self.rows, inputs, labels, labelled)
+        return replace(self, inputs=inputs, labels=labels, labelled=labelled)
 
     def pieces(self, count: int) -> list[Batch]:
         """Return the batch in `count` pieces of (nearly) equal size, or in single rows if it has fewer."""
@@ -99,18 +101,18 @@ class Batch:
         rows = np.array_split(np.arange(len(self.rows)), count)[index]
         weight = len(rows) / len(self.rows)
         rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        shard = BatchShard(torch.from_numpy(rows), len(self.rows), self.labels, self.labelled, self.texts, weight)
-        return replace(self._select(rows), shard=shard)
+        part, whole = torch.from_numpy(rows), (self.labels, self.labelled, self.text_numbers)
+        return replace(self._select(rows), shard=BatchShard(part, len(self.rows), *whole, weight))
 
     def _select(self, rows: np.ndarray) -> Batch:
         """Return the rows at these positions of the batch."""
         inputs = tuple({name: value[rows] for name, value in tokens.items()} for tokens in self.inputs)
         labels, labelled = (None if part is None else part[rows] for part in (self.labels, self.labelled))
-        return Batch(self.task, self.rows[rows], inputs, labels, labelled)
+        return replace(self, rows=self.rows[rows], inputs=inputs, labels=labels, labelled=labelled)
 
 
 def _numbers(tokens: Tokens) -> Tensor:
-    ids = tokens["input_ids"] * tokens["attention_mask"]
+    ids = tokens["input_ids"] * tokens.get("attention_mask", 1)  # blocks of MLM have none
     powers = torch.full_like(ids[0], FACTOR).cumprod(dim=0)  # wraps around
     return (ids * powers).sum(dim=1)
 
@@ -120,7 +122,8 @@ class Rows:
 
     A row has one token sequence, or two (one for each text) if the task's encoding is `bi`. `lengths` [N] are the
     tokens of a row over all of its sequences, `widths` [N] those of its longest sequence, which decides the padding.
-    `sources` [N] are the tables' column `source`, "" for rows of the task's own source.
+    `sources` [N] are the tables' column `source`, "" for rows of the task's own source. `texts` is the name of the
+    first task with the same texts, or of the task itself.
 
     Args:
         frame: a row table (data/table.py); its texts are not read.
@@ -129,7 +132,7 @@ class Rows:
     """
 
     def __init__(self, frame: pd.DataFrame, task: Task, sequences: tuple[Sequences, ...]) -> None:
-        self.task = task
+        self.task, self.texts = task, task.name
         self.ids = frame["id"].to_numpy()
         self.label_values = frame["label"].to_numpy(dtype=np.float64, copy=True)
         self._sequences = sequences
@@ -165,12 +168,27 @@ class Rows:
     def batch(self, rows: np.ndarray) -> Batch:
         """Return the rows at these positions as a batch, each input padded to its longest sequence."""
         inputs = tuple(sequences.padded(rows) for sequences in self._sequences)
-        values = self.label_values[rows]
+        return self.relabelled(Batch("", rows, inputs, None, texts=self.texts))
+
+    def relabelled(self, batch: Batch) -> Batch:
+        """Return a batch, which may be another task's of the same texts, as one of this task, with its labels."""
+        values = self.label_values[batch.rows]
         labelled = ~np.isnan(values)
         if not labelled.any():
-            return Batch(self.task.name, rows, inputs, None)
-        labels = torch.from_numpy(np.nan_to_num(values)).to(getattr(torch, self.task.target.label_dtype))
-        return Batch(self.task.name, rows, inputs, labels, None if labelled.all() else torch.from_numpy(labelled))
+            return replace(batch, task=self.task.name, labels=None, labelled=None)
+        target = self.task.target
+        labels = torch.from_numpy(target.encode(np.nan_to_num(values))).to(getattr(torch, target.label_dtype))
+        mask = None if labelled.all() else torch.from_numpy(labelled)
+        return replace(batch, task=self.task.name, labels=labels, labelled=mask)
+
+    def same_texts(self, others: Rows) -> bool:
+        """Return whether `others` have the same ids and tokens in the same order."""
+        if self.task.encoding != others.task.encoding or not np.array_equal(self.widths, others.widths):
+            return False
+        tokens = [
+            [part for one in rows._sequences for part in (one.starts, *one.fields.values())] for rows in (self, others)
+        ]
+        return np.array_equal(self.ids, others.ids) and all(map(np.array_equal, *tokens))
 
     def sorted_batches(self, size: int) -> Iterator[Batch]:
         """Yield all rows once, longest first (so that memory runs out in the first batch or never), for inference."""

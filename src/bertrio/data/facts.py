@@ -46,8 +46,8 @@ def describe(splits: Mapping[str, pd.DataFrame], task: Task, tokenizer: Any) -> 
 
 def _labels(labels: NDArray, task: Task) -> dict[str, float]:
     if task.target.discrete:
-        counts = pd.Series(labels).astype(int).value_counts().sort_index()
-        return {task.target.name_of(value): int(count) for value, count in counts.items()}
+        counts = zip(task.target.class_names, task.target.counts(labels))
+        return {name: count for name, count in counts if count}
     quartiles = np.quantile(labels, (0, 0.25, 0.5, 0.75, 1))
     named = dict(zip(("min", "p25", "p50", "p75", "max"), map(float, quartiles), strict=True))
     return {"mean": float(labels.mean()), "std": float(labels.std()), **named}

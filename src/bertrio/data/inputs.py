@@ -46,7 +46,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
             name: _file_digest(f"evaluate.challenges.{name}.path", challenge.path)
             for name, challenge in params.evaluate.challenges.items()
         },
-        "tasks": {name: _data_options(task) for name, task in params.tasks.items()},
+        "tasks": {name: _data_options(task, params.same_rows.get(name)) for name, task in params.tasks.items()},
         "order": _order(params),
         "members": list(params.ensemble.members),
         "prefinetune": _prefinetune_digest(params),
@@ -58,10 +58,10 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
     return params
 
 
-def _data_options(task: TaskParams) -> dict[str, Any]:
+def _data_options(task: TaskParams, rows: str | None) -> dict[str, Any]:
     split = task.data and task.data.split
     options = {key: getattr(task, key) for key in ("kind", "target", "classes", "range")}
-    return options | ({"split": split.model_dump()} if split else {})
+    return options | ({"split": split.model_dump()} if split else {}) | ({"rows": rows} if rows else {})
 
 
 def _prefinetune_digest(params: Params) -> dict[str, Any]:

@@ -92,10 +92,11 @@ def _read_facts(raw: Path) -> dict[str, Any]:
 def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFrame | None, pd.DataFrame]:
     """Return a task's splits, the left-out rows of `data.extra_train` (None if it has none), and unlabelled rows."""
     rule, seed, keep = params.split_of(task.name), params.data.split.seed, params.data.split.keep.model_dump()
+    draws = params.same_rows.get(task.name, task.name)  # tasks of the same rows have the same splits
     files = {split: folder / f"{split}.parquet" for split in (*SPLITS, EXTRA)}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
     extra, left_out, unlabelled = tables.pop(EXTRA, None), None, pd.DataFrame()
-    splits = make_splits(tables, rule.strategy, rule.fractions, seed, task.name)
+    splits = make_splits(tables, rule.strategy, rule.fractions, seed, draws)
 
     def join(rows: pd.DataFrame, param: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         joined, left = join_train(splits, rows, task.text_columns, rule.strategy == "grouped")
@@ -114,7 +115,7 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
         joined, _ = join(rows, UNLABELLED)
         added = joined.iloc[len(splits["train"]) :].reset_index(drop=True)
         unlabelled = keep_share({UNLABELLED: added}, {UNLABELLED: keep["train"]}, seed, task.name)[UNLABELLED]
-    return keep_share(splits, keep, seed, task.name), left_out, unlabelled
+    return keep_share(splits, keep, seed, draws), left_out, unlabelled
 
 
 def _reasons(left_out: pd.DataFrame) -> dict[str, int]:

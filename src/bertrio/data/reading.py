@@ -115,7 +115,8 @@ def _clean(row: RawRow, task: Task, labelled: bool, ids: set[str]) -> tuple[Any,
         raise Unusable("missing id")
     name = clean_text(str(row.values["id"]))
     texts = [clean_text(row.values[column]) for column in task.text_columns]
-    label = _label(row.values["label"], task) if labelled else np.nan
+    known = labelled and not (task.partial and _is_missing(row.values["label"]))
+    label = _label(row.values["label"], task) if known else np.nan
     if name in ids:
         raise Unusable("duplicate id")
     ids.add(name)

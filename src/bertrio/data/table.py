@@ -2,8 +2,9 @@
 
 A table is a DataFrame, parquet on disk: `id: str, text: str, label: float64` for single sentences and
 `id: str, text_a: str, text_b: str, label: float64` for pairs. Texts have no outer white space and are not empty; ids
-are unique. In an unlabelled table all labels are NaN, in others none is. Tables of training rows that come from several
-files have a column `source: str`: `extra_train`, `unlabelled-<name>`, or null for rows of the task's own source.
+are unique. In an unlabelled table all labels are NaN, in others none is, except for tasks that share rows. Tables of
+training rows that come from several files have a column `source: str`: `extra_train`, `unlabelled-<name>`, or null for
+rows of the task's own source.
 """
 
 from __future__ import annotations

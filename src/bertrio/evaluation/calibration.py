@@ -114,7 +114,8 @@ def write_calibration(frame: pd.DataFrame, tasks: Mapping[str, Task], path: str 
     """
     report = {}
     for name, task in tasks.items():
-        scored = Scored.from_rows(frame[(frame["task"] == name) & (frame["split"] == "dev")])
+        rows_of_dev = frame[(frame["task"] == name) & (frame["split"] == "dev")]
+        scored = Scored.from_rows(rows_of_dev, task).decisions
         rows = len(scored.labels)
         if task.target.discrete and rows > 1:
             fitted, measured = np.split(np.random.default_rng(SEED).permutation(rows), [rows // 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pandas as pd
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder, write_json
-from bertrio.core.tasks import Array, Predicted, Task
+from bertrio.core.tasks import Array, Predicted, Task, indicators, set_numbers
 from bertrio.evaluation.metrics import METRICS
 from bertrio.evaluation.predictions import (
     KEYS,
@@ -98,24 +99,40 @@ def _likeliest(probabilities: Array) -> Predicted:
     return Predicted(_comparable(probabilities).argmax(axis=1).astype(np.float64), probabilities, None)
 
 
-def combine_predictions(members: Sequence[Predicted], rule: str, weights: Sequence[float] | Array) -> Predicted:
+def _combine_sets(members: Predicted, rule: str, weights: Array) -> Predicted:
+    """Combine sets: each class by `vote`, since members differ in thresholds, and its probability by the rule."""
+    assert members.probabilities is not None
+    shape = members.probabilities.shape
+    yes = members.probabilities.reshape(len(members.values), -1)
+    values = indicators(members.values, shape[-1]).reshape(yes.shape)
+    decisions = Predicted(values, np.stack((1 - yes, yes), axis=-1), None)
+    chosen = vote(decisions, weights).values.reshape(shape[1:])
+    probabilities: Any = COMBINE[rule](decisions, weights).probabilities
+    return Predicted(set_numbers(chosen), probabilities[:, 1].reshape(shape[1:]), None)
+
+
+def combine_predictions(
+    members: Sequence[Predicted], rule: str, weights: Sequence[float] | Array, sets: bool = False
+) -> Predicted:
     """Combine several members' predictions for the same rows; those of a member with all the weight stay as they are.
 
     Args:
         members: predictions of each member.
         rule: as for `combine`.
         weights: weight of each member, of any sum.
+        sets: whether they predict sets of classes.
     """
     shares = np.asarray(weights, dtype=np.float64) / np.sum(weights)
     weighted = [member for member, share in zip(members, shares) if share > 0]
     if len(weighted) == 1:
         return weighted[0]
     stacked: list[Any] = [None if parts[0] is None else np.stack(parts) for parts in zip(*weighted)]
-    return COMBINE[rule](Predicted(*stacked), shares[shares > 0])
+    combined = partial(_combine_sets, rule=rule) if sets else COMBINE[rule]
+    return combined(Predicted(*stacked), weights=shares[shares > 0])
 
 
 def pick_members(
-    members: Sequence[Predicted], score: Callable[[Predicted], float], max_picks: int = MAX_PICKS
+    members: Sequence[Predicted], score: Callable[[Predicted], float], max_picks: int = MAX_PICKS, sets: bool = False
 ) -> list[float]:
     """Return weights by ensemble selection: pick members one by one, each time the one that makes the `mean` best.
 
@@ -127,13 +144,15 @@ def pick_members(
         members: predictions of each member for the rows to choose on.
         score: score of a prediction of these rows; higher is better. Compared to 12 decimals.
         max_picks: largest number of picks.
+        sets: as in `combine_predictions`.
 
     Returns:
         Each member's share of the picks. Ties go to the first member.
     """
     picks, best = np.zeros(len(members)), -np.inf
     while picks.sum() < max_picks:
-        scores = [round(score(combine_predictions(members, "greedy", picks + one)), 12) for one in np.eye(len(members))]
+        tried = (combine_predictions(members, "greedy", picks + one, sets) for one in np.eye(len(members)))
+        scores = [round(score(predicted), 12) for predicted in tried]
         if max(scores) <= best:
             break
         best = max(scores)
@@ -212,23 +231,24 @@ def combine(
         shares = [1 / len(names)] * len(names)
         if rule == "greedy" and len(names) > 1:
             rows = mark_selection(rows)
-            shares = _greedy_weights(rows, predictions, tasks[task].target.metrics[0])
-        combined = combine_predictions(predictions, rule, shares)
+            shares = _greedy_weights(rows, predictions, tasks[task])
+        combined = combine_predictions(predictions, rule, shares, tasks[task].target.sets)
         parts.append(rows.assign(**predicted_columns(combined)).set_index(positions))
         weights[task] = dict(zip(names, shares))
     table = pd.concat(parts).sort_index().set_index(first.index)
     return table, {name: weights[name] for name in tasks if name in weights}
 
 
-def _greedy_weights(rows: pd.DataFrame, predictions: Sequence[Predicted], metric: str) -> list[float]:
-    """Return the weights by `pick_members` for a metric on the labelled rows of the selection half."""
+def _greedy_weights(rows: pd.DataFrame, predictions: Sequence[Predicted], task: Task) -> list[float]:
+    """Return the weights by `pick_members` for the task's metric on the labelled rows of the selection half."""
     chosen = np.flatnonzero((rows["split"] == SELECTION) & rows["label"].notna())
     labels = rows["label"].to_numpy(np.float64)[chosen]
 
     def score(predicted: Predicted) -> float:
-        return METRICS[metric](Scored(labels, predicted.values, predicted.probabilities))
+        scored = Scored(labels, predicted.values, predicted.probabilities, task.target.sets)
+        return METRICS[task.target.metrics[0]](scored)
 
-    return pick_members([predicted.take(chosen) for predicted in predictions], score)
+    return pick_members([predicted.take(chosen) for predicted in predictions], score, sets=task.target.sets)
 
 
 def combine_members(

@@ -83,13 +83,14 @@ def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
 
     Returns:
         `{"best_epoch": {member: epoch}, "selected_on": {"rows": "dev", "by": "overall_normalized"}}`. Rows are `none`
-        by `last`. Different values of members are joined by commas.
+        by `last`. Thresholds of multi-label tasks were chosen on the rows `thresholds`. Different values of members are
+        joined by commas.
     """
     summaries = {name: read_result(folder / name / "summary.json") for name in members}
     choices = [summary["selected_on"] for summary in summaries.values()]
     return {
         "best_epoch": {name: summary["best_epoch"] for name, summary in summaries.items()},
-        "selected_on": {key: ", ".join(dict.fromkeys(choice[key] for choice in choices)) for key in ("rows", "by")},
+        "selected_on": {key: ", ".join(dict.fromkeys(choice[key] for choice in choices)) for key in choices[0]},
     }
 
 

@@ -177,7 +177,8 @@ def _merged(sides: Sequence[Scored]) -> tuple[list[Scored], NDArray[np.int64]]:
     order = sorted(range(len(sides)), key=lambda side: sides[side].predictions.tobytes())
     table = np.stack([sides[0].labels, *[sides[side].predictions for side in order]], axis=1)
     kinds, unit = np.unique(table, axis=0, return_inverse=True)
-    return [Scored(kinds[:, 0], kinds[:, 1 + order.index(side)]) for side in range(len(sides))], unit.reshape(-1)
+    merged = [Scored(kinds[:, 0], kinds[:, 1 + order.index(side)], sets=sides[0].sets) for side in range(len(sides))]
+    return merged, unit.reshape(-1)
 
 
 def _draws(sizes: NDArray[np.int64], generator: np.random.Generator, resamples: int) -> Iterator[Array]:

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.core.errors import UserError
-from bertrio.core.tasks import Array, Task
+from bertrio.core.tasks import Array, Task, indicators
 from bertrio.evaluation.predictions import Scored, check_tasks
 
 BINS = 15  # of the calibration error
@@ -42,6 +42,11 @@ def macro_f1(confusion: Array) -> Array:
     """
     occurs = confusion.sum(-1) + confusion.sum(-2) > 0
     return _f1_by_class(confusion).sum(-1) / occurs.sum(-1)
+
+
+def micro_f1(confusion: Array) -> Array:
+    """F1 of the decisions on all classes together, which is the accuracy where each row has one class."""
+    return accuracy(confusion)
 
 
 def balanced_accuracy(confusion: Array) -> Array:
@@ -129,13 +134,28 @@ def average_precision(yes: Array, no: Array) -> Array:
     return _ratio((yes[..., ::-1] * _ratio(hits, chosen)).sum(-1), yes.sum(-1))
 
 
+# Sets of classes: functions of the counts [..., C] of rows with a class in both, the label and the prediction
+
+
+def micro_f1_of_sets(both: Array, labels: Array, predictions: Array) -> Array:
+    """F1 of all decisions of a class in a row taken together, 0 to 1; for one class a row it is the accuracy."""
+    return _ratio(2 * both.sum(-1), (labels + predictions).sum(-1))
+
+
+def macro_f1_of_sets(both: Array, labels: Array, predictions: Array) -> Array:
+    """Mean of the F1 of all classes but those in neither labels nor predictions, 0 to 1."""
+    return _ratio(_ratio(2 * both, labels + predictions).sum(-1), (labels + predictions > 0).sum(-1))
+
+
 # Metrics as functions of weights
 
 
 def _by_counts(metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]:
-    """Return a metric of counts [R, C, C] of (label, prediction) as one of weights."""
+    """Return a metric of counts [R, C, C] of (label, prediction) as one of weights; of sets, that of `SETS`."""
 
     def prepare(scored: Scored) -> Weighted:
+        if scored.sets:
+            return SETS[metric.__name__](scored)
         labels, predictions = scored.labels.astype(np.int64), scored.predictions.astype(np.int64)
         size = int(max(2, labels.max() + 1, predictions.max() + 1))
         cell = labels * size + predictions
@@ -147,6 +167,17 @@ def _by_counts(metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]
             return metric(counts.reshape(-1, size, size))
 
         return measure
+
+    return prepare
+
+
+def _by_sets(metric: Callable[..., Array]) -> Callable[[Scored], Weighted]:
+    """Return a metric of counts [R, C] of both, labels and predictions as one of weights."""
+
+    def prepare(scored: Scored) -> Weighted:
+        count = int(max(scored.labels.max(), scored.predictions.max())).bit_length()
+        labels, predictions = (indicators(values, count) for values in (scored.labels, scored.predictions))
+        return lambda weights: metric(*(weights @ part for part in (labels * predictions, labels, predictions)))
 
     return prepare
 
@@ -274,9 +305,14 @@ def _measure(prepare: Callable[[Scored], Weighted]) -> Callable[[Scored], float]
 ON_COUNTS: dict[str, Callable[[Array], Array]] = {
     metric.__name__: metric
     for metric in (
-        accuracy, f1, macro_f1, balanced_accuracy, off_by_one, mae, quadratic_kappa, matthews_correlation,
+        accuracy, f1, micro_f1, macro_f1, balanced_accuracy, off_by_one, mae, quadratic_kappa, matthews_correlation,
     )
 }  # fmt: skip
+SETS: dict[str, Callable[[Scored], Weighted]] = {
+    "accuracy": lambda scored: lambda weights: weights @ scored.correct / weights.sum(axis=1),
+    "micro_f1": _by_sets(micro_f1_of_sets),
+    "macro_f1": _by_sets(macro_f1_of_sets),
+}
 WEIGHTED: dict[str, Callable[[Scored], Weighted]] = {
     **{name: _by_counts(metric) for name, metric in ON_COUNTS.items()},
     "roc_auc": _by_thresholds(roc_auc),
@@ -331,7 +367,7 @@ def scored_by_task(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, 
     labelled = frame[frame["label"].notna()]
     parts = {(str(split), str(task)): rows for (split, task), rows in labelled.groupby(["split", "task"])}
     return {
-        split: {name: Scored.from_rows(parts[split, name]) for name in tasks if (split, name) in parts}
+        split: {name: Scored.from_rows(parts[split, name], tasks[name]) for name in tasks if (split, name) in parts}
         for split in dict.fromkeys(split for split, _ in parts)
     }
 

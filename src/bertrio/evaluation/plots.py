@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from bertrio.core.files import write_csv
-from bertrio.core.tasks import Task
+from bertrio.core.tasks import Task, indicators
 from bertrio.evaluation.calibration import reliability
 from bertrio.evaluation.predictions import Scored
 
@@ -46,11 +47,16 @@ def write_plots(
 
 
 def _write_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
-    scored, names = Scored.from_rows(rows), sortable(task.target.class_names)
+    scored, names = Scored.from_rows(rows, task), sortable(task.target.class_names)
     columns = {"gold": scored.labels, "predicted": scored.predictions}
+    if scored.sets:  # a line for each class of a row; one that is in one of the sets alone meets none in the other
+        sides = {name: indicators(values, len(names)) for name, values in columns.items()}
+        kept = np.nonzero(sides["gold"] + sides["predicted"])
+        columns = {name: np.where(side[kept] > 0, kept[1], len(names)) for name, side in sides.items()}
+        names = [*names, "none"]
     table = pd.DataFrame({name: [names[int(value)] for value in values] for name, values in columns.items()})
     write_csv(table, folder / "confusion" / f"{task.name}.csv")
-    write_csv(reliability(scored), folder / "reliability" / f"{task.name}.csv")
+    write_csv(reliability(scored.decisions), folder / "reliability" / f"{task.name}.csv")
 
 
 def sortable(names: Sequence[str]) -> list[str]:

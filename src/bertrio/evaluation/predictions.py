@@ -5,7 +5,7 @@ A table has one row for each row of each task and split, in the order of the dat
     id             str
     task, split    str; beside train, dev and test, `selection`: the dev rows that an ensemble was chosen on
     label          float64, NaN where the row is unlabelled
-    prediction     float64: the class, 0 or 1, or the score clipped to the task's range
+    prediction     float64: the class, 0 or 1, the number of a set, or the score clipped to the task's range
     probabilities  list of float64, one a class (binary: no, yes); null for score targets
     score          float64: the raw score, not clipped; NaN for the other targets
 """
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_parquet, whole_file
-from bertrio.core.tasks import Array, Predicted, Task
+from bertrio.core.tasks import Array, MultiLabel, Predicted, Task, indicators, probability_of
 
 RERUN = "run the stage that writes it"
 KEYS = ["task", "split", "id"]  # columns that identify a row
@@ -162,24 +162,36 @@ def row_name(row: Mapping[str, object]) -> str:
 class Scored:
     """Predictions and labels of one task: the input of all metrics.
 
-    `labels` [N] and `predictions` [N]: classes, 0 or 1, or scores; `probabilities` [N, C], or None for scores.
+    `labels` [N] and `predictions` [N]: classes, 0 or 1, scores, or numbers of `sets` of classes; `probabilities`
+    [N, C], or None for scores.
     """
 
     labels: Array
     predictions: Array
     probabilities: Any = None
+    sets: bool = False
 
     @classmethod
-    def from_rows(cls, rows: pd.DataFrame) -> Scored:
-        """Return the labelled rows of a prediction table, all of one task."""
+    def from_rows(cls, rows: pd.DataFrame, task: Task | None = None) -> Scored:
+        """Return the labelled rows of a prediction table, all of one task, which must be given if it predicts sets."""
         rows = rows[rows["label"].notna()]
         predicted = predicted_of(rows)
-        return cls(rows["label"].to_numpy(np.float64), predicted.values, predicted.probabilities)
+        sets = task is not None and task.target.sets
+        return cls(rows["label"].to_numpy(np.float64), predicted.values, predicted.probabilities, sets)
 
     def take(self, rows: NDArray[Any]) -> Scored:
         """Return some of the rows, by position or by mask."""
         probabilities = None if self.probabilities is None else self.probabilities[rows]
-        return Scored(self.labels[rows], self.predictions[rows], probabilities)
+        return Scored(self.labels[rows], self.predictions[rows], probabilities, self.sets)
+
+    @property
+    def decisions(self) -> Scored:
+        """Sets as one row of no or yes a class, [N * C]; other rows as they are."""
+        if not self.sets:
+            return self
+        yes = self.probabilities
+        labels, predictions = (indicators(side, yes.shape[1]).reshape(-1) for side in (self.labels, self.predictions))
+        return Scored(labels, predictions, np.stack((1 - yes, yes), axis=-1).reshape(-1, 2))
 
     @property
     def correct(self) -> Array:
@@ -188,5 +200,51 @@ class Scored:
 
     @property
     def confidence(self) -> Array:
-        """Probability of the predicted class [N]; after a vote, it may not be the largest."""
-        return self.probabilities[np.arange(len(self.labels)), self.predictions.astype(np.int64)]
+        """Probability of the predicted class, or set, [N]; after a vote, it may not be the largest."""
+        return probability_of(self.predictions, self.probabilities, self.sets)
+
+
+def best_thresholds(labels: Array, probabilities: Array) -> list[float]:
+    """Return the threshold of each class with the highest F1, which also maximizes the macro F1.
+
+    SCut of Yang 2001, "A Study of Thresholding Strategies for Text Categorization", section 2.3. A threshold lies
+    midway between two probabilities; the highest of equally good ones is taken, and 0.5 for a class without rows.
+
+    Args:
+        labels: [N, C], 0 or 1.
+        probabilities: [N, C].
+    """
+    order = np.argsort(-probabilities, axis=0, kind="stable")
+    gold, cuts = (np.take_along_axis(values, order, axis=0) for values in (labels, probabilities))
+    cuts, ranks = np.vstack([cuts, np.zeros_like(cuts[:1])]), np.arange(1, len(gold) + 1)[:, None]
+    f1 = 2 * np.cumsum(gold, axis=0) / (ranks + gold.sum(axis=0))
+    best, classes = np.where(cuts[:-1] > cuts[1:], f1, -1.0).argmax(axis=0), np.arange(labels.shape[1])
+    return np.where(labels.any(axis=0), (cuts[best, classes] + cuts[best + 1, classes]) / 2, 0.5).tolist()
+
+
+def tune(config: Any, tasks: Mapping[str, Task], frame: pd.DataFrame) -> Any:
+    """Return params, or a model's description, with thresholds for those of the `tasks` that lack them.
+
+    Args:
+        config: has the params of `tasks`.
+        tasks: all tasks, by name.
+        frame: a prediction table of the rows to choose on; without labels of a task there, its thresholds are 0.5.
+    """
+    tuned = dict(config.tasks)
+    for name, task in tasks.items():
+        rows = frame[(frame["task"] == name) & frame["label"].notna()]
+        if isinstance(task.target, MultiLabel) and not task.target.thresholds and len(rows):
+            labels = task.target.encode(rows["label"].to_numpy(np.float64))
+            thresholds = best_thresholds(labels, np.stack(rows["probabilities"].to_list()))
+            tuned[name] = tuned[name].model_copy(update={"thresholds": thresholds})
+    return config.model_copy(update={"tasks": tuned})
+
+
+def decide(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> pd.DataFrame:
+    """Return a prediction table with the sets that the thresholds of `tasks` choose."""
+    frame = frame.copy()
+    for name, rows in frame.groupby("task"):
+        target = tasks[str(name)].target
+        if isinstance(target, MultiLabel):
+            frame.loc[rows.index, "prediction"] = target.decide(np.stack(rows["probabilities"].to_list()))
+    return frame

@@ -6,7 +6,7 @@ swapping the sides only changes their sign.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.core.errors import UserError
-from bertrio.core.tasks import Array, Task
+from bertrio.core.tasks import Array, Task, probability_of
 from bertrio.evaluation.intervals import contributions
 from bertrio.evaluation.metrics import METRICS, OVERALL
 from bertrio.evaluation.predictions import Scored
@@ -82,7 +82,7 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
     """
     revisions = [*first, *second]
     tasks, missing, notes = _shared_tasks(revisions)
-    matched = match([(revision.title, revision.predictions()) for revision in revisions], list(tasks), split)
+    matched = match([(revision.title, revision.predictions()) for revision in revisions], tasks, split)
     missing += [name for name in tasks if name not in matched]
     runs = [
         {name: _task_score(tasks[name], pair.scored[index]) for name, pair in matched.items()}
@@ -233,8 +233,7 @@ def _errors(runs: Sequence[Scored], task: Task) -> tuple[Array, Array]:
     if runs[0].probabilities is None:
         errors = np.mean([np.abs(run.predictions - run.labels) for run in runs], axis=0)
         return errors, errors
-    rows = np.arange(len(runs[0].labels))
-    doubts = [1 - run.probabilities[rows, run.labels.astype(int)] for run in runs]
+    doubts = [1 - probability_of(run.labels, run.probabilities, run.sets) for run in runs]
     return np.mean([1 - run.correct for run in runs], axis=0), np.mean(doubts, axis=0)
 
 
@@ -293,7 +292,9 @@ def _notes(first: Side, second: Side, split: str) -> Iterator[str]:
     selected_on = {revision.title: _selected_on(revision) for revision in (*first, *second)}
     epochs = [title for title, how in selected_on.items() if rows in how.get("rows", "").split(", ")]
     members = [title for title, how in selected_on.items() if how.get("ensemble") == split]
-    for what, titles, on in (("epochs", epochs, rows), ("ensemble members", members, split)):
+    thresholds = [title for title, how in selected_on.items() if rows in how.get("thresholds", "").split(", ")]
+    choices = (("epochs", epochs, rows), ("thresholds", thresholds, rows), ("ensemble members", members, split))
+    for what, titles, on in choices:
         if titles:
             yield f"the {what} of {', '.join(titles)} were chosen on {on}, which flatters them here"
     for side in (first, second):
@@ -322,14 +323,14 @@ def _same_runs(revisions: Side, tasks: Iterable[Matched], firsts: int) -> Iterat
                 yield f"{titles} predict all rows alike: the same run is counted twice"
 
 
-def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Sequence[str], split: str) -> dict[str, Matched]:
+def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Mapping[str, Task], split: str) -> dict[str, Matched]:
     """Find the labelled rows of `split` in every table.
 
     Rows are sorted by id, so results do not depend on the order of the tables.
 
     Args:
         tables: names, for messages, and prediction tables; two or more.
-        tasks: tasks to match.
+        tasks: tasks to match, by name.
         split: dev, test or another split of the tables.
 
     Returns:
@@ -342,14 +343,14 @@ def match(tables: Sequence[tuple[str, pd.DataFrame]], tasks: Sequence[str], spli
     matched: dict[str, Matched] = {}
     problems: list[str] = []
     labelled = [(name, table[table["label"].notna()]) for name, table in tables]
-    for task in tasks:
+    for task, spec in tasks.items():
         (name, first), *others = [
             (name, table[(table["task"] == task) & (table["split"] == split)].sort_values("id"))
             for name, table in labelled
         ]
         if not first.empty or any(not rows.empty for _, rows in others):
             matched[task] = Matched(
-                first["id"].to_list(), [Scored.from_rows(first), *[Scored.from_rows(rows) for _, rows in others]]
+                first["id"].to_list(), [Scored.from_rows(rows, spec) for rows in (first, *(rows for _, rows in others))]
             )
         for other, rows in others:
             problems += [f"\n  {task}: {problem}" for problem in _differences(first, rows, name, other)]

@@ -40,7 +40,8 @@ def predict_file(
 
     Each row is written with all its fields, then `prediction` (the number of the class, or the score within its range),
     then the class's name as `prediction_label` and the probability of each class as `p_<number>` (binary: `p_no` and
-    `p_yes`), or the raw `score`. Unusable rows are reported on standard error and left out.
+    `p_yes`), or the raw `score`. Classes of multi-label tasks have | between them, and are lists in JSON. Unusable rows
+    are reported on standard error and left out.
 
     Args:
         predictor: the model or ensemble.
@@ -150,6 +151,7 @@ def delimited_line(values: Iterable[Any], delimiter: str) -> bytes:
 def _field(value: Any, delimiter: str) -> str:
     # csv.writer does not quote carriage returns, which many readers take for the end of a line
     text = f"{value:.{DIGITS}f}" if isinstance(value, float) else str(value)
+    text = "|".join(map(str, value)) if isinstance(value, tuple) else text
     if any(letter in text for letter in (delimiter, '"', "\n", "\r")):
         return '"' + text.replace('"', '""') + '"'
     return text

@@ -11,7 +11,6 @@ from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from bertrio.core.errors import UserError, need
@@ -32,16 +31,17 @@ class Prediction(NamedTuple):
     """Prediction for one row.
 
     Attributes:
-        label: class from 0 on, 0 or 1 for no or yes, or score within the task's range.
-        probabilities: one for each class (binary: no, yes), of sum 1; None for scores.
+        label: class from 0 on, 0 or 1 for no or yes, or score within the task's range; of multi-label tasks the classes
+            whose probability is above their threshold.
+        probabilities: one for each class (binary: no, yes), of sum 1 unless multi-label; None for scores.
         score: raw score, which may lie outside of the range; None for classes.
-        name: name of the class; None for scores.
+        name: name of the class, or names of the classes; None for scores.
     """
 
-    label: int | float
+    label: int | float | tuple[int, ...]
     probabilities: tuple[float, ...] | None
     score: float | None
-    name: str | None = None
+    name: str | tuple[str, ...] | None = None
 
 
 class Ensemble(Group):
@@ -144,17 +144,18 @@ class Predictor:
         if predicted.probabilities is None:
             assert predicted.scores is not None
             return [Prediction(*row) for row in zip(predicted.values.tolist(), repeat(None), predicted.scores.tolist())]
-        classes = predicted.values.astype(np.int64).tolist()
+        chosen = map(spec.target.chosen, predicted.values.tolist())
         return [
-            Prediction(number, tuple(probabilities), None, spec.target.class_names[number])
-            for number, probabilities in zip(classes, predicted.probabilities.tolist())
+            Prediction(label, tuple(probabilities), None, name)
+            for (label, name), probabilities in zip(chosen, predicted.probabilities.tolist())
         ]
 
     def predict_table(self, task: str, texts: pd.DataFrame) -> Predicted:
         """Predict a table that has the task's text columns; texts are not cleaned. Returns arrays."""
-        shares = self._weights[self.task(task).name]
+        spec = self.task(task)
+        shares = self._weights[task]
         predictions = [self.members[name].predict(task, texts) for name in shares]
-        return combine_predictions(predictions, self._combine, list(shares.values()))
+        return combine_predictions(predictions, self._combine, list(shares.values()), spec.target.sets)
 
     def pooled(self, task: str, texts: pd.DataFrame) -> Vectors:
         """Return the pooled vectors of a table's rows, see `TrainedModel.pooled`.

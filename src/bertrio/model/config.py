@@ -69,7 +69,8 @@ class ModelConfig(Group):
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of bertrio.json."""
-        return self.model_dump(exclude={"tasks": {"__all__": TRAINING_OPTIONS}})
+        without = {name: set() if task.thresholds else {"thresholds"} for name, task in self.tasks.items()}
+        return self.model_dump(exclude={"tasks": {name: TRAINING_OPTIONS | more for name, more in without.items()}})
 
 
 def read_model_config(folder: str | Path) -> ModelConfig:

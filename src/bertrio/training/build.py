@@ -185,7 +185,8 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
     """Split training rows at random into rows to train on and a share of about `fraction` to select epochs on."""
     remaining, held_out = {}, {}
     for task, rows in train.items():
-        order = torch.randperm(len(rows), generator=generator(seed, f"holdout {task}")).numpy()
+        first = next(name for name, others in train.items() if others.same_texts(rows))  # draws for all of these
+        order = torch.randperm(len(rows), generator=generator(seed, f"holdout {first}")).numpy()
         count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
         held_out[task], remaining[task] = rows.take(np.sort(order[:count])), rows.take(np.sort(order[count:]))
     return remaining, held_out
@@ -194,8 +195,8 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
     """Return a stream of training batches for each task, as set in `schedule`.
 
-    Each stream draws its order from its own generator. With `match_lengths`, the streams also share the seed by which
-    batches are ordered by length.
+    Each stream draws its order from its own generator. Tasks with the same texts and batch size share `texts`. With
+    `match_lengths`, the streams also share the seed by which batches are ordered by length.
 
     Raises:
         UserError: if a task's batches have too few rows for its loss.
@@ -219,6 +220,8 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
                 f"needs {least}: give it more rows, a larger batch, or another loss"
             )
         streams[task] = stream
+        alike = (one.rows for one in streams.values() if one.size == sizes[task] and one.rows.same_texts(rows))
+        rows.texts = next(alike).texts
     return streams
 
 
@@ -264,8 +267,9 @@ def build_losses(train: Split, params: Params) -> dict[str, Loss]:
     losses = {}
     for task, rows in train.items():
         options, target = params.tasks[task], rows.task.target
-        labels = rows.label_values[~np.isnan(rows.label_values)].astype(np.int64) if target.discrete else []
-        counts = np.bincount(labels, minlength=max(2, target.size)).tolist()
+        labels = rows.label_values[~np.isnan(rows.label_values)]
+        counts, entries = target.counts(labels), len(labels) * target.size
+        counts = [entries - sum(counts), sum(counts)] if target.sets else counts  # no and yes, over all classes
         losses[task] = build_loss(options.loss, target, options.loss_options, counts)
     return losses
 

@@ -24,7 +24,7 @@ from bertrio.evaluation.ensembling import (
     record_ensemble,
 )
 from bertrio.evaluation.metrics import evaluate_predictions
-from bertrio.evaluation.predictions import write_predictions
+from bertrio.evaluation.predictions import decide, tune, write_predictions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,12 +68,13 @@ def build_ensemble(
     builder = SoupBuilder(params, members, models, splits, tokenizer)
     chooses = how == "greedy_soup" and len(members) > 1
     chosen = greedy_soup(list(members), builder.score) if chooses else list(members)
-    table = builder.predict(chosen)
+    table = mark_selection(builder.predict(chosen)) if chooses else builder.predict(chosen)
+    config = tune(builder.config, tasks, table[table["split"] == (SELECTION if chooses else "dev")])
     weights = {name: 1 / len(chosen) if name in chosen else 0.0 for name in members}
     with whole_folder(folder) as new:
-        save_model(builder.model, new, builder.config, tokenizer)
+        save_model(builder.model, new, config, tokenizer)
         record_ensemble(new, how, list(members), dict.fromkeys(tasks, weights))
-        write_predictions(mark_selection(table) if chooses else table, path)
+        write_predictions(decide(table, build_tasks(config)), path)
 
 
 def average(states: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:

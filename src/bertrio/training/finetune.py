@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from bertrio.config import Params
+from bertrio.config import Params, build_tasks
 from bertrio.config.loading import MEMBER_GROUPS
 from bertrio.core.console import say
 from bertrio.core.files import whole_folder, write_csv, write_json
 from bertrio.core.runtime import Runtime
 from bertrio.data.batches import Split
-from bertrio.evaluation.predictions import write_predictions
+from bertrio.evaluation.predictions import decide, tune, write_predictions
 from bertrio.model.config import ModelConfig
 from bertrio.model.multitask import build_model, load_heads, save_model
 from bertrio.techniques.gradients import CONFLICT_COLUMNS
@@ -82,14 +82,18 @@ def finetune(
         with closing(curves) if curves else nullcontext():
             train_epochs("finetune", trainer, evaluator, checkpoints)
         best.restore(average)
-        tables = [best.predictions]
+        tables, size, summary = [best.predictions], params.finetune.eval_batch_size, best.summary()
         if test:
-            tables.append(predict(average, test, "test", params.finetune.eval_batch_size))
+            tables.append(predict(average, test, "test", size))
+        table, tasks, on = pd.concat(tables, ignore_index=True), build_tasks(params), params.finetune.select_on
+        if any(task.target.sets and not params.tasks[name].thresholds for name, task in tasks.items()):
+            params = tune(params, tasks, best.predictions if on == "dev" else predict(average, scored[on], on, size))
+            table, summary["selected_on"]["thresholds"] = decide(table, build_tasks(params)), on
         if main:
             with whole_folder(model_folder) as folder:
                 save_model(average, folder, ModelConfig.from_params(params), inputs.tokenizer)
-                write_predictions(pd.concat(tables, ignore_index=True), f"{predictions}/predictions.parquet")
-                write_json(f"{predictions}/summary.json", best.summary())
+                write_predictions(table, f"{predictions}/predictions.parquet")
+                write_json(f"{predictions}/summary.json", summary)
                 write_csv(pd.DataFrame(evaluator.lines), history)
                 write_csv(pd.DataFrame(trainer.combiner.conflicts, columns=CONFLICT_COLUMNS), conflicts)
             checkpoints.finish()

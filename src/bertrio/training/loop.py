@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -43,7 +44,7 @@ class Trainer(Stateful):
             gradient is added after surgery and before clipping.
         accumulate: number of pieces that a batch is cut into. Each has a pass of its own, which saves memory and leaves
             the gradient the same.
-        one_pass: let tasks of a step share one pass of the encoder, padded to one width.
+        one_pass: let all tasks of a step share one pass of the encoder, padded to one width.
         callbacks: functions called after each update with its number, from 1.
         stateful: further state that steps change, by name, for checkpoints: averages, the tracker.
         tracker: records training curves, see `Meter`.
@@ -149,22 +150,42 @@ class Trainer(Stateful):
     def _add_gradients(self, tasks: tuple[str, ...], number: int) -> dict[str, Tensor]:
         """Run forward and backward passes over one batch of each task; return the values to log.
 
-        With `one_pass`, tasks with the same regularizers form a group, which shares a pass of the encoder. Otherwise,
-        and with surgery, which needs separate gradients, each task is its own group. A group runs backward before the
-        next runs forward: gradients accumulate to that of the summed loss, with one group's activations in memory.
+        Each group of `_groups` shares a pass of the encoder and runs backward before the next runs forward: gradients
+        accumulate to that of the summed loss, with one group's activations in memory. Tasks with the same texts take
+        the rows that the first of them draws.
         """
         logged: dict[str, Tensor] = {}
         self.objective.begin(tasks)
         self.runtime.begin_step(number)
         self._finite.begin_step(number)
-        together = self.one_pass and not self.combiner.separate
+        drawn: dict[str, Batch] = {}
         with self.objective.keeping_casts():
-            for group in self.objective.groups(tasks) if together else [[task] for task in tasks]:
-                batches = [next(self.streams[task]).to(self.runtime.device) for task in group]
+            for group in self._groups(tasks):
+                batches = [self._batch(task, drawn).to(self.runtime.device) for task in group]
                 self._finite.add_rows(batches)
                 self._backward(batches, logged)
-                self.combiner.take(group)
+                self.combiner.take(group[-1:])
         return self.runtime.processes.all_reduce_sum(logged)
+
+    def _groups(self, tasks: tuple[str, ...]) -> list[list[str]]:
+        """Group the tasks of a step that share a pass: those with the same texts, or all with `one_pass`.
+
+        Tasks of a group have the same regularizers. Surgery needs a backward pass of each task, so with it only tasks
+        with the same texts share a forward pass, and none if batches are cut into pieces.
+        """
+        separate, groups = self.combiner.separate, defaultdict[Any, list[str]](list)
+        for task in tasks:
+            texts = task if separate and self.accumulate > 1 else self.streams[task].rows.texts
+            groups[self.objective.due(task), (self.one_pass and not separate) or texts].append(task)
+        return list(groups.values())
+
+    def _batch(self, task: str, drawn: dict[str, Batch]) -> Batch:
+        """Return the next batch of a task: the one in `drawn` of the same texts, with its labels, if there is one."""
+        rows = self.streams[task].rows
+        if rows.texts in drawn:
+            return rows.relabelled(drawn[rows.texts])
+        drawn[rows.texts] = batch = next(self.streams[task])
+        return batch
 
     def _backward(self, batches: list[Batch], logged: dict[str, Tensor]) -> None:
         """Accumulate the gradients of the objective of `batches`, piece by piece, and add its values to `logged`.
@@ -185,7 +206,13 @@ class Trainer(Stateful):
                     logged[name] = logged.get(name, 0.0) + share * value
             self.meter.rows_seen += sum(len(piece.rows) for piece, _ in present)
             self._finite.read_on_cpu()
-            reduce(add, (share * loss.total for share, loss in zip(shares, losses))).backward()
+            totals = [share * loss.total for share, loss in zip(shares, losses)]
+            if self.combiner.separate:
+                for total, shard in zip(totals[:-1], shards):  # of the same texts
+                    total.backward(retain_graph=True)
+                    self.combiner.take([shard.task])
+                totals = totals[-1:]
+            reduce(add, totals).backward()
 
     def _add_penalty(self, weight_penalty: Callable[[list[nn.Parameter]], Tensor]) -> None:
         penalty = weight_penalty([p for p in self.model.parameters() if p.grad is not None])

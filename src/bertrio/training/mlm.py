@@ -133,8 +133,10 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: P
 class Blocks:
     """Rows of blocks: those of `blocks` [N, T], token ids, at `positions`, which are also the ids of the rows."""
 
+    texts = TASK
+
     def __init__(self, blocks: np.ndarray, positions: np.ndarray) -> None:
-        self._blocks, self.ids = blocks, positions
+        self._blocks, self.ids, self.sources = blocks, positions, np.full(len(positions), "")
 
     def __len__(self) -> int:
         return len(self.ids)

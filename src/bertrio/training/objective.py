@@ -27,7 +27,7 @@ def positions_of(batches: Sequence[Batch]) -> tuple[Tensor, int] | None:
     None if the batches are whole.
     """
     positions, count = [], 0
-    for batch in batches:
+    for batch in {batch.texts or batch.task: batch for batch in batches}.values():
         if batch.shard is None:
             return None
         for _ in batch.inputs:
@@ -64,9 +64,9 @@ class StepObjective(Stateful):
     def begin(self, tasks: Sequence[str]) -> None:
         """Begin a step of these tasks."""
 
-    def groups(self, tasks: Sequence[str]) -> list[list[str]]:
-        """Group the tasks of a step; those of a group can share a pass of the encoder."""
-        return [list(tasks)]
+    def due(self, task: str) -> tuple[str, ...]:
+        """Return the regularizers of a task's batch in this step; tasks with the same can share an encoder pass."""
+        return ()
 
     def keeping_casts(self) -> Any:
         """Return a context in which weights are cast once for all passes of a step, if that is exact."""
@@ -122,12 +122,13 @@ class Objective(StepObjective):
         """Return the objective of each batch, from one pass of the encoder.
 
         Args:
-            batches: batches of different tasks of one group (see `groups`), on the model's device. If they are shards,
-                all processes of the run must call this with theirs; the results, each times the weight of its shard,
-                sum to the result of the whole batches.
+            batches: batches of tasks with the same regularizers (see `due`), on the model's device; those with the same
+                texts share them. If they are shards, all processes of the run must call this with theirs; the results,
+                each times the weight of its shard, sum to the result of the whole batches.
         """
-        state, names = self.runtime.random_state(), self._due(batches[0].task)
-        block = Block.from_batches([(batch.task, batch.inputs) for batch in batches])
+        state, names = self.runtime.random_state(), self.due(batches[0].task)
+        texts = [batch.texts or batch.task for batch in batches]
+        block = Block.from_batches([(batch.task, batch.inputs) for batch in batches], texts)
         embeddings = self.model.embed(block.tokens)
         pooled = self.model.encode(embeddings, block.tokens)
         outputs = self.model.from_pooled(pooled, block)
@@ -144,7 +145,7 @@ class Objective(StepObjective):
         if batch.task in self.whole_batch_tasks:
             if batch.shard is not None:
                 output, rows = self._whole_batch(output, batch.shard), batch.shard
-            output = output._replace(texts=rows.texts)
+            output = output._replace(texts=rows.text_numbers)
         loss = self._label_loss(batch.task, output, rows)
         total = self.label_weights.get(batch.task, 1.0) * loss
         for name, penalty in penalties.items():
@@ -183,13 +184,7 @@ class Objective(StepObjective):
         u, v = output.vectors
         return HeadOutput(gather(output.outputs), gather(output.cosine), (gather(u), gather(v)))
 
-    def groups(self, tasks: Sequence[str]) -> list[list[str]]:
-        """Group the tasks of a step by the regularizers that are due for them; each group shares one pass."""
-        groups: dict[tuple[str, ...], list[str]] = {}
-        for task in tasks:
-            groups.setdefault(self._due(task), []).append(task)
-        return list(groups.values())
-
-    def _due(self, task: str) -> tuple[str, ...]:
+    def due(self, task: str) -> tuple[str, ...]:
+        """Return the regularizers of a task's batch in this step."""
         turn = max(0, self.turns[task] - 1)
         return tuple(name for name, term in self.regularizers.items() if task in term.tasks and turn % term.every == 0)

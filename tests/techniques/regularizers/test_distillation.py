@@ -33,6 +33,13 @@ def test_value_and_gradient_are_those_of_hand_algebra(name, size, temperature):
     np.testing.assert_allclose(torch.autograd.grad(found, outputs)[0], gradient, rtol=1e-4, atol=1e-6)
 
 
+def test_sets_have_the_sum_of_their_classes_as_yes_or_no():
+    outputs, teacher = torch.randn(6, 3), torch.rand(6, 3)
+    each = [(outputs[:, [c]], torch.stack([1 - teacher[:, c], teacher[:, c]], 1)) for c in range(3)]
+    expected = sum(teacher_divergence("bernoulli", *sides, 2.0) for sides in each)
+    torch.testing.assert_close(teacher_divergence("bernoullis", outputs, teacher, 2.0), expected)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 def test_sure_teachers_are_finite(temperature):
     outputs, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, 1])

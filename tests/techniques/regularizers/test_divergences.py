@@ -4,7 +4,7 @@ from torch.distributions import Bernoulli, Categorical, kl_divergence
 
 from bertrio.techniques.regularizers.divergences import DIVERGENCES
 
-SIZES = [("categorical", 5), ("categorical", 2), ("bernoulli", 1), ("bernoulli", 2), ("squared", 1)]
+SIZES = [("categorical", 5), ("categorical", 2), ("bernoulli", 1), ("bernoulli", 2), ("bernoullis", 4), ("squared", 1)]
 
 
 def pair(size, rows=7, scale=2.0):
@@ -40,7 +40,8 @@ def test_values_are_those_of_float64_and_so_are_gradients_which_flow_to_both_sid
     def oracle(outputs, others):
         if name == "squared":
             return (outputs - others).square().mean()
-        p, q = (Categorical(logits=x) if size > 1 else Bernoulli(logits=x) for x in (outputs, others))
+        kind = Bernoulli if name == "bernoullis" or size == 1 else Categorical
+        p, q = (kind(logits=x) for x in (outputs, others))
         return (kl_divergence(p, q) + kl_divergence(q, p)).sum() / 3
 
     assert DIVERGENCES[name](*sides).item() == pytest.approx(oracle(*sides).item(), rel=1e-5)

@@ -12,7 +12,8 @@ the corpus. `load_rows` combines the source's tasks with those that have their o
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -48,11 +49,14 @@ def get_source(name: str) -> ModuleType:
 def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
     """Load the rows of all tasks, from their own block `data` or else from `data.source`.
 
-    Rows of `data.extra_train` and `data.unlabelled` are added as tables `extra_train` and `unlabelled-<name>`.
+    Rows of `data.extra_train` and `data.unlabelled` are added as tables `extra_train` and `unlabelled-<name>`. Tasks of
+    the same files (`Params.same_rows`) get the same rows, those with a label for one of them.
 
     Raises:
         UserError: if a source can't be read.
     """
+    same = params.same_rows
+    tasks = {name: replace(task, partial=name in same) for name, task in tasks.items()}
     source_tasks = {name: tasks[name] for name in params.source_tasks}
     data = get_source(params.data.source).load_tasks(params.data, source_tasks) if source_tasks else SourceData()
     for name, task in tasks.items():
@@ -66,4 +70,18 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
             get_source("hub").read_task(task, block.hub, f"{place}.hub", data)
     if params.data.extra_train or params.data.unlabelled:
         get_source("files").read_extra(params.data, tasks, data)
+    for first in dict.fromkeys(same.values()):
+        _align(data, [name for name in same if same[name] == first])
     return data
+
+
+def _align(data: SourceData, tasks: Sequence[str]) -> None:
+    """Give all tasks the rows that any of them has a label for; where no row of a split has one, all rows."""
+    for split in data.tables[tasks[0]]:
+        tables = [data.tables[task][split] for task in tasks]
+        rows = pd.concat(tables, ignore_index=True)
+        labelled = rows.loc[rows["label"].notna(), "id"]
+        rows = rows[rows["id"].isin(labelled) | labelled.empty].drop_duplicates("id", ignore_index=True)
+        for task, table in zip(tasks, tables):
+            labels = rows["id"].map(table.set_index("id")["label"])
+            data.tables[task][split] = rows.assign(label=labels.astype("float64"))

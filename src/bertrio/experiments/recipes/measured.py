@@ -261,12 +261,12 @@ def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
 
     frame = revision.predictions()
     frame = frame[(frame["split"] == "dev") & frame["label"].notna()].sort_values("id")
-    by_task = {}
+    by_task, tasks = {}, revision.tasks()
     for task, metric in firsts.items():
         rows = frame[frame["task"] == task]
         if len(rows):
             lines = "".join(f"{row_id}\t{label:g}\n" for row_id, label in zip(rows["id"], rows["label"]))
             by_task[task] = ByRow(
-                hashlib.sha256(lines.encode()).hexdigest(), contributions(Scored.from_rows(rows), metric)
+                hashlib.sha256(lines.encode()).hexdigest(), contributions(Scored.from_rows(rows, tasks[task]), metric)
             )
     return by_task

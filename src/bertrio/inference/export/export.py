@@ -16,7 +16,7 @@ from torch import Tensor
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, whole_folder, write_json
 from bertrio.core.runtime import Runtime
-from bertrio.core.tasks import TEXT_COLUMNS, Score, Task
+from bertrio.core.tasks import TEXT_COLUMNS, MultiLabel, Score, Task
 from bertrio.inference.export import huggingface, onnx
 from bertrio.inference.export import sentence_transformer as sbert
 from bertrio.inference.export.hub import write_export_card
@@ -194,6 +194,8 @@ def _description(model: TrainedModel, format: str, task: Task | None, int8: bool
     description |= (
         {"range": [target.low, target.high]} if isinstance(target, Score) else {"classes": list(target.class_names)}
     )
+    if isinstance(target, MultiLabel):
+        description["thresholds"] = list(target.thresholds) or [0.5] * target.size
     if format == "onnx":
         description |= {"inputs": onnx.input_names(model, task), "output": onnx.output_name(target), "int8": int8}
     return description

@@ -38,7 +38,8 @@ def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
     Raises:
         UserError: if the encoder's architecture does not support it.
     """
-    problem = "single_label_classification" if task.target.discrete else "regression"
+    kind = "multi_label" if task.target.sets else "single_label"
+    problem = f"{kind}_classification" if task.target.discrete else "regression"
     head: Any = model.network.heads[task.name]
     save_classifier(model, head.output, folder, label_fields(task) | {"problem_type": problem}, task.target)
 

@@ -54,6 +54,8 @@ class Graph(nn.Module):
         logits = self.head(*pooled).outputs
         if isinstance(self.target, Score):
             return logits[:, 0].clamp(self.target.low, self.target.high), logits
+        if self.target.sets:
+            return logits.sigmoid(), logits
         if logits.shape[1] == 1:
             return torch.cat((-logits, logits), dim=1).sigmoid(), with_class_no(self.target, logits, dim=1)
         return logits.softmax(dim=1), logits

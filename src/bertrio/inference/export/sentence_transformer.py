@@ -48,14 +48,14 @@ def compare_sentence_transformer(
 
 
 def write_cross_encoder(model: TrainedModel, task: Task, folder: Path) -> None:
-    """Write the files that `CrossEncoder(folder)` loads: class logits, the probability of yes, or a raw score.
+    """Write the files that `CrossEncoder(folder)` loads: class logits, probabilities (binary, multi-label), or a score.
 
     A linear head becomes transformers' own classifier, which every version loads. What that can't hold, hidden layers
     and other architectures, is written as modules, for version 6 alone: without a config.json beside modules.json,
     earlier ones refuse it, where they would take random weights.
     """
     head: Any = model.network.heads[task.name]
-    activation = _name(nn.Sigmoid() if _has_single_logit(task, head.output.out_features) else nn.Identity())
+    activation = _name(nn.Sigmoid() if _has_sigmoid(task, head.output.out_features) else nn.Identity())
     fields, settings = label_fields(task, head.output.out_features), {"activation_fn": activation}
     if not head.hidden:
         with suppress(UserError):  # the modules hold any architecture
@@ -73,11 +73,11 @@ def compare_cross_encoder(model: TrainedModel, task: Task, folder: Path, texts: 
     rows = list(texts.itertuples(index=False, name=None))
     scores: Any = exported.predict(rows, convert_to_tensor=True, show_progress_bar=False)
     outputs = torch.from_numpy(model.outputs(task.name, texts)).float()
-    return scores.reshape(len(rows), -1), outputs.sigmoid() if _has_single_logit(task, outputs.shape[1]) else outputs
+    return scores.reshape(len(rows), -1), outputs.sigmoid() if _has_sigmoid(task, outputs.shape[1]) else outputs
 
 
-def _has_single_logit(task: Task, outputs: int) -> bool:
-    return task.target.discrete and outputs == 1
+def _has_sigmoid(task: Task, outputs: int) -> bool:
+    return task.target.sets or (task.target.discrete and outputs == 1)
 
 
 def _name(module: nn.Module) -> str:

@@ -38,10 +38,12 @@ def rows_model(max_rows: int) -> type[BaseModel]:
 class Answer(BaseModel):
     """Prediction for one row."""
 
-    label: int | float = Field(description="class from 0 on, 0 for no and 1 for yes, or score within the task's range")
+    label: int | float | list[int] = Field(
+        description="class from 0 on, 0 for no and 1 for yes, score within the task's range, or multi-label the classes"
+    )
     probabilities: list[float] | None = Field(description="one a class; null for scores")
     score: float | None = Field(description="raw score, which may lie outside of the range; null for classes")
-    name: str | None = Field(description="name of the class; null for scores")
+    name: str | list[str] | None = Field(description="name of the class, or names of the classes; null for scores")
 
 
 class Answers(BaseModel):

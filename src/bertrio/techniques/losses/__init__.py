@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 from torch import Tensor
 
 from bertrio.core.options import Group, one_of, options_of, read_options
-from bertrio.core.tasks import Binary, Classes, HeadOutput, Ordered, Score, Target
+from bertrio.core.tasks import Binary, Classes, HeadOutput, MultiLabel, Ordered, Score, Target
 from bertrio.techniques.losses.binary import bce, siamese_softmax
 from bertrio.techniques.losses.classes import cross_entropy, dual_objective, ordinal_log_loss
 from bertrio.techniques.losses.cosine import cosent, cosine_embedding, cosine_mse
@@ -50,7 +50,7 @@ LOSSES: dict[str, LossKind] = {
     "cross_entropy": LossKind(cross_entropy, Classes),
     "dual_objective": LossKind(dual_objective, Classes),
     "ordinal_log_loss": LossKind(ordinal_log_loss, Ordered),
-    "bce": LossKind(bce, Binary),
+    "bce": LossKind(bce, Binary | MultiLabel),
     "siamese_softmax": LossKind(siamese_softmax, Binary),
     "mse": LossKind(mse, Score),
     "pearson": LossKind(pearson, Score, rows=3),

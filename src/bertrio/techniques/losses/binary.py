@@ -1,4 +1,4 @@
-"""Losses for binary targets."""
+"""Losses for binary targets, and for sets of classes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bertrio.techniques.losses.weights import weighted_mean
 
 
 def bce(output: HeadOutput, labels: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    r"""Binary cross entropy of one logit.
+    r"""Binary cross entropy of one logit, or its mean over the logits of C classes.
 
     .. math:: L = -\frac{1}{B} \sum_b w_{y_b} \left( y_b \log \sigma(o_b) + (1 - y_b) \log (1 - \sigma(o_b)) \right)
 
@@ -18,11 +18,12 @@ def bce(output: HeadOutput, labels: Tensor, *, weights: Tensor | None = None) ->
     eq. 4.90.
 
     Args:
-        output: `outputs` [B, 1], logits of yes.
-        labels: [B], 0 or 1, float32.
+        output: `outputs` [B, 1], logits of yes; or [B, C].
+        labels: [B], 0 or 1, float32; or [B, C].
         weights: [2], of no and yes (`weighted_mean`).
     """
-    rows = F.binary_cross_entropy_with_logits(output.outputs.float().squeeze(1), labels.float(), reduction="none")
+    logits = output.outputs.float().view_as(labels)
+    rows = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none")
     return weighted_mean(rows, labels, weights)
 
 

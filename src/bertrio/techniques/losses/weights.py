@@ -37,8 +37,8 @@ def weighted_mean(rows: Tensor, labels: Tensor, weights: Tensor | None) -> Tenso
     keeps its scale.
 
     Args:
-        rows: [B], losses of the rows.
-        labels: [B], class indices, of any dtype.
+        rows: [B], losses of the rows; or [B, C], of their classes.
+        labels: class indices of the same shape, of any dtype.
         weights: [C], on any device, or None: all 1.
     """
     if weights is None:

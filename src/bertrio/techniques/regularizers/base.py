@@ -73,9 +73,7 @@ class ForwardContext:
     @property
     def vectors(self) -> list[Tensor]:
         """Pooled vectors by batch, [B, texts, H]; a cross-encoded pair is one text."""
-        layout = [sizes for _, sizes in self.block.layout]
-        parts = zip(self.pooled.split([sum(sizes) for sizes in layout]), layout)
-        return [part.view(len(sizes), -1, part.shape[1]).transpose(0, 1) for part, sizes in parts]
+        return [torch.stack(vectors, dim=1) for vectors in self.block.split(self.pooled)]
 
     @property
     def outputs(self) -> Tensor:

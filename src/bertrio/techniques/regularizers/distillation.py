@@ -26,29 +26,34 @@ def teacher_divergence(name: str, outputs: Tensor, teacher: Tensor, temperature:
 
     The factor T^2 keeps the size of the gradient, as its section 2.1 advises. Logits are only defined up to a constant,
     so the logarithms of the teacher's probabilities serve as t; of an ensemble, those of its combined probabilities. A
-    binary target has the logits 0 and s, which makes both sides Bernoulli distributions of :math:`\sigma(s / T)`.
+    binary target has the logits 0 and s, which makes both sides Bernoulli distributions of :math:`\sigma(s / T)`. So
+    has each class of a multi-label target; the divergence is the sum over them.
 
     For scores u, the squared difference, without temperature:
 
     .. math:: \frac{1}{B} \sum_b (u_b - t_b)^2
 
     Args:
-        name: divergence of the target: `categorical`, `bernoulli` or `squared`.
+        name: divergence of the target: `categorical`, `bernoulli`, `bernoullis` or `squared`.
         outputs: [B, C], logits; for `bernoulli` [B, 1], the logit of yes, or [B, 2]; for `squared` [B, 1].
-        teacher: probabilities [B, C] that sum to 1 (`bernoulli`: of no and yes), or scores [B, 1]; without gradient.
+        teacher: probabilities [B, C] that sum to 1 (`bernoulli`: of no and yes; `bernoullis`: each from 0 to 1), or
+            scores [B, 1]; without gradient.
         temperature: T.
 
     Returns:
         Scalar in float32, the mean over rows, at least 0 except for rounding.
     """
-    if name == "bernoulli" and outputs.shape[1] == 1:
+    if name == "bernoullis":
+        outputs, teacher = outputs.unsqueeze(-1), torch.stack([1 - teacher, teacher], dim=-1)
+        outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=-1)
+    elif name == "bernoulli" and outputs.shape[1] == 1:
         outputs = torch.cat([torch.zeros_like(outputs), outputs], dim=1)
     outputs, teacher = outputs.float(), teacher.float()
     if name == "squared":
         return (outputs - teacher).square().mean()
     log_t = (teacher.clamp(min=torch.finfo(torch.float32).tiny).log() / temperature).log_softmax(dim=-1)
     log_s = (outputs / temperature).log_softmax(dim=-1)
-    return temperature**2 * (log_t.exp() * (log_t - log_s)).sum(dim=-1).mean()
+    return temperature**2 * (log_t.exp() * (log_t - log_s)).flatten(1).sum(dim=-1).mean()
 
 
 def vector_distance(name: str, vectors: Tensor, teacher: Tensor) -> Tensor:

@@ -48,6 +48,22 @@ def bernoulli(outputs: Tensor, others: Tensor) -> Tensor:
     return ((u.sigmoid() - v.sigmoid()) * (u - v)).mean()
 
 
+def bernoullis(outputs: Tensor, others: Tensor) -> Tensor:
+    r"""Symmetric KL divergence of the distributions of C independent classes: the sum of `bernoulli` over them.
+
+    .. math:: \frac{1}{B} \sum_b \sum_c (\sigma(u_{bc}) - \sigma(v_{bc})) (u_{bc} - v_{bc})
+
+    The divergence of products of distributions is the sum of theirs (Cover and Thomas 2006, "Elements of Information
+    Theory", theorem 2.5.3).
+
+    Args:
+        outputs: [B, C], logits of the classes.
+        others: of the same shape.
+    """
+    u, v = outputs.float(), others.float()
+    return ((u.sigmoid() - v.sigmoid()) * (u - v)).sum(dim=-1).mean()
+
+
 def squared(outputs: Tensor, others: Tensor) -> Tensor:
     r"""Squared difference of two scores.
 
@@ -62,7 +78,7 @@ def squared(outputs: Tensor, others: Tensor) -> Tensor:
     return (outputs.float() - others.float()).square().mean()
 
 
-DIVERGENCES: dict[str, Divergence] = {"categorical": categorical, "bernoulli": bernoulli, "squared": squared}
+DIVERGENCES: dict[str, Divergence] = {one.__name__: one for one in (categorical, bernoulli, bernoullis, squared)}
 
 
 def _logit(outputs: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class Smart(Regularizer):
     Noise is drawn and added in float32, and its forward passes should use float32 as well, because bf16 cannot
     represent noise of 1e-5. A separate generator on the CPU draws it, so that it does not depend on the device. If
     several processes share a batch, the noise is drawn for the whole batch. A row's noise depends on the divergence of
-    its own task only.
+    its own task only, or on the sum of the divergences of the tasks that share its text.
     """
 
     Options = SmartOptions

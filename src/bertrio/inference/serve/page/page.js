@@ -53,7 +53,8 @@ const percent = (share) => (share > 0.999 && share < 1 ? ">99.9%" : `${(100 * sh
 
 function kindOf(task) {
   if (task.target === "score") return `a score from ${task.low} to ${task.high}${task.kind === "pair" ? ", of both sentences" : ""}`;
-  return (task.labels.length === 2 ? task.labels.join(" or ") : `one of ${task.labels.length} classes`) + (task.kind === "pair" ? ", of both sentences" : "");
+  const several = task.target === "multilabel";
+  return (several ? `any of ${task.labels.length} classes` : task.labels.length === 2 ? task.labels.join(" or ") : `one of ${task.labels.length} classes`) + (task.kind === "pair" ? ", of both sentences" : "");
 }
 
 function track(share, best) {
@@ -67,14 +68,14 @@ function track(share, best) {
 function classBars(task, answer) {
   const bars = make("dl", { className: "bars" });
   answer.probabilities.forEach((share, label) => {
-    const best = label === answer.label;
+    const best = [answer.label].flat().includes(label);
     bars.append(
       make("dt", { textContent: task.labels[label], className: best ? "best" : "" }),
       track(share, best),
       make("dd", { textContent: percent(share), className: best ? "best" : "" }),
     );
   });
-  return [make("p", { className: "verdict", textContent: answer.name }), bars];
+  return [make("p", { className: "verdict", textContent: [answer.name].flat().join(", ") || "none" }), bars];
 }
 
 function scoreBar(task, answer) {

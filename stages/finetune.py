@@ -6,6 +6,7 @@ Runs in runtime.processes processes, or in as many as torchrun or accelerate lau
 import argparse
 import os
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))  # DVC copies (--temp, --queue) run their own code
@@ -25,9 +26,7 @@ from bertrio.training.finetune import Inputs, finetune
 def main(member: str, root: str = "") -> dict:
     params = load_member(member, f"{root}params.yaml")
     processes = init_distributed(params.runtime.processes, params.runtime.device)
-    inputs = Inputs(
-        f"{root}data/splits", f"{root}models/tokenizer", f"{root}models/prefinetuned", f"{root}data/teacher"
-    )
+    inputs = Inputs(*(f"{root}{folder}" for folder in astuple(Inputs())))
     width = encoder_width(f"{inputs.prefinetuned}/encoder")
     runtime = set_up(**params.runtime.model_dump(), process_group=processes, width=width)
     return finetune(

@@ -34,7 +34,7 @@ def test_a_python_without_the_packages_is_told_how_to_set_up(root):
         environment = {**os.environ, "PYTHONPATH": str(root / "src")}
         ended = subprocess.run(bare, env=environment, capture_output=True, text=True)
         assert ended.returncode == 2 and "Traceback" not in ended.stderr
-        assert "lacks the packages of bertrio: accelerate" in ended.stderr
+        assert "lacks the packages of bertrio: huggingface_hub, numpy" in ended.stderr
         assert "run make" in ended.stderr and "source .venv/bin/activate" in ended.stderr
 
 

@@ -144,8 +144,10 @@ def test_a_stream_goes_on_where_another_one_was(rows, options):
 
 def test_equal_texts_have_equal_numbers_whatever_their_padding_and_shards_know_those_of_the_whole(rows):
     batch, alone = rows.batch(np.arange(40)), [rows.batch(np.array([row])) for row in range(40)]
-    assert torch.equal(batch.texts, torch.cat([one.texts for one in alone]))
+    assert torch.equal(batch.text_numbers, torch.cat([one.text_numbers for one in alone]))
     texts = {tuple(tokens["input_ids"][0].tolist()) for one in alone for tokens in one.inputs}
-    assert len(batch.texts.unique()) == len(texts)
+    assert len(batch.text_numbers.unique()) == len(texts)
     part = batch.part(1, 3)
-    assert torch.equal(part.shard.texts, batch.texts) and torch.equal(part.texts, batch.texts[part.shard.rows])
+    assert torch.equal(part.shard.text_numbers, batch.text_numbers) and torch.equal(
+        part.text_numbers, batch.text_numbers[part.shard.rows]
+    )

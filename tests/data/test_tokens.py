@@ -51,7 +51,7 @@ def test_tokens_on_disk_are_those_in_memory_and_are_made_once_a_setting(
     write_table(frame.iloc[1:], table)
     assert len(load_tokens(table, task, tokenizer, 24, folder)[0].lengths) == len(frame) - 1
     monkeypatch.setattr(tokens, "encode", None)
-    monkeypatch.setattr(tokens.pq, "ParquetFile", None)  # no text is read
+    monkeypatch.setattr(tokens, "parquet_batches", None)  # no text is read
     assert len(load_tokens(table, task, tokenizer, 24, folder)[0].lengths) == len(frame) - 1
 
 

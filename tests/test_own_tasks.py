@@ -175,7 +175,7 @@ def project(document, tmp_path, monkeypatch):
 
 def test_the_other_block_and_all_commands_of_the_document_are_understood(project, root, document, tmp_path):
     tried = [line for line in commands(document) if line.startswith("dvc exp run")]
-    assert len(tried) == 6
+    assert len(tried) == 7
     for command in tried:
         project({})
         with_settings(tmp_path, command)

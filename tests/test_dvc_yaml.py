@@ -158,3 +158,17 @@ def test_plots_have_titles_in_words_and_curves_have_points(source, stages):
 
 def test_every_stage_is_looked_at(stages):
     assert set(ALLOWED) == set(stages) - {"check"}  # which runs every time
+
+
+def test_the_slurm_script_makes_all_that_finetune_reads(source, stages):
+    lines = (source.parents[1] / "docs/slurm/nodes.sh").read_text().splitlines()
+    made, taken = (
+        next(line for line in lines if words in line).split() for words in ("dvc repro p", "dvc checkout --force")
+    )
+    makers = {
+        name
+        for name, stage in stages.items()
+        if any(out in stages["finetune"]["deps"] for out in stage.get("outs", ()))
+    }
+    assert {"prefinetune", "teach"} <= makers and "teach" in made
+    assert makers <= {word.strip("'") for word in taken}

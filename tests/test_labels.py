@@ -132,7 +132,8 @@ def test_it_is_reported_predicted_exported_and_served(run, tmp_path, monkeypatch
     assert added == ["|".join(map(str, answer.label)), "|".join(answer.name)]
     for name in ("onnx", "classifier"):
         assert export_model("models/members/base", tmp_path / name, name, "emotions") < 1e-4
-        export = json.loads((tmp_path / name / "export.json").read_text())
+        export, config = (json.loads((tmp_path / name / f"{file}.json").read_text()) for file in ("export", "config"))
+        assert config["problem_type"] == "multi_label_classification"
         assert export["thresholds"] == pytest.approx(thresholds, abs=1e-5)
     with TestClient(build_app(predictor, Limits())) as client:
         [served] = client.post("/predict/emotions", json={"rows": ["lovely scary film 7"]}).json()["predictions"]

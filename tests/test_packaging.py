@@ -9,7 +9,7 @@ import tomllib
 from bertrio.core.errors import PACKAGES, PIPELINE
 
 OF_OTHERS = {"anyio", "dvc_data", "hydra", "markupsafe", "plotly", "pydantic_core", "shtab", "starlette"}
-NAMES = {"scikit_learn": "sklearn", "pyyaml": "yaml"}
+NAMES = {"scikit_learn": "sklearn", "pyyaml": "yaml", "mlflow_skinny": "mlflow"}
 
 
 def names_of(lines):

@@ -11,9 +11,9 @@
 # path, of the same commit, with a DVC cache that all of them see (dvc cache dir --local ...).
 set -euo pipefail
 
-dvc repro prefinetune
+dvc repro prefinetune teach
 if [ -n "${LOCAL_CLONES:-}" ]; then # srun gives its input to every node
-    srun bash -c 'lock=$(cat) && echo "$lock" >dvc.lock && dvc checkout --force check split prefinetune' <dvc.lock
+    srun bash -c 'lock=$(cat) && echo "$lock" >dvc.lock && dvc checkout --force check split prefinetune teach' <dvc.lock
 fi
 
 MAIN=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)

@@ -94,9 +94,27 @@ def test_parquet_keeps_its_columns_and_gains_predictions(monkeypatch, capsys):
     assert written.column_names == ["text", "when", "prediction", "prediction_label", "p_0", "p_1", "p_2"]
     assert written.column("prediction").to_pylist() == [1, 0, 2]
     assert "x.parquet: line 2: text: missing field; left out" in capsys.readouterr().err
-    for content, message in ((b"text\n", "can't be read as Parquet"), (source.getvalue(), "expected 'text_a'")):
+    binary = parquet({"text": [b"a"]})
+    for task, content, message in (
+        ("qqp", b"text\n", "can't be read as Parquet"),
+        ("qqp", source.getvalue(), "expected 'text_a'"),
+        ("sst", binary, "x.parquet: column text: found the type binary, expected text"),
+    ):
         with pytest.raises(UserError, match=message):
-            predict_file(PREDICTOR, "qqp", "parquet", io.BytesIO(content), target, {}, "x.parquet")
+            predict_file(PREDICTOR, task, "parquet", io.BytesIO(content), target, {}, "x.parquet")
+
+
+def parquet(columns):
+    pq.write_table(pa.table(columns), file := io.BytesIO())
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("texts", [[], ["", None]])
+def test_parquet_without_a_usable_row_keeps_the_types_of_its_columns(texts):
+    target = io.BytesIO()
+    source = io.BytesIO(parquet({"text": pa.array(texts, pa.string())}))
+    assert predict_file(PREDICTOR, "sst", "parquet", source, target, {}, "x.parquet") == (0, len(texts))
+    assert list(map(str, pq.read_schema(target).types)) == ["string", "int64", "string", *["double"] * 3]
 
 
 @pytest.mark.parametrize(("kind", "delimiter"), [("csv", ","), ("tsv", "\t")])

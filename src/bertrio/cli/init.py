@@ -14,8 +14,10 @@ from bertrio.core.errors import UserError, writing_to
 
 PACKAGE = Path(__file__).parents[1]
 REQUIREMENTS = "requirements.txt"
-RESULTS = shutil.ignore_patterns("__pycache__", "measured", "search", "stepwise", "sweeps", "tables")  # of recipes/
-IGNORED = "__pycache__/\n/report.html\n/runs.html\n/logs/\n/dvc_plots/\n"
+RESULTS = shutil.ignore_patterns("__pycache__", "measured", "factorials", "search", "stepwise", "sweeps", "tables")
+IGNORED = ["__pycache__/", ".*.partial", "/report.html", "/runs.html", "/logs/", "/dvc_plots/"] + [
+    f"/recipes/{name}/" for name in ("factorials", "search", "stepwise", "sweeps", "tables")
+]
 
 
 def add_init_commands(commands: Any) -> None:
@@ -39,8 +41,9 @@ def _init(args: argparse.Namespace) -> None:
         text = (root / "dvc.yaml").read_text(encoding="utf-8")
         (folder / "dvc.yaml").write_text(_with_installed_code(text, [path.stem for path in templates.iterdir()]))
         (folder / REQUIREMENTS).write_text(f"bertrio[pipeline]=={__version__}\n")
-        with open(folder / ".gitignore", "a") as file:
-            file.write(IGNORED)
+        ignored = folder / ".gitignore"
+        lines = ignored.read_text(encoding="utf-8").splitlines() if ignored.exists() else []
+        ignored.write_text("".join(f"{line}\n" for line in [*lines, *IGNORED]), encoding="utf-8")
     print(f"wrote {folder}; next, in it: git init && dvc init && git add . && git commit -m begin && dvc repro")
 
 

@@ -23,7 +23,7 @@ from bertrio.inference.predictor import Prediction, Predictor, Row
 CHUNK_ROWS = 8192  # held in memory and sorted by length together
 DIGITS = 6  # decimals of scores and probabilities
 DELIMITERS = {"tsv": "\t", "csv": ","}
-ROW = "number of the row"  # a field of Parquet rows on their way
+ROW = "\0"  # a field of Parquet rows on their way, the number of the row
 
 
 def predict_file(
@@ -102,19 +102,23 @@ def _predict_parquet(
     predictor: Predictor, task: str, source: BinaryIO, target: BinaryIO, names: dict[str, str], name: str, strict: bool
 ) -> tuple[int, int]:
     """Predict a Parquet file by its texts as JSON lines; the other columns keep their types."""
-    added, answers = added_columns(predictor.task(task).target), BytesIO()
+    target_of, answers = predictor.task(task).target, BytesIO()
+    added = added_columns(target_of)
     try:
         table = pq.ParquetFile(BytesIO(source.read()), pre_buffer=False).read(use_threads=False)
         _check_names(name, table.column_names, names, added)
+        for column in table.select(list(names.values())).schema:
+            if not any(map(column.type.equals, (pa.string(), pa.large_string(), pa.string_view(), pa.null()))):
+                raise UserError(f"{name}: column {column.name}: found the type {column.type}, expected text")
         rows = table.select(list(names.values())).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{name}: can't be read as Parquet ({' '.join(str(error).split())[:300]})") from error
     lines = BytesIO(b"".join(_json_line({ROW: number, **row}) for number, row in enumerate(rows)))
     counts = predict_file(predictor, task, "jsonl", lines, answers, names, name, strict)
     answered = [json.loads(line) for line in answers.getvalue().splitlines()]
-    written = table.take([fields[ROW] for fields in answered])
-    for column in added:
-        written = written.append_column(column, [pa.array([fields[column] for fields in answered])])
+    written = table.take(pa.array([fields[ROW] for fields in answered], pa.int64()))
+    for column, type in zip(added, _added_types(target_of)):
+        written = written.append_column(column, [pa.array([fields[column] for fields in answered], type)])
     pq.write_table(written, target)
     return counts
 
@@ -143,6 +147,15 @@ def added_columns(target: Target) -> list[str]:
     return ["prediction", "prediction_label", *[f"p_{name}" for name in classes]]
 
 
+def _added_types(target: Target) -> list[pa.DataType]:
+    """Return the types of `added_columns` in Parquet."""
+    if not target.discrete:
+        return [pa.float64(), pa.float64()]
+    label = [pa.int64(), pa.string()]
+    label = [pa.list_(part) for part in label] if target.sets else label
+    return [*label, *[pa.float64()] * (len(added_columns(target)) - 2)]
+
+
 def delimited_line(values: Iterable[Any], delimiter: str) -> bytes:
     """Return one line of a delimited file with standard quoting; floats get `DIGITS` decimals."""
     return (delimiter.join(_field(value, delimiter) for value in values) + "\n").encode()
@@ -159,7 +172,7 @@ def _field(value: Any, delimiter: str) -> str:
 
 def _json_line(fields: dict[str, Any]) -> bytes:
     # lone surrogates have no UTF-8; JSON reads backslash escapes of them
-    return (json.dumps(fields, ensure_ascii=False, default=str) + "\n").encode(errors="backslashreplace")
+    return (json.dumps(fields, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def _added_values(prediction: Prediction) -> list[Any]:

@@ -38,10 +38,8 @@ def write_classifier(model: TrainedModel, task: Task, folder: Path) -> None:
     Raises:
         UserError: if the encoder's architecture does not support it.
     """
-    kind = "multi_label" if task.target.sets else "single_label"
-    problem = f"{kind}_classification" if task.target.discrete else "regression"
     head: Any = model.network.heads[task.name]
-    save_classifier(model, head.output, folder, label_fields(task) | {"problem_type": problem}, task.target)
+    save_classifier(model, head.output, folder, label_fields(task) | problem_field(task), task.target)
 
 
 def save_classifier(
@@ -60,6 +58,12 @@ def label_fields(task: Task, outputs: int | None = None) -> dict[str, Any]:
     classes = task.target.class_names
     names = list(classes[-1:] if outputs == 1 else classes) or ["score"]
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
+
+
+def problem_field(task: Task) -> dict[str, str]:
+    """Return the field of config.json by which pipelines choose the function of the logits."""
+    kind = "multi_label" if task.target.sets else "single_label"
+    return {"problem_type": f"{kind}_classification" if task.target.discrete else "regression"}
 
 
 def write_config(model: TrainedModel, folder: Path, fields: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Score, Target, Task
-from bertrio.inference.export.huggingface import label_fields, with_class_no, write_config
+from bertrio.inference.export.huggingface import label_fields, problem_field, with_class_no, write_config
 from bertrio.inference.trained_model import TrainedModel
 from bertrio.model.multitask import MultitaskModel
 
@@ -82,8 +82,7 @@ def write_graph(model: TrainedModel, task: Task, folder: Path) -> None:
     """
     import onnx
 
-    problem = "single_label_classification" if task.target.discrete else "regression"
-    write_config(model, folder, label_fields(task) | {"problem_type": problem})
+    write_config(model, folder, label_fields(task) | problem_field(task))
     model.tokenizer.save_pretrained(str(folder))  # before `_inputs` sets truncation and padding, which would be saved
     fields, sides = model.tokenizer.model_input_names, SIDES[task.encoding]
     texts = pd.DataFrame({name: TRACED[:: -1 if name == "text_b" else 1] for name in task.text_columns})

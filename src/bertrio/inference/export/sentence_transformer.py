@@ -15,7 +15,13 @@ from torch.nn import functional as F
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
 from bertrio.core.tasks import Task
-from bertrio.inference.export.huggingface import label_fields, save_classifier, write_config, write_encoder
+from bertrio.inference.export.huggingface import (
+    label_fields,
+    problem_field,
+    save_classifier,
+    write_config,
+    write_encoder,
+)
 from bertrio.inference.trained_model import TrainedModel
 
 # Activations of heads as modules of torch, the only ones that sentence-transformers loads by name
@@ -57,6 +63,7 @@ def write_cross_encoder(model: TrainedModel, task: Task, folder: Path) -> None:
     head: Any = model.network.heads[task.name]
     activation = _name(nn.Sigmoid() if _has_sigmoid(task, head.output.out_features) else nn.Identity())
     fields, settings = label_fields(task, head.output.out_features), {"activation_fn": activation}
+    fields |= problem_field(task) if task.target.sets else {}
     if not head.hidden:
         with suppress(UserError):  # the modules hold any architecture
             return save_classifier(model, head.output, folder, {**fields, "sentence_transformers": settings})

@@ -53,7 +53,7 @@ class Edge:
             status = message.get("status", status)
             await send(message)
 
-        host = re.sub(r":\d+$", "", Headers(scope=scope).get("host", "")).lower()
+        host = re.sub(r"\.?(:\d*)?$", "", Headers(scope=scope).get("host", "")).lower()
         try:
             if host and self._hosts and host not in self._hosts:  # browsers always send one
                 message = f"host: found {host[:100]!r}, expected {' or '.join(self._hosts)}; allow it with --allow-host"

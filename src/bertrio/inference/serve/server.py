@@ -48,7 +48,7 @@ def serve(model: str, host: str, port: int, device: str, precision: str, limits:
         half = -(-limits.max_batch // 2)  # two passes sorted by length take a quarter less time on a CPU
         predictor = Predictor.load(model, device=device, precision=precision, batch_size=half)
         if ipaddress.ip_address(bound.getsockname()[0]).is_loopback:
-            limits = replace(limits, hosts=(*LOCAL_HOSTS, host, *limits.hosts))
+            limits = replace(limits, hosts=tuple(dict.fromkeys((*LOCAL_HOSTS, host.lower(), *limits.hosts))))
         say(f"serving on http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}; Ctrl-C stops")
         server_for(build_app(predictor, limits, Path(model).resolve().name)).run(sockets=[bound])
 

@@ -32,7 +32,9 @@ ALLOWED = {
     | {"evaluation.ensembling", "inference.predictor", "inference.trained_model"},
     "ensemble": NEUTRAL_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),
-    "analyze": NEUTRAL_IN_TRAINING | UNUSED_BY_PREDICTION | {"data.sources"},
+    "analyze": NEUTRAL_IN_TRAINING
+    | UNUSED_BY_PREDICTION - {"inference"}
+    | {"inference.predictor", "inference.teach", "data.sources"},
 }
 
 

@@ -14,6 +14,8 @@ from bertrio import train
 from bertrio.config import load_params, merged, read_yaml
 from bertrio.core.runtime import set_up
 from bertrio.core.tasks import indicators
+from bertrio.data.download import download
+from bertrio.data.prepare import split_data
 from bertrio.experiments.report import write_report
 from bertrio.inference.batch_predict import predict_file
 from bertrio.inference.export.export import export_model
@@ -91,6 +93,23 @@ def test_rows_with_one_of_the_labels_count_and_both_tasks_have_the_same_splits(r
     facts = json.loads((run.folder / "metrics/data.json").read_text())
     assert facts["rejects"]["emotions"]["total"] == 0
     assert set(facts["tasks"]["emotions"]["train"]["labels"]) == set(WORDS)
+
+
+def test_splits_are_the_same_with_rows_or_labels_that_one_task_has_alone(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    table = pd.read_csv(run.folder.parent / "labels.tsv", sep="\t", dtype=str)
+    table.assign(long=None).tail(60).to_csv("test.tsv", sep="\t", index=False)  # hidden for one of the two
+    settings = read_yaml(run.folder / "params.yaml")
+    for task in settings["tasks"].values():
+        task["data"] |= {"test": str(tmp_path / "test.tsv")}
+    settings["data"]["unlabelled"] = {"more": {"task": "long", "path": str(tmp_path / "test.tsv")}}
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(settings))
+    params = load_params("params.yaml")
+    download(params, "raw", "rejects", "corpora")
+    split_data(params, "raw", "splits", "tokenizer", "data.json")
+    for split in ("train", "dev", "test"):
+        ids = [pd.read_parquet(f"splits/{task}/{split}.parquet")["id"].tolist() for task in ("emotions", "long")]
+        assert ids[0] == ids[1][: len(ids[0])] and len(ids[0])
 
 
 def test_metrics_equal_those_of_scikit_learn_and_the_thresholds_are_in_the_model(run):

@@ -6,7 +6,7 @@ import yaml
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
-from bertrio.evaluation.evaluate import evaluate, selection_text, show_metrics, timings
+from bertrio.evaluation.evaluate import evaluate, selection, selection_text, show_metrics, timings
 from bertrio.evaluation.intervals import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
@@ -129,3 +129,9 @@ def test_a_missing_damaged_or_other_file_is_an_error_that_names_it(folder):
     (folder / "predictions/members/base/summary.json").write_text("{")
     with pytest.raises(UserError, match="base.summary.json: can't be read"):
         run()
+
+
+def test_thresholds_that_a_member_names_itself_were_not_chosen(tmp_path):
+    for name, chosen in (("a", {}), ("b", {"thresholds": "dev"})):
+        write_json(tmp_path / name / "summary.json", {"best_epoch": 1, "selected_on": {"rows": "dev", **chosen}})
+    assert selection(["a", "b"], tmp_path)["selected_on"] == {"rows": "dev", "thresholds": "dev"}

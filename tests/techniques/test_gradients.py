@@ -130,3 +130,13 @@ def test_sparse_gradients_combine_as_dense_ones_do(weights, few, monkeypatch):
     torch.testing.assert_close(*gramians, rtol=1e-6, atol=0)
     for one, other in zip(*sums):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_the_order_of_tasks_is_that_of_the_step_whichever_comes_first():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    gradients = TaskGradients([parameter])
+    gradients.begin(("a", "b"))
+    for task in ("b", "a"):
+        parameter.grad = torch.ones(2)
+        gradients.take(task)
+    assert gradients.tasks == ("a", "b")

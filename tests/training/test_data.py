@@ -1,3 +1,4 @@
+import copy
 import math
 
 import numpy as np
@@ -6,7 +7,7 @@ import torch
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import HeadOutput
-from bertrio.training.build import build_losses, build_streams, plan_of
+from bertrio.training.build import build_losses, build_streams, plan_of, rows_per_pass
 from tests.training.conftest import TASKS, split_of
 
 
@@ -46,6 +47,26 @@ def test_a_batch_has_the_rows_from_which_its_loss_learns(workspace, loss, least)
     schedule = {"batch_sizes": "proportional", "base_batch": 10}  # 3 batches: 4 rows make batches of one row
     with pytest.raises(UserError, match=f"task sts: found batches of 1 rows, .* needs {least}: give it more rows"):
         setting(workspace, rows={"qqp": 30, "sst": 30, "sts": 4}, tasks=tasks, schedule=schedule)
+
+
+def test_tasks_of_the_same_texts_share_batches_from_which_both_losses_learn(workspace):
+    pair = {"encoding": "bi", "head": "cosine", "batch_size": 8}
+    params = workspace.params(tasks={"qqp": pair | {"loss": "cosine_mse"}, "sts": pair | {"loss": "cosent"}})
+    split = split_of(params, "train")
+    qqp = split["qqp"].take(np.arange(17))
+    sts = copy.copy(qqp)
+    sts.task = split["sts"].task
+    streams = build_streams({"qqp": qqp, "sts": sts}, params)
+    assert sts.texts == "qqp" and sorted(map(len, one_pass(streams["qqp"]))) == [8, 9]
+
+
+def test_a_share_of_a_pass_does_not_count_sources_that_are_left_out(workspace):
+    extra = {"extra_train": {"sst": {"train": "a", "share": 0.2}}, "unlabelled": {"b": {"task": "sst", "path": "b"}}}
+    extra["unlabelled"]["b"]["share"] = 0.5
+    params = workspace.params(data=extra)
+    rows = split_of(params, "train")["sst"].take(np.arange(60))
+    rows.sources = np.repeat(["", "extra_train"], [40, 20])
+    assert rows_per_pass(params, rows) == {"extra_train": 10}
 
 
 SST, QQP, STS = [[(task,)] for task in TASKS]

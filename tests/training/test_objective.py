@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -112,6 +113,14 @@ def test_the_total_is_the_weighted_sum_of_loss_and_penalties_by_hand(workspace, 
     assert all(value > 1e-6 for value in penalties.values()) and list(penalties) == ["smart", "bregman", "r_drop"]
     total = parts.loss.item() + 3 * penalties["smart"] + 0.7 * penalties["bregman"] + 0.25 * penalties["r_drop"]
     assert parts.total.item() == pytest.approx(by_hand(total), rel=1e-5)
+
+
+def test_a_batch_without_labels_leaves_the_weight_of_its_task_alone(workspace):
+    _, model, streams, losses = setting(workspace)
+    weighting = Uncertainty(["sst", "qqp", "sts"])
+    (parts,) = Objective(model, losses, weighting)(replace(next(streams["sst"]), labels=None))
+    parts.total.backward()
+    assert parts.total.item() == 0 and weighting.log_variances["sst"].grad is None
 
 
 def test_a_task_that_is_not_named_gets_no_penalty_and_no_second_pass(workspace):

@@ -94,7 +94,7 @@ class Params(_Regularizers):
         for name, task in self.tasks.items():
             sources: dict[str, Any] = {"files": self.data.files, "hub": self.data.hub.tasks}
             block = (task.data and task.data.hub) or task.data or sources.get(self.data.source, {}).get(name)
-            if block is not None and not self.data.drawn(name):
+            if block is not None:
                 texts = block.model_dump(exclude={"columns": {"label"}, "label_scale": True, "split": True})
                 key = repr((task.kind, self.source_of(name), self.split_of(name), texts))
                 firsts.setdefault(key, []).append(name)
@@ -229,7 +229,8 @@ def check_batches(params: Params) -> Iterator[str]:
     """Yield batch sizes from which a task's loss learns nothing."""
     schedule = params.schedule
     proportional = schedule.batch_sizes == "proportional"
-    for name in params.trains:
+    first = [params.prefinetune.task] if params.prefinetune.epochs else []
+    for name in dict.fromkeys([*params.trains, *first]):
         if name not in params.tasks:
             continue
         task = params.tasks[name]

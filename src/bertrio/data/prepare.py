@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from bertrio.core.files import read_json, whole_folder, write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
 from bertrio.data.splits import Tables, join_train, keep_share, make_splits
-from bertrio.data.table import EXTRA, SPLITS, UNLABELLED, read_table, write_table
+from bertrio.data.table import EXTRA, SPLITS, UNLABELLED, is_labelled, read_table, write_table
 from bertrio.model.names import hub_origin
 
 Splits = dict[str, Tables]  # by task and split
@@ -96,7 +97,8 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
     files = {split: folder / f"{split}.parquet" for split in (*SPLITS, EXTRA)}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
     extra, left_out, unlabelled = tables.pop(EXTRA, None), None, pd.DataFrame()
-    splits = make_splits(tables, rule.strategy, rule.fractions, seed, draws)
+    labelled = _labelled(params, task.name, folder, tables)
+    splits = make_splits(tables, rule.strategy, rule.fractions, seed, draws, labelled)
 
     def join(rows: pd.DataFrame, param: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         joined, left = join_train(splits, rows, task.text_columns, rule.strategy == "grouped")
@@ -116,6 +118,14 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
         added = joined.iloc[len(splits["train"]) :].reset_index(drop=True)
         unlabelled = keep_share({UNLABELLED: added}, {UNLABELLED: keep["train"]}, seed, task.name)[UNLABELLED]
     return keep_share(splits, keep, seed, draws), left_out, unlabelled
+
+
+def _labelled(params: Params, task: str, folder: Path, splits: Iterable[str]) -> set[str]:
+    """Return the splits in which `task`, or another task of the same rows, has labels."""
+    first = params.same_rows.get(task)
+    tasks = [name for name, other in params.same_rows.items() if other == first] if first else [task]
+    files = {split: [folder.parent / name / f"{split}.parquet" for name in tasks] for split in splits}
+    return {split for split, paths in files.items() if any(is_labelled(read_table(path, ["label"])) for path in paths)}
 
 
 def _reasons(left_out: pd.DataFrame) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,7 +23,12 @@ SMALL = 0.005  # share of all rows: groups up to this size are assigned in rando
 
 
 def make_splits(
-    tables: Mapping[str, pd.DataFrame], strategy: str, fractions: Sequence[float], seed: int, task: str
+    tables: Mapping[str, pd.DataFrame],
+    strategy: str,
+    fractions: Sequence[float],
+    seed: int,
+    task: str,
+    labelled: Collection[str] | None = None,
 ) -> Tables:
     """Split a task's rows.
 
@@ -42,6 +47,7 @@ def make_splits(
         fractions: of train, dev and test; they sum to 1.
         seed: seed of the permutation; each task has its own random stream.
         task: name of the task, for messages and the seed.
+        labelled: splits that count as labelled; None for those that have a label.
 
     Returns:
         Tables for train, dev and test, with rows in their original order. If pooled splits use the same ids, ids become
@@ -50,10 +56,12 @@ def make_splits(
     Raises:
         UserError: if train or dev has no rows, or test has none though its fraction is above 0.
     """
-    return STRATEGIES[strategy](dict(tables), list(fractions), seed, task)
+    if labelled is None:
+        labelled = {split for split, table in tables.items() if is_labelled(table)}
+    return STRATEGIES[strategy](dict(tables), labelled, list(fractions), seed, task)
 
 
-def _official(tables: Tables, fractions: list[float], seed: int, task: str) -> Tables:
+def _official(tables: Tables, labelled: Collection[str], fractions: list[float], seed: int, task: str) -> Tables:
     for split in ("train", "dev"):
         if split not in tables or tables[split].empty:
             raise UserError(
@@ -63,7 +71,7 @@ def _official(tables: Tables, fractions: list[float], seed: int, task: str) -> T
     return {split: tables.get(split, tables["train"].iloc[:0]) for split in SPLITS}
 
 
-def _random(tables: Tables, fractions: list[float], seed: int, task: str) -> Tables:
+def _random(tables: Tables, labelled: Collection[str], fractions: list[float], seed: int, task: str) -> Tables:
     def assign(rows: pd.DataFrame, shares: NDArray) -> NDArray:
         order = _random_state(seed, task).permutation(len(rows))
         ends = np.rint(np.cumsum(shares) * len(rows)).astype(int)
@@ -71,10 +79,10 @@ def _random(tables: Tables, fractions: list[float], seed: int, task: str) -> Tab
         assigned[order] = np.searchsorted(ends, np.arange(len(rows)), side="right")
         return assigned
 
-    return _split_pooled(tables, fractions, task, assign)
+    return _split_pooled(tables, labelled, fractions, task, assign)
 
 
-def _grouped(tables: Tables, fractions: list[float], seed: int, task: str) -> Tables:
+def _grouped(tables: Tables, labelled: Collection[str], fractions: list[float], seed: int, task: str) -> Tables:
     def assign(rows: pd.DataFrame, shares: NDArray) -> NDArray:
         groups = sentence_groups(rows)
         sizes = np.bincount(groups)
@@ -85,10 +93,10 @@ def _grouped(tables: Tables, fractions: list[float], seed: int, task: str) -> Ta
             say(f"{task}: grouped split has shares {percentages}; shared sentences link {sizes.max()} rows")
         return assigned
 
-    return _split_pooled(tables, fractions, task, assign)
+    return _split_pooled(tables, labelled, fractions, task, assign)
 
 
-STRATEGIES: dict[str, Callable[[Tables, list[float], int, str], Tables]] = {
+STRATEGIES: dict[str, Callable[[Tables, Collection[str], list[float], int, str], Tables]] = {
     "official": _official,
     "random": _random,
     "grouped": _grouped,
@@ -96,10 +104,14 @@ STRATEGIES: dict[str, Callable[[Tables, list[float], int, str], Tables]] = {
 
 
 def _split_pooled(
-    tables: Tables, fractions: list[float], task: str, assign: Callable[[pd.DataFrame, NDArray], NDArray]
+    tables: Tables,
+    labelled: Collection[str],
+    fractions: list[float],
+    task: str,
+    assign: Callable[[pd.DataFrame, NDArray], NDArray],
 ) -> Tables:
     """Pool the labelled rows and split them by `assign`, which returns the index of its split for each row."""
-    pooled = [split for split in SPLITS if split in tables and is_labelled(tables[split])]
+    pooled = [split for split in SPLITS if split in tables and split in labelled]
     fixed = {split: table for split, table in tables.items() if split not in pooled and len(table)}
     if not pooled:
         raise UserError(f"data.split: task {task}: found no labelled rows in the source")

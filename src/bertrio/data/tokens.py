@@ -110,8 +110,8 @@ def load_tokens(table: Path, task: Task, tokenizer: Any, max_length: int, folder
             files = sorted(folder.glob(f"{task.name}-{table.stem}-*.arrow"), key=lambda file: file.stat().st_mtime_ns)
             for old in files[:-KEPT]:
                 old.unlink()
-    with pa.memory_map(str(path)) as source:
-        return _sequences(pa.ipc.open_file(source).read_all(), tokenizer)
+        with pa.memory_map(str(path)) as source:  # before another process removes it as one of the oldest
+            return _sequences(pa.ipc.open_file(source).read_all(), tokenizer)
 
 
 def text_batches(frame: pd.DataFrame, task: Task) -> Iterator[Texts]:

@@ -106,8 +106,10 @@ def _combine_sets(members: Predicted, rule: str, weights: Array) -> Predicted:
     yes = members.probabilities.reshape(len(members.values), -1)
     values = indicators(members.values, shape[-1]).reshape(yes.shape)
     decisions = Predicted(values, np.stack((1 - yes, yes), axis=-1), None)
-    chosen = vote(decisions, weights).values.reshape(shape[1:])
     probabilities: Any = COMBINE[rule](decisions, weights).probabilities
+    votes = _comparable(weighted_mean(values, weights))
+    likely = _comparable(weighted_mean(yes, weights)) > 0.5
+    chosen = np.where(votes == 0.5, likely, votes > 0.5).reshape(shape[1:])
     return Predicted(set_numbers(chosen), probabilities[:, 1].reshape(shape[1:]), None)
 
 

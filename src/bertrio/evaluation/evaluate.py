@@ -88,9 +88,12 @@ def selection(members: Sequence[str], folder: Path) -> dict[str, Any]:
     """
     summaries = {name: read_result(folder / name / "summary.json") for name in members}
     choices = [summary["selected_on"] for summary in summaries.values()]
+    keys = dict.fromkeys(key for choice in choices for key in choice)  # a member's own thresholds were not chosen
     return {
         "best_epoch": {name: summary["best_epoch"] for name, summary in summaries.items()},
-        "selected_on": {key: ", ".join(dict.fromkeys(choice[key] for choice in choices)) for key in choices[0]},
+        "selected_on": {
+            key: ", ".join(dict.fromkeys(choice[key] for choice in choices if key in choice)) for key in keys
+        },
     }
 
 

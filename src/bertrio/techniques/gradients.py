@@ -37,6 +37,10 @@ class TaskGradients:
         """Tasks whose gradients are stored, in the order of `take`."""
         return tuple(self._store)
 
+    def begin(self, tasks: Sequence[str]) -> None:
+        """Set the order of `tasks` for this step; without it, it is that of `take`."""
+        self._store = {task: [] for task in tasks}
+
     def take(self, task: str) -> None:
         """Move the gradients from `.grad` to the store as those of `task`. Call once per task and step."""
         self._store[task] = [parameter.grad for parameter in self.parameters]

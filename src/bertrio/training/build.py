@@ -185,7 +185,7 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
     """Split training rows at random into rows to train on and a share of about `fraction` to select epochs on."""
     remaining, held_out = {}, {}
     for task, rows in train.items():
-        first = next(name for name, others in train.items() if others.same_texts(rows))  # draws for all of these
+        first = next(name for name, others in train.items() if np.array_equal(others.ids, rows.ids))  # draws for all
         order = torch.randperm(len(rows), generator=generator(seed, f"holdout {first}")).numpy()
         count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
         held_out[task], remaining[task] = rows.take(np.sort(order[:count])), rows.take(np.sort(order[count:]))
@@ -208,20 +208,26 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
     if options.batch_sizes == "proportional":
         ones = {task: BatchStream(rows, 1, torch.Generator(), cap, drawn=drawn[task]) for task, rows in train.items()}
         sizes = proportional_batch_sizes({task: len(batches) for task, batches in ones.items()}, options.base_batch)
+    alike = {  # the first task that draws the same batches
+        task: next(
+            first
+            for first, others in train.items()
+            if (sizes[first], drawn[first]) == (sizes[task], drawn[task]) and others.same_texts(rows)
+        )
+        for task, rows in train.items()
+    }
     seed, streams = params.runtime.seed, {}
     for task, rows in train.items():
         lengths = generator(seed, "batches by length") if options.match_lengths else None  # the same for all tasks
         draws, loss = generator(seed, f"batches {task}"), params.tasks[task].loss
-        least = LOSSES[loss].rows
+        least = max(LOSSES[params.tasks[other].loss].rows for other in train if alike[other] == alike[task])
         stream = BatchStream(rows, sizes[task], draws, cap, options.redraw, lengths, least, drawn[task])
         if stream.rows_a_batch < least:
             raise UserError(
                 f"task {task}: found batches of {stream.rows_a_batch} rows, from which loss {loss} learns nothing; it "
                 f"needs {least}: give it more rows, a larger batch, or another loss"
             )
-        streams[task] = stream
-        alike = (one.rows for one in streams.values() if one.size == sizes[task] and one.rows.same_texts(rows))
-        rows.texts = next(alike).texts
+        streams[task], rows.texts = stream, alike[task]
     return streams
 
 
@@ -234,7 +240,7 @@ def rows_per_pass(params: Params, rows: Rows) -> dict[str, int]:
     options = params.data.drawn(rows.task.name)
     available = {source: int((rows.sources == source).sum()) for source in options}
     most = {source: min(available[source], block.per_epoch or available[source]) for source, block in options.items()}
-    shares = {source: block.share for source, block in options.items() if block.share}
+    shares = {source: block.share for source, block in options.items() if block.share and available[source]}
     others = len(rows) - sum(available.values()) + sum(most[source] for source in options.keys() - shares.keys())
     for source, share in shares.items():
         most[source] = min(most[source], round(share / (1 - sum(shares.values())) * others))

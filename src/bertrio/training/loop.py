@@ -156,6 +156,7 @@ class Trainer(Stateful):
         """
         logged: dict[str, Tensor] = {}
         self.objective.begin(tasks)
+        self.combiner.begin(tasks)
         self.runtime.begin_step(number)
         self._finite.begin_step(number)
         drawn: dict[str, Batch] = {}

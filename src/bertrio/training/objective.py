@@ -147,6 +147,8 @@ class Objective(StepObjective):
                 output, rows = self._whole_batch(output, batch.shard), batch.shard
             output = output._replace(texts=rows.text_numbers)
         loss = self._label_loss(batch.task, output, rows)
+        if rows.labels is None and not penalties:
+            return BatchLoss(loss, loss, penalties)  # absent from this step: its weight must not move
         total = self.label_weights.get(batch.task, 1.0) * loss
         for name, penalty in penalties.items():
             total = total + self.regularizers[name].weight * penalty

@@ -188,6 +188,9 @@ class Combiner(Stateful):
         self._parameters, self._processes = list(parameters), processes
         self.conflicts: list[dict[str, Any]] = []
 
+    def begin(self, tasks: Sequence[str]) -> None:
+        """Begin a step of these tasks, in whose order their gradients are combined."""
+
     def take(self, tasks: Sequence[str]) -> None:
         """Collect the gradients of these tasks after their backward pass."""
 
@@ -224,6 +227,9 @@ class GramianCombiner(Combiner):
         super().__init__([parameter for parameter in parameters if id(parameter) not in shared_ids], processes)
         self._gradients, self._surgery, self._generator = TaskGradients(shared), surgery, generator
         self._log_conflicts = log_conflicts
+
+    def begin(self, tasks: Sequence[str]) -> None:
+        self._gradients.begin(tasks)
 
     def take(self, tasks: Sequence[str]) -> None:
         (task,) = tasks

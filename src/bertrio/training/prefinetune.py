@@ -62,8 +62,9 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
         model = build_model(params, encoder, runtime)
         order = generator(params.runtime.seed, f"prefinetune batches {name}")
         drawn = rows_per_pass(params, train[name])
-        stream = BatchStream(train[name], params.tasks[name].batch_size, order, drawn=drawn)
-        whole_batch = [name] if LOSSES[params.tasks[name].loss].whole_batch else []
+        kind = LOSSES[params.tasks[name].loss]
+        stream = BatchStream(train[name], params.tasks[name].batch_size, order, smallest=kind.rows, drawn=drawn)
+        whole_batch = [name] if kind.whole_batch else []
         objective = Objective(model, build_losses(train, params), whole_batch_tasks=whole_batch)
         trainer = single_task_trainer(objective, name, stream, "prefinetune", params)
         evaluator = EpochEvaluator(params, model, {"dev": dev}, Selection("last", "dev"))

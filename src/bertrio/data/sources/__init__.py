@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from bertrio.core.tasks import Task
-from bertrio.data.table import Reject
+from bertrio.data.table import SPLITS, Reject
 
 if TYPE_CHECKING:
     from bertrio.config import Params
@@ -77,7 +77,7 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
 
 def _align(data: SourceData, tasks: Sequence[str]) -> None:
     """Give all tasks the rows that any of them has a label for; where no row of a split has one, all rows."""
-    for split in data.tables[tasks[0]]:
+    for split in [split for split in SPLITS if split in data.tables[tasks[0]]]:
         tables = [data.tables[task][split] for task in tasks]
         rows = pd.concat(tables, ignore_index=True)
         labelled = rows.loc[rows["label"].notna(), "id"]

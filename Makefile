@@ -34,5 +34,5 @@ test: $(READY)
 
 # kills every stage, 40 times in all, and compares bytes, fuzzes for longer and times growing inputs; the result goes into docs/architecture.md
 soak: $(READY)
-	$(RUN) python -m tests.soak --kills 40 --seed 0 --into docs/architecture.md
+	$(RUN) python -m benchmarks.soak --kills 40 --seed 0 --into docs/architecture.md
 	$(RUN) python -m pytest -m slow

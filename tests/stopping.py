@@ -1,10 +1,9 @@
-"""What the tests of stopped runs and their long version (soak.py) share: small runs of a stage that are stopped."""
+"""What the tests of stopped runs and their long version (benchmarks/soak.py) share: small runs of a stage, stopped."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -21,17 +20,7 @@ from tests.warm_python import WarmPython
 ROOT = Path(__file__).resolve().parents[1]
 STAGE = ROOT / "tests/stopped_stage.py"
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-EVENTS = ("pass", "update", "sync", "rename", "renamed", "scored", "output", "moment")
 EVERY = 3  # steps between two checkpoints
-SCHEDULES = ("sequential", "per_epoch", "round_robin", "annealed", "temperature")  # and joint
-TECHNIQUES: dict[str, dict[str, Any]] = {  # that have something to remember from step to step, or cut steps in pieces
-    "smart": {"smart": {"lambda": 1.0, "steps": 1}},
-    "bregman": {"bregman": {"mu": 1.0, "late_momentum": 0.999}},
-    "pcgrad": {"surgery": {"method": "pcgrad", "log_conflicts": True}},
-    "uncertainty": {"weighting": {"method": "uncertainty"}},
-    "ema": {"finetune": {"ema": 0.9}},
-    "accumulate": {"finetune": {"accumulate": 2}},
-}
 
 
 @dataclass
@@ -118,21 +107,6 @@ class StoppedProject:
 def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
     """Files that one of the two has alone, or that differ."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-
-
-def plan(kills: int, rng: random.Random) -> list[tuple[str, dict[str, Any], str | None]]:
-    """Stage, settings and event of each kill. Every other one is of finetune: each event comes as often as any other,
-    with half of the techniques on, and so do joint steps and all other schedules together. The rest are of the other
-    stages in turn, at any event (None) and at a moment."""
-    drawn: list[tuple[str, dict[str, Any], str | None]] = []
-    others = [(stage, {}, event) for event in (None, "moment") for stage in STAGES if stage != "finetune"]
-    for turn in range(-(-kills // 2)):
-        names = [name for name in TECHNIQUES if rng.random() < 0.5]
-        settings: dict[str, Any] = {"schedule": {"name": "joint" if "pcgrad" in names else rng.choice(SCHEDULES)}}
-        for name in names:
-            settings = merged(settings, TECHNIQUES[name])
-        drawn += [("finetune", settings, EVENTS[turn % len(EVENTS)]), others[turn % len(others)]]
-    return drawn[:kills]
 
 
 def _without_dvc() -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Runs of finetune that are killed, stopped or out of disk, and run again: the same bytes as if nothing had been.
 
-Each run is a process of its own, as users have it. `make soak` does the same at many more places (soak.py).
+Each run is a process of its own, as users have it. `make soak` does the same at many more places (benchmarks/soak.py).
 """
 
 import os

@@ -1,6 +1,6 @@
 """Kills stages (-9) at random points, runs them again, and compares bytes; finetune under random techniques.
 
-    python -m tests.soak --kills 40 --seed 0 --into docs/architecture.md
+    python -m benchmarks.soak --kills 40 --seed 0 --into docs/architecture.md
 
 Prints each kill, then a table of stages, which it puts into a Markdown file between the two marks if asked. Fails if a
 single byte differs.
@@ -20,10 +20,21 @@ from typing import Any
 
 import pandas as pd
 
+from bertrio.config import merged
 from bertrio.core.files import write_text
-from tests.stopping import EVENTS, STAGES, Run, StoppedProject, differing, plan
+from tests.stopping import STAGES, Run, StoppedProject, differing
 
 MARKS = ("<!-- soak: from here on written by make soak -->", "<!-- soak: up to here -->")
+EVENTS = ("pass", "update", "sync", "rename", "renamed", "scored", "output", "moment")
+SCHEDULES = ("sequential", "per_epoch", "round_robin", "annealed", "temperature")  # and joint
+TECHNIQUES: dict[str, dict[str, Any]] = {  # that have something to remember from step to step, or cut steps in pieces
+    "smart": {"smart": {"lambda": 1.0, "steps": 1}},
+    "bregman": {"bregman": {"mu": 1.0, "late_momentum": 0.999}},
+    "pcgrad": {"surgery": {"method": "pcgrad", "log_conflicts": True}},
+    "uncertainty": {"weighting": {"method": "uncertainty"}},
+    "ema": {"finetune": {"ema": 0.9}},
+    "accumulate": {"finetune": {"accumulate": 2}},
+}
 ALL_STAGES: dict[str, Any] = {  # at work, with a checkpoint every few steps of each kind of training
     "data": {"sample": {"train_rows": 120, "dev_rows": 40, "test_rows": 20}},
     "encoder": {"tiny": {"vocab_size": 300}},
@@ -63,6 +74,21 @@ def soak(folder: Path, kills: int, rng: random.Random) -> pd.DataFrame:
     training.close()
     pipeline.close()
     return pd.DataFrame(rows, columns=["stage", "event", "point", "step", "settings", "differing"])
+
+
+def plan(kills: int, rng: random.Random) -> list[tuple[str, dict[str, Any], str | None]]:
+    """Stage, settings and event of each kill. Every other one is of finetune: each event comes as often as any other,
+    with half of the techniques on, and so do joint steps and all other schedules together. The rest are of the other
+    stages in turn, at any event (None) and at a moment."""
+    drawn: list[tuple[str, dict[str, Any], str | None]] = []
+    others = [(stage, {}, event) for event in (None, "moment") for stage in STAGES if stage != "finetune"]
+    for turn in range(-(-kills // 2)):
+        names = [name for name in TECHNIQUES if rng.random() < 0.5]
+        settings: dict[str, Any] = {"schedule": {"name": "joint" if "pcgrad" in names else rng.choice(SCHEDULES)}}
+        for name in names:
+            settings = merged(settings, TECHNIQUES[name])
+        drawn += [("finetune", settings, EVENTS[turn % len(EVENTS)]), others[turn % len(others)]]
+    return drawn[:kills]
 
 
 def run_whole(project: StoppedProject, stage: str, fresh: bool = False) -> Run:

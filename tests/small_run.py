@@ -23,9 +23,7 @@ from tests.linear_heads import LINEAR_HEADS
 
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
-    "encoder": {
-        "tiny": {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32},
-    },
+    "encoder": {"tiny": {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32}},
     "analyze": {"worst": 4, "rows": 40},
     **LINEAR_HEADS,
 }

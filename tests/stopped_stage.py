@@ -4,7 +4,9 @@
 
 COUNTS is a JSON file that gets how often each event came, and the seconds since the script has begun. ACTION is done
 when EVENT comes for the NUMBERth time: `kill` (-9), `term`, `full` (from then on no file can grow: a full disk),
-`memory` (from then on no more can be mapped), or `none`.
+`memory` (from then on no more can be mapped), `fail` (a message to the user), or `none`. Of several processes, that of
+the rank ACTS (environment) acts; `term` and `end` (-9) are for their launcher, and `freeze` stops the process and sends
+`term` twice.
 Production code knows nothing of this: it is patched from here. Events:
 
     pass      after a backward pass: a step has begun, nothing is updated
@@ -24,6 +26,7 @@ import os
 import resource
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -38,10 +41,25 @@ def mapped() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
+def fail() -> None:
+    from bertrio.core.errors import UserError
+
+    raise UserError(f"process {os.environ['RANK']} has had enough")
+
+
+def freeze() -> None:
+    twice = "kill -TERM $LAUNCHER; sleep 1; kill -TERM $LAUNCHER"
+    subprocess.Popen(["sh", "-c", twice], start_new_session=True, cwd="/")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 ACTIONS: dict[str, Callable[[], None]] = {
     "none": lambda: None,
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "term": lambda: os.kill(int(os.environ["LAUNCHER"]), signal.SIGTERM),
+    "end": lambda: os.kill(int(os.environ["LAUNCHER"]), signal.SIGKILL),
+    "fail": fail,
+    "freeze": freeze,
     "memory": lambda: resource.setrlimit(resource.RLIMIT_AS, (mapped(), resource.RLIM_INFINITY)),
     "full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY)),
 }
@@ -108,7 +126,9 @@ def main(counts_file: str, action: str, event: str, number: str, script: str, *a
 
     import bertrio.evaluation.metrics as metrics  # before those that take functions from it
 
-    stage = Stage(counts_file, action, event, float(number))
+    alone, acts = "RANK" not in os.environ, os.environ["ACTS"]
+    os.environ.setdefault("LAUNCHER", str(os.getpid()))
+    stage = Stage(counts_file, action if os.environ.get("RANK", acts) == acts else "none", event, float(number))
     stage.watch(torch.Tensor, "backward", after="pass")
     stage.watch(torch.optim.AdamW, "step", after="update")
     stage.watch(metrics, "evaluate_predictions", after="scored")
@@ -126,7 +146,7 @@ def main(counts_file: str, action: str, event: str, number: str, script: str, *a
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
-        stage.write()
+        stage.write() if alone else None
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,13 +62,13 @@ class StoppedProject:
         for path in (self.folder / name for name in (*outputs_of(stage), "checkpoints")):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def run(
-        self, action: str = "none", event: str = "none", number: float = 0, fresh: bool = False, stage: str = "finetune"
-    ) -> Run:
+    def run(self, action="none", event="none", number=0.0, fresh=False, stage="finetune", rank=0, launcher=()) -> Run:
         """Runs a stage, and does `action` to it when `event` comes for the `number`th time (see stopped_stage.py).
 
         Args:
             action, event, number: as above.
+            rank: the process that acts, if there are several.
+            launcher: what starts them, if the stage does not.
             fresh: in a new interpreter, as users have it; else in a process forked from one that has imported the
                 libraries already, which takes seconds less. Sets have another order in the two.
         """
@@ -77,8 +78,9 @@ class StoppedProject:
         arguments = [str(counts), action, event, str(number), f"stages/{stage}.py"]
         arguments += ["--member", "base"] if stage == "finetune" else []
         environment = {"BERTRIO_CHECKPOINTS": str(self.checkpoints), "PYTHONPATH": str(self.folder / "src")}
+        environment |= {"ACTS": str(rank), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(
-            [python, str(STAGE), *arguments],
+            [python, *launcher, str(STAGE), *arguments],
             cwd=self.folder,
             env=_without_dvc() | environment,
             stdout=subprocess.PIPE,
@@ -86,7 +88,16 @@ class StoppedProject:
             text=True,
             timeout=1800,  # of a machine that does other things too
         )
-        return Run(done.returncode, done.stdout, json.loads(counts.read_text()))
+        return Run(done.returncode, done.stdout, json.loads(counts.read_text()) if counts.exists() else {})
+
+    def processes(self) -> list[int]:
+        """The processes that run in the folder."""
+        running = []
+        for link in Path("/proc").glob("[0-9]*/cwd"):
+            with suppress(OSError):  # it has ended, or is another user's
+                if link.readlink().is_relative_to(self.folder):
+                    running.append(int(link.parent.name))
+        return running
 
     def close(self) -> None:
         """End the process that runs are forked from."""

@@ -8,13 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.stopping import EVERY, ROOT, StoppedProject, differing
+from tests.waiting import wait_until
 
 EVERYTHING = {
     "schedule": {"name": "joint"},
@@ -112,16 +111,6 @@ def done(process: subprocess.Popen[str]) -> str:
     return output
 
 
-def processes(folder: Path) -> list[int]:
-    """The processes that run in a folder."""
-    running = []
-    for link in Path("/proc").glob("[0-9]*/cwd"):
-        with suppress(OSError):  # it has ended, or is another user's
-            if link.readlink().is_relative_to(folder):
-                running.append(int(link.parent.name))
-    return running
-
-
 @pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_killing_dvc_ends_its_training_and_the_next_repro_gives_the_same_bytes(project, tmp_path):
@@ -140,9 +129,9 @@ def test_killing_dvc_ends_its_training_and_the_next_repro_gives_the_same_bytes(p
         wait_until(lambda: project.whole_checkpoints() or first.poll() is not None, 900)
         assert first.poll() is None, (tmp_path / "output").read_text()
         first.kill()
-        wait_until(lambda: not processes(project.folder), 15)  # five on a machine that does nothing else
+        wait_until(lambda: not project.processes(), 15)  # five on a machine that does nothing else
     finally:
-        os.killpg(first.pid, signal.SIGKILL) if processes(project.folder) else None
+        os.killpg(first.pid, signal.SIGKILL) if project.processes() else None
         first.wait()
     assert "DVC, which started this stage, is gone" in (tmp_path / "output").read_text()
     assert "goes on after step" in done(dvc(project, *repro))
@@ -151,10 +140,3 @@ def test_killing_dvc_ends_its_training_and_the_next_repro_gives_the_same_bytes(p
     project.start_over()
     assert project.run().code == 0  # in one go
     assert differing(project.outputs(), resumed) == []
-
-
-def wait_until(condition, seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "took too long"
-        time.sleep(0.1)

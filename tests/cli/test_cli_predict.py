@@ -67,8 +67,7 @@ def test_the_last_runs_ensemble_answers_from_standard_input_to_standard_output(r
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.csv", "text\nab\n"), ("a.jsonl", '{"text": "ab"}\n'), ("a.txt", "text\nab\n")],
+    ("name", "content"), [("a.csv", "text\nab\n"), ("a.jsonl", '{"text": "ab"}\n'), ("a.txt", "text\nab\n")]
 )
 def test_the_ending_of_the_file_says_what_it_is(run, tmp_path, name, content):
     (tmp_path / name).write_text(content)

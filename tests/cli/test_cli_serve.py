@@ -16,8 +16,9 @@ pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
 from bertrio.cli.main import main
 from bertrio.inference.predictor import Predictor
-from tests.inference.serve.conftest import Client, wait_until
+from tests.inference.serve.conftest import Client
 from tests.small_run import Run
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize(

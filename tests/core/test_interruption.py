@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bertrio.core.interruption import SIGNALS, Interrupted, Interruption, install, stoppable
+from tests.waiting import wait_until
 
 each = pytest.mark.parametrize("number", SIGNALS)
 
@@ -162,10 +163,3 @@ def test_a_stage_ends_with_dvc_and_other_runs_outlive_their_shell(tmp_path):
         for run in runs:
             if run.alive():
                 os.killpg(run.process.pid, signal.SIGKILL)
-
-
-def wait_until(condition, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "took too long"
-        time.sleep(0.05)

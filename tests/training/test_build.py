@@ -6,10 +6,7 @@ from bertrio.core.runtime import Runtime
 from bertrio.training.build import build_trainer, resolve_precision, weight_penalty
 from tests.training.conftest import TASKS, run, saved_model, split_of, weights_of
 
-NOISY = {
-    "encoder": {"dropout": 0.1, "attention_dropout": 0.1},
-    "tasks": {name: {"dropout": 0.2} for name in TASKS},
-}
+NOISY = {"encoder": {"dropout": 0.1, "attention_dropout": 0.1}, "tasks": {name: {"dropout": 0.2} for name in TASKS}}
 TECHNIQUES = {
     "smart": {"smart": {"lambda": 5, "sigma": 0.1, "radius": 0.1}},
     "bregman": {"bregman": {"mu": 1, "momentum": 0.5}},

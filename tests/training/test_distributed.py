@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +22,10 @@ from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
 from bertrio.training.build import build_trainer
 from tests.distributed_run import train
-from tests.stopping import Run, StoppedProject
+from tests.stopping import ROOT, StoppedProject
 from tests.training.conftest import DISTILLED, STILL, Workspace, write_teacher
+from tests.waiting import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = {"finetune": {"epochs": 10, "max_steps": 12}}
 SMART = {"lambda": 1, "radius": 0.1, "eta": 0.1, "sigma": 0.05}
 SETTINGS = {  # each technique, alone or in company
@@ -67,7 +64,8 @@ def trained(tmp_path_factory, warm):
     folder, before = tmp_path_factory.mktemp("trained"), Path.cwd()
     os.chdir(folder)
     write_settings(folder, SETTINGS)
-    two = subprocess.Popen([warm.python, ROOT / "tests/distributed_run.py", "2", folder], env=environment())
+    own = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    two = subprocess.Popen([warm.python, ROOT / "tests/distributed_run.py", "2", folder], env=os.environ | own)
     for settings in sorted((folder / "settings").glob("*.yaml")):
         train(settings, ALONE)
     os.chdir(before)
@@ -84,12 +82,6 @@ def write_settings(folder: Path, settings: dict[str, dict]) -> None:
     for name, setting in settings.items():
         workspace.params(**merged(merged(STILL, STEPS), setting))
         (folder / "params.yaml").rename(folder / "settings" / f"{name}.yaml")
-
-
-def environment(**more: str) -> dict[str, str]:
-    """That of a process of one thread which imports the code beside these tests."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
 
 
 @pytest.mark.heavy
@@ -109,20 +101,10 @@ def test_two_processes_have_the_weights_of_one_after_12_steps_within_rounding_an
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_processes_hear_of_each_other(trained, rank):
+def test_processes_listen_to_each_other_alone_and_notice_weights_that_differ(trained, rank):
     heard = json.loads((trained / f"messages-{rank}.json").read_text())
-    assert "hold different weights" in heard.pop("unequal")
-    assert set(heard.pop("listens")) == {"127.0.0.1"}
-    assert heard == {
-        "dense": [[3.0, 3.0]] * 3,
-        "sparse": [[1.0, 1.0], [1.0, 1.0], [2.0, 2.0]],
-        "is_sparse": True,
-        "idle": None,
-        "sums": {"a": 3.0, "b": 30.0},
-        "max": [2, -1],
-        "rows": [1.0, 0.0, 2.0, 0.0],
-        "state": [7, [0.0, 1.0, 2.0], None, [1.5, -2]],
-    }
+    assert "hold different weights" in heard["unequal"]
+    assert set(heard["listens"]) == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(("rows", "count"), [(8, 2), (7, 3), (3, 3), (1, 4), (5, 1)])
@@ -155,48 +137,23 @@ def test_rescaled_noise_in_several_processes_is_refused(workspace):
         build_trainer(params, model, rows)
 
 
-class Project(StoppedProject):
-    """A copy of the code with small data, where finetune is run in two processes."""
-
-    def write_params(self, processes: int = 2) -> None:
-        """Writes params.yaml: 10 steps in two epochs, with all that has a state."""
-        self._workspace.params(
-            runtime={"processes": processes},
-            schedule={"max_batches": 5},
-            checkpoints={"steps": 3},
-            surgery={"method": "pcgrad", "log_conflicts": True},
-            weighting={"method": "uncertainty"},
-            smart=SMART,
-            bregman={"mu": 1},
-            finetune={"ema": 0.9},
-        )
-
-    def launch(self, action: str = "none", rank: int = 0, number: int = 0, launcher: tuple[str, ...] = ()) -> Run:
-        """Runs the stage and does something to it."""
-        python = sys.executable if action == "end" else self._warm.python  # children see a real launcher end
-        shutil.rmtree(self.folder / "pids", ignore_errors=True)
-        script = [str(ROOT / "tests/distributed_stage.py"), action, str(rank), str(number)]
-        command = [python, *launcher, *script, "stages/finetune.py", "--member", "base"]
-        env = environment(PYTHONPATH=str(self.folder / "src"), BERTRIO_CHECKPOINTS=str(self.checkpoints))
-        done = subprocess.run(command, cwd=self.folder, env=env, capture_output=True, text=True, timeout=240)
-        return Run(done.returncode, done.stderr)
-
-    def processes(self) -> list[int]:
-        """The processes of the last run that are still there."""
-        ids = [int(path.name) for path in (self.folder / "pids").iterdir()]
-        return [number for number in ids if Path(f"/proc/{number}/cmdline").exists() and self._of_run(number)]
-
-    def _of_run(self, number: int) -> bool:
-        command = Path(f"/proc/{number}/cmdline").read_bytes()
-        return b"distributed_stage" in command or b"warm_python" in command
+STOPPED = {  # 10 steps in two epochs, with all that has a state
+    "runtime": {"processes": 2},
+    "schedule": {"max_batches": 5},
+    "surgery": {"method": "pcgrad", "log_conflicts": True},
+    "weighting": {"method": "uncertainty"},
+    "smart": SMART,
+    "bregman": {"mu": 1},
+    "finetune": {"ema": 0.9},
+}
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, warm):
     """A project, and what finetune makes there in two processes when nothing stops it."""
-    made = Project(tmp_path_factory.mktemp("stage"), warm)
-    made.write_params()
-    made.undisturbed = made.launch()
+    made = StoppedProject(tmp_path_factory.mktemp("stage"), warm)
+    made.write_params(STOPPED)
+    made.undisturbed = made.run()
     assert made.undisturbed.code == 0, made.undisturbed.said
     made.expected = made.outputs()
     return made
@@ -216,16 +173,16 @@ def test_the_stage_starts_its_processes_and_one_of_them_speaks_and_writes(projec
 @pytest.mark.heavy
 def test_a_process_that_is_killed_ends_all_and_a_stopped_run_goes_on_to_the_same_bytes(project):
     project.start_over()
-    killed = project.launch("kill", rank=1, number=5)
+    killed = project.run("kill", "update", 5, rank=1)
     assert killed.code == 128 + signal.SIGKILL, killed.said
     assert not project.processes()
     assert "process 1 was ended by SIGKILL" in killed.said and "Traceback" not in killed.said
-    stopped = project.launch("stop", rank=0, number=3)
+    stopped = project.run("term", "update", 3)
     assert stopped.code == 128 + signal.SIGTERM, stopped.said
     assert "goes on after step 3" in stopped.said
     assert stopped.said.count("checkpoint saved; the same command goes on") == 1 and "Traceback" not in stopped.said
     assert "process 1" not in stopped.said
-    done = project.launch()
+    done = project.run()
     assert done.code == 0, done.said
     assert "goes on after step" in done.said
     assert project.outputs() == project.expected
@@ -234,7 +191,7 @@ def test_a_process_that_is_killed_ends_all_and_a_stopped_run_goes_on_to_the_same
 @pytest.mark.heavy
 def test_a_second_signal_stops_at_once_though_a_process_is_frozen(project):
     project.start_over()
-    frozen = project.launch("freeze", rank=1, number=5)  # would wait for minutes
+    frozen = project.run("freeze", "update", 5, rank=1)  # would wait for minutes
     assert frozen.code == 128 + signal.SIGTERM, frozen.said
     assert not project.processes() and "Traceback" not in frozen.said
 
@@ -242,7 +199,7 @@ def test_a_second_signal_stops_at_once_though_a_process_is_frozen(project):
 @pytest.mark.heavy
 def test_an_error_in_one_process_ends_all_and_is_told_once(project):
     project.start_over()
-    failed = project.launch("fail", rank=1, number=2)
+    failed = project.run("fail", "update", 2, rank=1)
     assert failed.code == 2, failed.said
     assert failed.said.count("process 1 has had enough") == 1 and "Traceback" not in failed.said
     assert not project.processes()
@@ -251,14 +208,11 @@ def test_an_error_in_one_process_ends_all_and_is_told_once(project):
 @pytest.mark.heavy
 def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(project):
     project.start_over()
-    ended = project.launch("end", rank=0, number=4)
+    ended = project.run("end", "update", 4, fresh=True)  # children see a real launcher end
     assert ended.code == -signal.SIGKILL
-    deadline = time.monotonic() + 20
-    while project.processes() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not project.processes()
-    project.write_params(processes=1)
-    done = project.launch()
+    wait_until(lambda: not project.processes())
+    project.write_params(STOPPED | {"runtime": {"processes": 1}})
+    done = project.run()
     assert done.code == 0, done.said
     assert "goes on after step" in done.said
     assert project.outputs().keys() == project.expected.keys()
@@ -267,9 +221,9 @@ def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(pr
 @pytest.mark.heavy
 def test_accelerate_launches_the_stage(project):
     project.start_over()
-    project.write_params(processes=1)  # the launcher's number counts
+    project.write_params(STOPPED | {"runtime": {"processes": 1}})  # the launcher's number counts
     launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
-    done = project.launch(launcher=(*launcher, "--main_process_port", str(get_free_port())))
+    done = project.run(launcher=(*launcher, "--main_process_port", str(get_free_port())))
     assert done.code == 0, done.said
     assert done.said.count("in each of 2 processes") == 1
     assert project.outputs() == project.expected

@@ -128,10 +128,7 @@ def at_odds(model):
     model.heads["qqp"].load_state_dict(model.heads["sts"].state_dict())
 
 
-PULL = {
-    "sts": lambda output, labels: output.outputs.mean(),
-    "qqp": lambda output, labels: -2 * output.outputs.mean(),
-}
+PULL = {"sts": lambda output, labels: output.outputs.mean(), "qqp": lambda output, labels: -2 * output.outputs.mean()}
 
 
 @pytest.mark.parametrize(("reduction", "share"), [("sum", 1.0), ("mean", 0.5)])

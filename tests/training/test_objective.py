@@ -10,10 +10,7 @@ from bertrio.training.build import build_losses, build_regularizers, build_strea
 from bertrio.training.objective import Objective
 from tests.training.conftest import STILL, TASKS
 
-NOISY = {
-    "encoder": {"dropout": 0.2, "attention_dropout": 0.2},
-    "tasks": {name: {"dropout": 0.3} for name in TASKS},
-}
+NOISY = {"encoder": {"dropout": 0.2, "attention_dropout": 0.2}, "tasks": {name: {"dropout": 0.3} for name in TASKS}}
 BI = {
     "qqp": {"encoding": "bi", "head": "siamese"},
     "sts": {"encoding": "bi", "head": "cosine", "head_options": {"projection": True}},

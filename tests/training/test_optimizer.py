@@ -3,20 +3,9 @@ from itertools import accumulate
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    get_cosine_schedule_with_warmup,
-    get_linear_schedule_with_warmup,
-)
+from transformers import AutoConfig, AutoModel, get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from bertrio.training.optimizer import (
-    RowGradients,
-    build_optimizer,
-    clip_gradients,
-    layers_below_heads,
-    lr_factor,
-)
+from bertrio.training.optimizer import RowGradients, build_optimizer, clip_gradients, layers_below_heads, lr_factor
 
 
 def options(default_params, **changes):

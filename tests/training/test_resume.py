@@ -245,10 +245,7 @@ MLM = {"enabled": True, "block_size": 16, "batch_size": 8, "epochs": 1, "lr": 0.
 
 @pytest.mark.parametrize(
     ("train", "options"),
-    [
-        (prefinetuned, {"prefinetune": {"epochs": 2}, "encoder": {"dropout": 0.1}}),
-        (pretrained, {"mlm": MLM}),
-    ],
+    [(prefinetuned, {"prefinetune": {"epochs": 2}, "encoder": {"dropout": 0.1}}), (pretrained, {"mlm": MLM})],
 )
 def test_other_stages_that_were_stopped_give_the_same_bytes(workspace, stopped, train, options):
     Path("data/corpora").mkdir()

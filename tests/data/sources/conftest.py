@@ -2,11 +2,8 @@
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import datasets
 import pytest
+from huggingface_hub import constants
+
+from bertrio.data.sources.hub import _commit
 
 
 @pytest.fixture(scope="session")
@@ -24,34 +25,20 @@ def stand_in_hub() -> Any:
     return SimpleNamespace(Repository=Repository, serve=serve, client=client)
 
 
-LOOP = """
-import json, sys
-from bertrio.core.errors import UserError
-
-for line in sys.stdin:
-    try:
-        result = answer(json.loads(line))
-    except UserError as error:
-        result = {"error": str(error)}
-    print(json.dumps(result), flush=True)
-"""
-
-
 @contextmanager
-def client(code: str, url: str, home: Path) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
-    """Yield a function that calls `answer(order)` of `code` in another process, as HF_ENDPOINT is read at import."""
-    names = {"HF_ENDPOINT": url, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": {**os.environ, **names}}
-    with subprocess.Popen([sys.executable, "-c", "import json\n" + code + LOOP], text=True, **pipes) as process:
-        assert process.stdin and process.stdout
-
-        def ask(order: dict[str, Any]) -> Any:
-            process.stdin.write(json.dumps(order) + "\n")
-            process.stdin.flush()
-            return json.loads(process.stdout.readline())
-
-        yield ask
-        process.stdin.close()
+def client(url: str, home: Path) -> Iterator[None]:
+    """Let the libraries, which read where the hub is when they are imported, find it at `url`, with an empty cache."""
+    template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    hub = {"ENDPOINT": url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(home / "hub")}
+    urls = {"HF_ENDPOINT": url, "HUB_DATASETS_URL": f"{url}/datasets/{{repo_id}}/resolve/{{revision}}/{{path}}"}
+    caches = {"HF_DATASETS_CACHE": home / "datasets", "DOWNLOADED_DATASETS_PATH": home / "downloads"}
+    _commit.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        for module, values in ((constants, hub), (datasets.config, urls | caches)):
+            for name, value in (values | {"HF_HUB_OFFLINE": False}).items():
+                patch.setattr(module, name, value)
+        yield
+    _commit.cache_clear()
 
 
 @dataclass

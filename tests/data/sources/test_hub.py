@@ -1,42 +1,38 @@
-"""The real client against a stand-in hub on the loopback address, in a process of its own that reads HF_ENDPOINT."""
+"""The real client against a stand-in hub on the loopback address."""
 
 import io
 import json
+from collections import Counter
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from bertrio.config import DataParams
+from bertrio.core.errors import UserError
 from bertrio.data.sources import hub
 
 A, B, C, D = (letter * 40 for letter in "abcd")  # commits
 SCORES = ["0.6", " 1 ", "2", "", None, "-1", "high", "nan"]  # as text, of 1 at most
 
-CLIENT = """
-import os
-from collections import Counter
-from bertrio.data.sources import hub
-from bertrio.config import DataParams
-from bertrio.core.tasks import Task, build_target
 
-TASKS = {
-    "sst": Task("sst", "single", "cross", build_target("ordered", 5)),
-    "sts": Task("sts", "pair", "cross", build_target("score", limits=(0, 5))),
-}
-here = os.getcwd()
+@pytest.fixture
+def ask(client, tasks):
+    """The function that answers an order, in plain values."""
 
-def answer(order):
-    os.chdir(order.get("folder", here))
-    params = DataParams.model_validate(order["params"])
-    if "task" not in order:
-        skipped = Counter()
-        texts = list(hub.load_corpus(params, order["corpus"], order["rows"], skipped))
-        return {"texts": texts, "skipped": skipped, "facts": hub.corpus_facts(params, order["corpus"])}
-    data = hub.load_tasks(params, {order["task"]: TASKS[order["task"]]})
-    tables = {split: json.loads(table.to_json(orient="values")) for split, table in data.tables[order["task"]].items()}
-    raw = [json.loads(reject.raw) for reject in data.rejects]
-    return {"tables": tables, "rejects": [reject.reason for reject in data.rejects], "facts": data.facts, "raw": raw}
-"""
+    def ask(order):
+        params = DataParams.model_validate(order["params"])
+        if "task" not in order:
+            skipped = Counter()
+            texts = list(hub.load_corpus(params, order["corpus"], order["rows"], skipped))
+            return {"texts": texts, "skipped": skipped, "facts": hub.corpus_facts(params, order["corpus"])}
+        data = hub.load_tasks(params, {order["task"]: tasks[order["task"]]})
+        read = data.tables[order["task"]].items()
+        tables = {split: json.loads(table.to_json(orient="values")) for split, table in read}
+        raw = [json.loads(reject.raw) for reject in data.rejects]
+        return {"tables": tables, "rejects": [one.reason for one in data.rejects], "facts": data.facts, "raw": raw}
+
+    return ask
 
 
 def parquet(**columns):
@@ -74,10 +70,9 @@ def repositories(stand_in_hub):
 
 
 @pytest.fixture(scope="module")
-def ask(stand_in_hub, repositories, tmp_path_factory):
-    home = tmp_path_factory.mktemp("hub")
-    with stand_in_hub.serve(repositories) as (url, _), stand_in_hub.client(CLIENT, url, home) as ask:
-        yield ask
+def client(stand_in_hub, repositories, tmp_path_factory):
+    with stand_in_hub.serve(repositories) as (url, _), stand_in_hub.client(url, tmp_path_factory.mktemp("hub")):
+        yield
 
 
 @pytest.fixture
@@ -108,14 +103,16 @@ def test_the_commit_that_a_revision_stands_for_is_loaded_and_recorded(ask, order
 
 def test_cached_rows_of_another_commit_are_not_taken(ask, order):
     assert ask(order("sst", id="nobody/moved", revision="v1"))["tables"]
-    assert f"commit {B} can't be loaded, and the cache has {A}" in ask(order("sst", id="nobody/moved"))["error"]
+    with pytest.raises(UserError, match=f"commit {B} can't be loaded, and the cache has {A}"):
+        ask(order("sst", id="nobody/moved"))
 
 
-def test_a_local_folder_that_is_called_like_a_data_set_is_not_taken_for_it(ask, order, tmp_path):
+def test_a_local_folder_that_is_called_like_a_data_set_is_not_taken_for_it(ask, order, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "SetFit/sst5").mkdir(parents=True)
     (tmp_path / "SetFit/sst5/train.jsonl").write_bytes(json_lines({"text": "own", "label": 1}))
-    message = ask({**order("sst"), "folder": str(tmp_path)})["error"]
-    assert "there is a local folder SetFit/sst5" in message
+    with pytest.raises(UserError, match="there is a local folder SetFit/sst5"):
+        ask(order("sst"))
 
 
 def test_scores_that_stand_there_as_text_are_scaled_and_what_is_none_is_rejected_as_it_stood(ask, order):
@@ -145,11 +142,12 @@ def test_a_corpus_is_streamed_from_a_ref_and_as_many_texts_drawn(ask, data_param
     ],
 )
 def test_what_the_hub_does_not_have_is_an_error_that_names_it(ask, order, block, named):
-    message = ask(order("sst", **block))["error"]
-    assert "data.hub.tasks.sst" in message and all(part in message for part in named), message
+    with pytest.raises(UserError, match="data.hub.tasks.sst") as error:
+        ask(order("sst", **block))
+    assert all(part in str(error.value) for part in named), error.value
 
 
-def test_a_missing_network_is_an_error_that_names_the_local_alternative(stand_in_hub, order, tmp_path):
-    with stand_in_hub.client(CLIENT, "http://127.0.0.1:9", tmp_path) as ask:
-        message = ask(order("sst"))["error"]
-    assert "SetFit/sst5" in message and "network" in message and "data.source=files" in message
+def test_a_missing_network_is_an_error_that_names_the_local_alternative(stand_in_hub, ask, order, tmp_path):
+    with stand_in_hub.client("http://127.0.0.1:9", tmp_path), pytest.raises(UserError) as error:
+        ask(order("sst"))
+    assert all(part in str(error.value) for part in ("SetFit/sst5", "network", "data.source=files"))

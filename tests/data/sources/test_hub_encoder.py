@@ -1,28 +1,16 @@
-"""Encoders from the hub: the real client against the stand-in hub, in a process of its own that reads HF_ENDPOINT."""
+"""Encoders from the hub: the real client against the stand-in hub."""
 
 import hashlib
 import json
 
 import pytest
 
-A, B = ("a" * 40, "b" * 40)  # commits
-
-CLIENT = """
+from bertrio.core.errors import UserError
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.names import hub_origin
 from bertrio.model.tokenizer import build_tokenizer, pinned
-from bertrio.config import load_params
 
-def answer(order):
-    encoder = load_params(order["params"]).encoder
-    params = encoder.model_copy(update={"name": order["name"], "revision": order["revision"]})
-    if order["do"] == "tokenizer":
-        return {"size": len(build_tokenizer(params, [], order["folder"]))}
-    params = pinned(params, order["folder"])
-    model = initial_transformer(params, 7)
-    model.save_pretrained(order["folder"] + "/saved")
-    return {"bias": model.pooler.dense.bias[0].item(), "origin": hub_origin(params.name, params.revision)}
-"""
+A, B = ("a" * 40, "b" * 40)  # commits
 
 
 def encoder_files(folder, bias):
@@ -47,38 +35,38 @@ def repository(stand_in_hub, tmp_path_factory):
 
 
 @pytest.fixture
-def hub(stand_in_hub, repository, tmp_path, root):
-    """A function that asks a client, and the requests that reached the hub."""
-    same = {"params": str(root / "params.yaml"), "folder": str(tmp_path / "tokenizer")}
-    served = stand_in_hub.serve({"org/bert": repository})
-    with served as (url, requests), stand_in_hub.client(CLIENT, url, tmp_path / "hub") as client:
-
-        def ask(do, name="org/bert", revision=None):
-            return client({"do": do, "name": name, "revision": revision, **same})
-
-        yield ask, requests
+def requests(stand_in_hub, repository, tmp_path):
+    """The requests that reached the hub."""
+    with stand_in_hub.serve({"org/bert": repository}) as (url, requests), stand_in_hub.client(url, tmp_path / "hub"):
+        yield requests
 
 
-def test_tokenizer_and_weights_are_of_one_commit_though_the_branch_moves_on(hub, repository, tmp_path):
-    ask, requests = hub
-    assert ask("tokenizer") == {"size": 7}
-    assert json.loads((tmp_path / "tokenizer/source.json").read_text()) == {"id": "org/bert", "commit": A}
+@pytest.fixture
+def encoder(default_params):
+    """Params of an encoder of the hub."""
+    return lambda name="org/bert", **other: default_params.encoder.model_copy(update={"name": name, **other})
+
+
+def test_tokenizer_and_weights_are_of_one_commit_though_the_branch_moves_on(requests, encoder, repository, tmp_path):
+    folder = tmp_path / "tokenizer"
+    assert len(build_tokenizer(encoder(), [], folder)) == 7
+    assert json.loads((folder / "source.json").read_text()) == {"id": "org/bert", "commit": A}
     repository.refs["main"] = B
-    result = ask("encoder")
-    assert result["bias"] == 1.0
+    params = pinned(encoder(), folder)
+    model = initial_transformer(params, 7)
+    assert model.pooler.dense.bias[0] == 1.0
     wanted = {
         name: hashlib.sha256(content).hexdigest()
         for name, content in repository.files[A].items()
         if name.endswith((".json", ".safetensors")) and "/" not in name
     }
-    assert result["origin"] == {"id": "org/bert", "commit": A, "files": wanted}
+    assert hub_origin(params.name, params.revision) == {"id": "org/bert", "commit": A, "files": wanted}
     assert not [line for line in requests if line.endswith((".bin", ".py", "onnx/config.json"))]
-    saved = json.loads((tmp_path / "tokenizer/saved/config.json").read_text())
-    assert str(tmp_path) not in json.dumps(saved)
+    model.save_pretrained(folder / "saved")
+    assert str(tmp_path) not in (folder / "saved/config.json").read_text()
 
 
-def test_what_the_hub_does_not_have_says_so(hub):
-    ask, _ = hub
-    for name, revision in (("org/none", None), ("org/bert", "v9"), ("not an id", None)):
-        message = ask("tokenizer", name, revision)["error"]
-        assert f"encoder.name: {name}: can't be loaded" in message and "without a network" in message
+@pytest.mark.parametrize(("name", "revision"), [("org/none", None), ("org/bert", "v9"), ("not an id", None)])
+def test_what_the_hub_does_not_have_says_so(requests, encoder, tmp_path, name, revision):
+    with pytest.raises(UserError, match=f"encoder.name: {name}: can't be loaded.*without a network"):
+        build_tokenizer(encoder(name, revision=revision), [], tmp_path)

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from bertrio.experiments.recipes.measured import load_measured
 from bertrio.experiments.recipes.running import collect, experiment_name, run_rows
 from bertrio.experiments.revision import Revision, find_experiments
 from tests.toy_project import toy_project
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.heavy
 STAGE = """
@@ -147,10 +147,7 @@ def test_a_run_that_was_stopped_is_over_leaves_nothing_and_is_run_again(reposito
         text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a shell starts jobs in the background
     )
-    end = time.monotonic() + 60
-    while not (started.exists() and started.read_text()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: started.exists() and started.read_text(), 60)
     process.send_signal(signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
     assert process.returncode != 0

@@ -3,7 +3,6 @@
 import http.client
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -12,6 +11,7 @@ import pytest
 
 from bertrio.core.tasks import Task, build_target
 from bertrio.inference.predictor import Prediction
+from tests.waiting import wait_until
 
 
 class FakePredictor:
@@ -116,14 +116,6 @@ def running(predictor: FakePredictor, **limits: Any) -> Iterator[Client]:
             server.should_exit = True
             thread.join(20)
             assert not thread.is_alive()
-
-
-def wait_until(holds: Any, seconds: float = 20) -> None:
-    """Wait until `holds()` is true; fail if that takes longer than `seconds`."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
 from bertrio.inference.serve.server import LOCAL_HOSTS
-from tests.inference.serve.conftest import running, wait_until
+from tests.inference.serve.conftest import running
+from tests.waiting import wait_until
 
 JSON = {"content-type": "application/json"}
 HEAD = b"POST /predict/sst HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

@@ -7,7 +7,8 @@ pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
 from tests.experiments.test_report_in_browser import CHROMIUM, EVIL, Browser
-from tests.inference.serve.conftest import TASKS, FakePredictor, running, wait_until
+from tests.inference.serve.conftest import TASKS, FakePredictor, running
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.heavy,

@@ -71,9 +71,8 @@ class Run:
 
     def two_members(self, how: str = "mean", **overrides) -> Path:
         """Trains and combines `base` and `second`, with overrides by group; the folder models."""
-        for name in self.params(
-            **merged({"ensemble": {"members": {"base": {}, "second": {}}}}, overrides)
-        ).ensemble.members:
+        params = self.params(**merged({"ensemble": {"members": {"base": {}, "second": {}}}}, overrides))
+        for name in params.ensemble.members:
             self.train(name)
         self.combine(how)
         return self.folder / "models"

@@ -49,9 +49,7 @@ def modules(root: Path) -> dict[str, set[str]]:
 def floor(module: str) -> tuple[int, str]:
     """The floor and the room of a module; a room named with a dot is more specific than its parent."""
     rooms = [(number, room) for number, rooms in enumerate(FLOORS) for room in rooms]
-    return max(
-        (hit for hit in rooms if module == hit[1] or module.startswith(hit[1] + ".")), key=lambda hit: len(hit[1])
-    )
+    return max((at for at in rooms if module == at[1] or module.startswith(at[1] + ".")), key=lambda at: len(at[1]))
 
 
 def test_imports_run_downward_only(root):

@@ -99,9 +99,7 @@ def covered(module: str, names: set[str]) -> bool:
 @pytest.mark.parametrize("stage", ALLOWED)
 def test_a_stage_lists_the_code_that_it_runs_and_no_other(stage, stages, source, modules):
     deps = stages[stage]["deps"]
-    listed = {
-        dep.removeprefix("src/bertrio/").removesuffix(".py").replace("/", ".") for dep in deps if "bertrio/" in dep
-    }
+    listed = {at.removeprefix("src/bertrio/").removesuffix(".py").replace("/", ".") for at in deps if "bertrio/" in at}
     imports = reached(source.parents[1] / f"stages/{stage}.py", modules)
     missing = {name for name in imports if not covered(name, listed | NEUTRAL | ALLOWED[stage])}
     assert not missing, f"dvc.yaml: {stage} imports these, and does not list them"

@@ -120,8 +120,8 @@ def test_killing_dvc_ends_its_training_and_the_next_repro_gives_the_same_bytes(p
         shutil.copy(ROOT / name, project.folder)
     done(dvc(project, "init", "--no-scm"))
     done(dvc(project, "config", "core.analytics", "false"))
-    for stage in ("check", "teach"):
-        done(dvc(project, "repro", "--single-item", stage))
+    done(dvc(project, "repro", "--single-item", "check"))
+    assert project.run(stage="teach").code == 0
     repro = ("repro", "--single-item", "finetune@base")  # what other stages make is there
     with open(tmp_path / "output", "w") as file:
         first = dvc(project, *repro, stdout=file.fileno())

@@ -113,9 +113,8 @@ def test_splits_are_the_same_with_rows_or_labels_that_one_task_has_alone(run, tm
 
 
 def test_metrics_equal_those_of_scikit_learn_and_the_thresholds_are_in_the_model(run):
-    frame = pd.read_parquet(run.folder / "predictions/ensemble.parquet").query(
-        "task == 'emotions' and split == 'dev' and label.notna()"
-    )
+    frame = pd.read_parquet(run.folder / "predictions/ensemble.parquet")
+    frame = frame.query("task == 'emotions' and split == 'dev' and label.notna()")
     gold, predicted = (indicators(frame[name].to_numpy(), 3) for name in ("label", "prediction"))
     expected = {f"{kind}_f1": f1_score(gold, predicted, average=kind) for kind in ("micro", "macro")}
     expected["accuracy"] = accuracy_score(gold, predicted)
@@ -123,10 +122,8 @@ def test_metrics_equal_those_of_scikit_learn_and_the_thresholds_are_in_the_model
     assert run.metrics["selected_on"]["thresholds"] == "dev"
     model = json.loads((run.folder / "models/members/base/bertrio.json").read_text())
     thresholds = model["tasks"]["emotions"]["thresholds"]
-    assert (
-        np.array_equal(predicted, np.stack(frame["probabilities"]) > thresholds)
-        and "thresholds" not in model["tasks"]["long"]
-    )
+    assert np.array_equal(predicted, np.stack(frame["probabilities"]) > thresholds)
+    assert "thresholds" not in model["tasks"]["long"]
     for cls in range(3):  # no other threshold has a higher F1 of its class
         yes = np.stack(frame["probabilities"])[:, cls]
         scores = [f1_score(gold[:, cls], yes > cut, zero_division=0) for cut in [0, *yes]]

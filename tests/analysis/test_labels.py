@@ -17,9 +17,7 @@ def of(labels, probabilities):
 
 def test_the_rule_by_hand():
     # thresholds: class 0 (0.9 + 0.8 + 0.1) / 3 = 0.6; class 1 (0.5 + 0.3) / 2 = 0.4; class 2 has no rows
-    scored = of(
-        [0, 0, 0, 1, 1], [[0.9, 0.1, 0.0], [0.8, 0.1, 0.1], [0.1, 0.45, 0.45], [0.2, 0.5, 0.3], [0.7, 0.3, 0.0]]
-    )
+    scored = of([0, 0, 0, 1, 1], [[0.9, 0.1, 0], [0.8, 0.1, 0.1], [0.1, 0.45, 0.45], [0.2, 0.5, 0.3], [0.7, 0.3, 0.0]])
     found = suspects(scored, CLASSES)
     assert found["row"].tolist() == [4, 2]  # each reaches the other's threshold, and class 2 is never suggested
     assert found["suggested"].tolist() == [0, 1]

@@ -23,10 +23,8 @@ def made(tmp_path_factory, root):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run = Run(folder, root / "params.yaml")
-        run.two_members(
-            ensemble={"members": {"second": {"answers": ["sst", "qqp"]}}},
-            tasks={"sts": {"encoding": "bi", "head": "cosine"}},
-        )
+        apart = {"tasks": {"sts": {"encoding": "bi", "head": "cosine"}}}
+        run.two_members(ensemble={"members": {"second": {"answers": ["sst", "qqp"]}}}, **apart)
     return run
 
 
@@ -61,19 +59,16 @@ def test_the_last_runs_ensemble_answers_from_standard_input_to_standard_output(r
     table = read_predictions("predictions/ensemble.parquet").query("task == 'qqp' and split == 'dev'")
     assert [row[0] for row in rows] == table["id"].tolist()
     assert [float(row[4]) for row in rows] == table["prediction"].tolist()
-    assert np.allclose(
-        [[float(value) for value in row[6:]] for row in rows], np.stack(table["probabilities"]), atol=1e-5
-    )
+    assert np.allclose([[float(x) for x in row[6:]] for row in rows], np.stack(table["probabilities"]), atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.csv", "text\nab\n"), ("a.jsonl", '{"text": "ab"}\n'), ("a.txt", "text\nab\n")]
+    ("name", "begin"), [("a.csv", "text,prediction,"), ("a.jsonl", '{"text": "ab", "pred'), ("a.txt", "text\tpred")]
 )
-def test_the_ending_of_the_file_says_what_it_is(run, tmp_path, name, content):
-    (tmp_path / name).write_text(content)
+def test_the_ending_of_the_file_says_what_it_is(run, tmp_path, name, begin):
+    (tmp_path / name).write_text('{"text": "ab"}\n' if name == "a.jsonl" else "text\nab\n")
     assert bertrio("predict", "--task", "sst", "--in", tmp_path / name, "--out", tmp_path / "out", *PLAIN) == 0
-    begins = {"a.csv": "text,prediction,", "a.jsonl": '{"text": "ab", "prediction": '}.get(name, "text\tprediction\t")
-    assert (tmp_path / "out").read_text().startswith(begins)
+    assert (tmp_path / "out").read_text().startswith(begin)
 
 
 def test_bad_rows_do_not_stop_the_rest_unless_asked_and_then_nothing_is_half_written(run, tmp_path, capsys):

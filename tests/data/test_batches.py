@@ -122,9 +122,7 @@ def test_sources_give_a_pass_as_many_rows_as_asked_drawn_anew(rows):
     assert set(flat(passes)) == set(range(len(rows))) and len(stream) == 8
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"cap": 50}, {"cap": 50, "redraw": False}, {"common": True}, {"drawn": {"": 9}}]
-)
+@pytest.mark.parametrize("options", [{}, {"cap": 50}, {"cap": 50, "redraw": False}, {"common": 1}, {"drawn": {"": 9}}])
 def test_a_stream_goes_on_where_another_one_was(rows, options):
     """At any batch: before the first, within a pass, between two."""
 

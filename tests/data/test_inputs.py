@@ -129,10 +129,7 @@ def test_losses_and_batch_sizes_do_not_concern_the_data(check):
     [
         ({"data": {"source": "cs224n", "path": "../gone"}}, r"data\.path: there is no file or folder \.\./gone"),
         ({"data": {"extra_train": {"qqp": {"train": "gone.csv"}}}}, r"data\.extra_train\.qqp\.train: there is no"),
-        (
-            {"evaluate": {"challenges": {"a": {"task": "qqp", "path": "gone"}}}},
-            r"evaluate\.challenges\.a\.path: there is",
-        ),
+        ({"evaluate": {"challenges": {"a": {"task": "qqp", "path": "gone"}}}}, r"challenges\.a\.path: there is"),
         ({"ensemble": {"members": {"b": {"finetune": {"lr": 0}}}}}, r"ensemble\.members\.b\.finetune\.lr"),
     ],
 )

@@ -53,9 +53,7 @@ def test_an_encoder_from_the_hub_is_recorded_with_its_commit_and_the_hashes_of_i
     BertTokenizerFast(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}).save_pretrained(folder)
     (folder / "config.json").write_text('{"model_type": "bert"}')
     revisions = []
-    monkeypatch.setattr(
-        "bertrio.model.names.fetch_encoder", lambda name, revision: revisions.append(revision) or folder
-    )
+    monkeypatch.setattr("bertrio.model.names.fetch_encoder", lambda _, revision: revisions.append(revision) or folder)
     _, facts = run(params(encoder={"name": "org/bert", "revision": "v1"}), raw)
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     assert facts["encoder"] == {"id": "org/bert", "commit": folder.name, "files": digests}

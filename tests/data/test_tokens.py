@@ -38,9 +38,7 @@ def test_rows_are_the_same_however_many_are_tokenised_together(make_frame, token
 
 
 @pytest.mark.parametrize("encoding", ["cross", "bi"])
-def test_tokens_on_disk_are_those_in_memory_and_are_made_once_a_setting(
-    make_frame, tokenizer, tasks, tmp_path, monkeypatch, encoding
-):
+def test_tokens_on_disk_are_those_in_memory_made_once(make_frame, tokenizer, tasks, tmp_path, monkeypatch, encoding):
     frame, task = make_frame(2, CHUNK + 7), replace(tasks["qqp"], encoding=encoding)
     table, folder, every = tmp_path / "train.parquet", tmp_path / "tokens", np.arange(CHUNK + 7)
     write_table(frame, table)

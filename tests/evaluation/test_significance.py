@@ -69,9 +69,8 @@ def test_sides_swap_and_intervals_say_what_p_says():
         rows = generator.normal(0, 0.3, (2, 100))
         a, b = (seeds(generator.normal(0.8, 0.02, count), row) for count, row in zip((2, 3), rows))
         there, back = paired_difference(a, b, "task"), paired_difference(b, a, "task")
-        assert (there.difference, there.low, there.high, there.p) == pytest.approx(
-            (-back.difference, -back.high, -back.low, back.p)
-        )
+        mirrored = (-back.difference, -back.high, -back.low, back.p)
+        assert (there.difference, there.low, there.high, there.p) == pytest.approx(mirrored)
         assert (there.p < ALPHA) == (not there.low <= 0 <= there.high)
 
 

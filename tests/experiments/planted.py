@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 
 from bertrio.config import build_tasks
@@ -30,9 +29,7 @@ class Planted(Clone):
         self.commit()
         self._head = self.git("rev-parse", "HEAD").strip()
 
-    def experiment(
-        self, name: str, settings: Mapping[str, Any], frame: pd.DataFrame | None = None, **figures: float
-    ) -> None:
+    def experiment(self, name: str, settings: Mapping[str, Any], frame=None, **figures: float) -> None:
         """Plants one, with predictions or with the `figures` alone: each task's first metric, and overall scores.
 
         Tracked files of the workspace are then those of the last commit.
@@ -64,7 +61,4 @@ class Planted(Clone):
 
 
 def _around(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _around(value) if isinstance(value, Mapping) else [value - 0.02, value + 0.02]
-        for name, value in figures.items()
-    }
+    return {key: _around(of) if isinstance(of, Mapping) else [of - 0.02, of + 0.02] for key, of in figures.items()}

@@ -146,9 +146,7 @@ def test_the_head_states_date_data_encoder_device_and_time(project, tmp_path):
 def test_classes_go_by_their_names(project, tmp_path):
     names = ["very negative", "negative", "neutral", "positive", "very positive"]
     change_settings(project, lambda settings: settings["tasks"]["sst"].update(labels=names))
-    write_text(
-        project / "plots/confusion/sst.csv", "gold,predicted\n4 very positive,1 negative\n2 neutral,1 negative\n"
-    )
+    write_text(project / "plots/confusion/sst.csv", "gold,predicted\n4 very positive,1 negative\n2 neutral,1 negative")
     html, page = page_of(project, tmp_path)
     assert "preference → taste: very negative (0.98) → very positive (0.61)" in page.sections["errors"]
     assert "seen before (label positive" in page.sections["errors"]

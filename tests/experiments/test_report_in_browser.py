@@ -14,10 +14,7 @@ from bertrio.core.tasks import Ordered, Task
 from bertrio.experiments.runs import Run, write_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.heavy,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
-]
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")]
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
 EVIL = "<script>window.ran = 1</script> <img src=x onerror='window.ran = 2'> <!-- </script> \" onclick=\"window.ran = 3"
 ROWS = 500
@@ -218,9 +215,7 @@ def test_a_chart_fills_the_screen_when_it_is_clicked_until_it_is_closed(browser,
 @pytest.mark.parametrize("width", [390, 1440])
 def test_the_page_of_runs_fits_the_screen(browser, tmp_path, width):
     scores = {"overall_normalized": (0.7, 0.6, 0.8), "sst accuracy": (0.5, 0.4, 0.6)}
-    runs = [
-        Run("a" * 60 + name, {"x" * 60: name, "p": EVIL}, scores, curve={10: 0.5, 20: 0.6}) for name in ("1", "2", "3")
-    ]
+    runs = [Run("a" * 60 + name, {"x" * 60: name, "p": EVIL}, scores, curve={10: 0.5, 20: 0.6}) for name in "123"]
     write_page(runs, "overall", tmp_path / "runs.html")
     browser.open(tmp_path / "runs.html", width)
     assert browser.run("document.documentElement.scrollWidth") == width and browser.logged == []

@@ -97,10 +97,8 @@ def test_running_and_failed_experiments_say_so_and_show_no_scores(project, monke
 
 
 def test_the_page_shows_scores_curves_and_params_that_differ_and_escapes_them(tmp_path):
-    def run(name, score, **fields):
-        return Run(
-            name, {"a": EVIL, "b": name, "c": "same"}, {"sst accuracy": (score, score - 0.1, score + 0.1)}, **fields
-        )
+    def run(name, at, **fields):
+        return Run(name, {"a": EVIL, "b": name, "c": "same"}, {"sst accuracy": (at, at - 0.1, at + 0.1)}, **fields)
 
     both = [run(EVIL, 0.5, curve={10: 0.4}), run("two", 0.7, curve={10: 0.5, 20: 0.7}), Run("waits", {}, {}, "queued")]
     write_page(both, "overall", tmp_path / "page.html")

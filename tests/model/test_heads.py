@@ -25,11 +25,8 @@ def build(name, *args, seed=0, **options):
 
 def build_shared(share, seed=0, head="siamese", tasks=("qqp", "sts"), qqp=None, sts=None, **options):
     torch.manual_seed(seed)
-    specs = {
-        "sst": spec("linear", DEGREES),
-        "qqp": qqp or spec(head, BINARY, **options),
-        "sts": sts or spec(head, SCORE, **options),
-    }
+    specs = {"sst": spec("linear", DEGREES), "qqp": qqp or spec(head, BINARY, **options)}
+    specs["sts"] = sts or spec(head, SCORE, **options)
     for task in tasks:
         specs[task] = replace(specs[task], options=options_to_share(specs[task].options, SHARES[share]))
     return build_heads(specs, H, share, tasks)

@@ -65,12 +65,10 @@ def test_a_drawn_epoch_ends_right_after_the_draw_that_completes_what_it_waits_fo
             assert through(epoch) and not through(epoch[:-1])
 
 
-def within_chance(epoch, probabilities):
+def within_chance(epoch, shares):
     """Every task's count lies within five standard deviations of a binomial one."""
     total = len(epoch)
-    return all(
-        abs(counts(epoch)[task] - total * p) < 5 * math.sqrt(total * p * (1 - p)) for task, p in probabilities.items()
-    )
+    return all(abs(counts(epoch)[task] - total * p) < 5 * math.sqrt(total * p * (1 - p)) for task, p in shares.items())
 
 
 def test_annealed_draws_go_from_proportional_to_nearly_even():

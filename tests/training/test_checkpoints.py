@@ -83,9 +83,7 @@ def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "damaged", [lambda whole: b"", lambda whole: whole[:-1], lambda whole: whole[:-9] + b"\1" + whole[-8:]]
-)
+@pytest.mark.parametrize("damaged", [lambda x: b"", lambda x: x[:-1], lambda x: x[:-9] + b"\1" + x[-8:]])
 def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_it_is_used(tmp_path, capsys, damaged):
     saved(tmp_path, 1, 2)
     path = next(tmp_path.glob("*/step-00000002.safetensors"))
@@ -118,9 +116,7 @@ def test_a_second_start_is_refused_and_an_unwritable_folder_is_not(tmp_path, cap
 
 
 def test_two_clones_never_meet_and_a_copy_for_an_experiment_goes_on_where_another_was(tmp_path, monkeypatch):
-    places = [
-        tmp_path / place for place in ("one", "two", "one/.dvc/tmp/exps/tmp1", "one/.dvc/tmp/exps/standalone/tmp2")
-    ]
+    places = [tmp_path / at for at in ("one", "two", "one/.dvc/tmp/exps/tmp1", "one/.dvc/tmp/exps/standalone/tmp2")]
     folders = []
     for place in places:
         place.mkdir(parents=True)

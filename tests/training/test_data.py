@@ -93,9 +93,7 @@ def test_a_plan_has_the_order_and_limits_of_the_schedule(workspace, schedule, ow
 
 
 def test_the_order_of_a_stream_does_not_depend_on_the_other_tasks(workspace):
-    alone, among = (
-        one_pass(setting(workspace, schedule={"tasks": tasks})[2]["sts"]) for tasks in (["sts"], list(TASKS))
-    )
+    alone, among = (one_pass(setting(workspace, schedule={"tasks": on})[2]["sts"]) for on in (["sts"], list(TASKS)))
     assert alone == among
 
 

@@ -23,7 +23,7 @@ from bertrio.data.batches import Batch
 from bertrio.training.build import build_trainer
 from tests.distributed_run import train
 from tests.stopping import ROOT, StoppedProject
-from tests.training.conftest import DISTILLED, STILL, Workspace, write_teacher
+from tests.training.conftest import BI, DISTILLED, STILL, Workspace, write_teacher
 from tests.waiting import wait_until
 
 STEPS = {"finetune": {"epochs": 10, "max_steps": 12}}
@@ -38,16 +38,10 @@ SETTINGS = {  # each technique, alone or in company
     "losses of whole batches, uncertainty, a teacher, rows without labels": {
         **DISTILLED,
         "weighting": {"method": "uncertainty"},
-        "tasks": {
-            "qqp": {"encoding": "bi", "head": "cosine", "loss": "multiple_negatives_ranking"},
-            "sts": {"loss": "pearson"},
-        },
+        "tasks": {"qqp": {**BI, "head": "cosine", "loss": "multiple_negatives_ranking"}, "sts": {"loss": "pearson"}},
     },
     "fewer rows than processes": {
-        "tasks": {
-            "sts": {"batch_size": 1, "loss": "mse"},
-            "qqp": {"batch_size": 1, "encoding": "bi", "head": "siamese"},
-        },
+        "tasks": {"sts": {"batch_size": 1, "loss": "mse"}, "qqp": {"batch_size": 1, **BI}},
         "smart": SMART,
         "penalties": {"l2": 1.0e-4},
     },

@@ -21,11 +21,8 @@ def watched(trainer):
     """The rows that each task trains on, batch after batch, filled in as training goes on."""
     seen = {task: [] for task in trainer.streams}
     for task, stream in trainer.streams.items():
-        batch_of = stream.rows.batch
-        stream.rows.batch = lambda rows, seen=seen[task], batch_of=batch_of: (
-            seen.append(rows.tolist()),
-            batch_of(rows),
-        )[1]
+        make, own = stream.rows.batch, seen[task]
+        stream.rows.batch = lambda rows, own=own, make=make: own.append(rows.tolist()) or make(rows)
     return seen
 
 
@@ -155,9 +152,8 @@ def test_loss_weights_come_before_surgery_and_clipping_after_it(workspace):
     surgery = {"surgery": {"method": "pcgrad", "log_conflicts": True}}
     weights, clip = {"weighting": {"weights": {"sts": 3.0}}}, {"optimizer": {"max_grad_norm": 0.01}}
     settings = ({}, weights, weights | clip)
-    plain, weighted, clipped = (
-        a_step(workspace, ("sts", "qqp"), at_odds, PULL, **surgery, **more) for more in settings
-    )
+    steps = [a_step(workspace, ("sts", "qqp"), at_odds, PULL, **surgery, **more) for more in settings]
+    plain, weighted, clipped = steps
     (before,), (after,) = plain.trainer.combiner.conflicts, weighted.trainer.combiner.conflicts
     assert after["norm_a"] == pytest.approx(3 * before["norm_a"], rel=1e-4)
     assert after["norm_b"] == pytest.approx(before["norm_b"], rel=1e-4)

@@ -11,10 +11,8 @@ from bertrio.training.objective import Objective
 from tests.training.conftest import STILL, TASKS
 
 NOISY = {"encoder": {"dropout": 0.2, "attention_dropout": 0.2}, "tasks": {name: {"dropout": 0.3} for name in TASKS}}
-BI = {
-    "qqp": {"encoding": "bi", "head": "siamese"},
-    "sts": {"encoding": "bi", "head": "cosine", "head_options": {"projection": True}},
-}
+COSINE = {"encoding": "bi", "head": "cosine", "head_options": {"projection": True}}
+BI = {"qqp": {"encoding": "bi", "head": "siamese"}, "sts": COSINE}
 
 
 def setting(workspace, encoding="cross", noisy=True, **overrides):
@@ -122,9 +120,7 @@ def test_a_batch_without_labels_leaves_the_weight_of_its_task_alone(workspace):
 
 def test_a_task_that_is_not_named_gets_no_penalty_and_no_second_pass(workspace):
     on = {"smart": {"lambda": 5}, "bregman": {"mu": 1}, "r_drop": {"alpha": 1}}
-    params, model, streams, losses = setting(
-        workspace, **{name: {**block, "tasks": ["qqp"]} for name, block in on.items()}
-    )
+    params, model, streams, losses = setting(workspace, **{name: {**own, "tasks": ["qqp"]} for name, own in on.items()})
     objective, passes = objective_of(params, model, losses), given_to(model)
     (parts,) = objective(next(streams["sst"]))
     assert parts.penalties == {} and parts.total.item() == parts.loss.item() and len(passes) == 1
@@ -139,9 +135,7 @@ def test_the_noise_of_a_task_hurts_its_own_penalty_whatever_shares_the_pass(work
     block = Block.from_batches([(batch.task, batch.inputs) for batch in batches])
     clean, _, noisy = given
     before, after = (model.from_embeddings(embeddings, block) for embeddings in (clean, noisy))
-    (sst, qqp, sts), (sst_noisy, qqp_noisy, sts_noisy) = (
-        [each.outputs.double() for each in x] for x in (before, after)
-    )
+    (sst, qqp, sts), (sst_noisy, qqp_noisy, sts_noisy) = ([one.outputs.double() for one in x] for x in (before, after))
     p, q = sst.softmax(-1), sst_noisy.softmax(-1)
     by_hand = [((p - q) * (p.log() - q.log())).sum(-1).mean()]
     by_hand += [((qqp.sigmoid() - qqp_noisy.sigmoid()) * (qqp - qqp_noisy)).mean(), (sts - sts_noisy).square().mean()]

@@ -87,9 +87,7 @@ def serve(repositories: dict[str, Repository]) -> Iterator[tuple[str, list[str]]
         server.server_close()
 
 
-def _respond(
-    repositories: dict[str, Repository], path: str, form: dict[str, list[str]]
-) -> tuple[int, dict[str, str], bytes]:
+def _respond(repositories, path: str, form: dict[str, list[str]]) -> tuple[int, dict[str, str], bytes]:
     path = path.replace("/api/models/", "/api/datasets/", 1)  # ids of the two are told apart by no test
     for name, repository in repositories.items():
         if path == f"/api/datasets/{name}":

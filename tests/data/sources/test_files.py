@@ -36,10 +36,8 @@ def test_every_kind_of_file_gives_the_same_table(tmp_path, data_params, tasks, e
     write(tmp_path / f"a.{ending.lower()}", ROWS)
     (tmp_path / f"a.{ending.lower()}").rename(tmp_path / f"a.{ending}")
     data = load(data_params, tasks, "qqp", path=str(tmp_path), train=f"a.{ending}", columns=COLUMNS)
-    assert data.tables["qqp"]["train"].values.tolist() == [
-        ["x1", "Is it?", 'He said "no".', 0.0],
-        ["x2", "Why, then?", "Why?", 1.0],
-    ]
+    rows = [["x1", "Is it?", 'He said "no".', 0.0], ["x2", "Why, then?", "Why?", 1.0]]
+    assert data.tables["qqp"]["train"].values.tolist() == rows
 
 
 def test_paths_may_be_absolute_and_columns_called_as_in_the_layout(tmp_path, data_params, tasks):

@@ -97,10 +97,7 @@ def test_a_name_that_can_not_be_run_is_an_error(tmp_path):
         (rows(plain={"on": "smart"}), "one.yaml: plain -> smart -> plain: expected a start that can be run"),
         (rows("table3", lambda_1={"set": {"a": 1}}), "expected one of literature, same_as, or on and set"),
         (rows("table3", smart={"title": "S"}), "one-smart is the name of two"),
-        (
-            rows(**{"a b": {"title": "S"}}),
-            "rows.a b: expected a name of small letters and digits",
-        ),  # git would refuse it
+        (rows(**{"a b": {"title": "S"}}), "rows.a b: expected a name of small letters and digits"),  # git refuses it
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_with_file_row_and_key(tmp_path, changes, message):

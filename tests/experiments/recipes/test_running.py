@@ -222,7 +222,7 @@ def test_names_stand_for_what_is_run_and_not_for_where(tmp_path):
 @pytest.mark.parametrize(
     ("error", "seeds", "overrides"),
     [
-        ("finetune.lrr: unknown param", 1, {"finetune.lrr": 1}),
+        ("finetune.lrr: unknown", 1, {"finetune.lrr": 1}),
         ("both 3 seeds and -S runtime.seed=1", 3, {"runtime.seed": 1}),
     ],
 )

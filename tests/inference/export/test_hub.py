@@ -45,21 +45,17 @@ def run(models, tmp_path):
     return tmp_path / "models/members/base"
 
 
-@pytest.mark.parametrize(
-    "format", ["encoder", "classifier", "cross-encoder", "onnx", "sentence-transformer", "onnx-bi"]
-)
-def test_a_card_says_how_to_load_the_export_and_what_the_run_measured(
-    run, apart, tmp_path, monkeypatch, capsys, format
-):
-    task = {"encoder": None, "sentence-transformer": "sts", "onnx-bi": "sts"}.get(format, "qqp")
-    export_model(apart if task == "sts" else run, tmp_path / "out", format.removesuffix("-bi"), task)
+@pytest.mark.parametrize("form", ["encoder", "classifier", "cross-encoder", "onnx", "sentence-transformer", "onnx-bi"])
+def test_a_card_says_how_to_load_the_export_and_what_the_run_measured(run, apart, tmp_path, monkeypatch, capsys, form):
+    task = {"encoder": None, "sentence-transformer": "sts", "onnx-bi": "sts"}.get(form, "qqp")
+    export_model(apart if task == "sts" else run, tmp_path / "out", form.removesuffix("-bi"), task)
     card = ModelCard.load(tmp_path / "out/README.md")
     assert card.data.library_name in ("transformers", "sentence-transformers", "onnx") and card.data.pipeline_tag
     if task == "qqp":
         assert card.data.eval_results[0].metric_value == 0.75 and card.data.license == "apache-2.0"
         assert '{"0": "no", "1": "yes"}' in card.text and "| 0.750 |" in card.text and "By bertrio" not in card.text
         config = json.loads((tmp_path / "out/config.json").read_text())
-        assert list(config["id2label"].values()) == (["yes"] if format == "cross-encoder" else ["no", "yes"])
+        assert list(config["id2label"].values()) == (["yes"] if form == "cross-encoder" else ["no", "yes"])
     elif task == "sts":
         assert card.data.license == "unknown" and "did not lie beside the model" in card.text
     monkeypatch.chdir(tmp_path)

@@ -10,10 +10,7 @@ from tests.experiments.test_report_in_browser import CHROMIUM, EVIL, Browser
 from tests.inference.serve.conftest import TASKS, FakePredictor, running
 from tests.waiting import wait_until
 
-pytestmark = [
-    pytest.mark.heavy,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium: apt-get install chromium"),
-]
+pytestmark = [pytest.mark.heavy, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")]
 CARDS = "Array.from(document.querySelectorAll('.answer'))"
 
 

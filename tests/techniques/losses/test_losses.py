@@ -131,9 +131,7 @@ def value_and_gradients(loss, sides):
 WEIGHTED = [(*case, True) for case in CASES if case[1] in TAKE_WEIGHTS]
 
 
-@pytest.mark.parametrize(
-    ("target", "equation", "options", "weighted"), [*[(*case, False) for case in CASES], *WEIGHTED]
-)
+@pytest.mark.parametrize(("target", "equation", "options", "weighted"), [*[(*one, False) for one in CASES], *WEIGHTED])
 def test_the_loss_and_its_gradient_are_those_of_the_equation_in_float64(target, equation, options, weighted):
     name = {pearson_loss: "pearson"}.get(equation, equation.__name__)
     labels, weights, classes = LABELS[target], torch.ones(()), max(2, target.size)
@@ -201,9 +199,7 @@ def test_without_variance_pearson_has_the_gradient_of_mean_and_spread_alone(scor
     ("cosines", "labels", "temperature", "expected"),
     [([0.5], [2.0], 0.05, 0.0), ([-1.0, 0.0, 1.0], [2.0] * 3, 0.05, 0.0), ([-1.0, 1.0], [1.0, 0.0], 1e-3, 2000.0)],
 )
-def test_cosent_is_zero_without_ordered_rows_and_finite_where_the_exponential_overflows(
-    cosines, labels, temperature, expected
-):
+def test_cosent_is_zero_without_order_and_finite_where_exponentials_overflow(cosines, labels, temperature, expected):
     cosine = torch.tensor(cosines, requires_grad=True)
     loss = build_loss("cosent", SCORE, {"temperature": temperature})(HeadOutput(cosine, cosine), torch.tensor(labels))
     loss.backward()

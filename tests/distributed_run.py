@@ -82,12 +82,9 @@ def train(settings: Path, processes: Processes) -> Trainer:
         into = Path("weights") / f"{settings.stem}-{processes.world_size}"
         save_file(trained, f"{into}.safetensors")
         record = {
-            "losses": losses,
-            "conflicts": trainer.combiner.conflicts,
-            "rows": trainer.meter.rows_seen,
-            "same_outputs": same,
-            "norms": trainer.tracker.norms,
-        }
+            "losses": losses, "conflicts": trainer.combiner.conflicts, "rows": trainer.meter.rows_seen,
+            "same_outputs": same, "norms": trainer.tracker.norms,
+        }  # fmt: skip
         Path(f"{into}.json").write_text(json.dumps(record))
     return trainer
 

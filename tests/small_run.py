@@ -4,22 +4,19 @@ from pathlib import Path
 
 import pandas as pd
 import torch
-import yaml
 
-from bertrio.config import load_member, load_params, merged, read_yaml
+from bertrio.config import load_member, load_params, merged
 from bertrio.core.files import write_json
 from bertrio.core.runtime import set_up
 from bertrio.data.sources.sample import generate
-from bertrio.data.table import write_table
 from bertrio.evaluation.predictions import write_predictions
 from bertrio.model.config import ModelConfig
-from bertrio.model.encoder import initial_transformer
 from bertrio.model.multitask import build_model, save_model
-from bertrio.model.tokenizer import build_tokenizer
 from bertrio.training.build import load_split
 from bertrio.training.ensemble import build_ensemble
 from bertrio.training.finetune import predict
 from tests.linear_heads import LINEAR_HEADS
+from tests.training.conftest import Workspace
 
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
@@ -30,30 +27,13 @@ SMALL = {
 ROWS = {"train": 60, "dev": 40, "test": 8}
 
 
-class Run:
+class Run(Workspace):
     """A run whose folder is the current directory."""
 
-    def __init__(self, folder: Path, params_file: Path) -> None:
-        self.folder, self._params_file = folder, params_file
-        texts = []
-        for task in ("sst", "qqp", "sts"):
-            for split, rows in ROWS.items():
-                frame = generate(task, split, rows, 0, 0.0)
-                self.write(task, split, frame)
-                texts += [text for column in frame.columns[1:-1] for text in frame[column]]
-        params = self.params()
-        tokenizer = build_tokenizer(params.encoder, texts, folder / "models/tokenizer")
-        set_up(1)
-        initial_transformer(params.encoder, len(tokenizer)).save_pretrained(folder / "models/encoder")
+    small, sizes = SMALL, ROWS
 
-    def write(self, task: str, split: str, frame: pd.DataFrame) -> None:
-        write_table(frame, self.folder / f"data/splits/{task}/{split}.parquet")
-
-    def params(self, **overrides):
-        """The default params at a small size, with overrides by group."""
-        path = self.folder / "params.yaml"
-        path.write_text(yaml.safe_dump(merged(merged(read_yaml(self._params_file), SMALL), overrides), sort_keys=False))
-        return load_params(path)
+    def frame(self, task: str, split: str) -> pd.DataFrame:
+        return generate(task, split, ROWS[split], 0, 0.0)
 
     def train(self, name: str = "base", folder: str | None = None) -> pd.DataFrame:
         """Saves a model of random weights as member `name`, or to `folder`; its predictions."""
@@ -75,7 +55,7 @@ class Run:
         for name in params.ensemble.members:
             self.train(name)
         self.combine(how)
-        return self.folder / "models"
+        return self.root / "models"
 
     def combine(self, how: str = "vote"):
         """Combines the members, as the stage `ensemble` does, and writes the metrics that the card reads."""

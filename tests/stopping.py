@@ -21,6 +21,13 @@ from tests.warm_python import WarmPython
 ROOT = Path(__file__).resolve().parents[1]
 STAGE = ROOT / "tests/stopped_stage.py"
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+STATEFUL: dict[str, Any] = {  # what has something to remember from step to step, and what cuts steps in pieces
+    "surgery": {"method": "pcgrad", "log_conflicts": True},
+    "weighting": {"method": "uncertainty"},
+    "smart": {"lambda": 1.0},
+    "bregman": {"mu": 1.0, "late_momentum": 0.999},
+    "finetune": {"accumulate": 2, "ema": 0.9},
+}
 EVERY = 3  # steps between two checkpoints
 
 
@@ -79,15 +86,10 @@ class StoppedProject:
         arguments += ["--member", "base"] if stage == "finetune" else []
         environment = {"BERTRIO_CHECKPOINTS": str(self.checkpoints), "PYTHONPATH": str(self.folder / "src")}
         environment |= {"ACTS": str(rank), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [python, *launcher, str(STAGE), *arguments],
-            cwd=self.folder,
-            env=_without_dvc() | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=1800,  # of a machine that does other things too
-        )
+        environment |= {key: value for key, value in os.environ.items() if key[:4] != "DVC_" and key not in environment}
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 1800}
+        command = [python, *launcher, str(STAGE), *arguments]
+        done = subprocess.run(command, cwd=self.folder, env=environment, **pipes)
         return Run(done.returncode, done.stdout, json.loads(counts.read_text()) if counts.exists() else {})
 
     def processes(self) -> list[int]:
@@ -118,7 +120,3 @@ class StoppedProject:
 def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
     """Files that one of the two has alone, or that differ."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-
-
-def _without_dvc() -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if not key.startswith("DVC_")}

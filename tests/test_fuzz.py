@@ -23,7 +23,6 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from bertrio.config import read_yaml
 from bertrio.config.loading import check_params
 from bertrio.core.errors import UserError
-from bertrio.core.tasks import Task, build_target
 from bertrio.data.download import write_rejects
 from bertrio.data.formats import READERS
 from bertrio.data.sources.files import read_file
@@ -42,21 +41,14 @@ def fuzz(request) -> Callable[..., None]:
     """Calls a check with what strategies draw: the same examples every time when quick, other ones when long."""
 
     def run(check: Callable[..., None], *drawn: st.SearchStrategy, examples: int = 100) -> None:
-        options = settings(
-            max_examples=examples * request.param,
-            deadline=timedelta(seconds=20),
-            database=None,
-            derandomize=request.param == QUICK,
-        )
+        quick, limit = request.param == QUICK, timedelta(seconds=20)
+        options = settings(max_examples=examples * request.param, deadline=limit, database=None, derandomize=quick)
         options(given(st.tuples(*drawn))(lambda values: check(*values)))()
 
     return run
 
 
-TASKS = {
-    "single": Task("sst", "single", "cross", build_target("ordered", 5)),
-    "pair": Task("sts", "pair", "cross", build_target("score", limits=(0, 5))),
-}
+TASKS = {"single": SERVED["sst"], "pair": SERVED["sts"]}
 PIECES = [  # that files are made of, and that readers stumble over
     b"\n", b"\r\n", b"\r", b",", b"\t", b";", b'"', b'""', b'"\n', b"\0", b"\xef\xbb\xbf", b"\xff\xfe", b"\xe9",
     b"nan", b"-1", b"5.0001", b"1e999", b"inf", b"9" * 400, b"1", b"0", b"{", b"}", b"[", b"]", b":", b"null", b"true",
@@ -156,11 +148,8 @@ def test_any_value_at_any_place_of_params_is_taken_or_a_message(root, fuzz):
         st.sampled_from(["sst", "qqp", "..", "/", "~nobody/x", "a\0b", "2e-05", "inf", "x" * 5000, 2**70, -1, 0, 1]),
     )  # fmt: skip
     key = st.one_of(st.text(max_size=6), st.sampled_from(["sst", "tasks", "lambda", "seed"]), st.integers(), st.none())
-    value = st.recursive(
-        leaf,
-        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(key, inner, max_size=3)),
-        max_leaves=6,
-    )
+    nest = lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(key, inner, max_size=3))  # noqa: E731
+    value = st.recursive(leaf, nest, max_leaves=6)
 
     def check(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
         changed = copy.deepcopy(raw)

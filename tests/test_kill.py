@@ -12,17 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.stopping import EVERY, ROOT, StoppedProject, differing
+from tests.stopping import EVERY, ROOT, STATEFUL, StoppedProject, differing
 from tests.waiting import wait_until
 
-EVERYTHING = {
-    "schedule": {"name": "joint"},
-    "surgery": {"method": "pcgrad", "log_conflicts": True},
-    "weighting": {"method": "uncertainty"},
-    "smart": {"lambda": 1.0},
-    "bregman": {"mu": 1.0, "late_momentum": 0.999},
-    "finetune": {"accumulate": 2, "ema": 0.9},
-}
 KILL = -signal.SIGKILL
 
 
@@ -30,7 +22,7 @@ KILL = -signal.SIGKILL
 def project(tmp_path_factory):
     """A project, and what finetune makes there when nothing stops it."""
     made = StoppedProject(tmp_path_factory.mktemp("stopped"))
-    made.write_params(EVERYTHING)
+    made.write_params(STATEFUL)
     made.undisturbed = made.run(fresh=True)
     assert made.undisturbed.code == 0, made.undisturbed.said
     made.expected = made.outputs()
@@ -59,7 +51,7 @@ def test_a_run_that_is_stopped_again_and_again_goes_on_and_ends_with_the_same_by
 
 @pytest.mark.heavy
 def test_what_is_not_writable_leaves_checkpoints_and_the_outputs_before_whole(project):
-    project.write_params(EVERYTHING | {"runtime": {"seed": 5}})
+    project.write_params(STATEFUL | {"runtime": {"seed": 5}})
     # fresh, as what is said goes through a pipe then; into a file it would end where the disk does
     full = project.run("full", "update", project.undisturbed.counts["update"], fresh=True)
     assert full.code == 2, full.said
@@ -80,7 +72,7 @@ def test_what_is_not_writable_leaves_checkpoints_and_the_outputs_before_whole(pr
 
 @pytest.mark.heavy
 def test_training_that_has_no_more_memory_ends_with_a_message_and_goes_on_to_the_same_bytes(project):
-    project.write_params(EVERYTHING)
+    project.write_params(STATEFUL)
     project.start_over()
     starved = project.run("memory", "update", EVERY + 1)
     assert starved.code == 2 and "Traceback" not in starved.said, starved.said
@@ -93,15 +85,8 @@ def dvc(project: StoppedProject, *command: str, stdout: int = subprocess.PIPE) -
     """Starts a command of DVC there, in a process group of its own, as a shell does."""
     beside = Path(sys.executable).parent
     environment = {"BERTRIO_CHECKPOINTS": str(project.checkpoints), "PATH": f"{beside}:{os.environ['PATH']}"}
-    return subprocess.Popen(
-        [str(beside / "dvc"), *command],
-        cwd=project.folder,
-        env=os.environ | environment,
-        stdout=stdout,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    pipes = {"stdout": stdout, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    return subprocess.Popen([beside / "dvc", *command], cwd=project.folder, env=os.environ | environment, **pipes)
 
 
 def done(process: subprocess.Popen[str]) -> str:

@@ -59,8 +59,7 @@ def run(root, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "technique",
-    [{"finetune": {"one_pass": False}}, {"finetune": {"one_pass": True}}, {"surgery": {"log_conflicts": True}}],
+    "technique", [*({"finetune": {"one_pass": one}} for one in (False, True)), {"surgery": {"log_conflicts": True}}]
 )
 def test_a_step_of_tasks_on_the_same_rows_has_one_pass_and_the_gradient_of_separate_ones(run, tmp_path, technique):
     path, folder = tmp_path / "params.yaml", run.folder

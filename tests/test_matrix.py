@@ -28,14 +28,11 @@ from bertrio.techniques.surgery import SURGERIES
 from bertrio.techniques.weighting import WEIGHTINGS
 from bertrio.training.build import build_trainer
 
+TINY = {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16}
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
     "data": {"sample": {"train_rows": 48, "dev_rows": 1, "test_rows": 1}},
-    "encoder": {
-        "tiny": {"vocab_size": 300, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 16},
-        "dropout": 0.1,
-        "attention_dropout": 0.1,
-    },
+    "encoder": {"tiny": TINY, "dropout": 0.1, "attention_dropout": 0.1},
     "finetune": {"epochs": 2, "max_steps": 2},
     "optimizer": {"warmup_fraction": 0.0},
 }
@@ -47,11 +44,9 @@ TARGETS = {
     **{name: {"target": "binary"} for name in ("bce", "siamese_softmax", "multiple_negatives_ranking")},
     **{name: {"target": "score", "range": [0, 5]} for name in SCORE_LOSSES},
 }
+TURNS = {"until": "steps", "steps": 2, "tasks": ["tried", "qqp", "sst"]}
 FACTORS = {
-    "schedule": {
-        name: {"schedule": {"name": name, "until": "steps", "steps": 2, "tasks": ["tried", "qqp", "sst"]}}
-        for name in SCHEDULES
-    },
+    "schedule": {name: {"schedule": {"name": name, **TURNS}} for name in SCHEDULES},
     "surgery": {name: {"surgery": {"method": name, "log_conflicts": name != "none"}} for name in ("none", *SURGERIES)},
     "weighting": {name: {"weighting": {"method": name}} for name in WEIGHTINGS},
     "regularizer": {

@@ -13,9 +13,8 @@ from bertrio.config import load_params, merged, read_yaml
 from bertrio.core.errors import UserError
 from tests.small_run import SMALL
 
-TINY = merged(
-    SMALL, {"data": {"sample": {"train_rows": 80, "dev_rows": 40, "test_rows": 8}}, "finetune": {"epochs": 1}}
-)
+ROWS = {"train_rows": 80, "dev_rows": 40, "test_rows": 8}
+TINY = merged(SMALL, {"data": {"sample": ROWS}, "finetune": {"epochs": 1}})
 STAGES = ("check", "download", "split", "pretrain_mlm", "prefinetune", "teach", "finetune", "ensemble", "evaluate")
 
 

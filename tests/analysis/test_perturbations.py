@@ -10,14 +10,10 @@ from bertrio.analysis.perturbations import EDITS, edit_each, perturbations, robu
 from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
 
 TEXTS = [
-    "It 's a lovely film , and Thomas does n't know it .",
-    "Why can't Mary do not what she likes?",
-    "I cannot say: they are not here; you will see (at 3.50).",
-    "Naïve façade — ça va?",
-    "42",
-    "!",
+    "It 's a lovely film , and Thomas does n't know it .", "Why can't Mary do not what she likes?",
+    "I cannot say: they are not here; you will see (at 3.50).", "Naïve façade — ça va?", "42", "!",
     "My son's actress is his; give her the book, I'm sure he won't mind!",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def made(tmp_path_factory, root):
 
 @pytest.fixture
 def run(made, monkeypatch):
-    monkeypatch.chdir(made.folder)
+    monkeypatch.chdir(made.root)
     return made
 
 

@@ -13,9 +13,8 @@ def load(tmp_path, root):
 
     def run(overrides, member=None):
         path = tmp_path / "params.yaml"
-        path.write_text(
-            yaml.safe_dump(merged(merged(read_yaml(root / "params.yaml"), LINEAR_HEADS), overrides), sort_keys=False)
-        )
+        params = merged(merged(read_yaml(root / "params.yaml"), LINEAR_HEADS), overrides)
+        path.write_text(yaml.safe_dump(params, sort_keys=False))
         return load_member(member, path) if member else load_params(path)
 
     return run

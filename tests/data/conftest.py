@@ -28,10 +28,8 @@ def make_frame() -> Callable[..., pd.DataFrame]:
     def make(seed: int, rows: int) -> pd.DataFrame:
         rng = np.random.default_rng(seed)
         words = ["good", "bad", "film", "question", "why"]
-        texts = {
-            name: [" ".join(rng.choice(words, size=rng.integers(1, 30))) for _ in range(rows)]
-            for name in ("text", "text_a", "text_b")
-        }
+        names = ("text", "text_a", "text_b")
+        texts = {name: [" ".join(rng.choice(words, rng.integers(1, 30))) for _ in range(rows)] for name in names}
         return pd.DataFrame({"id": [f"q{i}" for i in range(rows)], **texts, "label": 1.0})
 
     return make

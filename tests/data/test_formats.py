@@ -3,7 +3,6 @@ import random
 
 import pytest
 
-from bertrio.core.errors import UserError
 from bertrio.data.formats import MAX_LINES, read_delimited
 
 
@@ -49,15 +48,3 @@ def test_bom_line_ends_nul_bytes_and_empty_lines_do_no_harm(tmp_path):
     columns, rows = read(tmp_path, b"\xef\xbb\xbfid\ttext \r\n\r\n1\to\0ne\r\n2\ttwo")
     assert columns == ["id", "text"]
     assert [(row.number, *row.values.values()) for row in rows] == [(3, "1", "one"), (4, "2", "two")]
-
-
-def test_lines_that_are_no_utf8_or_have_other_columns_are_reported(tmp_path):
-    _, rows = read(tmp_path, b"id\ttext\n1\tcaf\xe9\n2\n3\ta\tb\n4\tfour\n")
-    assert [row.problem for row in rows] == ["not UTF-8", "wrong number of columns", "wrong number of columns", None]
-    assert rows[0].raw == "1\tcaf\ufffd"
-
-
-@pytest.mark.parametrize("content", [b"", b"\n\n", b"caf\xe9\ttext\n1\ta\n"])
-def test_a_file_without_a_header_is_an_error(tmp_path, content):
-    with pytest.raises(UserError, match="expected column names"):
-        read(tmp_path, content)

@@ -86,11 +86,6 @@ def test_a_test_file_whose_labels_are_all_hidden_is_unlabelled(tasks, label):
         build(tasks["sst"], hidden, "dev")
 
 
-def test_a_test_file_with_some_labels_loses_the_rows_without(tasks):
-    table, rejects = build(tasks["sst"], rows({"text": "a", "label": "-1"}, {"text": "b", "label": "1"}), "test")
-    assert len(table) == 1 and reasons(rejects) == [(1, "label out of range")]
-
-
 def test_rows_are_read_in_batches_and_the_table_is_that_of_all(tasks):
     alive, most = weakref.WeakSet(), []
 

@@ -152,12 +152,9 @@ def test_rows_that_stand_in_a_split_or_come_twice_are_left_out_with_the_gravest_
     joined, left_out = join_train(splits, more, PAIR, grouped=False)
     assert joined["train"]["id"].tolist() == ["train-1", "train-2", "extra-4", "extra-7"]
     assert dict(zip(left_out["id"], left_out["reason"], strict=True)) == {
-        "extra-1": "also in dev",
-        "extra-2": "also in test",
-        "extra-3": "also in train",
-        "extra-5": "given twice",
+        "extra-1": "also in dev", "extra-2": "also in test", "extra-3": "also in train", "extra-5": "given twice",
         "extra-6": "also in dev",
-    }
+    }  # fmt: skip
 
 
 def test_case_and_white_space_make_no_new_row(splits):

@@ -182,10 +182,9 @@ def test_greedy_is_no_worse_than_the_best_member_on_the_half_it_chooses_on_and_i
     assert table["split"][~dev].eq("test").all() and set(table["split"][dev]) == {"dev", "selection"}
     assert table["id"].equals(members["0"]["id"])
     blind = table["split"] == "dev"
-    others = {
-        name: frame.assign(label=frame["label"].where(~blind, 1 - frame["label"].clip(upper=1)))
-        for name, frame in members.items()
-    }
+    labels = members["0"]["label"]  # which are those of all
+    turned = labels.where(~blind, 1 - labels.clip(upper=1))
+    others = {name: frame.assign(label=turned) for name, frame in members.items()}
     assert combine(others, "greedy", TASKS)[1] == weights
 
 

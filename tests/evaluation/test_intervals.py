@@ -54,13 +54,9 @@ def test_weighting_a_row_is_repeating_it(task, metric, digits):
 def test_intervals_are_those_of_scipy(task, metric):
     rows = scored(task, 120)
     expected = scipy.stats.bootstrap(
-        (np.arange(120),),
-        lambda positions: METRICS[metric](rows.take(positions)),
-        n_resamples=2000,
-        method="percentile",
-        vectorized=False,
-        rng=np.random.default_rng(0),
-    )
+        (np.arange(120),), lambda positions: METRICS[metric](rows.take(positions)), n_resamples=2000,
+        method="percentile", vectorized=False, rng=np.random.default_rng(0),
+    )  # fmt: skip
     [values] = bootstrap([rows], metric, np.random.default_rng(1), 4000)
     low, high = expected.confidence_interval
     assert values.std() == pytest.approx(expected.standard_error, rel=0.07)

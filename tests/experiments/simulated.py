@@ -50,25 +50,12 @@ def simulate(row: str, seed: int = 1, skill: float = 0.5, rows: int = 300, data:
     intervals |= {name: (metrics[name] - 0.02, metrics[name] + 0.02) for name in whole}
     last = metrics["overall_normalized"]
     usual = {
-        "row": row,
-        "budget": "quick",
-        "seed": seed,
-        "overrides": {},
-        "source": "cs224n",
-        "rows": {task: {"train": 854, "dev": rows} for task in FIRSTS},
-        "encoder": "small",
-        "metrics": {"dev": metrics, "test": {}},
-        "intervals": {"dev": intervals, "test": {}},
-        "seconds": 60.0 + seed,
-        "peak_memory_mb": 900.0,
-        "precision": "float32",
-        "threads": 2,
-        "curve": [(100, last - 0.05), (200, last)],  # as in files without a history
-        "by_row": by_row,
-        "commit": "1a2b3c4",
-        "version": "0.1.0",
-        "name": f"{row}-quick-s{seed}",
-    }
+        "row": row, "budget": "quick", "seed": seed, "overrides": {}, "source": "cs224n",
+        "rows": {task: {"train": 854, "dev": rows} for task in FIRSTS}, "encoder": "small",
+        "metrics": {"dev": metrics, "test": {}}, "intervals": {"dev": intervals, "test": {}}, "seconds": 60.0 + seed,
+        "peak_memory_mb": 900.0, "precision": "float32", "threads": 2, "curve": [(100, last - 0.05), (200, last)],
+        "by_row": by_row, "commit": "1a2b3c4", "version": "0.1.0", "name": f"{row}-quick-s{seed}",
+    }  # fmt: skip
     return Measured(**usual | fields)
 
 
@@ -94,9 +81,8 @@ def measured() -> list[Measured]:
     epochs = {"step": [100.0, 200.0], "loss_sst": [1.5, 1.0], "dev_sst": [0.3, 0.5], "train_sst": [0.5, 0.7]}
     return [
         run("p-base", 1, 0.5, 0.5, 0.1, history=epochs, best_epoch=2),
-        run("p-base", 2, 0.35, 0.5, 0.2, history=epochs, best_epoch=1),
-        run("p-better", 1, 0.75, 0.75, 0.4),
-    ]
+        run("p-base", 2, 0.35, 0.5, 0.2, history=epochs, best_epoch=1), run("p-better", 1, 0.75, 0.75, 0.4),
+    ]  # fmt: skip
 
 
 def small_recipes() -> Recipes:
@@ -114,10 +100,8 @@ def small_recipes() -> Recipes:
         row("p-waits", title="Not measured yet", reported={"sst": 0.4}),
     ]
     data = {"sst": {"train": 8544, "dev": 1101}, "imdb": {"total": 10000}}
-    papers = {
-        "p": paper("p", rows, title="A Paper", overall="normalized", data=data),
-        "q": paper("q", [row("q-other", title="Other")], title="Another", overall=None),
-    }
+    papers = {"p": paper("p", rows, title="A Paper", overall="normalized", data=data)}
+    papers["q"] = paper("q", [row("q-other", title="Other")], title="Another", overall=None)
     return Recipes(papers, {"quick": Budget(title="a tenth"), "paper": Budget(title="as is")})
 
 

@@ -210,15 +210,11 @@ def test_a_section_without_its_file_says_which_stage_writes_it(project, tmp_path
         assert f"dvc repro {stage}" in page.sections[name]
 
 
-@pytest.mark.parametrize(
-    ("path", "content"),
-    [
-        ("params.yaml", "tasks: {}"),
-        ("metrics/evaluation.json", "[]"),
-        ("predictions/analysis/suspects.csv", "a,b\n1,2\n"),
-        ("plots/history/base.csv", '"'),
-    ],
-)
+DAMAGED = {"params.yaml": "tasks: {}", "metrics/evaluation.json": "[]", "plots/history/base.csv": '"'}
+DAMAGED |= {"predictions/analysis/suspects.csv": "a,b\n1,2\n"}
+
+
+@pytest.mark.parametrize(("path", "content"), DAMAGED.items())
 def test_a_file_of_another_shape_or_of_tasks_that_are_gone_is_named(project, tmp_path, path, content):
     write_text(project / path, content)
     path = path.replace("params.yaml", "predictions/analysis/errors.json")  # the first that has the task

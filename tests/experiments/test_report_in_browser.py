@@ -96,10 +96,8 @@ def page(tmp_path_factory):
     near = [{"texts": ["one"], "label": 1.0, "similarity": 0.5}]
     change = {"from": "a word", "to": "another", "before": 0.0, "after": 4.0}
     row = {"label": 1.0, "prediction": 0.0, "change": change, "neighbours": near}
-    rows = [
-        {**row, "id": f"id-{place}", "texts": [text, "b"], "confidence": place * 37 % 1009 if place else None}
-        for place, text in enumerate(texts)
-    ]
+    sure = [None, *(place * 37 % 1009 for place in range(1, ROWS))]
+    rows = [{**row, "id": f"id-{n}", "texts": [text, "b"], "confidence": sure[n]} for n, text in enumerate(texts)]
     evaluation = {"dev": {"sst": {"accuracy": 0.862}}, "intervals": {"dev": {"sst": {"accuracy": [0.841, 0.882]}}}}
     wide = {"stage": {f"a long name of a column {'x' * 30} {place}": 1000 for place in range(12)} | {"seconds": 1.0}}
     names = ["a class with a long name", "b" * 60, "c"]
@@ -112,19 +110,11 @@ def page(tmp_path_factory):
         "reliability": {},
     }
     html = render_page(
-        title="exp-" + "a" * 60,
-        subtitle="0123456789" * 4,
+        title="exp-" + "a" * 60, subtitle="0123456789" * 4,
         contents={"metrics": evaluation, "training": {}, "predictions": {}, "errors": {"sst": rows}, "timings": wide},
-        tasks={"sst": Task("sst", "single", "cross", Ordered(5))},
-        members=["base"],
-        plots=plots,
-        date="2026-01-31",
-        settings={"x" * 200: "1"},
-        changed=None,
-        edited={},
-        comparison={},
-        chosen="",
-    )
+        tasks={"sst": Task("sst", "single", "cross", Ordered(5))}, members=["base"], plots=plots, date="2026-01-31",
+        settings={"x" * 200: "1"}, changed=None, edited={}, comparison={}, chosen="",
+    )  # fmt: skip
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(html, encoding="utf-8")
     return path

@@ -158,13 +158,9 @@ def test_params_of_a_run_are_those_of_the_lock_of_its_stages(tmp_path):
         YAML().dump({"schema": "2.0", "stages": {"check": {"cmd": "true"}, **locked}}, file)  # as DVC: no is text
     revision = Revision.open("workspace", tmp_path)
     assert revision.run_params == {
-        "free": 1,
-        "lr": 0.002,
-        "data": {"files": {}, "seed": 0},
-        "name": {"of": {"model": None}},
-        "ensemble": {"members": {"base": None}},
-        "classes": ["no", "yes"],
-    }
+        "free": 1, "lr": 0.002, "data": {"files": {}, "seed": 0}, "name": {"of": {"model": None}},
+        "ensemble": {"members": {"base": None}}, "classes": ["no", "yes"],
+    }  # fmt: skip
     assert revision.edited_params()["lr"] == (0.002, 0.001)
     (tmp_path / "dvc.lock").write_text("<<<<<<< HEAD\n: a")
     with pytest.raises(UserError, match="workspace: dvc.lock: is not valid YAML"):

@@ -24,11 +24,9 @@ def project(root, tmp_path_factory) -> Planted:
     """Three finished experiments, a queued one, and a workspace with a param of its own."""
     project = Planted(tmp_path_factory.mktemp("runs"), root)
     params = read_yaml(root / "params.yaml")
-    for name, score, changes in (
-        ("plain", 0.5, {}),
-        ("quick-a", 0.7, {"finetune.lr": 3e-5, "runtime.device": "cpu"}),
-        ("quick-b", 0.6, {"finetune.epochs": 1}),
-    ):
+    quick_a = {"finetune.lr": 3e-5, "runtime.device": "cpu"}
+    runs = (("plain", 0.5, {}), ("quick-a", 0.7, quick_a), ("quick-b", 0.6, {"finetune.epochs": 1}))
+    for name, score, changes in runs:
         settings = copy.deepcopy(params)
         for param, value in changes.items():
             set_param(settings, param, value)

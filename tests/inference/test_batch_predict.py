@@ -36,11 +36,9 @@ class LetterCounter:
 
 
 PREDICTOR = LetterCounter(
-    sst=("single", Ordered(3)),
-    qqp=("pair", Binary()),
-    sts=("pair", Score(0.0, 5.0)),
+    sst=("single", Ordered(3)), qqp=("pair", Binary()), sts=("pair", Score(0.0, 5.0)),
     nli=("pair", build_target("classes", ["no", "maybe, perhaps"])),
-)
+)  # fmt: skip
 
 
 def predicted(text, task="sst", kind="tsv", **options):

@@ -13,11 +13,8 @@ from bertrio.evaluation.predictions import read_predictions
 from bertrio.training.ensemble import SOUPS
 from tests.small_run import Run
 
-UNLIKE = {
-    "base": {},
-    "second": {"encoder": {"max_length": 32}, "tasks": {"sts": {"encoding": "bi", "head": "siamese"}}},
-    "third": {"answers": ["sst", "qqp"]},
-}
+SIAMESE = {"sts": {"encoding": "bi", "head": "siamese"}}
+UNLIKE = {"base": {}, "second": {"encoder": {"max_length": 32}, "tasks": SIAMESE}, "third": {"answers": ["sst", "qqp"]}}
 BI = {"tasks": {"sts": {"encoding": "bi", "head": "cosine", "head_options": {"projection": True}}}}
 
 
@@ -38,7 +35,7 @@ def unlike(tmp_path_factory, root):
 
 @pytest.fixture
 def finished(unlike, monkeypatch):
-    monkeypatch.chdir(unlike.folder)
+    monkeypatch.chdir(unlike.root)
     unlike.combine("vote")
     return unlike
 
@@ -70,7 +67,7 @@ def check_equal(predictor, table):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_predictions_are_those_of_the_ensemble(unlike, monkeypatch, rule):
-    monkeypatch.chdir(unlike.folder)
+    monkeypatch.chdir(unlike.root)
     unlike.combine(rule)
     check_equal(load(), read_predictions("predictions/ensemble.parquet"))
     weights = read_json("models/ensemble/ensemble.json")["weights"]

@@ -109,12 +109,10 @@ def test_all_else_is_torchs_own(layer, heads, options):
     assert torch.equal(attend(layer, *given, **options)[0], expected)
 
 
-@pytest.mark.parametrize(
-    ("kind", "layers"), [("bert", 2), ("roberta", 2), ("distilbert", 2), ("modernbert", 2), ("deberta-v2", 0)]
-)
-def test_every_architecture_trains_with_it_as_with_torchs_own_where_nothing_is_dropped(monkeypatch, kind, layers):
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "modernbert", "deberta-v2"])
+def test_every_architecture_trains_with_it_as_with_torchs_own_where_nothing_is_dropped(monkeypatch, kind):
     """Masks of ones in place of those that are drawn: the same outputs and gradients as at rate 0."""
-    calls = []
+    calls, layers = [], 0 if kind == "deberta-v2" else 2
 
     def all_kept(values, p):
         calls.append(p)

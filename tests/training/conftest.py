@@ -33,18 +33,10 @@ STILL = {  # no dropout
     "tasks": {name: {"dropout": 0.0} for name in TASKS},
 }
 BI = {"encoding": "bi", "head": "siamese"}
+TINY = {"vocab_size": 200, "hidden_size": 16, "layers": 1, "heads": 2, "intermediate_size": 32, "lr_factor": 1.0}
 SMALL = {
     "runtime": {"device": "cpu", "precision": "float32", "threads": 1},
-    "encoder": {
-        "tiny": {
-            "lr_factor": 1.0,
-            "vocab_size": 200,
-            "hidden_size": 16,
-            "layers": 1,
-            "heads": 2,
-            "intermediate_size": 32,
-        }
-    },
+    "encoder": {"tiny": TINY},
     "finetune": {"epochs": 2, "lr": 1.0e-3},
     "tasks": merged({name: {"batch_size": 8, "dropout": 0.1} for name in TASKS}, LINEAR_HEADS["tasks"]),
 }
@@ -67,15 +59,14 @@ def small_frame(task: str, rows: int, seed: int) -> pd.DataFrame:
 class Workspace:
     """Folders and params of the small project; the current directory is its root."""
 
+    small, sizes = SMALL, {"train": 60, "dev": 24, "test": 10}
+
     def __init__(self, root: Path, params_file: Path) -> None:
         self.root, self._params_file = root, params_file
         self.texts: list[str] = []
         for task in TASKS:
-            for seed, (split, rows) in enumerate({"train": 60, "dev": 24, "test": 10}.items()):
-                frame = small_frame(task, rows, seed)
-                if split == "test":
-                    frame["label"] = np.nan
-                write_table(frame, root / "data/splits" / task / f"{split}.parquet")
+            for split in self.sizes:
+                self.write(task, split, frame := self.frame(task, split))
                 self.texts += frame.iloc[:, 1].tolist()
         params = self.params()
         tokenizer = build_tokenizer(params.encoder, self.texts, root / "models/tokenizer")
@@ -83,10 +74,18 @@ class Workspace:
         initial_transformer(params.encoder, len(tokenizer)).save_pretrained(root / "models/encoder")
         initial_transformer(params.encoder, len(tokenizer)).save_pretrained(root / "models/prefinetuned/encoder")
 
+    def frame(self, task: str, split: str) -> pd.DataFrame:
+        frame = small_frame(task, self.sizes[split], list(self.sizes).index(split))
+        return frame.assign(label=np.nan) if split == "test" else frame
+
+    def write(self, task: str, split: str, frame: pd.DataFrame) -> None:
+        write_table(frame, self.root / f"data/splits/{task}/{split}.parquet")
+
     def params(self, **overrides):
         """The default params at a small size, with overrides by group."""
         path = self.root / "params.yaml"
-        path.write_text(yaml.safe_dump(merged(merged(read_yaml(self._params_file), SMALL), overrides), sort_keys=False))
+        params = merged(merged(read_yaml(self._params_file), self.small), overrides)
+        path.write_text(yaml.safe_dump(params, sort_keys=False))
         return load_params(path)
 
     def built(self, *groups, **overrides):

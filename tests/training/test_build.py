@@ -8,14 +8,11 @@ from tests.training.conftest import TASKS, run, saved_model, split_of, weights_o
 
 NOISY = {"encoder": {"dropout": 0.1, "attention_dropout": 0.1}, "tasks": {name: {"dropout": 0.2} for name in TASKS}}
 TECHNIQUES = {
-    "smart": {"smart": {"lambda": 5, "sigma": 0.1, "radius": 0.1}},
-    "bregman": {"bregman": {"mu": 1, "momentum": 0.5}},
-    "r_drop": {"r_drop": {"alpha": 1}},
-    "penalties": {"penalties": {"l1": 1e-3, "l2": 1e-3}},
-    "upgrad": {"surgery": {"method": "upgrad", "reduction": "mean"}},
-    "lora": {"encoder": {"lora": {"rank": 2}}},
+    "smart": {"smart": {"lambda": 5, "sigma": 0.1, "radius": 0.1}}, "bregman": {"bregman": {"mu": 1, "momentum": 0.5}},
+    "r_drop": {"r_drop": {"alpha": 1}}, "penalties": {"penalties": {"l1": 1e-3, "l2": 1e-3}},
+    "upgrad": {"surgery": {"method": "upgrad", "reduction": "mean"}}, "lora": {"encoder": {"lora": {"rank": 2}}},
     "temperature": {"schedule": {"name": "temperature", "temperature": 2.0}},
-}
+}  # fmt: skip
 
 
 def trained(workspace, *groups):
@@ -96,9 +93,8 @@ def test_penalties_have_the_gradient_of_their_equations_on_the_parameters_that_t
             continue
         w = parameter.detach().double()
         by_hand += 0.01 * w.abs().sum().item() + 0.003 * w.square().sum().item()
-        torch.testing.assert_close(
-            parameter.grad.to_dense().double(), 0.01 * w.sign() + 2 * 0.003 * w, rtol=1e-5, atol=1e-8
-        )
+        expected = 0.01 * w.sign() + 2 * 0.003 * w
+        torch.testing.assert_close(parameter.grad.to_dense().double(), expected, rtol=1e-5, atol=1e-8)
     assert penalty.item() == pytest.approx(by_hand, rel=1e-5)
 
 

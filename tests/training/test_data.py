@@ -69,6 +69,7 @@ def test_a_share_of_a_pass_does_not_count_sources_that_are_left_out(workspace):
     assert rows_per_pass(params, rows) == {"extra_train": 10}
 
 
+OWN = {"sst": {"epochs": 1}, "sts": {"epochs": 3}}
 SST, QQP, STS = [[(task,)] for task in TASKS]
 
 
@@ -78,11 +79,7 @@ SST, QQP, STS = [[(task,)] for task in TASKS]
         ({"cap": "shortest", "until": "longest"}, {}, [[TASKS] * 2] * 2),
         ({"max_batches": 3, "until": "longest"}, {}, [[TASKS] * 3] * 2),
         ({"max_batches": 3, "name": "per_epoch"}, {}, [SST * 3 + QQP * 3 + STS * 2] * 2),
-        (
-            {"name": "sequential", "tasks": ["sts", "qqp", "sst"]},
-            {"sst": {"epochs": 1}, "sts": {"epochs": 3}},
-            [STS * 2] * 3 + [QQP * 8] * 2 + [SST * 8],
-        ),
+        ({"name": "sequential", "tasks": ["sts", "qqp", "sst"]}, OWN, [STS * 2] * 3 + [QQP * 8] * 2 + [SST * 8]),
         ({"until": "longest", "first": {"sts": 2, "sst": 1}}, {}, [STS * 2] * 2 + [SST * 8] + [[TASKS] * 8] * 2),
         ({"until": "sst", "tasks": ["qqp"]}, {}, [QQP * 8] * 2),  # whatever until says
     ],

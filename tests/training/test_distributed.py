@@ -22,22 +22,19 @@ from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
 from bertrio.training.build import build_trainer
 from tests.distributed_run import train
-from tests.stopping import ROOT, StoppedProject
+from tests.stopping import ROOT, STATEFUL, StoppedProject
 from tests.training.conftest import BI, DISTILLED, STILL, Workspace, write_teacher
 from tests.waiting import wait_until
 
 STEPS = {"finetune": {"epochs": 10, "max_steps": 12}}
 SMART = {"lambda": 1, "radius": 0.1, "eta": 0.1, "sigma": 0.05}
+UNCERTAINTY, MOVING = {"weighting": {"method": "uncertainty"}}, {"bregman": {"mu": 1, "momentum": 0.9}}
 SETTINGS = {  # each technique, alone or in company
     "pcgrad, smart, sparse": {"surgery": {"method": "pcgrad", "log_conflicts": True}, "smart": SMART},
-    "uncertainty, accumulate, ema, bregman": {
-        "weighting": {"method": "uncertainty"},
-        "finetune": {"accumulate": 3, "ema": 0.9},
-        "bregman": {"mu": 1, "momentum": 0.9},
-    },
+    "uncertainty, accumulate, ema, bregman": UNCERTAINTY | MOVING | {"finetune": {"accumulate": 3, "ema": 0.9}},
     "losses of whole batches, uncertainty, a teacher, rows without labels": {
         **DISTILLED,
-        "weighting": {"method": "uncertainty"},
+        **UNCERTAINTY,
         "tasks": {"qqp": {**BI, "head": "cosine", "loss": "multiple_negatives_ranking"}, "sts": {"loss": "pearson"}},
     },
     "fewer rows than processes": {
@@ -131,15 +128,7 @@ def test_rescaled_noise_in_several_processes_is_refused(workspace):
         build_trainer(params, model, rows)
 
 
-STOPPED = {  # 10 steps in two epochs, with all that has a state
-    "runtime": {"processes": 2},
-    "schedule": {"max_batches": 5},
-    "surgery": {"method": "pcgrad", "log_conflicts": True},
-    "weighting": {"method": "uncertainty"},
-    "smart": SMART,
-    "bregman": {"mu": 1},
-    "finetune": {"ema": 0.9},
-}
+STOPPED = STATEFUL | {"runtime": {"processes": 2}, "schedule": {"max_batches": 5}}  # 10 steps in two epochs
 
 
 @pytest.fixture(scope="module")

@@ -29,9 +29,8 @@ def objective_of(params, model, losses, weighting=None):
 def given_to(model):
     """The word embeddings that go into each pass of the encoder from now on."""
     given = []
-    model.encoder.transformer.register_forward_pre_hook(
-        lambda _, __, kwargs: given.append(kwargs["inputs_embeds"].detach()), with_kwargs=True
-    )
+    keep = lambda _, __, kwargs: given.append(kwargs["inputs_embeds"].detach())  # noqa: E731
+    model.encoder.transformer.register_forward_pre_hook(keep, with_kwargs=True)
     return given
 
 

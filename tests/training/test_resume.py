@@ -36,6 +36,8 @@ EVERYTHING = {
     "tracking": {"every": 4},
 }
 SHORT = {"schedule": {"max_batches": 4}, "checkpoints": {"steps": 3}}  # epochs of four steps, if not told otherwise
+BY_STEP = {"lr_schedule": "step", "step_epochs": 1}
+PIECES = {"finetune": {"accumulate": 2}, "encoder": {"dropout": 0.1}}
 SETTINGS = {  # each part of a checkpoint, and a schedule that draws
     "everything": EVERYTHING,
     "temperature, holdout, bf16": {
@@ -49,14 +51,8 @@ SETTINGS = {  # each part of a checkpoint, and a schedule that draws
         "tasks": {"qqp": BI, "sts": {**BI, "batch_size": 3}},
         "sharing": {"layer": "both"},
     },
-    "taught, with rows without labels": merged(
-        DISTILLED, {"tasks": {"sst": {"batch_size": 3}}, "finetune": {"accumulate": 2}, "encoder": {"dropout": 0.1}}
-    ),
-    "frozen, cut off, step": {
-        "encoder": {"frozen": True},
-        "finetune": {"max_steps": 7},
-        "optimizer": {"lr_schedule": "step", "step_epochs": 1},
-    },
+    "taught, with rows without labels": merged(DISTILLED, {"tasks": {"sst": {"batch_size": 3}}, **PIECES}),
+    "frozen, cut off, step": {"encoder": {"frozen": True}, "finetune": {"max_steps": 7}, "optimizer": BY_STEP},
 }
 
 
@@ -240,13 +236,11 @@ def pretrained(params, name):
     return metrics, timing["steps"]
 
 
+PREFINETUNE = {"prefinetune": {"epochs": 2}, "encoder": {"dropout": 0.1}}
 MLM = {"enabled": True, "block_size": 16, "batch_size": 8, "epochs": 1, "lr": 0.01, "whole_word": True}
 
 
-@pytest.mark.parametrize(
-    ("train", "options"),
-    [(prefinetuned, {"prefinetune": {"epochs": 2}, "encoder": {"dropout": 0.1}}), (pretrained, {"mlm": MLM})],
-)
+@pytest.mark.parametrize(("train", "options"), [(prefinetuned, PREFINETUNE), (pretrained, {"mlm": MLM})])
 def test_other_stages_that_were_stopped_give_the_same_bytes(workspace, stopped, train, options):
     Path("data/corpora").mkdir()
     pq.write_table(pa.table({"text": workspace.texts}), "data/corpora/imdb.parquet")

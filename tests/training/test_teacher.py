@@ -90,9 +90,8 @@ def test_rows_without_labels_learn_from_the_teacher_alone(workspace, labels):
         output, known = model(task, batch.inputs), batch.labelled
         vectors = [model.encode(model.embed(tokens), tokens) @ projection.T for tokens in batch.inputs]
         own = objective.losses[task](output._replace(outputs=output.outputs[known]), batch.labels[known])
-        distance = teacher_divergence(
-            model.targets[task].divergence, output.outputs, said.predictions[task][batch.rows], 2
-        )
+        kind, taught = model.targets[task].divergence, said.predictions[task][batch.rows]
+        distance = teacher_divergence(kind, output.outputs, taught, 2)
         distance += vector_distance("cosine", torch.stack(vectors, dim=1), said.vectors[task][batch.rows])
         loss = own * known.sum() / len(known)
         torch.testing.assert_close(parts.loss, loss)

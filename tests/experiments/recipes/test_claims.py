@@ -116,14 +116,10 @@ def test_verdicts(direction, difference, p, expected):
 @pytest.mark.parametrize(
     ("low", "high", "bounds", "expected"),
     [
-        (1.4, 1.6, (1.25, 1.75), HELD),
-        (1.4, 1.9, (1.25, 1.75), NOISE),
-        (1.8, 1.9, (1.25, 1.75), REFUTED),
-        (1.0, 1.2, (1.25, 1.75), REFUTED),
-        (2.1, 9.0, (2, None), HELD),
-        (1.9, 9.0, (2, None), NOISE),
+        (1.4, 1.6, (1.25, 1.75), HELD), (1.4, 1.9, (1.25, 1.75), NOISE), (1.8, 1.9, (1.25, 1.75), REFUTED),
+        (1.0, 1.2, (1.25, 1.75), REFUTED), (2.1, 9.0, (2, None), HELD), (1.9, 9.0, (2, None), NOISE),
     ],
-)
+)  # fmt: skip
 def test_verdicts_on_ratios(low, high, bounds, expected):
     assert within(Ratio(1.5, low, high, (3, 3)), *bounds) == expected
 
@@ -207,10 +203,8 @@ def test_the_command_that_measures_what_is_missing_is_one_line(papers, root):
 def test_a_verdict_rests_on_a_single_seed_if_it_would_not_stand_without(verdicts, single, alone):
     both = claim(sst="better", qqp="better")
     differences = [replace(difference_of(0.1), seeds=(1, 3) if one else (3, 3)) for one in single]
-    parts = [
-        replace(part, verdict=verdict, difference=difference)
-        for part, verdict, difference in zip(both.parts(), verdicts, differences)
-    ]
+    decided = zip(both.parts(), verdicts, differences)
+    parts = [replace(part, verdict=verdict, difference=difference) for part, verdict, difference in decided]
     assert Judged(both, parts).rows_alone == alone
 
 

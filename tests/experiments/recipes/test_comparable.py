@@ -11,6 +11,7 @@ from bertrio.experiments.recipes.rows import load_recipes
 from tests.experiments.simulated import seeds, simulate
 
 A, B = "smart-baseline", "smart-concat"
+FIVE, SIX = ({"smart.lambda": value} for value in (5, 6))
 
 
 @pytest.fixture(autouse=True)
@@ -87,9 +88,9 @@ def test_flags_can_be_pasted_back():
     [
         (seeds(A), Setting("paper"), "no runs --budget paper, but\n  --budget quick"),
         (
-            [simulate(A, overrides={"smart.lambda": 5})],
-            Setting(overrides={"smart.lambda": 6}),
-            "no runs -S smart.lambda=6, but\n.*-S smart.lambda=5: 1 r",
+            [simulate(A, overrides=FIVE)],
+            Setting(overrides=SIX),
+            "no runs -S smart.lambda=6, .*\n.*smart.lambda=5: 1 r",
         ),
         ([simulate(A, name="one"), simulate(A, name="two")], Setting(), "two runs of .* have seed 1, one and two"),
     ],
@@ -113,10 +114,7 @@ def test_the_difference_is_that_of_the_means(metric, count):
 
 def test_runs_that_cannot_be_compared_are_named():
     without = simulate("b", metrics={"dev": {"qqp": {"accuracy": 0.7}}, "test": {}})
-    for second, message in (
-        (seeds("b", data=1), "b and a were measured on other dev rows of sst"),
-        ([without], "b has no sst on dev"),
-        ([], "no run"),
-    ):
+    other_rows = "b and a were measured on other dev rows of sst"
+    for second, message in ((seeds("b", data=1), other_rows), ([without], "b has no sst on dev"), ([], "no run")):
         with pytest.raises(UserError, match=message):
             differ(seeds("a"), second, "sst")

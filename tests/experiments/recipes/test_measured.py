@@ -21,12 +21,9 @@ def measured(**changes) -> Measured:
         "overrides": {"finetune.lr": 1.23456789e-05, "schedule.tasks": ["sst"], "smart.tasks": None},
         "metrics": {"dev": {"sst": {"accuracy": 0.41}, "overall_mean": 0.6}, "test": {}},
         "intervals": {"dev": {"sst": {"accuracy": (0.39, 0.43)}, "overall_mean": (0.58, 0.62)}, "test": {}},
-        "history": {"step": [267, 534], "loss_sst": [1.2, 0.9], "dev_sst": [0.4, None]},
-        "best_epoch": 1,
-        "dots": {"sst qqp": [(267, -0.5), (534, 0.25)]},
-        "session": "0a1b2c3d",
-        "curve": [(267, 0.55), (534, 0.61)],
-    }
+        "history": {"step": [267, 534], "loss_sst": [1.2, 0.9], "dev_sst": [0.4, None]}, "best_epoch": 1,
+        "dots": {"sst qqp": [(267, -0.5), (534, 0.25)]}, "session": "0a1b2c3d", "curve": [(267, 0.55), (534, 0.61)],
+    }  # fmt: skip
     return simulate("toy-a", rows=1101, **usual | changes)
 
 

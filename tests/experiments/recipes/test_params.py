@@ -65,10 +65,9 @@ def test_a_block_merges_and_a_star_sets_every_key():
     for name, value in {"smart": {"lambda": 1}, "members.base.runtime.seed": 2, "tasks.*.x": 3}.items():
         set_param(params, name, value)
     assert params == {
-        "smart": {"lambda": 1, "steps": 1},
-        "members": {"base": {"runtime": {"seed": 2}}},
+        "smart": {"lambda": 1, "steps": 1}, "members": {"base": {"runtime": {"seed": 2}}},
         "tasks": {"sst": {"x": 3}, "qqp": {"x": 3}},
-    }
+    }  # fmt: skip
     with pytest.raises(UserError, match="smart.lambda.x: unknown param; smart.lambda is 1"):
         set_param(params, "smart.lambda.x", 2)
 

@@ -71,15 +71,12 @@ def test_rows_are_compared_with_any_row_that_was_run(recipes):
         paper_tables(recipes, measured(), "p", against="p-quoted")
 
 
-@pytest.mark.parametrize(
-    ("base", "message"),
-    [
-        (measured()[:1], "p-better and p-base were measured on other dev rows of sst"),
-        ([], "p-base is not measured yet"),
-    ],
-)
-def test_runs_that_can_not_be_compared_are_shown_with_the_reason(recipes, base, message):
-    tables = paper_tables(recipes, [*base, simulate("p-better", rows=5)], "p")
+OTHER_ROWS = "p-better and p-base were measured on other dev rows of sst"
+
+
+@pytest.mark.parametrize(("count", "message"), [(1, OTHER_ROWS), (0, "p-base is not measured yet")])
+def test_runs_that_can_not_be_compared_are_shown_with_the_reason(recipes, count, message):
+    tables = paper_tables(recipes, [*measured()[:count], simulate("p-better", rows=5)], "p")
     better = line_of(tables, "p-better")
     assert better["measured"].notna().sum() == 5 and better["difference"].isna().all()
     assert f"Not compared: {message}." in text_of(tables)

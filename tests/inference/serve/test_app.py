@@ -40,9 +40,7 @@ def post(client, body, task="sst", headers=JSON):
     ("task", "rows"),
     [
         ("sst", ["a film", "x", "日本語のレビュー 🎬", "<script>alert(1)</script>"]),
-        ("qqp", [["a", "b"], ["how?", "why?"]]),
-        ("sts", [["a", "b"]]),
-        ("nli", [["a", "b"]]),
+        *((task, [["a", "b"], ["how?", "why?"]]) for task in ("qqp", "sts", "nli")),
     ],
 )
 def test_predictions_are_those_of_the_model_in_the_order_of_the_rows(client, predictor, task, rows):

@@ -87,26 +87,14 @@ def multiple_negatives_ranking(o, vectors, y, temperature=0.05, symmetric=True, 
 
 TAKE_WEIGHTS = {cross_entropy, dual_objective, ordinal_log_loss, bce, siamese_softmax}
 CASES = [
-    (CLASSES, cross_entropy, {}),
-    (CLASSES, cross_entropy, {"label_smoothing": 0.1}),
-    (CLASSES, dual_objective, {}),
-    (CLASSES, dual_objective, {"reduction": "mean"}),
-    (ORDERED, ordinal_log_loss, {}),
-    (ORDERED, ordinal_log_loss, {"alpha": 0.5}),
-    (BINARY, bce, {}),
-    (BINARY, siamese_softmax, {}),
-    (SCORE, mse, {}),
-    (SCORE, mse, {"scale": "unit"}),
-    (SCORE, pearson_loss, {}),
-    (SCORE, cosine_mse, {}),
-    (BINARY, cosine_mse, {}),
-    (SCORE, cosine_embedding, {}),
-    (SCORE, cosine_embedding, {"threshold": 4.2, "margin": -0.5}),
-    (SCORE, cosent, {}),
-    (SCORE, cosent, {"temperature": 0.1}),
-    (BINARY, multiple_negatives_ranking, {}),
+    (CLASSES, cross_entropy, {}), (CLASSES, cross_entropy, {"label_smoothing": 0.1}), (CLASSES, dual_objective, {}),
+    (CLASSES, dual_objective, {"reduction": "mean"}), (ORDERED, ordinal_log_loss, {}),
+    (ORDERED, ordinal_log_loss, {"alpha": 0.5}), (BINARY, bce, {}), (BINARY, siamese_softmax, {}), (SCORE, mse, {}),
+    (SCORE, mse, {"scale": "unit"}), (SCORE, pearson_loss, {}), (SCORE, cosine_mse, {}), (BINARY, cosine_mse, {}),
+    (SCORE, cosine_embedding, {}), (SCORE, cosine_embedding, {"threshold": 4.2, "margin": -0.5}), (SCORE, cosent, {}),
+    (SCORE, cosent, {"temperature": 0.1}), (BINARY, multiple_negatives_ranking, {}),
     (SCORE, multiple_negatives_ranking, {"threshold": 4.2, "symmetric": False, "temperature": 0.2}),
-]
+]  # fmt: skip
 
 
 def inputs(name, target, dtype=torch.float32):

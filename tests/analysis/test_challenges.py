@@ -37,9 +37,9 @@ PAWS = """id\tsentence1\tsentence2\tlabel
 """
 DEV = {
     "sst": pd.DataFrame({"id": [], "text": [], "label": []}),
-    "qqp": pd.DataFrame({"id": list("1234"), "text_a": ["a b"] * 4, "text_b": ["b a", "b a", "b a", "c"], "label": [1.0, 1, 0, 0]}),
+    "qqp": pd.DataFrame({"id": [*"1234"], "text_a": "a b", "text_b": [*["b a"] * 3, "c"], "label": [1.0, 1, 0, 0]}),
     "sts": pd.DataFrame({"id": list("12"), "text_a": ["a", "b"], "text_b": ["a", "c"], "label": [5.0, 0]}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -87,11 +87,7 @@ def test_flags_can_be_pasted_back():
     ("measured", "setting", "message"),
     [
         (seeds(A), Setting("paper"), "no runs --budget paper, but\n  --budget quick"),
-        (
-            [simulate(A, overrides=FIVE)],
-            Setting(overrides=SIX),
-            "no runs -S smart.lambda=6, .*\n.*smart.lambda=5: 1 r",
-        ),
+        ([simulate(A, overrides=FIVE)], Setting(overrides=SIX), "no runs -S smart.lambda=6, .*\n.*smart.lambda=5: 1 r"),
         ([simulate(A, name="one"), simulate(A, name="two")], Setting(), "two runs of .* have seed 1, one and two"),
     ],
 )

@@ -35,8 +35,8 @@ def test_paths_become_absolute_where_git_does_not_track_the_files(repository):
         files, tried = {"nli": {"train": own, "dev": None}}, {"train": link, "dev": "tracked.tsv", "test": "gone.tsv"}
         return {
             "data": {"path": None, "corpora_path": course, "files": files, "unlabelled": {"a": {"path": own}}},
-            "encoder": {"name": model}, "distill": {"teacher": course}, "evaluate": {"challenges": {"": {"path": own}}},
-            "tasks": {"nli": {"data": tried, "head": "own.tsv"}},
+            "encoder": {"name": model}, "distill": {"teacher": course},
+            "tasks": {"nli": {"data": tried, "head": "own.tsv"}}, "evaluate": {"challenges": {"hard": {"path": own}}},
         }  # fmt: skip
 
     names = ("course", "../models/encoder", "own.tsv", "link.tsv")

@@ -1,10 +1,12 @@
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 import yaml
+from dvc.repo import Repo
 
 from bertrio.cli.main import _parser, main
 from bertrio.core.files import write_json
@@ -155,3 +157,15 @@ def test_a_place_that_can_not_be_written_to_is_named(root, tmp_path, monkeypatch
     printed = capsys.readouterr().err
     assert f"{place}: can't be written (" in printed and "name another place" in printed
     assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_without_git_commands_that_need_commits_say_so(root, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("params.yaml", "dvc.yaml"):
+        shutil.copy(root / name, tmp_path)
+    shutil.copytree(root / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("measured"))
+    Repo.init(str(tmp_path), no_scm=True).close()
+    search, stepwise = "search finetune.lr=1e-5,1e-4 --trials 1", "stepwise --candidates ema"
+    for command in ("sweep finetune.lr", search, stepwise, "recipes collect", "recipes run smart-concat", "runs"):
+        assert main(command.split()) == 2, command
+        assert "is no git clone with dvc.yaml" in capsys.readouterr().err, command

@@ -1,7 +1,9 @@
 """An export is there whole and right, or not at all, and messages say what to do."""
 
 import dataclasses
+import errno
 import json
+import signal
 
 import pytest
 import torch
@@ -68,6 +70,27 @@ def test_a_former_export_is_replaced_and_nothing_else(models, tmp_path):
     with pytest.raises(UserError, match="is there and no former export"):
         export_model(models["mean"], models["mean"], "encoder")
     assert files(models["mean"]) == before
+
+
+def full_disk(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "words"),
+    [
+        (full_disk, 2, "No space left on device; make room there"),
+        (lambda *_: signal.raise_signal(signal.SIGTERM), 143, ""),
+    ],
+)
+def test_an_export_that_ends_early_leaves_the_former_one(models, tmp_path, monkeypatch, capsys, end, code, words):
+    export_model(models["mean"], tmp_path / "out", "encoder")
+    before = files(tmp_path)
+    monkeypatch.setattr("bertrio.inference.export.export.write_json", end)
+    assert command("--model", models["mean"], "--to", tmp_path / "out", "--format", "encoder") == code
+    shown = capsys.readouterr().err
+    assert words in shown and (not words or str(tmp_path / "out") in shown)
+    assert files(tmp_path) == before
 
 
 @pytest.mark.parametrize("name", [".git/HEAD", "NOTES.md", "README.md", "link", "export.json"])

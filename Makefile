@@ -32,7 +32,7 @@ PYTEST = $(RUN) PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 python -m pytest --nu
 test: $(READY)
 	$(PYTEST)
 
-# kills every stage, 40 times in all, and compares bytes, fuzzes for longer and times growing inputs; the result goes into docs/architecture.md
+# kills every stage, 40 times in all, and compares bytes, fuzzes for longer and times growing inputs; the result goes into docs/reliability.md
 soak: $(READY)
-	$(RUN) python -m benchmarks.soak --kills 40 --seed 0 --into docs/architecture.md
+	$(RUN) python -m benchmarks.soak --kills 40 --seed 0 --into docs/reliability.md
 	$(RUN) python -m pytest -m slow

@@ -1,6 +1,6 @@
 """Kills stages (-9) at random points, runs them again, and compares bytes; finetune under random techniques.
 
-    python -m benchmarks.soak --kills 40 --seed 0 --into docs/architecture.md
+    python -m benchmarks.soak --kills 40 --seed 0 --into docs/reliability.md
 
 Prints each kill, then a table of stages, which it puts into a Markdown file between the two marks if asked. Fails if a
 single byte differs.

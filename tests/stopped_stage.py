@@ -64,6 +64,7 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY)),
 }
 Event = str | None | Callable[..., str | None]
+replace = os.replace  # as it is before a stage's is watched
 
 
 class Stage:
@@ -97,7 +98,9 @@ class Stage:
     def write(self) -> None:
         """Writes down what happened so far, on a disk with room again."""
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        self._file.write_text(json.dumps({**self._counts, "seconds": time.monotonic() - self._began}))
+        whole = self._file.with_suffix(f".{os.getpid()}")  # several processes write, and the test may read meanwhile
+        whole.write_text(json.dumps({**self._counts, "seconds": time.monotonic() - self._began}))
+        replace(whole, self._file)
 
     def watch(self, owner: Any, name: str, before: Event = None, after: Event = None) -> None:
         """Lets a function tell that it is called; an event may depend on what it is called with."""

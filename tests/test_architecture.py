@@ -9,7 +9,7 @@ import pytest
 
 FLOORS = [  # a module may import from lower floors, and from its own room
     {"core", "core.errors"},
-    {"core.files", "core.streams", "core.tasks", "core.interruption"},
+    {"core.files", "core.streams", "core.tasks", "core.interruption", "core.gender"},
     {"core.console"},
     {"core.distributed", "core.options"},
     {"techniques", "model.heads", "model.lora", "model.pooling", "model.names", "core.runtime", "core.stage"},

@@ -88,3 +88,16 @@ def test_extra_rows_join_train_before_a_share_of_it_is_kept_and_left_out_rows_ar
     assert left_out["id"].tolist() == ["x", "y", "z"] and set(left_out["reason"]) == {"also in dev"}
     assert left_out["text_a"].tolist() == dev["text_a"].iloc[:3].tolist()
     assert not (out / "splits/sts/left_out.csv").exists()
+
+
+def test_copies_with_swapped_gender_join_train_under_the_same_label_but_none_that_stands_in_dev(params, raw):
+    texts = {"train": ["she is funny", "a film", "He sang"], "dev": ["she sang"]}
+    for split, rows in texts.items():
+        frame = pd.DataFrame({"id": [str(row) for row in range(len(rows))], "text": rows})
+        write_table(frame.assign(label=np.arange(len(rows), dtype=float)), raw / f"sst/{split}.parquet")
+    data = {"extra_train": {"sst": {"gender_swapped": True}}}
+    out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw)
+    train = read_table(out / "splits/sst/train.parquet")
+    assert train["text"].tolist() == ["she is funny", "a film", "He sang", "he is funny"]
+    assert train["label"].tolist() == [0, 1, 2, 0] and train["id"].iloc[3] == "swapped-0"
+    assert facts["extra_left_out"] == {"sst": {"also in dev": 1}}

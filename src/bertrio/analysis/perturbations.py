@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student_t
 
+from bertrio.core.gender import gender_swapped, replace_words, towards_women
 from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import wilson
 
@@ -52,19 +53,6 @@ EXPANSIONS = {  # without 's and 'd, which are ambiguous
     r"\b(i|you|he|she|it|we|they) ?['\u2019]ll\b": r"\1 will",
     r"\b(i|you|we|they|could|should|would|might) ?['\u2019]ve\b": r"\1 have",
 }
-GENDERED = (
-    "he-she himself-herself man-woman men-women boy-girl boys-girls father-mother fathers-mothers dad-mom son-daughter "
-    "sons-daughters brother-sister brothers-sisters husband-wife husbands-wives uncle-aunt grandfather-grandmother "
-    "nephew-niece actor-actress actors-actresses gentleman-lady gentlemen-ladies male-female males-females"
-)
-COUNTERPARTS = {  # "her" is ambiguous, see `gender_swapped`
-    word: other for pair in GENDERED.split() for word, other in (pair.split("-"), pair.split("-")[::-1])
-} | {"him": "her", "his": "her", "hers": "his"}
-FOR_MEN = {pair.partition("-")[0] for pair in GENDERED.split()} | {"him", "his"}
-AFTER_OBJECT = (  # before one of these words "her" becomes "him", else "his"
-    "a about after against and as at because before but by for from if in into is of off on or out over so than that "
-    "the through to until up was when while who with"
-)
 NAMES = (  # frequent first names that are not other words; each is replaced by the next of its row
     "James Robert John Michael David William Richard Joseph Thomas Charles Christopher Daniel Matthew Anthony Steven "
     "Paul Andrew Joshua Kenneth Kevin Brian George Edward Peter",
@@ -109,7 +97,7 @@ def punctuation_added(text: str) -> str:
 
 def contracted(text: str) -> str:
     """Contract negated auxiliaries, and pronouns with is, are, am and will: "do not" to "don't", "it is" to "it's"."""
-    return _substituted(_swapped(text, IRREGULAR, lambda match: IRREGULAR[match[0].lower()]), CONTRACTIONS)
+    return _substituted(replace_words(text, IRREGULAR, lambda match: IRREGULAR[match[0].lower()]), CONTRACTIONS)
 
 
 def expanded(text: str) -> str:
@@ -125,32 +113,9 @@ def clause_appended(text: str) -> str:
     return f"{text}{'' if text[-1:] in ('.', '!', '?') else '.'} {CLAUSE}"
 
 
-def gender_swapped(text: str) -> str:
-    """Swap words for men and words for women: "he" and "she", "actress" and "actor".
-
-    The word after "her" decides whether it becomes "him" or "his".
-    """
-
-    def other(match: re.Match[str]) -> str:
-        word = match[0].lower()
-        if word != "her":
-            return COUNTERPARTS[word]
-        following = re.match(r" (\w+)", match.string[match.end() :])
-        return "his" if following and following[1].lower() not in AFTER_OBJECT.split() else "him"
-
-    return _swapped(text, [*COUNTERPARTS, "her"], other)
-
-
-def towards_women(texts: Texts) -> int:
-    """Return 1 if `gender_swapped` makes most gendered words words for women, -1 for men, 0 if they are as many."""
-    words = [word for text in texts for word in re.findall(r"\w+", text.lower())]
-    men = [word in FOR_MEN for word in words if word in COUNTERPARTS or word == "her"]
-    return int(np.sign(2 * sum(men) - len(men)))
-
-
 def names_swapped(text: str) -> str:
     """Replace each first name by a fixed one of the same gender and similar frequency."""
-    return _swapped(text, REPLACEMENT_NAMES, lambda match: REPLACEMENT_NAMES[match[0].lower()])
+    return replace_words(text, REPLACEMENT_NAMES, lambda match: REPLACEMENT_NAMES[match[0].lower()])
 
 
 def order_swapped(texts: Texts) -> Texts:
@@ -220,18 +185,6 @@ def _substituted(text: str, rules: Mapping[str, str]) -> str:
     for pattern, replacement in rules.items():
         text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
     return text
-
-
-def _swapped(text: str, words: Iterable[str], other: Callable[[re.Match[str]], str]) -> str:
-    """Replace each of `words` by the result of `other`, with the same capitalization."""
-
-    def cased(match: re.Match[str]) -> str:
-        word = other(match)
-        if match[0].isupper() and len(match[0]) > 1:
-            return word.upper()
-        return word[0].upper() + word[1:] if match[0][0].isupper() else word
-
-    return re.sub(rf"\b(?:{'|'.join(words)})\b", cased, text, flags=re.IGNORECASE)
 
 
 def gender_bias(changes: np.ndarray) -> dict[str, float | None]:

@@ -58,9 +58,22 @@ class DrawnRows(Group):
 
 
 class ExtraRows(DrawnRows):
-    """File with more training rows of a task; the path is relative to `data.path`, or to the repository if null."""
+    """More training rows of a task: of a file, and copies of all rows with words for men and women swapped.
 
-    train: InputPath
+    Attributes:
+        train: the file; its path is relative to `data.path`, or to the repository if that is null.
+        gender_swapped: whether each row with a gendered word also trains with its words swapped, under the same label
+            (Lu et al. 2020, "Gender Bias in Neural Natural Language Processing", counterfactual data augmentation).
+    """
+
+    train: InputPath | None = None
+    gender_swapped: bool = False
+
+    @model_validator(mode="after")
+    def _has_rows(self) -> ExtraRows:
+        if self.train is None and not self.gender_swapped:
+            raise ValueError("expected train (a file), gender_swapped: true, or both")
+        return self
 
 
 class UnlabelledRows(DrawnRows):

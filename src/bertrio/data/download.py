@@ -56,8 +56,8 @@ def download(
                 write_table(table, new_raw / task / f"{split}.parquet")
         facts: dict[str, Any] = {"source": params.data.source, "origin": data.facts}
         facts["rejects"] = count_rejects(data.rejects, list(tasks))
-        if params.data.extra_train:
-            facts["extra_train"] = {name: Path(block.train).name for name, block in params.data.extra_train.items()}
+        if extra := {name: Path(block.train).name for name, block in params.data.extra_train.items() if block.train}:
+            facts["extra_train"] = extra
         if params.mlm.enabled:
             facts["corpora"] = _write_corpora(params.data, params.mlm.rows, new_corpora)
         write_json(new_raw / "facts.json", facts)

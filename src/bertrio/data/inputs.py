@@ -101,6 +101,7 @@ def _source_digest(params: Params) -> dict[str, Any]:
     extra = {
         name: _file_digest(f"data.extra_train.{name}.train", block.train, data.base)
         for name, block in data.extra_train.items()
+        if block.train
     }
     unlabelled = {
         name: _file_digest(f"data.unlabelled.{name}.path", block.path, data.base)

@@ -12,6 +12,7 @@ from bertrio.config import Params, build_tasks
 from bertrio.core.console import print_table, say
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json, whole_folder, write_csv, write_json
+from bertrio.core.gender import gender_swapped
 from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
 from bertrio.data.splits import Tables, join_train, keep_share, make_splits
@@ -106,6 +107,10 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
         say(f"{task.name}: {len(rows) - len(left)} of {len(rows)} rows of data.{param} are used{reasons}")
         return joined["train"], left
 
+    if task.name in params.data.extra_train and params.data.extra_train[task.name].gender_swapped:
+        given = [] if extra is None else [extra]
+        swapped = [_gender_swapped(rows, task) for rows in (splits["train"], *given)]
+        extra = pd.concat([*given, *swapped], ignore_index=True)
     if extra is not None:
         own = len(splits["train"])
         splits["train"], left_out = join(extra, EXTRA)
@@ -118,6 +123,13 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
         added = joined.iloc[len(splits["train"]) :].reset_index(drop=True)
         unlabelled = keep_share({UNLABELLED: added}, {UNLABELLED: keep["train"]}, seed, task.name)[UNLABELLED]
     return keep_share(splits, keep, seed, draws), left_out, unlabelled
+
+
+def _gender_swapped(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
+    """Return copies of the rows that `gender_swapped` changes."""
+    texts = list(task.text_columns)
+    swapped = rows.assign(id="swapped-" + rows["id"], **{name: rows[name].map(gender_swapped) for name in texts})
+    return swapped[(swapped[texts] != rows[texts]).any(axis=1)]
 
 
 def _labelled(params: Params, task: str, folder: Path, splits: Iterable[str]) -> set[str]:

@@ -62,7 +62,11 @@ def read_extra(params: DataParams, tasks: Mapping[str, Task], data: SourceData) 
     Raises:
         UserError: as in `load_tasks`.
     """
-    files = [(task, EXTRA, task, "train", block.train, block.columns) for task, block in params.extra_train.items()]
+    files = [
+        (task, EXTRA, task, "train", block.train, block.columns)
+        for task, block in params.extra_train.items()
+        if block.train
+    ]
     for name, rows in params.unlabelled.items():
         files.append((rows.task, f"{UNLABELLED}-{name}", name, "path", rows.path, rows.columns))
     for task, split, block_name, key, path, columns in files:

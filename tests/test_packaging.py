@@ -8,7 +8,7 @@ import tomllib
 
 from bertrio.core.errors import PACKAGES, PIPELINE
 
-OF_OTHERS = {"anyio", "dvc_data", "hydra", "markupsafe", "plotly", "pydantic_core", "shtab", "starlette"}
+OF_OTHERS = {"anyio", "dvc_data", "hydra", "markupsafe", "plotly", "pydantic_core", "starlette"}
 NAMES = {"scikit_learn": "sklearn", "pyyaml": "yaml", "mlflow_skinny": "mlflow"}
 
 
@@ -29,7 +29,14 @@ def test_what_the_code_imports_is_declared_and_prediction_alone_is_small(root):
     assert "dvc>=3.66" in extras["pipeline"] and project["requires-python"] == ">=3.11" and project["urls"]
 
 
-def test_prediction_and_exports_import_none_of_the_pipelines_packages(root):
-    code = f"import sys\nsys.modules.update(dict.fromkeys({PIPELINE}))\nimport bertrio.inference.export.export"
-    code += "\nimport bertrio.cli.main, bertrio.inference.batch_predict, bertrio.inference.serve.app"
-    subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": str(root / "src")})
+def test_without_the_pipelines_packages_all_but_training_works_and_train_says_what_it_lacks(root):
+    code = f"""import sys
+sys.modules.update(dict.fromkeys({PIPELINE}))
+import bertrio.inference.batch_predict, bertrio.inference.export.export, bertrio.inference.serve.app
+from bertrio.cli.main import main
+assert main(["completion", "bash"]) == 0
+from bertrio import train"""
+    command, environment = [sys.executable, "-c", code], {"PYTHONPATH": str(root / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    said = f"train: needs the package {', '.join(PIPELINE)}; install it with: pip install 'bertrio[pipeline]'"
+    assert done.stderr.strip().endswith(said) and "_shtab_bertrio" in done.stdout

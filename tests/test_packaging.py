@@ -2,9 +2,14 @@
 
 import ast
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
+from email import message_from_bytes
+from zipfile import ZipFile
+
+import pytest
 
 from bertrio.core.errors import PACKAGES, PIPELINE
 
@@ -40,3 +45,24 @@ from bertrio import train"""
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     said = f"train: needs the package {', '.join(PIPELINE)}; install it with: pip install 'bertrio[pipeline]'"
     assert done.stderr.strip().endswith(said) and "_shtab_bertrio" in done.stdout
+
+
+def test_a_wheel_says_who_made_it_holds_the_pipeline_and_leaves_nothing_beside_the_sources(root, tmp_path):
+    pytest.importorskip("hatchling", reason="hatchling, of the extra dev, builds the wheel")
+    for name in ("src", "stages", "recipes", ".dvc/plots"):
+        shutil.copytree(root / name, tmp_path / "tree" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "params.yaml", "dvc.yaml"):
+        shutil.copy(root / name, tmp_path / "tree")
+    before = sorted((tmp_path / "tree").rglob("*"))
+    command = [sys.executable, "-B", "-m", "hatchling", "build", "--target", "wheel", "--directory", tmp_path / "out"]
+    subprocess.run(command, cwd=tmp_path / "tree", check=True, capture_output=True)
+    assert sorted((tmp_path / "tree").rglob("*")) == before
+    [path] = (tmp_path / "out").iterdir()
+    with ZipFile(path) as wheel:
+        names = wheel.namelist()
+        [metadata] = [message_from_bytes(wheel.read(name)) for name in names if name.endswith("/METADATA")]
+    assert metadata["License-Expression"] == "Apache-2.0" and metadata["License-File"] == "LICENSE"
+    assert metadata["Author"] == "The bertrio authors" and metadata["Requires-Python"] == ">=3.11"
+    assert "Typing :: Typed" in metadata.get_all("Classifier") and metadata.get_all("Project-URL")
+    project = {"params.yaml", "dvc.yaml", "stages/finetune.py", "recipes/budgets.yaml", "templates/points.json"}
+    assert {f"bertrio/project/{name}" for name in project} | {"bertrio/py.typed"} <= {*names}

@@ -16,6 +16,10 @@ _PUBLIC = {"Predictor": "inference.predictor", "Prediction": "inference.predicto
 
 def __getattr__(name: str) -> Any:
     """Import what is public lazily, since it needs torch."""
+    if name == "train":
+        from bertrio.core.errors import PIPELINE, need_packages
+
+        need_packages("bertrio.train", PIPELINE, "pipeline")
     if name in _PUBLIC:
         return getattr(import_module(f"bertrio.{_PUBLIC[name]}"), name)
     raise AttributeError(f"module 'bertrio' has no attribute {name!r}")

@@ -91,7 +91,7 @@ def test_parquet_keeps_its_columns_and_gains_predictions(monkeypatch, capsys):
     assert written.column("when").equals(rows.take([0, 2, 3]).column("when"))
     assert written.column_names == ["text", "when", "prediction", "prediction_label", "p_0", "p_1", "p_2"]
     assert written.column("prediction").to_pylist() == [1, 0, 2]
-    assert "x.parquet: line 2: text: missing field; left out" in capsys.readouterr().err
+    assert "x.parquet: row 2: text: missing field; left out" in capsys.readouterr().err
     binary = parquet({"text": [b"a"]})
     for task, content, message in (
         ("qqp", b"text\n", "can't be read as Parquet"),

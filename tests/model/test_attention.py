@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModel
+from transformers import AutoModel, ModernBertModel
 
 from bertrio.model.attention import LEVELS, NAME, BitDropout, attend, cheap_dropout, dropout_mask, use_bit_dropout
 from bertrio.model.encoder import Encoder, load_transformer, set_dropout
@@ -112,6 +112,8 @@ def test_all_else_is_torchs_own(layer, heads, options):
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "modernbert", "deberta-v2"])
 def test_every_architecture_trains_with_it_as_with_torchs_own_where_nothing_is_dropped(monkeypatch, kind):
     """Masks of ones in place of those that are drawn: the same outputs and gradients as at rate 0."""
+    if kind == "modernbert" and not ModernBertModel._can_set_attn_implementation():
+        pytest.skip("transformers before 5.10 has no other attention than its own in ModernBERT")
     calls, layers = [], 0 if kind == "deberta-v2" else 2
 
     def all_kept(values, p):

@@ -1,19 +1,21 @@
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 
-from bertrio.config import build_tasks, load_member
+from bertrio.config import build_tasks, load_member, merged
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
+from bertrio.core.tasks import indicators
 from bertrio.evaluation.ensembling import mark_selection
 from bertrio.evaluation.metrics import evaluate_predictions
-from bertrio.evaluation.predictions import read_predictions, write_predictions
+from bertrio.evaluation.predictions import best_thresholds, read_predictions, write_predictions
 from bertrio.model.config import ModelConfig, read_model_config
 from bertrio.model.multitask import save_model
 from bertrio.training.ensemble import build_ensemble, greedy_soup
 from bertrio.training.finetune import predict
 from tests.reading import Reads
-from tests.training.conftest import saved_model, split_of
+from tests.training.conftest import SMALL, saved_model, split_of
 
 TWO_OUTPUTS = {"loss": "siamese_softmax"}
 
@@ -21,11 +23,10 @@ TWO_OUTPUTS = {"loss": "siamese_softmax"}
 def cook(workspace, combine, seeds, **overrides):
     """A project with trained members, and the ensemble of them; `overrides` of members by name."""
     members = {name: overrides.get(name, {}) for name in seeds}
-    workspace.params(ensemble={"combine": combine, "members": members})
+    params = workspace.params(ensemble={"combine": combine, "members": members})
     loaded = {name: load_member(name) for name in members}
-    for (name, params), seed in zip(loaded.items(), seeds.values()):
-        train(params, name, seed)
-    params = next(iter(loaded.values()))
+    for (name, member), seed in zip(loaded.items(), seeds.values()):
+        train(member, name, seed)
     combine_members(params, loaded)
     return params
 
@@ -110,6 +111,23 @@ def test_a_greedy_soup_is_no_worse_than_any_member_on_the_half_that_it_chose_on(
     assert score(read_predictions("predictions/ensemble.parquet")) >= max(scores.values()) - 1e-9
     shares = read_json("models/ensemble/ensemble.json")["weights"]["sst"]
     assert shares[max(scores, key=scores.get)] > 0 and sum(shares.values()) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("select_on", ["holdout", "dev"])
+def test_thresholds_of_a_soup_are_the_mean_of_those_chosen_on_held_out_rows_or_chosen_on_dev(workspace, select_on):
+    sets = {"target": "multilabel", "classes": 5, "loss": "bce"}
+    workspace.small = merged(SMALL, {"tasks": {"sst": sets}, "finetune": {"select_on": select_on}})
+    chosen = {"base": [0.5, 0.2, 0.4, 0.4, 0.5], "second": [0.4, 0.5, 0.4, 0.6, 0.4]}
+    overrides = {name: {"tasks": {"sst": {"thresholds": values}}} for name, values in chosen.items()}
+    cook(workspace, "uniform_soup", {"base": 1, "second": 2}, **overrides)
+    table = read_predictions("predictions/ensemble.parquet").query("task == 'sst'")
+    dev = table[table["split"] == "dev"]
+    probabilities, labels = np.stack(dev["probabilities"]), indicators(dev["label"].to_numpy(), 5)
+    on_dev = select_on == "dev"
+    expected = best_thresholds(labels, probabilities) if on_dev else np.mean(list(chosen.values()), axis=0)
+    thresholds = read_model_config("models/ensemble").tasks["sst"].thresholds
+    assert thresholds == pytest.approx(expected, abs=1e-6)
+    assert np.array_equal(indicators(dev["prediction"].to_numpy(), 5), probabilities > thresholds)
 
 
 def test_members_that_compute_otherwise_are_an_error_that_names_the_param(workspace):

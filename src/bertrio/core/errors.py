@@ -53,6 +53,16 @@ def missing_package(needed_by: str, packages: Iterable[str], extra: str) -> User
     return UserError(f"{needed_by}: needs the package {named}; install it with: pip install 'bertrio[{extra}]'")
 
 
+def need_packages(needed_by: str, packages: Iterable[str], extra: str) -> None:
+    """Check that the packages of an extra are installed.
+
+    Raises:
+        UserError: naming the missing packages and the extra.
+    """
+    if missing := [name for name in packages if find_spec(name) is None]:
+        raise missing_package(needed_by, missing, extra)
+
+
 @contextmanager
 def writing_to(out: str | Path) -> Iterator[None]:
     """Turn an OSError while writing to a path given by the user into a message.

@@ -81,7 +81,7 @@ def predict_file(
                 _check_names(name, fields_of_rows, names, added)
             usable: list[tuple[dict[str, Any], Row]] = []
             for row in chunk:
-                where = f"{name}: line {row.number}"
+                where = f"{name}: {'row' if ROW in row.values else 'line'} {row.number}"
                 try:
                     usable.append((row.values, _texts(row, names.values())))
                 except Unusable as reason:

@@ -11,11 +11,13 @@ from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from bertrio.config import Params, build_tasks
 from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder
+from bertrio.core.tasks import MultiLabel
 from bertrio.evaluation.ensembling import (
     RULES,
     SELECTION,
@@ -28,6 +30,8 @@ from bertrio.evaluation.predictions import decide, tune, write_predictions
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from bertrio.model.config import ModelConfig
 
 SOUPS = ("uniform_soup", "greedy_soup")  # Wortsman et al. 2022, table 2
 
@@ -69,7 +73,10 @@ def build_ensemble(
     chooses = how == "greedy_soup" and len(members) > 1
     chosen = greedy_soup(list(members), builder.score) if chooses else list(members)
     table = mark_selection(builder.predict(chosen)) if chooses else builder.predict(chosen)
-    config = tune(builder.config, tasks, table[table["split"] == (SELECTION if chooses else "dev")])
+    if "holdout" in {members[name].finetune.select_on for name in chosen}:
+        config = builder.mean_thresholds(chosen)
+    else:
+        config = tune(builder.config, tasks, table[table["split"] == (SELECTION if chooses else "dev")])
     weights = {name: 1 / len(chosen) if name in chosen else 0.0 for name in members}
     with whole_folder(folder) as new:
         save_model(builder.model, new, config, tokenizer)
@@ -152,9 +159,10 @@ class SoupBuilder:
         states = {name: load_model(folder, runtime).state_dict() for name, folder in zip(members, folders)}
         self.states = {name: {key: value.cpu() for key, value in state.items()} for name, state in states.items()}
         self.model = load_model(folders[0], runtime)
-        configs = [read_model_config(folder) for folder in folders]
-        trained = [task for task in configs[0].tasks if any(task in config.trained for config in configs)]
-        self.config = configs[0].model_copy(update={"trained": trained})
+        self.configs = {name: read_model_config(folder) for name, folder in zip(members, folders)}
+        config, *_ = self.configs.values()
+        trained = [task for task in config.tasks if any(task in other.trained for other in self.configs.values())]
+        self.config = config.model_copy(update={"trained": trained})
         self.tasks, self.batch_size = build_tasks(params), params.finetune.eval_batch_size
         first = next(iter(members.values()))
         self.splits = {name: load_split(first, name, splits, tokenizer) for name in ("dev", "test")}
@@ -171,6 +179,18 @@ class SoupBuilder:
         self.model.load_state_dict(average({name: self.states[name] for name in chosen}))
         tables = [predict(self.model, self.splits[name], name, self.batch_size) for name in splits if self.splits[name]]
         return pd.concat(tables, ignore_index=True)
+
+    def mean_thresholds(self, chosen: Sequence[str]) -> ModelConfig:
+        """Return the soup's description, with the mean of these members' thresholds where params give none.
+
+        Members that hold rows out chose theirs there. Each holds out its own, so the soup has seen almost all of them.
+        """
+        tuned = dict(self.config.tasks)
+        for name, task in self.tasks.items():
+            if isinstance(task.target, MultiLabel) and not task.target.thresholds:
+                own = [self.configs[member].tasks[name].thresholds or [0.5] * task.target.size for member in chosen]
+                tuned[name] = tuned[name].model_copy(update={"thresholds": np.mean(own, axis=0).tolist()})
+        return self.config.model_copy(update={"tasks": tuned})
 
 
 def check_compatible(members: Mapping[str, Params], answers: Mapping[str, Sequence[str]]) -> None:

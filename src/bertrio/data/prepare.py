@@ -19,7 +19,6 @@ from bertrio.data.splits import Tables, join_train, keep_share, make_splits
 from bertrio.data.table import EXTRA, SPLITS, UNLABELLED, is_labelled, read_table, write_table
 from bertrio.model.names import hub_origin
 
-Splits = dict[str, Tables]  # by task and split
 LEFT_OUT = "left_out.csv"  # rows of data.extra_train that are already in the splits
 
 

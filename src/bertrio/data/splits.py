@@ -74,8 +74,8 @@ def make_splits(
     for split, fraction in zip(SPLITS, fractions, strict=True):
         if result[split].empty and (split == "dev" or fraction > 0):
             raise UserError(
-                f"data.split: task {task}: {len(rows)} labelled rows leave none for {split}, fractions {list(fractions)}; "
-                "give it a larger fraction, or all of them strategy random"
+                f"data.split: task {task}: {len(rows)} labelled rows leave none for {split}, fractions "
+                f"{list(fractions)}; give it a larger fraction, or all of them strategy random"
             )
     return result
 

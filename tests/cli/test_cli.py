@@ -66,7 +66,7 @@ def test_help_needs_nothing_heavy(arguments):
 
 @pytest.mark.parametrize("command", ["compare a b", "check", "metrics", "recipes list"])
 def test_without_the_extra_pipeline_a_command_says_what_to_install(monkeypatch, capsys, command):
-    monkeypatch.setattr("bertrio.cli.options.find_spec", lambda name: None if name in ("dvc", "torchjd") else name)
+    monkeypatch.setattr("bertrio.core.errors.find_spec", lambda name: None if name in ("dvc", "torchjd") else name)
     assert main(command.split()) == 2
     needed = "needs the package dvc, torchjd; install it with: pip install 'bertrio[pipeline]'"
     assert capsys.readouterr().err == f"error: {command.split()[0]}: {needed}\n"

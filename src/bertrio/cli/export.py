@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bertrio.cli.options import need_packages
+from bertrio.core.errors import need_packages
 
 FORMATS = {
     "encoder": "for transformers' AutoModel",

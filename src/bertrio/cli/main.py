@@ -10,13 +10,13 @@ from typing import Any
 from bertrio import __version__
 from bertrio.cli.export import add_export_commands
 from bertrio.cli.init import add_init_commands
-from bertrio.cli.options import need_packages, positive
+from bertrio.cli.options import positive
 from bertrio.cli.parser import Commands, Parser, find_root
 from bertrio.cli.predict import add_predict_commands
 from bertrio.cli.recipes import add_recipe_commands
 from bertrio.cli.search import add_search_commands
 from bertrio.cli.serve import add_serve_commands
-from bertrio.core.errors import PACKAGES, PIPELINE, need_environment
+from bertrio.core.errors import PACKAGES, PIPELINE, need_environment, need_packages
 from bertrio.core.streams import standard_streams
 
 STANDALONE = (None, "export", "init", "mine", "predict", "serve")  # commands without packages of the extra pipeline

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from bertrio.core.errors import missing_package, writing_to
+from bertrio.core.errors import writing_to
 
 BUDGET = "paper or quick, see recipes/budgets.yaml (default: %(default)s)"
 SET = "set a param on top, as in -S finetune.lr=2e-5; * is any one key; can be repeated"
@@ -44,16 +42,6 @@ def need_folder(out: str) -> None:
         Path(out).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
-
-
-def need_packages(command: str, packages: Sequence[str], extra: str) -> None:
-    """Check that the packages of an extra are installed.
-
-    Raises:
-        UserError: naming the missing packages and the extra.
-    """
-    if missing := [name for name in packages if find_spec(name) is None]:
-        raise missing_package(command, missing, extra)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

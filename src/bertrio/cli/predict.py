@@ -11,7 +11,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bertrio.cli.options import add_model, need_packages, positive
+from bertrio.cli.options import add_model, positive
+from bertrio.core.errors import need_packages
 
 STDIN = "standard input"  # name in messages
 FORMATS = ("tsv", "csv", "jsonl", "parquet")

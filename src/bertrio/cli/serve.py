@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bertrio.cli.options import add_model, need_packages, positive
+from bertrio.cli.options import add_model, positive
+from bertrio.core.errors import need_packages
 
 
 def add_serve_commands(commands: Any) -> None:

@@ -22,7 +22,7 @@ from bertrio.config import build_tasks
 from bertrio.config.loading import read_yaml, validate_params
 from bertrio.config.root import OVERALL
 from bertrio.core.console import output_console, print_table, say
-from bertrio.core.errors import UserError, missing_package
+from bertrio.core.errors import UserError, need_packages
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
 from bertrio.experiments.machine_paths import machine_independent, settings_text
@@ -56,10 +56,9 @@ def import_optuna() -> Any:
     Raises:
         UserError: if it is not installed.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise missing_package("search", ["optuna"], "search") from error
+    need_packages("search", ["optuna"], "search")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 

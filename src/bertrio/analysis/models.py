@@ -42,12 +42,11 @@ def load_models(params: Params, tasks: Mapping[str, Task], folder: str | Path) -
     }
     loaded: dict[str, TrainedModel] = {}
     for name in dict.fromkeys(names.values()):
-        of_member = member_params(params, name)
         # As in prediction: a soup is computed with the base params, a member with the params of its training
-        used = params if soup else of_member
+        used = params if soup else member_params(params, name)
         path = Path(folder) / (ENSEMBLE if soup else f"members/{name}")
         runtime = set_up(**used.runtime.model_dump(), width=encoder_width(path / "encoder"))
         if not soup:
-            runtime = resolve_precision(of_member, runtime)
+            runtime = resolve_precision(used, runtime)
         loaded[name] = TrainedModel.load(path, runtime, used.finetune.eval_batch_size)
     return {task: loaded[name] for task, name in names.items()}

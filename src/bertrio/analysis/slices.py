@@ -17,7 +17,6 @@ import pandas as pd
 
 from bertrio.analysis.words import count_words, words_of
 from bertrio.core.tasks import Array, Binary, MultiLabel, Score, Task
-from bertrio.data.baselines import jaccard
 from bertrio.data.splits import hash_texts
 from bertrio.evaluation.calibration import wilson
 from bertrio.evaluation.intervals import bootstrap, generator_for, interval
@@ -72,7 +71,11 @@ class Facts:
     @cached_property
     def overlap(self) -> Array:
         """Jaccard similarity of the words of both texts [N], 0 to 1."""
-        return np.array([jaccard(set(one), set(other)) for one, other in zip(*self.words)])
+        return np.array([_jaccard(set(one), set(other)) for one, other in zip(*self.words)])
+
+
+def _jaccard(one: set[str], other: set[str]) -> float:
+    return len(one & other) / len(one | other) if one | other else 1.0
 
 
 def length(facts: Facts) -> Slices:

@@ -24,10 +24,7 @@ MAX_TRAIN_ROWS = 20000  # larger tables are sampled down to this size
 Scores = dict[str, dict[str, float]]  # by baseline and metric
 
 
-def simple_baselines(
-    tables: Mapping[str, Mapping[str, pd.DataFrame]],
-    tasks: Mapping[str, Task],
-) -> dict[str, Scores]:
+def simple_baselines(tables: Mapping[str, Mapping[str, pd.DataFrame]], tasks: Mapping[str, Task]) -> dict[str, Scores]:
     """Score word-count baselines on dev.
 
     Args:
@@ -87,13 +84,13 @@ def word_overlap_pearson(dev: pd.DataFrame) -> float:
 
     Return 0 if either is constant.
     """
-    words = ([set(WORD.findall(text.lower())) for text in dev[column]] for column in ("text_a", "text_b"))
-    overlap = np.fromiter(map(jaccard, *words), dtype=np.float64)
+    overlap = np.fromiter(map(_jaccard, dev["text_a"], dev["text_b"]), dtype=np.float64)
     if np.ptp(overlap) == 0 or np.ptp(dev["label"]) == 0:
         return 0.0
     return float(np.corrcoef(overlap, dev["label"])[0, 1])
 
 
-def jaccard(one: set[str], other: set[str]) -> float:
-    """Jaccard similarity of two sets of words, 0 to 1; 1 if both are empty."""
-    return len(one & other) / len(one | other) if one | other else 1.0
+def _jaccard(a: str, b: str) -> float:
+    words_a, words_b = set(WORD.findall(a.lower())), set(WORD.findall(b.lower()))
+    union = words_a | words_b
+    return len(words_a & words_b) / len(union) if union else 1.0

@@ -16,12 +16,7 @@ from bertrio.evaluation.predictions import Scored
 PLOTTED = 5000  # rows in a table of scores: DVC's page holds every row of every revision
 
 
-def write_plots(
-    frame: pd.DataFrame,
-    tasks: Mapping[str, Task],
-    folder: str | Path,
-    members: Sequence[str],
-) -> None:
+def write_plots(frame: pd.DataFrame, tasks: Mapping[str, Task], folder: str | Path, members: Sequence[str]) -> None:
     """Write tables of the labelled dev rows and of training for DVC's plots.
 
     Into `folder`: confusion/<task>.csv, reliability/<task>.csv, scores/<task>.csv, learning/loss/<task>.csv and

@@ -48,7 +48,6 @@ class Difference:
     and p-value cover other rows, but not other seeds. `freedom` are the degrees of freedom of Student's t.
     """
 
-    metric: str
     first: float
     second: float
     seeds: tuple[int, int]
@@ -105,7 +104,7 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
     means = [float(np.mean(side)) for side in sides]
     low, high, p, freedom = _t_test(means[1] - means[0], parts)
     largest = sum(weight * WIDEST.get(first[0][task].metric, 1.0) for task, weight in weights.items())
-    return Difference(metric, means[0], means[1], seeds, max(low, -largest), min(high, largest), p, freedom)
+    return Difference(means[0], means[1], seeds, max(low, -largest), min(high, largest), p, freedom)
 
 
 def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float, float]:

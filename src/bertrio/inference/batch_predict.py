@@ -69,11 +69,11 @@ def predict_file(
     if format == "parquet":
         return _predict_parquet(predictor, task, source, target, names, name, strict)
     delimiter = DELIMITERS.get(format)
-    table = read_delimited(name, delimiter, source) if delimiter else RawTable([], read_json_lines(source))
+    table = read_delimited(name, delimiter, source) if delimiter else RawTable([], lambda: read_json_lines(source))
     if delimiter:
         _check_names(name, table.columns, names, added)
         target.write(delimited_line([*table.columns, *added], delimiter))
-    predicted, left_out, unread = 0, 0, iter(table.rows)
+    predicted, left_out, unread = 0, 0, table.rows()
     with progress(f"{task}: predicting") as bar:
         while chunk := list(islice(unread, CHUNK_ROWS)):
             fields_of_rows = {field: None for row in chunk for field in row.values}

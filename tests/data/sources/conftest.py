@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import datasets
@@ -17,12 +15,6 @@ import pytest
 from huggingface_hub import constants
 
 from bertrio.data.sources.hub import _commit
-
-
-@pytest.fixture(scope="session")
-def stand_in_hub() -> Any:
-    """Parts of a stand-in hub: `Repository`, `serve` and `client`."""
-    return SimpleNamespace(Repository=Repository, serve=serve, client=client)
 
 
 @contextmanager

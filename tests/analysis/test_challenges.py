@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -12,18 +10,16 @@ from bertrio.evaluation.predictions import read_predictions
 
 
 class Words:
-    """A scorer that says "paraphrase" where two texts have the same words, and 4 for every one text."""
+    """A model that says "paraphrase" where two texts have the same words, and 4 for every one text."""
 
-    def __init__(self, tasks):
-        self.tasks = tasks
-        self.models = {name: SimpleNamespace(name=f"member-{name}") for name in tasks}
+    def __init__(self, task):
+        self.name, self.target = f"member-{task.name}", task.target
 
     def predict(self, task, texts):
-        target = self.tasks[task].target
         if task == "sst":
-            return target.predict(np.tile(np.eye(5)[4], (len(texts), 1)))
+            return self.target.predict(np.tile(np.eye(5)[4], (len(texts), 1)))
         same = [sorted(a.split()) == sorted(b.split()) for a, b in zip(texts["text_a"], texts["text_b"])]
-        return target.predict(np.array(same, dtype=float)[:, None] * 4 - 2)
+        return self.target.predict(np.array(same, dtype=float)[:, None] * 4 - 2)
 
 
 PAWS = """id\tsentence1\tsentence2\tlabel
@@ -47,7 +43,8 @@ def measure(default_tasks, tmp_path):
     def run(**challenges):
         files = {name: Challenge(**challenge) for name, challenge in challenges.items()}
         path, folder = tmp_path / "metrics/challenges.json", tmp_path / "predictions/challenges"
-        write_challenges(Words(default_tasks), default_tasks, files, DEV, path, folder)
+        models = {name: Words(task) for name, task in default_tasks.items()}
+        write_challenges(models, default_tasks, files, DEV, path, folder)
         return read_json(path)
 
     return run
@@ -88,7 +85,7 @@ def test_predictions_are_a_table_and_rows_that_can_not_be_used_are_listed(measur
     ("text", "change", "message"),
     [
         (PAWS, {"columns": {}}, r"challenges\.paws\.path: .*expected 'text_a'.*evaluate\.challenges\.paws\.columns"),
-        (PAWS, {"path": "gone.tsv"}, r"evaluate\.challenges\.paws\.path: there is no file or folder gone\.tsv"),
+        (PAWS, {"path": "gone.tsv"}, r"evaluate\.challenges\.paws\.path: gone\.tsv: there is no such file"),
         ("sentence1\tsentence2\tlabel\na\tb\t9\n", {}, r"challenges\.paws: .*no row that can be used"),
     ],
 )

@@ -70,7 +70,7 @@ def test_texts_change_places_where_the_answer_can_not(target):
 
 
 class Simple:
-    """A scorer whose outputs are a function of a row's texts."""
+    """A model whose outputs are a function of a row's texts."""
 
     def __init__(self, task, outputs):
         self.task, self.outputs = task, outputs
@@ -99,8 +99,8 @@ def test_flips_are_counted_over_the_rows_that_the_edit_applies_to():
 
 def test_the_shift_of_classes_is_that_of_the_class_predicted_before():
     task = Task("t", "single", "cross", Classes(3))
-    scorer = Simple(task, lambda text: np.log([0.6, 0.3, 0.1] if text.islower() else [0.2, 0.3, 0.5]))
-    upper = robustness(scorer, task, SINGLE.iloc[[1]])["upper_case"]
+    model = Simple(task, lambda text: np.log([0.6, 0.3, 0.1] if text.islower() else [0.2, 0.3, 0.5]))
+    upper = robustness(model, task, SINGLE.iloc[[1]])["upper_case"]
     assert (upper["flips"], upper["shift"]) == (1.0, pytest.approx(0.4))
 
 
@@ -115,8 +115,8 @@ def test_gender_bias_is_signed_towards_women_whichever_way_rows_are_swapped(targ
     task = Task("t", "single", "cross", target)
     texts = ["he came with his dog", "she slept", "the actress and her film", "he and she"]  # the last one has no sign
     outputs = {3: [0.0, 0.0, 3.0], 1: [3.0]}[target.size]
-    scorer = Simple(task, lambda text: outputs if re.search(r"\b(she|her|actress)\b", text) else [0.0] * target.size)
-    found = robustness(scorer, task, pd.DataFrame({"text": texts}))["gender_swapped"]
+    model = Simple(task, lambda text: outputs if re.search(r"\b(she|her|actress)\b", text) else [0.0] * target.size)
+    found = robustness(model, task, pd.DataFrame({"text": texts}))["gender_swapped"]
     if type(target) is Classes:
         assert "bias" not in found
         return
@@ -128,6 +128,6 @@ def test_gender_bias_is_signed_towards_women_whichever_way_rows_are_swapped(targ
 @pytest.mark.parametrize(("by", "flips"), [(0.49, 0.0), (0.51, 1.0)])
 def test_a_score_flips_beyond_a_tenth_of_its_range(by, flips):
     task = Task("t", "pair", "bi", Score(0, 5))
-    scorer = Simple(task, lambda a, b: [2.0 + by * ("today" in a)])
-    found = robustness(scorer, task, PAIRS)["clause_appended"]
+    model = Simple(task, lambda a, b: [2.0 + by * ("today" in a)])
+    found = robustness(model, task, PAIRS)["clause_appended"]
     assert found["flips"] == flips and found["shift"] == pytest.approx(by)

@@ -28,6 +28,7 @@ def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, monkeypatch,
     assert main(["check", "--params", str(tmp_path / "params.yaml")]) == 2
     printed = " ".join(capsys.readouterr().err.split())
     assert printed.startswith("error: ") and "tracking.to of member base: wandb is not installed" in printed
+    assert "pip install 'bertrio[wandb]'" in printed
 
 
 @pytest.mark.parametrize("found", ["[]", '{"selected_on": 3}', '{"selected_on": {}, "dev": {"sst": []}}'])

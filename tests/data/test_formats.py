@@ -10,7 +10,7 @@ def read(tmp_path, content, delimiter="\t"):
     path = tmp_path / "f.tsv"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     table = read_delimited(path, delimiter)
-    return table.columns, list(table.rows)
+    return table.columns, list(table.rows())
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t"])

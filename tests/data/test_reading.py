@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError
-from bertrio.data.formats import RawRow, RawTable, Rereadable
+from bertrio.data.formats import RawRow, RawTable
 from bertrio.data.reading import build_table, check_columns
 from bertrio.data.table import is_labelled, read_table, write_table
 
@@ -17,7 +17,7 @@ def rows(*values):
 
 
 def build(task, rows, split="train", columns=("id", "text", "text_a", "text_b", "label")):
-    return build_table(RawTable(list(columns), rows), {}, task, split, "some.csv", "data.files")
+    return build_table(RawTable(list(columns), lambda: iter(rows)), {}, task, split, "some.csv", "data.files")
 
 
 def reasons(rejects):
@@ -99,7 +99,7 @@ def test_rows_are_read_in_batches_and_the_table_is_that_of_all(tasks):
             most.append(len(alive))
             yield RawRow(number, values)
 
-    source = RawTable(["id", "text", "label"], Rereadable(read))
+    source = RawTable(["id", "text", "label"], read)
     table, rejects = build_table(source, {}, tasks["sst"], "test", "f", "p")
     assert table["id"].tolist() == [f"r{number}" for number in range(1500, 12_001)] and len(rejects) == 1499
     assert max(most) < 3000

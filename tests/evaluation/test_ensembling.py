@@ -7,12 +7,10 @@ import pytest
 from scipy.special import expit, logit, softmax
 
 from bertrio.core.errors import UserError
-from bertrio.core.files import read_json
 from bertrio.core.tasks import Predicted
 from bertrio.evaluation.ensembling import (
     RULES,
     combine,
-    combine_members,
     combine_predictions,
     in_selection,
     mark_selection,
@@ -114,21 +112,6 @@ def test_members_over_different_rows_or_labels_are_an_error_that_names_them():
         combined({"a": first, "b": second.assign(label=second["label"] + 1)}, "vote")
     with pytest.raises(UserError, match="task sst: members a, b have probabilities of different classes"):
         combined({"a": classes([0.2] * 5), "b": classes([0.25] * 4)}, "mean")
-
-
-def test_members_are_read_from_and_written_to_files(tmp_path):
-    for seed in (0, 1):
-        write_predictions(member(seed), tmp_path / f"m{seed}" / "predictions.parquet")
-    (tmp_path / "model/encoder").mkdir(parents=True)  # left from a soup
-    paths = (tmp_path, tmp_path / "ensemble.parquet", tmp_path / "model")
-    combine_members(["m0", "m1"], "mean", TASKS, {"m0": ["sst", "qqp"]}, *paths)
-    expected = combined({"m0": member(0), "m1": member(1)}, "mean", {"m0": ["sst", "qqp"]})
-    assert (tmp_path / "ensemble.parquet").read_bytes() == file_bytes(expected, tmp_path / "a")
-    assert [path.name for path in (tmp_path / "model").iterdir()] == ["ensemble.json"]
-    both = {"m0": 0.5, "m1": 0.5}
-    assert read_json(tmp_path / "model/ensemble.json") == {
-        "combine": "mean", "members": ["m0", "m1"], "weights": {"sst": both, "qqp": both, "sts": {"m1": 1.0}},
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", RULES)

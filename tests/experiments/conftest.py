@@ -65,15 +65,3 @@ def run_of(tmp_path_factory) -> Callable[..., Path]:
         return folder
 
     return make
-
-
-@pytest.fixture(scope="session")
-def make_tables() -> Callable[..., pd.DataFrame]:
-    """The function `tables`."""
-    return tables
-
-
-@pytest.fixture(scope="session")
-def lay_out() -> Callable[..., None]:
-    """The function `write_run`."""
-    return write_run

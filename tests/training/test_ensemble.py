@@ -7,7 +7,7 @@ from bertrio.config import build_tasks, load_member, merged
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
 from bertrio.core.tasks import indicators
-from bertrio.evaluation.ensembling import mark_selection
+from bertrio.evaluation.ensembling import combine, mark_selection
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import best_thresholds, read_predictions, write_predictions
 from bertrio.model.config import ModelConfig, read_model_config
@@ -79,6 +79,17 @@ def test_a_uniform_soup_is_one_model_with_the_mean_of_all_weights_and_its_own_pr
     }  # fmt: skip
     for folder in ("ensemble", "members/base"):
         assert read_model_config(f"models/{folder}") == ModelConfig.from_params(params)
+
+
+def test_a_vote_is_that_of_the_tables_of_all_members(workspace):
+    (workspace.root / "models/ensemble/encoder").mkdir(parents=True)  # left from a soup
+    params = cook(workspace, "vote", {"base": 1, "second": 2}, base={"answers": ["sst", "qqp"]})
+    members = {name: read_predictions(f"predictions/members/{name}/predictions.parquet") for name in ("base", "second")}
+    table, weights = combine(members, "vote", build_tasks(params), {"base": ["sst", "qqp"]})
+    pd.testing.assert_frame_equal(read_predictions("predictions/ensemble.parquet"), table)
+    assert [path.name for path in (workspace.root / "models/ensemble").iterdir()] == ["ensemble.json"]
+    expected = {"combine": "vote", "members": ["base", "second"], "weights": weights}
+    assert read_json("models/ensemble/ensemble.json") == expected
 
 
 @pytest.mark.parametrize("combine", ["vote", "greedy", "greedy_soup"])

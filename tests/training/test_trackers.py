@@ -4,9 +4,7 @@ import pandas as pd
 import pytest
 import torch
 
-from bertrio.core.errors import UserError
-from bertrio.training import monitoring
-from bertrio.training.monitoring import Curves, build_curves, need_all_trackers
+from bertrio.training.monitoring import Curves, build_curves
 from tests.training.conftest import run
 
 
@@ -87,10 +85,3 @@ def test_tools_get_the_curves_and_write_nothing_beside_the_logs(workspace, monke
         points = client.get_metric_history(logged.info.run_id, "loss_sst")
         assert [(point.step, point.value) for point in points] == [(2, 1.5), (4, 3.5), (5, 5.0)]
     assert {path.name for path in set(workspace.root.iterdir()) - before} <= {"logs", "base.csv", "params.yaml"}
-
-
-def test_what_is_not_installed_says_how_to_get_it(workspace, monkeypatch):
-    monkeypatch.setattr(monitoring, "find_spec", lambda name: None)
-    need_all_trackers(workspace.params(tracking={"to": ["table"]}))
-    with pytest.raises(UserError, match=r"of member base: wandb is not installed.*pip install 'bertrio\[wandb\]'"):
-        need_all_trackers(workspace.params(tracking={"to": ["table", "wandb"]}))

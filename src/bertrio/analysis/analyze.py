@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,8 @@ import pandas as pd
 from bertrio.analysis.card import write_card
 from bertrio.analysis.challenges import write_challenges
 from bertrio.analysis.labels import suspects
+from bertrio.analysis.models import load_models
 from bertrio.analysis.perturbations import robustness
-from bertrio.analysis.scorer import Scorer
 from bertrio.analysis.slices import Facts, as_json, measure_slices, slice_metric
 from bertrio.analysis.words import NearWords, count_words
 from bertrio.analysis.worst_rows import describe_worst, row_error
@@ -26,8 +26,9 @@ from bertrio.core.tasks import Task
 from bertrio.data.table import read_table
 from bertrio.evaluation.predictions import Scored, check_tasks, read_predictions
 
-NEIGHBOURS = 3  # training rows shown beside each of the worst rows
-WORDS = 5  # near words tried in place of each word of these rows
+if TYPE_CHECKING:
+    from bertrio.inference.trained_model import TrainedModel
+
 SUSPECT_COLUMNS = ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
 
 
@@ -63,16 +64,16 @@ def analyze(
     tasks = build_tasks(params)
     frame = read_predictions(predictions / "ensemble.parquet")
     check_tasks(frame, tasks)
-    scorer = Scorer.load(params, tasks, models)
+    by_task = load_models(params, tasks, models)
     data = {name: _load_rows(task, frame, Path(splits) / name) for name, task in tasks.items()}
     errors, slices, robustness_by_task = {}, {}, {}
     with progress("analyze", total=len(tasks)) as bar:
         for name, rows in data.items():
             say(f"analyze: {name}, {len(rows.table):,} labelled rows of dev")
-            errors[name] = _worst(scorer, tasks[name], rows, params.analyze)
+            errors[name] = _worst(by_task[name], tasks[name], rows, params.analyze)
             slices[name] = measure_slices(Facts(tasks[name], rows.table, rows.train), rows.scored)
-            by_perturbation = robustness(scorer, tasks[name], _sample(rows.dev, params.analyze.rows))
-            robustness_by_task[name] = {"model": scorer.models[name].name, **by_perturbation}
+            by_perturbation = robustness(by_task[name], tasks[name], _sample(rows.dev, params.analyze.rows))
+            robustness_by_task[name] = {"model": by_task[name].name, **by_perturbation}
             bar.advance(note=name)
     write_json(predictions / "analysis" / "errors.json", errors)
     write_csv(_suspects(tasks, data), predictions / "analysis" / "suspects.csv", quoted=True)
@@ -80,7 +81,7 @@ def analyze(
     write_json(metrics / "robustness.json", robustness_by_task)
     labelled = {name: rows.table for name, rows in data.items()}
     folder = predictions / "analysis" / "challenges"
-    write_challenges(scorer, tasks, params.evaluate.challenges, labelled, metrics / "challenges.json", folder)
+    write_challenges(by_task, tasks, params.evaluate.challenges, labelled, metrics / "challenges.json", folder)
     write_card(params, tasks, metrics=metrics, path=card)
 
 
@@ -117,11 +118,10 @@ def _load_rows(task: Task, frame: pd.DataFrame, folder: Path) -> _Rows:
     return _Rows(dev, table, scored, train[train["label"].notna()])
 
 
-def _worst(scorer: Scorer, task: Task, rows: _Rows, options: AnalyzeParams) -> list[dict[str, Any]]:
-    model = scorer.models[task.name]
+def _worst(model: TrainedModel, task: Task, rows: _Rows, options: AnalyzeParams) -> list[dict[str, Any]]:
     near = NearWords(count_words(rows.train, task.text_columns), model.tokenizer, model.word_vectors())
     worst = rows.table[rows.table["row_error"] > 0].nlargest(options.worst, "row_error")
-    return describe_worst(scorer, task, worst, _sample(rows.train, options.rows), near, NEIGHBOURS, WORDS)
+    return describe_worst(model, task, worst, _sample(rows.train, options.rows), near)
 
 
 def _sample(frame: pd.DataFrame, limit: int) -> pd.DataFrame:

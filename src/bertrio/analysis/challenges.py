@@ -11,22 +11,21 @@ import pandas as pd
 
 from bertrio.config import Challenge
 from bertrio.core.console import say
-from bertrio.core.errors import UserError, missing_path
+from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
 from bertrio.core.tasks import Task
 from bertrio.data.download import write_rejects
 from bertrio.data.sources.files import read_file
-from bertrio.data.table import Reject
 from bertrio.evaluation.intervals import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import predicted_rows, write_predictions
 
 if TYPE_CHECKING:
-    from bertrio.analysis.scorer import Scorer
+    from bertrio.inference.trained_model import TrainedModel
 
 
 def write_challenges(
-    scorer: Scorer,
+    models: Mapping[str, TrainedModel],
     tasks: Mapping[str, Task],
     challenges: Mapping[str, Challenge],
     dev: Mapping[str, pd.DataFrame],
@@ -36,7 +35,7 @@ def write_challenges(
     """Evaluate the model on each file of `evaluate.challenges`.
 
     Args:
-        scorer: the model.
+        models: the model of each task.
         tasks: all tasks, by name.
         challenges: the files, by name; paths are relative to the repository.
         dev: labelled rows of dev, by task; the same model predicts them for comparison.
@@ -53,19 +52,20 @@ def write_challenges(
     folder, report = Path(predictions_path), {}
     shutil.rmtree(folder, ignore_errors=True)
     for name, challenge in challenges.items():
-        task = tasks[challenge.task]
-        rows, rejects = read_challenge(name, challenge, task)
+        task, model = tasks[challenge.task], models[challenge.task]
+        path, param = Path(challenge.path).expanduser(), f"evaluate.challenges.{name}"
+        rows, rejects = read_file(path, task, name, challenge.columns, param, "path", challenge.delimiter)
         rejects_path = folder / f"{name}-rejects.csv"
         write_rejects(rejects_path, rejects)
         see = f", see {rejects_path}" if rejects else ""
         say(f"challenge {name}: {len(rows)} rows of task {task.name}; {len(rejects)} rejected{see}")
         if rows.empty:
-            raise UserError(f"evaluate.challenges.{name}: {challenge.path}: found no row that can be used{see}")
-        table = _predict(scorer, task, name, rows)
+            raise UserError(f"{param}: {challenge.path}: found no row that can be used{see}")
+        table = _predict(model, task, name, rows)
         write_predictions(table, folder / f"{name}.parquet")
         report[name] = {
             "task": task.name,
-            "model": scorer.models[task.name].name,
+            "model": model.name,
             "n": len(rows),
             "rejected": len(rejects),
             **evaluate_predictions(table, tasks)[name][task.name],
@@ -73,23 +73,10 @@ def write_challenges(
             "dev": {},
         }
         if len(dev[task.name]):
-            on_dev = _predict(scorer, task, "dev", dev[task.name])
+            on_dev = _predict(model, task, "dev", dev[task.name])
             report[name]["dev"] = evaluate_predictions(on_dev, tasks)["dev"][task.name]
     write_json(metrics_path, report)
 
 
-def read_challenge(name: str, challenge: Challenge, task: Task) -> tuple[pd.DataFrame, list[Reject]]:
-    """Return the rows of a challenge in the layout of its task, and the rejected rows.
-
-    Raises:
-        UserError: if the file or a column is missing, or there are no labels.
-    """
-    param, path = f"evaluate.challenges.{name}", Path(challenge.path).expanduser()
-    if not path.is_file():
-        raise missing_path(f"{param}.path", challenge.path)
-    columns = {str(role): column for role, column in challenge.columns.items()}
-    return read_file(path, task, name, columns, param, "path", challenge.delimiter)
-
-
-def _predict(scorer: Scorer, task: Task, split: str, rows: pd.DataFrame) -> pd.DataFrame:
-    return predicted_rows(task, split, rows["id"], rows["label"].to_numpy(), scorer.predict(task.name, rows))
+def _predict(model: TrainedModel, task: Task, split: str, rows: pd.DataFrame) -> pd.DataFrame:
+    return predicted_rows(task, split, rows["id"], rows["label"].to_numpy(), model.predict(task.name, rows))

@@ -27,7 +27,7 @@ from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import wilson
 
 if TYPE_CHECKING:
-    from bertrio.analysis.scorer import Scorer
+    from bertrio.inference.trained_model import TrainedModel
 
 Texts = tuple[str, ...]
 
@@ -149,7 +149,7 @@ def edit_each(edit: Callable[[str], str], texts: Texts) -> Texts:
     return tuple(edit(text) or text for text in texts)
 
 
-def robustness(scorer: Scorer, task: Task, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def robustness(model: TrainedModel, task: Task, rows: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """Measure how each perturbation changes the predictions for `rows`; labels are not needed.
 
     Returns:
@@ -164,7 +164,7 @@ def robustness(scorer: Scorer, task: Task, rows: pd.DataFrame) -> dict[str, dict
         edited = [(row, new) for row, text in enumerate(texts) if (new := perturb(text)) != text]
         positions[name] = [row for row, _ in edited], range(len(inputs), len(inputs) + len(edited))
         inputs += [new for _, new in edited]
-    predicted = scorer.predict(task.name, pd.DataFrame(inputs, columns=list(task.text_columns)))
+    predicted = model.predict(task.name, pd.DataFrame(inputs, columns=list(task.text_columns)))
     figures: dict[str, dict[str, Any]] = {}
     for name, (before, after) in positions.items():
         figures[name] = {"n": len(before), "flips": None, "shift": None, "low": None, "high": None}

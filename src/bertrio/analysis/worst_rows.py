@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from bertrio.analysis.scorer import Scorer
 from bertrio.analysis.words import WORD, NearWords, delete_span, replace_span, unit, words_of
 from bertrio.core.tasks import Array, Predicted, Task, probability_of
 from bertrio.evaluation.predictions import Scored
+
+if TYPE_CHECKING:
+    from bertrio.inference.trained_model import TrainedModel
+
+NEIGHBOURS = 3  # training rows shown beside each of the worst rows
+WORDS = 5  # near words tried in place of each word of these rows
 
 
 def row_error(scored: Scored, task: Task) -> Array:
@@ -22,26 +27,24 @@ def row_error(scored: Scored, task: Task) -> Array:
 
 
 def describe_worst(
-    scorer: Scorer, task: Task, rows: pd.DataFrame, train: pd.DataFrame, near: NearWords, neighbours: int, words: int
+    model: TrainedModel, task: Task, rows: pd.DataFrame, train: pd.DataFrame, near: NearWords
 ) -> list[dict[str, Any]]:
     """Describe the worst rows, in their order.
 
     Args:
-        scorer: embeds training rows and predicts changed texts.
+        model: embeds training rows and predicts changed texts.
         task: the task of the rows.
         rows: rows with `id`, the task's text columns, `label`, `prediction` and `row_error`.
         train: rows to search for neighbours.
         near: finds replacement words.
-        neighbours: number of training rows for each row.
-        words: number of near words to try for each word.
 
     Returns:
         For each row `{"id", "texts", "label", "prediction", "confidence" or "error", "neighbours", "change"}`; see
         `nearest` and `strongest_changes`.
     """
     measure = "confidence" if task.target.discrete else "error"
-    neighbour_rows = nearest(scorer, task, rows, train, neighbours)
-    changes = strongest_changes(scorer, task, rows, near, words)
+    neighbour_rows = nearest(model, task, rows, train, NEIGHBOURS)
+    changes = strongest_changes(model, task, rows, near, WORDS)
     return [
         {
             "id": row["id"],
@@ -57,7 +60,7 @@ def describe_worst(
 
 
 def nearest(
-    scorer: Scorer, task: Task, rows: pd.DataFrame, train: pd.DataFrame, count: int
+    model: TrainedModel, task: Task, rows: pd.DataFrame, train: pd.DataFrame, count: int
 ) -> list[list[dict[str, Any]]]:
     """Find the training rows nearest to each row by the cosine of their pooled vectors, the nearest first.
 
@@ -66,7 +69,7 @@ def nearest(
     """
     if rows.empty or train.empty:
         return [[] for _ in range(len(rows))]
-    one, other = (unit(scorer.embed(task.name, frame)) for frame in (rows, train))
+    one, other = (unit(model.embed(task.name, frame)) for frame in (rows, train))
     cosines = one @ other.T
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
     return [
@@ -84,7 +87,7 @@ def nearest(
 
 
 def strongest_changes(
-    scorer: Scorer, task: Task, rows: pd.DataFrame, near: NearWords, words: int
+    model: TrainedModel, task: Task, rows: pd.DataFrame, near: NearWords, words: int
 ) -> list[dict[str, Any] | None]:
     """Find for each row the change of one word that moves the prediction most.
 
@@ -105,8 +108,8 @@ def strongest_changes(
     changed = [list(texts[edit["row"]]) for edit in edits]
     for edit, row in zip(edits, changed):
         row[edit["text"]] = edit["changed"]
-    before = scorer.predict(task.name, rows)
-    after = scorer.predict(task.name, pd.DataFrame(changed, columns=columns, dtype=object))
+    before = model.predict(task.name, rows)
+    after = model.predict(task.name, pd.DataFrame(changed, columns=columns, dtype=object))
     row_of_edit, sets = [edit["row"] for edit in edits], task.target.sets
     moved = pd.Series(distance(before.take(row_of_edit), after))
     best = moved.groupby(np.array(row_of_edit, dtype=np.int64)).idxmax() if edits else {}

@@ -23,7 +23,7 @@ PACKAGES = {  # by format: the extra of bertrio, and the packages that it instal
 
 def add_export_commands(commands: Any) -> None:
     """Add the command to the parser's `commands`."""
-    export = commands.add_parser("export", help="write a trained model as other libraries load it")
+    export = commands.add_parser("export", _export)
     model = "a member's folder, or models/ensemble of a soup (default: %(default)s)"
     export.add_argument("--model", metavar="FOLDER", default="models/members/base", help=model)
     export.add_argument("--to", metavar="FOLDER", required=True, help="the folder to write")
@@ -34,10 +34,10 @@ def add_export_commands(commands: Any) -> None:
     push = "upload it to this repository of the Hugging Face hub, such as me/sst; needs a token (hf auth login)"
     export.add_argument("--push-to-hub", metavar="REPO_ID", help=push)
     export.add_argument("--private", action="store_true", help="with --push-to-hub: create it as a private one")
-    export.set_defaults(run=_export)
 
 
 def _export(args: argparse.Namespace) -> None:
+    """Write a trained model as other libraries load it."""
     extra, packages = PACKAGES.get(args.format, ("", []))
     need_packages(f"--format {args.format}", packages, extra)
     from bertrio.core.interruption import stoppable

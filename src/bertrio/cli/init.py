@@ -22,12 +22,12 @@ IGNORED = ["__pycache__/", ".*.partial", "/report.html", "/runs.html", "/logs/",
 
 def add_init_commands(commands: Any) -> None:
     """Add the command to the parser's `commands`."""
-    init = commands.add_parser("init", help="put params.yaml, dvc.yaml, stages and recipes into a new repository")
+    init = commands.add_parser("init", _init)
     init.add_argument("folder", type=user_path, metavar="FOLDER", help="the repository, which has no dvc.yaml so far")
-    init.set_defaults(run=_init)
 
 
 def _init(args: argparse.Namespace) -> None:
+    """Put params.yaml, dvc.yaml, stages and recipes into a new repository."""
     project, folder = PACKAGE / "project", args.folder  # part of the wheel
     root = project if project.is_dir() else PACKAGE.parents[1]
     templates = project / "templates" if project.is_dir() else root / ".dvc/plots"

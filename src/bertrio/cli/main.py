@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from typing import Any
 
 from bertrio import __version__
 from bertrio.cli.export import add_export_commands
@@ -59,38 +60,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"bertrio {__version__}")
     parser.set_defaults(run=lambda args: parser.print_help())
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", action=Commands)
+    commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND", action=Commands)
 
-    metrics = commands.add_parser("metrics", help="print the last run's scores beside simple baselines")
+    metrics = commands.add_parser("metrics", _metrics)
     metrics.add_argument("--all", action="store_true", help="print all other metrics as well")
     metrics.add_argument("--file", metavar="FILE", default="metrics/evaluation.json", help="(default: %(default)s)")
-    metrics.set_defaults(run=_metrics)
 
-    check = commands.add_parser("check", help="check params.yaml and the files that it names")
+    check = commands.add_parser("check", _check)
     check.add_argument("--params", metavar="FILE", default="params.yaml", help="(default: %(default)s)")
-    check.set_defaults(run=_check)
 
-    runs = commands.add_parser("runs", help="list commits and experiments with scores, minutes and changed params")
+    runs = commands.add_parser("runs", _runs)
     runs.add_argument("names", metavar="NAME", nargs="*", help="those to list, such as 'smart-*' (default: all)")
     runs.add_argument("--sort", metavar="COLUMN", default="overall", help="overall, a task, minutes, name or state")
     runs.add_argument("--format", choices=("text", "md", "csv"), default="text", help="(default: %(default)s)")
     runs.add_argument("--html", metavar="FILE", help="write a page with charts, params that differ and curves instead")
-    runs.set_defaults(run=_runs)
 
-    compare = commands.add_parser("compare", help="test whether one experiment is better than another")
+    compare = commands.add_parser("compare", _compare)
     compare.add_argument("first", metavar="REV_A", help=f"what to compare with: {REVISION}")
     compare.add_argument("second", metavar="REV_B", help="what to compare, named likewise")
     compare.add_argument("--split", default="dev", help="dev, test or selection (default: %(default)s)")
     compare.add_argument("--rows", type=positive, nargs="?", const=10, metavar="N", help="show N rows (10) that differ")
     compare.add_argument("--json", metavar="FILE", help="write all figures to FILE as well")
-    compare.set_defaults(run=_compare)
 
-    report = commands.add_parser("report", help="write an HTML report of an experiment")
+    report = commands.add_parser("report", _report)
     one = "an experiment, commit, tag or branch"
     report.add_argument("revision", metavar="REV", nargs="?", default="workspace", help=f"{one} (default: workspace)")
     report.add_argument("--baseline", metavar="REV", help="compare it with this one: likewise, or workspace")
     report.add_argument("--out", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
-    report.set_defaults(run=_report)
 
     add_init_commands(commands)
     add_recipe_commands(commands)
@@ -99,25 +95,27 @@ def _parser() -> argparse.ArgumentParser:
     add_export_commands(commands)
     add_serve_commands(commands)
 
-    completion = commands.add_parser("completion", help="print a script that completes commands and options in a shell")
+    completion = commands.add_parser("completion", _completion)
     completion.add_argument("shell", choices=("bash", "zsh"), help="for zsh, the script is a file _bertrio in $fpath")
-    completion.set_defaults(run=_completion)
     return parser
 
 
 def _completion(args: argparse.Namespace) -> None:
+    """Print a script that completes commands and options in a shell."""
     import shtab
 
     print(shtab.complete(_parser(), args.shell))
 
 
 def _metrics(args: argparse.Namespace) -> None:
+    """Print the last run's scores beside simple baselines."""
     from bertrio.evaluation.evaluate import show_metrics
 
     show_metrics(args.file, args.all)
 
 
 def _check(args: argparse.Namespace) -> None:
+    """Check params.yaml and the files that it names."""
     import tempfile
 
     from bertrio.config.loading import listing_uncommitted
@@ -130,6 +128,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _runs(args: argparse.Namespace) -> None:
+    """List commits and experiments with scores, minutes and changed params."""
     from bertrio.experiments.runs import read_runs, show_runs, write_page
 
     runs = read_runs(args.names)
@@ -141,6 +140,7 @@ def _runs(args: argparse.Namespace) -> None:
 
 
 def _compare(args: argparse.Namespace) -> None:
+    """Test whether one experiment is better than another."""
     from bertrio.core.files import write_json
     from bertrio.experiments.compare import compare, open_side
     from bertrio.experiments.show import show_comparison
@@ -152,6 +152,7 @@ def _compare(args: argparse.Namespace) -> None:
 
 
 def _report(args: argparse.Namespace) -> None:
+    """Write an HTML report of an experiment."""
     from bertrio.experiments.report import write_report
 
     write_report(args.revision, args.baseline, args.out)

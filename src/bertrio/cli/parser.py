@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,11 +43,15 @@ class Parser(argparse.ArgumentParser):
 class Commands(argparse._SubParsersAction):
     """Subcommands whose own help has a description and an example."""
 
-    def add_parser(self, name: str, *, help: str, **options: Any) -> Any:  # type: ignore[override]
-        """Add a subcommand."""
-        options["formatter_class"] = argparse.RawDescriptionHelpFormatter  # keeps the example on its line
-        options["epilog"] = f"example:\n  {self._prog_prefix} {name} {EXAMPLES.get(name, '')}".rstrip()
-        return super().add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.", **options)
+    def add_parser(self, name: str, run: Callable[[argparse.Namespace], Any]) -> Any:  # type: ignore[override]
+        """Add a subcommand that calls `run`, whose docstring is its help."""
+        text = run.__doc__ or ""
+        summary = text[:1].lower() + text[1:].removesuffix(".")
+        example = f"example:\n  {self._prog_prefix} {name} {EXAMPLES.get(name, '')}".rstrip()
+        layout = argparse.RawDescriptionHelpFormatter  # keeps the example on its line
+        parser = super().add_parser(name, help=summary, description=text, epilog=example, formatter_class=layout)
+        parser.set_defaults(run=run)
+        return parser
 
 
 def user_path(text: str) -> Path:

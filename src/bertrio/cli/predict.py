@@ -21,7 +21,7 @@ NAMED = "ours=theirs, as in text_a=sentence1: the file's names of columns text, 
 
 def add_predict_commands(commands: Any) -> None:
     """Add the commands to the parser's `commands`."""
-    predict = commands.add_parser("predict", help="predict the rows of a file with the last run's ensemble")
+    predict = commands.add_parser("predict", _predict)
     predict.add_argument("--task", required=True, help="the task to predict, such as sts")
     rows = "rows to predict, with a header that names columns text, or text_a and text_b (default: standard input)"
     predict.add_argument("--in", dest="source", metavar="FILE", help=rows)
@@ -32,15 +32,13 @@ def add_predict_commands(commands: Any) -> None:
     predict.add_argument("--columns", metavar="A=B", nargs="+", action="extend", type=_pair, default=[], help=NAMED)
     predict.add_argument("--strict", action="store_true", help="stop at the first row that can't be used")
     _add_model(predict)
-    predict.set_defaults(run=_predict)
 
-    mine = commands.add_parser("mine", help="find the most similar pairs of sentences in a file")
+    mine = commands.add_parser("mine", _mine)
     mine.add_argument("source", metavar="FILE", nargs="?", help="a sentence a line (default: standard input)")
     mine.add_argument("--task", help="the pair task to compare by; it must have encoding: bi")
     mine.add_argument("--top", type=positive, default=100, metavar="N", help="pairs to find (default: %(default)s)")
     mine.add_argument("--out", metavar="FILE", help="where the pairs go, as TSV (default: standard output)")
     _add_model(mine)
-    mine.set_defaults(run=_mine)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -57,6 +55,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _predict(args: argparse.Namespace) -> None:
+    """Predict the rows of a file with the last run's ensemble."""
     from bertrio.core.console import say
     from bertrio.inference.batch_predict import predict_file
 
@@ -70,6 +69,7 @@ def _predict(args: argparse.Namespace) -> None:
 
 
 def _mine(args: argparse.Namespace) -> None:
+    """Find the most similar pairs of sentences in a file."""
     need_packages("mine", ["sentence_transformers"], "mining")
     from bertrio.inference.mining import mine_file
 

@@ -14,51 +14,43 @@ FOLDER = "folder for what is written (default: %(default)s)"
 
 def add_recipe_commands(commands: Any) -> None:
     """Add the commands to the parser's `commands`."""
-    recipes = commands.add_parser("recipes", help="list, show and run rows of result tables, the papers' and our own")
-    recipes.set_defaults(run=_list)
+    recipes = commands.add_parser("recipes", _recipes)
     actions = recipes.add_subparsers(metavar="ACTION", action=Commands)
-    actions.add_parser("list", help="list all rows and sweeps, as without an action").set_defaults(run=_list)
+    actions.add_parser("list", _list)
 
-    show = actions.add_parser("show", help="print a row's params, and how they differ from params.yaml")
+    show = actions.add_parser("show", _show)
     show.add_argument("row", metavar="ROW", help="such as smart-concat; bertrio recipes lists them")
     show.add_argument("--budget", default="paper", help=BUDGET)
     add_set(show)
     show.add_argument("--brief", action="store_true", help="print all but the params, on standard output")
-    show.set_defaults(run=_show)
 
-    run = actions.add_parser("run", help="make a DVC experiment of each row, and keep what it measures")
+    run = actions.add_parser("run", _run)
     run.add_argument("rows", metavar="ROW", nargs="+", help="rows, tables (smart-table2), papers (smart) or sweeps")
     _add_runs(run)
     run.add_argument("--queue", action="store_true", help="only add them to DVC's queue; dvc queue start runs them")
-    run.set_defaults(run=_run)
 
-    collect = actions.add_parser("collect", help="keep what finished experiments measured, such as those of the queue")
-    collect.set_defaults(run=_collect)
+    actions.add_parser("collect", _collect)
 
-    preset = commands.add_parser("preset", help="print a preset as -S options: dvc exp run $(bertrio preset smoke)")
+    preset = commands.add_parser("preset", _preset)
     preset.add_argument("name", metavar="NAME", nargs="?", help="one of recipes/presets.yaml (default: list them)")
-    preset.set_defaults(run=_preset)
 
-    table = commands.add_parser("table", help="print and write a paper's result tables, reported beside measured")
+    table = commands.add_parser("table", _table)
     table.add_argument("paper", metavar="PAPER", help="its short name, such as smart")
     _add_setting(table)
     table.add_argument("--against", metavar="ROW", help="to compare with (default: the first that can be run)")
     table.add_argument("--out", metavar="FOLDER", default="recipes/tables", help=FOLDER)
     table.add_argument("--plots", action="store_true", help="draw bars and learning curves as well")
-    table.set_defaults(run=_table)
 
-    claims = commands.add_parser("claims", help="hold what the papers claim against the measured runs")
+    claims = commands.add_parser("claims", _claims)
     _add_setting(claims)
     claims.add_argument("--out", metavar="FILE", help="write it as Markdown, too")
-    claims.set_defaults(run=_claims)
 
-    factorial = commands.add_parser("factorial", help="main effects and interactions of techniques, from measured runs")
+    factorial = commands.add_parser("factorial", _factorial)
     factorial.add_argument("name", metavar="NAME", help="a design of recipes/, such as future-factorial")
     _add_setting(factorial)
     factorial.add_argument("--out", metavar="FOLDER", default="recipes/factorials", help=FOLDER)
-    factorial.set_defaults(run=_factorial)
 
-    stepwise = commands.add_parser("stepwise", help="add one technique after another, as long as the next one helps")
+    stepwise = commands.add_parser("stepwise", _stepwise)
     names = "extensions of recipes/extensions.yaml to try"
     stepwise.add_argument("--candidates", metavar="NAME", nargs="+", required=True, help=names)
     stepwise.add_argument("--base", metavar="ROW", help="the row to start from (default: params.yaml as it is)")
@@ -66,16 +58,14 @@ def add_recipe_commands(commands: Any) -> None:
     _add_runs(stepwise)
     stepwise.add_argument("--unproven", action="store_true", help="keep what scores higher, if only by luck")
     stepwise.add_argument("--out", metavar="FOLDER", default="recipes/stepwise", help=FOLDER)
-    stepwise.set_defaults(run=_stepwise)
 
-    sweep = commands.add_parser("sweep", help="plot score against a param, from the runs that differ in it alone")
+    sweep = commands.add_parser("sweep", _sweep)
     names = "such as smart.lambda; several, or one with a *, as in 'tasks.*.dropout', that move together"
     sweep.add_argument("params", metavar="PARAM", nargs="+", help=names)
     metric = "overall_normalized, overall_mean, a task, or all (default: %(default)s)"
     sweep.add_argument("--metric", default="overall_normalized", help=metric)
     sweep.add_argument("--out", metavar="FOLDER", default="recipes/sweeps", help=FOLDER)
     sweep.add_argument("--measured", action="store_true", help="take the runs of recipes/measured, not experiments")
-    sweep.set_defaults(run=_sweep)
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +82,13 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
     add_set(parser, "runs made with these overrides and no others (default: those of the setting with most runs)")
 
 
+def _recipes(args: argparse.Namespace) -> None:
+    """List, show and run rows of result tables, the papers' and our own."""
+    _list(args)
+
+
 def _list(args: argparse.Namespace) -> None:
+    """List all rows and sweeps, as without an action."""
     from bertrio.experiments.recipes.rows import load_recipes
     from bertrio.experiments.recipes.show import show_recipes
 
@@ -100,6 +96,7 @@ def _list(args: argparse.Namespace) -> None:
 
 
 def _show(args: argparse.Namespace) -> None:
+    """Print a row's params, and how they differ from params.yaml."""
     from bertrio.experiments.recipes.rows import load_recipes
     from bertrio.experiments.recipes.show import show_row
 
@@ -107,18 +104,21 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
+    """Make a DVC experiment of each row, and keep what it measures."""
     from bertrio.experiments.recipes.running import run_rows
 
     run_rows(args.rows, args.budget, args.seeds, overrides(args), args.queue)
 
 
 def _collect(args: argparse.Namespace) -> None:
+    """Keep what finished experiments measured, such as those of the queue."""
     from bertrio.experiments.recipes.running import collect
 
     print(f"wrote {len(collect())} files to recipes/measured")
 
 
 def _preset(args: argparse.Namespace) -> None:
+    """Print a preset as -S options: dvc exp run $(bertrio preset smoke)."""
     from bertrio.experiments.recipes.params import preset_options
     from bertrio.experiments.recipes.rows import find, load_presets
 
@@ -136,6 +136,7 @@ def _setting(args: argparse.Namespace) -> Any:
 
 
 def _table(args: argparse.Namespace) -> None:
+    """Print and write a paper's result tables, reported beside measured."""
     from bertrio.experiments.recipes.measured import load_measured
     from bertrio.experiments.recipes.rows import load_recipes
     from bertrio.experiments.recipes.table_text import show, table_document, write_tables
@@ -149,6 +150,7 @@ def _table(args: argparse.Namespace) -> None:
 
 
 def _claims(args: argparse.Namespace) -> None:
+    """Hold what the papers claim against the measured runs."""
     from bertrio.core.files import write_text
     from bertrio.experiments.recipes.claims import claim_document, judge, load_claims
     from bertrio.experiments.recipes.measured import load_measured
@@ -164,12 +166,14 @@ def _claims(args: argparse.Namespace) -> None:
 
 
 def _factorial(args: argparse.Namespace) -> None:
+    """Main effects and interactions of techniques, from measured runs."""
     from bertrio.experiments.factorial import factorial
 
     factorial(args.name, _setting(args), args.out)
 
 
 def _stepwise(args: argparse.Namespace) -> None:
+    """Add one technique after another, as long as the next one helps."""
     from bertrio.experiments.stepwise import stepwise
 
     need_folder(args.out)  # fail before hours of work
@@ -177,6 +181,7 @@ def _stepwise(args: argparse.Namespace) -> None:
 
 
 def _sweep(args: argparse.Namespace) -> None:
+    """Plot score against a param, from the runs that differ in it alone."""
     from bertrio.experiments.sweeps import sweep
 
     sweep(*args.params, metric=args.metric, out=args.out, measured=args.measured)

@@ -13,7 +13,7 @@ PRUNE = "which runs to give up while they train: median, hyperband or none (defa
 
 def add_search_commands(commands: Any) -> None:
     """Add the command to the parser's `commands`."""
-    search = commands.add_parser("search", help="look for params that score higher; hopeless runs are given up early")
+    search = commands.add_parser("search", _search)
     search.add_argument("space", metavar="PARAM=VALUES", nargs="+", help=SPACE)
     search.add_argument("--trials", type=positive, default=20, metavar="N", help="how many (default: %(default)s)")
     search.add_argument("--base", metavar="ROW", help="the row to start from (default: params.yaml as it is)")
@@ -25,10 +25,10 @@ def add_search_commands(commands: Any) -> None:
     search.add_argument("--metric", default="overall_normalized", help=metric)
     folder = "folder for the trials: Markdown, CSV, Optuna's journal (default: %(default)s)"
     search.add_argument("--out", metavar="FOLDER", default="recipes/search", help=folder)
-    search.set_defaults(run=_search)
 
 
 def _search(args: argparse.Namespace) -> None:
+    """Look for params that score higher; hopeless runs are given up early."""
     from bertrio.experiments.search import search
 
     need_folder(args.out)  # fail before hours of work

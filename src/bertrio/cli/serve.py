@@ -11,7 +11,7 @@ from bertrio.core.errors import need_packages
 
 def add_serve_commands(commands: Any) -> None:
     """Add the command to the parser's `commands`."""
-    serve = commands.add_parser("serve", help="answer requests for predictions, and show a page to try a model on")
+    serve = commands.add_parser("serve", _serve)
     add_model(serve)
     host = "address to listen on (default: %(default)s, this machine alone; 0.0.0.0 is everyone)"
     serve.add_argument("--host", default="127.0.0.1", help=host)
@@ -27,7 +27,6 @@ def add_serve_commands(commands: Any) -> None:
     serve.add_argument("--max-wait-ms", type=milliseconds, default=5.0, metavar="MS", help=wait)
     name = "also answer requests that call the server by this name, such as a proxy's; can be repeated"
     serve.add_argument("--allow-host", metavar="NAME", type=str.lower, action="append", default=[], help=name)
-    serve.set_defaults(run=_serve)
 
 
 def milliseconds(text: str) -> float:
@@ -39,6 +38,7 @@ def milliseconds(text: str) -> float:
 
 
 def _serve(args: argparse.Namespace) -> None:
+    """Answer requests for predictions, and show a page to try a model on."""
     need_packages("serve", ["fastapi", "uvicorn", "prometheus_client"], "serve")
     from bertrio.inference.serve.schemas import Limits
     from bertrio.inference.serve.server import serve

@@ -83,36 +83,49 @@ class UnlabelledRows(DrawnRows):
     path: InputPath
 
 
-class FilesTask(Group):
-    """Files of a task for `data.source: files`; paths are relative to `data.path` unless absolute."""
-
-    train: InputPath
-    columns: Columns = Field(default_factory=dict)
-    dev: InputPath | None = None
-    test: InputPath | None = None
-
-
-class HubTask(Group):
-    """Data set of a task on the hub, for `data.source: hub`."""
-
-    id: str
-    config: str | None = None
-    revision: str | None = None
-    splits: dict[Literal["train", "dev", "test"], str]
-    columns: Columns
-    label_scale: Positive = 1.0
-
-
-class TaskData(Group):
-    """Source of one task, set in its own block: files or a data set on the hub, independent of `data.source`.
-
-    Paths are relative to the repository. `split` overrides `data.split` for this task.
-    """
+class SplitFiles(Group):
+    """Files of a task, and the names of their columns."""
 
     train: InputPath | None = None
     dev: InputPath | None = None
     test: InputPath | None = None
     columns: Columns = Field(default_factory=dict)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files by split."""
+        paths = {"train": self.train, "dev": self.dev, "test": self.test}
+        return {split: path for split, path in paths.items() if path is not None}
+
+
+class FilesTask(SplitFiles):
+    """Files of a task for `data.source: files`; paths are relative to `data.path` unless absolute."""
+
+    train: InputPath
+
+
+class HubSource(Group):
+    """Data set on the hub."""
+
+    id: str
+    config: str | None = None
+    revision: str | None = None
+
+
+class HubTask(HubSource):
+    """Data set of a task on the hub, for `data.source: hub`."""
+
+    splits: dict[Literal["train", "dev", "test"], str]
+    columns: Columns
+    label_scale: Positive = 1.0
+
+
+class TaskData(SplitFiles):
+    """Source of one task, set in its own block: files or a data set on the hub, independent of `data.source`.
+
+    Paths are relative to the repository. `split` overrides `data.split` for this task.
+    """
+
     hub: HubTask | None = None
     split: SplitRule | None = None
 
@@ -127,19 +140,10 @@ class TaskData(Group):
         """`files` or `hub`."""
         return "files" if self.hub is None else "hub"
 
-    @property
-    def files(self) -> dict[str, str]:
-        """Files by split; empty for a data set on the hub."""
-        paths = {"train": self.train, "dev": self.dev, "test": self.test}
-        return {split: path for split, path in paths.items() if path is not None}
 
-
-class HubCorpus(Group):
+class HubCorpus(HubSource):
     """Unlabelled corpus on the hub."""
 
-    id: str
-    config: str | None = None
-    revision: str | None = None
     split: str
     columns: Annotated[list[str], Field(min_length=1)]
 

@@ -246,18 +246,11 @@ def check_batches(params: Params) -> Iterator[str]:
                 )
 
 
-def check_sharing(params: Params) -> Iterator[str]:
-    """Yield the reason why tasks can't share layers, if any."""
-    problem = params.sharing.problem(params.tasks)
-    if problem:
-        yield problem
-
-
 CHECKS = (
     check_names,
     check_columns,
     check_sources,
-    check_sharing,
+    lambda params: params.sharing.problems(params.tasks),
     check_schedule,
     check_techniques,
     check_batches,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -147,17 +148,17 @@ class SharingParams(Group):
     layer: Literal["none", "projection", "fusion", "both"]
     tasks: list[str]
 
-    def problem(self, tasks: dict[str, TaskParams]) -> str | None:
-        """Return why the tasks can't share these layers, or None if they can."""
+    def problems(self, tasks: dict[str, TaskParams]) -> Iterator[str]:
+        """Yield why the tasks can't share these layers, if they can't."""
         if self.layer == "none":
-            return None
+            return
         if set(self.tasks) - tasks.keys() or len(set(self.tasks)) < 2:
-            return f"sharing.tasks: found {self.tasks}, expected two or more of {', '.join(tasks)}"
+            yield f"sharing.tasks: found {self.tasks}, expected two or more of {', '.join(tasks)}"
+            return
         try:
             with torch.random.fork_rng(devices=[]):
                 build_heads(
                     {name: tasks[name].head_spec(name, self) for name in self.tasks}, WIDTH, self.layer, self.tasks
                 )
         except ValueError as error:
-            return f"sharing.layer {self.layer}: {error}"
-        return None
+            yield f"sharing.layer {self.layer}: {error}"

@@ -47,20 +47,14 @@ def missing_path(param: str, value: object) -> UserError:
     )
 
 
-def missing_package(needed_by: str, packages: Iterable[str], extra: str) -> UserError:
-    """Return the error for a command or param whose packages, installed by an extra of bertrio, are missing."""
-    named = ", ".join(packages)
-    return UserError(f"{needed_by}: needs the package {named}; install it with: pip install 'bertrio[{extra}]'")
-
-
 def need_packages(needed_by: str, packages: Iterable[str], extra: str) -> None:
-    """Check that the packages of an extra are installed.
+    """Check that the packages of an extra of bertrio are installed, which a command or param needs.
 
     Raises:
         UserError: naming the missing packages and the extra.
     """
-    if missing := [name for name in packages if find_spec(name) is None]:
-        raise missing_package(needed_by, missing, extra)
+    if missing := ", ".join(name for name in packages if find_spec(name) is None):
+        raise UserError(f"{needed_by}: needs the package {missing}; install it with: pip install 'bertrio[{extra}]'")
 
 
 @contextmanager

@@ -24,10 +24,7 @@ MAX_TRAIN_ROWS = 20000  # larger tables are sampled down to this size
 Scores = dict[str, dict[str, float]]  # by baseline and metric
 
 
-def simple_baselines(
-    tables: Mapping[str, Mapping[str, pd.DataFrame]],
-    tasks: Mapping[str, Task],
-) -> dict[str, Scores]:
+def simple_baselines(tables: Mapping[str, Mapping[str, pd.DataFrame]], tasks: Mapping[str, Task]) -> dict[str, Scores]:
     """Score word-count baselines on dev.
 
     Args:

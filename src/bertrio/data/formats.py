@@ -11,7 +11,6 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
@@ -37,24 +36,14 @@ class RawRow(NamedTuple):
     problem: str | None = None
 
 
-@dataclass(frozen=True)
-class Rereadable:
-    """Rows that each iteration reads anew by calling `read`, so that they need not stay in memory."""
-
-    read: Callable[[], Iterator[RawRow]]
-
-    def __iter__(self) -> Iterator[RawRow]:
-        return self.read()
-
-
 class RawTable(NamedTuple):
-    """Rows of a source: its column names, and the rows with their values by column.
+    """Rows of a source: its column names, and a function that reads the rows, with their values by column.
 
-    The rows can be iterated again, except those of a stream such as standard input.
+    Each call reads them anew, so that they need not stay in memory; a stream, such as standard input, is read once.
     """
 
     columns: list[str]
-    rows: Iterable[RawRow]
+    rows: Callable[[], Iterator[RawRow]]
 
 
 class _Record(NamedTuple):
@@ -85,8 +74,8 @@ def read_delimited(path: str | Path, delimiter: str, file: BinaryIO | None = Non
         raise UserError(f"{path}: found line ends of old Macintosh files, expected those of Unix or Windows")
     columns = [name.strip() for name in header.fields]
     if file is None:
-        return RawTable(columns, Rereadable(lambda: islice(_rows(_records(_open(path), delimiter), columns), 1, None)))
-    return RawTable(columns, _rows(records, columns))
+        return RawTable(columns, lambda: islice(_rows(_records(_open(path), delimiter), columns), 1, None))
+    return RawTable(columns, lambda: _rows(records, columns))
 
 
 def _open(path: str | Path) -> BinaryIO:
@@ -176,8 +165,10 @@ def read_json_lines(file: BinaryIO) -> Iterator[RawRow]:
 
 
 def _json_lines(path: Path) -> RawTable:
-    rows = Rereadable(lambda: read_json_lines(_open(path)))
-    columns, first = list(dict.fromkeys(name for row in rows for name in row.values)), next(iter(rows), None)
+    def rows() -> Iterator[RawRow]:
+        return read_json_lines(_open(path))
+
+    columns, first = list(dict.fromkeys(name for row in rows() for name in row.values)), next(rows(), None)
     if not columns and (first is None or first.problem):
         cause = f"{first.problem} in line {first.number}, and so for all lines" if first else "nothing, it is empty"
         raise UserError(f"{path}: found {cause}; expected a JSON object a line, as UTF-8")
@@ -199,7 +190,7 @@ def _parquet(path: Path) -> RawTable:
             yield from map(RawRow, count(1), chain.from_iterable(batches))
 
     with reading():
-        return RawTable(pq.read_schema(path).names, Rereadable(rows))
+        return RawTable(pq.read_schema(path).names, rows)
 
 
 READERS: dict[str, Callable[[Path], RawTable]] = {

@@ -38,10 +38,11 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         UserError: for errors in params.yaml, and for missing files and folders.
     """
     params = load_params(params_path)
+    encoder = local_folder(params.encoder.name)
     written = {
         "source": _source_digest(params),
         "corpora": _corpora_digest(params),
-        "encoder": _encoder_digest(params),
+        "encoder": _folder_digests("encoder.name", str(encoder), *FILES) if encoder else {},
         "challenges": {
             name: _file_digest(f"evaluate.challenges.{name}.path", challenge.path)
             for name, challenge in params.evaluate.challenges.items()
@@ -94,8 +95,7 @@ def _source_digest(params: Params) -> dict[str, Any]:
     if params.source_tasks and data.source == "cs224n":
         digests |= _folder_digests("data.path", data.path, "*.csv")
     elif params.source_tasks and data.source == "files":
-        blocks = [data.files[name] for name in params.source_tasks]
-        paths = [path for block in blocks for path in (block.train, block.dev, block.test) if path]
+        paths = [path for name in params.source_tasks for path in data.files[name].files.values()]
         digests |= {path: _file_digest("data.files", path, data.base) for path in paths}
     tasks = {name: _task_digest(name, task.data) for name, task in params.tasks.items() if task.data is not None}
     extra = {
@@ -124,11 +124,6 @@ def _corpora_digest(params: Params) -> dict[str, str]:
     if not params.mlm.enabled or not sources & {"cs224n", "files"}:
         return {}
     return _folder_digests("data.corpora_path", params.data.corpora_path, "*.tsv")
-
-
-def _encoder_digest(params: Params) -> dict[str, str]:
-    folder = local_folder(params.encoder.name)
-    return {} if folder is None else _folder_digests("encoder.name", str(folder), *FILES)
 
 
 def _teacher_digest(params: Params, models: Path) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from bertrio.data.splits import Tables, join_train, keep_share, make_splits
 from bertrio.data.table import EXTRA, SPLITS, UNLABELLED, is_labelled, read_table, write_table
 from bertrio.model.names import hub_origin
 
-Splits = dict[str, Tables]  # by task and split
 LEFT_OUT = "left_out.csv"  # rows of data.extra_train that are already in the splits
 
 
@@ -66,13 +65,10 @@ def split_data(
         origin = hub_origin(params.encoder.name, pinned(params.encoder, new_tokenizer).revision)
         facts = {name: describe(splits[name], task, tokenizer) for name, task in tasks.items()}
         metrics = {**raw_facts, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
-        counts = {name: _reasons(rows) for name, rows in left_out.items() if rows is not None}
-        if counts:
-            metrics["extra_left_out"] = counts
-        if rows := {name: table["source"].value_counts().to_dict() for name, table in unlabelled.items() if len(table)}:
-            metrics["unlabelled"] = rows
-        if origin:
-            metrics["encoder"] = origin
+        reasons = {name: _reasons(rows) for name, rows in left_out.items() if rows is not None}
+        counts = {name: rows["source"].value_counts().to_dict() for name, rows in unlabelled.items() if len(rows)}
+        more = {"extra_left_out": reasons, "unlabelled": counts, "encoder": origin}
+        metrics |= {name: value for name, value in more.items() if value}
         for name, tables in splits.items():
             for split, table in (tables | ({UNLABELLED: unlabelled[name]} if len(unlabelled[name]) else {})).items():
                 write_table(table, new_splits / name / f"{split}.parquet")

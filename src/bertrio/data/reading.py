@@ -53,7 +53,7 @@ def build_table(
     wanted = [theirs for ours, theirs in names.items() if ours not in optional or theirs in source.columns]
     check_columns(place, source.columns, wanted, hint)
     generate_ids = names["id"] not in source.columns
-    labels = (row.values.get(names["label"]) for row in source.rows if not row.problem)
+    labels = (row.values.get(names["label"]) for row in source.rows() if not row.problem)
     labelled = not unlabelled and names["label"] in source.columns and not _all_hidden(labels, task)
     if not labelled and not unlabelled and split != "test":
         raise UserError(f"{task.name}: {file}: found no labels, expected them in {split}; only test may be without")
@@ -70,7 +70,7 @@ def build_table(
             except Unusable as reason:
                 rejects.append(Reject(task.name, split, file, row.number, str(reason), _raw_text(row)))
 
-    rows, batches, schema = clean(track(source.rows, f"reading {file}")), [], schema_of(names)
+    rows, batches, schema = clean(track(source.rows(), f"reading {file}")), [], schema_of(names)
     while batch := list(islice(rows, BATCH)):
         batches.append(pa.record_batch(list(map(list, zip(*batch, strict=True))), schema))
     return pa.Table.from_batches(batches, schema).to_pandas(), rejects

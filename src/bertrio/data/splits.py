@@ -56,61 +56,10 @@ def make_splits(
     Raises:
         UserError: if train or dev has no rows, or test has none though its fraction is above 0.
     """
+    if strategy == "official":
+        return _official(tables, task)
     if labelled is None:
         labelled = {split for split, table in tables.items() if is_labelled(table)}
-    return STRATEGIES[strategy](dict(tables), labelled, list(fractions), seed, task)
-
-
-def _official(tables: Tables, labelled: Collection[str], fractions: list[float], seed: int, task: str) -> Tables:
-    for split in ("train", "dev"):
-        if split not in tables or tables[split].empty:
-            raise UserError(
-                f"data.split: task {task}: found no {split} rows in the source, but strategy is official; to "
-                f"cut the rows at hand set data.split.tasks.{task} to {{strategy: random, fractions: [0.8, 0.1, 0.1]}}"
-            )
-    return {split: tables.get(split, tables["train"].iloc[:0]) for split in SPLITS}
-
-
-def _random(tables: Tables, labelled: Collection[str], fractions: list[float], seed: int, task: str) -> Tables:
-    def assign(rows: pd.DataFrame, shares: NDArray) -> NDArray:
-        order = _random_state(seed, task).permutation(len(rows))
-        ends = np.rint(np.cumsum(shares) * len(rows)).astype(int)
-        assigned = np.empty(len(rows), dtype=int)
-        assigned[order] = np.searchsorted(ends, np.arange(len(rows)), side="right")
-        return assigned
-
-    return _split_pooled(tables, labelled, fractions, task, assign)
-
-
-def _grouped(tables: Tables, labelled: Collection[str], fractions: list[float], seed: int, task: str) -> Tables:
-    def assign(rows: pd.DataFrame, shares: NDArray) -> NDArray:
-        groups = sentence_groups(rows)
-        sizes = np.bincount(groups)
-        assigned = _assign_groups(sizes, shares, _random_state(seed, task))[groups]
-        reached = np.bincount(assigned, minlength=len(shares)) / len(rows)
-        if np.abs(reached - shares).max() > 0.01:
-            percentages = ", ".join(f"{100 * share:.1f} %" for share in reached)
-            say(f"{task}: grouped split has shares {percentages}; shared sentences link {sizes.max()} rows")
-        return assigned
-
-    return _split_pooled(tables, labelled, fractions, task, assign)
-
-
-STRATEGIES: dict[str, Callable[[Tables, Collection[str], list[float], int, str], Tables]] = {
-    "official": _official,
-    "random": _random,
-    "grouped": _grouped,
-}
-
-
-def _split_pooled(
-    tables: Tables,
-    labelled: Collection[str],
-    fractions: list[float],
-    task: str,
-    assign: Callable[[pd.DataFrame, NDArray], NDArray],
-) -> Tables:
-    """Pool the labelled rows and split them by `assign`, which returns the index of its split for each row."""
     pooled = [split for split in SPLITS if split in tables and split in labelled]
     fixed = {split: table for split, table in tables.items() if split not in pooled and len(table)}
     if not pooled:
@@ -120,15 +69,48 @@ def _split_pooled(
         origin = np.repeat(pooled, [len(tables[split]) for split in pooled])
         rows["id"] = pd.Series(origin, dtype=rows["id"].dtype) + "-" + rows["id"]
     shares = np.array(fractions[:2] if fixed else fractions)
-    assigned = assign(rows, shares / shares.sum())
+    assigned = ASSIGN[strategy](rows, shares / shares.sum(), _random_state(seed, task), task)
     result = {split: rows[assigned == index].reset_index(drop=True) for index, split in enumerate(SPLITS)} | fixed
     for split, fraction in zip(SPLITS, fractions, strict=True):
         if result[split].empty and (split == "dev" or fraction > 0):
             raise UserError(
-                f"data.split: task {task}: {len(rows)} labelled rows leave none for {split}, fractions {fractions}; "
-                "give it a larger fraction, or all of them strategy random"
+                f"data.split: task {task}: {len(rows)} labelled rows leave none for {split}, fractions "
+                f"{list(fractions)}; give it a larger fraction, or all of them strategy random"
             )
     return result
+
+
+def _official(tables: Mapping[str, pd.DataFrame], task: str) -> Tables:
+    for split in ("train", "dev"):
+        if split not in tables or tables[split].empty:
+            raise UserError(
+                f"data.split: task {task}: found no {split} rows in the source, but strategy is official; to "
+                f"cut the rows at hand set data.split.tasks.{task} to {{strategy: random, fractions: [0.8, 0.1, 0.1]}}"
+            )
+    return {split: tables.get(split, tables["train"].iloc[:0]) for split in SPLITS}
+
+
+def _random(rows: pd.DataFrame, shares: NDArray, random: np.random.RandomState, task: str) -> NDArray:
+    order = random.permutation(len(rows))
+    ends = np.rint(np.cumsum(shares) * len(rows)).astype(int)
+    assigned = np.empty(len(rows), dtype=int)
+    assigned[order] = np.searchsorted(ends, np.arange(len(rows)), side="right")
+    return assigned
+
+
+def _grouped(rows: pd.DataFrame, shares: NDArray, random: np.random.RandomState, task: str) -> NDArray:
+    groups = sentence_groups(rows)
+    sizes = np.bincount(groups)
+    assigned = _assign_groups(sizes, shares, random)[groups]
+    reached = np.bincount(assigned, minlength=len(shares)) / len(rows)
+    if np.abs(reached - shares).max() > 0.01:
+        percentages = ", ".join(f"{100 * share:.1f} %" for share in reached)
+        say(f"{task}: grouped split has shares {percentages}; shared sentences link {sizes.max()} rows")
+    return assigned
+
+
+# (rows [N], shares of the splits, random, task) -> the index of its split for each row [N]
+ASSIGN: dict[str, Callable[..., NDArray]] = {"random": _random, "grouped": _grouped}
 
 
 def keep_share(tables: Mapping[str, pd.DataFrame], shares: Mapping[str, float], seed: int, task: str) -> Tables:

@@ -19,14 +19,8 @@ if TYPE_CHECKING:  # takes half a second to import
     from matplotlib.figure import Figure
 
 INK, MUTED, FAINT = "#1f2937", "#6b7280", "#e5e7eb"
-LINES = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#56b4e9",
-    "#e69f00",
-)  # Okabe and Ito: safe for colour-blind readers
+# Okabe and Ito: safe for colour-blind readers
+LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
     "font.size": 9,

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from bertrio.core.errors import UserError
-from bertrio.core.files import whole_folder, write_json
+from bertrio.core.files import write_json
 from bertrio.core.tasks import Array, Predicted, Task, indicators, set_numbers
 from bertrio.evaluation.metrics import METRICS
 from bertrio.evaluation.predictions import (
@@ -21,9 +21,7 @@ from bertrio.evaluation.predictions import (
     check_tasks,
     predicted_columns,
     predicted_of,
-    read_predictions,
     row_name,
-    write_predictions,
 )
 
 SELECTION = "selection"  # the split name of the dev rows that the ensemble was chosen on
@@ -251,26 +249,6 @@ def _greedy_weights(rows: pd.DataFrame, predictions: Sequence[Predicted], task: 
         return METRICS[task.target.metrics[0]](scored)
 
     return pick_members([predicted.take(chosen) for predicted in predictions], score, sets=task.target.sets)
-
-
-def combine_members(
-    names: Sequence[str],
-    rule: str,
-    tasks: Mapping[str, Task],
-    answers: Mapping[str, Sequence[str]],
-    predictions: str | Path,
-    path: str | Path,
-    folder: str | Path,
-) -> None:
-    """Combine `predictions`/<name>/predictions.parquet of all members, and write the table to `path`.
-
-    `folder` is replaced by one that holds ensemble.json alone, see `record_ensemble`.
-    """
-    members = {name: read_predictions(Path(predictions) / name / "predictions.parquet") for name in names}
-    table, weights = combine(members, rule, tasks, answers)
-    with whole_folder(folder) as new:
-        record_ensemble(new, rule, names, weights)
-    write_predictions(table, path)
 
 
 def record_ensemble(folder: str | Path, rule: str, members: Sequence[str], weights: Weights) -> None:

@@ -16,12 +16,7 @@ from bertrio.evaluation.predictions import Scored
 PLOTTED = 5000  # rows in a table of scores: DVC's page holds every row of every revision
 
 
-def write_plots(
-    frame: pd.DataFrame,
-    tasks: Mapping[str, Task],
-    folder: str | Path,
-    members: Sequence[str],
-) -> None:
+def write_plots(frame: pd.DataFrame, tasks: Mapping[str, Task], folder: str | Path, members: Sequence[str]) -> None:
     """Write tables of the labelled dev rows and of training for DVC's plots.
 
     Into `folder`: confusion/<task>.csv, reliability/<task>.csv, scores/<task>.csv, learning/loss/<task>.csv and
@@ -37,7 +32,8 @@ def write_plots(
     folder = Path(folder)
     for name in ("confusion", "reliability", "scores", "learning/loss", "learning/score"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    training = _member_tables(folder / "history", members)
+    histories = [folder / "history" / f"{name}.csv" for name in members]
+    training = [pd.read_csv(path) for path in histories if path.exists()]
     for name, task in tasks.items():
         rows = frame[(frame["task"] == name) & (frame["split"] == "dev") & frame["label"].notna()]
         if len(rows):
@@ -71,15 +67,8 @@ def _write_scores(rows: pd.DataFrame, task: Task, folder: Path) -> None:
     write_csv(table, folder / "scores" / f"{task.name}.csv")
 
 
-def _mean_curve(training: Mapping[str, pd.DataFrame], column: str, name: str) -> pd.DataFrame:
+def _mean_curve(training: Sequence[pd.DataFrame], column: str, name: str) -> pd.DataFrame:
     """Return the mean over members by step: [step, `name`]. Steps of one member alone have its value."""
-    parts = [table.reindex(columns=["step", column]) for table in training.values()]
+    parts = [table.reindex(columns=["step", column]) for table in training if len(table)]
     rows = pd.concat(parts or [pd.DataFrame(columns=["step", column])]).dropna()
     return rows.rename(columns={column: name}).groupby("step", as_index=False).mean()
-
-
-def _member_tables(folder: str | Path, members: Sequence[str]) -> dict[str, pd.DataFrame]:
-    """Return the tables of members that have rows, in the order of the members."""
-    paths = {name: Path(folder) / f"{name}.csv" for name in members}
-    tables = {name: pd.read_csv(path) for name, path in paths.items() if path.exists()}
-    return {name: table for name, table in tables.items() if len(table)}

@@ -48,7 +48,6 @@ class Difference:
     and p-value cover other rows, but not other seeds. `freedom` are the degrees of freedom of Student's t.
     """
 
-    metric: str
     first: float
     second: float
     seeds: tuple[int, int]
@@ -104,8 +103,8 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
         parts += [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides]
     means = [float(np.mean(side)) for side in sides]
     low, high, p, freedom = _t_test(means[1] - means[0], parts)
-    largest = sum(weight * widest(first[0][task].metric) for task, weight in weights.items())
-    return Difference(metric, means[0], means[1], seeds, max(low, -largest), min(high, largest), p, freedom)
+    largest = sum(weight * WIDEST.get(first[0][task].metric, 1.0) for task, weight in weights.items())
+    return Difference(means[0], means[1], seeds, max(low, -largest), min(high, largest), p, freedom)
 
 
 def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float, float]:
@@ -145,11 +144,6 @@ def _weights(run: Run, metric: str) -> dict[str, float]:
         return {metric: 1.0}
     halved = CORRELATIONS if metric == "overall_normalized" else ()
     return {task: (0.5 if score.metric in halved else 1.0) / len(run) for task, score in run.items()}
-
-
-def widest(metric: str) -> float:
-    """Return the largest difference of two values of a metric."""
-    return WIDEST.get(metric, 1.0)
 
 
 def holm(ps: Sequence[float]) -> list[float]:

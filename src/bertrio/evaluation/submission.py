@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ COURSE = {  # task: file name and header, with the course's spelling
     "sts": ("sts", "Predicted_Similiary"),
 }
 SPLITS = {"dev": ("dev", "selection"), "test": ("test",)}  # `selection`: dev rows that the ensemble was chosen on
+SHORTEST = partial(np.format_float_positional, trim="0")  # that reads back equal, without exponent
 
 
 def write_submissions(frame: pd.DataFrame, folder: str | Path, tasks: Mapping[str, Task]) -> None:
@@ -38,14 +40,6 @@ def write_submissions(frame: pd.DataFrame, folder: str | Path, tasks: Mapping[st
             if rows.empty:
                 path.unlink(missing_ok=True)
                 continue
-            text = _whole if tasks[name].target.discrete else _plain
+            text = int if tasks[name].target.discrete else SHORTEST
             lines = [f"{row_id} , {text(value)} \n" for row_id, value in zip(rows["id"], rows["prediction"])]
             write_text(path, f"id \t {header} \n" + "".join(lines))
-
-
-def _whole(value: float) -> str:
-    return str(int(value))
-
-
-def _plain(value: float) -> str:
-    return np.format_float_positional(value, trim="0")  # the shortest that reads back equal, without exponent

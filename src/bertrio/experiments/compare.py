@@ -20,16 +20,7 @@ from bertrio.core.tasks import Array, Task, probability_of
 from bertrio.evaluation.intervals import contributions
 from bertrio.evaluation.metrics import METRICS, OVERALL
 from bertrio.evaluation.predictions import Scored
-from bertrio.evaluation.significance import (
-    ALPHA,
-    DIGITS,
-    Run,
-    TaskScore,
-    holm,
-    p_text,
-    paired_difference,
-    score_of,
-)
+from bertrio.evaluation.significance import ALPHA, DIGITS, Run, TaskScore, holm, p_text, paired_difference, score_of
 from bertrio.experiments.recipes.params import ABSENT, leaves
 from bertrio.experiments.revision import Revision
 
@@ -290,12 +281,9 @@ def _notes(first: Side, second: Side, split: str) -> Iterator[str]:
     """Yield notes on how to interpret the figures."""
     rows = "dev" if split == "selection" else split  # selection is part of dev
     selected_on = {revision.title: _selected_on(revision) for revision in (*first, *second)}
-    epochs = [title for title, how in selected_on.items() if rows in how.get("rows", "").split(", ")]
-    members = [title for title, how in selected_on.items() if how.get("ensemble") == split]
-    thresholds = [title for title, how in selected_on.items() if rows in how.get("thresholds", "").split(", ")]
-    choices = (("epochs", epochs, rows), ("thresholds", thresholds, rows), ("ensemble members", members, split))
-    for what, titles, on in choices:
-        if titles:
+    choices = (("epochs", "rows", rows), ("thresholds", "thresholds", rows), ("ensemble members", "ensemble", split))
+    for what, key, on in choices:
+        if titles := [title for title, how in selected_on.items() if on in how.get(key, "").split(", ")]:
             yield f"the {what} of {', '.join(titles)} were chosen on {on}, which flatters them here"
     for side in (first, second):
         settings = [leaves(revision.run_params) for revision in side]

@@ -121,11 +121,7 @@ def _require_same_params(existing: Experiment, settings: Mapping[str, Any], root
 
 
 def _run(
-    command: list[str],
-    root: Path,
-    watch: Callable[[], None] | None,
-    environment: Mapping[str, str],
-    silent: bool = False,
+    command: list[str], root: Path, watch: Callable[[], None] | None, environment: Mapping[str, str], silent: bool
 ) -> int:
     """Run a command in its own process group and return its exit code.
 

@@ -16,7 +16,7 @@ from bertrio.core.errors import UserError, did_you_mean, writing_to
 from bertrio.core.files import write_text
 from bertrio.experiments.dvc_experiments import unfinished
 from bertrio.experiments.machine_paths import machine_independent
-from bertrio.experiments.recipes.params import ABSENT, leaves
+from bertrio.experiments.recipes.params import ABSENT, changes, leaves
 from bertrio.experiments.recipes.table_text import to_markdown
 from bertrio.experiments.revision import WORKSPACE, Revision, find_experiments
 
@@ -68,9 +68,8 @@ def scores_of(dev: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str,
 def read_run(revision: Revision, base: Run | None = None, state: str = "") -> Run:
     """Return the run of a revision. Files of an unfinished one are of the commit that it started from."""
     settings = revision.settings() if state else revision.run_params
-    params, before = params_of(settings), base.params if base else {}
-    both = ((name, params.get(name, ABSENT)) for name in (dict.fromkeys([*before, *params]) if base else ()))
-    changed = {name: value for name, value in both if value != before.get(name, ABSENT)}
+    params = params_of(settings)
+    changed = {name: new for name, (_, new) in changes(base.params, params).items()} if base else {}
     if state or not revision.exists("metrics/evaluation.json"):
         return Run(revision.name, params, {}, state or "no metrics", changed)
     evaluation = revision.json("metrics/evaluation.json")

@@ -22,7 +22,7 @@ from bertrio.config import build_tasks
 from bertrio.config.loading import read_yaml, validate_params
 from bertrio.config.root import OVERALL
 from bertrio.core.console import output_console, print_table, say
-from bertrio.core.errors import UserError, missing_package
+from bertrio.core.errors import UserError, need_packages
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
 from bertrio.experiments.machine_paths import machine_independent, settings_text
@@ -39,11 +39,7 @@ if TYPE_CHECKING:
 
 Space = Mapping[str, "BaseDistribution"]  # by dotted param
 Prune = Literal["median", "hyperband", "none"]
-PRUNERS: dict[str, str] = {
-    "median": "MedianPruner",
-    "hyperband": "HyperbandPruner",
-    "none": "NopPruner",
-}
+PRUNERS = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "none": "NopPruner"}
 CHECKPOINTS = "BERTRIO_CHECKPOINTS"  # training.checkpoints.VARIABLE, which would import torch
 IMPORTANCE_FROM = 10  # finished trials
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
@@ -56,10 +52,9 @@ def import_optuna() -> Any:
     Raises:
         UserError: if it is not installed.
     """
-    try:
-        import optuna
-    except ImportError as error:
-        raise missing_package("search", ["optuna"], "search") from error
+    need_packages("search", ["optuna"], "search")
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return optuna
 
@@ -230,7 +225,10 @@ def search(
     recipes, params = load_recipes(root / "recipes"), read_yaml(root / "params.yaml")
     row = recipes.base_row(base)
     start = resolve(recipes, row, budget, overrides, base=params)
-    keys = _metric_keys(metric, start)
+    tasks = build_tasks(validate_params(start, "params.yaml"))
+    if metric not in (*OVERALL, *tasks):
+        raise UserError(f"--metric {metric}: expected {', '.join([*OVERALL, *tasks])}")
+    keys = (metric, tasks[metric].target.metrics[0]) if metric in tasks else (metric,)
     title = f"Search on {row.name}, budget {budget}{settings_text(overrides)}"
     setup = f"Score: {metric} on dev. Space: {'; '.join(texts)}. Seed {seed}, pruning: {prune}."
     identity = json.dumps([title, setup, machine_independent(flatten(start))], sort_keys=True, default=str)
@@ -257,14 +255,6 @@ def search(
             say(f"stopped; the same command continues {name}")
             raise
     return study
-
-
-def _metric_keys(metric: str, settings: Block) -> Sequence[str]:
-    """Return the keys of a score in the metrics of dev."""
-    tasks = build_tasks(validate_params(settings, "params.yaml"))
-    if metric not in (*OVERALL, *tasks):
-        raise UserError(f"--metric {metric}: expected {', '.join([*OVERALL, *tasks])}")
-    return (metric, tasks[metric].target.metrics[0]) if metric in tasks else (metric,)
 
 
 @contextmanager
@@ -311,8 +301,8 @@ def _ended(study: Study) -> list[FrozenTrial]:
     return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
 
 
-def trials_table(study: Study) -> pd.DataFrame:
-    """Return a table of the trials that ended, the highest score first and pruned ones last."""
+def write_trials(study: Study, folder: Path) -> pd.DataFrame:
+    """Write trials.csv and trials.md, and return their table: the highest score first and pruned ones last."""
     rows = [
         {
             "trial": trial.number,
@@ -325,12 +315,7 @@ def trials_table(study: Study) -> pd.DataFrame:
         }
         for trial in _ended(study)
     ]
-    return pd.DataFrame(rows).sort_values(["state", "score"], ascending=[True, False])
-
-
-def write_trials(study: Study, folder: Path) -> pd.DataFrame:
-    """Write trials.csv and trials.md, and return their table."""
-    frame = trials_table(study)
+    frame = pd.DataFrame(rows).sort_values(["state", "score"], ascending=[True, False])
     write_csv(frame, folder / "trials.csv")
     scores = ["-" if pd.isna(score) else f"{score:.4f}" for score in frame["score"]]
     table = frame.assign(score=scores).to_markdown(index=False, disable_numparse=True)

@@ -26,13 +26,14 @@ def show_comparison(result: dict[str, Any], console: Console | None = None) -> N
         names = [f"{one['name']} ({one['commit'][:7]})" if one["commit"] else one["name"] for one in side["revisions"]]
         lines.append(f"{letter}  {', '.join(names)}")
     lines += [f"   {param}: {a} in A, {b} in B" for param, a, b in params_table(result).to_numpy()]
-    _print_lines(lines, console)
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
     title = f"{result['split']}: is B better than A? (Holm: p that allows for the number of tasks)"
     print_table(differences(result), title, console)
     if "overall" in result:
-        _print_lines([f"Overall scores are of {', '.join(result['tasks'])}."], console)
+        console.print(f"Overall scores are of {', '.join(result['tasks'])}.", markup=False, soft_wrap=True)
     print_table(other_metrics(result), "Other metrics, without tests", console)
-    _print_lines([f"Note: {note}." for note in result["notes"]], console)
+    for note in result["notes"]:
+        console.print(f"Note: {note}.", markup=False, soft_wrap=True)
     for heading, rows in changed_rows(result).items():
         print_table(rows, heading, console)
 
@@ -105,8 +106,3 @@ def _numbers(figures: dict[str, Any]) -> dict[str, str]:
         "B": f"{figures['second']:.4f}",
         "B - A": f"{figures['difference']:+.4f}",
     }
-
-
-def _print_lines(lines: list[str], console: Console) -> None:
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)

@@ -69,11 +69,11 @@ def predict_file(
     if format == "parquet":
         return _predict_parquet(predictor, task, source, target, names, name, strict)
     delimiter = DELIMITERS.get(format)
-    table = read_delimited(name, delimiter, source) if delimiter else RawTable([], read_json_lines(source))
+    table = read_delimited(name, delimiter, source) if delimiter else RawTable([], lambda: read_json_lines(source))
     if delimiter:
         _check_names(name, table.columns, names, added)
         target.write(delimited_line([*table.columns, *added], delimiter))
-    predicted, left_out, unread = 0, 0, iter(table.rows)
+    predicted, left_out, unread = 0, 0, table.rows()
     with progress(f"{task}: predicting") as bar:
         while chunk := list(islice(unread, CHUNK_ROWS)):
             fields_of_rows = {field: None for row in chunk for field in row.values}
@@ -102,8 +102,7 @@ def _predict_parquet(
     predictor: Predictor, task: str, source: BinaryIO, target: BinaryIO, names: dict[str, str], name: str, strict: bool
 ) -> tuple[int, int]:
     """Predict a Parquet file by its texts as JSON lines; the other columns keep their types."""
-    target_of, answers = predictor.task(task).target, BytesIO()
-    added = added_columns(target_of)
+    added, answers = added_columns(predictor.task(task).target), BytesIO()
     try:
         table = pq.ParquetFile(BytesIO(source.read()), pre_buffer=False).read(use_threads=False)
         _check_names(name, table.column_names, names, added)
@@ -117,13 +116,13 @@ def _predict_parquet(
     counts = predict_file(predictor, task, "jsonl", lines, answers, names, name, strict)
     answered = [json.loads(line) for line in answers.getvalue().splitlines()]
     written = table.take(pa.array([fields[ROW] for fields in answered], pa.int64()))
-    for column, type in zip(added, _added_types(target_of)):
+    for column, type in added.items():
         written = written.append_column(column, [pa.array([fields[column] for fields in answered], type)])
     pq.write_table(written, target)
     return counts
 
 
-def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str], added: list[str]) -> None:
+def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str], added: Iterable[str]) -> None:
     """Check that a file has each text column once, and no column `added`; `names` holds their names there by ours.
 
     Raises:
@@ -139,21 +138,15 @@ def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str], ad
     check_columns(name, columns, dict.fromkeys([*names.values(), *columns]), hint)
 
 
-def added_columns(target: Target) -> list[str]:
-    """Return the names of the columns that are added to each row."""
+def added_columns(target: Target) -> dict[str, pa.DataType]:
+    """Return the names of the columns that are added to each row, and their types in Parquet."""
     if not target.discrete:
-        return ["prediction", "score"]
+        return {"prediction": pa.float64(), "score": pa.float64()}
+    number, name = pa.int64(), pa.string()
+    if target.sets:
+        number, name = pa.list_(number), pa.list_(name)
     classes = ("no", "yes") if isinstance(target, Binary) else range(target.size)
-    return ["prediction", "prediction_label", *[f"p_{name}" for name in classes]]
-
-
-def _added_types(target: Target) -> list[pa.DataType]:
-    """Return the types of `added_columns` in Parquet."""
-    if not target.discrete:
-        return [pa.float64(), pa.float64()]
-    label = [pa.int64(), pa.string()]
-    label = [pa.list_(part) for part in label] if target.sets else label
-    return [*label, *[pa.float64()] * (len(added_columns(target)) - 2)]
+    return {"prediction": number, "prediction_label": name, **{f"p_{label}": pa.float64() for label in classes}}
 
 
 def delimited_line(values: Iterable[Any], delimiter: str) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bertrio.core.errors import UserError, missing_package
+from bertrio.core.errors import UserError, need_packages
 
 
 def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, targets: list[str] | None) -> None:
@@ -30,10 +30,9 @@ def add_lora(transformer: nn.Module, rank: int, alpha: float, dropout: float, ta
     Raises:
         UserError: if peft is not installed or finds no such layers.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise missing_package("encoder.lora", ["peft"], "lora") from error
+    need_packages("encoder.lora", ["peft"], "lora")
+    from peft import LoraConfig, inject_adapter_in_model
+
     scale: Any = alpha  # peft declares an int but accepts any number
     config = LoraConfig(r=rank, lora_alpha=scale, lora_dropout=dropout, target_modules=targets)
     try:

@@ -61,11 +61,7 @@ def resolve_precision(params: Params, runtime: Runtime) -> Runtime:
 
 
 def build_trainer(
-    params: Params,
-    model: MultitaskModel,
-    train: Split,
-    tracker: Curves | None = None,
-    teacher: str | Path = "data/teacher",
+    params: Params, model: MultitaskModel, train: Split, tracker: Curves | None = None, teacher: str = "data/teacher"
 ) -> tuple[Trainer, MultitaskModel]:
     """Return a trainer with every technique that `params` enables, and the model to score: `model` or its average.
 

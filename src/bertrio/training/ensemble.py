@@ -18,22 +18,14 @@ from bertrio.config import Params, build_tasks
 from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder
 from bertrio.core.tasks import MultiLabel
-from bertrio.evaluation.ensembling import (
-    RULES,
-    SELECTION,
-    combine_members,
-    mark_selection,
-    record_ensemble,
-)
+from bertrio.evaluation.ensembling import RULES, SELECTION, combine, mark_selection, record_ensemble
 from bertrio.evaluation.metrics import evaluate_predictions
-from bertrio.evaluation.predictions import decide, tune, write_predictions
+from bertrio.evaluation.predictions import decide, read_predictions, tune, write_predictions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from bertrio.model.config import ModelConfig
-
-SOUPS = ("uniform_soup", "greedy_soup")  # Wortsman et al. 2022, table 2
 
 
 def build_ensemble(
@@ -64,7 +56,11 @@ def build_ensemble(
     how, tasks = params.ensemble.combine, build_tasks(params)
     answers = {name: params.answers(name) for name in members}
     if how in RULES:
-        combine_members(list(members), how, tasks, answers, predictions, path, folder)
+        tables = {name: read_predictions(Path(predictions) / name / "predictions.parquet") for name in members}
+        table, shares = combine(tables, how, tasks, answers)
+        with whole_folder(folder) as new:
+            record_ensemble(new, how, list(members), shares)
+        write_predictions(table, path)
         return
     from bertrio.model.multitask import save_model
 

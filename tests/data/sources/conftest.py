@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import datasets
@@ -17,12 +15,6 @@ import pytest
 from huggingface_hub import constants
 
 from bertrio.data.sources.hub import _commit
-
-
-@pytest.fixture(scope="session")
-def stand_in_hub() -> Any:
-    """Parts of a stand-in hub: `Repository`, `serve` and `client`."""
-    return SimpleNamespace(Repository=Repository, serve=serve, client=client)
 
 
 @contextmanager
@@ -119,16 +111,12 @@ def _tree(files: dict[str, bytes], folder: str, form: dict[str, list[str]]) -> l
     if form["recursive"] == ["false"]:
         folders = {path for path in folders if "/" not in path}
         inside = [path for path in inside if "/" not in path]
-    described = [_described(prefix + path, files[prefix + path]) for path in inside]
-    return [_folder(prefix + path) for path in sorted(folders)] + described
-
-
-def _described(path: str, content: bytes) -> dict[str, object]:
-    return {"type": "file", "path": path, "size": len(content), "oid": _digest(content)}
-
-
-def _folder(path: str) -> dict[str, object]:
-    return {"type": "directory", "path": path, "size": 0, "oid": _digest(path.encode())}
+    entries = {prefix + path: ("directory", b"") for path in sorted(folders)}
+    entries |= {prefix + path: ("file", files[prefix + path]) for path in inside}
+    return [
+        {"type": kind, "path": path, "size": len(content), "oid": _digest(content or path.encode())}
+        for path, (kind, content) in entries.items()
+    ]
 
 
 def _file(repository: Repository, path: str) -> tuple[int, dict[str, str], bytes]:

@@ -11,6 +11,7 @@ import pytest
 from bertrio.config import DataParams
 from bertrio.core.errors import UserError
 from bertrio.data.sources import hub
+from tests.data.sources import conftest as stand_in
 
 A, B, C, D = (letter * 40 for letter in "abcd")  # commits
 SCORES = ["0.6", " 1 ", "2", "", None, "-1", "high", "nan"]  # as text, of 1 at most
@@ -46,8 +47,8 @@ def json_lines(*rows):
 
 
 @pytest.fixture(scope="module")
-def repositories(stand_in_hub):
-    make = stand_in_hub.Repository
+def repositories():
+    make = stand_in.Repository
     sst = {
         "train.jsonl": json_lines(*({"text": f"row {i} ", "label": i % 5} for i in range(6))),
         "dev.jsonl": json_lines({"text": "dev", "label": 1}, {"text": "dev", "label": 7}),
@@ -70,8 +71,8 @@ def repositories(stand_in_hub):
 
 
 @pytest.fixture(scope="module")
-def client(stand_in_hub, repositories, tmp_path_factory):
-    with stand_in_hub.serve(repositories) as (url, _), stand_in_hub.client(url, tmp_path_factory.mktemp("hub")):
+def client(repositories, tmp_path_factory):
+    with stand_in.serve(repositories) as (url, _), stand_in.client(url, tmp_path_factory.mktemp("hub")):
         yield
 
 
@@ -147,7 +148,7 @@ def test_what_the_hub_does_not_have_is_an_error_that_names_it(ask, order, block,
     assert all(part in str(error.value) for part in named), error.value
 
 
-def test_a_missing_network_is_an_error_that_names_the_local_alternative(stand_in_hub, ask, order, tmp_path):
-    with stand_in_hub.client("http://127.0.0.1:9", tmp_path), pytest.raises(UserError) as error:
+def test_a_missing_network_is_an_error_that_names_the_local_alternative(ask, order, tmp_path):
+    with stand_in.client("http://127.0.0.1:9", tmp_path), pytest.raises(UserError) as error:
         ask(order("sst"))
     assert all(part in str(error.value) for part in ("SetFit/sst5", "network", "data.source=files"))

@@ -9,6 +9,7 @@ from bertrio.core.errors import UserError
 from bertrio.model.encoder import initial_transformer
 from bertrio.model.names import hub_origin
 from bertrio.model.tokenizer import build_tokenizer, pinned
+from tests.data.sources.conftest import Repository, client, serve
 
 A, B = ("a" * 40, "b" * 40)  # commits
 
@@ -29,15 +30,15 @@ def encoder_files(folder, bias):
 
 
 @pytest.fixture(scope="module")
-def repository(stand_in_hub, tmp_path_factory):
+def repository(tmp_path_factory):
     files = {commit: encoder_files(tmp_path_factory.mktemp("bert"), bias) for commit, bias in ((A, 1.0), (B, 2.0))}
-    return stand_in_hub.Repository(files, {"main": A})
+    return Repository(files, {"main": A})
 
 
 @pytest.fixture
-def requests(stand_in_hub, repository, tmp_path):
+def requests(repository, tmp_path):
     """The requests that reached the hub."""
-    with stand_in_hub.serve({"org/bert": repository}) as (url, requests), stand_in_hub.client(url, tmp_path / "hub"):
+    with serve({"org/bert": repository}) as (url, requests), client(url, tmp_path / "hub"):
         yield requests
 
 

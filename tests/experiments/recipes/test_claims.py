@@ -61,7 +61,7 @@ def claim(**expect: str) -> Claim:
 
 
 def difference_of(value: float, reach: float = 0.005) -> Difference:
-    return Difference("sst", 0.5, 0.5 + value, (3, 3), value - reach, value + reach, 0.5)
+    return Difference(0.5, 0.5 + value, (3, 3), value - reach, value + reach, 0.5)
 
 
 def text_of(judgement) -> str:

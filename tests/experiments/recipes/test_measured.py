@@ -11,6 +11,7 @@ from bertrio.evaluation.intervals import contributions
 from bertrio.evaluation.predictions import Scored
 from bertrio.experiments.recipes.measured import Measured, load_measured, measure, to_json, write_measured
 from bertrio.experiments.revision import Revision
+from tests.experiments.conftest import tables
 from tests.experiments.simulated import simulate
 
 
@@ -89,13 +90,13 @@ SETTINGS = {
 FACTS = {"name": "toy-a-quick-s3", "row": "toy-a", "budget": "quick", "overrides": {}, "commit": "1a2b3c4"}
 
 
-def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(run_of, make_tables):
-    frame = make_tables()
+def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(run_of):
+    frame = tables()
     relabelled = frame.copy()
     relabelled.loc[0, "label"] = (relabelled.loc[0, "label"] + 1) % 5
-    tables = {"one": frame, "better": make_tables(5), "fewer": frame[1:], "relabelled": relabelled}
-    tables["shuffled"] = frame.sample(frac=1, random_state=0)
-    runs = {name: measure(finish(run_of(name, table, **SETTINGS)), **FACTS) for name, table in tables.items()}
+    frames = {"one": frame, "better": tables(5), "fewer": frame[1:], "relabelled": relabelled}
+    frames["shuffled"] = frame.sample(frac=1, random_state=0)
+    runs = {name: measure(finish(run_of(name, table, **SETTINGS)), **FACTS) for name, table in frames.items()}
     one = runs["one"]
     assert (one.seed, one.source, one.encoder) == (3, "sample", "small")
     firsts = {"sst": {"accuracy": 0.5}, "qqp": {"accuracy": 0.7}, "sts": {"pearson": 0.8}}
@@ -115,13 +116,13 @@ def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(
     assert len({digests["one"], digests["fewer"], digests["relabelled"]}) == 3
 
 
-def test_what_a_run_does_not_have_is_left_out(run_of, make_tables):
+def test_what_a_run_does_not_have_is_left_out(run_of):
     several = SETTINGS | {"ensemble": {"members": {"base": {}, "other": None}}}
-    run = measure(finish(run_of("several", make_tables(), **several)), **FACTS)
+    run = measure(finish(run_of("several", tables(), **several)), **FACTS)
     assert (run.history, run.best_epoch, run.dots) == ({}, None, {})
-    elsewhere = finish(run_of("elsewhere", make_tables(), **SETTINGS), pretrained="another")
+    elsewhere = finish(run_of("elsewhere", tables(), **SETTINGS), pretrained="another")
     assert measure(elsewhere, **FACTS).session is None  # its seconds are of two sessions
-    frame = make_tables()
+    frame = tables()
     frame.loc[frame["task"] == "qqp", "label"] = np.nan
     one = measure(finish(run_of("run", frame, **SETTINGS), tasks=("sst", "sts")), **FACTS)
     assert set(one.metrics["dev"]) == set(one.by_row) == {"sst", "sts"}

@@ -17,6 +17,7 @@ from bertrio.experiments.recipes import running
 from bertrio.experiments.recipes.measured import load_measured
 from bertrio.experiments.recipes.running import collect, experiment_name, run_rows
 from bertrio.experiments.revision import Revision, find_experiments
+from tests.experiments.conftest import tables, write_run
 from tests.toy_project import toy_project
 from tests.waiting import wait_until
 
@@ -40,14 +41,14 @@ MEASURED = "recipes/measured"
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory, make_tables, lay_out):
+def repository(tmp_path_factory):
     """A committed project with recipes, whose one stage copies the folder `made`."""
     folder = tmp_path_factory.mktemp("repository")
     params = (Path(__file__).parents[3] / "params.yaml").read_text()
     project = toy_project(folder, STAGE, params, deps=["made"], outs=["predictions"], metrics=METRICS, plots=PLOTS)
     shutil.copytree(Path(__file__).parent / "toy", folder / "recipes")
     (folder / ".gitignore").write_text("/predictions\n")
-    lay_out(folder / "made", make_tables())
+    write_run(folder / "made", tables())
     shutil.rmtree(folder / "made/data")
     (folder / "made/params.yaml").unlink()
     scores = {"sst": {"accuracy": 0.5}, "overall_normalized": 0.6}

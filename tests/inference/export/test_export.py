@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import signal
+import sys
 
 import pytest
 import torch
@@ -122,6 +123,7 @@ def test_what_differs_from_the_model_is_not_kept(models, tmp_path, monkeypatch, 
 
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("bertrio.core.errors.find_spec", lambda name: None if name.startswith("onnx") else name)
+    for name in ("onnx", "onnxruntime", "onnxscript"):
+        monkeypatch.setitem(sys.modules, name, None)
     assert command("--to", tmp_path / "out", "--format", "onnx") == 2
     assert "needs the package onnx, onnxruntime, onnxscript; install it with: pip" in capsys.readouterr().err

@@ -14,17 +14,13 @@ from bertrio.data.formats import RawTable, read_delimited
 from bertrio.data.reading import check_columns
 
 SEED = 0  # of the drawn rows: they are the same in every run
-TEXT_COLUMNS = {
-    "imdb": ("text",),
-    "multinli": ("premise", "hypothesis"),
-    "sick": ("sentence_a", "sentence_b"),
-}
+PAIRS = {"multinli": ("premise", "hypothesis"), "sick": ("sentence_a", "sentence_b")}  # columns of corpora of pairs
 
 
 def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
     """Yield `rows` texts (None: all) of `<data.corpora_path>/<name>.tsv`, drawn from all; a pair becomes one text.
 
-    Corpora other than those in `TEXT_COLUMNS` have a column `text`.
+    Corpora other than those in `PAIRS` have a column `text`.
 
     Public TSV files are often written without quoting. A line with damaged quoting is therefore read without quoting.
     Rows without text, and lines that are not UTF-8 or have a wrong number of columns, are counted in `skipped`. If a
@@ -42,7 +38,7 @@ def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counte
             f"To do without this corpus set mlm.rows.{name} to 0"
         )
     table = read_delimited(path, "\t")
-    columns = TEXT_COLUMNS.get(name, ("text",))
+    columns = PAIRS.get(name, ("text",))
     check_columns(str(path), table.columns, columns)
     texts = list(_texts(table, columns, skipped))
     count = len(texts) if rows is None else min(len(texts), rows)
@@ -50,7 +46,7 @@ def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counte
 
 
 def _texts(table: RawTable, columns: Sequence[str], skipped: Counter[str]) -> Iterator[str]:
-    for row in table.rows:
+    for row in table.rows():
         values = row.values
         if row.problem == "damaged quoting":
             fields = str(row.raw).split("\t")

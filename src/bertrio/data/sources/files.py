@@ -9,14 +9,14 @@ from typing import Any
 import pandas as pd
 
 from bertrio.config import DataParams
-from bertrio.config.data import FilesTask, TaskData
+from bertrio.config.data import SplitFiles
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
 from bertrio.data.formats import READERS, read_delimited
 from bertrio.data.reading import build_table
 from bertrio.data.sources import SourceData
 from bertrio.data.sources.corpora import load_corpus as load_corpus
-from bertrio.data.table import EXTRA, SPLITS, UNLABELLED, Reject
+from bertrio.data.table import EXTRA, UNLABELLED, Reject
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
@@ -34,7 +34,7 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     return data
 
 
-def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, data: SourceData) -> None:
+def read_task(task: Task, block: SplitFiles, base: Path, place: str, data: SourceData) -> None:
     """Add the rows of one task and the rejected rows to `data`.
 
     Args:
@@ -47,11 +47,9 @@ def read_task(task: Task, block: FilesTask | TaskData, base: Path, place: str, d
     Raises:
         UserError: as in `load_tasks`.
     """
-    for split in SPLITS:
-        name = getattr(block, split)
-        if name is not None:
-            path = base / Path(name).expanduser()
-            data.add(task.name, split, *read_file(path, task, split, block.columns, place, split))
+    for split, name in block.files.items():
+        path = base / Path(name).expanduser()
+        data.add(task.name, split, *read_file(path, task, split, block.columns, place, split))
 
 
 def read_extra(params: DataParams, tasks: Mapping[str, Task], data: SourceData) -> None:

@@ -6,7 +6,7 @@ A revision is first resolved to its commit, and the data are loaded at that comm
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from itertools import islice
@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.config import DataParams, HubCorpus, HubTask
+from bertrio.config.data import HubSource
 from bertrio.core.console import console
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
-from bertrio.data.formats import RawRow, RawTable, Rereadable
+from bertrio.data.formats import RawRow, RawTable
 from bertrio.data.reading import build_table, check_columns
 from bertrio.data.sources import SourceData
 from bertrio.data.sources.corpora import SEED, join_texts
@@ -25,7 +26,6 @@ from bertrio.data.table import SPLITS
 from bertrio.model.names import loading
 
 BUFFER = 10_000  # rows
-Entry = HubTask | HubCorpus
 ALL = {"train": "train", "dev": "validation", "test": "test"}
 TASKS = {  # presets, for tasks without a block in data.hub.tasks
     "sst": HubTask(id="SetFit/sst5", splits=ALL, columns={"text": "text", "label": "label"}),
@@ -78,14 +78,10 @@ def read_task(task: Task, entry: HubTask, place: str, data: SourceData) -> None:
         UserError: as in `load_tasks`.
     """
     data.facts[task.name] = _facts(entry, place)
-    splits: Mapping[Any, str] = entry.splits
     label, scale = entry.columns.get("label", "label"), entry.label_scale
-    for split in SPLITS:
-        if split not in splits:
-            continue
-        name = splits[split]
+    for split, name in sorted(entry.splits.items(), key=lambda part: SPLITS.index(part[0])):
         dataset = _dataset(entry, name, f"{place}.splits.{split}")
-        rows = Rereadable(partial(_rows, dataset, label, scale, task))
+        rows = partial(_rows, dataset, label, scale, task)
         table, columns = RawTable(dataset.column_names, rows), f"{place}.columns: {entry.id}, split {name}"
         data.add(task.name, split, *build_table(table, entry.columns, task, split, f"{entry.id}:{name}", columns))
 
@@ -134,7 +130,7 @@ def _scaled(row: dict[str, Any], label: str, scale: float, task: Task) -> dict[s
     return {**row, label: round(number * scale, 6)}  # 0.07 * 100 is 7, not 7.000000000000001
 
 
-def _facts(entry: Entry, place: str) -> dict[str, str]:
+def _facts(entry: HubSource, place: str) -> dict[str, str]:
     with _loading(entry, place):
         commit = _commit(entry.id, entry.revision)
     facts = {"id": entry.id, "config": entry.config, "revision": entry.revision, "commit": commit}
@@ -148,7 +144,7 @@ def _commit(name: str, revision: str | None) -> str:
     return HfApi().dataset_info(name, revision=revision).sha  # type: ignore[return-value]  # None if left out by `expand`
 
 
-def _dataset(entry: Entry, split: str, place: str, streaming: bool = False) -> Any:
+def _dataset(entry: HubSource, split: str, place: str, streaming: bool = False) -> Any:
     """Load a split at the resolved commit: a `Dataset`, or an `IterableDataset` if `streaming`."""
     with _loading(entry, place):
         import datasets
@@ -167,7 +163,7 @@ def _dataset(entry: Entry, split: str, place: str, streaming: bool = False) -> A
         return builder.as_dataset(split)
 
 
-def _loading(entry: Entry, place: str) -> AbstractContextManager[None]:
+def _loading(entry: HubSource, place: str) -> AbstractContextManager[None]:
     """Turn failures of the hub, its client and the network into messages that name the data set."""
     config = f", config {entry.config}" if entry.config else ""
     hint = (

@@ -36,11 +36,6 @@ class Setting:
     encoder: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, run: Measured) -> Setting:
-        """Return the setting of one run."""
-        return cls(run.budget, run.source, run.encoder, dict(run.overrides))
-
     def matches(self, run: Measured) -> bool:
         """Return whether the run has this budget, source and encoder; overrides are not compared."""
         return all(getattr(self, name) in (None, getattr(run, name)) for name in FIELDS)
@@ -122,7 +117,6 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
     Raises:
         UserError: if no run matches `wanted`, or two runs of a row have the same seed.
     """
-    measured = list(measured)
     rows = set(rows)
     of_rows = [run for run in measured if run.row in rows]
     settings = _settings(of_rows, wanted, recipes)
@@ -172,7 +166,8 @@ def _list_settings(runs: Iterable[Measured]) -> str:
     """Return a line for each setting: its flags, and its numbers of runs and rows."""
     rows: dict[str, list[str]] = {}
     for run in runs:
-        rows.setdefault(Setting.of(run).flags, []).append(run.row)
+        setting = Setting(run.budget, run.source, run.encoder, run.overrides)
+        rows.setdefault(setting.flags, []).append(run.row)
     return "\n".join(f"  {flags}: {len(names)} runs of {len(set(names))} rows" for flags, names in sorted(rows.items()))
 
 

@@ -20,7 +20,6 @@ from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, value_te
 
 FOLDER = "recipes"
 OTHER_FILES = ("budgets", "claims", "extensions", "presets")  # files that are not papers
-EXTENSIONS = "extensions.yaml"
 BASE = "base"  # the name of a set without extensions
 NAME = "a name of small letters and digits, with . _ or - between them"
 Name = Annotated[str, matching("[a-z0-9]+([._-][a-z0-9]+)*", NAME)]  # part of git refs and file names
@@ -262,7 +261,7 @@ def load_recipes(folder: str | Path = FOLDER) -> Recipes:
 
 def load_extensions(folder: str | Path = FOLDER) -> dict[str, Extension]:
     """Load the extensions of a folder of recipes, by name; raises as `load_recipes`."""
-    path = Path(folder) / EXTENSIONS
+    path = Path(folder) / "extensions.yaml"
     extensions: dict[str, Extension] = read_file(path, dict[Name, Extension])
     for name, extension in extensions.items():
         for other in (*extension.excludes, *extension.needs):

@@ -41,11 +41,7 @@ def _remarks(row: Row) -> Iterator[str]:
 
 
 def show_row(
-    recipes: Recipes,
-    name: str,
-    budget: str = "paper",
-    overrides: Mapping[str, Any] | None = None,
-    brief: bool = False,
+    recipes: Recipes, name: str, budget: str = "paper", overrides: Mapping[str, Any] | None = None, brief: bool = False
 ) -> None:
     """Print the resolved params of a row, its description, and its changes to params.yaml.
 

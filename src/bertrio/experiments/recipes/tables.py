@@ -62,11 +62,7 @@ class PaperTables:
 
 
 def paper_tables(
-    recipes: Recipes,
-    measured: Iterable[Measured],
-    name: str,
-    wanted: Setting | None = None,
-    against: str | None = None,
+    recipes: Recipes, measured: Iterable[Measured], name: str, wanted: Setting | None = None, against: str | None = None
 ) -> PaperTables:
     """Combine the reported scores of a paper with its measured runs.
 

@@ -2,22 +2,22 @@ import numpy as np
 import pandas as pd
 
 from bertrio.analysis.figures import model_caption
-from bertrio.analysis.scorer import Scorer
+from bertrio.analysis.models import load_models
 from bertrio.config import build_tasks
 from bertrio.data.table import read_table
 
 
 def load(params):
-    return Scorer.load(params, build_tasks(params), "models")
+    return load_models(params, build_tasks(params), "models")
 
 
 def dev(task):
     return read_table(f"data/splits/{task}/dev.parquet")
 
 
-def assert_predicts(scorer, table, task):
-    """The scorer's predictions for dev are those of the table."""
-    predicted, own = scorer.predict(task, dev(task)), table[(table["task"] == task) & (table["split"] == "dev")]
+def assert_predicts(models, table, task):
+    """The predictions of the task's model for dev are those of the table."""
+    predicted, own = models[task].predict(task, dev(task)), table[(table["task"] == task) & (table["split"] == "dev")]
     np.testing.assert_array_equal(predicted.values, own["prediction"])
     if predicted.probabilities is not None:
         np.testing.assert_array_equal(predicted.probabilities, np.stack(own["probabilities"]))
@@ -29,21 +29,20 @@ def test_a_pair_encoded_apart_is_the_mean_of_its_texts(run):
     overrides = {"tasks": {"sts": {"encoding": "bi", "head": "siamese"}}}
     params = run.params(**overrides)
     run.train()
-    scorer, rows = load(params), dev("sts")
-    alone = [scorer.embed("sst", pd.DataFrame({"text": rows[column]})) for column in ("text_a", "text_b")]
-    np.testing.assert_allclose(scorer.embed("sts", rows), (alone[0] + alone[1]) / 2, atol=1e-5)
+    models, rows = load(params), dev("sts")
+    alone = [models["sst"].embed("sst", pd.DataFrame({"text": rows[column]})) for column in ("text_a", "text_b")]
+    np.testing.assert_allclose(models["sts"].embed("sts", rows), (alone[0] + alone[1]) / 2, atol=1e-5)
 
 
 def test_each_task_is_asked_of_the_first_member_that_answers_it(run):
     members = {"base": {"answers": ["qqp", "sts"]}, "second": {"encoder": {"max_length": 32}}}
     params = run.params(ensemble={"members": members})
     tables = {name: run.train(name) for name in members}
-    scorer = load(params)
-    models = scorer.models
+    models = load(params)
     assert {task: model.name for task, model in models.items()} == {"sst": "second", "qqp": "base", "sts": "base"}
     assert models["qqp"].network is models["sts"].network
     for task, name in (("sst", "second"), ("qqp", "base"), ("sts", "base")):
-        assert_predicts(scorer, tables[name], task)
+        assert_predicts(models, tables[name], task)
     assert (models["sst"].config.encoder.max_length, models["qqp"].config.encoder.max_length) == (32, 128)
 
 
@@ -52,11 +51,11 @@ def test_a_soup_speaks_for_all_members(run):
     params = run.params(ensemble={"members": members})
     run.train()
     soup = run.train("second", folder="models/ensemble")  # other weights than those of the first member
-    scorer = load(params)
+    models = load(params)
     for task in ("sst", "qqp", "sts"):
-        assert scorer.models[task].name == "ensemble"
-        assert scorer.models[task].batch_size == params.finetune.eval_batch_size != 3
-        assert_predicts(scorer, soup, task)
+        assert models[task].name == "ensemble"
+        assert models[task].batch_size == params.finetune.eval_batch_size != 3
+        assert_predicts(models, soup, task)
 
 
 def test_a_caption_names_the_members_that_were_asked():

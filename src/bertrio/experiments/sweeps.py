@@ -101,7 +101,7 @@ def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.Data
     frame = pd.DataFrame(
         {
             "run": range(len(runs)),
-            "family": [tuple(row) for row in others.itertuples(index=False)],
+            "family": _rows(others),
             "value": [_value(row) for row in settings[swept].to_dict("records")],
             "seed": settings["runtime.seed"],
         }
@@ -114,8 +114,11 @@ def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.Data
             f"Make some: dvc exp run --queue -S {params[0]}=A,B,C, then dvc queue start"
         )
     others = others.loc[wide.index]
-    differing = others.loc[:, others.nunique() > 1].to_dict("records")
-    families = [", ".join(f"{name}: {value}" for name, value in row.items() if value != ABSENT) for row in differing]
+    differing = others.loc[:, others.nunique() > 1]
+    families = [
+        ", ".join(f"{name}: {value}" for name, value in zip(differing, row) if value != ABSENT)
+        for row in _rows(differing)
+    ]
     wide = wide.assign(family=families, number=pd.to_numeric(wide["value"], errors="coerce"))
     wide = wide.sort_values(["family", "number", "value", "seed"])
     rows = [
@@ -153,6 +156,11 @@ def _metrics(wanted: str, known: Sequence[str]) -> list[str]:
     if not names:
         raise UserError(f"--metric {wanted}: expected all, {', '.join(name.split()[0] for name in known)}")
     return names
+
+
+def _rows(table: pd.DataFrame) -> list[tuple]:
+    """Return the rows as tuples; pandas before 3.1 iterates over no rows of a table without columns."""
+    return [tuple(row) for row in table.astype(object).to_numpy().tolist()]
 
 
 def draw(table: pd.DataFrame, path: Path, title: str) -> None:

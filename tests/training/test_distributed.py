@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from safetensors.torch import load_file
 from torch.distributed.elastic.utils.distributed import get_free_port
 
 from bertrio.config import merged
-from bertrio.core.distributed import ALONE, Processes
+from bertrio.core.distributed import ALONE, SAVE_WITHIN, Processes
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import set_up
 from bertrio.data.batches import Batch
@@ -174,7 +175,9 @@ def test_a_process_that_is_killed_ends_all_and_a_stopped_run_goes_on_to_the_same
 @pytest.mark.heavy
 def test_a_second_signal_stops_at_once_though_a_process_is_frozen(project):
     project.start_over()
-    frozen = project.run("freeze", "update", 5, rank=1)  # would wait for minutes
+    began = time.monotonic()
+    frozen = project.run("freeze", "update", 5, rank=1)
+    assert time.monotonic() - began < SAVE_WITHIN / 2
     assert frozen.code == 128 + signal.SIGTERM, frozen.said
     assert not project.processes() and "Traceback" not in frozen.said
 

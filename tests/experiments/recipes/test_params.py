@@ -38,9 +38,9 @@ def test_integers_are_rounded_up_floats_keep_their_short_form_and_members_are_sc
 
 
 def test_settings_are_read_as_dvc_does():
-    texts = ["lr=2e-05", "threads=null", "revision='86e8312'", "a.b=[1, 'x=2', c:d, no]"]
+    texts = ["lr=2e-05", "threads=null", "revision='86e8312'", "day=2020-99-99", "a.b=[1, 'x=2', c:d, no]"]
     texts += ["+data.extra={train: more.tsv}", "++x=1", "tasks.*.dropout=0.5"]
-    values = {"lr": 2e-05, "threads": None, "revision": "86e8312", "a.b": [1, "x=2", "c:d", "no"]}
+    values = {"lr": 2e-05, "threads": None, "revision": "86e8312", "day": "2020-99-99", "a.b": [1, "x=2", "c:d", "no"]}
     values |= {"data.extra": {"train": "more.tsv"}, "x": 1, "tasks.*.dropout": 0.5}
     assert parse_settings(texts) == values
     read = to_hydra_overrides([text.replace("*", "sst") for text in texts])

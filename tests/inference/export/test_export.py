@@ -1,13 +1,13 @@
 """An export is there whole and right, or not at all, and messages say what to do."""
 
 import dataclasses
-import errno
 import json
 import signal
 import sys
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from bertrio.cli.export import FORMATS as NAMES
 from bertrio.cli.main import main
@@ -74,13 +74,13 @@ def test_a_former_export_is_replaced_and_nothing_else(models, tmp_path):
 
 
 def full_disk(*_):
-    raise OSError(errno.ENOSPC, "No space left on device")
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
 
 @pytest.mark.parametrize(
     ("end", "code", "words"),
     [
-        (full_disk, 2, "No space left on device; make room there"),
+        (full_disk, 2, "No space left on device (os error 28); make room there"),
         (lambda *_: signal.raise_signal(signal.SIGTERM), 143, ""),
     ],
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import os
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
@@ -121,6 +124,22 @@ def test_requests_of_a_kept_connection_do_not_wait_for_acknowledgements(client):
             connection.getresponse().read()
             seconds.append(time.perf_counter() - began)
     assert min(seconds[1:]) < 0.03  # 0.04 with Nagle's algorithm and delayed acknowledgements
+
+
+def test_memory_does_not_grow_with_each_new_shape_of_a_batch(root):
+    script = """if True:
+        import resource, torch
+        from bertrio.inference.serve.server import limit_kernel_caches
+        limit_kernel_caches()
+        weight, peaks = torch.ones(1536, 384, dtype=torch.bfloat16), []
+        for rows in range(1, 400):
+            torch.nn.functional.linear(torch.ones(rows, 384, dtype=torch.bfloat16), weight)
+            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        print(peaks[-1] - peaks[99])
+    """
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
+    grown = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert int(grown.stdout) < 50_000  # KB
 
 
 @pytest.mark.parametrize(("host", "status"), [("a.b:80", 421), ("localhost.a.b", 421), ("LOCALHOST:1", 200)])

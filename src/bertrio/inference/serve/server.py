@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import socket
@@ -54,7 +55,9 @@ def serve(model: str, host: str, port: int, device: str, precision: str, limits:
         if ipaddress.ip_address(bound.getsockname()[0]).is_loopback:
             limits = replace(limits, hosts=tuple(dict.fromkeys((*LOCAL_HOSTS, host.lower(), *limits.hosts))))
         say(f"serving on http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}; Ctrl-C stops")
-        server_for(build_app(predictor, limits, Path(model).resolve().name)).run(sockets=[bound])
+        server = server_for(build_app(predictor, limits, Path(model).resolve().name))
+        gc.freeze()  # else each full collection walks through all that libraries made, for half a second
+        server.run(sockets=[bound])
 
 
 def limit_kernel_caches() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import logging
@@ -12,6 +13,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +21,8 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
+from bertrio.inference.serve import server
+from bertrio.inference.serve.schemas import Limits
 from bertrio.inference.serve.server import LOCAL_HOSTS
 from tests.inference.serve.conftest import running
 from tests.waiting import wait_until
@@ -140,6 +144,21 @@ def test_memory_does_not_grow_with_each_new_shape_of_a_batch(root):
     environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     grown = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert int(grown.stdout) < 50_000  # KB
+
+
+def test_what_was_made_before_the_first_request_is_spared_from_garbage_collection(monkeypatch, tmp_path):
+    spared = []
+    run = SimpleNamespace(run=lambda sockets: spared.append(gc.get_freeze_count()))
+    monkeypatch.setattr(server, "server_for", lambda app: run)
+    monkeypatch.setattr(server, "build_app", lambda *_: None)
+    monkeypatch.setattr(server.Predictor, "load", lambda *_, **__: None)
+    for variable in server.KERNEL_CACHES:
+        monkeypatch.setenv(variable, "64")
+    try:
+        server.serve(str(tmp_path), "127.0.0.1", 0, "cpu", "auto", Limits())
+    finally:
+        gc.unfreeze()
+    assert spared[0] > 10_000
 
 
 @pytest.mark.parametrize(("host", "status"), [("a.b:80", 421), ("localhost.a.b", 421), ("LOCALHOST:1", 200)])

@@ -93,6 +93,8 @@ def test_the_workspace_and_a_commit_are_read_alike(clones, name):
 def test_names_that_are_none_are_errors_that_say_what_would_be(clones, tmp_path):
     with pytest.raises(UserError, match="nosuch: there is no such revision; expected workspace, a commit"):
         Revision.open("nosuch", clones.mine.folder)
+    with pytest.raises(UserError, match="did you mean better.* gets its name when it ends: if it was stopped, the"):
+        Revision.open("beter", clones.mine.folder)
     with pytest.raises(UserError, match="run this from the folder that holds dvc.yaml"):
         Revision.open("HEAD", tmp_path)
     with pytest.raises(UserError, match="before .*: params.yaml: is missing"):

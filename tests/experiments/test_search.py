@@ -224,7 +224,8 @@ def test_a_space_in_words():
         ("a.lr=1,2", "expected a dotted param, named once"),
         ("a.n=1e-5", "found one value.*expected log:LOW:HIGH"),
         ("a.n=log:1e-3:1e-5", "found no range from a lower to a higher number"),
-        ("a.n=int:1:2.5", "expected log:LOW:HIGH"),
+        ("a.n=int:1:2.5", "int:1:2.5: found no two whole numbers after int; expected log:LOW:HIGH"),
+        ("a.n=log:1e-5", "log:1e-5: found no two numbers after log; expected log:LOW:HIGH"),
     ],
 )
 def test_a_space_that_can_not_be_parsed_is_an_error(text, message):

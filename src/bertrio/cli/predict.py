@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from bertrio.cli.options import add_model, positive
-from bertrio.core.errors import need_packages
+from bertrio.core.errors import UserError, need_packages
 
 STDIN = "standard input"  # name in messages
 FORMATS = ("tsv", "csv", "jsonl", "parquet")
@@ -84,6 +84,8 @@ def _load(args: argparse.Namespace) -> Any:
 
 
 def _opened(path: Path | None) -> Any:
+    if path is not None and not path.exists():
+        raise UserError(f"{path}: there is no such file")
     return nullcontext(sys.stdin.buffer) if path is None else open(path, "rb")
 
 

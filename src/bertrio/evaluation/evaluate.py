@@ -196,4 +196,5 @@ def read_result(path: str | Path) -> dict[str, Any]:
     try:
         return read_json(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: can't be read ({error}); run dvc repro, which writes it") from error
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: can't be read ({reason}); run dvc repro, which writes it") from error

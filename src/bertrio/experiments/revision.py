@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from bertrio.config.reading import read_yaml
-from bertrio.core.errors import UserError
+from bertrio.core.errors import UserError, did_you_mean
 from bertrio.core.files import read_parquet
 from bertrio.core.tasks import Task, build_target
 from bertrio.evaluation.predictions import check_tasks, read_predictions
@@ -76,13 +76,14 @@ class Revision:
             return cls(name, root)
         commit = _git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").stdout.decode().strip()
         if not commit:
-            experiment = find_experiments(root).get(name)
-            if experiment is None:
+            experiments = find_experiments(root)
+            if name not in experiments:
                 raise UserError(
                     f"{name}: there is no such revision; expected {WORKSPACE}, a commit, tag or branch, or an "
-                    "experiment that dvc exp list -A shows"
+                    f"experiment that dvc exp list -A shows{did_you_mean(name, experiments) or '.'} An experiment gets "
+                    "its name when it ends: if it was stopped, the same dvc exp run goes on from its checkpoint"
                 )
-            commit = experiment.commit
+            commit = experiments[name].commit
         return cls(name, root, commit)
 
     @property

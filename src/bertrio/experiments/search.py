@@ -81,14 +81,16 @@ def _distribution(values: str) -> BaseDistribution:
     """Return a distribution over a range of numbers, or over values, which Optuna stores as JSON texts."""
     distributions = import_optuna().distributions
     kind, *ends = values.split(":")
-    if kind == "int":
-        low, high = map(int, ends)
-        return distributions.IntDistribution(low, high)
-    if kind in ("log", "uniform"):
-        start, end = map(float, ends)
-        if not -math.inf < start < end < math.inf:
+    if kind in ("int", "log", "uniform"):
+        try:
+            low, high = (int(end) if kind == "int" else float(end) for end in ends)
+        except ValueError:
+            raise ValueError(f"found no two {'whole ' if kind == 'int' else ''}numbers after {kind}") from None
+        if not -math.inf < low < high < math.inf:
             raise ValueError("found no range from a lower to a higher number")
-        return distributions.FloatDistribution(start, end, log=kind == "log")
+        if kind == "int":
+            return distributions.IntDistribution(int(low), int(high))
+        return distributions.FloatDistribution(low, high, log=kind == "log")
     choices = parse_values(values, "values")
     if len(choices) < 2:
         raise ValueError("found one value, which -S can set")

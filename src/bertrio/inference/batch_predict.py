@@ -134,7 +134,7 @@ def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str], ad
     others = [column for column in columns if column not in ("id", "label", *names.values())]
     pairs = zip_longest(missing, others[: len(missing)], fillvalue="NAME")
     option = shlex.join(f"{ours}={theirs}" for ours, theirs in pairs)
-    hint = f"; rename it in the file, or say which column is meant, such as --columns {option}"
+    hint = f"; rename columns in the file, or say which are meant, such as --columns {option}"
     check_columns(name, columns, dict.fromkeys([*names.values(), *columns]), hint)
 
 

@@ -95,8 +95,8 @@ def export_model(
     _check_place(to)
     if not (Path(model) / HEADS_FILE).is_file():
         raise UserError(
-            f"--model {model}: is no model folder (it has no {HEADS_FILE}); name one member, such as "
-            "models/members/base, or make a soup (ensemble.combine)"
+            f"--model {model}: is no model folder (it has no {HEADS_FILE}); dvc repro makes members, such as "
+            "models/members/base, and of a soup (ensemble.combine) models/ensemble"
         )
     trained = TrainedModel.load(model, Runtime(torch.device("cpu"), torch.float32))
     spec = _pick_task(trained, format, task)

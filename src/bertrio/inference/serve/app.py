@@ -54,7 +54,7 @@ def build_app(predictor: Predictor, limits: Limits, name: str = "models") -> Fas
         redoc_url=None,
     )
     app.add_middleware(Edge, metrics=metrics, limits=limits)
-    _add_error_handlers(app)
+    _add_error_handlers(app, limits.max_rows)
     _add_predict(app, predictor, batcher, rows_model(limits.max_rows))
     _add_facts(app, predictor, batcher, metrics, name)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
@@ -117,14 +117,17 @@ def _facts(task: Task) -> dict[str, Any]:
     }
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI, max_rows: int) -> None:
+    expected = f'{{"rows": [...]}} with 1 to {max_rows} rows, each a text or a list of two texts'
+
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
         if first["type"] == "json_invalid":
             return JSONResponse({"error": f"body: is not valid JSON ({first['ctx']['error']})"}, 422)
-        return JSONResponse({"error": f"{field}: {first['msg']}; found {reprlib.repr(first['input'])}"}, 422)
+        place = "".join(f"[{part}]" if isinstance(part, int) else part for part in first["loc"][1:3]) or "body"
+        found = f"{place}: found {reprlib.repr(first['input'])}"
+        return JSONResponse({"error": f"{found}; expected {expected}, with Content-Type: application/json"}, 422)
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(request: Request, error: StarletteHTTPException) -> JSONResponse:

@@ -107,7 +107,10 @@ def test_a_file_can_be_answered_in_its_own_place_and_a_device_or_link_stays_one(
         (["--task", "nli"], "task 'nli': no such task, expected one of sst, qqp, sts"),
         (["--task", "sst", "--model", "nowhere"], "nowhere: found neither bertrio.json nor ensemble.json"),
         (["--task", "sst", "--in", "nowhere.tsv"], "nowhere.tsv: there is no such file\n"),
-        (["--task", "qqp"], "expected 'text_a', 'text_b'; did you mean 'text'?; rename columns in the file, or say which are meant"),
+        (
+            ["--task", "qqp"],
+            "expected 'text_a', 'text_b'; did you mean 'text'?; rename columns in the file, or say which are meant",
+        ),
         (["--task", "sst", "--columns", "text=words"], "found columns 'text', expected 'words'"),
         (["--task", "sst", "--device", "gpu"], "gpu is not on this machine"),
     ],

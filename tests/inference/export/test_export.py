@@ -59,7 +59,9 @@ def test_what_cannot_be_exported_is_named(models, tmp_path, words, message):
 
 def test_an_ensemble_is_refused_with_what_to_name_instead(tmp_path):
     (tmp_path / "ensemble").mkdir()
-    with pytest.raises(UserError, match=r"--model .*ensemble: is no model folder .*dvc repro makes members, such as models/mem"):
+    with pytest.raises(
+        UserError, match=r"--model .*ensemble: is no model folder .*dvc repro makes members, such as models/mem"
+    ):
         export_model(tmp_path / "ensemble", tmp_path / "out", "onnx")
 
 

@@ -5,6 +5,7 @@ from dvc.utils.hydra import apply_overrides
 
 from bertrio.config import build_tasks
 from bertrio.config.loading import MEMBER_GROUPS
+from bertrio.config.reading import read_yaml
 from bertrio.config.root import Params
 from bertrio.core.errors import UserError
 from bertrio.techniques.regularizers import REGULARIZERS
@@ -153,3 +154,13 @@ def test_an_override_by_dvc_changes_one_line_and_no_comment(tmp_path, root):
         changed = [pair for pair in zip(before, path.read_text().splitlines(), strict=True) if len({*pair}) > 1]
         assert len(changed) == 1 and f"{param}:" in changed[0][1]
         assert {line.partition("#")[2] for line in changed[0]} == {changed[0][0].partition("#")[2]}
+
+
+@pytest.mark.parametrize("param", ["tracking.to", "sharing.tasks"])
+def test_an_override_by_dvc_empties_a_list(tmp_path, root, param):
+    """Where a comment stands beside the name of a list, DVC joins the lines that follow."""
+    (tmp_path / "params.yaml").write_text((root / "params.yaml").read_text())
+    apply_overrides(tmp_path / "params.yaml", [f"{param}=[]"])
+    group, name = param.split(".")
+    before, after = read_yaml(root / "params.yaml"), read_yaml(tmp_path / "params.yaml")
+    assert after == {**before, group: {**before[group], name: []}}

@@ -88,9 +88,10 @@ def test_every_row_resolves_under_every_budget():
     assert len(rows) > 80
     for row in rows:
         full = resolve(RECIPES, row, "paper", base=base)
-        quick = resolve(RECIPES, row, "quick", base=base)
-        assert quick["finetune"]["epochs"] <= full["finetune"]["epochs"], row.name
-        assert quick["data"]["split"]["keep"]["train"] < 1, row.name
+        quick, curves = (resolve(RECIPES, row, budget, base=base) for budget in ("quick", "curves"))
+        assert quick["finetune"]["epochs"] <= full["finetune"]["epochs"] == curves["finetune"]["epochs"], row.name
+        assert quick["data"]["split"]["keep"]["train"] == curves["data"]["split"]["keep"]["train"] < 1, row.name
+        assert quick["mlm"] == curves["mlm"], row.name  # which share this stage in the cache
 
 
 @pytest.mark.parametrize("budget", ["quick", "paper"])

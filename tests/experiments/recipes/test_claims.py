@@ -139,6 +139,9 @@ def test_minutes_are_compared_as_ratios_of_runs_of_one_session(judged):
     assert part.verdict == HELD and part.p is None
     assert f"| {CROSS} 1.8 to 2.2 times as long as {BI} | minutes | 1.98 times [1.9" in text_of(judgement)
     assert judged([*slow[:1], *fast], **keys).claims[0].verdict == NOISE  # a single run says nothing of chance
+    restarted = [replace(run, session="b", seconds=50) for run in fast[:1]]  # no run of the other side is in session b
+    [part] = judged([*slow, *restarted, *fast[1:]], **keys).claims[0].parts
+    assert part.difference.seeds == (2, 3) and part.verdict == HELD
     for other in ("b", None):
         judgement = judged([*slow, *[replace(run, session=other) for run in fast]], **keys)
         assert judgement.claims[0].verdict == MISSING and "not timed in one session" in text_of(judgement)

@@ -204,12 +204,19 @@ def time_ratio(first: Sequence[Measured], second: Sequence[Measured]) -> Ratio:
     The interval is that of Welch's test on the logarithms of the seconds; Welch 1947, "The generalization of Student's
     problem when several different population variances are involved".
 
+    Of several sessions, the one in which both sides have most runs counts.
+
     Raises:
-        UserError: if the runs were not timed in one session, with one device, precision and number of threads.
+        UserError: if no session timed both sides with one device, precision and number of threads.
     """
-    timed = {(run.session, run.device, run.precision, run.threads) for run in (*first, *second)}
-    if len(timed) > 1 or first[0].session is None:
+    timed: dict[tuple, tuple[list[Measured], list[Measured]]] = {}
+    for side, runs in enumerate((first, second)):
+        for run in runs:
+            timed.setdefault((run.session, run.device, run.precision, run.threads), ([], []))[side].append(run)
+    shared = [sides for (session, *_), sides in timed.items() if session is not None and all(sides)]
+    if not shared:
         raise UserError(f"{second[0].row} and {first[0].row} were not timed in one session")
+    first, second = max(shared, key=lambda sides: min(map(len, sides)))
     from scipy.stats import ttest_ind  # slow to import
 
     logs = [np.log([run.seconds for run in side]) for side in (second, first)]

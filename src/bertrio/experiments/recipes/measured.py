@@ -83,7 +83,7 @@ class Measured:
 
     Args:
         row: full name of the row.
-        budget: paper or quick.
+        budget: one of recipes/budgets.yaml.
         seed: runtime.seed.
         overrides: other params that the user set, by dotted name, without paths, device and threads.
         source, encoder: data.source and encoder.name; only the folder's name for a local encoder.

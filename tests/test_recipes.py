@@ -83,7 +83,7 @@ def ground(tmp_path_factory) -> Path:
 
 
 def test_every_row_resolves_under_every_budget():
-    base = read_yaml(ROOT / "params.yaml")
+    base, presets = read_yaml(ROOT / "params.yaml"), load_presets(ROOT / "recipes")
     rows = RECIPES.expand([*RECIPES.papers, *(row.name for row in POINTS)])
     assert len(rows) > 80
     for row in rows:
@@ -92,6 +92,7 @@ def test_every_row_resolves_under_every_budget():
         assert quick["finetune"]["epochs"] <= full["finetune"]["epochs"] == curves["finetune"]["epochs"], row.name
         assert quick["data"]["split"]["keep"]["train"] == curves["data"]["split"]["keep"]["train"] < 1, row.name
         assert quick["mlm"] == curves["mlm"], row.name  # which share this stage in the cache
+        assert row.paper != "future" or quick["finetune"]["lr"] == presets["quick"].overrides["finetune.lr"], row.name
 
 
 @pytest.mark.parametrize("budget", ["quick", "paper"])

@@ -83,14 +83,16 @@ def ground(tmp_path_factory) -> Path:
 
 
 def test_every_row_resolves_under_every_budget():
-    base = read_yaml(ROOT / "params.yaml")
+    base, presets = read_yaml(ROOT / "params.yaml"), load_presets(ROOT / "recipes")
     rows = RECIPES.expand([*RECIPES.papers, *(row.name for row in POINTS)])
     assert len(rows) > 80
     for row in rows:
         full = resolve(RECIPES, row, "paper", base=base)
-        quick = resolve(RECIPES, row, "quick", base=base)
-        assert quick["finetune"]["epochs"] <= full["finetune"]["epochs"], row.name
-        assert quick["data"]["split"]["keep"]["train"] < 1, row.name
+        quick, curves = (resolve(RECIPES, row, budget, base=base) for budget in ("quick", "curves"))
+        assert quick["finetune"]["epochs"] <= full["finetune"]["epochs"] == curves["finetune"]["epochs"], row.name
+        assert quick["data"]["split"]["keep"]["train"] == curves["data"]["split"]["keep"]["train"] < 1, row.name
+        assert quick["mlm"] == curves["mlm"], row.name  # which share this stage in the cache
+        assert row.paper != "future" or quick["finetune"]["lr"] == presets["quick"].overrides["finetune.lr"], row.name
 
 
 @pytest.mark.parametrize("budget", ["quick", "paper"])

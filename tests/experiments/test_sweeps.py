@@ -10,6 +10,7 @@ from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.measured import write_measured
 from bertrio.experiments.recipes.params import set_param
+from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.sweeps import ABSENT, Run, sweep, tabulate
 from tests.experiments.planted import Planted
 from tests.experiments.simulated import simulate
@@ -110,9 +111,13 @@ def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monke
     shutil.copytree(root / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("measured"))
     (tmp_path / "recipes/measured").mkdir()
     shutil.copy(root / "params.yaml", tmp_path)
-    for row, seed in [*product(("smart-sst-lambda-1", "smart-sst-lambda-5"), (1, 2)), ("smart-gone", 1)]:
+    depths = [point.run_as for point in load_recipes().paper("bertpp").sweeps["depth-epochs"].rows.values()]
+    for row, seed in [*product(("smart-sst-lambda-1", "smart-sst-lambda-5", *depths), (1, 2)), ("smart-gone", 1)]:
         write_measured(simulate(row, seed), tmp_path / "recipes/measured")
     table = sweep("smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
     assert "left out recipes/measured/smart-gone" in capsys.readouterr().err
     assert (tmp_path / "out/smart.lambda-measured.csv").exists()
     assert dict(zip(table["value"], table["seeds"])) == {"1": 2, "5": 2}
+    table = sweep("tasks.*.head_options.depth", out=tmp_path / "out", root=tmp_path, measured=True)
+    by_epochs = table.groupby("family")["value"].agg(list).to_dict()  # three depths of heads at once, a line for epochs
+    assert by_epochs == {f"finetune.epochs: {epochs}": ["1", "2", "4"] for epochs in (1, 2, 4)}

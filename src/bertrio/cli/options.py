@@ -9,7 +9,7 @@ from typing import Any
 
 from bertrio.core.errors import writing_to
 
-BUDGET = "paper or quick, see recipes/budgets.yaml (default: %(default)s)"
+BUDGET = "paper, quick or curves, see recipes/budgets.yaml (default: %(default)s)"
 SET = "set a param on top, as in -S finetune.lr=2e-5; * is any one key; can be repeated"
 
 

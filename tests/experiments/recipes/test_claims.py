@@ -126,11 +126,11 @@ def test_verdicts_on_ratios(low, high, bounds, expected):
 
 def test_minutes_are_compared_as_ratios_of_runs_of_one_session(judged):
     keys = {"expect": {}, "times_as_long": [1.8, 2.2]}
-    slow = [replace(run, seconds=200 + run.seed, session="a") for run in seeds(CROSS)]
-    fast = [replace(run, seconds=100 + run.seed, session="a") for run in seeds(BI)]
+    slow = [replace(run, update_seconds=200 + run.seed, session="a") for run in seeds(CROSS)]
+    fast = [replace(run, update_seconds=100 + run.seed, session="a") for run in seeds(BI)]
     judgement = judged([*slow, *fast], **keys)
     [part] = judgement.claims[0].parts
-    logs = [np.log([run.seconds for run in side]) for side in (slow, fast)]
+    logs = [np.log([run.update_seconds for run in side]) for side in (slow, fast)]
     error = np.sqrt(sum(side.var(ddof=1) / 3 for side in logs))
     freedom = error**4 / sum((side.var(ddof=1) / 3) ** 2 / 2 for side in logs)
     reach = stdtrit(freedom, 0.975) * error
@@ -139,8 +139,11 @@ def test_minutes_are_compared_as_ratios_of_runs_of_one_session(judged):
     assert part.verdict == HELD and part.p is None
     assert f"| {CROSS} 1.8 to 2.2 times as long as {BI} | minutes | 1.98 times [1.9" in text_of(judgement)
     assert judged([*slow[:1], *fast], **keys).claims[0].verdict == NOISE  # a single run says nothing of chance
-    for other in ("b", None):
-        judgement = judged([*slow, *[replace(run, session=other) for run in fast]], **keys)
+    restarted = [replace(run, session="b", update_seconds=50) for run in fast[:1]]  # without the other side
+    [part] = judged([*slow, *restarted, *fast[1:]], **keys).claims[0].parts
+    assert part.difference.seeds == (2, 3) and part.verdict == HELD
+    for other in ({"session": "b"}, {"session": None}, {"update_seconds": None}):
+        judgement = judged([*slow, *[replace(run, **other) for run in fast]], **keys)
         assert judgement.claims[0].verdict == MISSING and "not timed in one session" in text_of(judgement)
     with pytest.raises(UserError, match="c: expected expect or times_as_long"):
         judged([], expect={})

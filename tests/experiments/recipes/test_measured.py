@@ -23,7 +23,8 @@ def measured(**changes) -> Measured:
         "metrics": {"dev": {"sst": {"accuracy": 0.41}, "overall_mean": 0.6}, "test": {}},
         "intervals": {"dev": {"sst": {"accuracy": (0.39, 0.43)}, "overall_mean": (0.58, 0.62)}, "test": {}},
         "history": {"step": [267, 534], "loss_sst": [1.2, 0.9], "dev_sst": [0.4, None]}, "best_epoch": 1,
-        "dots": {"sst qqp": [(267, -0.5), (534, 0.25)]}, "session": "0a1b2c3d", "curve": [(267, 0.55), (534, 0.61)],
+        "dots": {"sst qqp": [(267, -0.5), (534, 0.25)]}, "session": "0a1b2c3d", "update_seconds": 51.5,
+        "curve": [(267, 0.55), (534, 0.61)],
     }  # fmt: skip
     return simulate("toy-a", rows=1101, **usual | changes)
 
@@ -72,6 +73,7 @@ def finish(folder, tasks=("sst", "qqp", "sts"), pretrained="s") -> Revision:
         "pretrain_mlm": {"seconds": 3.0, "peak_memory_mb": 400.0, "session": pretrained},
         "finetune-base": {"seconds": 20.0, "peak_memory_mb": 600.0, "precision": "bf16", "threads": 2, "session": "s"},
     }
+    timing["finetune-base"] |= {"ms_per_step": 150.0, "steps": 100}
     write_json(folder / "metrics/timing.json", timing)
     write_json(folder / "metrics/data.json", {"tasks": {task: {"dev": {"rows": 200}} for task in scores}})
     lines = "epoch,step,lr,train_loss_sst,dev_sst_accuracy,dev_sst_f1,train_sst_accuracy,dev_overall_normalized\n"
@@ -103,6 +105,7 @@ def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(
     assert one.metrics["dev"] == {**firsts, "overall_mean": 0.66}
     assert one.intervals["dev"]["sts"] == {"pearson": (0.1, 0.9)}
     assert (one.seconds, one.peak_memory_mb, one.precision) == (23.0, 600.0, "bf16")  # of training, not of the data
+    assert one.update_seconds == 15.0
     lines = {"step": [10, 20], "dev_overall_normalized": [0.1, 0.2]}
     assert one.history == lines | {"loss_sst": [1.5, None], "dev_sst": [0.3, 0.5], "train_sst": [0.4, 0.6]}
     assert (one.best_epoch, one.session, one.dots) == (2, "s", {"sst qqp": [(end, -0.5) for end in range(2, 41, 2)]})

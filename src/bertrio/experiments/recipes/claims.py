@@ -30,7 +30,7 @@ ALONE = " (rows alone)"  # marks a test with a single seed on one side
 HOW = (
     "A difference is the first row minus the second, means over seeds, with its 95 % interval by the paired test over "
     f"rows and seeds. It counts if p, by Holm's correction for the tests of its claim, is below {ALPHA:g}. Rows alone: "
-    "a side has a single seed, and p knows nothing of seeds. A ratio of minutes is of runs of one session, with the "
+    "a side has a single seed, and p knows nothing of seeds. A ratio of minutes is of updates in one session, with the "
     "interval of Welch's test, all of which must be within the claim's bounds, or outside. How verdicts are made: "
     "docs/experiments.md."
 )

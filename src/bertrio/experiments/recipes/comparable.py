@@ -190,7 +190,7 @@ def figure_of(run: Measured, metric: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratio of the training times of two sides with its 95 % interval, which a side with a single seed leaves open."""
+    """Ratio of the updates' times of two sides with its 95 % interval, which a side with a single seed leaves open."""
 
     value: float
     low: float
@@ -199,20 +199,30 @@ class Ratio:
 
 
 def time_ratio(first: Sequence[Measured], second: Sequence[Measured]) -> Ratio:
-    """Return how many times as long as `first` the runs of `second` trained.
+    """Return how many times as long as those of `first` the updates of `second` took.
+
+    Scoring is left out: on few training rows it takes a share of the time that it does not have on many.
 
     The interval is that of Welch's test on the logarithms of the seconds; Welch 1947, "The generalization of Student's
     problem when several different population variances are involved".
 
+    Of several sessions, the one in which both sides have most runs counts.
+
     Raises:
-        UserError: if the runs were not timed in one session, with one device, precision and number of threads.
+        UserError: if no session timed both sides with one device, precision and number of threads.
     """
-    timed = {(run.session, run.device, run.precision, run.threads) for run in (*first, *second)}
-    if len(timed) > 1 or first[0].session is None:
+    timed: dict[tuple, tuple[list[Measured], list[Measured]]] = {}
+    for side, runs in enumerate((first, second)):
+        for run in runs:
+            if run.session is not None and run.update_seconds:
+                timed.setdefault((run.session, run.device, run.precision, run.threads), ([], []))[side].append(run)
+    shared = [sides for sides in timed.values() if all(sides)]
+    if not shared:
         raise UserError(f"{second[0].row} and {first[0].row} were not timed in one session")
+    first, second = max(shared, key=lambda sides: min(map(len, sides)))
     from scipy.stats import ttest_ind  # slow to import
 
-    logs = [np.log([run.seconds for run in side]) for side in (second, first)]
+    logs = [np.log(np.array([run.update_seconds for run in side], dtype=float)) for side in (second, first)]
     several = min(map(len, logs)) > 1
     ends = ttest_ind(*logs, equal_var=False).confidence_interval(0.95) if several else (-np.inf, np.inf)
     value, low, high = np.exp([logs[0].mean() - logs[1].mean(), *ends]).tolist()

@@ -83,7 +83,7 @@ class Measured:
 
     Args:
         row: full name of the row.
-        budget: paper or quick.
+        budget: one of recipes/budgets.yaml.
         seed: runtime.seed.
         overrides: other params that the user set, by dotted name, without paths, device and threads.
         source, encoder: data.source and encoder.name; only the folder's name for a local encoder.
@@ -91,6 +91,7 @@ class Measured:
         metrics: by split: the first metric of each task, and both overall scores.
         intervals: their 95 % intervals, in the same layout.
         seconds: total time of all training stages.
+        update_seconds: time of their updates alone, without start and scoring; None if it was not recorded.
         peak_memory_mb: largest peak memory of any training stage.
         precision: of matrix products; auto if it was not recorded.
         threads: CPU threads; None if they were not recorded.
@@ -125,6 +126,7 @@ class Measured:
     version: str
     device: str | None = None
     session: str | None = None
+    update_seconds: Annotated[float, Field(ge=0)] | None = None
     history: dict[str, list[float | None]] = Field(default_factory=dict)
     best_epoch: int | None = None
     dots: dict[str, list[tuple[int, float]]] = Field(default_factory=dict)
@@ -199,6 +201,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
     evaluation, timing = revision.json("metrics/evaluation.json"), revision.json("metrics/timing.json")
     training = {stage: cost for stage, cost in timing.items() if stage.startswith(TRAINING)}
     sessions = {cost.get("session") for cost in training.values()}
+    updates = [cost["steps"] * cost["ms_per_step"] / 1000 for cost in training.values() if "steps" in cost]
     last: Mapping[str, Any] = next((cost for stage, cost in training.items() if stage.startswith("finetune-")), {})
     return Measured(
         seed=settings["runtime"]["seed"],
@@ -211,6 +214,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         metrics={split: _firsts(evaluation.get(split, {}), firsts) for split in SPLITS},
         intervals={split: _firsts(evaluation.get("intervals", {}).get(split, {}), firsts) for split in SPLITS},
         seconds=round(sum(cost["seconds"] for cost in training.values()), 1),
+        update_seconds=round(sum(updates), 1) if updates else None,
         peak_memory_mb=max((cost["peak_memory_mb"] for cost in training.values()), default=0.0),
         precision=last.get("precision", settings["runtime"]["precision"]),
         threads=last.get("threads", settings["runtime"]["threads"]),

@@ -184,7 +184,8 @@ def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> It
     """Yield notes on one part: the number of measured rows, how to measure the rest, and failed comparisons."""
     rows = part[~part["literature"]].drop_duplicates("row")
     measured = part.dropna(subset="measured")["row"].nunique()
-    yield f"{measured} of {len(rows)} rows measured."
+    no_labels = split == "test" and tables.runs.setting.source == "cs224n" and not measured
+    yield f"{measured} of {len(rows)} rows measured{': the course keeps the labels of test to itself' * no_labels}."
     if (rows["seeds"] == 0).any() and split == "dev":
         command = f"bertrio recipes run {tables.paper.name}-{name} {tables.runs.setting.run_flags}".rstrip()
         yield f"To measure the rest: {command}"

@@ -3,6 +3,7 @@
 import os
 import resource
 import time
+import weakref
 from pathlib import Path
 from unittest.mock import patch
 
@@ -68,6 +69,34 @@ def test_a_clock_that_jumps_changes_nothing_for_runs_at_work(tmp_path, monkeypat
             opened(tmp_path, stage="other").finish()  # looks for old ones
             run.after_step(2)
             assert part.weight.unique().item() == 1 and len(run._files()) == 1
+
+
+def test_saving_and_resuming_keep_no_copy_of_the_state(tmp_path, monkeypatch):
+    written, read = [], []
+    save, load = checkpoints.save_file, checkpoints._read
+    monkeypatch.setattr(
+        checkpoints, "save_file", lambda tensors, *a, **b: save(written.append(tensors) or tensors, *a, **b)
+    )
+    monkeypatch.setattr(checkpoints, "_read", lambda *where: remember(load(*where)))
+
+    def remember(state):
+        read.append(weakref.ref(state["parts"]["part"]["weight"]))
+        return state
+
+    with opened(tmp_path) as run, run.resumed({"part": (part := part_of(1.0))}):
+        run.after_step(1, force=True)
+        assert written[0]["0"].data_ptr() == part.weight.data_ptr()
+    with opened(tmp_path) as run, run.resumed({"part": part_of()}):
+        assert read[0]() is None
+
+
+def test_tensors_that_share_memory_come_back(tmp_path):
+    tied = part_of(2.0)
+    for number in (2.0, 0.0):
+        parts = {"part": part_of(number), "other": torch.nn.ModuleList([tied, tied, *tied.children()])}
+        with opened(tmp_path) as run, run.resumed(parts):
+            assert parts["part"].weight.unique().item() == 2
+            run.after_step(1, force=True)
 
 
 def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):

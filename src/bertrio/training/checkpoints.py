@@ -199,6 +199,7 @@ class Checkpoints:
             for name, part in self._parts.items():
                 part.load_state_dict(state["parts"][name])
             self._step, self._saved = state["step"], True
+            state = None  # frees the memory that no part has taken over
             say(f"goes on after step {self._step}, from the checkpoint in {self.folder}")
         with install() as self._interruption:
             yield
@@ -277,7 +278,11 @@ class Checkpoints:
 def _write(state: dict[str, Any], path: Path, run: str) -> None:
     """Write a state of tensors, tables and JSON values, with the name of the run's folder and a digest of both."""
     tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(_pack(state, tensors))
+    text, storages = json.dumps(_pack(state, tensors)), set()
+    for name, tensor in tensors.items():
+        if (storage := tensor.untyped_storage().data_ptr()) in storages:
+            tensors[name] = tensor.clone()  # safetensors refuses tensors that share memory, such as tied embeddings
+        storages.add(storage)
     save_file(tensors, path, metadata={"run": run, "state": text, "sha256": _content_hash(run + text, tensors)})
 
 
@@ -301,7 +306,7 @@ def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Return the value in a form that JSON can hold, with its tensors and tables moved to `tensors`."""
     name = str(len(tensors))
     if isinstance(value, torch.Tensor):
-        tensors[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        tensors[name] = value.detach().cpu().contiguous()  # on the CPU no copy, which would be of several models' size
         return {"tensor": name}
     if isinstance(value, pd.DataFrame):
         value.to_parquet(file := BytesIO())

@@ -15,9 +15,14 @@ from bertrio.config.loading import validate_params
 from bertrio.core.runtime import set_up
 from bertrio.data.download import download
 from bertrio.data.prepare import split_data
+from bertrio.experiments.recipes.claims import claim_document, judge, load_claims
+from bertrio.experiments.recipes.comparable import Setting
+from bertrio.experiments.recipes.measured import load_measured
 from bertrio.experiments.recipes.params import flatten, parse_settings, preset_options, set_param
 from bertrio.experiments.recipes.resolving import resolve
 from bertrio.experiments.recipes.rows import Row, load_presets, load_recipes
+from bertrio.experiments.recipes.table_text import to_markdown, write_tables
+from bertrio.experiments.recipes.tables import paper_tables
 from bertrio.model.multitask import build_model, load_heads
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
@@ -176,3 +181,18 @@ def test_the_rows_of_the_recipes_and_all_their_figures_are_those_of_a_second_tra
         if figures or (split == "dev" and not row.reported_test)  # a row without figures has an empty line
     }
     assert reported == {key: figures.dropna().astype(float).to_dict() for key, figures in transcribed.iterrows()}
+
+
+@pytest.mark.parametrize("paper", [paper.name for paper in RECIPES.papers.values() if not paper.own])
+def test_the_tables_in_docs_are_those_of_the_measured_runs(paper, tmp_path):
+    tables = paper_tables(RECIPES, load_measured(ROOT / "recipes/measured"), paper, Setting())
+    page, _ = write_tables(tables, tmp_path)
+    committed = ROOT / "docs/papers" / page.name
+    assert committed.read_text() == page.read_text(), f"bertrio table {paper} --out docs/papers"
+
+
+def test_the_claims_in_docs_are_tested_on_the_measured_runs():
+    claims = load_claims(ROOT / "recipes/claims.yaml")
+    judged = judge(RECIPES, load_measured(ROOT / "recipes/measured"), claims, Setting())
+    document = to_markdown(list(claim_document(judged)))
+    assert (ROOT / "docs/papers/claims.md").read_text() == document, "bertrio claims --out docs/papers/claims.md"

@@ -199,7 +199,7 @@ class Checkpoints:
             for name, part in self._parts.items():
                 part.load_state_dict(state["parts"][name])
             self._step, self._saved = state["step"], True
-            state = None  # frees the memory that no part has taken over
+            state = None  # frees what no part has taken over
             say(f"goes on after step {self._step}, from the checkpoint in {self.folder}")
         with install() as self._interruption:
             yield
@@ -306,7 +306,7 @@ def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     """Return the value in a form that JSON can hold, with its tensors and tables moved to `tensors`."""
     name = str(len(tensors))
     if isinstance(value, torch.Tensor):
-        tensors[name] = value.detach().cpu().contiguous()  # on the CPU no copy, which would be of several models' size
+        tensors[name] = value.detach().cpu().contiguous()  # no copy on the CPU, to save memory
         return {"tensor": name}
     if isinstance(value, pd.DataFrame):
         value.to_parquet(file := BytesIO())

@@ -21,6 +21,7 @@ EVALUATION = {
 
 def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, monkeypatch, capsys):
     assert main(["check", "--params", str(root / "params.yaml")]) == 0
+    assert "all local files" in capsys.readouterr().out  # ids of a hub are not looked up
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["ensemble"]["members"]["base"] = {"tracking": {"to": ["wandb"]}}
     monkeypatch.setattr("bertrio.training.monitoring.find_spec", lambda name: None)

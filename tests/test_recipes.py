@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -196,3 +197,8 @@ def test_the_claims_in_docs_are_tested_on_the_measured_runs():
     judged = judge(RECIPES, load_measured(ROOT / "recipes/measured"), claims, Setting())
     document = to_markdown(list(claim_document(judged)))
     assert (ROOT / "docs/papers/claims.md").read_text() == document, "bertrio claims --out docs/papers/claims.md"
+    counts = Counter(claim.verdict for claim in judged.claims)
+    verdicts = (
+        f"{counts['held']} are held, {counts['refuted']} refuted and {counts['inside the noise']} inside the noise"
+    )
+    assert f"Of {len(judged.claims)} claims {verdicts}" in (ROOT / "docs/results.md").read_text()

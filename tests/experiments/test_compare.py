@@ -129,7 +129,7 @@ def test_notes_on_runs_of_one_side_and_params_that_differ(run_of):
     other = run_of("c", seed=2, **learning, smart={"lambda": 1})
     result = compare(side(a), side(run_of("b", seed=1, **learning), run_of("again", seed=1, **learning), other))
     assert result["params"] == {"finetune.epochs": [["4"], ["3"]], "smart.lambda": [["(absent)"], ["(absent)", "1"]]}
-    assert result["tasks"]["sst"]["test"] == "paired t-test over rows"
+    assert result["tasks"]["sst"]["test"] == "paired t-test over rows and seeds"
     notes = "\n".join(result["notes"])
     assert "fewer than three runs on a side" in notes and "b (mean of 3) differ in smart.lambda" in notes
     assert notes.count("predict all rows alike") == 1

@@ -91,11 +91,10 @@ def test_saving_and_resuming_keep_no_copy_of_the_state(tmp_path, monkeypatch):
 
 
 def test_tensors_that_share_memory_come_back(tmp_path):
-    tied = part_of(2.0)
     for number in (2.0, 0.0):
-        parts = {"part": part_of(number), "other": torch.nn.ModuleList([tied, tied, *tied.children()])}
-        with opened(tmp_path) as run, run.resumed(parts):
-            assert parts["part"].weight.unique().item() == 2
+        tied = part_of(number)
+        with opened(tmp_path) as run, run.resumed({"part": torch.nn.ModuleList([tied, tied])}):
+            assert tied.weight.unique().item() == 2
             run.after_step(1, force=True)
 
 

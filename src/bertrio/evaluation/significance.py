@@ -44,8 +44,8 @@ Run = Mapping[str, TaskScore]  # by task
 class Difference:
     """A metric of two sides, and the second minus the first with its 95 % interval and p-value.
 
-    `first` and `second` are means over the side's runs, and `seeds` counts these. If a side has a single run, interval
-    and p-value cover other rows, but not other seeds. `freedom` are the degrees of freedom of Student's t.
+    `first` and `second` are means over the side's runs, and `seeds` counts these. If both sides have a single run,
+    interval and p-value cover other rows, but not other seeds. `freedom` are the degrees of freedom of Student's t.
     """
 
     first: float
@@ -63,8 +63,8 @@ class Difference:
 
     @property
     def rows_alone(self) -> bool:
-        """True if a side has too few seeds to estimate their variance."""
-        return min(self.seeds) < 2
+        """True if no side has enough seeds to estimate their variance."""
+        return max(self.seeds) < 2
 
 
 def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) -> Difference:
@@ -73,8 +73,8 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
     The variance of the difference is $e^2 = \sum_k w_k^2 \mathrm{var}(\bar b_{ki} - \bar a_{ki}) / N_k + s_a^2 / n_a +
     s_b^2 / n_b$. The first part is the variance over rows: $\bar a_{ki}$ is the contribution of row i to the
     metric of task k, averaged over the runs of a side, so rows that are hard for both sides cancel; $w_k$ is the weight
-    of the task in an overall score. The others are variances over seeds, with n runs a side; they need two runs or more
-    on both sides.
+    of the task in an overall score. The others are variances over seeds, with n runs a side. A side of one run
+    is taken to vary as the other does, $s^2 (1 + 1 / n)$ as in Student's test. With one run on each, rows count alone.
 
     The difference divided by e is compared with Student's t with $e^4 / \sum_j v_j^2 / f_j$ degrees of freedom;
     Satterthwaite (1946), "An approximate distribution of estimates of variance components". A part $v_j$ of seeds
@@ -99,8 +99,11 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
         _row_variance(weight * (_mean_rows(second, task) - _mean_rows(first, task))) for task, weight in weights.items()
     ]
     seeds = (len(first), len(second))
-    if min(seeds) > 1:
-        parts += [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides]
+    spread = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides if len(side) > 1]
+    if len(spread) == 1:
+        [(variance, freedom)] = spread
+        spread = [(variance * (freedom + 2), freedom)]  # of n runs, and of one: s^2 / n + s^2
+    parts += spread
     means = [float(np.mean(side)) for side in sides]
     low, high, p, freedom = _t_test(means[1] - means[0], parts)
     largest = sum(weight * WIDEST.get(first[0][task].metric, 1.0) for task, weight in weights.items())

@@ -175,11 +175,11 @@ def test_what_can_not_be_tested_is_not_measured_and_the_text_says_why(judged):
 
 @pytest.mark.parametrize(("count", "alone"), [(1, " (rows alone)"), (3, "")])
 def test_the_text_has_verdicts_tests_notes_and_what_a_single_seed_decided(judged, count, alone):
-    text = text_of(judged([*seeds(CROSS, count, skill=2.0), *seeds(BI, skill=0.1)]))
+    text = text_of(judged([*seeds(CROSS, count, skill=2.0), *seeds(BI, count, skill=0.1)]))
     for part in (
         f"| held{alone} | A claim. | beyond, table 1 | c |",
         f"| c | {CROSS} better than {BI} | qqp | +0.",
-        f"| {count}, 3 | held{alone} |",
+        f"| {count}, {count} | held{alone} |",
         "c: What else differs.",
         "1 claims: 1 held, 0 refuted, 0 inside the noise, 0 not measured. 1 tests of 1 claims were made",
     ):
@@ -205,7 +205,7 @@ def test_the_command_that_measures_what_is_missing_is_one_line(papers, root):
 )
 def test_a_verdict_rests_on_a_single_seed_if_it_would_not_stand_without(verdicts, single, alone):
     both = claim(sst="better", qqp="better")
-    differences = [replace(difference_of(0.1), seeds=(1, 3) if one else (3, 3)) for one in single]
+    differences = [replace(difference_of(0.1), seeds=(1, 1) if one else (1, 3)) for one in single]
     decided = zip(both.parts(), verdicts, differences)
     parts = [replace(part, verdict=verdict, difference=difference) for part, verdict, difference in decided]
     assert Judged(both, parts).rows_alone == alone

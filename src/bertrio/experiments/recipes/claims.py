@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 FILE = "recipes/claims.yaml"
 HELD, REFUTED, NOISE, MISSING = "held", "refuted", "inside the noise", "not measured"
-ALONE = " (rows alone)"  # marks a test with a single seed on one side
+ALONE = " (rows alone)"  # marks a test with a single seed on both sides
 HOW = (
     "A difference is the first row minus the second, means over seeds, with its 95 % interval by the paired test over "
     f"rows and seeds. It counts if p, by Holm's correction for the tests of its claim, is below {ALPHA:g}. Rows alone: "
-    "a side has a single seed, and p knows nothing of seeds. A ratio of minutes is of updates in one session, with the "
-    "interval of Welch's test, all of which must be within the claim's bounds, or outside. How verdicts are made: "
-    "docs/experiments.md."
+    "both sides have a single seed, and p knows nothing of seeds. A ratio of minutes is of updates in one session, "
+    "with the interval of Welch's test, all of which must be within the claim's bounds, or outside. How verdicts are "
+    "made: docs/experiments.md."
 )
 MINUTES = "minutes"  # of training
 Direction = Literal["better", "no_better", "no_worse"]
@@ -64,7 +64,7 @@ class Part:
 
     @property
     def rows_alone(self) -> bool:
-        """True if the test covers rows alone, because one side has a single seed."""
+        """True if the test covers rows alone, because both sides have a single seed."""
         return isinstance(self.difference, Difference) and self.difference.rows_alone
 
 
@@ -113,7 +113,7 @@ class Judged:
 
     @property
     def rows_alone(self) -> bool:
-        """True if the verdict (held or refuted) depends on a test with a single seed on one side."""
+        """True if the verdict (held or refuted) depends on a test with a single seed on both sides."""
         alone = [part.rows_alone for part in self.parts if part.verdict == self.verdict]
         if self.verdict == REFUTED:  # one refuting part is enough
             return all(alone)

@@ -25,7 +25,7 @@ LEGEND = (
     "Compare rows within a column: reported and measured may differ in budget, data and encoder. Compare minutes only "
     "between runs of one device, precision and number of threads, which recipes/measured has. ± is the standard "
     "deviation over seeds. In brackets: the 95 % interval, of a score with one seed over rows, of a difference by the "
-    f"paired test over rows and seeds. {ALONE}: over rows alone, for a side has a single seed."
+    f"paired test over rows and seeds. {ALONE}: over rows alone, for both sides have a single seed."
 )
 Block: TypeAlias = "str | pd.DataFrame"  # a heading or paragraph in Markdown, or a table of text
 

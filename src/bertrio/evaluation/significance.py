@@ -99,7 +99,7 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
         _row_variance(weight * (_mean_rows(second, task) - _mean_rows(first, task))) for task, weight in weights.items()
     ]
     seeds = (len(first), len(second))
-    spread = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1) for side in sides if len(side) > 1]
+    spread = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1.0) for side in sides if len(side) > 1]
     if len(spread) == 1:
         [(variance, freedom)] = spread
         spread = [(variance * (freedom + 2), freedom)]  # of n runs, and of one: s^2 / n + s^2

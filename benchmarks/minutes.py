@@ -3,11 +3,11 @@
     python benchmarks/minutes.py --rows plain-joint best --epochs 3 -S data.source=cs224n \\
         -S data.path=path/to/course-data -S encoder.name=path/to/encoder
 
-Each row trains with the params of `bertrio recipes run`, but only its first member. The time includes all stages before
-fine-tuning, and excludes scoring on dev after every epoch. The number of a turn is its seed. Trainer trains one model
-per task, with batch size, learning rate, warm-up and decay of params.yaml, the budget and -S, without data.extra_train;
-its score after n epochs is that of the three models together. The benchmark also draws minutes.png. Trainer runs unless
-`--only` leaves it out (extra: peers).
+Each row trains with the params of `bertrio recipes run`, its members one after the other; the score is that of all so
+far. The time includes all stages before fine-tuning, and excludes scoring on dev after every epoch. The number of a
+turn is its seed. Trainer trains one model per task, with batch size, learning rate, warm-up and decay of params.yaml,
+the budget and -S, without data.extra_train; its score after n epochs is that of the three models together. The
+benchmark also draws minutes.png. Trainer runs unless `--only` leaves it out (extra: peers).
 """
 
 from __future__ import annotations

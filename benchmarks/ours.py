@@ -84,13 +84,15 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def curve(args: argparse.Namespace) -> dict[str, Any]:
-    """Run all training stages for the first member, and return seconds and dev overall_normalized after every epoch.
+    """Run all training stages, and return seconds and dev overall_normalized after every epoch of every member.
 
     The params are those of the folder for `--seed`. The time includes all work of the stages before fine-tuning, and
-    the steps of fine-tuning. All epochs run, independent of `finetune.patience`.
+    the steps of fine-tuning. All epochs run, independent of `finetune.patience`. Members train one after the other;
+    the score is that of all so far, combined by `ensemble.combine`.
     """
     from bertrio.config import build_tasks, load_member, load_params
     from bertrio.core.runtime import set_up
+    from bertrio.evaluation.ensembling import combine
     from bertrio.evaluation.metrics import evaluate_predictions
     from bertrio.model.config import encoder_width
     from bertrio.model.multitask import build_model, load_heads
@@ -112,23 +114,27 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     prefinetune(params, encoder, splits, tokenizer, before)
     seconds = time.perf_counter() - began
 
-    member = load_member(next(iter(params.ensemble.members)), params_file)
-    runtime = resolve_precision(member, set_up(**member.runtime.model_dump(), width=encoder_width(f"{before}/encoder")))
-    train, scored, _ = load_rows(member, Inputs(splits, tokenizer, before))
-    model = build_model(member, f"{before}/encoder", runtime)
-    load_heads(model, before)
-    rows = {task: train[task] for task in member.trains}
-    trainer, averaged = build_trainer(member, model, rows, teacher=args.work / "data/teacher")
-    points = []
-    tasks = build_tasks(member)
-    for _ in trainer.run("benchmark"):
-        table = predict(averaged, scored["dev"], "dev", member.finetune.eval_batch_size)
-        points.append(
-            (seconds + trainer.meter.seconds, evaluate_predictions(table, tasks)["dev"]["overall_normalized"])
-        )
+    tasks, answers = build_tasks(params), {name: params.answers(name) for name in params.ensemble.members}
+    points, tables, row_count = [], {}, 0
+    for name in params.ensemble.members:
+        member = load_member(name, params_file)
+        width = encoder_width(f"{before}/encoder")
+        runtime = resolve_precision(member, set_up(**member.runtime.model_dump(), width=width))
+        train, scored, _ = load_rows(member, Inputs(splits, tokenizer, before))
+        model = build_model(member, f"{before}/encoder", runtime)
+        load_heads(model, before)
+        rows = {task: train[task] for task in member.trains}
+        trainer, averaged = build_trainer(member, model, rows, teacher=args.work / "data/teacher")
+        for _ in trainer.run("benchmark"):
+            tables[name] = predict(averaged, scored["dev"], "dev", member.finetune.eval_batch_size)
+            table, _ = combine(tables, params.ensemble.combine, tasks, answers)
+            points.append(
+                (seconds + trainer.meter.seconds, evaluate_predictions(table, tasks)["dev"]["overall_normalized"])
+            )
+        seconds, row_count = seconds + trainer.meter.seconds, row_count + trainer.meter.rows_seen
     return {
-        "seconds": seconds + trainer.meter.seconds,
-        "rows": trainer.meter.rows_seen,
+        "seconds": seconds,
+        "rows": row_count,
         "points": points,
         "peak_memory_mb": peak_memory_mb(),
         "runtime": runtime.describe(),

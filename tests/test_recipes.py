@@ -72,7 +72,11 @@ def test_a_preset_is_options_that_a_shell_and_recipes_take(name):
     assert options[::2] == ["-S"] * (len(options) // 2)
     settings = parse_settings(options[1::2])
     assert settings == preset.overrides
-    validate_params(resolve(RECIPES, RECIPES.base_row(None), "paper", settings, base=base), name)
+    run = resolve(RECIPES, RECIPES.base_row(None), "paper", settings, base=base)
+    validate_params(run, name)
+    if name == "real":
+        where = {param: value for param, value in settings.items() if param.startswith(("data.", "encoder."))}
+        assert resolve(RECIPES, RECIPES.row(name), "paper", where, base=base) == run
 
 
 @pytest.fixture(scope="module")

@@ -67,8 +67,10 @@ def test_rows_are_compared_with_any_row_that_was_run(recipes):
     other = run("q-other", 1, 0.25, 0.25, 0.0)
     tables = paper_tables(recipes, [*measured(), other], "p", against="q-other")
     assert line_of(tables, "p-base").loc["qqp", "difference"] == 0.25
-    with pytest.raises(UserError, match="p-quoted: is quoted from the literature"):
+    with pytest.raises(UserError, match="p-quoted: is quoted from elsewhere"):
         paper_tables(recipes, measured(), "p", against="p-quoted")
+    tables = paper_tables(recipes, [*measured(), run("p-quoted", 1, 0.25, 0.25, 0.0)], "p", against="p-quoted")
+    assert line_of(tables, "p-base").loc["qqp", "difference"] == 0.25
 
 
 OTHER_ROWS = "p-better and p-base were measured on other dev rows of sst"

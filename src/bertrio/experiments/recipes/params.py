@@ -153,7 +153,7 @@ def dvc_overrides(before: Mapping[str, Any], after: Mapping[str, Any], at: str =
 def preset_options(overrides: Mapping[str, Any]) -> Iterator[str]:
     """Yield `-S` options that set `overrides`; none has a space, so that a shell's $(...) splits them."""
     for name, value in overrides.items():
-        yield from ("-S", f"++{_checked(name)}={value_text(value, hydra=True)}".replace(", ", ","))
+        yield from ("-S", f"++{_checked(name)}={value_text(value, hydra=True)}".replace(", ", ",").replace(": ", ":"))
 
 
 def _checked(name: str) -> str:

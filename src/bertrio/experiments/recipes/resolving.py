@@ -31,7 +31,7 @@ def resolve(
 
     Args:
         recipes: all recipes, with the budgets.
-        row: the row; a row quoted from the literature can't be resolved.
+        row: the row; a row of another paper or tool can't be resolved.
         budget: name of the budget.
         overrides: the user's overrides by dotted param.
         seed: `runtime.seed` of this run, from 1; None takes it from `overrides`, if set there. An ensemble member with
@@ -43,7 +43,7 @@ def resolve(
             the params alone.
     """
     if row.literature:
-        raise UserError(f"{row.name}: has no params: the paper quotes it from the literature")
+        raise UserError(f"{row.name}: has no params: it is quoted from elsewhere")
     chosen, overrides = recipes.budget(budget), overrides or {}
     seed = overrides.get(SEED) if seed is None else seed
     raw = read_yaml("params.yaml") if base is None else copy.deepcopy(dict(base))

@@ -51,7 +51,7 @@ class Row(Changes):
         overrides: values by dotted param (`*` matches any one key), including those of the rows it builds on.
         choices: details that the paper leaves open, with the value chosen here.
         extensions: the extensions that the paper ticks for the row.
-        literature: True if the row is quoted from another paper and can't be run.
+        literature: True if the row is another paper's or another tool's and can't be run.
         same_as: another row that has the same run.
         on: the row that this one builds on; None for the paper's base.
     """
@@ -213,7 +213,7 @@ class Recipes:
     def expand(self, names: Iterable[str]) -> list[Row]:
         """Return the rows to run for names of rows, tables, papers and sweeps, in order and without duplicates.
 
-        A row with `same_as` is replaced by that row. Rows quoted from the literature are left out.
+        A row with `same_as` is replaced by that row. Rows of another paper or tool are left out.
 
         Raises:
             UserError: if a name is unknown, or names a row that can't be run.
@@ -222,7 +222,7 @@ class Recipes:
         for name in names:
             rows = [row for row in find(name, self.groups, f"{self.folder}/") if not row.literature]
             if not rows:
-                raise UserError(f"{name}: can't be run: the paper quotes it from the literature")
+                raise UserError(f"{name}: can't be run: it is quoted from elsewhere")
             runs |= {row.run_as: self.row(row.run_as) for row in rows}
         return list(runs.values())
 

@@ -182,8 +182,8 @@ def _difference(line: Any) -> str | None:
 
 def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> Iterator[str]:
     """Yield notes on one part: the number of measured rows, how to measure the rest, and failed comparisons."""
-    rows = part[~part["literature"]].drop_duplicates("row")
-    measured = part.dropna(subset="measured")["row"].nunique()
+    runnable = part[~part["literature"]]
+    rows, measured = runnable.drop_duplicates("row"), runnable.dropna(subset="measured")["row"].nunique()
     no_labels = split == "test" and tables.runs.setting.source == "cs224n" and not measured
     yield f"{measured} of {len(rows)} rows measured{': the course keeps the labels of test to itself' * no_labels}."
     if (rows["seeds"] == 0).any() and split == "dev":

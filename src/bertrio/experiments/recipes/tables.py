@@ -79,10 +79,10 @@ def paper_tables(
     """
     paper = recipes.paper(name)
     base = recipes.row(against) if against else None
-    if base and base.literature:
-        raise UserError(f"{base.name}: is quoted from the literature and has no run to compare with; name another row")
-    rows = {row.run_as for row in [*paper.rows, *([base] if base else [])] if not row.literature}
+    rows = {row.run_as for row in [*paper.rows, *([base] if base else [])]}
     runs = runs_of(measured, rows, wanted or Setting(), recipes)
+    if base and base.literature and not runs.of(base.run_as):
+        raise UserError(f"{base.name}: is quoted from elsewhere and has no run to compare with; name another row")
     firsts = _firsts_of(runs) if paper.own and runs.all else FIRSTS
     lines: list[dict[str, Any]] = []
     for table in paper.tables.values():
@@ -123,7 +123,7 @@ def _figures(
         firsts: the tasks; the line of a task has its first metric.
         base: the row to compare with, or None.
     """
-    row_runs = () if row.literature else runs.of(row.run_as)
+    row_runs = runs.of(row.run_as)
     reported = _with_overalls(row.reported if split == "dev" else row.reported_test)
     shared = {
         "table": row.table,

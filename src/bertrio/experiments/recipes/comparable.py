@@ -93,8 +93,9 @@ def _effect(row: str, budget: str, overrides: Mapping[str, Any], recipes: Recipe
     """Return the params of a row that the overrides change, in the form of measured files.
 
     `tasks.*.dropout` is expanded to all tasks, and values that the row already has are left out. `resolve` checks them.
+    A row of another paper or tool has no params to change.
     """
-    if not overrides:
+    if not overrides or recipes.row(row).literature:
         return {}
     base = read_yaml("params.yaml")
     plain, changed = (resolve(recipes, recipes.row(row), budget, values, base=base) for values in ({}, overrides))

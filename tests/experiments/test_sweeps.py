@@ -112,10 +112,15 @@ def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monke
     (tmp_path / "recipes/measured").mkdir()
     shutil.copy(root / "params.yaml", tmp_path)
     depths = [point.run_as for point in load_recipes().paper("bertpp").sweeps["depth-epochs"].rows.values()]
-    for row, seed in [*product(("smart-sst-lambda-1", "smart-sst-lambda-5", *depths), (1, 2)), ("smart-gone", 1)]:
+    for row, seed in [
+        *product(("smart-sst-lambda-1", "smart-sst-lambda-5", *depths), (1, 2)),
+        ("trainer", 1),
+        ("smart-gone", 1),
+    ]:
         write_measured(simulate(row, seed), tmp_path / "recipes/measured")
     table = sweep("smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
-    assert "left out recipes/measured/smart-gone" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "left out recipes/measured/smart-gone" in said and "trainer" not in said
     assert (tmp_path / "out/smart.lambda-measured.csv").exists()
     assert dict(zip(table["value"], table["seeds"])) == {"1": 2, "5": 2}
     table = sweep("tasks.*.head_options.depth", out=tmp_path / "out", root=tmp_path, measured=True)

@@ -69,7 +69,9 @@ def measured_runs(root: str | Path = ".") -> Iterator[Run]:
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / "params.yaml")
     for run in load_measured(Path(root) / FOLDER):
         try:
-            settings = resolve(recipes, recipes.row(run.row), run.budget, run.overrides, run.seed, base)
+            if (row := recipes.row(run.row)).literature:
+                continue  # another tool's, without params
+            settings = resolve(recipes, row, run.budget, run.overrides, run.seed, base)
         except UserError as error:
             say(f"left out {FOLDER}/{run.name}.json: {error}")
             continue

@@ -74,6 +74,13 @@ def test_what_is_asked_for_is_what_it_changes_of_each_row():
         runs_of(measured, [cosine], Setting(overrides={"tasks.sst.dropuot": 0.3}))
 
 
+def test_rows_of_another_tool_stand_beside_any_overrides():
+    changed = {"finetune.lr": 3e-5}
+    measured = [simulate("trainer", budget="paper"), simulate("real", budget="paper", overrides=changed)]
+    found = runs_of(measured, ["trainer", "real"], Setting(overrides=changed))
+    assert [run.row for run in found.all] == ["trainer", "real"] and found.left_out == 0
+
+
 def test_flags_can_be_pasted_back():
     setting = Setting("quick", "cs224n", "a model", {"schedule.tasks": ["sst", "qqp"], "optimizer.max_grad_norm": None})
     words = shlex.split(setting.flags)

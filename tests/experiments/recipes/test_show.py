@@ -24,7 +24,7 @@ def test_every_row_and_sweep_has_a_line_with_table_and_figures(recipes, capsys):
     shown = capsys.readouterr().out
     assert line_of(shown, "one-plain") == ["one-plain", "table2", "0.500", "-", "-", "0.600", "Plain"]
     assert "one-smart" in line_of(shown, "one-lambda-1")  # whose run it is
-    assert "from elsewhere" in " ".join(line_of(shown, "one-quoted"))
+    assert "another tool's or paper's, can't be run" in " ".join(line_of(shown, "one-quoted"))
     assert "4 runs" in " ".join(line_of(shown, "one-grid"))
 
 

@@ -49,6 +49,7 @@ def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes):
     text = text_of(tables)
     assert "| sts: measured | nli: measured |" in text and "nli macro_f1" in text
     assert "reported beside" not in text
+    assert "p-quoted: by another model." in text and "is quoted" not in text
 
 
 def test_figures_by_another_metric_never_stand_beside_a_papers(recipes):
@@ -67,7 +68,7 @@ def test_rows_are_compared_with_any_row_that_was_run(recipes):
     other = run("q-other", 1, 0.25, 0.25, 0.0)
     tables = paper_tables(recipes, [*measured(), other], "p", against="q-other")
     assert line_of(tables, "p-base").loc["qqp", "difference"] == 0.25
-    with pytest.raises(UserError, match="p-quoted: is quoted from elsewhere"):
+    with pytest.raises(UserError, match="p-quoted: is another tool's or paper's"):
         paper_tables(recipes, measured(), "p", against="p-quoted")
     tables = paper_tables(recipes, [*measured(), run("p-quoted", 1, 0.25, 0.25, 0.0)], "p", against="p-quoted")
     assert line_of(tables, "p-base").loc["qqp", "difference"] == 0.25

@@ -43,7 +43,7 @@ def resolve(
             the params alone.
     """
     if row.literature:
-        raise UserError(f"{row.name}: has no params: it is quoted from elsewhere")
+        raise UserError(f"{row.name}: has no params: it is another tool's or paper's")
     chosen, overrides = recipes.budget(budget), overrides or {}
     seed = overrides.get(SEED) if seed is None else seed
     raw = read_yaml("params.yaml") if base is None else copy.deepcopy(dict(base))

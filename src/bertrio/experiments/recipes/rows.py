@@ -222,7 +222,7 @@ class Recipes:
         for name in names:
             rows = [row for row in find(name, self.groups, f"{self.folder}/") if not row.literature]
             if not rows:
-                raise UserError(f"{name}: can't be run: it is quoted from elsewhere")
+                raise UserError(f"{name}: can't be run: it is another tool's or paper's")
             runs |= {row.run_as: self.row(row.run_as) for row in rows}
         return list(runs.values())
 

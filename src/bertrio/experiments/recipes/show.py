@@ -37,7 +37,7 @@ def _remarks(row: Row) -> Iterator[str]:
     if row.same_as:
         yield f"the run of {row.same_as}"
     if row.literature:
-        yield "from elsewhere, can't be run"
+        yield "another tool's or paper's, can't be run"
 
 
 def show_row(

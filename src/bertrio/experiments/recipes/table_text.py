@@ -191,7 +191,8 @@ def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> It
         yield f"To measure the rest: {command}"
     if split == "dev":
         literature = [row for row in tables.paper.tables[name].rows.values() if row.literature]
-        yield from (f"{row.name} is quoted: {choice}." for row in literature for choice in row.choices)
+        quoted = "" if tables.paper.own else " is quoted"  # a tool's row may be measured, see recipes/ours.yaml
+        yield from (f"{row.name}{quoted}: {choice}." for row in literature for choice in row.choices)
         yield from (f"Not compared: {note}." for note in part["not_compared"].dropna().unique())
 
 

@@ -82,7 +82,7 @@ def paper_tables(
     rows = {row.run_as for row in [*paper.rows, *([base] if base else [])]}
     runs = runs_of(measured, rows, wanted or Setting(), recipes)
     if base and base.literature and not runs.of(base.run_as):
-        raise UserError(f"{base.name}: is quoted from elsewhere and has no run to compare with; name another row")
+        raise UserError(f"{base.name}: is another tool's or paper's, without a run to compare with; name another row")
     firsts = _firsts_of(runs) if paper.own and runs.all else FIRSTS
     lines: list[dict[str, Any]] = []
     for table in paper.tables.values():

@@ -1,5 +1,7 @@
 """Dotted params, and their overrides as DVC's parser reads them."""
 
+import subprocess
+
 import pytest
 from dvc.utils.hydra import to_hydra_overrides
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -12,6 +14,7 @@ from bertrio.experiments.recipes.params import (
     dvc_overrides,
     leaves,
     parse_settings,
+    preset_options,
     scale,
     set_param,
     value_text,
@@ -108,6 +111,23 @@ def test_dvc_composes_every_value(value):
     after = {"changed": value, "listed": [value, value], "block": {"inner": {"new": value}}}
     for before in ({"changed": 1, "listed": []}, {"changed": None, "block": {}}, {"changed": [3]}):
         assert composed(before, after) == after
+
+
+WHOLE = [value for value in VALUES if not isinstance(value, str) or not set(value) & set(" \n$")]  # to a shell
+
+
+@pytest.mark.parametrize("value", WHOLE, ids=repr)
+def test_preset_options_come_back_from_a_shell(value):
+    overrides = {"new": value, "block.listed": [value, {"a": value, "b": {"c": "d:e,f"}}]}
+    command = f"printf '%s\\n' $(cat <<'END'\n{' '.join(preset_options(overrides))}\nEND\n)"
+    words = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert words[::2] == ["-S", "-S"] and parse_settings(words[1::2]) == overrides
+
+
+@pytest.mark.parametrize("text", ["a: b", "a, b", "two\nlines"])
+def test_a_preset_refuses_text_that_a_shell_would_split(text):
+    with pytest.raises(UserError, match="data.path: a preset can't hold"):
+        list(preset_options({"data.path": text}))
 
 
 def test_blocks_are_changed_key_by_key_lose_what_is_not_named_and_need_keys_that_the_grammar_has():

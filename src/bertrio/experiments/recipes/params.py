@@ -151,9 +151,16 @@ def dvc_overrides(before: Mapping[str, Any], after: Mapping[str, Any], at: str =
 
 
 def preset_options(overrides: Mapping[str, Any]) -> Iterator[str]:
-    """Yield `-S` options that set `overrides`; none has a space, so that a shell's $(...) splits them."""
+    """Yield `-S` options that set `overrides`, for a shell's $(...), which splits at spaces even within quotes.
+
+    Raises:
+        UserError: for a text with a space.
+    """
     for name, value in overrides.items():
-        yield from ("-S", f"++{_checked(name)}={value_text(value, hydra=True)}".replace(", ", ",").replace(": ", ":"))
+        option = f"++{_checked(name)}={value_text(value, hydra=True)}"
+        if re.search(r"\s", option):
+            raise UserError(f"{name}: a preset can't hold {value_text(value)}: a shell would split it at the space")
+        yield from ("-S", option)
 
 
 def _checked(name: str) -> str:
@@ -167,13 +174,15 @@ def value_text(value: Any, hydra: bool = False) -> str:
 
     Args:
         value: the value.
-        hydra: write it in Hydra's grammar: text is quoted, and floats keep all digits. Otherwise as in YAML.
+        hydra: write it in Hydra's grammar: text is quoted, floats keep all digits, and no spaces stand between items.
+            Otherwise as in YAML.
     """
+    comma, colon = (",", ":") if hydra else (", ", ": ")
     if isinstance(value, Mapping):
         pairs = ((_checked(str(key)) if hydra else key, value_text(item, hydra)) for key, item in value.items())
-        return "{" + ", ".join(f"{key}: {text}" for key, text in pairs) + "}"
+        return "{" + comma.join(f"{key}{colon}{text}" for key, text in pairs) + "}"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(value_text(item, hydra) for item in value)}]"
+        return f"[{comma.join(value_text(item, hydra) for item in value)}]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str) and hydra:

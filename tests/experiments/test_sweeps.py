@@ -119,8 +119,8 @@ def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monke
     ]:
         write_measured(simulate(row, seed), tmp_path / "recipes/measured")
     table = sweep("smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
-    said = capsys.readouterr().err
-    assert "left out recipes/measured/smart-gone" in said and "trainer" not in said
+    messages = capsys.readouterr().err
+    assert "left out recipes/measured/smart-gone" in messages and "trainer" not in messages
     assert (tmp_path / "out/smart.lambda-measured.csv").exists()
     assert dict(zip(table["value"], table["seeds"])) == {"1": 2, "5": 2}
     table = sweep("tasks.*.head_options.depth", out=tmp_path / "out", root=tmp_path, measured=True)

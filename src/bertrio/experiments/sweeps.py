@@ -65,12 +65,15 @@ def sweep(
 
 
 def measured_runs(root: str | Path = ".") -> Iterator[Run]:
-    """Yield the runs of recipes/measured with the params of their rows; skip runs without a row, with a message."""
+    """Yield the runs of recipes/measured with the params of their rows.
+
+    Skip runs of other tools, which have no params, and, with a message, runs without a row.
+    """
     recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / "params.yaml")
     for run in load_measured(Path(root) / FOLDER):
         try:
             if (row := recipes.row(run.row)).literature:
-                continue  # another tool's, without params
+                continue
             settings = resolve(recipes, row, run.budget, run.overrides, run.seed, base)
         except UserError as error:
             say(f"left out {FOLDER}/{run.name}.json: {error}")

@@ -1,13 +1,15 @@
-"""Dev score against minutes of training: recipes, and transformers' Trainer on one task after the other.
+"""Dev score against minutes of training, of recipes and of transformers' Trainer. Draws minutes.png.
 
     python benchmarks/minutes.py --rows plain-joint best --epochs 3 -S data.source=cs224n \\
         -S data.path=path/to/course-data -S encoder.name=path/to/encoder
 
-Each row trains with the params of `bertrio recipes run`, its members one after the other; the score is that of all so
-far. The time includes all stages before fine-tuning, and excludes scoring on dev after every epoch. The number of a
-turn is its seed. Trainer trains one model per task, with batch size, learning rate, warm-up and decay of params.yaml,
-the budget and -S, without data.extra_train; its score after n epochs is that of the three models together. The
-benchmark also draws minutes.png. Trainer runs unless `--only` leaves it out (extra: peers).
+Each row trains with the params of `bertrio recipes run`. Its members train one after the other; the score is that of
+all members so far. Soups have no such score and are left out. Trainer (extra: peers) trains three models, one for each
+task; its score after n epochs is that of all three. It takes batch sizes, learning rate, warm-up and decay from
+params.yaml, the budget and -S, and no rows of data.extra_train. `--only` with names of rows leaves Trainer out.
+
+Minutes include the stages before fine-tuning, without `download` and `split`, and exclude scoring on dev. Turn n has
+seed n.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def cases(work: Mapping[str, Path], epochs: int, budget: str) -> list[Case]:
 
 @contextmanager
 def work_folders(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
-    """Yield a folder for each row, with data and the params of each turn, and one for Trainer, with an encoder."""
+    """Yield the folder of each row but soups, with data and params of each turn, and of Trainer, with an encoder."""
     import yaml
     from common import write_encoder
 
@@ -58,10 +60,15 @@ def work_folders(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
     settings = parse_settings(args.S) | {"runtime.threads": args.threads}
     with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as folder:
         folders = {name: Path(folder) / name for name in [*dict.fromkeys(args.rows), TRAINER]}
-        for name, work in folders.items():
+        for name, work in list(folders.items()):
             row = Row(name=TRAINER, title="params.yaml as it is") if name == TRAINER else recipes.row(name)
-            for turn in range(1, args.repeats + 1):
-                raw = resolve(recipes, row, args.budget, settings, turn, base)
+            seeds = range(1, args.repeats + 1)
+            params_by_turn = {turn: resolve(recipes, row, args.budget, settings, turn, base) for turn in seeds}
+            if name != TRAINER and params_by_turn[1]["ensemble"]["combine"].endswith("soup"):
+                print(f"left out {name}: a soup has no score before its last member", file=sys.stderr)
+                del folders[name]
+                continue
+            for turn, raw in params_by_turn.items():
                 if name == TRAINER:
                     raw["data"]["extra_train"] = {}
                 write_text(work / f"params-{turn}.yaml", yaml.safe_dump(raw, sort_keys=False))

@@ -87,8 +87,9 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     """Run all training stages, and return seconds and dev overall_normalized after every epoch of every member.
 
     The params are those of the folder for `--seed`. The time includes all work of the stages before fine-tuning, and
-    the steps of fine-tuning. All epochs run, independent of `finetune.patience`. Members train one after the other;
-    the score is that of all so far, combined by `ensemble.combine`.
+    the steps of fine-tuning. Members train one after the other. The score is that of all members so far, each after
+    its latest epoch, combined by `ensemble.combine`; there is none until each task has a member that answers it. All
+    epochs run, and none is selected: `finetune.patience` and `finetune.select` have no effect.
     """
     from bertrio.config import build_tasks, load_member, load_params
     from bertrio.core.runtime import set_up
@@ -127,6 +128,8 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
         trainer, averaged = build_trainer(member, model, rows, teacher=args.work / "data/teacher")
         for _ in trainer.run("benchmark"):
             tables[name] = predict(averaged, scored["dev"], "dev", member.finetune.eval_batch_size)
+            if set(tasks).difference(*(answers[trained] for trained in tables)):
+                continue
             table, _ = combine(tables, params.ensemble.combine, tasks, answers)
             points.append(
                 (seconds + trainer.meter.seconds, evaluate_predictions(table, tasks)["dev"]["overall_normalized"])

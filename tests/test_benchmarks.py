@@ -84,6 +84,23 @@ def test_a_benchmark_runs_as_a_whole(bench, run_script, tmp_path, name):
         assert parts["products of linear layers"][1] >= passes * weights
 
 
+def test_a_curve_begins_where_each_task_has_a_member_that_answers_it(run_script):
+    answers = ["-S", "ensemble.members.base.answers=[sst]"]
+    result, text = run_script("minutes", "--rows", "real", "--only", "real", *answers, *SETTINGS)
+    [run] = result["cases"][0]["runs"]
+    assert "| real |" in text and len(run["points"]) == 2  # the epochs of the second of two members
+    assert run["points"][0][0] > run["seconds"] / 2 and all(0 < score < 1 for _, score in run["points"])
+
+
+def test_a_soup_has_no_curve(bench, capsys):
+    args = SimpleNamespace(
+        rows=["real"], budget="paper", threads=1, repeats=1, S=["ensemble.combine=uniform_soup"], only=["-"]
+    )
+    with bench("minutes").work_folders(args) as folders:
+        assert [*folders] == ["Trainer"]
+    assert "left out real: a soup" in capsys.readouterr().err
+
+
 def test_a_ratio_is_the_median_of_the_ratios_within_the_turns(bench):
     # a machine that slows down by half between turns leaves each turn's ratio alone
     assert bench("common").ratio_cell([4.0, 2.0, 6.0], [2.0, 1.0, 2.0]) == "2.00 (2.00 to 3.00)"

@@ -152,7 +152,7 @@ def test_params_of_a_run_are_those_of_the_lock_of_its_stages(tmp_path):
         "split": {"data.files": {}, "name.of.model": None},
         "finetune@base": {"lr": 0.002, "classes": ["no", "yes"]},
         "ensemble": {"ensemble": {"members": {"base": None}}},
-        "evaluate": {"ensemble.members": {"base": None}},
+        "evaluate": {"ensemble.members": {"base": None}, "lr": 0.003},  # of an earlier run
         "finetune@dropped": {"lr": 0.5},
     }
     locked = {name: {"cmd": "true", "params": {"params.yaml": params}} for name, params in stages.items()}

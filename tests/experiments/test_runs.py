@@ -12,7 +12,7 @@ from bertrio.core.files import write_json, write_text
 from bertrio.experiments import dvc_experiments, runs
 from bertrio.experiments.recipes.params import set_param
 from bertrio.experiments.revision import WORKSPACE, Revision
-from bertrio.experiments.runs import Run, read_run, read_runs, tabulate, write_page
+from bertrio.experiments.runs import Run, changed_text, read_run, read_runs, tabulate, write_page
 from tests.experiments.planted import Planted
 
 EVIL = '<script>alert(1)</script> "x" & <b>'
@@ -57,6 +57,12 @@ def test_all_runs_stand_in_one_table_the_best_first_with_what_they_change(in_it,
         ("workspace", "no metrics", "", "finetune.epochs=9"),
     ]
     assert (float(rows[0]["low"]), float(rows[0]["high"])) == pytest.approx((0.68, 0.72))
+
+
+def test_a_terminal_shows_the_first_of_many_changes():
+    changed = {"finetune.lr": "3e-05", "smart.lambda": "5", "smart.every": "4"}
+    assert changed_text(changed) == changed_text(changed, 3) == "finetune.lr=3e-05, smart.lambda=5, smart.every=4"
+    assert changed_text(changed, 1) == "finetune.lr=3e-05, 2 more"
 
 
 def test_runs_are_chosen_by_name_sorted_by_a_column_and_written_as_text_or_markdown(in_it, capsys):

@@ -176,7 +176,8 @@ class Revision:
     def _locked_params(self) -> dict[str, Any]:
         """Return the params in dvc.lock by dotted name; {} without dvc.lock.
 
-        DVC writes the stages in the order in which they first ran. It leaves those of dropped members in place.
+        DVC writes the stages in the order in which they first ran. It leaves those of dropped members in place. In a
+        run that has not ended, the first stages have its params, and the others those of an earlier run.
         """
         if not self.exists("dvc.lock"):
             return {}
@@ -190,7 +191,7 @@ class Revision:
             for name, params in stages.items()
             if "@" not in name or members is None or name.partition("@")[2] in members
         ]
-        return {name: value for params in current for name, value in params.items()}
+        return {name: value for params in reversed(current) for name, value in params.items()}
 
     def _yaml(self, path: str) -> dict[str, Any]:
         return read_yaml(f"{self.title}: {path}", self.read(path))

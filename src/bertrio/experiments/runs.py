@@ -22,6 +22,7 @@ from bertrio.experiments.revision import WORKSPACE, Revision, find_experiments
 
 OVERALL, MEAN = "overall_normalized", "overall_mean"
 NAN = float("nan")
+MOST_CHANGED = 6  # params in a row of a terminal
 Score = tuple[float, float, float]  # value, and both ends of its 95 % interval or NaN
 
 
@@ -145,13 +146,19 @@ def tabulate(runs: Sequence[Run], sort: str = "overall") -> pd.DataFrame:
             **{name.split()[0]: score[0] for name, score in run.scores.items() if " " in name},
             **dict(zip(("overall", "low", "high"), run.scores.get(OVERALL, none))),
             "minutes": round(run.minutes, 2),
-            "changed": ", ".join(f"{param}={value}" for param, value in run.changed.items()),
+            "changed": changed_text(run.changed),
         }
         for run in runs
     )
     if sort not in table:
         raise UserError(f"--sort {sort}: expected one of {', '.join(table)}{did_you_mean(sort, table)}")
     return table.sort_values(sort, ascending=sort in ("name", "state", "minutes", "changed"), kind="stable")
+
+
+def changed_text(changed: Mapping[str, str], most: int | None = None) -> str:
+    """Return changed params as text; of more than `most` the first, and the number of the others."""
+    texts = [f"{param}={value}" for param, value in changed.items()]
+    return ", ".join([*texts[:most], *([f"{len(texts) - most} more"] if most and len(texts) > most else [])])
 
 
 def show_runs(runs: Sequence[Run], sort: str, form: str) -> None:
@@ -167,11 +174,14 @@ def show_runs(runs: Sequence[Run], sort: str, form: str) -> None:
     text["overall"] = (value + interval).where(table["state"] == "", table["state"])
     text["minutes"] = table["minutes"].map("{:7.1f}".format, na_action="ignore")
     text["changed"] = table["changed"]
+    to = output_console()
+    if to.is_terminal:
+        text["changed"] = [changed_text(runs[index].changed, MOST_CHANGED) for index in table.index]
     text = text.astype(object).fillna("-")
     if form == "md":
         return print(to_markdown([text]), end="")
     title = "Scores on dev, the overall score with its 95 % interval"
-    print_table(text, title, output_console(), unwrapped=len(text.columns) - 1, box=None, pad_edge=False)
+    print_table(text, title, to, unwrapped=len(text.columns) - 1, box=None, pad_edge=False)
 
 
 def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:

@@ -158,7 +158,9 @@ def tabulate(runs: Sequence[Run], sort: str = "overall") -> pd.DataFrame:
 def changed_text(changed: Mapping[str, str], most: int | None = None) -> str:
     """Return changed params as text; of more than `most` the first, and the number of the others."""
     texts = [f"{param}={value}" for param, value in changed.items()]
-    return ", ".join([*texts[:most], *([f"{len(texts) - most} more"] if most and len(texts) > most else [])])
+    if most is not None and len(texts) > most:
+        texts = [*texts[:most], f"{len(texts) - most} more"]
+    return ", ".join(texts)
 
 
 def show_runs(runs: Sequence[Run], sort: str, form: str) -> None:

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures shared by all tests."""
 
 import os
 import signal
@@ -14,15 +14,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let files that take long come first, so that no process has one of them left when the others are done."""
+    """Run slow files first, so that no worker is left with one of them at the end."""
     heavy = {item.path for item in items if item.get_closest_marker("heavy")}
     items.sort(key=lambda item: item.path not in heavy)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def apart(tmp_path_factory) -> Iterator[None]:
-    """No test touches the checkpoints of whoever runs it, and none waits for a disk: what was written is read back
-    from memory, synced or not. Tests of what is synced, and when, watch os.fsync themselves."""
+def isolated(tmp_path_factory) -> Iterator[None]:
+    """Keep checkpoints in a temporary folder and skip os.fsync; tests of syncing patch os.fsync themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BERTRIO_CHECKPOINTS", str(tmp_path_factory.mktemp("checkpoints")))
         patch.setattr(os, "fsync", lambda handle: None)
@@ -31,13 +30,11 @@ def apart(tmp_path_factory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def interruptible() -> Iterator[None]:
-    """Tests that send signals, and the processes that they start, hear them: what `nohup` starts, or a shell without
-    job control in the background, ignores some, and so does every process after it. Outside of such tests these
-    signals still do nothing to the one that runs here."""
+    """Handle signals that the parent ignores (under `nohup`, or in the background), since children inherit SIG_IGN."""
     numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
     ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
-        signal.signal(number, lambda *_: None)  # a handler does not outlive exec, as SIG_IGN does
+        signal.signal(number, lambda *_: None)  # exec resets a handler, but keeps SIG_IGN
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
@@ -45,7 +42,7 @@ def interruptible() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory) -> Iterator[WarmPython]:
-    """The commands `python` and `dvc`, without the seconds that their imports take."""
+    """The commands `python` and `dvc` with the libraries already imported."""
     warm = WarmPython(tmp_path_factory.mktemp("warm"))
     yield warm
     warm.close()
@@ -53,7 +50,7 @@ def warm(tmp_path_factory) -> Iterator[WarmPython]:
 
 @pytest.fixture
 def shared() -> Path:
-    """The folder of real data and models: BERTRIO_SHARED, or `../shared` beside the repository."""
+    """The folder of real data and models: BERTRIO_SHARED, or `../shared` next to the repository."""
     folder = Path(os.environ.get("BERTRIO_SHARED", ROOT.parent / "shared"))
     if not (folder / "data").is_dir():
         pytest.skip(f"there is no folder {folder / 'data'}; set BERTRIO_SHARED to the one that holds data/cs224n")

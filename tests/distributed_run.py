@@ -1,9 +1,9 @@
-"""Trains settings of the small project in several processes, and tries what processes tell each other.
+"""Train settings of the small project in several processes, and check their messages.
 
     python tests/distributed_run.py 2 FOLDER
 
-FOLDER is the small project's root (tests/training/conftest.py) with the settings as settings/<name>.yaml. What comes
-of each goes to weights/<name>-2.safetensors and .json; messages-<rank>.json is written by each process.
+FOLDER is the small project's root (tests/training/conftest.py) with the settings as settings/<name>.yaml. Results go to
+weights/<name>-2.safetensors and .json; each process writes messages-<rank>.json.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from bertrio.training.build import add_unlabelled, build_trainer, load_split
 from bertrio.training.loop import Trainer, infer
 
 
-class Norms:
-    """A tracker that writes down the norms of the gradients, before clipping."""
+class NormTracker:
+    """Tracker that records gradient norms before clipping."""
 
     def __init__(self) -> None:
         self.norms: list[float] = []
@@ -43,54 +43,51 @@ class Norms:
         return {}
 
     def log(self, step: int, values: dict[str, Any]) -> None:
-        """Takes the curves' values of one step."""
+        """Record the values of one step."""
         self.norms.append(float(values["grad_norm"]))
 
 
-def built(settings: Path, processes: Processes) -> tuple[Trainer, MultitaskModel, Split]:
-    """The trainer of one setting, the model that it scores, and the rows; in FOLDER."""
+def build(settings: Path, processes: Processes) -> tuple[Trainer, MultitaskModel, Split]:
+    """Return the trainer of one setting, the model that it scores, and the rows."""
     params = load_params(settings)
     runtime = set_up(**params.runtime.model_dump(), process_group=processes)
     model = build_model(params, "models/encoder", runtime)
     rows = load_split(params, "train", "data/splits", "models/tokenizer")
     rows = add_unlabelled(params, rows, "data/splits", "models/tokenizer")
-    return *build_trainer(params, model, {task: rows[task] for task in params.trains}, Norms()), rows
+    return *build_trainer(params, model, {task: rows[task] for task in params.trains}, NormTracker()), rows
 
 
 def weights(trainer: Trainer, scored: MultitaskModel) -> dict[str, Tensor]:
-    """All that was trained, by name."""
+    """Return copies of all trained weights by name."""
     parts = {"model": trainer.model, "scored": scored, "weighting": trainer.objective.weighting}
     states = {part: module.state_dict() for part, module in parts.items()}
     return {f"{part}.{name}": value.clone() for part, state in states.items() for name, value in state.items()}
 
 
 def train(settings: Path, processes: Processes) -> Trainer:
-    """Trains one setting, and writes weights and what was told of them; in FOLDER.
-
-    The small vocabulary counts as a large one, with sparse gradients, where the setting's name says so.
-    """
-    usual, encoder.MANY_WORDS = encoder.MANY_WORDS, 100 if "sparse" in settings.stem else encoder.MANY_WORDS
-    trainer, scored, rows = built(settings, processes)
+    """Train one setting, and write its weights and log; a setting named `sparse` has sparse embedding gradients."""
+    default, encoder.MANY_WORDS = encoder.MANY_WORDS, 100 if "sparse" in settings.stem else encoder.MANY_WORDS
+    trainer, scored, rows = build(settings, processes)
     losses = [log.losses for log in trainer.run(settings.stem)]
-    encoder.MANY_WORDS = usual
+    encoder.MANY_WORDS = default
     processes.check_equal(scored.parameters())
-    together = {task: infer(scored, split, 7) for task, split in rows.items()}
+    distributed = {task: infer(scored, split, 7) for task, split in rows.items()}
     scored.runtime = replace(scored.runtime, processes=ALONE)
-    same = all(np.array_equal(infer(scored, split, 7), together[task]) for task, split in rows.items())
+    same = all(np.array_equal(infer(scored, split, 7), distributed[task]) for task, split in rows.items())
     trained = weights(trainer, scored)
     if processes.is_main:
-        into = Path("weights") / f"{settings.stem}-{processes.world_size}"
-        save_file(trained, f"{into}.safetensors")
+        out = Path("weights") / f"{settings.stem}-{processes.world_size}"
+        save_file(trained, f"{out}.safetensors")
         record = {
             "losses": losses, "conflicts": trainer.combiner.conflicts, "rows": trainer.meter.rows_seen,
             "same_outputs": same, "norms": trainer.tracker.norms,
         }  # fmt: skip
-        Path(f"{into}.json").write_text(json.dumps(record))
+        Path(f"{out}.json").write_text(json.dumps(record))
     return trainer
 
 
 def messages(processes: Processes) -> dict[str, Any]:
-    """What a process is told where weights differ, and the addresses where it listens."""
+    """Return the error for weights that differ between processes, and the addresses that this one listens on."""
     with pytest.raises(UserError) as unequal:
         processes.check_equal([torch.zeros(2), torch.full((1, 1), float(processes.rank))])
     listens = [socket.laddr.ip for socket in psutil.Process().net_connections() if socket.status == "LISTEN"]

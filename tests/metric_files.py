@@ -1,4 +1,4 @@
-"""The files in metrics/ that stages leave for the model card and the report, made by hand."""
+"""Hand-written files of metrics/ for tests of the model card and the report."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ EVIL = (
     "# f ![g](h) a@b.org <!-- </script> \" ' <img src=x onerror=alert(2)>"
 )
 PART = {"n": 40, "accuracy": 0.61, "low": 0.45, "high": 0.75}
-# What the card and the report both show of the files below.
+# Texts from the files below that both the card and the report show.
 SHOWN = {
     "metrics": ["0.862 [0.841, 0.882]", "mae (lower is better)"],
     "slices": ["negation", "0.610 [0.450, 0.750]"],
@@ -20,7 +20,7 @@ SHOWN = {
 
 
 def write_metric_files(folder: Path) -> None:
-    """Write data, evaluation, slices, calibration, robustness and challenges of a run on the sample."""
+    """Write the metric files of a run on the sample."""
     splits = {"train": {"rows": 20000, "tokens": {"p50": 7, "max": 19}}}
     splits["dev"] = {"rows": 1000, "labels": {"0": 30, "1": 10}, "rows_sharing_a_sentence_with_train": 7}
     data = {
@@ -40,7 +40,7 @@ def write_metric_files(folder: Path) -> None:
     }
     parts = {"with": PART, EVIL: PART, "few": PART | {"n": 3}}
     measures = dict.fromkeys(("ece", "brier", "nll", "ece_scaled", "brier_scaled", "nll_scaled"), 0.125)
-    nothing = {"n": 0, "flips": None, "shift": None, "low": None, "high": None}
+    empty = {"n": 0, "flips": None, "shift": None, "low": None, "high": None}
     flips = {"n": 40, "flips": 0.15, "shift": 0.04, "low": 0.07, "high": 0.29}
     paws = {"task": "qqp", "model": "base", "n": 677, "accuracy": 0.41, "intervals": {"accuracy": [0.37, 0.45]}}
     files = {
@@ -48,7 +48,7 @@ def write_metric_files(folder: Path) -> None:
         "evaluation": evaluation,
         "slices": {"sst": {"all": {"all rows": PART | {"accuracy": 0.1}}, "negation": parts}},
         "calibration": {"sst": {"rows": 500, "temperature": 1.31, **measures}},
-        "robustness": {"sst": {"model": "base", "typos": flips, "swapped_order": nothing}},
+        "robustness": {"sst": {"model": "base", "typos": flips, "swapped_order": empty}},
         "challenges": {EVIL: paws | {"dev": {"accuracy": 0.876}}},
     }
     for name, content in files.items():

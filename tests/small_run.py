@@ -1,5 +1,7 @@
-"""A small finished run on disk: splits, tokenizer, a trained member of random weights, and its predictions."""
+"""A small finished run on disk: splits, tokenizer, members with random weights, and predictions."""
 
+import runpy
+from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -27,8 +29,15 @@ SMALL = {
 ROWS = {"train": 60, "dev": 40, "test": 8}
 
 
+def run_stages(stages: Iterable[str]) -> None:
+    """Run stage scripts in the current folder."""
+    for stage in stages:
+        main = runpy.run_path(str(Path(__file__).parents[1] / "stages" / f"{stage}.py"))["main"]
+        main("base") if stage == "finetune" else main()
+
+
 class Run(Workspace):
-    """A run whose folder is the current directory."""
+    """A run in the current directory."""
 
     small, sizes = SMALL, ROWS
 
@@ -36,7 +45,7 @@ class Run(Workspace):
         return generate(task, split, ROWS[split], 0, 0.0)
 
     def train(self, name: str = "base", folder: str | None = None) -> pd.DataFrame:
-        """Saves a model of random weights as member `name`, or to `folder`; its predictions."""
+        """Save a model with random weights as member `name`, or to `folder`, and return its predictions."""
         params = load_member(name)
         runtime = set_up(len(name), "cpu", "float32", 1)
         model = build_model(params, "models/encoder", runtime)
@@ -49,18 +58,18 @@ class Run(Workspace):
         write_predictions(table, f"predictions/members/{name}/predictions.parquet")
         return table
 
-    def two_members(self, how: str = "mean", **overrides) -> Path:
-        """Trains and combines `base` and `second`, with overrides by group; the folder models."""
+    def two_members(self, rule: str = "mean", **overrides) -> Path:
+        """Train and combine `base` and `second`, with overrides by group, and return the folder models."""
         params = self.params(**merged({"ensemble": {"members": {"base": {}, "second": {}}}}, overrides))
         for name in params.ensemble.members:
             self.train(name)
-        self.combine(how)
+        self.combine(rule)
         return self.root / "models"
 
-    def combine(self, how: str = "vote"):
-        """Combines the members, as the stage `ensemble` does, and writes the metrics that the card reads."""
+    def combine(self, rule: str = "vote"):
+        """Combine the members as the stage `ensemble` does, and write the metrics that the card reads."""
         base = load_params()
-        params = base.model_copy(update={"ensemble": base.ensemble.model_copy(update={"combine": how})})
+        params = base.model_copy(update={"ensemble": base.ensemble.model_copy(update={"combine": rule})})
         build_ensemble(
             params, {name: load_member(name) for name in params.ensemble.members}, "data/splits", "models/tokenizer",
             "models/members", "predictions/members", "predictions/ensemble.parquet", "models/ensemble",

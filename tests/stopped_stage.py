@@ -1,22 +1,21 @@
-"""Runs a stage script as Python does, counts what happens in it, and does something to it where it is told to.
+"""Run a stage script, count events in it, and trigger an action at one of them.
 
     python tests/stopped_stage.py COUNTS ACTION EVENT NUMBER stages/finetune.py --member base
 
-COUNTS is a JSON file that gets how often each event came, and the seconds since the script has begun. ACTION is done
-when EVENT comes for the NUMBERth time: `kill` (-9), `term`, `full` (from then on no file can grow: a full disk),
-`memory` (from then on no more can be mapped), `fail` (a message to the user), or `none`. Of several processes, that of
-the rank ACTS (environment) acts; `term` and `end` (-9) are for their launcher, and `freeze` stops the process and sends
-`term` twice.
-Production code knows nothing of this: it is patched from here. Events:
+COUNTS is a JSON file that gets the count of each event, and the seconds since the start of the script. ACTION runs at
+the NUMBERth EVENT: `kill` (-9), `term`, `full` (no file can grow any more: a full disk), `memory` (no more can be
+mapped), `fail` (a UserError), or `none`. Of several processes, the one with rank ACTS (environment) acts; `term` and
+`end` (-9) go to their launcher, and `freeze` stops the process and sends `term` twice.
+This script patches the code under test, which has no hooks for it. Events:
 
-    pass      after a backward pass: a step has begun, nothing is updated
-    update    after an update of the weights, before all that follows it in the step
-    sync      before a file of a checkpoint, or the names in its folder, are brought to disk: it is half there
-    rename    before a checkpoint gets its name, or one that goes loses it: all is on disk
+    pass      after a backward pass, before the update
+    update    after an update of the weights, before the rest of the step
+    sync      before a file or folder of a checkpoint is synced: a checkpoint half on disk
+    rename    before a checkpoint is renamed or removed: all of it is on disk
     renamed   just after that
-    scored    after an epoch was scored
-    output    before an output of the stage gets its name
-    moment    any time: NUMBER seconds after the script has begun
+    scored    after an epoch is scored
+    output    before an output of the stage is renamed into place
+    moment    any time: NUMBER seconds after the start of the script
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from typing import Any
 
 
 def mapped() -> int:
-    """Bytes of memory that this process has mapped."""
+    """Return the bytes of memory that this process has mapped."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
@@ -64,11 +63,11 @@ ACTIONS: dict[str, Callable[[], None]] = {
     "full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (64, resource.RLIM_INFINITY)),
 }
 Event = str | None | Callable[..., str | None]
-replace = os.replace  # as it is before a stage's is watched
+replace = os.replace  # the function before it is patched
 
 
 class Stage:
-    """The events of one run."""
+    """Event counter of one run."""
 
     def __init__(self, counts_file: str, action: str, event: str, number: float) -> None:
         self._file, self._action, self._wanted = Path(counts_file), ACTIONS[action], (event, number)
@@ -76,7 +75,7 @@ class Stage:
         self._checkpoints = str(Path(os.environ["BERTRIO_CHECKPOINTS"]).resolve())
 
     def happens(self, event: str | None) -> None:
-        """Counts an event, and acts if it is the one that was named."""
+        """Count an event, and act if it is the wanted one."""
         if event is None:
             return
         self._counts[event] += 1
@@ -85,7 +84,7 @@ class Stage:
             self._action()
 
     def begin(self) -> None:
-        """Starts the clock."""
+        """Start the clock."""
         self._began = time.monotonic()
         if self._wanted[0] == "moment":
             threading.Thread(target=self._wait, daemon=True).start()
@@ -96,14 +95,14 @@ class Stage:
         self._action()
 
     def write(self) -> None:
-        """Writes down what happened so far, on a disk with room again."""
+        """Lift the limit on file sizes and write the counts so far."""
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-        whole = self._file.with_suffix(f".{os.getpid()}")  # several processes write, and the test may read meanwhile
-        whole.write_text(json.dumps({**self._counts, "seconds": time.monotonic() - self._began}))
-        replace(whole, self._file)
+        temporary = self._file.with_suffix(f".{os.getpid()}")  # processes and the test use the file at the same time
+        temporary.write_text(json.dumps({**self._counts, "seconds": time.monotonic() - self._began}))
+        replace(temporary, self._file)
 
     def watch(self, owner: Any, name: str, before: Event = None, after: Event = None) -> None:
-        """Lets a function tell that it is called; an event may depend on what it is called with."""
+        """Patch a function to count events before and after each call; an event may be a function of the arguments."""
         inner = getattr(owner, name)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -115,27 +114,27 @@ class Stage:
         setattr(owner, name, watched)
 
     def of_checkpoint(self, path: Any) -> bool:
-        """Whether a path, or an open file, is a checkpoint or in one."""
+        """Return True if a path, or an open file, is a checkpoint or inside one."""
         path = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else str(path)
         return path.startswith(self._checkpoints) and "step-" in path
 
     def of_output(self, path: Any) -> str | None:
-        """The event of a rename outside the checkpoints."""
+        """Return the event of a rename outside the checkpoints."""
         return None if str(path).startswith(self._checkpoints) else "output"
 
 
 def main(counts_file: str, action: str, event: str, number: str, script: str, *arguments: str) -> None:
     import torch
 
-    import bertrio.evaluation.metrics as metrics  # before those that take functions from it
+    import bertrio.evaluation.metrics as metrics  # before modules that import functions from it
 
-    alone, acts = "RANK" not in os.environ, os.environ["ACTS"]
+    single_process, acts = "RANK" not in os.environ, os.environ["ACTS"]
     os.environ.setdefault("LAUNCHER", str(os.getpid()))
     stage = Stage(counts_file, action if os.environ.get("RANK", acts) == acts else "none", event, float(number))
     stage.watch(torch.Tensor, "backward", after="pass")
     stage.watch(torch.optim.AdamW, "step", after="update")
     stage.watch(metrics, "evaluate_predictions", after="scored")
-    os.fsync = lambda file: None  # a kill is no power cut: what was written is there, synced or not
+    os.fsync = lambda file: None  # a kill is no power cut: writes survive without syncing
     stage.watch(os, "fsync", before=lambda file: "sync" if stage.of_checkpoint(file) else None)
     for name in ("replace", "rename"):
         stage.watch(
@@ -149,7 +148,7 @@ def main(counts_file: str, action: str, event: str, number: str, script: str, *a
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
-        stage.write() if alone else None
+        stage.write() if single_process else None
 
 
 if __name__ == "__main__":

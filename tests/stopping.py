@@ -1,4 +1,4 @@
-"""What the tests of stopped runs and their long version (benchmarks/soak.py) share: small runs of a stage, stopped."""
+"""Small runs of a stage that are stopped and resumed, for tests and for benchmarks/soak.py."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typing import Any
 import yaml
 
 from bertrio.config import merged
+from tests.toy_project import copy_code
 from tests.training.conftest import Workspace
 from tests.warm_python import WarmPython
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGE = ROOT / "tests/stopped_stage.py"
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-STATEFUL: dict[str, Any] = {  # what has something to remember from step to step, and what cuts steps in pieces
+STATEFUL: dict[str, Any] = {  # techniques with state between steps, and gradient accumulation
     "surgery": {"method": "pcgrad", "log_conflicts": True},
     "weighting": {"method": "uncertainty"},
     "smart": {"lambda": 1.0},
@@ -33,7 +34,7 @@ EVERY = 3  # steps between two checkpoints
 
 @dataclass
 class Run:
-    """How a run of a stage ended: its exit code (-9 if it was killed), what it said, and how often each event came."""
+    """Exit code (-9 if killed), output and event counts of a run of a stage."""
 
     code: int
     said: str
@@ -41,7 +42,7 @@ class Run:
 
 
 def outputs_of(stage: str) -> list[str]:
-    """Paths of what a stage writes by dvc.yaml, but for timings."""
+    """Return the paths of a stage's outputs in dvc.yaml, without timings."""
     block = STAGES[stage].get("do", STAGES[stage])
     listed = [out for kind in ("outs", "plots", "metrics") for out in block.get(kind, ())]
     paths = [(out if isinstance(out, str) else next(iter(out))).replace("${key}", "base") for out in listed]
@@ -49,35 +50,34 @@ def outputs_of(stage: str) -> list[str]:
 
 
 class StoppedProject:
-    """A copy of the code with small data, where a stage (finetune) is run, stopped, and run again."""
+    """A copy of the code with small data, to run, stop and resume a stage in."""
 
     def __init__(self, folder: Path, warm: WarmPython | None = None) -> None:
         self.folder = folder
         self.checkpoints = folder / "checkpoints"
         self._warm = warm or WarmPython(folder / "warm")
         self._workspace = Workspace(folder, ROOT / "params.yaml")
-        for name in ("stages", "src"):
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        copy_code(ROOT, folder)
 
     def write_params(self, settings: dict[str, Any]) -> None:
-        """Writes params.yaml: small sizes, dropout, a checkpoint every few steps, and `settings`."""
+        """Write params.yaml with small sizes, dropout, a checkpoint every few steps, and `settings`."""
         base = {"encoder": {"dropout": 0.1, "attention_dropout": 0.1}, "checkpoints": {"steps": EVERY}}
         self._workspace.params(**merged(base, settings))
 
     def start_over(self, stage: str = "finetune") -> None:
-        """Forgets all runs of a stage: outputs and checkpoints."""
+        """Remove outputs and checkpoints of a stage."""
         for path in (self.folder / name for name in (*outputs_of(stage), "checkpoints")):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
     def run(self, action="none", event="none", number=0.0, fresh=False, stage="finetune", rank=0, launcher=()) -> Run:
-        """Runs a stage, and does `action` to it when `event` comes for the `number`th time (see stopped_stage.py).
+        """Run a stage, and trigger `action` at the `number`th `event` (see stopped_stage.py).
 
         Args:
             action, event, number: as above.
-            rank: the process that acts, if there are several.
-            launcher: what starts them, if the stage does not.
-            fresh: in a new interpreter, as users have it; else in a process forked from one that has imported the
-                libraries already, which takes seconds less. Sets have another order in the two.
+            rank: of the process that acts, if there are several.
+            launcher: command that starts the processes, if the stage does not.
+            fresh: use a new interpreter instead of a fork of one that has imported the libraries. The fork saves
+                seconds; the order of sets differs between the two.
         """
         counts = self.folder / "counts.json"
         counts.unlink(missing_ok=True)
@@ -89,14 +89,14 @@ class StoppedProject:
         environment |= {key: value for key, value in os.environ.items() if key[:4] != "DVC_" and key not in environment}
         pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "timeout": 1800}
         command = [python, *launcher, str(STAGE), *arguments]
-        done = subprocess.run(command, cwd=self.folder, env=environment, **pipes)
-        return Run(done.returncode, done.stdout, json.loads(counts.read_text()) if counts.exists() else {})
+        result = subprocess.run(command, cwd=self.folder, env=environment, **pipes)
+        return Run(result.returncode, result.stdout, json.loads(counts.read_text()) if counts.exists() else {})
 
     def processes(self) -> list[int]:
-        """The processes that run in the folder."""
+        """Return the ids of processes that run in the folder."""
         running = []
         for link in Path("/proc").glob("[0-9]*/cwd"):
-            with suppress(OSError):  # it has ended, or is another user's
+            with suppress(OSError):  # ended, or of another user
                 if link.readlink().is_relative_to(self.folder):
                     running.append(int(link.parent.name))
         return running
@@ -106,17 +106,17 @@ class StoppedProject:
         self._warm.close()
 
     def outputs(self, stage: str = "finetune") -> dict[str, bytes]:
-        """All files that are where a stage writes, by path, with what a killed one has left beside its outputs."""
+        """Return a stage's output files by path, with temporary files that a killed one left beside them."""
         outs = [self.folder / name for name in outputs_of(stage)]
         roots = [root for out in outs for root in (out, *out.parent.glob(f".{out.name}.*"))]
         files = [path for root in roots for path in (root, *root.rglob("*")) if path.is_file()]
         return {str(path.relative_to(self.folder)): path.read_bytes() for path in files}
 
     def whole_checkpoints(self) -> list[str]:
-        """Names of the checkpoints that are there."""
+        """Return the names of complete checkpoints."""
         return sorted(path.name for path in self.checkpoints.glob("*/step-*.safetensors") if path.name[0] != ".")
 
 
 def differing(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
-    """Files that one of the two has alone, or that differ."""
+    """Return the names of files that differ, or that only one of the two has."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))

@@ -1,4 +1,4 @@
-"""Who may import whom: the rooms of the house, from the ground up. Imports run downward only."""
+"""Layers of packages, from the lowest up: imports run downward only."""
 
 import ast
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-FLOORS = [  # a module may import from lower floors, and from its own room
+LAYERS = [  # a module may import from lower layers, and from its own package
     {"core", "core.errors"},
     {"core.files", "core.streams", "core.tasks", "core.interruption", "core.gender"},
     {"core.console"},
@@ -25,12 +25,12 @@ FLOORS = [  # a module may import from lower floors, and from its own room
     {"pipeline"},
     {"cli"},
 ]
-METHOD_ROOMS = {"techniques", "model.heads", "model.lora", "model.pooling"}  # they get plain values, never params
-LIGHT = {"cli.main", "core.tasks", "data.table", "evaluation.evaluate", "evaluation.ensembling"}  # import no torch
+METHOD_PACKAGES = {"techniques", "model.heads", "model.lora", "model.pooling"}  # take plain values, never params
+LIGHT = {"cli.main", "core.tasks", "data.table", "evaluation.evaluate", "evaluation.ensembling"}  # start without torch
 
 
 def modules(root: Path) -> dict[str, set[str]]:
-    """Every module of bertrio and what it imports from bertrio, wherever in the file the import stands."""
+    """Return the modules of bertrio that each one imports, anywhere in its file."""
     source = root / "src" / "bertrio"
     graph = {}
     for path in source.rglob("*.py"):
@@ -46,29 +46,29 @@ def modules(root: Path) -> dict[str, set[str]]:
     return graph
 
 
-def floor(module: str) -> tuple[int, str]:
-    """The floor and the room of a module; a room named with a dot is more specific than its parent."""
-    rooms = [(number, room) for number, rooms in enumerate(FLOORS) for room in rooms]
-    return max((at for at in rooms if module == at[1] or module.startswith(at[1] + ".")), key=lambda at: len(at[1]))
+def layer(module: str) -> tuple[int, str]:
+    """Return number and name of the longest matching entry of LAYERS."""
+    entries = [(number, package) for number, packages in enumerate(LAYERS) for package in packages]
+    return max((entry for entry in entries if f"{module}.".startswith(f"{entry[1]}.")), key=lambda entry: len(entry[1]))
 
 
 def test_imports_run_downward_only(root):
     for module, imports in modules(root).items():
-        upper, room = floor(module)  # every module has one
+        upper, package = layer(module)  # every module has one
         for imported in imports:
-            lower, other = floor(imported)
-            assert lower < upper or room == other, f"{module} imports {imported}"
+            lower, other = layer(imported)
+            assert lower < upper or package == other, f"{module} imports {imported}"
 
 
-def test_method_rooms_know_neither_params_nor_each_other(root):
+def test_method_packages_import_neither_params_nor_each_other(root):
     for module, imports in modules(root).items():
-        if floor(module)[1] in METHOD_ROOMS:
-            same_room = {name for name in imports if floor(name)[1] == floor(module)[1]}
-            assert imports - same_room <= {"core.errors", "core.tasks", "core.options"}, module
+        if layer(module)[1] in METHOD_PACKAGES:
+            same_package = {name for name in imports if layer(name)[1] == layer(module)[1]}
+            assert imports - same_package <= {"core.errors", "core.tasks", "core.options"}, module
 
 
 @pytest.mark.parametrize("module", sorted(LIGHT))
-def test_what_must_start_fast_imports_no_torch(root, module):
+def test_light_modules_do_not_import_torch(root, module):
     code = f"import sys; sys.path.insert(0, 'src'); import bertrio.{module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
 

@@ -1,4 +1,4 @@
-"""Whether dvc.yaml lists, for every stage, the code that its results depend on. Else it keeps old results."""
+"""dvc.yaml lists the code and params that each stage depends on; otherwise DVC keeps stale results."""
 
 import ast
 from pathlib import Path
@@ -10,25 +10,25 @@ from dvc_render.vega import VegaRenderer
 from bertrio.config import Params
 from bertrio.training import finetune, mlm, prefinetune
 
-# Shared by all stages, without effect on results: not listed in dvc.yaml.
+# Imported by all stages without effect on results: not listed in dvc.yaml.
 NEUTRAL = {
     "core.console", "core.errors", "core.files", "core.interruption", "core.options", "core.stage",
     "core.streams", "config",
 }  # fmt: skip
-# Stopping and resuming training gives the same bytes, which other tests check.
+# A resumed run produces the same bytes, which other tests check.
 NEUTRAL_IN_TRAINING = {"training.monitoring", "training.checkpoints"}
-# Imported by stages that only predict, and not run there.
+# Imported, but not run, by stages that only predict.
 UNUSED_BY_PREDICTION = {
     "techniques", "core.distributed", "training.build", "training.objective", "training.optimizer", "inference",
 }  # fmt: skip
 ALLOWED = {
     "download": set(),
     "split": set(),
-    # its batches are of blocks, not of rows, and it has no task, regularizer or surgery
+    # it trains on blocks of text, without tasks, regularizers or surgery
     "pretrain_mlm": NEUTRAL_IN_TRAINING | {"core.tasks", "techniques"},
     "prefinetune": NEUTRAL_IN_TRAINING | {"techniques", "training.build", "evaluation.ensembling", "inference"},
-    "teach": {"core.distributed", "techniques", "evaluation.metrics"},  # of which no function runs there
-    "finetune": NEUTRAL_IN_TRAINING  # it reads what a teacher has predicted, and predicts nothing by it
+    "teach": {"core.distributed", "techniques", "evaluation.metrics"},  # imported, not run
+    "finetune": NEUTRAL_IN_TRAINING  # it reads teacher predictions, and runs no predictor
     | {"evaluation.ensembling", "inference.predictor", "inference.trained_model"},
     "ensemble": NEUTRAL_IN_TRAINING | UNUSED_BY_PREDICTION,
     "evaluate": set(),
@@ -39,8 +39,8 @@ ALLOWED = {
 
 
 READS = {"finetune": finetune.READS, "prefinetune": prefinetune.READS, "pretrain_mlm": mlm.READS}
-UNTRACKED = {  # params without effect on a stage's results, or that reach it through a file that it depends on
-    # models/prefinetuned is of the revision; data/inputs/sampling.json has limits of rows
+UNTRACKED = {  # params without effect on results, or tracked through a dependency
+    # models/prefinetuned depends on the revision; data/inputs/sampling.json has the limits of rows
     "finetune": {"encoder.revision", "data.extra_train", "data.unlabelled"},
     # data/inputs/prefinetune.json has the one task
     "prefinetune": {"encoder.revision", "runtime.processes", "tasks", "data.extra_train"},
@@ -55,7 +55,7 @@ def source() -> Path:
 
 @pytest.fixture(scope="module")
 def modules(source) -> dict[str, Path]:
-    """The file of every module that has code, by its name without `bertrio.`."""
+    """Map the name of each module with code, without `bertrio.`, to its file."""
     paths = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
     return {name: path for name, path in paths.items() if len(ast.parse(path.read_text()).body) > 1}
 
@@ -66,8 +66,8 @@ def stages(source) -> dict[str, dict]:
     return {name: stage.get("do", stage) for name, stage in listed.items()}
 
 
-def imported(path: Path, modules: dict[str, Path]) -> set[str]:
-    """The modules of bertrio that a file imports, wherever in it the import stands, or names in a text."""
+def imports_of(path: Path, modules: dict[str, Path]) -> set[str]:
+    """Return the modules of bertrio that a file imports anywhere, or names in a string."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -79,16 +79,17 @@ def imported(path: Path, modules: dict[str, Path]) -> set[str]:
     return names
 
 
-def reached(script: Path, modules: dict[str, Path]) -> set[str]:
-    """All modules of bertrio that a script imports, itself or through others.
+def reachable(script: Path, modules: dict[str, Path]) -> set[str]:
+    """Return all modules of bertrio that a script imports, directly or not.
 
-    What `config` imports does not count: it reads the options that components declare, and runs none of them.
+    Imports of `config` do not count: it reads the options of components without running them.
     """
     names: set[str] = set()
-    new = imported(script, modules)
+    new = imports_of(script, modules)
     while new:
         names |= new
-        new = set().union(*(imported(modules[name], modules) for name in new if not covered(name, {"config"}))) - names
+        followed = [modules[name] for name in new if not covered(name, {"config"})]
+        new = set().union(*(imports_of(path, modules) for path in followed)) - names
     return names - {"__init__"}
 
 
@@ -97,18 +98,18 @@ def covered(module: str, names: set[str]) -> bool:
 
 
 @pytest.mark.parametrize("stage", ALLOWED)
-def test_a_stage_lists_the_code_that_it_runs_and_no_other(stage, stages, source, modules):
+def test_deps_are_the_code_that_a_stage_runs(stage, stages, source, modules):
     deps = stages[stage]["deps"]
     listed = {at.removeprefix("src/bertrio/").removesuffix(".py").replace("/", ".") for at in deps if "bertrio/" in at}
-    imports = reached(source.parents[1] / f"stages/{stage}.py", modules)
+    imports = reachable(source.parents[1] / f"stages/{stage}.py", modules)
     missing = {name for name in imports if not covered(name, listed | NEUTRAL | ALLOWED[stage])}
     assert not missing, f"dvc.yaml: {stage} imports these, and does not list them"
     unused = {dep for dep in listed if not any(covered(name, {dep}) for name in imports)}
     assert not unused, f"dvc.yaml: {stage} lists these, and does not import them"
 
 
-def names_of(reads: dict) -> set[str]:
-    """Every param of the groups that a stage reads, as `group.name`; tasks have names of their own."""
+def read_params(reads: dict) -> set[str]:
+    """Return every param that a stage reads as `group.name`, and `tasks` as a whole."""
     fields = {group: Params.model_fields[group].annotation for group in reads if group != "tasks"}
     named = {f"{group}.{name}" for group, kind in fields.items() for name in kind.model_fields if reads[group] is True}
     named |= {f"{group}.{name}" for group, names in reads.items() if names is not True for name in names}
@@ -116,20 +117,20 @@ def names_of(reads: dict) -> set[str]:
 
 
 @pytest.mark.parametrize("stage", READS)
-def test_a_training_stage_tracks_every_param_that_it_reads(stage, stages):
-    """What is not tracked is left as it was: a member would keep its model, and be filed under another param."""
-    tracked = set(stages[stage]["params"])
+def test_training_stage_tracks_every_param_that_it_reads(stage, stages):
+    """DVC would keep the model of a member when an untracked param changes."""
+    tracked, read = set(stages[stage]["params"]), read_params(READS[stage])
     within = lambda one, other: f"{one}.".startswith(f"{other}.")  # noqa: E731
-    seen = {name for name in names_of(READS[stage]) for param in tracked if within(name, param) or within(param, name)}
-    assert names_of(READS[stage]) - seen == UNTRACKED[stage]
+    seen = {name for name in read for param in tracked if within(name, param) or within(param, name)}
+    assert read - seen == UNTRACKED[stage]
     assert stage != "finetune" or "ensemble.members.${key}" in tracked
 
 
-def test_no_command_holds_a_param_which_a_shell_would_read(stages):
+def test_commands_contain_no_params(stages):
     assert {name: stage["cmd"] for name, stage in stages.items()} == {n: f"python stages/{n}.py" for n in stages}
 
 
-def test_metrics_are_committed_and_nothing_that_a_stage_writes_outlives_its_next_run(stages):
+def test_metrics_are_not_cached_and_no_output_persists(stages):
     for name, stage in stages.items():
         outs = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
         assert not any("persist" in options for out in outs if isinstance(out, dict) for options in out.values()), name
@@ -137,7 +138,7 @@ def test_metrics_are_committed_and_nothing_that_a_stage_writes_outlives_its_next
 
 
 def test_plots_have_titles_in_words_and_curves_have_points(source, stages):
-    """A run of one epoch has one point, which a line alone does not show."""
+    """A line chart does not show the single point of a run of one epoch."""
     root = source.parents[1]
     listed = yaml.safe_load((root / "dvc.yaml").read_text())["plots"]
     listed += [plot for stage in stages.values() for plot in stage.get("plots", [])]
@@ -147,25 +148,20 @@ def test_plots_have_titles_in_words_and_curves_have_points(source, stages):
         properties = {**options, "title": name, "template_dir": str(root / ".dvc/plots")}
         content = VegaRenderer(rows, name, **properties).get_filled_template()
         title = content["title"]["text"]["expr"]
-        assert " " in title.split("'")[1] and name in title, "words, then which task or member it is of"
+        assert " " in title.split("'")[1] and name in title, "expected words, and the name of the task or member"
         assert options["template"] != "points" or content["mark"]["point"], name
         assert options["template"] != "slices" or content["facet"]["column"]["field"] == "metric"
     assert len(described) == 9
 
 
-def test_every_stage_is_looked_at(stages):
-    assert set(ALLOWED) == set(stages) - {"check"}  # which runs every time
+def test_every_stage_is_tested(stages):
+    assert set(ALLOWED) == set(stages) - {"check"}  # check runs every time
 
 
-def test_the_slurm_script_makes_all_that_finetune_reads(source, stages):
+def test_slurm_script_makes_all_inputs_of_finetune(source, stages):
     lines = (source.parents[1] / "docs/slurm/nodes.sh").read_text().splitlines()
-    made, taken = (
-        next(line for line in lines if words in line).split() for words in ("dvc repro p", "dvc checkout --force")
-    )
-    makers = {
-        name
-        for name, stage in stages.items()
-        if any(out in stages["finetune"]["deps"] for out in stage.get("outs", ()))
-    }
-    assert {"prefinetune", "teach"} <= makers and "teach" in made
-    assert makers <= {word.strip("'") for word in taken}
+    repro, checkout = (next(line for line in lines if words in line) for words in ("dvc repro p", "dvc checkout -"))
+    deps = set(stages["finetune"]["deps"])
+    needed = {name for name, stage in stages.items() if deps.intersection(map(str, stage.get("outs", ())))}
+    assert {"prefinetune", "teach"} <= needed and "teach" in repro.split()
+    assert needed <= {word.strip("'") for word in checkout.split()}

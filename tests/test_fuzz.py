@@ -1,4 +1,4 @@
-"""Whatever bytes are read, there is a result or a message to the user: no other exception, and no hang."""
+"""Readers of any bytes return a result or raise UserError: no other exception, and no hang."""
 
 import copy
 import socket
@@ -32,13 +32,13 @@ from tests.inference.serve.conftest import TASKS as SERVED
 from tests.inference.serve.conftest import FakePredictor, running
 from tests.training.test_checkpoints import restored, saved
 
-set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "hypothesis")  # it would make a folder here
+set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "hypothesis")  # hypothesis would create a folder here
 QUICK, LONG = 1, 8  # a few seconds in all, and a minute
 
 
 @pytest.fixture(params=[QUICK, pytest.param(LONG, marks=pytest.mark.slow)], ids=["quick", "long"])
 def fuzz(request) -> Callable[..., None]:
-    """Calls a check with what strategies draw: the same examples every time when quick, other ones when long."""
+    """Call a check with values drawn from strategies: fixed examples in quick mode, random ones in long mode."""
 
     def run(check: Callable[..., None], *drawn: st.SearchStrategy, examples: int = 100) -> None:
         quick, limit = request.param == QUICK, timedelta(seconds=20)
@@ -49,7 +49,7 @@ def fuzz(request) -> Callable[..., None]:
 
 
 TASKS = {"single": SERVED["sst"], "pair": SERVED["sts"]}
-PIECES = [  # that files are made of, and that readers stumble over
+PIECES = [  # delimiters and edge cases of the file formats
     b"\n", b"\r\n", b"\r", b",", b"\t", b";", b'"', b'""', b'"\n', b"\0", b"\xef\xbb\xbf", b"\xff\xfe", b"\xe9",
     b"nan", b"-1", b"5.0001", b"1e999", b"inf", b"9" * 400, b"1", b"0", b"{", b"}", b"[", b"]", b":", b"null", b"true",
     b"\\ud800", b"\\u0000", b"\xf0\x9f\x98\x80", b"\xe2\x80\xa8", b"id", b"text", b"label", b"text_a", b"x" * 5000,
@@ -61,40 +61,38 @@ ROWS = {
 }
 
 
-def written(frame: pd.DataFrame, ending: str) -> bytes:
+def serialized(frame: pd.DataFrame, ending: str) -> bytes:
     if ending == ".parquet":
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pandas(frame), sink)
-        return sink.getvalue().to_pybytes()
+        return frame.to_parquet()
     if ending in (".jsonl", ".ndjson"):
         return frame.to_json(orient="records", lines=True).encode()
     return frame.to_csv(index=False, sep="\t" if ending == ".tsv" else ",").encode()
 
 
-def damaged(content: bytes) -> st.SearchStrategy[bytes]:
-    """`content` with some places cut out or cut off, filled with other bytes, or with flipped bits."""
-    place, length = st.integers(0, len(content)), st.one_of(st.integers(0, 40), st.just(len(content)))
+def damage(content: bytes) -> st.SearchStrategy[bytes]:
+    """Draw `content` with parts removed or replaced, or with flipped bits."""
+    start, length = st.integers(0, len(content)), st.one_of(st.integers(0, 40), st.just(len(content)))
     other = st.one_of(st.just(b""), st.sampled_from(PIECES), st.binary(max_size=8))
-    flip = st.integers(0, 255)
-    return st.lists(st.tuples(place, length, other, flip), max_size=6).map(partial(_changed, content))
+    changes = st.lists(st.tuples(start, length, other, st.integers(0, 255)), max_size=6)
+    return changes.map(partial(_apply, content))
 
 
-def _changed(content: bytes, changes: list[tuple[int, int, bytes, int]]) -> bytes:
-    for at, length, other, flip in changes:
-        behind = content[at + length :]
-        content = content[:at] + other + bytes(byte ^ flip for byte in behind[:1]) + behind[1:]
+def _apply(content: bytes, changes: list[tuple[int, int, bytes, int]]) -> bytes:
+    for start, length, other, flip in changes:
+        rest = content[start + length :]
+        content = content[:start] + other + bytes(byte ^ flip for byte in rest[:1]) + rest[1:]
     return content
 
 
-def anything(content: bytes) -> st.SearchStrategy[bytes]:
-    """Bytes of any kind: a damaged file most of all."""
+def any_bytes(content: bytes) -> st.SearchStrategy[bytes]:
+    """Draw random bytes, most often a damaged file."""
     pieces = st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=6)), max_size=30).map(b"".join)
-    return st.one_of(damaged(content), pieces, st.binary(max_size=200))
+    return st.one_of(damage(content), pieces, st.binary(max_size=200))
 
 
 @contextmanager
-def or_a_message() -> Iterator[None]:
-    """Lets a message to the user pass, if it says something that a terminal can print."""
+def allow_user_error() -> Iterator[None]:
+    """Ignore a UserError whose message is short, not empty and printable."""
     try:
         yield
     except UserError as error:
@@ -104,12 +102,12 @@ def or_a_message() -> Iterator[None]:
 
 @pytest.mark.parametrize("kind", TASKS)
 @pytest.mark.parametrize("ending", sorted(READERS))
-def test_rows_of_any_bytes_are_a_table_and_rejects_or_a_message(tmp_path, fuzz, ending, kind):
+def test_data_file_of_any_bytes_is_read_or_a_user_error(tmp_path, fuzz, ending, kind):
     path, out = tmp_path / f"rows{ending}", tmp_path / "table.parquet"
 
     def check(content: bytes, split: str) -> None:
         path.write_bytes(content)
-        with or_a_message():
+        with allow_user_error():
             table, rejects = read_file(path, TASKS[kind], split, {}, f"data.files.{kind}", split)
             texts = [table[column] for column in TASKS[kind].text_columns]
             assert table["id"].is_unique and all((column.str.strip() == column).all() for column in texts)
@@ -119,27 +117,31 @@ def test_rows_of_any_bytes_are_a_table_and_rejects_or_a_message(tmp_path, fuzz, 
             pd.testing.assert_frame_equal(read_table(out), table, check_dtype=False)
             write_rejects(tmp_path / "rejects.csv", rejects)
 
-    fuzz(check, anything(written(ROWS[kind], ending)), st.sampled_from(["train", "test"]), examples=60)
+    fuzz(check, any_bytes(serialized(ROWS[kind], ending)), st.sampled_from(["train", "test"]), examples=60)
 
 
-def test_yaml_of_any_bytes_is_a_mapping_or_a_message(tmp_path, fuzz):
+def test_yaml_of_any_bytes_is_a_mapping_or_a_user_error(tmp_path, fuzz):
     path = tmp_path / "a.yaml"
 
     def check(content: bytes) -> None:
         path.write_bytes(content)
-        with or_a_message():
+        with allow_user_error():
             assert isinstance(read_yaml(path), dict)
 
-    fuzz(check, anything(b"a: &x {b: [1, 2.5, null], c: 'text'}\nd: *x\n? e\n: !!str 3\n"), examples=300)
+    fuzz(check, any_bytes(b"a: &x {b: [1, 2.5, null], c: 'text'}\nd: *x\n? e\n: !!str 3\n"), examples=300)
 
 
-def blocks(raw: Any) -> list[tuple[Any, ...]]:
-    """The places in nested blocks and lists, as paths of keys."""
-    inside = raw.items() if isinstance(raw, dict) else enumerate(raw) if isinstance(raw, list) else ()
-    return [path for key, value in inside for path in [(key,), *((key, *rest) for rest in blocks(value))]]
+def children(block: Any) -> dict[Any, Any]:
+    """Return the values of a block or list by key or index."""
+    return block if isinstance(block, dict) else dict(enumerate(block)) if isinstance(block, list) else {}
 
 
-def test_any_value_at_any_place_of_params_is_taken_or_a_message(root, fuzz):
+def paths_of(raw: Any) -> list[tuple[Any, ...]]:
+    """Return the paths of keys to all values in nested blocks and lists."""
+    return [path for key, value in children(raw).items() for path in [(key,), *((key, *p) for p in paths_of(value))]]
+
+
+def test_any_value_of_any_param_is_valid_or_a_user_error(root, fuzz):
     raw = read_yaml(root / "params.yaml")
     other = {"runtime": {"seed": 2}, "tasks": {"sst": {"dropout": 0.2}}, "answers": ["sst"]}
     raw["ensemble"]["members"]["other"] = other
@@ -156,20 +158,16 @@ def test_any_value_at_any_place_of_params_is_taken_or_a_message(root, fuzz):
         for (*outer, last), new in changes:
             block = changed
             for key in outer:
-                block = block[key] if key in blocks_of(block) else None
-            if block is not None and last in blocks_of(block):
+                block = children(block).get(key)
+            if last in children(block):
                 block[last] = new
-        with or_a_message():
+        with allow_user_error():
             check_params(changed, "params.yaml")
 
-    fuzz(check, st.lists(st.tuples(st.sampled_from(blocks(raw)), value), min_size=1, max_size=3), examples=300)
+    fuzz(check, st.lists(st.tuples(st.sampled_from(paths_of(raw)), value), min_size=1, max_size=3), examples=300)
 
 
-def blocks_of(block: Any) -> set[Any]:
-    return set(block) if isinstance(block, dict) else set(range(len(block))) if isinstance(block, list) else set()
-
-
-def test_predictions_of_any_bytes_are_a_table_or_a_message(tmp_path, fuzz):
+def test_predictions_of_any_bytes_are_a_table_or_a_user_error(tmp_path, fuzz):
     rows = {
         "id": ["a", "b"], "task": ["sst", "sts"], "split": ["dev", "dev"], "label": [1.0, None],
         "prediction": [1.0, 2.5], "probabilities": [[0.5, 0.5], None], "score": [None, 2.5],
@@ -178,13 +176,13 @@ def test_predictions_of_any_bytes_are_a_table_or_a_message(tmp_path, fuzz):
     pq.write_table(pa.table(rows, schema=SCHEMA), path)
 
     def check(content: bytes) -> None:
-        with or_a_message():
+        with allow_user_error():
             assert read_predictions(path, content)["prediction"].notna().all()
 
-    fuzz(check, anything(path.read_bytes()), examples=200)
+    fuzz(check, any_bytes(path.read_bytes()), examples=200)
 
 
-def test_requests_of_any_bytes_are_answered_or_refused_and_the_server_goes_on(fuzz):
+def test_server_survives_requests_of_any_bytes(fuzz):
     pytest.importorskip("fastapi", reason="needs the extra serve")
     body = b'{"rows": ["a film", "b"]}'
     head = b"POST /predict/sst HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
@@ -198,17 +196,17 @@ def test_requests_of_any_bytes_are_answered_or_refused_and_the_server_goes_on(fu
                 assert not answer or 200 <= int(answer.split(b" ")[1]) < 500, answer
 
     with running(FakePredictor(SERVED)) as client:
-        fuzz(check, anything(body), st.just(True), examples=60)
-        fuzz(check, anything(head % len(body) + body), st.just(False), examples=60)
+        fuzz(check, any_bytes(body), st.just(True), examples=60)
+        fuzz(check, any_bytes(head % len(body) + body), st.just(False), examples=60)
         assert client.predict("sst", ["a"])[0] == 200
 
 
-def test_checkpoints_of_any_bytes_are_resumed_or_left_alone(fuzz, tmp_path):
+def test_checkpoint_of_any_bytes_is_resumed_or_ignored(fuzz, tmp_path):
     saved(tmp_path, 1)
     (file,) = tmp_path.glob("*/step-*")
 
-    def check(damaged: bytes) -> None:
-        file.write_bytes(damaged)
-        assert restored(tmp_path) in (0, 1)  # afresh, or all that was saved
+    def check(content: bytes) -> None:
+        file.write_bytes(content)
+        assert restored(tmp_path) in (0, 1)  # from scratch, or from the saved step
 
-    fuzz(check, anything(file.read_bytes()), examples=100)
+    fuzz(check, any_bytes(file.read_bytes()), examples=100)

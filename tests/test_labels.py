@@ -1,4 +1,4 @@
-"""Two label columns of one file, one of them with sets of classes, by params alone through the whole pipeline."""
+"""The whole pipeline on two label columns of one file, one of them multilabel, added by params alone."""
 
 import json
 
@@ -25,9 +25,9 @@ from bertrio.model.multitask import build_model
 from bertrio.training.build import build_trainer, load_split
 from tests.small_run import SMALL
 
-WORDS = {"joy": "lovely", "anger": "furious", "fear": "scary"}
+CUES = {"joy": "lovely", "anger": "furious", "fear": "scary"}
 COMMON = {"kind": "single", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.0}
-OTHER = {
+TRAINING = {
     "sharing": {"layer": "none", "tasks": []},
     "schedule": {"until": "longest"},
     "finetune": {"epochs": 12, "lr": 1e-3},
@@ -41,8 +41,8 @@ def run(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("labels")
     rng, rows = np.random.default_rng(0), []
     for row in range(240):
-        names = [name for name in WORDS if rng.random() < 0.4]
-        text = " ".join([*(WORDS[name] for name in names), *rng.choice(["film", "plot", "scene"], rng.integers(1, 4))])
+        names = [name for name in CUES if rng.random() < 0.4]
+        text = " ".join([*(CUES[name] for name in names), *rng.choice(["film", "plot", "scene"], rng.integers(1, 4))])
         emotions = "" if row % 9 in (4, 7) else json.dumps(names) if row % 2 or not names else "|".join(names)
         rows.append((f"{text} {row}", emotions, "" if row % 9 in (0, 7) else int(len(text) > 20)))
     pd.DataFrame(rows, columns=["text", "emotions", "long"]).to_csv(folder / "labels.tsv", sep="\t", index=False)
@@ -52,8 +52,8 @@ def run(root, tmp_path_factory):
         data = {"train": str(folder / "labels.tsv"), "split": split, "columns": {"label": column}}
         return {column: COMMON | target | {"data": data}}
 
-    tasks = task("emotions", target="multilabel", classes=list(WORDS)) | task("long", target="binary")
-    params = merged(merged(read_yaml(root / "params.yaml"), SMALL), OTHER) | {"tasks": tasks}
+    tasks = task("emotions", target="multilabel", classes=list(CUES)) | task("long", target="binary")
+    params = merged(merged(read_yaml(root / "params.yaml"), SMALL), TRAINING) | {"tasks": tasks}
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     return train(folder / "params.yaml", out=folder / "out")
 
@@ -61,43 +61,43 @@ def run(root, tmp_path_factory):
 @pytest.mark.parametrize(
     "technique", [*({"finetune": {"one_pass": one}} for one in (False, True)), {"surgery": {"log_conflicts": True}}]
 )
-def test_a_step_of_tasks_on_the_same_rows_has_one_pass_and_the_gradient_of_separate_ones(run, tmp_path, technique):
+def test_tasks_on_the_same_rows_share_one_pass_with_equal_gradients(run, tmp_path, technique):
     path, folder = tmp_path / "params.yaml", run.folder
     path.write_text(yaml.safe_dump(merged(read_yaml(folder / "params.yaml"), technique)))
     params, runtime = load_params(path), set_up(1, "cpu", "float32")
     rows = load_split(params, "train", folder / "data/splits", folder / "models/tokenizer")
     model = build_model(params, folder / "models/encoder", runtime)
     trainer, _ = build_trainer(params, model, rows)
-    passes, taken = [], []
+    passes, batches = [], []
     model.encoder.transformer.register_forward_hook(lambda *_: passes.append(1))
     backward = trainer._backward
-    trainer._backward = lambda batches, logged: (taken.extend(batches), backward(batches, logged))
+    trainer._backward = lambda step, logged: (batches.extend(step), backward(step, logged))
     trainer.optimization.max_grad_norm, trainer.optimization.step = None, lambda: None
     trainer.step(("emotions", "long"), 1)
-    assert len(passes) == 1 and [batch.task for batch in taken] == ["emotions", "long"]
-    assert (taken[0].rows == taken[1].rows).all()
+    assert len(passes) == 1 and [batch.task for batch in batches] == ["emotions", "long"]
+    assert (batches[0].rows == batches[1].rows).all()
     gradients = {name: p.grad.to_dense().clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    for batch in taken:
+    for batch in batches:
         trainer.objective(batch)[0].total.backward()
     assert len(passes) == 3
     expected = {name: p.grad.to_dense() for name, p in model.named_parameters() if p.grad is not None}
     torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_rows_with_one_of_the_labels_count_and_both_tasks_have_the_same_splits(run):
+def test_tasks_share_splits_and_rows_with_one_label(run):
     tables = [pd.read_parquet(run.folder / f"data/splits/{task}/train.parquet") for task in ("emotions", "long")]
     missing = np.array([table["label"].isna() for table in tables])
     assert tables[0]["id"].equals(tables[1]["id"]) and missing.any(axis=1).all() and not missing.all(axis=0).any()
     facts = json.loads((run.folder / "metrics/data.json").read_text())
     assert facts["rejects"]["emotions"]["total"] == 0
-    assert set(facts["tasks"]["emotions"]["train"]["labels"]) == set(WORDS)
+    assert set(facts["tasks"]["emotions"]["train"]["labels"]) == set(CUES)
 
 
-def test_splits_are_the_same_with_rows_or_labels_that_one_task_has_alone(run, tmp_path, monkeypatch):
+def test_splits_agree_when_one_task_has_extra_rows(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = pd.read_csv(run.folder.parent / "labels.tsv", sep="\t", dtype=str)
-    table.assign(long=None).tail(60).to_csv("test.tsv", sep="\t", index=False)  # hidden for one of the two
+    table.assign(long=None).tail(60).to_csv("test.tsv", sep="\t", index=False)  # one task has hidden labels
     settings = read_yaml(run.folder / "params.yaml")
     for task in settings["tasks"].values():
         task["data"] |= {"test": str(tmp_path / "test.tsv")}
@@ -111,7 +111,7 @@ def test_splits_are_the_same_with_rows_or_labels_that_one_task_has_alone(run, tm
         assert ids[0] == ids[1][: len(ids[0])] and len(ids[0])
 
 
-def test_metrics_equal_those_of_scikit_learn_and_the_thresholds_are_in_the_model(run):
+def test_metrics_equal_scikit_learns_and_thresholds_are_optimal(run):
     frame = pd.read_parquet(run.folder / "predictions/ensemble.parquet")
     frame = frame.query("task == 'emotions' and split == 'dev' and label.notna()")
     gold, predicted = (indicators(frame[name].to_numpy(), 3) for name in ("label", "prediction"))
@@ -123,23 +123,25 @@ def test_metrics_equal_those_of_scikit_learn_and_the_thresholds_are_in_the_model
     thresholds = model["tasks"]["emotions"]["thresholds"]
     assert np.array_equal(predicted, np.stack(frame["probabilities"]) > thresholds)
     assert "thresholds" not in model["tasks"]["long"]
-    for cls in range(3):  # no other threshold has a higher F1 of its class
-        yes = np.stack(frame["probabilities"])[:, cls]
-        scores = [f1_score(gold[:, cls], yes > cut, zero_division=0) for cut in [0, *yes]]
-        assert f1_score(gold[:, cls], yes > thresholds[cls]) == max(scores)
+    for cls in range(3):  # no other threshold has a higher F1
+        probabilities = np.stack(frame["probabilities"])[:, cls]
+        scores = [f1_score(gold[:, cls], probabilities > cut, zero_division=0) for cut in [0, *probabilities]]
+        assert f1_score(gold[:, cls], probabilities > thresholds[cls]) == max(scores)
 
 
-def test_it_is_reported_predicted_exported_and_served(run, tmp_path, monkeypatch):
+def test_report_predictions_exports_and_server_have_both_tasks(run, tmp_path, monkeypatch):
     monkeypatch.chdir(run.folder)
     write_report(out=tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text()
     assert "emotions micro_f1" in page and "Confusion matrix: emotions" in page and "Calibration: emotions" in page
-    assert "any of 3 classes: joy, anger, fear" in (run.folder / "models/README.md").read_text()
+    assert run.metrics["overall_tasks"] == ["emotions", "long"] and "of emotions, long" in page
+    card = (run.folder / "models/README.md").read_text().replace("\\_", "_")
+    assert "any of 3 classes: joy, anger, fear" in card and "| emotions, long | overall" in card
     predictor = run.predictor(device="cpu")
     [answer] = predictor.predict("emotions", ["lovely scary film 7"])
     thresholds = predictor.tasks["emotions"].target.thresholds
     assert answer.label == tuple(np.flatnonzero(np.array(answer.probabilities) > thresholds))
-    assert answer.name == tuple(list(WORDS)[number] for number in answer.label) and answer.name
+    assert answer.name == tuple(list(CUES)[number] for number in answer.label) and answer.name
     (tmp_path / "texts.tsv").write_text("text\nlovely scary film 7\nfilm\n")
     with open(tmp_path / "texts.tsv", "rb") as source, open(tmp_path / "out.tsv", "wb") as target:
         predict_file(predictor, "emotions", "tsv", source, target)

@@ -1,6 +1,6 @@
-"""Every pair of choices of different techniques trains for two updates, or is refused in words.
+"""Every pair of choices of different techniques trains for two updates, or is a documented error.
 
-A covering array: settings of all techniques at once, drawn such that every two values meet in at least one of them.
+A covering array: settings of all techniques at once that together contain every pair of values.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ SMALL = {
     "optimizer": {"warmup_fraction": 0.0},
 }
 
-# Targets of the task `tried`, a pair task whose encoding, head and loss vary, by loss.
+# Target of the pair task `varied` by loss; its encoding, head and loss vary.
 SCORE_LOSSES = ("mse", "pearson", "cosine_mse", "cosine_embedding", "cosent")
 TARGETS = {
     **{name: {"target": "ordered", "classes": 6} for name in ("cross_entropy", "dual_objective", "ordinal_log_loss")},
     **{name: {"target": "binary"} for name in ("bce", "siamese_softmax", "multiple_negatives_ranking")},
     **{name: {"target": "score", "range": [0, 5]} for name in SCORE_LOSSES},
 }
-TURNS = {"until": "steps", "steps": 2, "tasks": ["tried", "qqp", "sst"]}
+STEPS = {"until": "steps", "steps": 2, "tasks": ["varied", "qqp", "sst"]}
 FACTORS = {
-    "schedule": {name: {"schedule": {"name": name, **TURNS}} for name in SCHEDULES},
+    "schedule": {name: {"schedule": {"name": name, **STEPS}} for name in SCHEDULES},
     "surgery": {name: {"surgery": {"method": name, "log_conflicts": name != "none"}} for name in ("none", *SURGERIES)},
     "weighting": {name: {"weighting": {"method": name}} for name in WEIGHTINGS},
     "regularizer": {
@@ -58,11 +58,11 @@ FACTORS = {
         "r_drop": {"r_drop": {"alpha": 1.0}},
         "penalties": {"penalties": {"l1": 1e-4, "l2": 1e-4}},
     },
-    "encoding": {name: {"tasks": {"tried": {"encoding": name}}} for name in ("cross", "bi")},
-    "head": {name: {"tasks": {"tried": {"head": name}}} for name in HEADS},
-    "loss": {name: {"tasks": {"tried": {"loss": name, **target}}} for name, target in TARGETS.items()},
+    "encoding": {name: {"tasks": {"varied": {"encoding": name}}} for name in ("cross", "bi")},
+    "head": {name: {"tasks": {"varied": {"head": name}}} for name in HEADS},
+    "loss": {name: {"tasks": {"varied": {"loss": name, **target}}} for name, target in TARGETS.items()},
 }
-REFUSED = (  # the documented words for what can't be
+REFUSED = (  # documented errors
     "does not fit encoding",
     "expected a head that gives the raw cosine",
     "head cosine has 1 output",
@@ -74,13 +74,13 @@ Pair = tuple[tuple[str, str], tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def ground(request, tmp_path_factory):
-    """Params, rows and encoder that all settings share."""
+def base_setup(request, tmp_path_factory):
+    """Params, rows, tokenizer and encoder shared by all settings."""
     root = request.config.rootpath
     base = merged(read_yaml(root / "params.yaml"), SMALL)
     del base["tasks"]["sts"]
-    base["tasks"]["tried"] = {"kind": "pair", "batch_size": 8, "dropout": 0.1}
-    base["sharing"]["tasks"] = ["qqp", "tried"]
+    base["tasks"]["varied"] = {"kind": "pair", "batch_size": 8, "dropout": 0.1}
+    base["sharing"]["tasks"] = ["qqp", "varied"]
     params = validate_params(merged(read_yaml(root / "params.yaml"), SMALL), "params.yaml")
     frames = {task: tables["train"] for task, tables in load_tasks(params.data, build_tasks(params)).tables.items()}
     texts = [text for frame in frames.values() for text in frame.iloc[:, 1].tolist()]
@@ -88,7 +88,7 @@ def ground(request, tmp_path_factory):
     encoder = tmp_path_factory.mktemp("encoder")
     set_up(1)
     initial_transformer(params.encoder, len(tokenizer)).save_pretrained(encoder)
-    return base, frames | {"tried": frames.pop("sts")}, tokenizer, encoder
+    return base, frames | {"varied": frames.pop("sts")}, tokenizer, encoder
 
 
 def overrides(setting: Setting) -> dict:
@@ -98,8 +98,8 @@ def overrides(setting: Setting) -> dict:
     return result
 
 
-def problem(base: dict, setting: Setting) -> str | None:
-    """Why params refuse a setting; None if they take it."""
+def error_of(base: dict, setting: Setting) -> str | None:
+    """Return the error message of a setting, or None if it is valid."""
     try:
         validate_params(merged(base, overrides(setting)), "params.yaml")
     except UserError as error:
@@ -111,31 +111,33 @@ def pairs_of(setting: Setting) -> set[Pair]:
     return set(itertools.combinations(sorted(setting.items()), 2))
 
 
-def allowed(base: dict, *factors: str) -> list[Setting]:
-    """The combinations of some factors that params take; all others must be refused in documented words."""
+def valid_settings(base: dict, *factors: str) -> list[Setting]:
+    """Return the valid combinations of some factors; all others must be documented errors."""
     plain = {"schedule": "joint", "surgery": "none", "encoding": "cross", "head": "linear", "loss": "mse"}
-    taken = []
+    valid = []
     for values in itertools.product(*[FACTORS[factor] for factor in factors]):
         setting = dict(zip(factors, values))
-        message = problem(base, plain | setting)
+        message = error_of(base, plain | setting)
         assert message is None or any(words in message for words in REFUSED), (setting, message)
-        taken += [setting] if message is None else []
-    return taken
+        valid += [setting] if message is None else []
+    return valid
 
 
 def covering(groups: list[list[Setting]]) -> list[Setting]:
-    """Settings, a part from each group, in which all pairs of values meet that are in parts of different groups or in
-    one part: always the best of some that have a pair which is still waiting."""
-    rng, waiting = random.Random(0), {pair for group in groups for part in group for pair in pairs_of(part)}
+    """Return settings, with a part from each group, that contain all pairs of values within and between groups.
+
+    Greedy: of 60 random settings with an uncovered pair, take the one that covers most.
+    """
+    rng, uncovered = random.Random(0), {pair for group in groups for part in group for pair in pairs_of(part)}
     for one, other in itertools.combinations(groups, 2):
-        waiting |= {pair for a, b in itertools.product(one, other) for pair in pairs_of(a | b)}
+        uncovered |= {pair for a, b in itertools.product(one, other) for pair in pairs_of(a | b)}
     settings = []
-    while waiting:
-        pair = dict(min(waiting))
-        fitting = [[part for part in group if _agrees(part, pair)] for group in groups]
-        drawn = [dict(item for group in fitting for item in rng.choice(group).items()) for _ in range(60)]
-        settings.append(max(drawn, key=lambda setting: len(pairs_of(setting) & waiting)))
-        waiting -= pairs_of(settings[-1])
+    while uncovered:
+        pair = dict(min(uncovered))
+        matching = [[part for part in group if _agrees(part, pair)] for group in groups]
+        drawn = [dict(item for group in matching for item in rng.choice(group).items()) for _ in range(60)]
+        settings.append(max(drawn, key=lambda setting: len(pairs_of(setting) & uncovered)))
+        uncovered -= pairs_of(settings[-1])
     return settings
 
 
@@ -143,16 +145,16 @@ def _agrees(part: Setting, pair: Setting) -> bool:
     return all(part.get(factor, value) == value for factor, value in pair.items())
 
 
-def train(setting: Setting, ground) -> None:
-    """Two updates; checks that they are finite and move what they should."""
-    base, frames, tokenizer, encoder = ground
+def train(setting: Setting, base_setup) -> None:
+    """Train for two updates, and check that they are finite and change the expected weights."""
+    base, frames, tokenizer, encoder = base_setup
     params = validate_params(merged(base, overrides(setting)), "params.yaml")
     model = build_model(params, encoder, set_up(**params.runtime.model_dump()))
     rows = {}
     for name in params.trains:
         task = build_tasks(params)[name]
         frame = frames[name]
-        if name == "tried" and task.target.discrete:
+        if name == "varied" and task.target.discrete:
             label = frame["label"] > 2.5 if task.target.label_dtype == "float32" else frame["label"].round()
             frame = frame.assign(label=label.astype(np.float64))
         rows[name] = Rows(frame, task, tokenise(frame, task, tokenizer, params.encoder.max_length))
@@ -171,12 +173,13 @@ def train(setting: Setting, ground) -> None:
         assert moved == (name in trained and bool(weights)), name
 
 
-def test_every_pair_of_choices_trains_or_is_refused_in_words(ground):
-    linked = [allowed(ground[0], "encoding", "head", "loss"), allowed(ground[0], "schedule", "surgery")]
+def test_every_pair_of_choices_trains_or_is_a_documented_error(base_setup):
+    base = base_setup[0]
+    linked = [valid_settings(base, "encoding", "head", "loss"), valid_settings(base, "schedule", "surgery")]
     free = [[{factor: value} for value in FACTORS[factor]] for factor in ("weighting", "regularizer")]
     settings = covering(linked + free)
     assert len(linked[1]) == len(SCHEDULES) + len(SURGERIES)  # all schedules without surgery, and joint with each
     assert len(settings) >= 70  # ten losses times seven of another factor
     for setting in settings:
         print(setting)  # shown if it fails
-        train(setting, ground)
+        train(setting, base_setup)

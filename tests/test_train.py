@@ -1,17 +1,15 @@
 """`bertrio.train` runs the pipeline's stages without DVC, and writes the same bytes."""
 
 import json
-import runpy
 import shutil
 
 import pytest
 import yaml
 
-import bertrio
 from bertrio import pipeline, train
 from bertrio.config import load_params, merged, read_yaml
 from bertrio.core.errors import UserError
-from tests.small_run import SMALL
+from tests.small_run import SMALL, run_stages
 
 ROWS = {"train_rows": 80, "dev_rows": 40, "test_rows": 8}
 TINY = merged(SMALL, {"data": {"sample": ROWS}, "finetune": {"epochs": 1}})
@@ -23,25 +21,23 @@ def run(tmp_path_factory):
     return train(TINY, out=tmp_path_factory.mktemp("run") / "out")
 
 
-def test_results_are_the_bytes_of_the_stages(run, root, tmp_path, monkeypatch):
+def test_train_produces_the_same_bytes_as_the_stages(run, root, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     params = merged(read_yaml(root / "params.yaml"), TINY)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
-    for stage in STAGES:
-        main = runpy.run_path(str(root / "stages" / f"{stage}.py"))["main"]
-        main("base") if stage == "finetune" else main()
+    run_stages(STAGES)
     for path in ("predictions/ensemble.parquet", "metrics/evaluation.json", "models/members/base/heads.safetensors"):
         assert (tmp_path / path).read_bytes() == (run.folder / path).read_bytes(), path
 
 
-def test_a_run_has_metrics_a_predictor_and_a_card(run):
+def test_run_has_metrics_predictor_and_model_card(run):
     assert run.metrics == json.loads((run.folder / "metrics/evaluation.json").read_text())
     [answer] = run.predictor(device="cpu").predict("sst", ["a good film"])
     assert answer.name in run.predictor().tasks["sst"].target.class_names
     assert (run.folder / "models/README.md").is_file()
 
 
-def test_rows_are_files_by_task_or_a_folder(tmp_path, monkeypatch):
+def test_data_is_files_by_task_or_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "_outs", lambda out: (out / "metrics").mkdir(parents=True) or {})
     monkeypatch.setattr(pipeline, "read_json", str)
     monkeypatch.chdir(tmp_path)
@@ -56,7 +52,7 @@ def test_rows_are_files_by_task_or_a_folder(tmp_path, monkeypatch):
     assert again.data.path == str(tmp_path) and again.tasks == params.tasks
 
 
-def test_only_files_of_an_earlier_run_are_removed(run, tmp_path):
+def test_train_removes_only_files_of_an_earlier_run(run, tmp_path):
     out = shutil.copytree(run.folder, tmp_path / "out")
     mine = out / "data/mine.csv"
     mine.write_text("text\n")
@@ -73,7 +69,7 @@ def test_only_files_of_an_earlier_run_are_removed(run, tmp_path):
     assert not (out / "plots/history/dropped.csv").exists() and (out / "plots/history/base.csv").exists()
 
 
-def test_a_mistake_is_a_message_and_nothing_is_written(tmp_path, monkeypatch):
+def test_invalid_arguments_are_errors_before_any_output(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for params, data, message in (
         ({"finetune.lrr": 1}, None, "params: finetune.lrr: unknown param; did you mean finetune.lr"),
@@ -90,7 +86,3 @@ def test_a_mistake_is_a_message_and_nothing_is_written(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="params.yaml: can.t be read"):
         train({})
     assert not list(tmp_path.iterdir())
-
-
-def test_the_package_shows_what_is_public():
-    assert dir(bertrio) == ["Prediction", "Predictor", "__version__", "train"]

@@ -1,4 +1,4 @@
-"""No pickle is ever loaded and no foreign code ever run: what the source may not hold, module by module."""
+"""Static checks that no module loads a pickle or runs foreign code."""
 
 import ast
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RULES = "S102,S301,S307,S506,S602,S604,S605,TID251"  # exec, pickles, eval, loaders of YAML, shells, and what follows
+RULES = "S102,S301,S307,S506,S602,S604,S605,TID251"  # exec, pickles, eval, YAML loaders, shells, BANNED
 BANNED = (
     "pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "tarfile", "zipfile",
     "numpy.load", "torch.load", "torch.save", "torch.hub", "shutil.unpack_archive",
@@ -14,17 +14,17 @@ BANNED = (
 )  # fmt: skip
 
 
-def test_no_module_loads_pickles_or_runs_text():
+def test_no_module_loads_pickles_or_runs_strings():
     banned = ", ".join(f'"{name}" = {{msg = "banned"}}' for name in BANNED)
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--ignore-noqa", "--select", RULES]
     command += ["--config", f"lint.flake8-tidy-imports.banned-api = {{{banned}}}", "--output-format", "concise"]
-    found = subprocess.run([*command, "src", "stages"], cwd=ROOT, capture_output=True, text=True)
-    *problems, summary = found.stdout.splitlines()
-    assert summary == "Found 1 error." and "unsafe loader `_Loader`" in problems[0], found.stdout + found.stderr
-    # which is a yaml.SafeLoader: tests/test_bad_input.py has it refuse to make objects
+    result = subprocess.run([*command, "src", "stages"], cwd=ROOT, capture_output=True, text=True)
+    *problems, summary = result.stdout.splitlines()
+    assert summary == "Found 1 error." and "unsafe loader `_Loader`" in problems[0], result.stdout + result.stderr
+    # _Loader is a yaml.SafeLoader: tests/test_bad_input.py checks that it creates no objects
 
 
-def test_models_are_loaded_from_safetensors_and_without_code_of_their_own():
+def test_models_load_from_safetensors_without_remote_code():
     calls = []
     for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "stages").glob("*.py")]:
         text = path.read_text(encoding="utf-8")

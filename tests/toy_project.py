@@ -1,5 +1,6 @@
-"""A git and DVC repository with one quick stage, for tests of what DVC itself does with experiments."""
+"""A git and DVC repository with one quick stage, for tests of experiments."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,26 +17,26 @@ class Clone:
             self.git("config", key, "t@t")
 
     def commit(self) -> None:
-        """Commits all files."""
+        """Commit all files."""
         self.git("add", "-A")
         self.git("commit", "-q", "-m", "state")
 
     def git(self, *arguments: str) -> str:
-        """Runs git here; gives what it prints."""
+        """Run git here and return its output."""
         return run(self.folder, "git", *arguments)
 
     def dvc(self, *arguments: str) -> str:
-        """Runs DVC here; gives what it prints."""
+        """Run DVC here and return its output."""
         return run(self.folder, sys.executable, "-m", "dvc", *arguments)
 
 
 def toy_project(folder: Path, stage: str, params: str, **dvc: list) -> Clone:
-    """Makes a project whose one stage runs a script and may read all of params.yaml; nothing is committed.
+    """Create a project whose one stage runs a script and tracks all of params.yaml; nothing is committed.
 
     Args:
-        folder: where to make it.
-        stage: the script.
-        params: what params.yaml holds.
+        folder: of the project.
+        stage: text of the script.
+        params: text of params.yaml.
         **dvc: outs, metrics, plots and deps of the stage.
     """
     (folder / "stage.py").write_text(stage)
@@ -50,8 +51,14 @@ def toy_project(folder: Path, stage: str, params: str, **dvc: list) -> Clone:
     return project
 
 
+def copy_code(root: Path, folder: Path) -> None:
+    """Copy stages/ and src/ from one folder to another."""
+    for name in ("stages", "src"):
+        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+
+
 def run(folder: Path, *command: str) -> str:
-    """Runs a command, which has to succeed; gives what it prints."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
-    return done.stdout
+    """Run a command that must succeed, and return its output."""
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}{result.stderr}"
+    return result.stdout

@@ -1,8 +1,8 @@
-"""A Python that starts at once: processes forked from one that has imported the libraries already.
+"""A Python that starts fast: processes forked from one that has imported the libraries.
 
-`WarmPython(folder)` makes a folder `path` with the commands `python` and `dvc`. With that first in PATH, stages that
-DVC starts run in it: each is a process of its own, with its own arguments, folder, environment and exit code. No code
-of bertrio is imported beforehand. Sets have one order in all of them.
+`WarmPython(folder)` creates a folder `path` with the commands `python` and `dvc`. With that folder first in PATH, each
+stage that DVC starts is a forked process with its own arguments, folder, environment and exit code. No code of bertrio
+is imported beforehand. The order of sets is the same in all processes.
 """
 
 import array
@@ -13,11 +13,11 @@ import sys
 
 
 class WarmPython:
-    """A server that forks processes, and the commands that ask it to.
+    """A server that forks processes, and the commands that connect to it.
 
     Attributes:
         path: the folder of the commands.
-        python: the one of this name.
+        python: path of the command `python`.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -34,7 +34,7 @@ class WarmPython:
             os.chmod(command, 0o755)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(server)
-        listener.listen()  # who asks before the libraries are there waits
+        listener.listen()  # clients wait until the libraries are imported
         command = [sys.executable, __file__, "serve", str(listener.fileno())]
         self._server = subprocess.Popen(command, pass_fds=[listener.fileno()], cwd="/")
         listener.close()
@@ -50,14 +50,14 @@ class WarmPython:
         self._server.wait()
 
 
-def ask(server: str, arguments: list[str]) -> None:
-    """Run Python with `arguments` in a process that the server forks; end as that ends."""
+def request(server: str, arguments: list[str]) -> None:
+    """Run Python with `arguments` in a process that the server forks, and exit as it does."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(server)
-    order = repr((server, arguments, os.getcwd(), dict(os.environ))).encode()
+    message = repr((server, arguments, os.getcwd(), dict(os.environ))).encode()
     streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", (0, 1, 2)))]
-    connection.sendmsg([b"%16d" % len(order)], streams)
-    connection.sendall(order)
+    connection.sendmsg([b"%16d" % len(message)], streams)
+    connection.sendall(message)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: connection.send(bytes([number])))
     code = int(connection.recv(16) or 1)
@@ -68,14 +68,14 @@ def ask(server: str, arguments: list[str]) -> None:
 
 
 def serve(number: int) -> None:
-    """Import the libraries, and run what is asked for, each in a process of its own."""
+    """Import the libraries, and run each request in its own process."""
     import gc
     import importlib
 
     for library in LIBRARIES:
         importlib.import_module(library)
-    gc.freeze()  # a collection in a child would copy all of them
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that it forks leave no zombies
+    gc.freeze()  # a collection in a child would copy all memory pages
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children leave no zombies
     listener, parent = socket.socket(fileno=number), os.getppid()
     listener.settimeout(1.0)
     while os.getppid() == parent:
@@ -86,12 +86,12 @@ def serve(number: int) -> None:
         if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             listener.close()
-            return attend(connection)
+            return handle(connection)
         connection.close()
 
 
-def attend(connection: socket.socket) -> None:
-    """Fork once more, run what is asked for, and answer with the exit code."""
+def handle(connection: socket.socket) -> None:
+    """Fork once more, run the request, and send its exit code."""
     import ast
     import atexit
     import contextlib
@@ -100,15 +100,15 @@ def attend(connection: socket.socket) -> None:
 
     length, ancillary, _, _ = connection.recvmsg(16, socket.CMSG_SPACE(12))
     streams = array.array("i", ancillary[0][2])
-    order = b""
-    while len(order) < int(length):
-        order += connection.recv(1 << 16)
-    server, arguments, folder, environment = ast.literal_eval(order.decode())
+    message = b""
+    while len(message) < int(length):
+        message += connection.recv(1 << 16)
+    server, arguments, folder, environment = ast.literal_eval(message.decode())
     child = os.fork()
     if child:
-        threading.Thread(target=pass_on, args=(connection, child), daemon=True).start()
+        threading.Thread(target=forward_signals, args=(connection, child), daemon=True).start()
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        with contextlib.suppress(OSError):  # who asked is gone
+        with contextlib.suppress(OSError):  # the client is gone
             connection.send(b"%d" % code)
         os._exit(0)
     connection.close()
@@ -118,7 +118,7 @@ def attend(connection: socket.socket) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.executable = os.path.join(os.path.dirname(server), "bin", "python")  # what it starts is warm as well
+    sys.executable = os.path.join(os.path.dirname(server), "bin", "python")  # its children are warm as well
     sys.orig_argv = [sys.executable, *arguments]
     code = 1
     try:
@@ -130,15 +130,15 @@ def attend(connection: socket.socket) -> None:
             print(ended.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
-    finally:  # as an interpreter ends, but without taking all libraries apart, which is slow
+    finally:  # as an interpreter exits, but without the slow teardown of the libraries
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def pass_on(connection: socket.socket, child: int) -> None:
-    """Send the child the signals that who asked for it gets; end it if that one is gone."""
+def forward_signals(connection: socket.socket, child: int) -> None:
+    """Forward the client's signals to the child; kill the child if the client is gone."""
     import contextlib
 
     with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -148,7 +148,7 @@ def pass_on(connection: socket.socket, child: int) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """Do what `python ARGUMENTS` does, for a script, `-m` and `-c`."""
+    """Run `python ARGUMENTS` in this process, for a script, `-m` and `-c`."""
     import runpy
 
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -176,4 +176,4 @@ LIBRARIES = (  # that take long to import
 )  # fmt: skip
 
 if __name__ == "__main__":
-    serve(int(sys.argv[2])) if sys.argv[1] == "serve" else ask(sys.argv[1], sys.argv[2:])
+    serve(int(sys.argv[2])) if sys.argv[1] == "serve" else request(sys.argv[1], sys.argv[2:])

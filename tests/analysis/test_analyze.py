@@ -13,7 +13,7 @@ from bertrio.data.table import read_table
 from bertrio.evaluation.predictions import read_predictions, write_predictions
 from tests.reading import Reads
 
-WRITTEN = [
+OUTPUTS = [
     *(f"predictions/analysis/{name}" for name in ("errors.json", "suspects.csv")),
     *(f"metrics/{name}.json" for name in ("slices", "robustness", "challenges")),
     *(f"plots/slices/{name}" for name in ("sst.csv", "sts.csv")),
@@ -22,31 +22,28 @@ WRITTEN = [
 
 
 def run_stage(params):
-    analyze(
-        params, splits="data/splits", models="models", predictions="predictions",
-        metrics="metrics", plots="plots", card="models/README.md",
-    )  # fmt: skip
+    analyze(params, "data/splits", "models", "predictions", "metrics", "plots", card="models/README.md")
 
 
-def test_it_writes_all_that_is_promised_and_the_same_bytes_again(finished, monkeypatch):
+def test_outputs_are_complete_and_deterministic(finished, monkeypatch):
     run_stage(finished.params())
-    first = {name: Path(name).read_bytes() for name in WRITTEN}
+    first = {name: Path(name).read_bytes() for name in OUTPUTS}
     reads = Reads(monkeypatch)
     run_stage(finished.params())
-    assert {name: Path(name).read_bytes() for name in WRITTEN} == first
-    assert reads.untracked("analyze") == ["runtime.processes"]  # which fine-tuning alone heeds
+    assert {name: Path(name).read_bytes() for name in OUTPUTS} == first
+    assert reads.untracked("analyze") == ["runtime.processes"]  # read by fine-tuning only
     assert {"analyze.worst", "encoder.max_length", "mlm.enabled", "smart.lambda", "tasks"} <= reads.names
     table = read_predictions("predictions/ensemble.parquet")
     errors, slices = read_json("predictions/analysis/errors.json"), read_json("metrics/slices.json")
     for task in ("sst", "qqp", "sts"):
         dev = read_table(f"data/splits/{task}/dev.parquet").set_index("id")
-        said = table[(table["task"] == task) & (table["split"] == "dev")].set_index("id")
+        predicted = table[(table["task"] == task) & (table["split"] == "dev")].set_index("id")
         assert len(errors[task]) == 4
         row_error = [row.get("confidence", row.get("error")) for row in errors[task]]
         assert row_error == sorted(row_error, reverse=True)
         for row in errors[task]:
             assert row["label"] == dev.loc[row["id"], "label"]
-            assert row["prediction"] == pytest.approx(said.loc[row["id"], "prediction"], abs=1e-6)
+            assert row["prediction"] == pytest.approx(predicted.loc[row["id"], "prediction"], abs=1e-6)
             assert row["texts"] == [dev.loc[row["id"], column] for column in dev.columns[:-1]]
             assert len(row["neighbours"]) == 3
             assert row["change"]["before"] == pytest.approx(row["prediction"], abs=1e-5)
@@ -57,10 +54,10 @@ def test_it_writes_all_that_is_promised_and_the_same_bytes_again(finished, monke
     assert list(suspects.columns) == ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
     for changes in read_json("metrics/robustness.json").values():
         assert changes["model"] == "base" and changes["clause_appended"]["shift"] > 0
-        assert changes["lower_case"]["flips"] == changes["upper_case"]["flips"] == 0, "the encoder reads no case"
+        assert changes["lower_case"]["flips"] == changes["upper_case"]["flips"] == 0, "the encoder is uncased"
 
 
-def test_dev_without_labels_three_rows_and_a_pair_encoded_apart(run, capsys):
+def test_unlabelled_dev_few_rows_and_bi_encoded_pairs(run, capsys):
     overrides = {"tasks": {"qqp": {"encoding": "bi", "head": "siamese"}, "sts": {"encoding": "bi", "head": "cosine"}}}
     dev = read_table("data/splits/qqp/dev.parquet")
     run.write("qqp", "dev", dev.assign(label=np.nan))
@@ -74,13 +71,13 @@ def test_dev_without_labels_three_rows_and_a_pair_encoded_apart(run, capsys):
     assert "analyze: qqp, 0 labelled rows of dev" in printed
     worst = read_json("predictions/analysis/errors.json")
     assert (len(worst["sst"]), len(worst["qqp"]), len(worst["sts"])) == (4, 0, 3)
-    assert set(read_json("metrics/slices.json")) == {"sst"}, "three rows say nothing"
-    assert "qqp" in read_json("metrics/robustness.json"), "a changed text needs no label"
+    assert set(read_json("metrics/slices.json")) == {"sst"}, "three rows are too few for slices"
+    assert "qqp" in read_json("metrics/robustness.json"), "robustness needs no labels"
     assert not Path("plots/slices/qqp.csv").exists()
 
 
-def test_rows_that_an_ensemble_was_chosen_on_are_left_out_and_a_challenge_of_the_others_has_the_figures_of_dev(run):
-    """Those of the member that is asked, not of the ensemble."""
+def test_selection_rows_are_left_out(run):
+    """A challenge file of the other rows gets the dev figures of the member, not of the ensemble."""
     members = {"base": {}, "second": {}}
     challenges = {"again": {"task": "sst", "path": "again.csv"}}
     params = run.params(ensemble={"members": members, "combine": "greedy"}, evaluate={"challenges": challenges})
@@ -94,14 +91,13 @@ def test_rows_that_an_ensemble_was_chosen_on_are_left_out_and_a_challenge_of_the
     run_stage(params)
     assert read_json("metrics/slices.json")["sst"]["all"]["all rows"]["n"] == len(kept)
     assert {row["id"] for row in read_json("predictions/analysis/errors.json")["sst"]} <= set(kept)
-    found = read_json("metrics/challenges.json")["again"]
-    assert found["model"] == "base" and found["dev"] == {metric: found[metric] for metric in found["dev"]}
-    own = tables["base"][(tables["base"]["task"] == "sst") & (tables["base"]["split"] == "dev")]
-    own = own[own["id"].isin(kept)]
-    assert found["dev"]["accuracy"] == (own["prediction"] == own["label"]).mean()
+    challenge = read_json("metrics/challenges.json")["again"]
+    assert challenge["model"] == "base" and challenge["dev"] == {name: challenge[name] for name in challenge["dev"]}
+    rows = tables["base"].query("task == 'sst' and split == 'dev' and id in @kept")
+    assert challenge["dev"]["accuracy"] == (rows["prediction"] == rows["label"]).mean()
 
 
-def test_predictions_of_other_rows_are_an_error(finished):
+def test_missing_predictions_are_an_error(finished):
     table = read_predictions("predictions/ensemble.parquet")
     write_predictions(table.drop(index=0), "predictions/ensemble.parquet")
     with pytest.raises(UserError, match="for 39 rows of dev of task sst, expected one for each of these 40;"):

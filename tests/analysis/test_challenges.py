@@ -9,8 +9,8 @@ from bertrio.core.files import read_json
 from bertrio.evaluation.predictions import read_predictions
 
 
-class Words:
-    """A model that says "paraphrase" where two texts have the same words, and 4 for every one text."""
+class SameWords:
+    """A model that predicts "paraphrase" for pairs with the same words, and class 4 for every single text."""
 
     def __init__(self, task):
         self.name, self.target = f"member-{task.name}", task.target
@@ -43,7 +43,7 @@ def measure(default_tasks, tmp_path):
     def run(**challenges):
         files = {name: Challenge(**challenge) for name, challenge in challenges.items()}
         path, folder = tmp_path / "metrics/challenges.json", tmp_path / "predictions/challenges"
-        models = {name: Words(task) for name, task in default_tasks.items()}
+        models = {name: SameWords(task) for name, task in default_tasks.items()}
         write_challenges(models, default_tasks, files, DEV, path, folder)
         return read_json(path)
 
@@ -57,20 +57,20 @@ def paws(tmp_path):
     return {"task": "qqp", "path": str(path), "columns": {"text_a": "sentence1", "text_b": "sentence2"}}
 
 
-def test_a_file_is_measured_with_all_metrics_of_its_task_beside_those_of_dev(measure, paws, default_tasks, tmp_path):
+def test_all_metrics_are_measured_with_those_of_dev(measure, paws, default_tasks, tmp_path):
     (tmp_path / "films.jsonl").write_text('{"text": "a", "label": 4}\n')
     measured = measure(paws=paws, films={"task": "sst", "path": str(tmp_path / "films.jsonl")})
-    found, metrics = measured["paws"], default_tasks["qqp"].target.metrics
-    assert (found["task"], found["model"], found["n"], found["rejected"]) == ("qqp", "member-qqp", 4, 3)
-    assert set(found) == {"task", "model", "n", "rejected", "intervals", "dev", *metrics}
-    assert set(found["intervals"]) == set(found["dev"]) == set(metrics)
-    assert found["accuracy"] == 0.5 and found["f1"] == pytest.approx(0.5)
-    assert found["intervals"]["accuracy"] == [0.0, 1.0]  # 4 rows say next to nothing
-    assert found["dev"]["accuracy"] == 0.75, "of four pairs it takes one for a paraphrase that is none"
+    result, metrics = measured["paws"], default_tasks["qqp"].target.metrics
+    assert (result["task"], result["model"], result["n"], result["rejected"]) == ("qqp", "member-qqp", 4, 3)
+    assert set(result) == {"task", "model", "n", "rejected", "intervals", "dev", *metrics}
+    assert set(result["intervals"]) == set(result["dev"]) == set(metrics)
+    assert result["accuracy"] == 0.5 and result["f1"] == pytest.approx(0.5)
+    assert result["intervals"]["accuracy"] == [0.0, 1.0]  # of four rows
+    assert result["dev"]["accuracy"] == 0.75, "one of four pairs is a false positive"
     assert measured["films"]["dev"] == {}, "dev of sst has no labelled rows"
 
 
-def test_predictions_are_a_table_and_rows_that_can_not_be_used_are_listed(measure, paws, tmp_path):
+def test_predictions_and_rejected_rows_are_written(measure, paws, tmp_path):
     measure(paws=paws)
     table = read_predictions(tmp_path / "predictions/challenges/paws.parquet")
     assert table["id"].tolist() == ["1", "2", "3", "4"] and set(table["split"]) == {"paws"}
@@ -89,7 +89,7 @@ def test_predictions_are_a_table_and_rows_that_can_not_be_used_are_listed(measur
         ("sentence1\tsentence2\tlabel\na\tb\t9\n", {}, r"challenges\.paws: .*no row that can be used"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(measure, paws, tmp_path, text, change, message):
+def test_unusable_files_are_an_error(measure, paws, tmp_path, text, change, message):
     (tmp_path / "paws.tsv").write_text(text)
     with pytest.raises(UserError, match=message):
         measure(paws=paws | change)

@@ -10,34 +10,30 @@ BINARY = Task("t", "pair", "cross", Binary())
 SCORE = Task("t", "pair", "cross", Score(0, 5))
 
 
-def of(labels, probabilities):
-    probabilities = np.array(probabilities)
-    return Scored(np.array(labels, float), probabilities.argmax(1).astype(float), probabilities)
-
-
-def test_the_rule_by_hand():
+def test_confident_learning_by_hand():
     # thresholds: class 0 (0.9 + 0.8 + 0.1) / 3 = 0.6; class 1 (0.5 + 0.3) / 2 = 0.4; class 2 has no rows
-    scored = of([0, 0, 0, 1, 1], [[0.9, 0.1, 0], [0.8, 0.1, 0.1], [0.1, 0.45, 0.45], [0.2, 0.5, 0.3], [0.7, 0.3, 0.0]])
-    found = suspects(scored, CLASSES)
-    assert found["row"].tolist() == [4, 2]  # each reaches the other's threshold, and class 2 is never suggested
-    assert found["suggested"].tolist() == [0, 1]
-    np.testing.assert_allclose(found["doubt"], [0.4, 0.35])
+    probabilities = np.array([[0.9, 0.1, 0], [0.8, 0.1, 0.1], [0.1, 0.45, 0.45], [0.2, 0.5, 0.3], [0.7, 0.3, 0.0]])
+    scored = Scored(np.array([0.0, 0, 0, 1, 1]), probabilities.argmax(1).astype(float), probabilities)
+    result = suspects(scored, CLASSES)
+    assert result["row"].tolist() == [4, 2]  # each reaches the other's threshold, and class 2 is never suggested
+    assert result["suggested"].tolist() == [0, 1]
+    np.testing.assert_allclose(result["doubt"], [0.4, 0.35])
 
 
-def test_scores_are_suspect_beyond_three_standard_deviations():
+def test_scores_beyond_three_standard_deviations_are_suspect():
     rng = np.random.default_rng(0)
     labels = rng.uniform(1, 4, 200)
     predictions = labels + rng.normal(0, 0.1, 200)
     predictions[[7, 50]] = labels[[7, 50]] + [2.0, -3.0]
-    found = suspects(Scored(labels, predictions), SCORE)
-    assert found["row"].tolist() == [50, 7]
-    np.testing.assert_allclose(found["suggested"], predictions[[50, 7]])
+    result = suspects(Scored(labels, predictions), SCORE)
+    assert result["row"].tolist() == [50, 7]
+    np.testing.assert_allclose(result["suggested"], predictions[[50, 7]])
     residuals = labels - predictions
-    np.testing.assert_allclose(found["doubt"], np.abs((residuals - residuals.mean()) / residuals.std())[[50, 7]])
+    np.testing.assert_allclose(result["doubt"], np.abs((residuals - residuals.mean()) / residuals.std())[[50, 7]])
 
 
 @pytest.mark.parametrize("task", [CLASSES, BINARY, SCORE])
-def test_no_rows_one_row_and_rows_all_right_have_no_suspects(task):
+def test_few_or_correct_rows_have_no_suspects(task):
     for count in (0, 1, 4):
         labels = np.arange(count, dtype=float) % 2
         probabilities = None if task is SCORE else np.eye(max(2, task.target.size))[labels.astype(int)]

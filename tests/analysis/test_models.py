@@ -16,25 +16,24 @@ def dev(task):
 
 
 def assert_predicts(models, table, task):
-    """The predictions of the task's model for dev are those of the table."""
-    predicted, own = models[task].predict(task, dev(task)), table[(table["task"] == task) & (table["split"] == "dev")]
-    np.testing.assert_array_equal(predicted.values, own["prediction"])
+    """Check that the task's model makes the table's predictions of dev."""
+    predicted, expected = models[task].predict(task, dev(task)), table.query("task == @task and split == 'dev'")
+    np.testing.assert_array_equal(predicted.values, expected["prediction"])
     if predicted.probabilities is not None:
-        np.testing.assert_array_equal(predicted.probabilities, np.stack(own["probabilities"]))
+        np.testing.assert_array_equal(predicted.probabilities, np.stack(expected["probabilities"]))
     else:
-        np.testing.assert_array_equal(predicted.scores, own["score"])
+        np.testing.assert_array_equal(predicted.scores, expected["score"])
 
 
-def test_a_pair_encoded_apart_is_the_mean_of_its_texts(run):
-    overrides = {"tasks": {"sts": {"encoding": "bi", "head": "siamese"}}}
-    params = run.params(**overrides)
+def test_bi_encoded_pairs_embed_as_the_mean_of_their_texts(run):
+    params = run.params(tasks={"sts": {"encoding": "bi", "head": "siamese"}})
     run.train()
     models, rows = load(params), dev("sts")
-    alone = [models["sst"].embed("sst", pd.DataFrame({"text": rows[column]})) for column in ("text_a", "text_b")]
-    np.testing.assert_allclose(models["sts"].embed("sts", rows), (alone[0] + alone[1]) / 2, atol=1e-5)
+    a, b = (models["sst"].embed("sst", pd.DataFrame({"text": rows[column]})) for column in ("text_a", "text_b"))
+    np.testing.assert_allclose(models["sts"].embed("sts", rows), (a + b) / 2, atol=1e-5)
 
 
-def test_each_task_is_asked_of_the_first_member_that_answers_it(run):
+def test_each_task_uses_the_first_member_that_answers_it(run):
     members = {"base": {"answers": ["qqp", "sts"]}, "second": {"encoder": {"max_length": 32}}}
     params = run.params(ensemble={"members": members})
     tables = {name: run.train(name) for name in members}
@@ -46,11 +45,11 @@ def test_each_task_is_asked_of_the_first_member_that_answers_it(run):
     assert (models["sst"].config.encoder.max_length, models["qqp"].config.encoder.max_length) == (32, 128)
 
 
-def test_a_soup_speaks_for_all_members(run):
+def test_soup_replaces_all_members(run):
     members = {"base": {"finetune": {"eval_batch_size": 3}}, "second": {}}
     params = run.params(ensemble={"members": members})
     run.train()
-    soup = run.train("second", folder="models/ensemble")  # other weights than those of the first member
+    soup = run.train("second", folder="models/ensemble")  # weights that differ from the first member's
     models = load(params)
     for task in ("sst", "qqp", "sts"):
         assert models[task].name == "ensemble"
@@ -58,8 +57,7 @@ def test_a_soup_speaks_for_all_members(run):
         assert_predicts(models, soup, task)
 
 
-def test_a_caption_names_the_members_that_were_asked():
-    asked = {"sst": {"model": "base"}, "qqp": {"model": "second"}, "sts": {"model": "base"}}
-    caption = model_caption(asked, ["base", "second"])
-    assert caption.endswith("not the ensemble: base for sst, second for qqp, base for sts.")
+def test_caption_names_the_members_used():
+    figures = {"sst": {"model": "base"}, "qqp": {"model": "second"}}
+    assert model_caption(figures, ["base", "second"]).endswith("not the ensemble: base for sst, second for qqp.")
     assert model_caption({"sst": {"model": "ensemble"}}, ["base", "second"]) == "", "a soup"

@@ -12,26 +12,26 @@ from bertrio.analysis.words import WORD, NearWords, delete_span, replace_span, w
         ("... !", []),
     ],
 )
-def test_words_are_what_people_call_words(text, words):
+def test_words_of(text, words):
     assert words_of(text) == words
 
 
-def test_a_word_leaves_no_blank_behind_and_another_takes_over_its_capital():
-    for text, position, left in (
+def test_deleting_and_replacing_a_word():
+    for text, position, expected in (
         ("It is good.", 2, "It is."),
         ("It is good .", 2, "It is ."),
         ("It is good", 0, "is good"),
         ("alone", 0, ""),
         ("so (very) good", 1, "so () good"),
     ):
-        assert delete_span(text, *list(WORD.finditer(text))[position].span()) == left
+        assert delete_span(text, *list(WORD.finditer(text))[position].span()) == expected
     assert replace_span("Why me", 0, 3, "how") == "How me"
     assert replace_span("why me", 0, 3, "how") == "how me"
 
 
 @pytest.fixture
 def near(tokenizer):
-    """Words on a half circle: their vectors' angles decide what is near."""
+    """Words whose vectors lie on a half circle."""
     angles = {"good": 0.0, "bad": 0.2, "film": 0.5, "question": 2.0}
     vectors = np.zeros((len(tokenizer), 2))
     for word, angle in angles.items():
@@ -39,7 +39,7 @@ def near(tokenizer):
     return NearWords({word: 1 for word in [*angles, "goodness"]}, tokenizer, vectors)
 
 
-def test_near_words_are_whole_words_of_the_vocabulary_by_their_angle(near):
+def test_near_words_are_sorted_by_angle(near):
     expected = {"good": ["bad", "film"], "question": ["film", "bad"], "goodness": []}
     assert near.near(list(expected), 2) == expected
     assert near.near(["good"], 9)["good"] == ["bad", "film", "question"]

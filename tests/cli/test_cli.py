@@ -19,9 +19,9 @@ EVALUATION = {
 }
 
 
-def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, monkeypatch, capsys):
+def test_check_reports_success_or_the_error(root, tmp_path, monkeypatch, capsys):
     assert main(["check", "--params", str(root / "params.yaml")]) == 0
-    assert "all local files" in capsys.readouterr().out  # ids of a hub are not looked up
+    assert "all local files" in capsys.readouterr().out  # hub ids are not looked up
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["ensemble"]["members"]["base"] = {"tracking": {"to": ["wandb"]}}
     monkeypatch.setattr("bertrio.training.monitoring.find_spec", lambda name: None)
@@ -32,9 +32,9 @@ def test_check_says_that_all_is_well_or_what_is_not(root, tmp_path, monkeypatch,
     assert "pip install 'bertrio[wandb]'" in printed
 
 
-@pytest.mark.parametrize("found", ["[]", '{"selected_on": 3}', '{"selected_on": {}, "dev": {"sst": []}}'])
-def test_a_metrics_file_of_another_shape_is_named(tmp_path, capsys, found):
-    (tmp_path / "e.json").write_text(found)
+@pytest.mark.parametrize("content", ["[]", '{"selected_on": 3}', '{"selected_on": {}, "dev": {"sst": []}}'])
+def test_malformed_metrics_file_is_an_error(tmp_path, capsys, content):
+    (tmp_path / "e.json").write_text(content)
     assert main(["metrics", "--file", str(tmp_path / "e.json")]) == 2
     assert re.search("e.json: found (no selected_on|another shape)", capsys.readouterr().err)
 
@@ -54,38 +54,38 @@ def test_a_metrics_file_of_another_shape_is_named(tmp_path, capsys, found):
 def test_standard_streams_may_be_closed_full_or_not_utf8(root, shell, code, words):
     script = f'bertrio() {{ "{sys.executable}" -m bertrio.cli.main "$@"; }}; {shell}'
     environment = {"PATH": os.defpath, "PYTHONPATH": str(root / "src"), "PYTHONUTF8": "1"}
-    ended = subprocess.run(["bash", "-c", script], cwd=root, env=environment, capture_output=True, text=True)
-    assert ended.returncode == code and words in ended.stdout + ended.stderr
-    assert not re.search("Traceback|Exception ignored", ended.stderr)
+    result = subprocess.run(["bash", "-c", script], cwd=root, env=environment, capture_output=True, text=True)
+    assert result.returncode == code and words in result.stdout + result.stderr
+    assert not re.search("Traceback|Exception ignored", result.stderr)
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["metrics", "--help"]])
-def test_help_needs_nothing_heavy(arguments):
+def test_help_imports_no_heavy_package(arguments):
     code = f"import sys; from bertrio.cli.main import main\ntry: main({arguments})\nexcept SystemExit: pass\n"
     code += "sys.exit(bool({'torch', 'transformers', 'dvc', 'pandas', 'pydantic', 'rich'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
 @pytest.mark.parametrize("command", ["compare a b", "check", "metrics", "recipes list"])
-def test_without_the_extra_pipeline_a_command_says_what_to_install(monkeypatch, capsys, command):
+def test_missing_extra_pipeline_error_says_what_to_install(monkeypatch, capsys, command):
     monkeypatch.setattr("bertrio.core.errors.find_spec", lambda name: None if name in ("dvc", "torchjd") else name)
     assert main(command.split()) == 2
     needed = "needs the package dvc, torchjd; install it with: pip install 'bertrio[pipeline]'"
     assert capsys.readouterr().err == f"error: {command.split()[0]}: {needed}\n"
 
 
-def test_a_new_repository_gets_all_that_its_pipeline_needs(root, tmp_path, monkeypatch, capsys):
+def test_init_creates_a_complete_repository(root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, "-m", "bertrio", "init", "new"]
     assert subprocess.run(command, env={"PYTHONPATH": str(root / "src")}, capture_output=True).returncode == 0
     new = tmp_path / "new"
     assert (new / "params.yaml").read_bytes() == (root / "params.yaml").read_bytes()
-    ours, theirs = (yaml.safe_load((folder / "dvc.yaml").read_text()) for folder in (root, new))
-    for name, stage in ours["stages"].items():
-        part, twin = (there.get("do", there) for there in (stage, theirs["stages"][name]))
-        kept = [path for path in part.get("deps", []) if not path.startswith("src/")]
-        assert set(twin.pop("deps", [])) == {*kept, "requirements.txt"} if kept else name == "check"
-        assert twin["cmd"] == part["cmd"] and (new / twin["cmd"].split()[1]).exists()
+    stages, new_stages = (yaml.safe_load((folder / "dvc.yaml").read_text())["stages"] for folder in (root, new))
+    for name in stages:
+        stage, new_stage = (listed[name].get("do", listed[name]) for listed in (stages, new_stages))
+        deps = [path for path in stage.get("deps", []) if not path.startswith("src/")]
+        assert set(new_stage.get("deps", [])) == {*deps, "requirements.txt"} if deps else name == "check"
+        assert new_stage["cmd"] == stage["cmd"] and (new / stage["cmd"].split()[1]).exists()
     templates = re.findall(r"template: (templates/\S+?\.json)", (new / "dvc.yaml").read_text())
     assert templates and all((new / name).exists() for name in templates)
     monkeypatch.chdir(new)
@@ -94,32 +94,32 @@ def test_a_new_repository_gets_all_that_its_pipeline_needs(root, tmp_path, monke
     assert "there is params.yaml, dvc.yaml, stages, recipes, templates, requirements.txt" in capsys.readouterr().err
 
 
-def printed_by(capsys, *arguments):
-    with pytest.raises(SystemExit) as ended:
+def run_help(capsys, *arguments):
+    with pytest.raises(SystemExit) as stopped:
         main(list(arguments))
     printed = capsys.readouterr()
-    return ended.value.code, printed.out + printed.err
+    return stopped.value.code, printed.out + printed.err
 
 
-def test_each_command_has_a_description_and_an_example_that_it_takes(capsys):
-    commands = re.findall(r"(?m)^ {4}([a-z]+)(?= |$)", printed_by(capsys, "--help")[1])
-    actions = re.findall(r"(?m)^ {4}([a-z]+)(?= |$)", printed_by(capsys, "recipes", "--help")[1])
+def test_help_has_a_description_and_a_valid_example(capsys):
+    commands = re.findall(r"(?m)^ {4}([a-z]+)(?= |$)", run_help(capsys, "--help")[1])
+    actions = re.findall(r"(?m)^ {4}([a-z]+)(?= |$)", run_help(capsys, "recipes", "--help")[1])
     assert {"predict", "completion"} <= {*commands} and {"list", "show"} <= {*actions}
     for path in [[name] for name in commands] + [["recipes", name] for name in actions]:
-        code, text = printed_by(capsys, *path, "--help")
+        code, text = run_help(capsys, *path, "--help")
         example = text.split("example:\n  bertrio ")[1].split(">")[0].split()
         assert code == 0 and re.search(r"\n\n[A-Z][^\n]*.*\.\n\n", text) and example[: len(path)] == path
         assert _parser().parse_args(example).run is not None
 
 
 @pytest.mark.parametrize("words", ["metrcs: metrics", "recipes shwo: show", "export --format onx: onnx"])
-def test_an_unknown_command_or_choice_gets_a_suggestion(capsys, words):
+def test_unknown_command_or_choice_gets_a_suggestion(capsys, words):
     command, suggestion = words.split(": ")
-    code, text = printed_by(capsys, *command.split())
+    code, text = run_help(capsys, *command.split())
     assert code == 2 and f"did you mean {suggestion}?" in text
 
 
-def test_a_shell_completes_commands_and_options(capsys):
+def test_shell_completion(capsys):
     assert main(["completion", "zsh"]) == 0 and "#compdef bertrio" in capsys.readouterr().out
     assert main(["completion", "bash"]) == 0
     words = 'COMP_WORDS=({}); COMP_CWORD={}; _shtab_bertrio; echo "${{COMPREPLY[@]}}"\n'
@@ -128,7 +128,7 @@ def test_a_shell_completes_commands_and_options(capsys):
     assert completed.stdout.splitlines() == ["recipes", "--budget --brief"]
 
 
-def test_in_a_subfolder_the_repository_is_around_it_and_paths_stay_relative(root, tmp_path, monkeypatch, capsys):
+def test_commands_in_a_subfolder_find_the_repository(root, tmp_path, monkeypatch, capsys):
     write_json(tmp_path / "metrics/evaluation.json", EVALUATION)
     write_json(tmp_path / "a/b/metrics/evaluation.json", {**EVALUATION, "dev": {"sst": {"accuracy": 0.25}}})
     (tmp_path / "dvc.yaml").touch()
@@ -142,32 +142,27 @@ def test_in_a_subfolder_the_repository_is_around_it_and_paths_stay_relative(root
     assert main(["check"]) == 0
 
 
-def test_recipes_are_listed_with_and_without_the_word(root, monkeypatch, capsys):
-    monkeypatch.chdir(root)
-    assert main(["recipes", "list"]) == 0 and "smart-concat" in (listed := capsys.readouterr().out)
-    assert main(["recipes"]) == 0 and capsys.readouterr().out == listed
-
-
-@pytest.mark.parametrize("place", ["folder", "file/page.html", "file", "file/inside"])
-def test_a_place_that_can_not_be_written_to_is_named(root, tmp_path, monkeypatch, capsys, place):
+@pytest.mark.parametrize("path", ["folder", "file/page.html", "file", "file/inside"])
+def test_unwritable_output_is_an_error(root, tmp_path, monkeypatch, capsys, path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("kept")
+    (tmp_path / "file").write_text("old")
     (tmp_path / "params.yaml").write_text((root / "params.yaml").read_text())
     commands = {"file": "stepwise --candidates ema", "file/inside": "search finetune.lr=1e-5,1e-4"}
-    assert main([*commands.get(place, "report").split(), "--out", place]) == 2
+    assert main([*commands.get(path, "report").split(), "--out", path]) == 2
     printed = capsys.readouterr().err
-    assert f"{place}: can't be written (" in printed and "name another place" in printed
-    assert (tmp_path / "file").read_text() == "kept"
+    assert f"{path}: can't be written (" in printed and "name another place" in printed
+    assert (tmp_path / "file").read_text() == "old"
 
 
-def test_without_git_commands_that_need_commits_say_so(root, tmp_path, monkeypatch, capsys):
+def test_commands_that_need_commits_fail_without_git(root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("params.yaml", "dvc.yaml"):
         shutil.copy(root / name, tmp_path)
     shutil.copytree(root / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("measured"))
     Repo.init(str(tmp_path), no_scm=True).close()
     search, stepwise = "search finetune.lr=1e-5,1e-4 --trials 1", "stepwise --candidates ema"
-    for command in ("sweep finetune.lr", search, stepwise, "recipes collect", "recipes run smart-concat", "runs"):
+    commands = ["sweep finetune.lr", search, stepwise, "recipes collect", "recipes run smart-concat", "runs"]
+    for command in (*commands, "report HEAD", "report --baseline HEAD", "compare HEAD workspace"):
         assert main(command.split()) == 2, command
         assert "is no git clone with dvc.yaml" in capsys.readouterr().err, command

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bertrio.cli.main import main
+from bertrio.data.table import read_table
 from bertrio.evaluation.predictions import read_predictions
 from tests.small_run import Run
 
@@ -17,40 +18,33 @@ PLAIN = ["--device", "cpu", "--precision", "float32"]
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, root):
-    """A run of two members, of which sts is encoded apart."""
+def finished_run(tmp_path_factory, root):
+    """A run of two members with sts bi-encoded."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         run = Run(folder, root / "params.yaml")
-        apart = {"tasks": {"sts": {"encoding": "bi", "head": "cosine"}}}
-        run.two_members(ensemble={"members": {"second": {"answers": ["sst", "qqp"]}}}, **apart)
+        bi_encoded = {"tasks": {"sts": {"encoding": "bi", "head": "cosine"}}}
+        run.two_members(ensemble={"members": {"second": {"answers": ["sst", "qqp"]}}}, **bi_encoded)
     return run
 
 
 @pytest.fixture
-def run(made, monkeypatch):
-    monkeypatch.chdir(made.root)
-    return made
+def run(finished_run, monkeypatch):
+    monkeypatch.chdir(finished_run.root)
+    return finished_run
 
 
 def bertrio(*argv):
     return main([str(word) for word in argv])
 
 
-def given(monkeypatch, text):
+def set_stdin(monkeypatch, text):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
 
 
-def dev(task):
-    """A TSV of the rows of dev."""
-    from bertrio.data.table import read_table
-
-    return read_table(f"data/splits/{task}/dev.parquet").to_csv(sep="\t", index=False)
-
-
-def test_the_last_runs_ensemble_answers_from_standard_input_to_standard_output(run, monkeypatch, capsysbinary):
-    given(monkeypatch, dev("qqp"))
+def test_predict_from_stdin_to_stdout_uses_the_ensemble(run, monkeypatch, capsysbinary):
+    set_stdin(monkeypatch, read_table("data/splits/qqp/dev.parquet").to_csv(sep="\t", index=False))
     assert bertrio("predict", "--task", "qqp", *PLAIN) == 0
     out, err = capsysbinary.readouterr()
     header, *rows = [line.split("\t") for line in out.decode().splitlines()]
@@ -65,26 +59,25 @@ def test_the_last_runs_ensemble_answers_from_standard_input_to_standard_output(r
 @pytest.mark.parametrize(
     ("name", "begin"), [("a.csv", "text,prediction,"), ("a.jsonl", '{"text": "ab", "pred'), ("a.txt", "text\tpred")]
 )
-def test_the_ending_of_the_file_says_what_it_is(run, tmp_path, name, begin):
+def test_format_follows_the_file_suffix(run, tmp_path, name, begin):
     (tmp_path / name).write_text('{"text": "ab"}\n' if name == "a.jsonl" else "text\nab\n")
     assert bertrio("predict", "--task", "sst", "--in", tmp_path / name, "--out", tmp_path / "out", *PLAIN) == 0
     assert (tmp_path / "out").read_text().startswith(begin)
 
 
-def test_bad_rows_do_not_stop_the_rest_unless_asked_and_then_nothing_is_half_written(run, tmp_path, capsys):
+def test_bad_rows_are_skipped_or_with_strict_an_error(run, tmp_path, capsys):
     rows, out = tmp_path / "rows.tsv", tmp_path / "out.tsv"
     rows.write_text("text\nab\n \ncd\n")
-    out.write_text("what was there before")
+    out.write_text("old")
     assert bertrio("predict", "--task", "sst", "--in", rows, "--out", out, "--strict", *PLAIN) == 2
     assert "rows.tsv: line 3: text: empty text" in capsys.readouterr().err
-    assert out.read_text() == "what was there before"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.tsv", "rows.tsv"]
+    assert out.read_text() == "old" and len(list(tmp_path.iterdir())) == 2
     assert bertrio("predict", "--task", "sst", "--in", rows, "--out", out, *PLAIN) == 0
     assert len(out.read_text().splitlines()) == 3
     assert capsys.readouterr().err.splitlines()[-1] == "predict: 2 rows predicted, 1 left out"
 
 
-def test_a_file_can_be_answered_in_its_own_place_and_a_device_or_link_stays_one(run, tmp_path):
+def test_output_may_be_the_input_a_link_or_a_pipe(run, tmp_path):
     rows, link = tmp_path / "rows.tsv", tmp_path / "link"
     rows.write_text("said\nab\n")
     rows.chmod(0o600)
@@ -115,15 +108,15 @@ def test_a_file_can_be_answered_in_its_own_place_and_a_device_or_link_stays_one(
         (["--task", "sst", "--device", "gpu"], "gpu is not on this machine"),
     ],
 )
-def test_what_can_not_be_done_is_a_message(run, monkeypatch, capsys, argv, message):
-    given(monkeypatch, "text\nab\n")
+def test_predict_errors(run, monkeypatch, capsys, argv, message):
+    set_stdin(monkeypatch, "text\nab\n")
     assert bertrio("predict", *argv) == 2
     shown = capsys.readouterr().err
     assert shown.startswith("error: ") and message in shown
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_leaves_no_half_written_file(run, tmp_path, monkeypatch, number):
+def test_signal_leaves_no_partial_file(run, tmp_path, monkeypatch, number):
     (tmp_path / "rows.tsv").write_text("text\nab\n")
     monkeypatch.setattr("bertrio.inference.batch_predict.predict_file", lambda *_: signal.raise_signal(number))
     argv = ["--task", "sst", "--in", tmp_path / "rows.tsv", "--out", tmp_path / "out.tsv"]
@@ -132,22 +125,21 @@ def test_a_signal_leaves_no_half_written_file(run, tmp_path, monkeypatch, number
 
 
 @pytest.mark.heavy
-def test_a_reader_that_goes_away_is_no_error(run, root, tmp_path):
+def test_closed_pipe_is_not_an_error(run, root, tmp_path):
     (tmp_path / "rows.tsv").write_text("text\n" + f"{'word ' * 20}\n" * 3000)
     argv = ["predict", "--task", "sst", "--model", "models/members/base", "--in", str(tmp_path / "rows.tsv"), *PLAIN]
-    with subprocess.Popen(
-        [sys.executable, "-m", "bertrio.cli.main", *argv], env={**os.environ, "PYTHONPATH": str(root / "src")},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    command = [sys.executable, "-m", "bertrio.cli.main", *argv]
+    options = {"env": {**os.environ, "PYTHONPATH": str(root / "src")}, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, **options) as process:
         assert process.stdout.readline().startswith(b"text\tprediction")
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
 
 
-def test_pairs_are_mined_by_the_task_that_is_encoded_apart(run, tmp_path, monkeypatch, capsysbinary):
+def test_mine_uses_the_bi_encoded_task(run, tmp_path, monkeypatch, capsysbinary):
     pytest.importorskip("sentence_transformers", reason="needs the extra mining")
-    given(monkeypatch, "a good film\nnothing like it\na good film .\na good film\n")
+    set_stdin(monkeypatch, "a good film\nnothing like it\na good film .\na good film\n")
     assert bertrio("mine", "--top", 2, *PLAIN) == 0
     header, *rows = [line.split("\t") for line in capsysbinary.readouterr().out.decode().splitlines()]
     assert header == ["cosine", "line_a", "line_b", "text_a", "text_b"] and len(rows) == 2
@@ -159,7 +151,7 @@ def test_pairs_are_mined_by_the_task_that_is_encoded_apart(run, tmp_path, monkey
     assert b"expected a task that encodes its texts apart: sts" in capsysbinary.readouterr().err
 
 
-def test_arguments_that_can_not_be_are_errors_of_the_parser(capsys):
+def test_invalid_arguments_are_parser_errors(capsys):
     for argv, message in (
         (["predict"], "--task"),
         (["predict", "--task", "sst", "--columns", "text"], "found 'text', expected ours=theirs"),

@@ -1,4 +1,4 @@
-"""`bertrio serve`: what it refuses to start with, and a whole server with a small model of its own."""
+"""`bertrio serve`: errors at start, and a server process with a small model."""
 
 import os
 import re
@@ -20,19 +20,19 @@ from tests.inference.serve.conftest import Client
 from tests.small_run import Run
 from tests.waiting import wait_until
 
-TAKEN = "can't be listened on"
+IN_USE = "can't be listened on"
 
 
-@pytest.mark.parametrize(("port", "message"), [("70000", f"70000: {TAKEN}"), ("0", "nowhere: found"), (None, TAKEN)])
-def test_what_can_not_work_is_refused_with_the_reason_the_port_before_the_model(port, message, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert main(["serve", "--port", port or str(taken.getsockname()[1]), "--model", "nowhere"]) == 2
+@pytest.mark.parametrize(("port", "message"), [("70000", f"70000: {IN_USE}"), ("0", "nowhere: found"), (None, IN_USE)])
+def test_bad_port_or_model_is_an_error(port, message, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        assert main(["serve", "--port", port or str(occupied.getsockname()[1]), "--model", "nowhere"]) == 2
     assert message in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory, root):
-    """The folder models of a small run with two members."""
+    """The models folder of a small run with two members."""
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -40,16 +40,16 @@ def model(tmp_path_factory, root):
 
 
 @pytest.mark.heavy
-def test_a_server_answers_as_the_predictor_does_and_ends_in_good_order(model, root):
-    """As a process: it says where it listens, and on SIGTERM answers what it took before it ends."""
+def test_server_predicts_as_the_predictor_and_shuts_down_cleanly(model, root):
+    """A server process prints its address, and on SIGTERM answers accepted requests before it exits."""
     command = [sys.executable, "-m", "bertrio.cli.main", "serve", "--model", str(model), "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
-    command += ["--device", "cpu", "--max-wait-ms", "1000"]  # so that the last request still waits when the end comes
+    command += ["--device", "cpu", "--max-wait-ms", "1000"]  # the last request waits when SIGTERM arrives
     server = subprocess.Popen(command, cwd=root, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        line = server.stderr.readline()
-        listening = re.search(r"serving on http://127\.0\.0\.1:(\d+)", line)
-        assert listening, line + server.stderr.read()
+        first_line = server.stderr.readline()
+        listening = re.search(r"serving on http://127\.0\.0\.1:(\d+)", first_line)
+        assert listening, first_line + server.stderr.read()
         client = Client(int(listening.group(1)))
         assert client.get("/health")[0] == 200
         predictor = Predictor.load(model, device="cpu")
@@ -58,17 +58,17 @@ def test_a_server_answers_as_the_predictor_does_and_ends_in_good_order(model, ro
             expected = predictor.predict(task, [text if isinstance(text, str) else tuple(text) for text in texts])
             status, answer = client.predict(task, texts)
             assert status == 200
-            for one, other in zip(answer["predictions"], expected, strict=True):
-                assert one["label"] == pytest.approx(other.label, abs=1e-4)
-                assert (one["probabilities"] or []) == pytest.approx(list(other.probabilities or []), abs=1e-5)
-                assert (one["score"] is None) == (other.score is None)
-        last = []
-        asking = threading.Thread(target=lambda: last.append(client.predict("sst", ["the last one"])))
-        asking.start()
+            for served, prediction in zip(answer["predictions"], expected, strict=True):
+                assert served["label"] == pytest.approx(prediction.label, abs=1e-4)
+                assert (served["probabilities"] or []) == pytest.approx(list(prediction.probabilities or []), abs=1e-5)
+                assert (served["score"] is None) == (prediction.score is None)
+        responses = []
+        thread = threading.Thread(target=lambda: responses.append(client.predict("sst", ["the last one"])))
+        thread.start()
         wait_until(lambda: client.metric("bertrio_waiting_rows") == 1)
         server.send_signal(signal.SIGTERM)
-        asking.join(20)
-        assert last[0][0] == 200
+        thread.join(20)
+        assert responses[0][0] == 200
         assert server.wait(20) == -signal.SIGTERM
         assert server.stderr.read() == ""
     finally:

@@ -1,4 +1,4 @@
-"""The project's params.yaml, changed as a test says."""
+"""The project's params.yaml with overrides."""
 
 import pytest
 import yaml
@@ -9,7 +9,7 @@ from tests.linear_heads import LINEAR_HEADS
 
 @pytest.fixture
 def load(tmp_path, root):
-    """Loads the project's params.yaml with linear heads and overrides on top."""
+    """Load the project's params.yaml with linear heads and overrides on top."""
 
     def run(overrides, member=None):
         path = tmp_path / "params.yaml"

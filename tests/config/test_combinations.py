@@ -1,4 +1,4 @@
-"""Which params can stand together, and what is said of those that can't."""
+"""Valid combinations of params, and the errors of invalid ones."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def sharing(layer, tasks=PAIRS):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        # which head fits which encoding
+        # heads and encodings
         (pairs(head="siamese"), r"tasks\.qqp: head siamese does not fit encoding cross, which gives one vector a row"),
         (pairs(encoding="bi"), r"tasks\.qqp: head linear does not fit encoding bi, .*expected concat or siam"),
         (task("sst", head="cosine"), r"tasks\.sst: head cosine does not fit kind single, .*linear or mlp"),
@@ -49,7 +49,8 @@ def sharing(layer, tasks=PAIRS):
         (task("qqp", classes=2), r"tasks\.qqp: classes \(how many, .* names with binary too"),
         (task("qqp", classes=["a", "b", "c"]), r"tasks\.qqp: classes: expected 2 different names"),
         (task("sts", range=[5, 0]), r"tasks\.sts: range: expected \[lowest, highest\]"),
-        # which loss fits which target and head
+        (task("sst", metric="f1"), r"tasks\.sst: metric: found 'f1', expected one of accuracy, macro_f1"),
+        # losses, targets and heads
         (task("sst", loss="bce"), r"tasks\.sst: loss bce does not fit target ordered: expected cross_entr"),
         (task("sts", SIAMESE, loss="cosine_mse"), r"cosine_mse: expected a head that gives the raw cosine"),
         (task("qqp", COSINE, loss="siamese_softmax"), r"tasks\.qqp: head cosine has 1 output, and 2 are needed"),
@@ -79,8 +80,9 @@ def sharing(layer, tasks=PAIRS):
         ({"data": {"extra_train": {"qpp": {"train": "a"}}}}, r"data\.extra_train: found 'qpp', .*did you mean qqp\?"),
         (task("longest", TASK), r"tasks\.longest: is a word of its own here; take another name"),
         ({"evaluate": {"challenges": {"dev": {"task": "sst", "path": "a"}}}}, r"dev: is a word of its own here"),
-        # where rows are
+        # data sources
         ({"data": {"source": "cs224n"}}, r"data\.path: found null, expected the folder"),
+        (task("sst", data={"train": None}), r"tasks\.sst\.data: expected either train .* or hub"),
         ({"data": {"source": "files"}}, r"data\.files: found no block for task sst"),
         # schedules
         ({"schedule": {"tasks": ["sst", "sst"]}}, r"schedule\.tasks: found \['sst', 'sst'\], expected each task once"),
@@ -104,7 +106,7 @@ def sharing(layer, tasks=PAIRS):
         ({"encoder": {"frozen": True}} | task("sts", COSINE), r"encoder\.frozen: leaves task sts nothing to learn"),
     ],
 )
-def test_a_combination_that_can_not_be_is_an_error_that_says_why(load, overrides, message):
+def test_invalid_combination_is_an_error(load, overrides, message):
     with pytest.raises(UserError, match=message):
         load(overrides)
 
@@ -112,11 +114,11 @@ def test_a_combination_that_can_not_be_is_an_error_that_says_why(load, overrides
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"schedule": {"tasks": ["qqp"]}},  # until stays at sst: one task alone is what its epochs are counted by
+        {"schedule": {"tasks": ["qqp"]}},  # until stays at sst: a single task defines its own epoch
         {"schedule": {"name": "sequential", "tasks": ["qqp", "sts"]}} | task("sts", epochs=4),
-        {"schedule": {"name": "per_epoch", "until": "steps"}},  # which does not read it
+        {"schedule": {"name": "per_epoch", "until": "steps"}},  # per_epoch does not read until
         {"schedule": {"name": "round_robin", "until": ["sst", "sts"]}},
-        {"smart": {"tasks": ["sts"]}, "schedule": {"tasks": ["sst"]}},  # it is off
+        {"smart": {"tasks": ["sts"]}, "schedule": {"tasks": ["sst"]}},  # SMART is off
         {"encoder": {"frozen": True}} | task("sts", COSINE, head_options={"projection": True}),
         sharing("projection") | {"tasks": {"qqp": SIAMESE, "sts": COSINE}},
         sharing("fusion") | pairs(head="mlp"),
@@ -126,5 +128,5 @@ def test_a_combination_that_can_not_be_is_an_error_that_says_why(load, overrides
         {"smart": {"lambda": 5}, "bregman": {"mu": 1}, "r_drop": {"alpha": 1}, "surgery": {"method": "cagrad"}},
     ],
 )
-def test_what_goes_together_is_let_through(load, overrides):
+def test_valid_combination_loads(load, overrides):
     load(overrides)

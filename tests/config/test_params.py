@@ -13,14 +13,14 @@ from bertrio.techniques.regularizers import REGULARIZERS
 TASK = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
 
 
-def nested(dotted, value):
+def nest(dotted, value):
     for key in reversed(dotted.split(".")):
         value = {key: value}
     return value
 
 
 @pytest.mark.parametrize(
-    ("param", "written", "meant"),
+    ("param", "yaml_value", "expected"),
     [
         ("finetune.max_steps", None, None),
         ("finetune.epochs", "4", 4),
@@ -32,11 +32,11 @@ def nested(dotted, value):
         ("schedule.cap", "500", 500),
     ],
 )
-def test_what_dvc_writes_is_understood(load, param, written, meant):
-    value = load(nested(param, written))
+def test_values_as_dvc_writes_them(load, param, yaml_value, expected):
+    value = load(nest(param, yaml_value))
     for key in param.split("."):
         value = getattr(value, key)
-    assert value == meant and type(value) is type(meant)
+    assert value == expected and type(value) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,12 @@ def test_what_dvc_writes_is_understood(load, param, written, meant):
         ("data.split.fractions", [0.7, 0.3], "data.split.fractions.2: is missing"),
         ("encoder", {"frozen": True, "lora": {"rank": 2}}, "encoder.lora.rank: found 2, but encoder.frozen"),
         ("encoder.tiny.heads", 3, "is not a multiple of heads 3"),
-        # a param of two types is named as it stands in the file
+        # a param of two types
         ("finetune.one_pass", "x", "finetune.one_pass: expected true or false, or auto, found 'x'"),
         ("schedule.until", {}, "in quotes), or a list, found {}"),
         ("schedule.cap", "shortes", "expected a whole number, or shortest, found 'shortes'; did you mean shortest?"),
+        ("data.path", "a\0b", "data.path: expected a path"),
+        ("tasks", {"../t": {}}, "tasks.../t"),  # used as a file name
         # members
         ("ensemble.members.b", {"data": {}}, "ensemble.members.b.data: a member may override runtime"),
         ("ensemble.members.b", {"finetune": {"lr": -1}}, "ensemble.members.b.finetune.lr: expected"),
@@ -86,33 +88,32 @@ def test_what_dvc_writes_is_understood(load, param, written, meant):
         ),
     ],
 )
-def test_a_mistake_is_an_error_that_names_the_param_and_what_was_expected(load, param, value, message):
+def test_bad_param_error_names_it_and_what_is_expected(load, param, value, message):
     pattern = message if "[^,]" in message else re.escape(message)
     with pytest.raises(UserError, match=pattern) as caught:
-        load(nested(param, value))
+        load(nest(param, value))
     assert not re.search(r"function|literal\[|Input|valid|should|pars", str(caught.value))
 
 
 @pytest.mark.parametrize(("second", "more"), [("smart_x", {"smart": {"lambda": 1}}), ("x_balanced", {})])
-def test_two_tasks_with_a_column_of_one_name_are_refused(load, second, more):
+def test_tasks_with_equal_column_names_are_an_error(load, second, more):
     tasks = dict.fromkeys(("x", second), TASK | {"target": "classes", "classes": 2, "loss": "cross_entropy"})
     with pytest.raises(UserError, match=f"tasks.{second}: its column .* is one of task x, too; take another"):
         load({"tasks": tasks} | more)
 
 
-def test_all_mistakes_are_told_at_once(load):
+def test_all_errors_are_reported_at_once(load):
     with pytest.raises(UserError) as caught:
         load({"finetune": {"lr": -1, "epochs": 0}, "runtime": {"threads": 0}})
     assert len(str(caught.value).splitlines()) == 3
 
 
-def test_a_task_is_added_by_params_alone_and_tasks_train_in_the_order_that_is_given(load):
+def test_tasks_train_in_the_order_of_the_schedule(load):
     assert list(build_tasks(load({"tasks": {"cfimdb": TASK}}))) == ["sst", "qqp", "sts", "cfimdb"]
-    assert load({}).trains == ["sst", "qqp", "sts"]
     assert load({"schedule": {"tasks": ["sts", "sst"]}}).trains == ["sts", "sst"]
 
 
-def test_a_member_sees_its_own_overrides_on_top_of_the_base(load):
+def test_member_overrides_the_base(load):
     changes = {"smart": {"lambda": "5"}, "tasks": {"sst": {"dropout": 0.5}}, "schedule": {"tasks": ["sst"]}}
     overrides = {"ensemble": {"members": {"a": {}, "b": {**changes, "answers": ["sst"]}}}}
     base, member = load(overrides), load(overrides, member="b")
@@ -125,27 +126,28 @@ def test_a_member_sees_its_own_overrides_on_top_of_the_base(load):
         load(overrides, member="c")
 
 
-ALONE = {"schedule": {"tasks": ["sst"]}, "finetune": {"select": "sst"}}
+SST_ONLY = {"schedule": {"tasks": ["sst"]}, "finetune": {"select": "sst"}}
 
 
-def test_a_member_has_no_say_in_what_it_does_not_train_beside_one_that_does(load):
+def test_member_may_not_answer_a_task_that_only_others_train(load):
     with pytest.raises(UserError, match=r"members\.b: it answers qqp beside base, .* set its answers without it"):
-        load({"ensemble": {"members": {"b": ALONE}}})
+        load({"ensemble": {"members": {"b": SST_ONLY}}})
     changes = {"answers": ["sts"], "schedule": {"tasks": ["sts"], "until": "longest"}, "finetune": {"select": "last"}}
     with pytest.raises(UserError, match=r"members\.base: it answers sts beside b, .* name sts in its schedule"):
-        load({**ALONE, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": changes}}})
+        load({**SST_ONLY, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": changes}}})
     with pytest.raises(UserError, match="set combine vote or mean and its answers without it"):
-        load({"ensemble": {"combine": "uniform_soup", "members": {"b": ALONE}}})
-    load({**ALONE, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": {"runtime": {"seed": 2}}}}})
+        load({"ensemble": {"combine": "uniform_soup", "members": {"b": SST_ONLY}}})
+    members = {"base": {}, "b": {"runtime": {"seed": 2}}}
+    load({**SST_ONLY, "prefinetune": {"epochs": 1}, "ensemble": {"members": members}})
 
 
-def test_a_regularizer_stands_in_its_file_the_table_and_params_alone(root):
+def test_regularizer_is_named_only_in_its_file_and_the_table(root):
     assert all(Params.model_fields[name].annotation is kind.Options for name, kind in REGULARIZERS.items())
     naming = [path for path in (root / "src").rglob("*.py") if re.search(r"\br_drop\b|RDrop", path.read_text())]
     assert {path.name for path in naming} == {"r_drop.py", "__init__.py"}
 
 
-def test_an_override_by_dvc_changes_one_line_and_no_comment(tmp_path, root):
+def test_dvc_override_changes_one_line_and_no_comment(tmp_path, root):
     before = (root / "params.yaml").read_text().splitlines()
     for group, param, value in (("smart", "lambda", 5), ("finetune", "lr", 3e-5), ("finetune", "max_steps", 7)):
         path = tmp_path / f"{param}.yaml"
@@ -157,8 +159,8 @@ def test_an_override_by_dvc_changes_one_line_and_no_comment(tmp_path, root):
 
 
 @pytest.mark.parametrize("param", ["tracking.to", "sharing.tasks"])
-def test_an_override_by_dvc_empties_a_list(tmp_path, root, param):
-    """Where a comment stands beside the name of a list, DVC joins the lines that follow."""
+def test_dvc_override_empties_a_list(tmp_path, root, param):
+    """DVC joins lines after a comment on the line of a list's name."""
     (tmp_path / "params.yaml").write_text((root / "params.yaml").read_text())
     apply_overrides(tmp_path / "params.yaml", [f"{param}=[]"])
     group, name = param.split(".")

@@ -1,4 +1,4 @@
-"""What is told of the work never ends the work."""
+"""Progress messages never end a run."""
 
 import os
 import subprocess
@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-# Tells something before and after nobody can read it any more, a bar being drawn where that is a terminal.
-TELL = """
+# Writes messages and a progress bar before and after the reader of stderr is gone.
+SCRIPT = """
 import os, pty, sys
 where = sys.argv[1]
 if where == "full disk":
@@ -31,7 +31,7 @@ sys.exit(7)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full, and terminals as Linux has them")
 @pytest.mark.parametrize("where", ["pipe", "terminal", "full disk"])
-def test_who_cannot_be_told_stops_nothing(where):
+def test_unwritable_stderr_stops_nothing(where):
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "PATH": ""}
-    done = subprocess.run([sys.executable, "-c", TELL, where], env=environment, capture_output=True)
-    assert done.returncode == 7, done.stderr
+    result = subprocess.run([sys.executable, "-c", SCRIPT, where], env=environment, capture_output=True)
+    assert result.returncode == 7, result.stderr

@@ -14,23 +14,23 @@ from bertrio.data.table import write_table
 
 
 def fill(path, text):
-    """Writes a text into a file, or into a file deep in a folder."""
+    """Write a text to a file, or to a file inside a folder."""
     if path.is_dir():
         (path / "inner").mkdir()
         path /= "inner/a.txt"
     path.write_text(text)
 
 
-@pytest.mark.parametrize("whole", [whole_file, whole_folder])
+@pytest.mark.parametrize("writer", [whole_file, whole_folder])
 @pytest.mark.parametrize("before", [True, False])
-def test_an_interrupted_write_leaves_what_was_there_and_no_litter(tmp_path, whole, before):
+def test_interrupted_write_keeps_old_content_and_no_temporary_files(tmp_path, writer, before):
     path = tmp_path / "model"
     if before:
-        with whole(path) as new:
+        with writer(path) as new:
             fill(new, "old")
 
     def interrupted():
-        with whole(path) as new:
+        with writer(path) as new:
             fill(new, "half of the new")
             raise KeyboardInterrupt
 
@@ -40,7 +40,7 @@ def test_an_interrupted_write_leaves_what_was_there_and_no_litter(tmp_path, whol
     assert not before or (path if path.is_file() else path / "inner/a.txt").read_text() == "old"
 
 
-def test_json_is_rounded_if_asked_and_has_no_nan(tmp_path):
+def test_json_rounds_floats_and_rejects_nan(tmp_path):
     value = {"b": 1 / 3, "a": {"x": [1, 2.0000000001, None, True, "é"]}}
     write_json(tmp_path / "a.json", value)
     assert read_json(tmp_path / "a.json") == {"b": 0.333333, "a": {"x": [1, 2.0, None, True, "é"]}}
@@ -51,7 +51,7 @@ def test_json_is_rounded_if_asked_and_has_no_nan(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["a\rb", "a\r\nb", "a\nb", 'say "a", b', "\r", ""])
-def test_any_text_comes_back_from_a_quoted_table(tmp_path, text):
+def test_quoted_csv_round_trip(tmp_path, text):
     table = pd.DataFrame({"id": ["1", "2"], "value": [0.25, 3.0], "text": [text, "plain"]})
     write_csv(table, tmp_path / "a.csv", quoted=True)
     with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
@@ -59,7 +59,7 @@ def test_any_text_comes_back_from_a_quoted_table(tmp_path, text):
     pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "a.csv", keep_default_na=False, dtype={"id": str}), table)
 
 
-def test_a_new_folder_takes_the_place_of_the_old_one_whole(tmp_path):
+def test_whole_folder_replaces_the_old_one(tmp_path):
     path = tmp_path / "deep" / "model"
     for text in ("old", "new"):
         with whole_folder(path) as folder:
@@ -71,7 +71,7 @@ def test_a_new_folder_takes_the_place_of_the_old_one_whole(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(tmp_path, monkeypatch):
+def test_failed_rename_keeps_the_old_folder(tmp_path, monkeypatch):
     path = tmp_path / "model"
     with whole_folder(path) as folder:
         fill(folder, "old")
@@ -103,23 +103,23 @@ with files.whole_file("a.txt"), files.whole_folder("model") as folder:
 """
 
 
-def test_what_killed_processes_left_is_removed_and_what_a_user_has_there_stays(tmp_path):
-    users = {".model.new", ".model.old", ".a.txt.0123abcd"}
-    for name in users:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
+    user_files = {".model.new", ".model.old", ".a.txt.0123abcd"}
+    for name in user_files:
         (tmp_path / name).mkdir()
         fill(tmp_path / name, "mine")
     with whole_folder(tmp_path / "model") as folder:
         fill(folder, "old")
     assert run_python(KILLED, tmp_path).returncode == -signal.SIGKILL
-    assert not (tmp_path / "model").exists() and len(list(tmp_path.iterdir())) == len(users) + 2
+    assert not (tmp_path / "model").exists() and len(list(tmp_path.iterdir())) == len(user_files) + 2
     with pytest.raises(ValueError, match="no"), whole_folder(tmp_path / "model"):
         raise ValueError("no")
-    assert (tmp_path / "model" / "inner" / "a.txt").read_text() == "old", "the folder before came back"
+    assert (tmp_path / "model" / "inner" / "a.txt").read_text() == "old", "the old folder is not restored"
     write_text(tmp_path / "a.txt", "new")
-    assert {path.name for path in tmp_path.iterdir()} == users | {"model", "a.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == user_files | {"model", "a.txt"}
 
 
-def test_a_second_writer_of_a_folder_is_refused_and_files_have_many(tmp_path):
+def test_folders_have_one_writer_and_files_many(tmp_path):
     path = tmp_path / "model"
     with whole_folder(path) as first, whole_folder(tmp_path / "model.b"), whole_file(tmp_path / "a.txt") as one:
         with pytest.raises(UserError, match=f"{path}: another process is writing it"), whole_folder(path):
@@ -132,7 +132,7 @@ def test_a_second_writer_of_a_folder_is_refused_and_files_have_many(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", "model", "model.b"]
 
 
-def test_parquet_is_read_without_threads_which_a_process_limit_may_forbid(tmp_path):
+def test_parquet_is_read_without_threads(tmp_path):
     table = pd.DataFrame({"id": map(str, range(100_000)), "text": "words", "label": 1.0})
     write_table(table, tmp_path / "a.parquet")
     script = """if True:
@@ -141,11 +141,11 @@ def test_parquet_is_read_without_threads_which_a_process_limit_may_forbid(tmp_pa
         threads = len(os.listdir("/proc/self/task"))
         print(len(read_table("a.parquet")), len(os.listdir("/proc/self/task")) - threads)
     """
-    done = run_python(script, tmp_path)
-    assert done.stdout.split() == ["100000", "0"], done.stderr
+    result = run_python(script, tmp_path)
+    assert result.stdout.split() == ["100000", "0"], result.stderr
 
 
-def test_a_link_to_a_folder_is_replaced_and_what_it_points_to_stays(tmp_path):
+def test_symlink_is_replaced_and_its_target_stays(tmp_path):
     (tmp_path / "cache").mkdir()
     fill(tmp_path / "cache", "old")
     (tmp_path / "model").symlink_to("cache")

@@ -10,19 +10,19 @@ import pytest
 from bertrio.core.interruption import SIGNALS, Interrupted, Interruption, install, stoppable
 from tests.waiting import wait_until
 
-each = pytest.mark.parametrize("number", SIGNALS)
+each_signal = pytest.mark.parametrize("number", SIGNALS)
 
 
 @pytest.fixture(autouse=True)
 def handlers():
-    """Every test leaves signals as it found them."""
+    """Check that signal handlers are restored."""
     before = [signal.getsignal(number) for number in SIGNALS]
     yield
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-@each
-def test_the_first_signal_is_noted_and_ends_the_run_between_two_steps(number):
+@each_signal
+def test_first_signal_stops_between_steps(number):
     steps = []
 
     def train():
@@ -39,8 +39,8 @@ def test_the_first_signal_is_noted_and_ends_the_run_between_two_steps(number):
     assert caught.value.code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}[number]
 
 
-@each
-def test_a_second_signal_stops_at_once(number):
+@each_signal
+def test_second_signal_stops_at_once(number):
     noted = []
 
     def train():
@@ -55,36 +55,36 @@ def test_a_second_signal_stops_at_once(number):
     assert noted == [number]
 
 
-def test_a_signal_that_nobody_acted_on_is_not_lost():
+def test_unhandled_signal_is_raised_at_the_end():
     with pytest.raises(Interrupted), install():
         signal.raise_signal(signal.SIGTERM)
 
 
-def test_without_a_signal_nothing_stops_and_errors_pass_through():
+def test_errors_pass_through_without_a_signal():
     with install() as interruption:
         interruption.stop(1)
     with pytest.raises(ValueError, match="own"), install():
         raise ValueError("own")
 
 
-def test_what_is_told_is_true_where_the_checkpoint_could_not_be_saved():
+def test_message_when_the_checkpoint_is_not_saved():
     interruption = Interruption()
     interruption.requested = signal.SIGTERM
     with pytest.raises(Interrupted, match="could not be saved; the same command goes on from the one before"):
         interruption.stop(7, saved=False)
 
 
-def test_ignored_signals_stay_ignored_as_under_nohup():
-    kept = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def test_ignored_signals_stay_ignored():
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with install() as interruption:
             signal.raise_signal(signal.SIGINT)
             assert interruption.requested is None
     finally:
-        signal.signal(signal.SIGINT, kept)
+        signal.signal(signal.SIGINT, handler)
 
 
-def test_other_threads_run_too_though_they_have_no_signals():
+def test_other_threads_run_without_signals():
     def body():
         with stoppable(), install() as interruption:
             return interruption.requested
@@ -93,7 +93,7 @@ def test_other_threads_run_too_though_they_have_no_signals():
         assert pool.submit(body).result() is None
 
 
-# A run in miniature: trains for 30 seconds in steps of 0.1, and writes down how it ended.
+# A small run of 30 seconds in steps of 0.1 that records how it ended.
 RUN = """
 import os, sys, time
 from pathlib import Path
@@ -106,12 +106,12 @@ try:
     with stoppable(), install() as interruption:
         for step in range(300):
             time.sleep(0.1)
-            if sys.argv[2] == "looks":
+            if sys.argv[2] == "checks":
                 interruption.stop(step)
 except KeyboardInterrupt as stopped:
     Path(sys.argv[1], "saved").write_text(str(stopped))
 """
-# DVC in miniature: runs a command line in a shell, and waits for it. "; true" keeps shells from making place for it.
+# A stand-in for DVC: runs a command in a shell and waits. "; true" keeps the shell from replacing itself by exec.
 DVC = """
 import os, subprocess, sys
 stage = {"DVC_STAGE": "finetune"} if sys.argv[2] == "dvc" else {}
@@ -119,21 +119,21 @@ subprocess.run(["/bin/sh", "-c", f"sh -c '{sys.argv[1]}; true'; true"], env={**o
 """
 
 
-class Started:
-    """A run that something like DVC has started in a shell, in a process group of its own."""
+class StartedRun:
+    """A run started in a shell by a stand-in for DVC, in its own process group."""
 
-    def __init__(self, folder, looks: str = "looks", wait: float = 0.0, by: str = "dvc", group: str = "dvc") -> None:
+    def __init__(self, folder, checks: str = "checks", wait: float = 0.0, by: str = "dvc", group: str = "dvc") -> None:
         folder.mkdir()
         self.folder, self.script = folder, folder / "run.py"
         self.script.write_text(RUN)
-        command = f"{sys.executable} {self.script} {folder} {looks} {wait} {group}"
+        command = f"{sys.executable} {self.script} {folder} {checks} {wait} {group}"
         environment = {key: value for key, value in os.environ.items() if key != "DVC_STAGE"}
         environment["PYTHONPATH"] = os.pathsep.join(sys.path)
         started = [sys.executable, "-c", DVC, command, by]
         self.process = subprocess.Popen(started, env=environment, start_new_session=True, stderr=subprocess.DEVNULL)
 
-    def alive(self) -> bool:
-        """Whether any process of it is still there."""
+    def is_alive(self) -> bool:
+        """Return True if any of its processes is running."""
         self.process.poll()
         listed = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
         return str(self.script) in listed
@@ -141,25 +141,25 @@ class Started:
 
 @pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="shells between DVC and a stage are seen on Linux alone")
-def test_a_stage_ends_with_dvc_and_other_runs_outlive_their_shell(tmp_path):
-    looks, never, _, apart, by_hand = runs = [
-        Started(tmp_path / "a"),
-        Started(tmp_path / "b", looks="never"),
-        Started(tmp_path / "c", wait=2.5),  # DVC is gone before it looks
-        Started(tmp_path / "d", group="own"),  # as timeout makes it
-        Started(tmp_path / "e", by="hand"),
+def test_stage_ends_with_dvc_and_other_runs_outlive_their_shell(tmp_path):
+    checks, no_checks, _, own_group, without_dvc = runs = [
+        StartedRun(tmp_path / "a"),
+        StartedRun(tmp_path / "b", checks="never"),
+        StartedRun(tmp_path / "c", wait=2.5),  # DVC is gone before it checks
+        StartedRun(tmp_path / "d", group="own"),  # as under timeout
+        StartedRun(tmp_path / "e", by="hand"),
     ]
     try:
         wait_until(lambda: all((run.folder / "started").exists() for run in runs))
-        time.sleep(1.5)  # all but the third have begun
-        assert all(run.alive() for run in runs)
+        time.sleep(1.5)  # all but the third run steps
+        assert all(run.is_alive() for run in runs)
         for run in runs:
             run.process.kill()
-        wait_until(lambda: sum(run.alive() for run in runs) == 1)
-        assert by_hand.alive()
-        assert all("stopped at step" in (run.folder / "saved").read_text() for run in (looks, apart))
-        assert not (never.folder / "saved").exists()
+        wait_until(lambda: sum(run.is_alive() for run in runs) == 1)
+        assert without_dvc.is_alive()
+        assert all("stopped at step" in (run.folder / "saved").read_text() for run in (checks, own_group))
+        assert not (no_checks.folder / "saved").exists()
     finally:
         for run in runs:
-            if run.alive():
+            if run.is_alive():
                 os.killpg(run.process.pid, signal.SIGKILL)

@@ -16,29 +16,26 @@ from bertrio.core.files import read_json, whole_file
 from bertrio.core.stage import run_stage, session, user_message
 
 
-def test_a_stage_tells_what_it_cost(tmp_path, monkeypatch):
+def test_stage_writes_its_timing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_stage("split", lambda: {"rows_per_second": 12.34})
     timing = read_json("metrics/timing/split.json")
-    assert timing["rows_per_second"] == 12.3
-    assert timing["seconds"] >= 0
-    assert timing["peak_memory_mb"] > 1
-    assert timing["session"] == session()
+    assert timing["rows_per_second"] == 12.3 and timing["session"] == session()
+    assert timing["seconds"] >= 0 and timing["peak_memory_mb"] > 1
 
 
-def test_a_python_without_the_packages_is_told_how_to_set_up(root):
+def test_missing_packages_error_says_how_to_set_up(root):
     commands = [[str(path)] for path in sorted((root / "stages").glob("*.py"))] + [["-m", "bertrio.cli.main", "check"]]
-    assert len(commands) > 9
+    environment = {**os.environ, "PYTHONPATH": str(root / "src")}
     for command in commands:
-        bare = [sys.executable, "-S", *command]  # without site-packages
-        environment = {**os.environ, "PYTHONPATH": str(root / "src")}
-        ended = subprocess.run(bare, env=environment, capture_output=True, text=True)
-        assert ended.returncode == 2 and "Traceback" not in ended.stderr
-        assert "lacks the packages of bertrio: huggingface_hub, numpy" in ended.stderr
-        assert "run make" in ended.stderr and "source .venv/bin/activate" in ended.stderr
+        command = [sys.executable, "-S", *command]  # without site-packages
+        result = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert result.returncode == 2 and "Traceback" not in result.stderr
+        assert "lacks the packages of bertrio: huggingface_hub, numpy" in result.stderr
+        assert "run make" in result.stderr and "source .venv/bin/activate" in result.stderr
 
 
-def test_without_a_folder_for_temporary_files_a_command_says_so(monkeypatch, capsys):
+def test_missing_temporary_folder_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/nowhere"])
     with pytest.raises(SystemExit):
@@ -50,7 +47,7 @@ def fail(error):
     raise error
 
 
-def no_reading():
+def read_missing_file():
     Path("data/gone.parquet").read_bytes()
 
 
@@ -67,7 +64,7 @@ def full_disk():
         (lambda: fail(KeyboardInterrupt()), 130, "stopped before its end; the same command starts again"),
         (lambda: signal.raise_signal(signal.SIGTERM), 143, "stopped before its end; the same command starts again"),
         (lambda: fail(OSError(errno.ENOSPC, "No space left on device", "a.csv")), 2, "a.csv: No space left on device"),
-        (no_reading, 2, "data/gone.parquet: No such file or directory"),
+        (read_missing_file, 2, "data/gone.parquet: No such file or directory"),
         (full_disk, 2, "folder/a.csv: No space left on device; make room there"),
         (lambda: np.empty(10**15), 2, "finetune.accumulate: 2"),
         (lambda: torch.empty(10**15), 2, "finetune.accumulate: 2"),
@@ -76,7 +73,7 @@ def full_disk():
         (lambda: fail(UserError("a\x1b[2J:smile:\udcff")), 2, "a\\x1b[2J:smile:\\udcff"),
     ],
 )
-def test_a_failure_ends_with_its_code_and_without_a_timing_file(tmp_path, monkeypatch, capsys, body, code, words):
+def test_failed_stage_has_an_exit_code_and_no_timing_file(tmp_path, monkeypatch, capsys, body, code, words):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         run_stage("split", body)
@@ -86,16 +83,16 @@ def test_a_failure_ends_with_its_code_and_without_a_timing_file(tmp_path, monkey
     assert not Path("metrics").exists()
 
 
-def test_faults_of_the_code_keep_their_traceback():
+def test_bugs_keep_their_traceback():
     for error in (ValueError("x"), RuntimeError("shapes differ"), KeyError("x")):
         assert user_message(error) is None
         with pytest.raises(type(error)):
             run_stage("split", lambda error=error: fail(error))
 
 
-def test_a_gpu_without_memory_and_libraries_with_errors_of_their_own_are_explained():
+def test_out_of_memory_and_full_disk_messages():
     error = UserError("a.parquet: can't be read; run the stage that writes it again")
     error.__cause__ = MemoryError("malloc failed")
-    for without_memory in (error, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")):
-        assert "encoder.checkpointing" in user_message(without_memory)
+    for out_of_memory in (error, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")):
+        assert "encoder.checkpointing" in user_message(out_of_memory)
     assert "make room" in user_message(Exception("I/O error: No space left on device (os error 28)"))

@@ -22,7 +22,7 @@ def test_binary_predicts_yes_above_a_logit_of_zero():
     np.testing.assert_array_equal(predicted.values, [0, 0, 0, 1, 1])
 
 
-def test_scores_are_kept_raw_and_predicted_within_the_range():
+def test_score_is_raw_and_prediction_clipped_to_the_range():
     predicted = Score(0, 5).predict(np.array([[-1.0], [2.5], [7.0]]))
     np.testing.assert_array_equal(predicted.scores, [-1, 2.5, 7])
     np.testing.assert_array_equal(predicted.values, [0, 2.5, 5])
@@ -33,13 +33,13 @@ def test_scores_are_kept_raw_and_predicted_within_the_range():
     ("target", "good", "bad"),
     [(Ordered(5), [0, 4], [-1, 5, 2.5]), (Binary(), [0, 1], [-1, 2, 0.5]), (Score(0, 5), [0, 2.7, 5], [-0.1, 5.0001])],
 )
-def test_labels_out_of_range_have_a_reason(target, good, bad):
+def test_label_problem(target, good, bad):
     assert [target.label_problem(float(label)) for label in good] == [None] * len(good)
     assert [target.label_problem(float(label)) for label in bad] == ["label out of range"] * len(bad)
     assert target.label_problem(float("nan")) == target.label_problem(float("inf")) == "label is not a number"
 
 
-def test_the_margin_is_a_tenth_of_the_range_or_half_a_class():
+def test_margin():
     assert (Score(0, 5).margin, Score(-1, 1).margin, Classes(3).margin) == (0.5, 0.2, 0.5)
 
 
@@ -51,16 +51,16 @@ WORDS, DIGITS = Classes(3, ("no", "maybe", "yes")), Ordered(3, ("1", "2", "3"))
     [
         (WORDS, "maybe", 1),
         (WORDS, " yes ", 2),
-        (WORDS, "2", 2),  # as a hub's column of classes has them
+        (WORDS, "2", 2),  # as in a class column from the hub
         (WORDS, 0, 0),
         (DIGITS, "1", 0),
-        (DIGITS, 2.0, 1),  # a whole number in a column that had gaps
+        (DIGITS, 2.0, 1),  # an integer in a column with gaps
         (Classes(2, ("True", "False")), np.bool_(False), 1),  # from JSON or parquet
         (Binary(("no", "yes")), True, 1),
         (Score(0, 5), "2.5", 2.5),
     ],
 )
-def test_a_label_is_a_name_or_a_number(target, label, number):
+def test_label_is_a_name_or_a_number(target, label, number):
     assert target.number_of(label) == number
 
 
@@ -69,12 +69,12 @@ def test_a_label_is_a_name_or_a_number(target, label, number):
     [(WORDS, "Maybe"), (WORDS, ""), (WORDS, True), (DIGITS, "0"), (DIGITS, 0), (Score(0, 50), "1_0"),
      (Score(0, 5), True)],
 )  # fmt: skip
-def test_a_label_that_is_neither_is_an_error(target, label):
+def test_invalid_label_is_an_error(target, label):
     with pytest.raises(ValueError, match="none of|could not convert|is no number"):
         target.number_of(label)
 
 
-def test_names_and_the_choice_of_a_metric_make_no_other_target():
+def test_targets_compare_without_names_and_metric():
     assert Classes(3) == WORDS and Binary() == Binary(metric="f1") and Classes(3) != Ordered(3)
     assert Ordered(3, metric="matthews_correlation").metrics[:2] == ("matthews_correlation", "accuracy")
     assert Binary(metric="f1").metrics == ("f1", "accuracy", "roc_auc", "average_precision", "ece", "brier")
@@ -91,7 +91,7 @@ def test_names_and_the_choice_of_a_metric_make_no_other_target():
         ("score", None, ()),
     ],
 )
-def test_classes_have_names_or_go_by_their_numbers(target, classes, names):
+def test_class_names(target, classes, names):
     built = build_target(target, classes, limits=(0.0, 5.0))
     assert built.class_names == names
     assert [built.name_of(float(number)) for number in range(len(names))] == list(names)

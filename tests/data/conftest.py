@@ -1,4 +1,4 @@
-"""Tasks and params for the tests of bertrio.data."""
+"""Tasks and params for tests of bertrio.data."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def tasks() -> dict[str, Task]:
 
 @pytest.fixture(scope="session")
 def make_frame() -> Callable[..., pd.DataFrame]:
-    """Labelled rows of 1 to 29 random words, as single texts and as pairs."""
+    """Return labelled rows of 1 to 29 random words, as single texts and as pairs."""
 
     def make(seed: int, rows: int) -> pd.DataFrame:
         rng = np.random.default_rng(seed)
@@ -37,13 +37,13 @@ def make_frame() -> Callable[..., pd.DataFrame]:
 
 @pytest.fixture
 def params(root: Path) -> Callable[..., Params]:
-    """The default params with overrides by group, such as `params(data={"source": "files"})`."""
+    """Return the default params with overrides by group, such as `params(data={"source": "files"})`."""
     base = load_params(root / "params.yaml").model_dump(by_alias=True)
     return lambda **groups: Params.model_validate(merged(base, groups))
 
 
 @pytest.fixture
 def data_params(params: Callable[..., Params]) -> Callable[..., DataParams]:
-    """The default group `data` with overrides; the source's own checks are left to the source."""
+    """Return the default group `data` with overrides, without the checks of its source."""
     base: dict[str, Any] = params().data.model_dump(by_alias=True)
     return lambda **overrides: DataParams.model_validate(merged(base, overrides))

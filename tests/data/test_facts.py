@@ -12,7 +12,7 @@ def pair_table(*rows):
     return table(*rows, texts=("text_a", "text_b"))
 
 
-def test_shared_pairs_are_unordered_and_loosely_compared_and_sentences_count_once_a_row(tasks, tokenizer):
+def test_rows_shared_with_train_ignore_order_and_case(tasks, tokenizer):
     splits = {
         "train": pair_table(("a", "b", 1.0), ("c", "d", 0.0)),
         "dev": pair_table((" b", "a", 1.0), ("a", "d", 0.0), ("A ", "x", 0.0), ("x", "y", 1.0)),
@@ -24,7 +24,7 @@ def test_shared_pairs_are_unordered_and_loosely_compared_and_sentences_count_onc
     assert "pairs_shared_with_train" not in facts["train"]
 
 
-def test_labels_are_counted_and_scores_summed_up(tasks, tokenizer):
+def test_label_counts_and_score_summary(tasks, tokenizer):
     classes = describe({"train": table(("a", 0.0), ("b", 4.0), ("c", 4.0))}, tasks["sst"], tokenizer)
     assert classes["train"]["labels"] == {"0": 1, "4": 2}
     scores = describe({"train": pair_table(("a", "b", 1.0), ("c", "d", 2.0), ("e", "f", 3.0))}, tasks["sts"], tokenizer)
@@ -32,7 +32,7 @@ def test_labels_are_counted_and_scores_summed_up(tasks, tokenizer):
     assert (labels["mean"], labels["min"], labels["p50"], labels["max"]) == (2.0, 1.0, 2.0, 3.0)
 
 
-def test_empty_and_unlabelled_splits_have_no_more_than_there_is_to_say(tasks, tokenizer):
+def test_facts_of_empty_and_unlabelled_splits(tasks, tokenizer):
     splits = {"train": table(("a", 1.0)), "dev": table(("b", np.nan)), "test": table()}
     facts = describe(splits, tasks["sst"], tokenizer)
     assert facts["test"] == {"rows": 0, "rows_sharing_a_sentence_with_train": 0} and "labels" not in facts["dev"]

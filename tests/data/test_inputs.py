@@ -30,7 +30,7 @@ def course(tmp_path):
     return folder
 
 
-def test_the_task_of_prefinetuning_counts_while_that_is_on(check):
+def test_prefinetuning_task_is_digested_only_when_used(check):
     assert check()["prefinetune"] == {}
     on = check(prefinetune={"epochs": 1})["prefinetune"]
     assert set(on) == {"qqp"}
@@ -38,7 +38,7 @@ def test_the_task_of_prefinetuning_counts_while_that_is_on(check):
     assert check(prefinetune={"epochs": 1}, tasks={"sst": {"dropout": 0.3}})["prefinetune"] == on
 
 
-def test_the_order_of_tasks_and_members_counts_which_dvc_does_not_see(check, root):
+def test_order_of_tasks_and_members_is_digested(check, root):
     raw = read_yaml(root / "params.yaml")
     names = list(raw["tasks"])
     assert check()["order"] == {"tasks": names} and check()["members"] == ["base"]
@@ -51,7 +51,7 @@ def test_the_order_of_tasks_and_members_counts_which_dvc_does_not_see(check, roo
     assert check(ensemble={"members": {"second": {}}})["order"] == {"tasks": names}
 
 
-def test_a_changed_file_changes_the_digest_and_the_place_of_the_folder_does_not(check, course, tmp_path):
+def test_digest_depends_on_files_not_on_their_folder(check, course, tmp_path):
     def source(folder):
         return check(data={"source": "cs224n", "path": str(folder)})["source"]
 
@@ -62,7 +62,7 @@ def test_a_changed_file_changes_the_digest_and_the_place_of_the_folder_does_not(
     assert source(tmp_path / "moved") != before
 
 
-def test_a_changed_file_of_extra_rows_changes_the_digest(check, course, tmp_path):
+def test_digest_depends_on_files_of_extra_rows(check, course, tmp_path):
     (course / "more.csv").write_text("x\n")
     more = {"extra_train": {"qqp": {"train": "more.csv"}}, "unlabelled": {"a": {"task": "sts", "path": "more.csv"}}}
     before = check(data={"path": str(course), **more})["source"]
@@ -70,13 +70,12 @@ def test_a_changed_file_of_extra_rows_changes_the_digest(check, course, tmp_path
     after = check(data={"path": str(course), **more})["source"]
     assert set(before) == {"extra_train", "unlabelled"} and all(after[name] != before[name] for name in before)
     more["unlabelled"]["a"]["share"] = 0.5
-    assert check(data={"path": str(course), **more})["source"] == after, "how many are drawn concerns training alone"
-    assert read_json(tmp_path / "inputs/sampling.json") == {
-        "qqp": {"extra_train": [None, None]}, "sts": {"unlabelled-a": [0.5, None]},
-    }  # fmt: skip
+    assert check(data={"path": str(course), **more})["source"] == after, "the share affects only training"
+    expected = {"qqp": {"extra_train": [None, None]}, "sts": {"unlabelled-a": [0.5, None]}}
+    assert read_json(tmp_path / "inputs/sampling.json") == expected
 
 
-def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, monkeypatch):
+def test_teacher_is_digested_only_when_used(check, tmp_path, monkeypatch):
     for name in ("members/base/heads.safetensors", "ensemble/ensemble.json", "splits.txt"):
         (tmp_path / "teacher" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "teacher" / name).write_text("x")
@@ -89,7 +88,7 @@ def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, m
     assert digest(distill=teacher) == {}
     shared = digest(distill={**teacher, "weight": 1, "temperature": 2, "tasks": ["sst"]})
     assert set(shared["files"]) == {"members/base/heads.safetensors", "ensemble/ensemble.json"}
-    assert shared == digest(distill={**teacher, "weight": 3}), "what concerns the student alone does not count"
+    assert shared == digest(distill={**teacher, "weight": 3}), "params of the student are in the digest"
     members = {"student": {"distill": {"weight": 1, "vectors": {"loss": "mse"}}}}
     assert digest(distill=teacher, ensemble={"members": members}) == {**shared, "vectors": True}
     with pytest.raises(UserError, match=r"student\.distill\.teacher: can't differ between members"):
@@ -107,17 +106,17 @@ def test_a_teacher_is_looked_at_where_somebody_learns_from_it(check, tmp_path, m
             check(distill={"weight": 1, "teacher": folder})
 
 
-def test_corpora_are_looked_at_only_for_mlm(check, course):
+def test_corpora_are_digested_only_for_mlm(check, course):
     data = {"source": "cs224n", "path": str(course), "corpora_path": str(course)}
     assert check(data=data)["corpora"] == {}
     assert set(check(data=data, mlm={"enabled": True})["corpora"]) == {"imdb.tsv"}
-    for rows, found in (({}, set()), ({"mine": 5}, {"imdb.tsv"}), ({"theirs": 5}, set())):  # with rows of the sample
+    for rows, expected in (({}, set()), ({"mine": 5}, {"imdb.tsv"}), ({"theirs": 5}, set())):  # sample source
         hub = {"corpora": {"theirs": {"id": "some/corpus", "split": "train", "columns": ["text"]}}}
-        own = check(data={"corpora_path": str(course), "hub": hub}, mlm={"enabled": True, "rows": rows})
-        assert set(own["corpora"]) == found
+        digests = check(data={"corpora_path": str(course), "hub": hub}, mlm={"enabled": True, "rows": rows})
+        assert set(digests["corpora"]) == expected
 
 
-def test_losses_and_batch_sizes_do_not_concern_the_data(check):
+def test_loss_and_batch_size_are_not_digested(check):
     tasks = check()["tasks"]
     assert tasks["sts"] == {"kind": "pair", "target": "score", "classes": None, "range": [0.0, 5.0]}
     assert check(tasks={"sst": {"batch_size": 3, "dropout": 0.7}})["tasks"] == tasks
@@ -128,17 +127,19 @@ def test_losses_and_batch_sizes_do_not_concern_the_data(check):
     ("overrides", "message"),
     [
         ({"data": {"source": "cs224n", "path": "../gone"}}, r"data\.path: there is no file or folder \.\./gone"),
+        ({"data": {"source": "cs224n", "path": "~nobody-here/x"}}, r"data\.path: .*~nobody-here/x.*a user who is"),
+        ({"tasks": {"sst": {"data": {"train": "nil.tsv"}}}}, r"tasks\.sst\.data\.train: there is no file or .* nil"),
         ({"data": {"extra_train": {"qqp": {"train": "gone.csv"}}}}, r"data\.extra_train\.qqp\.train: there is no"),
         ({"evaluate": {"challenges": {"a": {"task": "qqp", "path": "gone"}}}}, r"challenges\.a\.path: there is"),
         ({"ensemble": {"members": {"b": {"finetune": {"lr": 0}}}}}, r"ensemble\.members\.b\.finetune\.lr"),
     ],
 )
-def test_what_is_wrong_is_said_before_any_work_starts(check, overrides, message):
+def test_errors_come_before_any_work(check, overrides, message):
     with pytest.raises(UserError, match=message):
         check(**overrides)
 
 
-def test_an_encoder_folder_counts_by_what_the_model_is_made_of(check, tmp_path):
+def test_encoder_digest_covers_only_model_files(check, tmp_path):
     folder = tmp_path / "encoder"
     folder.mkdir()
     for name in ("config.json", "model.safetensors", "vocab.txt", "README.md"):

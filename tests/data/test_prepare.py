@@ -12,11 +12,12 @@ from bertrio.core.files import write_json
 from bertrio.core.tasks import TEXT_COLUMNS
 from bertrio.data.prepare import split_data
 from bertrio.data.table import read_table, write_table
+from tests.small_bert import save_bert
 
 
 @pytest.fixture
 def raw(tmp_path, monkeypatch, tasks):
-    """A folder as `download` leaves it; the baselines are another module's to test."""
+    """The outputs of `download`, with fake baselines."""
     baselines = SimpleNamespace(simple_baselines=lambda splits, tasks: {"sst": 0.5})
     monkeypatch.setitem(sys.modules, "bertrio.data.baselines", baselines)
     rng = np.random.default_rng(0)
@@ -30,14 +31,14 @@ def raw(tmp_path, monkeypatch, tasks):
     return tmp_path / "raw"
 
 
-def run(params, raw, out="out"):
+def prepare(params, raw, out="out"):
     folder = raw.parent / out
     return folder, split_data(params, raw, folder / "splits", folder / "tokenizer", folder / "data.json")
 
 
-def test_splits_tokenizer_and_facts_are_written_and_a_task_may_be_split_by_a_rule_of_its_own(params, raw):
+def test_outputs_and_a_split_rule_of_one_task(params, raw):
     rule = {"strategy": "random", "fractions": [0.5, 0.25, 0.25]}
-    out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data={"split": {"tasks": {"sst": rule}}}), raw)
+    out, facts = prepare(params(encoder={"tiny": {"vocab_size": 200}}, data={"split": {"tasks": {"sst": rule}}}), raw)
     assert [len(read_table(out / f"splits/{name}.parquet")) for name in ("qqp/train", "sts/test")] == [80, 10]
     assert (out / "tokenizer/tokenizer.json").is_file()
     assert json.loads((out / "data.json").read_text()) == facts
@@ -46,40 +47,37 @@ def test_splits_tokenizer_and_facts_are_written_and_a_task_may_be_split_by_a_rul
     assert [facts["tasks"]["sst"][split]["rows"] for split in ("train", "dev", "test")] == [50, 25, 25]
 
 
-def test_an_encoder_from_the_hub_is_recorded_with_its_commit_and_the_hashes_of_its_files(params, raw, monkeypatch):
-    from transformers import BertTokenizerFast
-
+def test_hub_encoder_is_recorded_with_commit_and_file_hashes(params, raw, monkeypatch):
     folder = raw.parent / "snapshots" / ("c" * 40)
-    BertTokenizerFast(vocab={"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4}).save_pretrained(folder)
-    (folder / "config.json").write_text('{"model_type": "bert"}')
+    save_bert(folder)
     revisions = []
     monkeypatch.setattr("bertrio.model.names.fetch_encoder", lambda _, revision: revisions.append(revision) or folder)
-    _, facts = run(params(encoder={"name": "org/bert", "revision": "v1"}), raw)
+    _, facts = prepare(params(encoder={"name": "org/bert", "revision": "v1"}), raw)
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
     assert facts["encoder"] == {"id": "org/bert", "commit": folder.name, "files": digests}
     assert revisions == ["v1", folder.name]
 
 
-def test_an_encoder_that_fails_leaves_what_an_earlier_run_made(params, raw):
-    out, _ = run(params(encoder={"tiny": {"vocab_size": 200}}), raw)
+def test_failed_encoder_keeps_earlier_outputs(params, raw):
+    out, _ = prepare(params(encoder={"tiny": {"vocab_size": 200}}), raw)
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match="there is no config.json"):
-        run(params(encoder={"name": str(raw)}), raw)
+        prepare(params(encoder={"name": str(raw)}), raw)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
 
-def test_extra_rows_join_train_before_a_share_of_it_is_kept_and_left_out_rows_are_recorded(params, raw):
-    more = pd.DataFrame({"id": ["1", "2"], "text_a": ["new", "same"], "text_b": ["pair", "same"], "label": 0.0})
+def test_extra_rows_join_train_before_subsampling(params, raw):
+    extra = pd.DataFrame({"id": ["1", "2"], "text_a": ["new", "same"], "text_b": ["pair", "same"], "label": 0.0})
     dev = read_table(raw / "qqp/dev.parquet")
     dev.loc[0, "text_a"] = "a text\rwith a carriage return"
     write_table(dev, raw / "qqp/dev.parquet")
-    write_table(pd.concat([more, dev.iloc[:3].assign(id=["x", "y", "z"])]), raw / "qqp/extra_train.parquet")
+    write_table(pd.concat([extra, dev.iloc[:3].assign(id=["x", "y", "z"])]), raw / "qqp/extra_train.parquet")
     data = {"extra_train": {"qqp": {"train": "more.tsv"}}, "split": {"keep": {"train": 0.5}}}
-    for name in ("one", "two"):  # which have a row in common, and one with dev
-        bare = pd.concat([more.iloc[:1].assign(text_b=["alone", name][name == "two"]), dev.iloc[:1]])
-        write_table(bare.assign(id=["1", "2"], label=np.nan), raw / f"qqp/unlabelled-{name}.parquet")
-    out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw)
-    assert facts["unlabelled"] == {"qqp": {"unlabelled-one": 1}}, "a share of train's is kept"
+    for name in ("one", "two"):  # both have a row of dev
+        unlabelled = pd.concat([extra.iloc[:1].assign(text_b=["alone", name][name == "two"]), dev.iloc[:1]])
+        write_table(unlabelled.assign(id=["1", "2"], label=np.nan), raw / f"qqp/unlabelled-{name}.parquet")
+    out, facts = prepare(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw)
+    assert facts["unlabelled"] == {"qqp": {"unlabelled-one": 1}}, "subsampled with the share of train"
     assert read_table(out / "splits/qqp/unlabelled.parquet")["text_b"].tolist() == ["alone"]
     assert read_table(out / "splits/qqp/train.parquet")["source"].value_counts().to_dict() == {"extra_train": 1}
     assert facts["extra_left_out"] == {"qqp": {"also in dev": 3}}
@@ -90,13 +88,13 @@ def test_extra_rows_join_train_before_a_share_of_it_is_kept_and_left_out_rows_ar
     assert not (out / "splits/sts/left_out.csv").exists()
 
 
-def test_copies_with_swapped_gender_join_train_under_the_same_label_but_none_that_stands_in_dev(params, raw):
+def test_gender_swapped_copies_join_train_unless_in_dev(params, raw):
     texts = {"train": ["she is funny", "a film", "He sang"], "dev": ["she sang"]}
     for split, rows in texts.items():
         frame = pd.DataFrame({"id": [str(row) for row in range(len(rows))], "text": rows})
         write_table(frame.assign(label=np.arange(len(rows), dtype=float)), raw / f"sst/{split}.parquet")
     data = {"extra_train": {"sst": {"gender_swapped": True}}}
-    out, facts = run(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw)
+    out, facts = prepare(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw)
     train = read_table(out / "splits/sst/train.parquet")
     assert train["text"].tolist() == ["she is funny", "a film", "He sang", "he is funny"]
     assert train["label"].tolist() == [0, 1, 2, 0] and train["id"].iloc[3] == "swapped-0"

@@ -24,7 +24,7 @@ def reasons(rejects):
     return [(reject.row, reject.reason) for reject in rejects]
 
 
-def test_the_same_rows_give_the_same_bytes_and_come_back_as_they_were(tmp_path):
+def test_table_round_trip_with_reproducible_bytes(tmp_path):
     frame = pd.DataFrame({"id": ["1", "2"], "text": ["a", "ü\n\t\"'"], "label": [1.0, np.nan]})
     write_table(frame, tmp_path / "a.parquet")
     write_table(frame.set_index(pd.Index([7, 3], name="other")), tmp_path / "b.parquet")
@@ -32,18 +32,18 @@ def test_the_same_rows_give_the_same_bytes_and_come_back_as_they_were(tmp_path):
     pd.testing.assert_frame_equal(read_table(tmp_path / "a.parquet"), frame, check_dtype=False)
 
 
-def test_thirty_thousand_columns_are_counted_at_once():
+def test_thirty_thousand_columns_are_checked_fast():
     began, names = time.process_time(), [f"c{number}" for number in range(30_000)]
     check_columns("a.csv", names, names)
     assert time.process_time() - began < 1
 
 
-def test_a_table_without_rows_keeps_its_columns(tmp_path, tasks):
+def test_table_without_rows_keeps_its_columns(tmp_path, tasks):
     frame, _ = build(tasks["qqp"], [], "test")
     write_table(frame, tmp_path / "t.parquet")
-    again = read_table(tmp_path / "t.parquet")
-    assert list(again.columns) == ["id", "text_a", "text_b", "label"] and len(again) == 0
-    assert again["label"].dtype == np.float64 and not is_labelled(again)
+    read_back = read_table(tmp_path / "t.parquet")
+    assert list(read_back.columns) == ["id", "text_a", "text_b", "label"] and len(read_back) == 0
+    assert read_back["label"].dtype == np.float64 and not is_labelled(read_back)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_table_without_rows_keeps_its_columns(tmp_path, tasks):
         ("qqp", {"text_a": "a", "text_b": "", "label": "1"}, "empty text"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_rejected_with_its_reason(tasks, task, value, reason):
+def test_unusable_row_is_rejected_with_a_reason(tasks, task, value, reason):
     good = {"text": " x\t", "text_a": "x", "text_b": "y", "label": " 1 "}
     table, rejects = build(tasks[task], rows(good, value))
     assert table["id"].tolist() == ["r1"] and table["label"].tolist() == [1.0] and reasons(rejects) == [(2, reason)]
@@ -71,14 +71,14 @@ def test_a_row_that_cannot_be_used_is_rejected_with_its_reason(tasks, task, valu
     assert "id" in json.loads(rejects[0].raw)
 
 
-def test_a_rejected_row_does_not_use_up_its_id(tasks):
+def test_id_of_a_rejected_row_stays_free(tasks):
     same = {"id": "x", "label": "1"}
     table, rejects = build(tasks["sst"], rows({**same, "text": ""}, {**same, "text": "a"}))
     assert len(table) == 1 and reasons(rejects) == [(1, "empty text")]
 
 
 @pytest.mark.parametrize("label", ["", None, "-1", -1, -1.0])
-def test_a_test_file_whose_labels_are_all_hidden_is_unlabelled(tasks, label):
+def test_test_file_with_hidden_labels_is_unlabelled(tasks, label):
     hidden = rows({"text": "a", "label": label}, {"text": "b", "label": label})
     table, rejects = build(tasks["sst"], hidden, "test")
     assert len(table) == 2 and table["label"].isna().all() and rejects == []
@@ -86,8 +86,8 @@ def test_a_test_file_whose_labels_are_all_hidden_is_unlabelled(tasks, label):
         build(tasks["sst"], hidden, "dev")
 
 
-def test_rows_are_read_in_batches_and_the_table_is_that_of_all(tasks):
-    alive, most = weakref.WeakSet(), []
+def test_rows_are_read_in_batches(tasks):
+    alive, counts = weakref.WeakSet(), []
 
     class Values(dict):
         __hash__ = object.__hash__
@@ -96,10 +96,10 @@ def test_rows_are_read_in_batches_and_the_table_is_that_of_all(tasks):
         for number in range(1, 12_001):
             values = Values(id=f"r{number}", text=f"text {number}", label="-1" if number < 1500 else "1")
             alive.add(values)
-            most.append(len(alive))
+            counts.append(len(alive))
             yield RawRow(number, values)
 
     source = RawTable(["id", "text", "label"], read)
     table, rejects = build_table(source, {}, tasks["sst"], "test", "f", "p")
     assert table["id"].tolist() == [f"r{number}" for number in range(1500, 12_001)] and len(rejects) == 1499
-    assert max(most) < 3000
+    assert max(counts) < 3000

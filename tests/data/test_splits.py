@@ -6,7 +6,7 @@ from bertrio.core.errors import UserError
 from bertrio.data.splits import join_train, keep_share, make_splits, sentence_groups
 from bertrio.data.table import SPLITS
 
-COURSE = (0.7, 0.1, 0.2)
+FRACTIONS = (0.7, 0.1, 0.2)
 PAIR = ("text_a", "text_b")
 
 
@@ -16,7 +16,7 @@ def single(count, prefix="r", label=1.0):
 
 
 def pairs(count, sentences, seed=0, prefix="r"):
-    """Pairs of random sentences, some with outer white space and in capitals."""
+    """Return pairs of random sentences, some with white space around them and in capitals."""
     rng = np.random.default_rng(seed)
     drawn = rng.integers(0, sentences, size=(count, 2))
     frame = pd.DataFrame({"id": [f"{prefix}{i}" for i in range(count)]})
@@ -33,50 +33,50 @@ def shares(splits):
     return np.array([len(splits[split]) / total for split in SPLITS])
 
 
-def test_official_is_what_the_source_gives_with_an_empty_test_if_none():
+def test_official_splits_with_an_empty_test_if_missing():
     tables = {"train": single(5), "dev": single(2, "d")}
-    splits = make_splits(tables, "official", COURSE, 0, "sst")
+    splits = make_splits(tables, "official", FRACTIONS, 0, "sst")
     assert splits["train"] is tables["train"] and splits["dev"] is tables["dev"]
     assert len(splits["test"]) == 0 and list(splits["test"].columns) == ["id", "text", "label"]
 
 
 @pytest.mark.parametrize("tables", [{"dev": single(5)}, {"train": single(5), "dev": single(0)}])
-def test_official_without_train_or_dev_is_an_error_that_says_what_to_do(tables):
+def test_official_without_train_or_dev_is_an_error(tables):
     with pytest.raises(UserError, match=r"task sst: found no \w+ rows.*data\.split\.tasks\.sst.*random"):
-        make_splits(tables, "official", COURSE, 0, "sst")
+        make_splits(tables, "official", FRACTIONS, 0, "sst")
 
 
 @pytest.mark.parametrize("strategy", ["random", "grouped"])
-def test_every_labelled_row_is_in_exactly_one_split_in_the_fractions_asked(strategy):
+def test_every_row_is_in_one_split_of_the_requested_size(strategy):
     tables = {"train": single(700), "dev": single(200, "d"), "test": single(100, "t")}
-    splits = make_splits(tables, strategy, COURSE, 0, "sst")
-    together, before = pd.concat(splits.values()), pd.concat(tables.values())
-    assert sorted(together["id"]) == sorted(before["id"])
-    assert together.set_index("id").loc[before["id"]]["text"].tolist() == before["text"].tolist()
-    assert np.abs(shares(splits) - COURSE).max() < 0.01
+    splits = make_splits(tables, strategy, FRACTIONS, 0, "sst")
+    pooled, before = pd.concat(splits.values()), pd.concat(tables.values())
+    assert sorted(pooled["id"]) == sorted(before["id"])
+    assert pooled.set_index("id").loc[before["id"]]["text"].tolist() == before["text"].tolist()
+    assert np.abs(shares(splits) - FRACTIONS).max() < 0.01
     assert all((frame["id"].str.startswith("d")).any() for frame in splits.values())
 
 
 @pytest.mark.parametrize("strategy", ["random", "grouped"])
-def test_a_seed_decides_and_each_task_has_its_own_stream(strategy):
+def test_splits_depend_on_seed_and_task(strategy):
     tables = {"train": single(300)}
     first, again, other_seed, other_task = (
-        make_splits(tables, strategy, COURSE, seed, task)["dev"]["id"].tolist()
+        make_splits(tables, strategy, FRACTIONS, seed, task)["dev"]["id"].tolist()
         for seed, task in [(1, "sst"), (1, "sst"), (2, "sst"), (1, "qqp")]
     )
     assert first == again and first != other_seed and first != other_task
 
 
 @pytest.mark.parametrize("strategy", ["random", "grouped"])
-def test_an_unlabelled_test_stays_as_it_is(strategy):
+def test_unlabelled_test_is_unchanged(strategy):
     tables = {"train": single(600), "dev": single(200, "d"), "test": single(50, "t", np.nan)}
-    splits = make_splits(tables, strategy, COURSE, 0, "sst")
+    splits = make_splits(tables, strategy, FRACTIONS, 0, "sst")
     assert splits["test"] is tables["test"]
     assert abs(len(splits["train"]) - 700) <= 1 and abs(len(splits["dev"]) - 100) <= 1  # 0.7 to 0.1
 
 
-def test_ids_that_two_pooled_splits_share_are_told_apart():
-    splits = make_splits({"train": single(50), "dev": single(50)}, "random", COURSE, 0, "sst")
+def test_equal_ids_of_pooled_splits_become_unique():
+    splits = make_splits({"train": single(50), "dev": single(50)}, "random", FRACTIONS, 0, "sst")
     ids = pd.concat(splits.values())["id"]
     assert ids.is_unique and set(ids) == {f"{split}-r{i}" for split in ("train", "dev") for i in range(50)}
 
@@ -84,21 +84,21 @@ def test_ids_that_two_pooled_splits_share_are_told_apart():
 @pytest.mark.parametrize("seed", range(5))
 def test_no_sentence_is_in_two_grouped_splits(seed):
     tables = {"train": pairs(3000, 12000, seed)}
-    splits = make_splits(tables, "grouped", COURSE, seed, "qqp")
+    splits = make_splits(tables, "grouped", FRACTIONS, seed, "qqp")
     train, dev, test = (sentences_of(frame) for frame in splits.values())
     assert not (train & dev or train & test or dev & test)
-    assert np.abs(shares(splits) - COURSE).max() < 0.01
+    assert np.abs(shares(splits) - FRACTIONS).max() < 0.01
 
 
-def test_a_group_too_large_for_the_fractions_goes_to_train_and_is_told_of(capsys):
+def test_too_large_group_goes_to_train_with_a_warning(capsys):
     frame = pairs(1000, 5000)
     frame.loc[:799, "text_a"] = "the same"
-    splits = make_splits({"train": frame}, "grouped", COURSE, 0, "qqp")
+    splits = make_splits({"train": frame}, "grouped", FRACTIONS, 0, "qqp")
     assert (splits["train"]["text_a"] == "the same").sum() == 800
     assert "qqp: grouped split has shares" in capsys.readouterr().err
 
 
-def test_groups_are_the_connected_components_by_hand():
+def test_groups_are_connected_components():
     rows = [("a", "b b"), ("B  b ", "c"), ("d", "e"), ("E", "d"), ("f", "f")]
     frame = pd.DataFrame(rows, columns=["text_a", "text_b"]).assign(label=0.0)
     groups = sentence_groups(frame)
@@ -106,13 +106,13 @@ def test_groups_are_the_connected_components_by_hand():
 
 
 @pytest.mark.parametrize("strategy", ["random", "grouped"])
-@pytest.mark.parametrize(("rows", "fractions"), [(100, (0.8, 0.0, 0.2)), (2, COURSE), (0, COURSE)])
+@pytest.mark.parametrize(("rows", "fractions"), [(100, (0.8, 0.0, 0.2)), (2, FRACTIONS), (0, FRACTIONS)])
 def test_too_few_rows_for_a_split_is_an_error(strategy, rows, fractions):
     with pytest.raises(UserError, match="task sst"):
         make_splits({"train": single(rows)}, strategy, fractions, 0, "sst")
 
 
-def test_a_kept_share_of_rows_is_rounded_up_and_has_all_rows_of_smaller_shares_in_their_order():
+def test_kept_share_is_rounded_up_nested_and_ordered():
     names = single(30)["id"].tolist()
     previous = set()
     for share, count in ((0.0, 0), (1e-6, 1), (0.1, 3), (0.11, 4), (1.0, 30)):
@@ -123,7 +123,7 @@ def test_a_kept_share_of_rows_is_rounded_up_and_has_all_rows_of_smaller_shares_i
         previous = set(kept)
 
 
-# More rows to train on
+# Extra training rows
 
 
 def pairs_of(prefix, *texts):
@@ -140,16 +140,16 @@ def splits():
     }
 
 
-def test_more_rows_stand_behind_those_of_train_and_dev_and_test_stay_as_they_are(splits):
+def test_extra_rows_follow_train_and_leave_dev_and_test_unchanged(splits):
     joined, left_out = join_train(splits, pairs_of("extra", ("i", "j"), ("k", "l")), PAIR, grouped=True)
     assert joined["train"]["text_a"].tolist() == ["a", "c", "i", "k"] and left_out.empty
     assert joined["train"]["id"].is_unique
     assert joined["dev"] is splits["dev"] and joined["test"] is splits["test"]
 
 
-def test_rows_that_stand_in_a_split_or_come_twice_are_left_out_with_the_gravest_reason(splits):
-    more = pairs_of("extra", ("f", "e"), ("h", "g"), ("d", "c"), ("i", "j"), ("j", "i"), ("b", "a"), ("e", "i"))
-    joined, left_out = join_train(splits, more, PAIR, grouped=False)
+def test_extra_rows_of_other_splits_and_duplicates_are_left_out(splits):
+    extra = pairs_of("extra", ("f", "e"), ("h", "g"), ("d", "c"), ("i", "j"), ("j", "i"), ("b", "a"), ("e", "i"))
+    joined, left_out = join_train(splits, extra, PAIR, grouped=False)
     assert joined["train"]["id"].tolist() == ["train-1", "train-2", "extra-4", "extra-7"]
     assert dict(zip(left_out["id"], left_out["reason"], strict=True)) == {
         "extra-1": "also in dev", "extra-2": "also in test", "extra-3": "also in train", "extra-5": "given twice",
@@ -157,22 +157,22 @@ def test_rows_that_stand_in_a_split_or_come_twice_are_left_out_with_the_gravest_
     }  # fmt: skip
 
 
-def test_case_and_white_space_make_no_new_row(splits):
+def test_duplicates_ignore_case_and_white_space(splits):
     extra = pairs_of("extra", ("E", " f"), ("Straße e", "x"), ("STRASSE\n E", "X "))
     _, left_out = join_train(splits, extra, PAIR, grouped=False)
     assert left_out["reason"].tolist() == ["also in dev", "given twice"]
 
 
-def test_where_splits_are_grouped_one_sentence_of_dev_or_test_is_enough_and_of_train_it_is_not(splits):
-    more = pairs_of("extra", ("e", "i"), ("h", "j"), ("c", "i"))
-    joined, left_out = join_train(splits, more, PAIR, grouped=True)
+def test_grouped_extra_rows_share_no_sentence_with_dev_or_test(splits):
+    extra = pairs_of("extra", ("e", "i"), ("h", "j"), ("c", "i"))
+    joined, left_out = join_train(splits, extra, PAIR, grouped=True)
     assert joined["train"]["id"].tolist() == ["train-1", "train-2", "extra-3"]
     assert left_out["reason"].tolist() == ["shares a sentence with dev", "shares a sentence with test"]
 
 
-def test_ids_that_the_splits_use_as_well_are_changed(splits):
+def test_extra_ids_that_collide_are_changed(splits):
     joined, _ = join_train(splits, pairs_of("dev", ("i", "j"), ("k", "l")), PAIR, grouped=False)
     assert joined["train"]["id"].tolist()[2:] == ["extra-dev-1", "extra-dev-2"]
-    taken = {**splits, "test": splits["test"].assign(id="extra-dev-1")}
-    joined, _ = join_train(taken, pairs_of("dev", ("i", "j")), PAIR, grouped=False)
+    colliding = {**splits, "test": splits["test"].assign(id="extra-dev-1")}
+    joined, _ = join_train(colliding, pairs_of("dev", ("i", "j")), PAIR, grouped=False)
     assert joined["train"]["id"].tolist()[2:] == ["extra-extra-dev-1"]

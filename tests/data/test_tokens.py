@@ -14,7 +14,7 @@ ROWS = 57
 
 
 @pytest.mark.parametrize("name", ["single", "cross", "bi"])
-def test_padded_rows_are_bit_for_bit_what_the_tokenizer_itself_pads(make_frame, tokenizer, tasks, name):
+def test_padding_equals_that_of_the_tokenizer(make_frame, tokenizer, tasks, name):
     frame = make_frame(0, ROWS)
     task = tasks["sst"] if name == "single" else replace(tasks["qqp"], encoding=name)
     columns = {"single": [["text"]], "cross": [["text_a", "text_b"]], "bi": [["text_a"], ["text_b"]]}[name]
@@ -29,22 +29,23 @@ def test_padded_rows_are_bit_for_bit_what_the_tokenizer_itself_pads(make_frame, 
                 assert value.dtype == torch.int64 and torch.equal(value, expected[field])
 
 
-def test_rows_are_the_same_however_many_are_tokenised_together(make_frame, tokenizer, tasks):
+def test_tokens_do_not_depend_on_chunks(make_frame, tokenizer, tasks):
     frame = make_frame(1, 2 * CHUNK + 3)
     (whole,) = tokenise(frame, tasks["qqp"], tokenizer, 24)
     for row in (0, CHUNK - 1, CHUNK, 2 * CHUNK + 2):
-        (alone,) = tokenise(frame.iloc[[row]], tasks["qqp"], tokenizer, 24)
-        assert torch.equal(whole.padded(np.array([row]))["input_ids"], alone.padded(np.array([0]))["input_ids"])
+        (single,) = tokenise(frame.iloc[[row]], tasks["qqp"], tokenizer, 24)
+        assert torch.equal(whole.padded(np.array([row]))["input_ids"], single.padded(np.array([0]))["input_ids"])
 
 
 @pytest.mark.parametrize("encoding", ["cross", "bi"])
-def test_tokens_on_disk_are_those_in_memory_made_once(make_frame, tokenizer, tasks, tmp_path, monkeypatch, encoding):
+def test_tokens_are_cached_on_disk(make_frame, tokenizer, tasks, tmp_path, monkeypatch, encoding):
     frame, task = make_frame(2, CHUNK + 7), replace(tasks["qqp"], encoding=encoding)
-    table, folder, every = tmp_path / "train.parquet", tmp_path / "tokens", np.arange(CHUNK + 7)
+    table, folder, positions = tmp_path / "train.parquet", tmp_path / "tokens", np.arange(CHUNK + 7)
     write_table(frame, table)
-    ours = load_tokens(table, task, tokenizer, 24, folder), tokenise(frame, task, tokenizer, 24)
-    for mapped, made in zip(*ours, strict=True):
-        assert all(torch.equal(value, mapped.padded(every)[name]) for name, value in made.padded(every).items())
+    cached, in_memory = load_tokens(table, task, tokenizer, 24, folder), tokenise(frame, task, tokenizer, 24)
+    for sequences, expected in zip(cached, in_memory, strict=True):
+        padded = sequences.padded(positions)
+        assert all(torch.equal(value, padded[name]) for name, value in expected.padded(positions).items())
     load_tokens(table, task, tokenizer, 12, folder)
     write_table(frame.iloc[1:], table)
     assert len(load_tokens(table, task, tokenizer, 24, folder)[0].lengths) == len(frame) - 1
@@ -53,7 +54,7 @@ def test_tokens_on_disk_are_those_in_memory_made_once(make_frame, tokenizer, tas
     assert len(load_tokens(table, task, tokenizer, 24, folder)[0].lengths) == len(frame) - 1
 
 
-def test_of_processes_that_load_the_same_tokens_one_makes_them(make_frame, tokenizer_folder, tasks, tmp_path):
+def test_concurrent_loads_tokenise_once(make_frame, tokenizer_folder, tasks, tmp_path):
     write_table(make_frame(3, 40), tmp_path / "dev.parquet")
     calls, encode = [], tokens.encode
 

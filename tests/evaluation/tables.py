@@ -1,4 +1,4 @@
-"""Tasks and made-up predictions that the tests of this folder share."""
+"""Tasks and synthetic predictions that the tests of this folder share."""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ TASKS = {task.name: task for task in (SST, QQP, STS)}
 
 
 def predictions(seed: int = 0, rows: int = 40) -> pd.DataFrame:
-    """All tasks, dev with labels that the outputs know something of, and test without; labels are the same for all."""
+    """All tasks: dev with labels that correlate with the outputs, and test without. Every seed has the same labels."""
     labels = np.random.default_rng(0).integers(0, 2, rows).astype(float)
     generator, ids, parts = np.random.default_rng([7, seed]), [str(i) for i in range(rows)], []
     for task in TASKS.values():

@@ -8,15 +8,8 @@ from sklearn.metrics import log_loss as sklearn_log_loss
 
 from bertrio.core.files import read_json
 from bertrio.core.tasks import Predicted
-from bertrio.evaluation.calibration import (
-    TEMPERATURES,
-    fit_temperature,
-    log_loss,
-    reliability,
-    temper,
-    wilson,
-    write_calibration,
-)
+from bertrio.evaluation import calibration
+from bertrio.evaluation.calibration import TEMPERATURES, fit_temperature, log_loss, temper
 from bertrio.evaluation.metrics import BINS, METRICS
 from bertrio.evaluation.predictions import Scored, predicted_rows
 from tests.evaluation.tables import SST, TASKS, predictions
@@ -42,8 +35,8 @@ def binary(confidence, correct):
     return Scored(correct, np.ones(len(correct)), np.stack([1 - confidence, confidence], axis=1))
 
 
-def test_calibration_error_of_cases_by_hand():
-    confidence = np.repeat([0.6, 0.8], [BINS, BINS])  # rows of the same confidence share a bin, however many they are
+def test_ece_by_hand():
+    confidence = np.repeat([0.6, 0.8], [BINS, BINS])  # equal confidences share a bin, however many
     right = np.concatenate([np.ones(BINS), np.zeros(BINS)])
     assert METRICS["ece"](binary(confidence, right)) == pytest.approx(0.5 * 0.4 + 0.5 * 0.8)
     confidence, right = np.linspace(0.5, 1, BINS), np.arange(BINS) % 2  # a bin each
@@ -51,20 +44,16 @@ def test_calibration_error_of_cases_by_hand():
     assert METRICS["ece"](binary(np.full(10, 0.7), np.arange(10) < 7)) == pytest.approx(0)
 
 
-def test_brier_is_the_squared_distance_summed_over_classes():
+def test_brier_and_log_loss_match_formula_and_sklearn():
     rows = scored()
     truth = np.eye(5)[rows.labels.astype(int)]
     assert METRICS["brier"](rows) == pytest.approx(np.square(truth - rows.probabilities).sum(axis=1).mean())
-
-
-def test_log_loss_is_that_of_scikit_learn_and_finite_for_a_label_of_probability_zero():
-    rows = scored()
     assert log_loss(rows.probabilities, rows.labels) == pytest.approx(sklearn_log_loss(rows.labels, rows.probabilities))
     assert log_loss(np.array([[1.0, 0.0]]), np.array([1.0])) == pytest.approx(-np.log(1e-12))
 
 
 @pytest.mark.parametrize("temperature", [0.4, 2.5])
-def test_the_temperature_is_the_optimum_of_scipy_and_near_the_one_that_labels_were_drawn_with(temperature):
+def test_temperature_matches_scipy_and_the_true_one(temperature):
     logits, labels = drawn(temperature=temperature)
 
     def loss(log_t):
@@ -76,7 +65,7 @@ def test_the_temperature_is_the_optimum_of_scipy_and_near_the_one_that_labels_we
     assert fitted == pytest.approx(temperature, rel=0.1)
 
 
-def test_the_temperature_by_hand_and_at_the_ends_of_its_range():
+def test_temperature_by_hand_and_at_its_bounds():
     # odds of 9 : 1 that are right three times in four should be 3 : 1, which is 9 to the power of 1 / 2
     probabilities, labels = np.tile([0.9, 0.1], (4, 1)), np.array([0.0, 0, 0, 1])
     assert fit_temperature(probabilities, labels) == pytest.approx(2)
@@ -85,9 +74,9 @@ def test_the_temperature_by_hand_and_at_the_ends_of_its_range():
     assert fit_temperature(probabilities, np.ones(4)) == pytest.approx(TEMPERATURES[1])
 
 
-def test_the_reliability_table_holds_all_rows_and_adds_up_to_the_calibration_error():
+def test_reliability_table_adds_up_to_the_ece():
     rows = scored(rows=1101)
-    table = reliability(rows)
+    table = calibration.reliability(rows)
     assert list(table.columns) == ["bin", "n", "confidence", "accuracy", "low", "high"]
     gaps = (table["accuracy"] - table["confidence"]).abs()
     assert (table["n"] / 1101 * gaps).sum() == pytest.approx(METRICS["ece"](rows))
@@ -95,9 +84,9 @@ def test_the_reliability_table_holds_all_rows_and_adds_up_to_the_calibration_err
 
 
 @pytest.mark.parametrize(("right", "rows"), [(0, 7), (3, 10), (10, 10), (700, 1101)])
-def test_the_wilson_interval_is_that_of_scipy(right, rows):
+def test_wilson_interval_matches_scipy(right, rows):
     expected = binomtest(right, rows).proportion_ci(method="wilson")
-    assert wilson(right / rows, rows) == pytest.approx((expected.low, expected.high), abs=1e-6)
+    assert calibration.wilson(right / rows, rows) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def table_of(rows, split="dev"):
@@ -105,10 +94,10 @@ def table_of(rows, split="dev"):
     return predicted_rows(SST, split, [str(i) for i in range(len(rows.labels))], rows.labels, predicted)
 
 
-def test_the_report_measures_the_half_that_the_temperature_has_not_seen(tmp_path):
+def test_report_measures_the_half_that_was_not_fitted(tmp_path):
     overconfident, scores = scored(rows=2001, temperature=3.0), predictions().query("task == 'sts'")
     parts = [table_of(overconfident), table_of(scored(50), "test"), scores]
-    write_calibration(pd.concat(parts), TASKS, tmp_path / "calibration.json")
+    calibration.write_calibration(pd.concat(parts), TASKS, tmp_path / "calibration.json")
     [(task, figures)] = read_json(tmp_path / "calibration.json").items()
     assert task == "sst" and figures["rows"] == 1001
     assert figures["ece_scaled"] < 0.06 < 0.2 < figures["ece"]

@@ -8,14 +8,8 @@ from scipy.special import expit, logit, softmax
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Predicted
-from bertrio.evaluation.ensembling import (
-    RULES,
-    combine,
-    combine_predictions,
-    in_selection,
-    mark_selection,
-    pick_members,
-)
+from bertrio.evaluation import ensembling
+from bertrio.evaluation.ensembling import RULES, combine, in_selection, mark_selection, pick_members
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import predicted_of, prediction_rows, write_predictions
 from tests.evaluation.tables import QQP, SST, TASKS
@@ -25,34 +19,30 @@ FIXED = [rule for rule in RULES if rule != "greedy"]  # greedy breaks ties by th
 
 
 def rows_of(task, outputs):
-    """A member's rows of dev with the outputs given."""
+    """Dev rows of a member with these outputs."""
     ids = [str(i) for i in range(len(outputs))]
     return prediction_rows(task, "dev", ids, np.zeros(len(ids)), np.asarray(outputs))
 
 
 def classes(*probabilities):
-    """A member's rows of sst with the probabilities given."""
+    """Dev rows of a member for sst with these probabilities."""
     return rows_of(SST, np.log(np.maximum(np.array(probabilities, float), 1e-300)))
 
 
 def combined(members, rule, answers=None):
-    """The table alone, without the weights."""
+    """The combined table, without the weights."""
     return combine(members, rule, TASKS, answers)[0]
 
 
-def file_bytes(frame, path):
-    write_predictions(frame, path)
-    return path.read_bytes()
-
-
 @pytest.mark.parametrize("rule", FIXED)
-def test_neither_the_order_of_members_nor_that_of_rows_changes_a_byte(rule, tmp_path):
+def test_order_of_members_and_rows_does_not_change_the_bytes(rule, tmp_path):
     members = {str(seed): member(seed) for seed in range(3)}
     shuffled = {name: frame.sample(frac=1, random_state=0) for name, frame in members.items()}
     results = set()
     for first, *others in itertools.permutations(members):
-        given = {first: members[first], **{name: shuffled[name] for name in others}}
-        results.add(file_bytes(combined(given, rule), tmp_path / "a"))
+        reordered = {first: members[first], **{name: shuffled[name] for name in others}}
+        write_predictions(combined(reordered, rule), tmp_path / "a")
+        results.add((tmp_path / "a").read_bytes())
     assert len(results) == 1
 
 
@@ -76,18 +66,18 @@ def test_vote_and_mean_by_hand(count):
         assert results["mean"]["prediction"] == probabilities.argmax()
 
 
-def test_mean_logits_is_the_softmax_of_the_mean_of_the_members_logits():
+def test_mean_logits_by_formula():
     logits = np.random.default_rng(3).normal(0, 3, (4, 30, 5))
-    table = combined({str(i): rows_of(SST, one) for i, one in enumerate(logits)}, "mean_logits")
+    table = combined({str(i): rows_of(SST, outputs) for i, outputs in enumerate(logits)}, "mean_logits")
     expected = softmax(logits.mean(axis=0), axis=1)
     np.testing.assert_allclose(np.stack(table["probabilities"]), expected, rtol=1e-10)
     assert table["prediction"].tolist() == expected.argmax(axis=1).tolist()
     single = logits[:, :, :1]
-    table = combined({str(i): rows_of(QQP, one) for i, one in enumerate(single)}, "mean_logits")
+    table = combined({str(i): rows_of(QQP, outputs) for i, outputs in enumerate(single)}, "mean_logits")
     np.testing.assert_allclose(np.stack(table["probabilities"])[:, 1], expit(single.mean(axis=0)[:, 0]), rtol=1e-10)
 
 
-def test_mean_logits_outlives_a_probability_of_zero():
+def test_mean_logits_of_a_probability_of_zero_by_hand():
     sure, unsure = classes([1, 0, 0, 0, 0]), classes([0, 0.4, 0.3, 0.2, 0.1])
     row = combined({"a": sure, "b": unsure}, "mean_logits").loc[0]
     by_hand = np.sqrt(np.maximum([1, 0, 0, 0, 0], 1e-12) * np.maximum([0, 0.4, 0.3, 0.2, 0.1], 1e-12))
@@ -96,15 +86,15 @@ def test_mean_logits_outlives_a_probability_of_zero():
 
 
 @pytest.mark.parametrize("rule", FIXED)
-def test_what_is_equal_on_paper_goes_to_the_lowest_class(rule):
-    yes = np.arange(1, 100) / 100  # each against its complement: 0.5 on paper, off by a rounding error in floats
+def test_ties_go_to_the_lowest_class(rule):
+    yes = np.arange(1, 100) / 100  # each against its complement: 0.5 up to rounding
     members = {"a": rows_of(QQP, logit(yes)[:, None]), "b": rows_of(QQP, logit(1 - yes)[:, None])}
     assert (combined(members, rule)["prediction"] == 0).all()
     members = {"a": classes([0.1, 0.7, 0.2, 0, 0]), "b": classes([0.7, 0.1, 0.2, 0, 0])}
     assert combined(members, rule)["prediction"].tolist() == [0]
 
 
-def test_members_over_different_rows_or_labels_are_an_error_that_names_them():
+def test_members_that_do_not_fit_together_are_an_error():
     first, second = member(0), member(1)
     with pytest.raises(UserError, match="members a and b have 80 different rows .*task sts, split dev, id '0'.*run"):
         combined({"a": first, "b": second[second["task"] != "sts"]}, "vote")
@@ -112,10 +102,15 @@ def test_members_over_different_rows_or_labels_are_an_error_that_names_them():
         combined({"a": first, "b": second.assign(label=second["label"] + 1)}, "vote")
     with pytest.raises(UserError, match="task sst: members a, b have probabilities of different classes"):
         combined({"a": classes([0.2] * 5), "b": classes([0.25] * 4)}, "mean")
+    with pytest.raises(UserError, match="no member answers task qqp; add it"):
+        combined({"a": first, "b": second}, "mean", {"a": ["sst"], "b": ["sts", "sst"]})
+    unlabelled = first.assign(label=np.nan)
+    with pytest.raises(UserError, match="found 0 and 0 labelled rows of task sst, expected at least 1 in each"):
+        combined({"a": unlabelled, "b": unlabelled}, "greedy")
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_task_that_one_member_answers_is_what_that_member_says(rule):
+def test_a_task_that_one_member_answers_keeps_its_predictions(rule):
     members = {"a": member(0), "b": member(1), "c": member(2)}
     table, weights = combine(members, rule, TASKS, {"a": ["sst"], "b": ["sts", "qqp"], "c": ["qqp"]})
     for task, name in (("sst", "a"), ("sts", "b")):
@@ -124,35 +119,31 @@ def test_a_task_that_one_member_answers_is_what_that_member_says(rule):
     assert list(weights) == list(TASKS) and list(weights["qqp"]) == ["b", "c"]
 
 
-def test_a_task_that_nobody_answers_is_an_error_that_names_it():
-    with pytest.raises(UserError, match="no member answers task qqp; add it"):
-        combine({"a": member(0), "b": member(1)}, "mean", TASKS, {"a": ["sst"], "b": ["sts", "sst"]})
-
-
 def scores(*rows):
-    """Scores of members, in and out of range alike."""
+    """Scores of members, clipped to no range."""
     return [Predicted(np.array(row, float), None, np.array(row, float)) for row in rows]
 
 
-def test_members_are_picked_with_replacement_until_no_pick_makes_it_better():
+def test_members_are_picked_with_replacement_while_scores_improve():
     def closeness(to):
         return lambda result: -float(np.abs(result.values - to).sum())
 
     three = scores([0.0], [1.0], [10.0])
     assert pick_members(three, closeness(1.0)) == [0, 1, 0]
-    assert pick_members(three, closeness(4.0)) == [0, 2 / 3, 1 / 3]  # 1, then 5.5, then 4 to the point
-    assert pick_members(scores([2.0], [2.0]), closeness(2.0)) == [1, 0]  # the first of equals
+    assert pick_members(three, closeness(4.0)) == [0, 2 / 3, 1 / 3]  # 1, then 5.5, then exactly 4
+    assert pick_members(scores([2.0], [2.0]), closeness(2.0)) == [1, 0]  # ties go to the first
     assert pick_members(three, closeness(4.0), max_picks=2) == [0, 0.5, 0.5]
 
 
-def test_weights_are_those_of_the_mean():
+def test_greedy_is_the_weighted_mean():
     rows = [predicted_of(member(seed)[member(seed)["task"] == "sst"]) for seed in range(3)]
-    result = combine_predictions(rows, "greedy", [3, 0, 1])
+    result = ensembling.combine_predictions(rows, "greedy", [3, 0, 1])
     np.testing.assert_allclose(result.probabilities, 0.75 * rows[0].probabilities + 0.25 * rows[2].probabilities)
-    assert combine_predictions(rows, "greedy", [0, 1, 0]) is rows[1]
+
+    assert ensembling.combine_predictions(rows, "greedy", [0, 1, 0]) is rows[1]
 
 
-def test_greedy_is_no_worse_than_the_best_member_on_the_half_it_chooses_on_and_ignores_the_other():
+def test_greedy_beats_members_on_selection_rows_and_ignores_dev_rows():
     members = {str(i): member(i) for i in range(4)}
     table, weights = combine(members, "greedy", TASKS)
     greedy = evaluate_predictions(table, TASKS)["selection"]
@@ -164,22 +155,15 @@ def test_greedy_is_no_worse_than_the_best_member_on_the_half_it_chooses_on_and_i
     dev = members["0"]["split"] == "dev"
     assert table["split"][~dev].eq("test").all() and set(table["split"][dev]) == {"dev", "selection"}
     assert table["id"].equals(members["0"]["id"])
-    blind = table["split"] == "dev"
-    labels = members["0"]["label"]  # which are those of all
-    turned = labels.where(~blind, 1 - labels.clip(upper=1))
-    others = {name: frame.assign(label=turned) for name, frame in members.items()}
+    labels = members["0"]["label"]  # the same in all members
+    flipped = labels.where(table["split"] != "dev", 1 - labels.clip(upper=1))
+    others = {name: frame.assign(label=flipped) for name, frame in members.items()}
     assert combine(others, "greedy", TASKS)[1] == weights
 
 
 @pytest.mark.parametrize("form", ["{}", "{:025x}"])
-def test_a_row_s_half_is_a_matter_of_its_name_and_about_as_often_the_one_as_the_other(form):
+def test_selection_halves_depend_on_ids_and_are_balanced(form):
     ids = [form.format(i) for i in range(2000)]
     half = in_selection("sst", ids)
     assert 0.45 < half.mean() < 0.55
     assert in_selection("sst", ids[::-1]).tolist() == half[::-1].tolist()
-
-
-def test_greedy_without_labels_in_both_halves_is_an_error_that_says_so():
-    unlabelled = member(0).assign(label=np.nan)
-    with pytest.raises(UserError, match="found 0 and 0 labelled rows of task sst, expected at least 1 in each"):
-        combine({"a": unlabelled, "b": unlabelled}, "greedy", TASKS)

@@ -1,12 +1,11 @@
 import re
 
-import pandas as pd
 import pytest
 import yaml
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json, write_json
-from bertrio.evaluation.evaluate import evaluate, selection, selection_text, show_metrics, timings
+from bertrio.evaluation.evaluate import evaluate, selection_text, show_metrics, timings
 from bertrio.evaluation.intervals import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import write_predictions
@@ -16,15 +15,11 @@ MEMBERS = ["base", "second"]
 SELECTED_ON = {"rows": "dev", "by": "overall_normalized"}
 
 
-def made_up() -> pd.DataFrame:
-    return predictions(rows=6)
-
-
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A run's files up to the evaluation; the folder is the working one."""
+    """Files of a run up to the evaluation, in the current directory."""
     monkeypatch.chdir(tmp_path)
-    write_predictions(made_up(), "predictions/ensemble.parquet")
+    write_predictions(predictions(rows=6), "predictions/ensemble.parquet")
     for epoch, name in enumerate(MEMBERS, start=1):
         write_json(f"predictions/members/{name}/summary.json", {"best_epoch": epoch, "selected_on": SELECTED_ON})
     for stage in ("split", "finetune-base", "finetune-second", "finetune-dropped"):
@@ -37,21 +32,21 @@ def run(submission=True) -> dict:
     return read_json("metrics/evaluation.json")
 
 
-def test_metrics_hold_the_scores_the_best_epochs_and_what_they_were_picked_on(folder):
+def test_metrics_hold_scores_best_epochs_and_selection(folder):
     metrics = run()
     assert set(metrics) == {"dev", "overall_tasks", "intervals", "best_epoch", "selected_on"}  # test has no labels
     assert metrics["best_epoch"] == {"base": 1, "second": 2} and metrics["selected_on"] == SELECTED_ON
-    dev = evaluate_predictions(made_up(), TASKS)["dev"]
+    dev = evaluate_predictions(predictions(rows=6), TASKS)["dev"]
     assert metrics["dev"]["overall_mean"] == pytest.approx(dev["overall_mean"], abs=1e-6)
     for name in TASKS:
         assert metrics["dev"][name] == pytest.approx(dev[name], abs=1e-6)
         assert set(metrics["intervals"]["dev"][name]) == set(dev[name])
-    limits = intervals(made_up(), TASKS)["dev"]["overall_mean"]
+    limits = intervals(predictions(rows=6), TASKS)["dev"]["overall_mean"]
     assert metrics["intervals"]["dev"]["overall_mean"] == pytest.approx(limits, abs=1e-6)
 
 
-def test_rows_that_the_ensemble_was_chosen_on_stand_apart(folder, capsys):
-    frame = made_up()
+def test_selection_rows_are_measured_apart(folder, capsys):
+    frame = predictions(rows=6)
     frame["split"] = frame["split"].where((frame["split"] == "test") | frame["id"].isin(list("0134")), "selection")
     write_predictions(frame, "predictions/ensemble.parquet")
     metrics = run()
@@ -68,7 +63,7 @@ def test_rows_that_the_ensemble_was_chosen_on_stand_apart(folder, capsys):
     assert "ensemble chosen on selection" in " ".join(printed.split())
 
 
-def test_the_same_predictions_make_the_same_bytes_and_submissions_do_not_stay(folder):
+def test_bytes_are_the_same_and_old_submissions_are_removed(folder):
     run()
     first = (folder / "metrics/evaluation.json").read_bytes()
     assert set(timings("metrics/timing", MEMBERS)) == {"split", "finetune-base", "finetune-second"}  # no dropped member
@@ -78,7 +73,7 @@ def test_the_same_predictions_make_the_same_bytes_and_submissions_do_not_stay(fo
     assert not list((folder / "predictions/submission").iterdir())
 
 
-def test_main_scores_stand_beside_their_baselines_and_other_metrics_below_only_if_asked_for(folder, capsys):
+def test_main_scores_are_shown_with_baselines_and_others_on_request(folder, capsys):
     metrics = run()
     write_json("metrics/data.json", {"simple_baselines": {"qqp": {"bag_of_words": {"accuracy": 0.626}}}})
     capsys.readouterr()
@@ -95,9 +90,9 @@ def test_main_scores_stand_beside_their_baselines_and_other_metrics_below_only_i
     assert printed.startswith(short.partition("bertrio")[0]) and "qqp f1" in printed
 
 
-def test_dvc_gets_the_main_scores_alone(root, folder, capsys):
+def test_dvc_metrics_are_the_main_scores(root, folder, capsys):
     """Each number of a metrics file is a column of `dvc exp show` and a line of `dvc metrics diff`."""
-    frame = made_up()
+    frame = predictions(rows=6)
     frame["label"] = frame["label"].fillna(frame["prediction"])  # test with labels, all of them right
     write_predictions(frame, "predictions/ensemble.parquet")
     metrics = run()
@@ -111,16 +106,17 @@ def test_dvc_gets_the_main_scores_alone(root, folder, capsys):
     assert [stage["metrics"] for stage in stages if "metrics" in stage] == [[{"metrics/scores.json": {"cache": False}}]]
 
 
-def test_all_ways_of_choosing_epochs_are_named_but_the_last_epochs(folder, capsys):
-    for name, chosen in (("base", {"rows": "none", "by": "last"}), ("second", {"rows": "holdout", "by": "sst"})):
-        write_json(f"predictions/members/{name}/summary.json", {"best_epoch": 1, "selected_on": chosen})
-    assert run()["selected_on"] == {"rows": "none, holdout", "by": "last, sst"}
+def test_selection_of_epochs_and_thresholds_is_reported_per_kind(folder, capsys):
+    holdout = {"rows": "holdout", "by": "sst", "thresholds": "holdout"}
+    for name, selected_on in (("base", {"rows": "none", "by": "last"}), ("second", holdout)):
+        write_json(f"predictions/members/{name}/summary.json", {"best_epoch": 1, "selected_on": selected_on})
+    assert run()["selected_on"] == {"rows": "none, holdout", "by": "last, sst", "thresholds": "holdout"}
     show_metrics("metrics/evaluation.json")
     assert "best epochs chosen on holdout by sst" in " ".join(capsys.readouterr().out.split())
     assert selection_text({"rows": "none", "by": "last"}) == ""
 
 
-def test_a_missing_damaged_or_other_file_is_an_error_that_names_it(folder):
+def test_unreadable_files_are_an_error(folder):
     write_json("metrics/data.json", {"tasks": {}})
     with pytest.raises(UserError, match="metrics/data.json: found no selected_on, which evaluate writes"):
         show_metrics("metrics/data.json")
@@ -129,9 +125,3 @@ def test_a_missing_damaged_or_other_file_is_an_error_that_names_it(folder):
     (folder / "predictions/members/base/summary.json").write_text("{")
     with pytest.raises(UserError, match="base.summary.json: can't be read"):
         run()
-
-
-def test_thresholds_that_a_member_names_itself_were_not_chosen(tmp_path):
-    for name, chosen in (("a", {}), ("b", {"thresholds": "dev"})):
-        write_json(tmp_path / name / "summary.json", {"best_epoch": 1, "selected_on": {"rows": "dev", **chosen}})
-    assert selection(["a", "b"], tmp_path)["selected_on"] == {"rows": "dev", "thresholds": "dev"}

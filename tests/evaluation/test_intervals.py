@@ -16,7 +16,7 @@ BY_TASK = [(name, metric) for name, task in TASKS.items() for metric in task.tar
 
 
 def table(name: str, rows: int, split: str = "dev", digits: int = 8) -> pd.DataFrame:
-    """Predictions that know something of the labels; few digits make ties."""
+    """Predictions that correlate with the labels; few digits make ties."""
     generator, target = np.random.default_rng(rows), TASKS[name].target
     if name == "sts":
         labels = generator.integers(0, 26, rows) / 5
@@ -42,7 +42,7 @@ def binary(yes: np.ndarray, labels: np.ndarray) -> Scored:
 
 @pytest.mark.parametrize(("task", "metric"), BY_TASK)
 @pytest.mark.parametrize("digits", [8, 0])
-def test_weighting_a_row_is_repeating_it(task, metric, digits):
+def test_weighting_a_row_equals_repeating_it(task, metric, digits):
     rows = scored(task, 40, digits)
     counts = np.random.default_rng(0).multinomial(40, np.full(40, 1 / 40), 50)
     counts[:3] = 40 * np.eye(40)[:3]  # one row alone
@@ -51,7 +51,7 @@ def test_weighting_a_row_is_repeating_it(task, metric, digits):
 
 
 @pytest.mark.parametrize(("task", "metric"), [pair for pair in BY_TASK if pair[1] != "ece"])
-def test_intervals_are_those_of_scipy(task, metric):
+def test_bootstrap_matches_scipy(task, metric):
     rows = scored(task, 120)
     expected = scipy.stats.bootstrap(
         (np.arange(120),), lambda positions: METRICS[metric](rows.take(positions)), n_resamples=2000,
@@ -63,16 +63,16 @@ def test_intervals_are_those_of_scipy(task, metric):
     assert interval(values) == pytest.approx((low, high), abs=0.12 * (high - low))
 
 
-@pytest.mark.parametrize(("scale", "least"), [(1.0, 0.93), (2.0, 0.85)])  # logits as they should be, or twice too large
-def test_the_interval_of_ece_holds_the_truth_where_the_percentiles_miss_it(scale, least):
+@pytest.mark.parametrize(("scale", "least"), [(1.0, 0.93), (2.0, 0.85)])  # calibrated logits, or logits twice too large
+def test_ece_interval_covers_the_truth_where_percentiles_miss(scale, least):
     generator = np.random.default_rng(3)
     logits = generator.normal(0, 1.5, (150, 400))
     labels = generator.random(logits.shape) < 1 / (1 + np.exp(-logits))
-    worlds = [binary(1 / (1 + np.exp(-scale * one)), row) for one, row in zip(logits, labels)]
-    many = np.abs(generator.normal(0, 1.5, 400_000))
-    truth = np.abs(1 / (1 + np.exp(-many)) - 1 / (1 + np.exp(-scale * many))).mean()
-    values = bootstrap(worlds, "ece", generator, 300)
-    corrected = np.array([metric_interval(world, "ece", row) for world, row in zip(worlds, values)])
+    samples = [binary(1 / (1 + np.exp(-scale * row)), gold) for row, gold in zip(logits, labels)]
+    population = np.abs(generator.normal(0, 1.5, 400_000))
+    truth = np.abs(1 / (1 + np.exp(-population)) - 1 / (1 + np.exp(-scale * population))).mean()
+    values = bootstrap(samples, "ece", generator, 300)
+    corrected = np.array([metric_interval(sample, "ece", row) for sample, row in zip(samples, values)])
     percentile = np.quantile(values, [0.025, 0.975], axis=1).T
     covered, missed = (np.mean((ends[:, 0] <= truth) & (truth <= ends[:, 1])) for ends in (corrected, percentile))
     assert covered >= least > missed
@@ -80,10 +80,10 @@ def test_the_interval_of_ece_holds_the_truth_where_the_percentiles_miss_it(scale
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "macro_f1", "pearson", "spearman"])
-def test_sides_see_the_same_resamples_whatever_their_order(metric):
+def test_both_sides_share_their_resamples(metric):
     labels = np.random.default_rng(0).integers(0, 5, 300).astype(float)
-    one = np.where(np.random.default_rng(1).random(300) < 0.4, 4 - labels, labels)
-    sides = [Scored(labels, one), Scored(labels, np.where(np.arange(300) < 5, 4 - labels, one))]
+    predictions = np.where(np.random.default_rng(1).random(300) < 0.4, 4 - labels, labels)
+    sides = [Scored(labels, predictions), Scored(labels, np.where(np.arange(300) < 5, 4 - labels, predictions))]
     first, second = bootstrap(sides, metric, np.random.default_rng(1), 200)
     np.testing.assert_array_equal(bootstrap(sides[::-1], metric, np.random.default_rng(1), 200), [second, first])
     assert 0 < (first - second).std() < 0.4 * min(first.std(), second.std()), "errors on the same rows cancel"
@@ -92,28 +92,28 @@ def test_sides_see_the_same_resamples_whatever_their_order(metric):
 @pytest.mark.parametrize(("task", "metric"), BY_TASK)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.filterwarnings("error")
-def test_a_handful_of_rows_leaves_no_nan(task, metric, rows):
+def test_few_rows_give_no_nan(task, metric, rows):
     values = bootstrap([scored(task, rows)], metric, np.random.default_rng(0), 200)
     assert values.shape == (1, 200) and np.isfinite(values).all()
 
 
-def test_every_figure_has_an_interval_around_it():
-    led = {**TASKS, "qqp": Task("qqp", "pair", "cross", Binary(metric="roc_auc"))}  # of fewer resamples than accuracy
-    for tasks in (TASKS, led):
+def test_every_metric_lies_within_its_interval():
+    ranked = {**TASKS, "qqp": Task("qqp", "pair", "cross", Binary(metric="roc_auc"))}  # has fewer resamples
+    for tasks in (TASKS, ranked):
         limits, measured = intervals(all_tasks(), tasks)["dev"], evaluate_predictions(all_tasks(), tasks)["dev"]
         assert list(limits) == list(measured)
         for name, value in measured.items():
             pairs = [(value, limits[name])] if name not in tasks else [(value[key], limits[name][key]) for key in value]
-            assert all(low <= one <= high and low < high for one, (low, high) in pairs), name
+            assert all(low <= figure <= high and low < high for figure, (low, high) in pairs), name
 
 
-def test_the_overall_interval_is_that_of_independent_tasks():
+def test_overall_interval_treats_tasks_as_independent():
     limits = intervals(all_tasks(400), TASKS)["dev"]
     widths = [np.diff(limits[name][task.target.metrics[0]]) for name, task in TASKS.items()]
     assert np.diff(limits["overall_mean"]) == pytest.approx(np.linalg.norm(widths) / 3, rel=0.1)
 
 
-def test_an_interval_depends_on_nothing_else_that_is_measured():
+def test_intervals_do_not_depend_on_other_tasks_or_splits():
     hidden = all_tasks(20).assign(label=np.nan, split="hidden")
     everything = intervals(pd.concat([all_tasks(), all_tasks(50, "test"), hidden]), TASKS)
     assert set(everything) == {"dev", "test"}
@@ -122,7 +122,7 @@ def test_an_interval_depends_on_nothing_else_that_is_measured():
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "macro_f1", "balanced_accuracy", "quadratic_kappa", "roc_auc",
                                     "average_precision", "pearson", "spearman"])  # fmt: skip
-def test_contributions_are_those_of_the_jackknife(metric):
+def test_contributions_match_the_jackknife(metric):
     generator, rows = np.random.default_rng(0), 2000
     labels = generator.integers(0, 2, rows).astype(float)
     yes = np.round(np.clip(0.5 + 0.2 * (labels - 0.5) + 0.2 * generator.normal(size=rows), 0.01, 0.99), 2)
@@ -136,10 +136,10 @@ def test_contributions_are_those_of_the_jackknife(metric):
 
 
 @pytest.mark.parametrize("family", [("accuracy", "f1"), ("brier", "roc_auc", "ece")])
-def test_metrics_of_one_family_are_measured_on_the_same_draws(family, monkeypatch):
+def test_metrics_of_a_family_share_their_draws(family, monkeypatch):
     monkeypatch.setattr(module, "CELLS", 700)  # several chunks
     rows = scored("qqp", 90)
     numbers = {metric: 60 if metric in module.RANKING else 200 for metric in family}
-    drawn = module.bootstrap_all([rows], numbers, np.random.default_rng(1))
+    draws = module.bootstrap_all([rows], numbers, np.random.default_rng(1))
     for metric, number in numbers.items():
-        np.testing.assert_array_equal(drawn[metric], bootstrap([rows], metric, np.random.default_rng(1), number))
+        np.testing.assert_array_equal(draws[metric], bootstrap([rows], metric, np.random.default_rng(1), number))

@@ -12,7 +12,7 @@ from tests.evaluation.tables import TASKS
 
 
 def rows(name, labels, predictions, split="dev"):
-    """A table of one task whose predictions are as given."""
+    """A table of one task with these predictions."""
     column = np.array(predictions, float)[:, None]
     outputs = {"sst": -((column - np.arange(5)) ** 2), "qqp": 2 * column - 1, "sts": column}[name]
     return prediction_rows(TASKS[name], split, [str(i) for i in range(len(column))], np.array(labels, float), outputs)
@@ -46,8 +46,8 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("metric", CLASSES)
-@pytest.mark.parametrize("classes", [[0, 1, 2, 3, 4], [0, 2, 4], [1, 2]])  # classes that no row has, too
-def test_metrics_of_classes_equal_those_of_scikit_learn(metric, classes):
+@pytest.mark.parametrize("classes", [[0, 1, 2, 3, 4], [0, 2, 4], [1, 2]])  # some classes have no rows
+def test_class_metrics_match_sklearn(metric, classes):
     generator = np.random.default_rng(1)
     labels = generator.choice(classes, 200, p=np.arange(1, len(classes) + 1) / sum(range(1, len(classes) + 1)))
     predictions = np.where(generator.random(200) < 0.5, labels, generator.choice(classes, 200))
@@ -55,7 +55,7 @@ def test_metrics_of_classes_equal_those_of_scikit_learn(metric, classes):
 
 
 @pytest.mark.parametrize("digits", [8, 1])  # one digit: many ties
-def test_metrics_of_yes_and_no_equal_those_of_scikit_learn(digits):
+def test_binary_metrics_match_sklearn(digits):
     generator = np.random.default_rng(1)
     labels = generator.integers(0, 2, 200)
     yes = np.round(1 / (1 + np.exp(-generator.normal(labels - 0.5, 1))), digits)
@@ -68,7 +68,7 @@ def test_metrics_of_yes_and_no_equal_those_of_scikit_learn(digits):
         assert measure_probabilities(metric, labels, yes) == pytest.approx(expected(labels, yes)), metric
 
 
-def test_metrics_of_scores_equal_the_formulas():
+def test_score_metrics_match_numpy_scipy_and_sklearn():
     generator = np.random.default_rng(1)
     gold = generator.integers(0, 6, 200).astype(float)  # with ties
     scores = gold + generator.normal(0, 2, 200)
@@ -87,7 +87,7 @@ def test_a_correlation_with_a_constant_is_zero(name):
 
 
 @pytest.mark.filterwarnings("error")
-def test_metrics_that_would_divide_by_zero_are_those_of_no_information():
+def test_degenerate_metrics_are_those_of_no_information():
     for labels, predictions in (([0, 0], [0, 0]), ([0, 0], [1, 1]), ([1, 1], [0, 0])):
         assert measure("f1", labels, predictions) == 0
     assert measure("off_by_one", [0, 1, 2], [0, 1, 2]) == 0  # no errors
@@ -97,20 +97,21 @@ def test_metrics_that_would_divide_by_zero_are_those_of_no_information():
     assert measure_probabilities("average_precision", [0, 0, 0], [0.2, 0.6, 0.8]) == 0
 
 
-def test_confidence_is_that_of_the_prediction_even_where_a_vote_overruled_the_probabilities():
+def test_confidence_is_the_probability_of_the_prediction():
+    # a vote may overrule the probabilities
     scored = Scored(np.array([1.0, 0]), np.array([0.0, 1]), np.array([[0.25, 0.75], [0.375, 0.625]]))
     assert scored.confidence.tolist() == [0.25, 0.625] and scored.correct.tolist() == [0, 0]
     assert scored.take(np.array([False, True])).confidence.tolist() == [0.625]
 
 
-def test_the_metric_that_is_chosen_stands_for_the_task_and_in_the_overall_scores():
+def test_main_metric_of_a_task_is_configurable():
     tasks = {"qqp": Task("qqp", "pair", "cross", Binary(metric="f1"))}
     dev = evaluate_predictions(rows("qqp", [0, 0, 0, 1], [1, 0, 0, 1]), tasks)["dev"]
     assert next(iter(dev["qqp"])) == "f1" and set(dev["qqp"]) == set(Binary().metrics)
     assert dev["overall_mean"] == selection_score(dev, "qqp", tasks) == pytest.approx(2 / 3)
 
 
-def test_overall_scores_and_those_to_select_on_by_hand():
+def test_overall_and_selection_scores_by_hand():
     dev = evaluate_predictions(full(), TASKS)["dev"]
     assert dev["sst"]["accuracy"] == 0.75 and dev["sst"]["off_by_one"] == 1 and dev["sst"]["mae"] == 0.25
     assert dev["qqp"]["accuracy"] == dev["qqp"]["f1"] == 0.5
@@ -122,19 +123,19 @@ def test_overall_scores_and_those_to_select_on_by_hand():
     assert [selection_score(dev, name, TASKS) for name in TASKS] == [0.75, 0.5, pytest.approx(-1)]
 
 
-def test_unlabelled_rows_are_left_out_and_overall_scores_need_labels_of_every_task():
+def test_unlabelled_rows_are_left_out():
     hidden = full("test").assign(label=np.nan)
     assert evaluate_predictions(pd.concat([full(), hidden]), TASKS) == evaluate_predictions(full(), TASKS)
     half = evaluate_predictions(rows("sst", [0, 1, np.nan, np.nan], [0, 2, 3, 3]), TASKS)
     assert half == evaluate_predictions(rows("sst", [0, 1], [0, 2]), TASKS) and set(half["dev"]) == {"sst"}
 
 
-def test_scores_are_measured_as_clipped():
+def test_scores_are_clipped_before_they_are_measured():
     clipped = evaluate_predictions(rows("sts", [0, 1, 5, 5], [0, 1, 9, 5]), TASKS)["dev"]["sts"]
     assert clipped["pearson"] == pytest.approx(1) and clipped["spearman"] == pytest.approx(1) and clipped["rmse"] == 0
 
 
-def test_selection_on_rows_without_labels_is_an_error_that_names_the_task():
+def test_selection_without_labels_is_an_error():
     dev = evaluate_predictions(rows("sst", [1], [1]), TASKS)["dev"]
     with pytest.raises(UserError, match="finetune.select: overall_mean needs labels.* none for task qqp, sts"):
         selection_score(dev, "overall_mean", TASKS)

@@ -32,7 +32,7 @@ def drawn(tmp_path_factory):
     return draw(tmp_path_factory.mktemp("plots"), predictions())
 
 
-def test_every_kind_of_task_has_its_tables(drawn):
+def test_each_kind_of_task_has_its_tables(drawn):
     tables = {f"{kind}/{task}.csv" for kind in ("confusion", "reliability") for task in ("sst", "qqp")}
     tables |= {"scores/sts.csv"}
     tables |= {f"learning/{column}/{task}.csv" for column in ("loss", "score") for task in TASKS}
@@ -45,7 +45,7 @@ def test_every_kind_of_task_has_its_tables(drawn):
     assert sortable("cbaedfghijk") == sorted(sortable("cbaedfghijk"))
 
 
-def test_pictures_are_the_same_bytes_whatever_the_users_settings(tmp_path):
+def test_pictures_do_not_depend_on_user_settings(tmp_path):
     import matplotlib
 
     def draw_line(name):
@@ -61,17 +61,17 @@ def test_pictures_are_the_same_bytes_whatever_the_users_settings(tmp_path):
     assert (tmp_path / "b.png").read_bytes() == content and b"tIME" not in content and b"atplotlib" not in content
 
 
-def test_learning_tables_are_means_over_the_members_of_the_ensemble(drawn, tmp_path):
+def test_learning_tables_average_the_members(drawn, tmp_path):
     assert drawn["learning/loss/sst.csv"] == b"step,loss\n50,4\n100,2\n"  # of 2, 4, 6 and of 1, 2, 3
     assert drawn["learning/score/sts.csv"] == b"step,score\n50,0.5\n100,0.6\n"
     write_training(tmp_path, ["kept", "dropped"])
     write_plots(predictions().head(0), TASKS, tmp_path, ["kept"])
     assert (tmp_path / "learning/loss/sst.csv").read_text() == "step,loss\n50,2\n100,1\n"
     (tmp_path / "history/kept.csv").write_text("step,train_loss_step,dev_step_accuracy\n50,2,1\n")
-    write_plots(predictions().head(0), {"step": TASKS["sst"]}, tmp_path, ["kept"])  # a task's name may be a column's
+    write_plots(predictions().head(0), {"step": TASKS["sst"]}, tmp_path, ["kept"])  # a task may be named like a column
     assert (tmp_path / "learning/score/step.csv").read_text() == "step,score\n50,1\n"
 
 
-def test_without_labels_and_training_the_folders_are_there(tmp_path):
+def test_folders_exist_without_labels_and_training(tmp_path):
     draw(tmp_path, predictions().assign(label=np.nan), members=())
     assert {"confusion", "reliability", "scores", "learning"} <= {path.name for path in tmp_path.iterdir()}

@@ -7,17 +7,17 @@ from bertrio.evaluation.predictions import SCHEMA, check_tasks, prediction_rows,
 from tests.evaluation.tables import QQP, SST, STS, predictions
 
 
-def test_a_split_without_rows_makes_a_table_without_rows():
+def test_a_split_without_rows_gives_an_empty_table():
     frame = prediction_rows(SST, "test", [], np.empty(0), np.empty((0, 5)))
     assert len(frame) == 0 and list(frame.columns) == SCHEMA.names
 
 
-def test_outputs_that_are_not_finite_name_the_first_row_and_the_remedy():
+def test_non_finite_outputs_are_an_error():
     with pytest.raises(UserError, match=r"task sts, split dev: .* 1 of 2 rows \(first: id 'b'\).*finetune.lr"):
         prediction_rows(STS, "dev", ["a", "b"], np.zeros(2), np.array([[1.0], [np.nan]]))
 
 
-def test_tables_are_read_as_written_and_the_same_rows_make_the_same_bytes(tmp_path):
+def test_tables_round_trip_and_write_the_same_bytes(tmp_path):
     write_predictions(predictions(), tmp_path / "a.parquet")
     write_predictions(predictions().set_index(np.arange(240)[::-1]), tmp_path / "b.parquet")
     table = read_predictions(tmp_path / "a.parquet")
@@ -35,7 +35,7 @@ def test_tables_are_read_as_written_and_the_same_rows_make_the_same_bytes(tmp_pa
         (lambda frame: frame.assign(id=frame["id"].where(frame.index != 2)), "id (nan|None) lacks a part of its name"),
     ],
 )
-def test_a_damaged_table_is_refused_when_written_and_when_read(tmp_path, damage, message):
+def test_damaged_tables_are_neither_written_nor_read(tmp_path, damage, message):
     damaged = damage(predictions())
     with pytest.raises(UserError, match=message):
         write_predictions(damaged, tmp_path / "a.parquet")
@@ -54,12 +54,12 @@ def test_a_damaged_table_is_refused_when_written_and_when_read(tmp_path, damage,
         lambda path: predictions().assign(label="five").to_parquet(path),
     ],
 )
-def test_files_that_hold_no_table_are_errors_that_name_them_and_the_columns(tmp_path, write):
+def test_files_without_a_table_are_an_error(tmp_path, write):
     write(tmp_path / "a.parquet")
     with pytest.raises(UserError, match=r"a.parquet: can't be read .*expected columns id \(string\)"):
         read_predictions(tmp_path / "a.parquet")
 
 
-def test_predictions_of_a_task_that_params_do_not_have_are_an_error():
+def test_unknown_tasks_are_an_error():
     with pytest.raises(UserError, match="task sts: params.yaml has no such task, only sst, qqp"):
         check_tasks(predictions(), {"sst": SST, "qqp": QQP})

@@ -9,15 +9,13 @@ from bertrio.evaluation.metrics import METRICS
 from bertrio.evaluation.predictions import Scored
 from bertrio.evaluation.significance import ALPHA, TaskScore, holm, paired_difference
 
-TRIALS = 600  # the rate of 5 % is then known to +-1.8 points
-
 
 def run(scored, metric="accuracy"):
     return {"task": TaskScore(metric, METRICS[metric](scored), contributions(scored, metric))}
 
 
-def rights(fixed, broken, rows=1000):
-    """Runs of which the second alone has `fixed` rows right, the first alone `broken`."""
+def accuracy_runs(fixed, broken, rows=1000):
+    """Two runs: `fixed` rows are right in the second alone, `broken` rows in the first alone."""
     first = np.repeat([0.0, 1.0, 1.0], [fixed, broken, rows - fixed - broken])
     second = np.repeat([1.0, 0.0, 1.0], [fixed, broken, rows - fixed - broken])
     return [[run(Scored(np.ones(rows), predictions))] for predictions in (first, second)]
@@ -29,16 +27,16 @@ def seeds(values, rows=None):
 
 
 @pytest.mark.parametrize(("fixed", "broken"), [(3, 9), (7, 7), (0, 12), (45, 30), (50, 50), (60, 80), (120, 80)])
-def test_the_p_value_of_accuracies_is_between_those_of_mcnemars_tests(fixed, broken):
-    """The exact test, which is conservative, and its mid-p variant."""
+def test_p_value_of_accuracies_is_close_to_mcnemar(fixed, broken):
+    """It lies between the exact test, which is conservative, and its mid-p variant."""
     exact = mcnemar([[5, fixed], [broken, 5]], exact=True).pvalue
     mid = exact - stats.binom.pmf(fixed, fixed + broken, 0.5)
-    assert mid - 0.01 < paired_difference(*rights(fixed, broken), "task").p < exact + 0.01
+    assert mid - 0.01 < paired_difference(*accuracy_runs(fixed, broken), "task").p < exact + 0.01
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "pearson", "macro_f1", "roc_auc"])
 @pytest.mark.parametrize("overlap", [0.0, 0.9])
-def test_row_variance_is_that_of_the_paired_bootstrap(metric, overlap):
+def test_row_variance_matches_the_paired_bootstrap(metric, overlap):
     generator, rows = np.random.default_rng(0), 1000
     labels = generator.normal(size=rows) if metric == "pearson" else generator.integers(0, 2, rows).astype(float)
     shared, sides = generator.normal(size=rows), []
@@ -53,32 +51,31 @@ def test_row_variance_is_that_of_the_paired_bootstrap(metric, overlap):
     assert (difference.high - difference.low) / 2 / 1.96 == pytest.approx(np.std(second - first), rel=0.07)
 
 
-def test_without_rows_it_is_the_welch_test_of_scipy_or_students_if_a_side_has_one_run():
+def test_without_row_variance_it_is_the_t_test_of_scipy():
     generator = np.random.default_rng(0)
     for sizes in ((2, 2), (3, 5), (10, 4), (1, 3), (4, 1)):
         first, second = (generator.normal(0.8, 0.01 * (i + 1), size) for i, size in enumerate(sizes))
-        theirs = stats.ttest_ind(second, first, equal_var=min(sizes) == 1)
-        ours = paired_difference(seeds(first), seeds(second), "task")
-        assert ours.p == pytest.approx(theirs.pvalue)
-        assert (ours.low, ours.high) == pytest.approx(tuple(theirs.confidence_interval(0.95)))
+        expected = stats.ttest_ind(second, first, equal_var=min(sizes) == 1)  # Student's with one run, else Welch's
+        difference = paired_difference(seeds(first), seeds(second), "task")
+        assert difference.p == pytest.approx(expected.pvalue)
+        assert (difference.low, difference.high) == pytest.approx(tuple(expected.confidence_interval(0.95)))
 
 
-def test_sides_swap_and_intervals_say_what_p_says():
+def test_sides_are_symmetric_and_intervals_agree_with_p():
     generator = np.random.default_rng(1)
     for _ in range(20):
         rows = generator.normal(0, 0.3, (2, 100))
         a, b = (seeds(generator.normal(0.8, 0.02, count), row) for count, row in zip((2, 3), rows))
-        there, back = paired_difference(a, b, "task"), paired_difference(b, a, "task")
-        mirrored = (-back.difference, -back.high, -back.low, back.p)
-        assert (there.difference, there.low, there.high, there.p) == pytest.approx(mirrored)
-        assert (there.p < ALPHA) == (not there.low <= 0 <= there.high)
+        ab, ba = paired_difference(a, b, "task"), paired_difference(b, a, "task")
+        assert (ab.difference, ab.low, ab.high, ab.p) == pytest.approx((-ba.difference, -ba.high, -ba.low, ba.p))
+        assert (ab.p < ALPHA) == (not ab.low <= 0 <= ab.high)
 
 
 @pytest.mark.parametrize("count", [3, 5])
-def test_rows_and_seeds_find_a_difference_where_there_is_none_in_one_of_twenty(count):
-    """With as much luck in the rows as in the seeds."""
+def test_false_positive_rate_is_five_percent(count):
+    """Rows and seeds have the same variance."""
     generator, rows, significant = np.random.default_rng(count), 200, []
-    for _ in range(TRIALS):
+    for _ in range(600):  # so the rate is known to +-1.8 points
         gains = generator.normal(0, np.sqrt(rows), rows)  # difference of both sides on each row, the same for all seeds
         first, second = generator.normal(0, np.sqrt(count / 2), (2, count))
         difference = paired_difference(seeds(first, 0 * gains), seeds(second + gains.mean(), gains), "task")
@@ -86,7 +83,7 @@ def test_rows_and_seeds_find_a_difference_where_there_is_none_in_one_of_twenty(c
     assert 0.03 < np.mean(significant) < 0.07
 
 
-def test_overall_scores_weigh_the_tasks():
+def test_overall_scores_weight_the_tasks():
     generator = np.random.default_rng(0)
     firsts = {"a": "accuracy", "b": "pearson"}
     runs = [{task: TaskScore(firsts[task], 0.5, generator.normal(size=300)) for task in firsts} for _ in range(2)]
@@ -97,7 +94,7 @@ def test_overall_scores_weigh_the_tasks():
         assert (difference.high - difference.low) / 2 == pytest.approx(1.96 * error, rel=0.02)
 
 
-def test_intervals_stay_within_what_is_possible():
+def test_intervals_are_cut_off_at_possible_differences():
     """Two seeds that differ by much leave one degree of freedom, and Student's t reaches far beyond."""
     for metric, largest in {"accuracy": 1, "pearson": 2}.items():
         sides = [[{"task": TaskScore(metric, value, np.zeros(9))} for value in side] for side in ((0, 1), (0.4, 0.9))]
@@ -105,12 +102,12 @@ def test_intervals_stay_within_what_is_possible():
         assert (difference.low, difference.high) == (-largest, largest)
 
 
-def test_what_does_not_vary_is_no_difference():
+def test_results_without_variance_are_no_difference():
     assert paired_difference(seeds([0.8, 0.8]), seeds([0.9, 0.9]), "task").p == 1
-    same = paired_difference(*rights(0, 0), "task")
+    same = paired_difference(*accuracy_runs(0, 0), "task")
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
 
 
 @pytest.mark.parametrize("ps", [[], [0.01], [0.04, 0.01, 0.03], [0.5, 0.5, 0.01, 0.02], [0.9, 0.8], [0.0, 1.0, 0.02]])
-def test_holm_is_that_of_statsmodels(ps):
+def test_holm_matches_statsmodels(ps):
     assert holm(ps) == pytest.approx(multipletests(ps, method="holm")[1] if ps else [])

@@ -12,8 +12,8 @@ TASKS = {**THREE, "other": Task("other", "single", "cross", Classes(3))}
 HEADERS = {"sst": "Predicted_Sentiment", "para": "Predicted_Is_Paraphrase", "sts": "Predicted_Similiary"}
 
 
-def graded(path, number) -> dict:
-    """Reads a submission as the course does: the first line is skipped, the rest is `ID , VALUE `."""
+def read_as_grader(path, number) -> dict:
+    """Read a submission as the course does: skip the first line, the rest is `ID , VALUE `."""
     lines = path.read_text(encoding="utf-8").split("\n")
     assert lines[-1] == ""
     fields = [line.split(" , ") for line in lines[1:-1]]
@@ -27,32 +27,32 @@ def frame():
     return pd.concat([predictions(rows=3).sample(frac=1, random_state=0), other], ignore_index=True)
 
 
-def test_the_grader_reads_back_every_prediction_in_order(tmp_path, frame):
+def test_grader_reads_back_every_prediction_in_order(tmp_path, frame):
     write_submissions(frame, tmp_path, TASKS)
     for task, (name, number) in {"sst": ("sst", int), "qqp": ("para", int), "sts": ("sts", float)}.items():
         for split in ("dev", "test"):
             rows = frame[(frame["task"] == task) & (frame["split"] == split)]
-            values = graded(tmp_path / f"{name}-{split}-output.csv", number)
+            values = read_as_grader(tmp_path / f"{name}-{split}-output.csv", number)
             assert list(values.items()) == list(zip(rows["id"], rows["prediction"]))
             header = f"id \t {HEADERS[name]} \n{rows['id'].iloc[0]} , "
             assert (tmp_path / f"{name}-{split}-output.csv").read_bytes().startswith(header.encode())
     assert len(list(tmp_path.iterdir())) == 6, "the course has no other task"
 
 
-def test_scores_are_plain_decimals_that_lose_nothing(tmp_path):
+def test_scores_are_plain_decimals_without_loss(tmp_path):
     scores = np.array([1e-7, 3.0, 1 / 3, 7.5])
     write_submissions(prediction_rows(TASKS["sts"], "dev", list("abcd"), np.zeros(4), scores[:, None]), tmp_path, TASKS)
     text = (tmp_path / "sts-dev-output.csv").read_text()
     assert "a , 0.0000001 \nb , 3.0 \n" in text and "e-" not in text
-    assert list(graded(tmp_path / "sts-dev-output.csv", float).values()) == [1e-7, 3.0, 1 / 3, 5.0]
+    assert list(read_as_grader(tmp_path / "sts-dev-output.csv", float).values()) == [1e-7, 3.0, 1 / 3, 5.0]
 
 
-def test_dev_files_hold_the_rows_that_the_ensemble_was_chosen_on_in_their_place(tmp_path, frame):
+def test_dev_files_hold_selection_rows_in_their_place(tmp_path, frame):
     write_submissions(frame, tmp_path / "a", TASKS)
-    apart = frame["split"].where((frame["split"] == "test") | (frame["id"] != "1"), "selection")
-    write_submissions(frame.assign(split=apart), tmp_path / "b", TASKS)
-    one, other = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab")
-    assert one == other
+    split = frame["split"].where((frame["split"] == "test") | (frame["id"] != "1"), "selection")
+    write_submissions(frame.assign(split=split), tmp_path / "b", TASKS)
+    a, b = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab")
+    assert a == b
 
 
 def test_files_of_an_earlier_run_are_removed(tmp_path, frame):

@@ -1,4 +1,4 @@
-"""Small runs on disk: what `compare` and `Revision` read of one, without any training."""
+"""Small runs on disk with the files that `compare` and `Revision` read, without training."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ TASKS = {
 
 
 def tables(seed: int = 0, skill: float = 1.0, rows: int = 200, split: str = "dev") -> pd.DataFrame:
-    """A prediction table; labels depend on `rows` alone, predictions on all, the better the larger `skill`."""
+    """Return a prediction table; labels depend only on `rows`, and a larger `skill` gives better predictions."""
     truth, noise = np.random.default_rng(rows), np.random.default_rng([seed, rows])
     frames = []
     for name, block in TASKS.items():
@@ -41,23 +41,23 @@ def tables(seed: int = 0, skill: float = 1.0, rows: int = 200, split: str = "dev
 
 
 def write_run(folder: Path, frame: pd.DataFrame, tasks: dict | None = None, **params: object) -> None:
-    """Lays out a run in `folder`: params.yaml, predictions, and the texts of dev."""
+    """Write params.yaml, predictions and dev texts of a run to `folder`."""
     settings = {"runtime": {"seed": 1}, "tasks": TASKS if tasks is None else tasks, **params}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "params.yaml").write_text(yaml.safe_dump(settings, sort_keys=False))
     write_predictions(frame, folder / "predictions/ensemble.parquet")
     for name, block in TASKS.items():
-        own = frame[(frame["task"] == name) & frame["split"].isin(("dev", "selection"))]
+        rows_of_task = frame[(frame["task"] == name) & frame["split"].isin(("dev", "selection"))]
         columns = ("text",) if block["kind"] == "single" else ("text_a", "text_b")
-        texts = {column: [f"{column} [red]of[/red] {row_id}" for row_id in own["id"]] for column in columns}
-        table = pd.DataFrame({"id": own["id"], **texts, "label": own["label"]})
+        texts = {column: [f"{column} [red]of[/red] {row_id}" for row_id in rows_of_task["id"]] for column in columns}
+        table = pd.DataFrame({"id": rows_of_task["id"], **texts, "label": rows_of_task["label"]})
         write_table(table, folder / f"data/splits/{name}/dev.parquet")
     write_json(folder / "metrics/evaluation.json", {"selected_on": {"rows": "dev", "by": "overall_normalized"}})
 
 
 @pytest.fixture(scope="session")
 def run_of(tmp_path_factory) -> Callable[..., Path]:
-    """Makes a run in a new folder of this name; see `tables` and `write_run`."""
+    """Write a run to a new folder of this name; see `tables` and `write_run`."""
 
     def make(name: str, frame: pd.DataFrame | None = None, seed: int = 0, skill: float = 1.0, rows: int = 200, **other):
         folder = tmp_path_factory.mktemp("run") / name

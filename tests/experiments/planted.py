@@ -1,4 +1,4 @@
-"""A git and DVC repository whose experiments are planted by hand, with all of their files in git: no run is needed."""
+"""A git and DVC repository with experiments written as git commits, without running anything."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.toy_project import Clone, run
 
 
 class Planted(Clone):
-    """A project in `folder`, with params.yaml and recipes/ of the real one at `root`."""
+    """A project in `folder` with params.yaml and recipes/ of the repository at `root`."""
 
     def __init__(self, folder: Path, root: Path) -> None:
         (folder / "params.yaml").write_bytes((root / "params.yaml").read_bytes())
@@ -30,9 +30,9 @@ class Planted(Clone):
         self._head = self.git("rev-parse", "HEAD").strip()
 
     def experiment(self, name: str, settings: Mapping[str, Any], frame=None, **figures: float) -> None:
-        """Plants one, with predictions or with the `figures` alone: each task's first metric, and overall scores.
+        """Add an experiment with predictions, or with only the `figures` (first metrics and overall scores).
 
-        Tracked files of the workspace are then those of the last commit.
+        Resets tracked files of the workspace to the last commit.
         """
         dev = figures
         if frame is not None:
@@ -48,12 +48,12 @@ class Planted(Clone):
         self.git("reset", "-q", "--hard")
 
     def remove(self, name: str) -> None:
-        """Removes an experiment."""
+        """Remove an experiment."""
         self.git("update-ref", "-d", self._ref(name))
 
     @property
     def names(self) -> list[str]:
-        """All experiments."""
+        """Names of all experiments."""
         return list(find_experiments(self.folder))
 
     def _ref(self, name: str) -> str:
@@ -61,4 +61,5 @@ class Planted(Clone):
 
 
 def _around(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _around(of) if isinstance(of, Mapping) else [of - 0.02, of + 0.02] for key, of in figures.items()}
+    """Return an interval around each figure."""
+    return {key: _around(x) if isinstance(x, Mapping) else [x - 0.02, x + 0.02] for key, x in figures.items()}

@@ -1,4 +1,4 @@
-"""Measured runs without any training: rows of differing difficulty, seeds that differ, and a skill that is known."""
+"""Simulated measured runs: rows of varying difficulty, variation over seeds, and a known skill."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}
 
 
 def simulate(row: str, seed: int = 1, skill: float = 0.5, rows: int = 300, data: int = 0, seeds_differ=0.1, **fields):
-    """A run of `row`. Labels and difficulties follow from `data` and `rows`, all else from `row` and `seed` too.
+    """Return a run of `row`. Labels and difficulties depend only on `data` and `rows`.
 
     Args:
         row, seed: as in the file.
-        skill: 0.5 gets 69 % right; a tenth more is about three points.
-        rows: of each task on dev.
-        data: which rows they are.
+        skill: 0.5 gets 69 % right; 0.1 more is about three points.
+        rows: number of dev rows of each task.
+        data: seed of the rows.
         seeds_differ: standard deviation of the skill over seeds.
-        fields: of `Measured`, in place of the usual ones.
+        fields: of `Measured`, instead of the defaults.
     """
-    own = np.random.default_rng([zlib.crc32(row.encode()), seed, data])
+    noise = np.random.default_rng([zlib.crc32(row.encode()), seed, data])
     metrics, by_row, intervals = {}, {}, {}
-    for place, (task, metric) in enumerate(FIRSTS.items()):
-        truth = np.random.default_rng([data, rows, place])
-        difficulty, able = truth.normal(size=rows), skill + seeds_differ * own.normal()
+    for index, (task, metric) in enumerate(FIRSTS.items()):
+        truth = np.random.default_rng([data, rows, index])
+        difficulty, ability = truth.normal(size=rows), skill + seeds_differ * noise.normal()
         if metric == "accuracy":
-            right = (able + 0.5 * own.normal(size=rows) > difficulty).astype(np.float64)
+            right = (ability + 0.5 * noise.normal(size=rows) > difficulty).astype(np.float64)
             scored = Scored(np.ones(rows), right)
             value = right.mean()
         else:
             labels = truth.normal(size=rows)
-            predictions = 2 * able * labels + difficulty + 0.5 * own.normal(size=rows)
+            predictions = 2 * ability * labels + difficulty + 0.5 * noise.normal(size=rows)
             scored = Scored(labels, predictions)
             value = np.corrcoef(labels, predictions)[0, 1]
         metrics[task] = {metric: float(value)}
         intervals[task] = {metric: (float(value) - 0.05, float(value) + 0.05)}
         by_row[task] = ByRow(f"{task} {data} {rows}", contributions(scored, metric))
-    whole = overall({task: next(iter(of.items())) for task, of in metrics.items()})
-    metrics |= {name: float(value) for name, value in whole.items()}
-    intervals |= {name: (metrics[name] - 0.02, metrics[name] + 0.02) for name in whole}
-    last = metrics["overall_normalized"]
-    usual = {
+    overall_scores = overall({task: next(iter(scores.items())) for task, scores in metrics.items()})
+    metrics |= {name: float(value) for name, value in overall_scores.items()}
+    intervals |= {name: (metrics[name] - 0.02, metrics[name] + 0.02) for name in overall_scores}
+    score = metrics["overall_normalized"]
+    defaults = {
         "row": row, "budget": "quick", "seed": seed, "overrides": {}, "source": "cs224n",
         "rows": {task: {"train": 854, "dev": rows} for task in FIRSTS}, "encoder": "small",
         "metrics": {"dev": metrics, "test": {}}, "intervals": {"dev": intervals, "test": {}}, "seconds": 60.0 + seed,
-        "peak_memory_mb": 900.0, "precision": "float32", "threads": 2, "curve": [(100, last - 0.05), (200, last)],
+        "peak_memory_mb": 900.0, "precision": "float32", "threads": 2, "curve": [(100, score - 0.05), (200, score)],
         "by_row": by_row, "commit": "1a2b3c4", "version": "0.1.0", "name": f"{row}-quick-s{seed}",
     }  # fmt: skip
-    return Measured(**usual | fields)
+    return Measured(**defaults | fields)
 
 
-def seeds(row: str, count: int = 3, **given) -> list[Measured]:
-    """Several runs of one row."""
-    return [simulate(row, seed, **given) for seed in range(1, count + 1)]
+def seeds(row: str, count: int = 3, **fields) -> list[Measured]:
+    """Return several runs of one row."""
+    return [simulate(row, seed, **fields) for seed in range(1, count + 1)]
 
 
 def run(row: str, seed: int, sst: float, qqp: float, sts: float, **fields):
-    """A run with these metrics on four dev rows of each task."""
+    """Return a run with these metrics on four dev rows of each task."""
     metrics = {"sst": {"accuracy": sst}, "qqp": {"accuracy": qqp}, "sts": {"pearson": sts}}
     metrics |= {"overall_mean": (sst + qqp + sts) / 3, "overall_normalized": (sst + qqp + (sts + 1) / 2) / 3}
     intervals = {task: {name: (value - 0.05, value + 0.05)} for task in FIRSTS for name, value in metrics[task].items()}
@@ -77,7 +77,7 @@ def run(row: str, seed: int, sst: float, qqp: float, sts: float, **fields):
 
 
 def measured() -> list[Measured]:
-    """Two seeds of the first row that can be run, and one of another."""
+    """Return two seeds of row p-base, and one of p-better."""
     epochs = {"step": [100.0, 200.0], "loss_sst": [1.5, 1.0], "dev_sst": [0.3, 0.5], "train_sst": [0.5, 0.7]}
     return [
         run("p-base", 1, 0.5, 0.5, 0.1, history=epochs, best_epoch=2),
@@ -86,7 +86,7 @@ def measured() -> list[Measured]:
 
 
 def small_recipes() -> Recipes:
-    """One paper with every kind of row."""
+    """Return a paper with every kind of row, and one with a single row."""
     choices = ("by another model",)
     quoted = {"sst": 0.532, "qqp": 0.893, "sts": 0.876, "overall": 0.788}
     better = {"sst": 0.55, "qqp": 0.75, "sts": 0.3, "overall": 0.66}
@@ -106,11 +106,11 @@ def small_recipes() -> Recipes:
 
 
 def row(name: str, **fields: Any) -> Row:
-    """A row of table t of the paper that its name begins with."""
+    """Return a row of table t of the paper that its name begins with."""
     return Row(name=name, paper=name.split("-")[0], table="t", **fields)
 
 
 def paper(name: str, rows: Sequence[Row], **fields: Any) -> Paper:
-    """A paper of one table."""
+    """Return a paper of one table."""
     table = Table(name="t", title="Scores", title_test="Scores on test", rows={row.name: row for row in rows})
     return Paper(name=name, tables={"t": table}, **fields)

@@ -16,7 +16,7 @@ from tests.experiments.conftest import TASKS, tables
 
 
 def side(*folders) -> list[Revision]:
-    """Revisions that are folders; named by them, since all are workspaces."""
+    """Open folders as revisions, named after their folders."""
     opened = [Revision.open("workspace", folder) for folder in folders]
     for revision, folder in zip(opened, folders):
         revision.name = folder.name
@@ -25,7 +25,7 @@ def side(*folders) -> list[Revision]:
 
 @pytest.fixture(scope="module")
 def pair(run_of):
-    """Two runs, of which the second is better."""
+    """Two runs, the second one better."""
     return side(run_of("a", seed=1)), side(run_of("b", seed=2, skill=1.5))
 
 
@@ -34,7 +34,7 @@ def result(pair):
     return compare(*pair, rows=4)
 
 
-def test_figures_are_those_of_the_metrics_and_the_tests(pair, result):
+def test_figures_equal_metrics_and_tests(pair, result):
     first, second = (evaluate_predictions(run.predictions(), run.tasks())["dev"] for [run] in pair)
     for name, figures in result["tasks"].items():
         metric = figures["metric"]
@@ -53,17 +53,17 @@ def test_figures_are_those_of_the_metrics_and_the_tests(pair, result):
     assert "b is better than a by" in sst["sentence"]
 
 
-def test_rows_that_the_sides_decide_differently_come_with_their_texts(result):
+def test_rows_decided_differently_have_texts(result):
     for name, figures in result["tasks"].items():
         for kind, rows in result["rows"][name].items():
             assert len(rows) == min(4, figures[kind])
         for row in result["rows"][name]["fixed"]:
-            before, after = (abs(row[which][0] - row["label"]) for which in ("first", "second"))
+            before, after = (abs(row[side][0] - row["label"]) for side in ("first", "second"))
             assert before - after > 0.5 if name == "sts" else after == 0 < before
             assert all(row["id"] in row[column] for column in row if column.startswith("text"))
 
 
-def test_the_terminal_names_every_metric_in_full_and_shows_texts_as_they_are(result):
+def test_terminal_output(result):
     console = Console(width=140, record=True, file=io.StringIO(), force_terminal=True)
     show_comparison(result, console)
     styled = console.export_text(clear=False, styles=True).splitlines()
@@ -80,24 +80,24 @@ def test_the_terminal_names_every_metric_in_full_and_shows_texts_as_they_are(res
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_the_other_way_round_is_the_same_verdict_and_of_two_metrics_that_lead_the_usual_one_counts(run_of, seeds):
-    led = TASKS | {"sst": TASKS["sst"] | {"metric": "macro_f1"}}
-    a = side(*[run_of(f"a{seed}", seed=seed, tasks=led) for seed in range(seeds)])
+def test_swapped_sides_give_the_same_verdict(run_of, seeds):
+    macro_first = TASKS | {"sst": TASKS["sst"] | {"metric": "macro_f1"}}
+    a = side(*[run_of(f"a{seed}", seed=seed, tasks=macro_first) for seed in range(seeds)])
     b = side(*[run_of(f"b{seed}", seed=9 + seed, skill=1.25) for seed in range(seeds)])
-    there, back = compare(a, b, rows=5), compare(b, a, rows=5)
+    forward, backward = compare(a, b, rows=5), compare(b, a, rows=5)
     mirrored = {"first": "second", "second": "first", None: None}
-    for name, one in (there["tasks"] | there["overall"]).items():
-        other = (back["tasks"] | back["overall"])[name]
+    for name, one in (forward["tasks"] | forward["overall"]).items():
+        other = (backward["tasks"] | backward["overall"])[name]
         assert all(one[key] == other[key] for key in ("metric", "sentence", "p"))
         assert (one["better"], one["difference"]) == (mirrored[other["better"]], -other["difference"])
         assert one["interval"] == pytest.approx([-end for end in reversed(other["interval"])], abs=1e-12)
-    for name in there["tasks"]:
-        fixed, broken = there["rows"][name]["fixed"], back["rows"][name]["broken"]
+    for name in forward["tasks"]:
+        fixed, broken = forward["rows"][name]["fixed"], backward["rows"][name]["broken"]
         assert [row["id"] for row in fixed] == [row["id"] for row in broken]
-    assert "sst is measured by macro_f1 and by accuracy: compared by accuracy" in there["notes"]
+    assert "sst is measured by macro_f1 and by accuracy: compared by accuracy" in forward["notes"]
 
 
-def test_the_same_predictions_in_another_order_are_no_difference(run_of):
+def test_order_of_rows_makes_no_difference(run_of):
     result = compare(side(run_of("a")), side(run_of("b", tables().sample(frac=1, random_state=0))), rows=5)
     console = Console(record=True, file=io.StringIO())
     show_comparison(result, console)
@@ -108,7 +108,7 @@ def test_the_same_predictions_in_another_order_are_no_difference(run_of):
     assert all(figures["better"] is None for figures in result["overall"].values())
 
 
-def test_seeds_are_the_unit_as_well(run_of):
+def test_several_seeds_are_tested_over_rows_and_seeds(run_of):
     a = side(*[run_of(f"a{seed}", seed=seed, runtime={"seed": seed}) for seed in range(3)])
     b = side(*[run_of(f"b{seed}", seed=5 + seed, skill=1.5, runtime={"seed": seed}) for seed in range(4)])
     result = compare(a, b)
@@ -123,7 +123,7 @@ def test_seeds_are_the_unit_as_well(run_of):
     assert "a0 (mean of 3)" in result["tasks"]["sst"]["sentence"]
 
 
-def test_notes_on_runs_of_one_side_and_params_that_differ(run_of):
+def test_notes_on_params_and_runs_of_one_side(run_of):
     learning = {"finetune": {"lr": 2e-05, "epochs": 3}}
     a = run_of("a", finetune={"lr": 0.00002, "epochs": 4})
     other = run_of("c", seed=2, **learning, smart={"lambda": 1})
@@ -139,7 +139,7 @@ def test_notes_on_runs_of_one_side_and_params_that_differ(run_of):
 def test_texts_come_from_a_revision_that_has_the_rows(run_of):
     a, b = run_of("a", seed=1), run_of("b", seed=2, skill=2.0)
     expected = compare(side(a), side(b), rows=3)["rows"]
-    for task in TASKS:  # a has split anew since it predicted
+    for task in TASKS:  # a has new splits since its predictions
         path = a / f"data/splits/{task}/dev.parquet"
         table = pd.read_parquet(path)
         table.assign(id="new-" + table["id"]).to_parquet(path)
@@ -149,7 +149,7 @@ def test_texts_come_from_a_revision_that_has_the_rows(run_of):
         compare(side(a), side(b), rows=3)
 
 
-def test_a_side_is_one_revision_or_several():
+def test_invalid_side_is_an_error():
     for names, message in (("workspace, workspace", "the same revision"), (" , ", "expected a revision")):
         with pytest.raises(UserError, match=message):
             open_side(names)
@@ -164,8 +164,8 @@ def other_label(frame):
     return frame.assign(label=frame["label"].mask(changed, 1 - frame["label"]))
 
 
-def set_apart(frame):
-    """A table whose ensemble was chosen on half of dev."""
+def with_selection_rows(frame):
+    """Return a table with an ensemble selected on half of dev."""
     return frame.assign(split=np.where(frame["id"].isin([f"dev-{i}" for i in range(100)]), "selection", "dev"))
 
 
@@ -177,12 +177,12 @@ def set_apart(frame):
         (lambda frame: frame, "test", "split test: a has no labelled rows of it, expected one of dev"),
     ],
 )
-def test_other_rows_are_refused_and_named(pair, run_of, change, split, message):
+def test_different_rows_or_labels_are_an_error(pair, run_of, change, split, message):
     with pytest.raises(UserError, match=message):
         compare(pair[0], side(run_of("b", change(tables(1)))), split)
 
 
-def test_other_targets_are_refused_and_tasks_of_one_side_left_out(pair, run_of):
+def test_different_targets_are_an_error_and_unshared_tasks_left_out(pair, run_of):
     other = TASKS | {"sts": {**TASKS["sts"], "range": [0, 1]}}
     with pytest.raises(UserError, match=r"task sts: .*0.0, high=5.0.* in a"):
         compare(pair[0], side(run_of("b", tasks=other)))
@@ -192,9 +192,9 @@ def test_other_targets_are_refused_and_tasks_of_one_side_left_out(pair, run_of):
     assert any("left out: nli" in note for note in result["notes"])
 
 
-def test_figures_on_rows_that_something_was_chosen_on_are_marked(run_of):
-    frame = set_apart(tables(1))
-    a, b = run_of("a", frame), run_of("b", frame)  # whose epochs were chosen on dev
+def test_rows_used_for_selection_are_noted(run_of):
+    frame = with_selection_rows(tables(1))
+    a, b = run_of("a", frame), run_of("b", frame)  # epochs selected on dev
     selected_on = {"rows": "holdout", "by": "overall_normalized", "ensemble": "selection"}
     write_json(a / "metrics/evaluation.json", {"selected_on": selected_on})
     result = compare(side(a), side(b), "selection", rows=2)

@@ -1,4 +1,6 @@
-"""Effects of techniques: published examples, and planted ones found again."""
+"""Effects of techniques: published examples and planted effects."""
+
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -13,32 +15,30 @@ from tests.experiments.simulated import run
 FOUR = pd.DataFrame({"a": [-1, 1, -1, 1], "b": [-1, -1, 1, 1]})
 
 
-def test_effects_are_those_of_montgomerys_example_with_three_runs_of_each_point():
+def test_effects_equal_montgomerys_replicated_example():
     levels = pd.concat([FOUR] * 3)  # concentration and catalyst, section 6.2
     table = effects(levels, np.array([28, 36, 18, 31, 25, 32, 19, 30, 27, 32, 23, 29])).set_index("term")
     assert table["effect"].to_dict() == pytest.approx({"a": 8.333, "b": -5.0, "a x b": 1.667}, abs=1e-3)
-    reach = 2.306 * np.sqrt(31.333 / 8 / 3)  # t with 8 degrees; the error's sum of squares is 31.333
-    assert np.allclose(table["high"] - table["effect"], reach, atol=1e-3)
+    half_width = 2.306 * np.sqrt(31.333 / 8 / 3)  # t with 8 degrees; the error's sum of squares is 31.333
+    assert np.allclose(table["high"] - table["effect"], half_width, atol=1e-3)
 
 
-def test_single_runs_have_the_pseudo_standard_error_of_lenth():
+def test_single_runs_use_lenths_pseudo_standard_error():
     table = effects(FOUR, np.array([0, 10, 2, 14])).set_index("term")  # effects 11, 3 and 1: their median is 3
     assert table["effect"].to_dict() == pytest.approx({"a": 11, "b": 3, "a x b": 1})
     assert np.allclose(table["high"] - table["effect"], 12.706 * 1.5 * 3, atol=1e-2)  # t with one degree
 
 
-def test_planted_effects_are_found_and_points_that_are_missing_are_named(root, tmp_path, monkeypatch, capsys):
+def test_planted_effects_are_found_and_missing_points_named(root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(root)
     rows = load_recipes().paper("future").sweeps["factorial"].rows.values()
-    (tmp_path / "recipes").mkdir()
-    for path in (root / "recipes").glob("*.yaml"):
-        (tmp_path / "recipes" / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(root / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("measured"))
     for row in rows:
         on = row.title.split(", ")
         sst = 0.3 + 0.1 * ("smart" in on) + 0.04 * ("smart" in on and "cross" in on)
         for seed, noise in ((1, 0.01), (2, -0.01)):
-            one = run(row.run_as, seed, sst + noise, 0.5, 0.5, name=f"{row.run_as}-s{seed}")
-            write_measured(one, tmp_path / "recipes/measured")
+            result = run(row.run_as, seed, sst + noise, 0.5, 0.5, name=f"{row.run_as}-s{seed}")
+            write_measured(result, tmp_path / "recipes/measured")
     table = factorial("future-factorial", out=tmp_path / "out", root=tmp_path)
     sst = table[table["metric"] == "sst"].set_index("term")["effect"]
     assert list(sst[["smart", "cross", "cross x smart", "surgery"]]) == pytest.approx([0.12, 0.02, 0.02, 0], abs=1e-9)

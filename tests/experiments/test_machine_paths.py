@@ -1,24 +1,17 @@
-"""Params that belong to one machine, and params that make a run another."""
+"""Params that depend on the machine, and params that define a run."""
 
 import subprocess
 
 import pytest
 
-from bertrio.experiments.machine_paths import (
-    differences,
-    is_override,
-    overridden,
-    settings_text,
-    with_absolute_paths,
-    without_folder,
-)
+from bertrio.experiments import machine_paths
 from bertrio.experiments.recipes.params import flatten
 from bertrio.experiments.recipes.running import experiment_name
 
 
 @pytest.fixture
 def repository(tmp_path):
-    """A git repository that tracks course/README.md, tracked.tsv and a link, with other files in it and beside it."""
+    """A git repository with tracked files (course/README.md, tracked.tsv, a symlink) and untracked ones."""
     folder = tmp_path / "repository"
     for name in ("repository/course", "models/encoder"):
         (tmp_path / name).mkdir(parents=True)
@@ -30,40 +23,40 @@ def repository(tmp_path):
     return folder
 
 
-def test_paths_become_absolute_where_git_does_not_track_the_files(repository):
-    def params(course, model, own, link):
-        files, tried = {"nli": {"train": own, "dev": None}}, {"train": link, "dev": "tracked.tsv", "test": "gone.tsv"}
+def test_paths_of_untracked_files_become_absolute(repository):
+    def params(course, model, file, link):
+        files, splits = {"nli": {"train": file, "dev": None}}, {"train": link, "dev": "tracked.tsv", "test": "gone.tsv"}
         return {
-            "data": {"path": None, "corpora_path": course, "files": files, "unlabelled": {"a": {"path": own}}},
+            "data": {"path": None, "corpora_path": course, "files": files, "unlabelled": {"a": {"path": file}}},
             "encoder": {"name": model}, "distill": {"teacher": course},
-            "tasks": {"nli": {"data": tried, "head": "own.tsv"}}, "evaluate": {"challenges": {"hard": {"path": own}}},
+            "tasks": {"nli": {"data": splits, "head": "own.tsv"}}, "evaluate": {"challenges": {"hard": {"path": file}}},
         }  # fmt: skip
 
     names = ("course", "../models/encoder", "own.tsv", "link.tsv")
     settings = params(*names)
     absolute = [str((repository / name).parent.resolve() / name.rpartition("/")[2]) for name in names]
-    assert with_absolute_paths(settings, repository) == params(*absolute)
+    assert machine_paths.with_absolute_paths(settings, repository) == params(*absolute)
     assert settings == params(*names)
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"data": {"path": "gone", "files": {"nli": {"train": "own.tsv"}}}},  # files of data start at its path
+        {"data": {"path": "gone", "files": {"nli": {"train": "own.tsv"}}}},  # relative to data.path
         {"encoder": {"name": "tiny"}},
         {"encoder": {"name": "sentence-transformers/all-MiniLM-L6-v2"}},
     ],
 )
-def test_what_is_no_path_from_here_stays(repository, settings):
-    assert with_absolute_paths(settings, repository) == settings
+def test_values_that_are_no_local_paths_are_unchanged(repository, settings):
+    assert machine_paths.with_absolute_paths(settings, repository) == settings
 
 
-def test_of_a_local_folder_only_the_last_name_counts(repository, monkeypatch):
+def test_local_folder_is_reduced_to_its_name(repository, monkeypatch):
     monkeypatch.chdir(repository.parent)
     for name in ("models/encoder", "models/encoder/", "repository/../models/encoder", "/no/encoder"):
-        assert without_folder("encoder.name", name) == "encoder"
-    assert without_folder("encoder.name", "sentence-transformers/encoder") == "sentence-transformers/encoder"
-    assert without_folder("finetune.select", "/no/encoder") == "/no/encoder"
+        assert machine_paths.without_folder("encoder.name", name) == "encoder"
+    for param, value in (("encoder.name", "sentence-transformers/encoder"), ("finetune.select", "/no/encoder")):
+        assert machine_paths.without_folder(param, value) == value
 
 
 @pytest.mark.parametrize(
@@ -76,21 +69,21 @@ def test_of_a_local_folder_only_the_last_name_counts(repository, monkeypatch):
         ({"mlm": {"enabled": True, "lr": 1}}, {"mlm": {"enabled": True, "lr": 2}}, {"mlm.lr": (1, 2)}),
     ],
 )
-def test_runs_differ_in_what_they_do_and_not_in_where(old, new, changed):
-    assert differences(old, new) == changed
+def test_differences_ignore_machine_params(old, new, changed):
+    assert machine_paths.differences(old, new) == changed
 
 
-def test_another_file_of_the_same_name_makes_another_run_and_measured_files_have_names_alone():
-    here, there = ({"data": {"extra_train": {"qqp": {"train": f"/{place}/more.tsv"}}}} for place in ("here", "there"))
-    assert set(differences(here, there)) == {"data.extra_train.qqp.train"}
-    assert overridden({"data": {"extra_train": {}}}, here) == {"data.extra_train.qqp.train": "more.tsv"}
+def test_runs_differ_by_path_and_measured_files_have_names():
+    here, there = ({"data": {"extra_train": {"qqp": {"train": f"/{folder}/more.tsv"}}}} for folder in ("here", "there"))
+    assert set(machine_paths.differences(here, there)) == {"data.extra_train.qqp.train"}
+    assert machine_paths.overridden({"data": {"extra_train": {}}}, here) == {"data.extra_train.qqp.train": "more.tsv"}
     assert len({experiment_name("row", "quick", 1, flatten(params)) for params in (here, there)}) == 1
     overrides = {"finetune.lr": 2e-5, "data.path": "/here/course", **flatten(here)}
     text = "; -S finetune.lr=2e-05; -S data.path=course; -S data.extra_train.qqp.train=more.tsv"
-    assert settings_text(overrides) == text
+    assert machine_paths.settings_text(overrides) == text
 
 
-def test_overrides_are_what_no_field_of_a_measured_file_has():
-    fields = ("data.source", "data.path", "encoder.name", "runtime.seed", "checkpoints.minutes")
-    assert not any(map(is_override, fields))
-    assert is_override("encoder.revision") and is_override("distill.teacher")
+def test_params_with_fields_in_measured_files_are_no_overrides():
+    params = {"data": {"source": "hub", "path": "a"}, "runtime": {"seed": 2}, "checkpoints": {"minutes": 1}}
+    params |= {"encoder": {"name": "a", "revision": "v1"}}
+    assert machine_paths.overridden({}, params) == {"encoder.revision": "v1"}

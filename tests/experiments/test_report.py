@@ -1,4 +1,4 @@
-"""The report: everything that a run found is on the page, as text, and the same files give the same bytes."""
+"""The report: the page shows all results of a run as text, and the same files give the same bytes."""
 
 import base64
 import hashlib
@@ -24,7 +24,7 @@ from tests.toy_project import Clone
 
 
 class Page(HTMLParser):
-    """What a browser without scripts makes of a page: its elements, and the text of each section."""
+    """Parser of a page's elements and the text of each section, as in a browser without scripts."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Page(HTMLParser):
 
 
 def predictions(flip: int) -> pd.DataFrame:
-    """Rows of sst, of which every `flip`-th is wrong."""
+    """Return rows of sst with every `flip`-th one wrong."""
     rows = range(40)
     outputs = {"probabilities": [[0.2] * 5] * 40, "score": float("nan")}
     table = pd.DataFrame({"id": [f"s{row}" for row in rows], "task": "sst", "split": "dev", **outputs})
@@ -53,16 +53,16 @@ def predictions(flip: int) -> pd.DataFrame:
 
 
 def worst_row(text: str) -> dict:
-    near = [{"id": "t1", "texts": ["seen before"], "label": 3.0, "similarity": 0.87}]
+    neighbours = [{"id": "t1", "texts": ["seen before"], "label": 3.0, "similarity": 0.87}]
     change = {"from": "preference", "to": "taste", "before": 0.0, "after": 4.0}
     change |= {"confidence_before": 0.98, "confidence_after": 0.61}
     row = {"id": "s1", "texts": [text], "label": 4.0, "prediction": 0.0, "confidence": 0.9987}
-    return row | {"neighbours": near, "change": change}
+    return row | {"neighbours": neighbours, "change": change}
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, root):
-    """A committed project with the files that a run leaves, made by hand."""
+def finished_run(tmp_path_factory, root):
+    """A committed project with hand-written files of a run."""
     folder = tmp_path_factory.mktemp("report")
     planted = Planted(folder, root)
     settings = yaml.safe_load((root / "params.yaml").read_text())
@@ -91,9 +91,9 @@ def finished(tmp_path_factory, root):
 
 
 @pytest.fixture
-def project(finished, tmp_path):
-    """A copy of it to change."""
-    return shutil.copytree(finished, tmp_path / "project", symlinks=True)
+def project(finished_run, tmp_path):
+    """A copy of the finished run to change."""
+    return shutil.copytree(finished_run, tmp_path / "project", symlinks=True)
 
 
 def change_settings(project, change):
@@ -108,9 +108,9 @@ def page_of(project, out, **options) -> tuple[str, Page]:
     return html, Page(html)
 
 
-def test_every_section_says_what_its_file_holds_and_the_same_files_give_the_same_bytes(finished, tmp_path):
-    html, page = page_of(finished, tmp_path)
-    assert page_of(finished, tmp_path)[0] == html
+def test_sections_show_their_files_with_reproducible_bytes(finished_run, tmp_path):
+    html, page = page_of(finished_run, tmp_path)
+    assert page_of(finished_run, tmp_path)[0] == html
     assert list(page.sections) == [name for name, *_ in SECTIONS if name != "comparison"]
     expected = {
         "errors": ["preference → taste: 0 (0.98) → 4 (0.61)", "seen before (label 3, similarity 0.87)", "0.999"],
@@ -127,8 +127,8 @@ def test_every_section_says_what_its_file_holds_and_the_same_files_give_the_same
         assert "is not there" not in page.sections[name]
 
 
-def test_the_head_states_date_data_encoder_device_and_time(project, tmp_path):
-    (project / "dvc.lock").touch()  # a clone has a new file of an old run
+def test_head_shows_date_data_encoder_device_and_time(project, tmp_path):
+    (project / "dvc.lock").touch()  # a clone gives old files a new date
     html, _ = page_of(project, tmp_path)
     facts = dict(re.findall(r"<dt>(\w+)</dt><dd>([^<]*)</dd>", html))
     assert facts == {
@@ -143,7 +143,7 @@ def test_the_head_states_date_data_encoder_device_and_time(project, tmp_path):
     assert "<dd>2001-09-09</dd>" in page_of(project, tmp_path)[0]
 
 
-def test_classes_go_by_their_names(project, tmp_path):
+def test_classes_are_shown_by_name(project, tmp_path):
     names = ["very negative", "negative", "neutral", "positive", "very positive"]
     change_settings(project, lambda settings: settings["tasks"]["sst"].update(labels=names))
     write_text(project / "plots/confusion/sst.csv", "gold,predicted\n4 very positive,1 negative\n2 neutral,1 negative")
@@ -154,52 +154,52 @@ def test_classes_go_by_their_names(project, tmp_path):
     assert re.findall("gold ([a-z ]+), predicted negative", html) == ["negative", "neutral", "very positive"]
 
 
-def test_figures_of_one_member_are_not_passed_off_as_the_ensembles(finished, project, tmp_path):
+def test_figures_of_one_member_are_captioned(finished_run, project, tmp_path):
     caption = "One member was asked for each task, not the ensemble: base for "
     sections = ["robustness", "challenges", "errors"]
-    _, page = page_of(finished, tmp_path)
-    assert not [name for name in sections if caption in page.sections[name]], "an ensemble of one is that member"
+    _, page = page_of(finished_run, tmp_path)
+    assert not [name for name in sections if caption in page.sections[name]], "the ensemble is its only member"
     change_settings(project, lambda settings: settings["ensemble"].update(members={"base": {}, "second": {}}))
     _, page = page_of(project, tmp_path)
     assert [name for name in sections if caption in page.sections[name]] == sections
 
 
-def test_markup_in_texts_is_text_and_only_the_pages_own_script_may_run(finished, tmp_path):
-    html, page = page_of(finished, tmp_path)
+def test_markup_in_texts_is_escaped_and_policy_allows_only_own_script(finished_run, tmp_path):
+    html, page = page_of(finished_run, tmp_path)
     for name in ("metrics", "errors", "suspects", "slices", "challenges", "timings"):
         assert EVIL in page.sections[name], name
     assert "<script>alert" not in html
     tags, attributes = zip(*page.elements)
     assert (tags.count("script"), tags.count("img")) == (1, 0)
-    # nothing comes from elsewhere, and nothing runs or is styled that the policy would refuse
+    # no external resources, and no inline scripts or styles, which the policy forbids
     assert not [name for one in attributes for name in one if name.startswith("on") or name == "style"]
     links = [one[key] for one in attributes for key in ("src", "href") if key in one]
     assert all(link.startswith(("data:", "#")) for link in links)
     policy = next(one["content"] for one in attributes if one.get("http-equiv") == "Content-Security-Policy")
     style = re.search(r"<style>(.*?)</style>", html, re.DOTALL).group(1)
-    script, sheet = (base64.b64encode(hashlib.sha256(own.encode()).digest()) for own in (page.scripts[0], style))
+    script, sheet = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in (page.scripts[0], style))
     assert "default-src 'none'" in policy and f"script-src 'sha256-{script.decode()}'" in policy
     assert sheet.decode() in policy and "url(" not in style
 
 
 def luminance(color: str) -> float:
-    """Relative luminance of #rrggbb, as WCAG 2 defines it."""
+    """Relative luminance of #rrggbb, as defined by WCAG 2."""
     parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_enough_contrast(root, scheme):
+def test_text_contrast(root, scheme):
     light, dark = (root / "src/bertrio/analysis/report.css").read_text().split("prefers-color-scheme: dark")
     colors = dict(re.findall(r"--(\w+): (#\w{6})", {"light": light, "dark": dark}[scheme]))
-    for ground in ("ground", "raised"):
-        for ink in ("ink", "soft", "accent", "good", "bad"):
-            darker, lighter = sorted(luminance(colors[name]) for name in (ground, ink))
-            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (ground, ink)
+    for background in ("ground", "raised"):
+        for color in ("ink", "soft", "accent", "good", "bad"):
+            darker, lighter = sorted(luminance(colors[name]) for name in (background, color))
+            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (background, color)
 
 
-def test_a_section_without_its_file_says_which_stage_writes_it(project, tmp_path):
+def test_section_without_its_file_names_the_stage(project, tmp_path):
     needed = {path: (name, stage) for name, _, path, stage in SECTIONS if path}
     for path in needed:
         target = project / path
@@ -215,18 +215,18 @@ DAMAGED |= {"predictions/analysis/suspects.csv": "a,b\n1,2\n"}
 
 
 @pytest.mark.parametrize(("path", "content"), DAMAGED.items())
-def test_a_file_of_another_shape_or_of_tasks_that_are_gone_is_named(project, tmp_path, path, content):
+def test_malformed_file_or_unknown_task_is_an_error(project, tmp_path, path, content):
     write_text(project / path, content)
-    path = path.replace("params.yaml", "predictions/analysis/errors.json")  # the first that has the task
+    path = path.replace("params.yaml", "predictions/analysis/errors.json")  # the first file with the task
     with pytest.raises(UserError, match=f"^workspace: {path}: (found another shape|can't be read as a table)"):
         page_of(project, tmp_path)
 
 
-def test_a_baseline_is_compared_with_and_its_rows_are_shown(project, tmp_path):
+def test_comparison_with_a_baseline(project, tmp_path):
     write_predictions(predictions(20), project / "predictions/ensemble.parquet")
     change_settings(project, lambda settings: settings["finetune"].update(lr=2e-5))
     comparison = page_of(project, tmp_path, baseline="HEAD")[1].sections["comparison"]
-    assert "sst: workspace is better than HEAD by 0.1500" in comparison  # of 6 throws all one way, p is 2 / 2^6
+    assert "sst: workspace is better than HEAD by 0.1500" in comparison  # 6 rows all one way: p is 2 / 2^6
     assert "Differences, B minus A" in comparison and "no difference" in comparison
     assert "sst: fixed (6)" in comparison and "sst: broken (0)" in comparison
     assert f"{EVIL} 5" in comparison
@@ -236,7 +236,7 @@ def test_a_baseline_is_compared_with_and_its_rows_are_shown(project, tmp_path):
     assert "<title>HEAD · bertrio</title>" in html
 
 
-def test_a_comparison_that_fails_leaves_the_rest_of_the_page(project, tmp_path):
+def test_failed_comparison_keeps_the_rest_of_the_page(project, tmp_path):
     write_predictions(predictions(20).iloc[1:], project / "predictions/ensemble.parquet")
     _, page = page_of(project, tmp_path, baseline="HEAD")
     assert "No comparison with HEAD" in page.sections["comparison"]
@@ -244,9 +244,8 @@ def test_a_comparison_that_fails_leaves_the_rest_of_the_page(project, tmp_path):
     assert EVIL in page.sections["errors"]
 
 
-def test_the_command_shows_settings_that_differ_from_the_last_commit_first(project, monkeypatch, capsys):
-    text = {"epochs": 7, "lr": 6e-05}
-    change_settings(project, lambda settings: settings["finetune"].update(text))
+def test_command_shows_changed_settings_first(project, monkeypatch, capsys):
+    change_settings(project, lambda settings: settings["finetune"].update(epochs=7, lr=6e-05))
     monkeypatch.chdir(project)
     assert main(["report", "--out", "page.html"]) == 0
     assert "page.html" in capsys.readouterr().out

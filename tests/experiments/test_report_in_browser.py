@@ -21,15 +21,15 @@ ROWS = 500
 
 
 class Browser:
-    """One tab of Chromium, spoken to in the DevTools protocol over a pair of pipes: needs no driver, port or package.
+    """One tab of Chromium, controlled by the DevTools protocol over a pair of pipes, without driver, port or package.
 
-    `logged` collects what the page wrote to the console, its exceptions, and what its policy refused.
+    `logged` collects console messages, exceptions and violations of the content security policy.
     """
 
     def __init__(self, profile):
         to_child, self._out = os.pipe()
         self._in, from_child = os.pipe()
-        pipes = f'exec "$@" 3<&{to_child} 4>&{from_child}'  # Chromium reads its orders from 3 and answers on 4
+        pipes = f'exec "$@" 3<&{to_child} 4>&{from_child}'  # Chromium reads commands from 3 and writes results to 4
         command = ["bash", "-c", pipes, "bash", CHROMIUM, *FLAGS, "--hide-scrollbars", f"--user-data-dir={profile}"]
         command += ["--remote-debugging-pipe"]
         self._process = subprocess.Popen(command, pass_fds=(to_child, from_child), stderr=subprocess.DEVNULL)
@@ -42,10 +42,10 @@ class Browser:
             self.ask(f"{domain}.enable")
 
     def ask(self, method, **params):
-        """Gives an order and waits for its answer."""
+        """Send a command and return its result."""
         self._number += 1
-        order = {"id": self._number, "method": method, "params": params, **self._session}
-        os.write(self._out, json.dumps(order).encode() + b"\0")
+        command = {"id": self._number, "method": method, "params": params, **self._session}
+        os.write(self._out, json.dumps(command).encode() + b"\0")
         while True:
             while b"\0" not in self._buffer:
                 chunk = os.read(self._in, 1 << 20)
@@ -60,7 +60,7 @@ class Browser:
                 return message["result"]
 
     def open(self, path, width=1440):
-        """Loads a file, and returns when it is laid out and its scripts have run."""
+        """Load a file, and return when it is laid out and its scripts have run."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.ask("Page.navigate", url="about:blank")
         self.logged.clear()
@@ -70,7 +70,7 @@ class Browser:
         self.run("document.body.offsetHeight")  # waits for the layout
 
     def run(self, script):
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         answer = self.ask("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
@@ -91,15 +91,15 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
-    """A page with many rows of text, of which the first two would do harm if they were markup."""
+    """A page with many rows of text, the first two with malicious markup."""
     texts = [EVIL, f"</td></table>{EVIL}", *[f"row {place} of film number {place}" for place in range(ROWS - 2)]]
-    near = [{"texts": ["one"], "label": 1.0, "similarity": 0.5}]
+    neighbours = [{"texts": ["one"], "label": 1.0, "similarity": 0.5}]
     change = {"from": "a word", "to": "another", "before": 0.0, "after": 4.0}
-    row = {"label": 1.0, "prediction": 0.0, "change": change, "neighbours": near}
-    sure = [None, *(place * 37 % 1009 for place in range(1, ROWS))]
-    rows = [{**row, "id": f"id-{n}", "texts": [text, "b"], "confidence": sure[n]} for n, text in enumerate(texts)]
+    row = {"label": 1.0, "prediction": 0.0, "change": change, "neighbours": neighbours}
+    values = [None, *(place * 37 % 1009 for place in range(1, ROWS))]
+    rows = [{**row, "id": f"id-{n}", "texts": [text, "b"], "confidence": values[n]} for n, text in enumerate(texts)]
     evaluation = {"dev": {"sst": {"accuracy": 0.862}}, "intervals": {"dev": {"sst": {"accuracy": [0.841, 0.882]}}}}
-    wide = {"stage": {f"a long name of a column {'x' * 30} {place}": 1000 for place in range(12)} | {"seconds": 1.0}}
+    timings = {"stage": {f"a long name of a column {'x' * 30} {place}": 1000 for place in range(12)} | {"seconds": 1.0}}
     names = ["a class with a long name", "b" * 60, "c"]
     plots = {
         "learning/score": {name: pd.DataFrame({"step": [10, 20], "score": [0.5, 0.7]}) for name in ("sst", "q" * 60)},
@@ -109,9 +109,9 @@ def page(tmp_path_factory):
         "scores": {"sts": pd.DataFrame({"gold": ["1", "2.5"], "predicted": ["1.5", "5"]})},
         "reliability": {},
     }
+    contents = {"metrics": evaluation, "training": {}, "predictions": {}, "errors": {"sst": rows}, "timings": timings}
     html = render_page(
-        title="exp-" + "a" * 60, subtitle="0123456789" * 4,
-        contents={"metrics": evaluation, "training": {}, "predictions": {}, "errors": {"sst": rows}, "timings": wide},
+        title="exp-" + "a" * 60, subtitle="0123456789" * 4, contents=contents,
         tasks={"sst": Task("sst", "single", "cross", Ordered(5))}, members=["base"], plots=plots, date="2026-01-31",
         settings={"x" * 200: "1"}, changed=None, edited={}, comparison={}, chosen="",
     )  # fmt: skip
@@ -121,7 +121,7 @@ def page(tmp_path_factory):
 
 
 def shown(browser, column):
-    """The texts of a column of the long table, as far as they are shown."""
+    """Return the visible texts of a column of the long table."""
     rows = "Array.from(document.querySelectorAll('.long tbody tr'))"
     return browser.run(f"{rows}.filter((row) => row.offsetHeight).map((row) => row.cells[{column}].textContent)")
 
@@ -136,7 +136,7 @@ def search(browser, text):
     browser.run(f"{box}.value = '{text}'; {box}.dispatchEvent(new Event('input'))")
 
 
-def test_text_is_inert_and_the_policy_stops_scripts_and_requests_that_are_not_the_pages_own(browser, page):
+def test_policy_blocks_foreign_scripts_and_requests(browser, page):
     browser.open(page)
     assert len(shown(browser, 6)) == 50
     click(browser, "Show all")
@@ -152,20 +152,20 @@ def test_text_is_inert_and_the_policy_stops_scripts_and_requests_that_are_not_th
     assert len([entry for entry in browser.logged if "Content Security Policy" in json.dumps(entry)]) >= 2
 
 
-def test_a_table_sorts_up_and_down_by_value(browser, page):
+def test_table_sorts_by_value(browser, page):
     browser.open(page)
     heading = "document.querySelector('.long th:nth-child(4)').getAttribute('aria-sort')"
-    every = sorted(place * 37 % 1009 for place in range(1, ROWS))  # the row without a value comes last both ways
-    for values, direction in ((every[:50], "ascending"), (every[:-51:-1], "descending")):
+    ordered = sorted(place * 37 % 1009 for place in range(1, ROWS))  # the row without a value is always last
+    for expected, direction in ((ordered[:50], "ascending"), (ordered[:-51:-1], "descending")):
         click(browser, "confidence")
-        assert [int(value.replace(",", "")) for value in shown(browser, 3)] == values
+        assert [int(value.replace(",", "")) for value in shown(browser, 3)] == expected
         assert browser.run(heading) == direction
     click(browser, "id")
-    assert shown(browser, 6)[:3] == ["id-0", "id-1", "id-2"]  # as people count, not as letters go
+    assert shown(browser, 6)[:3] == ["id-0", "id-1", "id-2"]  # natural order
     assert browser.run(heading) == "none"
 
 
-def test_a_search_finds_rows_on_all_pages(browser, page):
+def test_search_finds_rows_on_all_pages(browser, page):
     browser.open(page)
     search(browser, "ROW id-432 film")
     status = "document.querySelector('.long [role=status]').textContent"
@@ -178,7 +178,7 @@ def test_a_search_finds_rows_on_all_pages(browser, page):
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_fits_the_screen(browser, page, width):
+def test_page_fits_the_screen(browser, page, width):
     browser.open(page, width)
     assert browser.run("document.documentElement.scrollWidth") == width
     beyond = (
@@ -189,7 +189,7 @@ def test_fits_the_screen(browser, page, width):
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_a_chart_fills_the_screen_when_it_is_clicked_until_it_is_closed(browser, page, width):
+def test_clicked_chart_fills_the_screen_until_closed(browser, page, width):
     browser.open(page, width)
     box = "JSON.stringify(document.querySelector('figure').getBoundingClientRect())"
     before = json.loads(browser.run(box))
@@ -203,7 +203,7 @@ def test_a_chart_fills_the_screen_when_it_is_clicked_until_it_is_closed(browser,
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_the_page_of_runs_fits_the_screen(browser, tmp_path, width):
+def test_page_of_runs_fits_the_screen(browser, tmp_path, width):
     scores = {"overall_normalized": (0.7, 0.6, 0.8), "sst accuracy": (0.5, 0.4, 0.6)}
     runs = [Run("a" * 60 + name, {"x" * 60: name, "p": EVIL}, scores, curve={10: 0.5, 20: 0.6}) for name in "123"]
     write_page(runs, "overall", tmp_path / "runs.html")
@@ -212,7 +212,7 @@ def test_the_page_of_runs_fits_the_screen(browser, tmp_path, width):
     assert browser.run("document.querySelectorAll('th button').length") == 8  # the table sorts
 
 
-def test_reads_without_scripts(browser, page):
+def test_page_without_scripts_shows_all_rows(browser, page):
     browser.ask("Emulation.setScriptExecutionDisabled", value=True)
     try:
         browser.open(page)

@@ -1,5 +1,5 @@
-"""Revisions of real repositories, git and DVC: one stage copies what a run would have written, and two clones share an
-experiment over a bare git repository and a DVC remote that is a folder."""
+"""Revisions of git and DVC repositories: one stage copies the files of a run, and two clones share an experiment by a
+bare git repository and a DVC remote folder."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ for folder in ("predictions", "data", "metrics", "plots"):
 
 @pytest.fixture(scope="module")
 def clones(tmp_path_factory):
-    """A project `mine` with a run that is committed and an experiment, both pushed; and `yours`, a clone with neither.
+    """A project `mine` with a committed run and an experiment, both pushed, and `yours`, a clone with neither.
 
     The commit tagged `before` has no params.yaml.
     """
@@ -39,10 +39,8 @@ def clones(tmp_path_factory):
         write_run(mine / "made" / name, frame, run=name)
         write_text(mine / "made" / name / "plots/history/base.csv", "epoch,step\n1,100\n")
     params = (mine / "made/base/params.yaml").read_text()
-    metrics = [{"metrics/evaluation.json": {"cache": False}}]
-    project = toy_project(
-        mine, STAGE, params, deps=["made"], outs=["predictions", "data", "plots/history/base.csv"], metrics=metrics
-    )
+    metrics, outs = [{"metrics/evaluation.json": {"cache": False}}], ["predictions", "data", "plots/history/base.csv"]
+    project = toy_project(mine, STAGE, params, deps=["made"], outs=outs, metrics=metrics)
     project.git("commit", "-q", "-m", "before")
     project.git("tag", "before")
     run(root, "git", "init", "-q", "--bare", "-b", "main", "origin.git")
@@ -59,7 +57,7 @@ def clones(tmp_path_factory):
     return SimpleNamespace(mine=project, yours=Clone(root / "yours"))
 
 
-def test_a_revision_is_read_by_every_name_it_has(clones):
+def test_revision_by_every_kind_of_name(clones):
     mine, folder = clones.mine, clones.mine.folder
     commit = mine.git("rev-parse", "base").strip()
     experiment = mine.git("for-each-ref", "refs/exps/*/*/better", "--format=%(objectname)").strip()
@@ -76,7 +74,7 @@ def test_a_revision_is_read_by_every_name_it_has(clones):
 
 
 @pytest.mark.parametrize("name", ["workspace", "main"])
-def test_the_workspace_and_a_commit_are_read_alike(clones, name):
+def test_workspace_and_commit_are_read_alike(clones, name):
     revision = Revision.open(name, clones.mine.folder)
     assert revision.exists(PREDICTIONS) and revision.exists("data/splits/sst")
     assert not revision.exists("predictions/none.parquet")
@@ -90,7 +88,7 @@ def test_the_workspace_and_a_commit_are_read_alike(clones, name):
         revision.read("predictions/none.parquet")
 
 
-def test_names_that_are_none_are_errors_that_say_what_would_be(clones, tmp_path):
+def test_unknown_name_is_an_error(clones, tmp_path):
     with pytest.raises(UserError, match="nosuch: there is no such revision; expected workspace, a commit"):
         Revision.open("nosuch", clones.mine.folder)
     with pytest.raises(UserError, match="did you mean better.* gets its name when it ends: if it was stopped, the"):
@@ -101,7 +99,7 @@ def test_names_that_are_none_are_errors_that_say_what_would_be(clones, tmp_path)
         Revision.open("before", clones.mine.folder).settings()
 
 
-def test_an_experiment_is_compared_alike_in_two_clones_and_leaves_the_workspace_alone(clones, monkeypatch, capsys):
+def test_compare_is_the_same_in_two_clones(clones, monkeypatch, capsys):
     with pytest.raises(UserError, match="better: there is no such revision"):
         Revision.open("better", clones.yours.folder)
     clones.yours.dvc("pull", "-q")
@@ -119,7 +117,7 @@ def test_an_experiment_is_compared_alike_in_two_clones_and_leaves_the_workspace_
     assert result["params"] == {"run": [["base"], ["better"]]}
 
 
-def test_settings_that_made_a_result_are_stated_though_params_yaml_has_others(clones, tmp_path, monkeypatch, capsys):
+def test_edited_params_do_not_change_the_settings_of_a_result(clones, tmp_path, monkeypatch, capsys):
     project = Clone(shutil.copytree(clones.mine.folder, tmp_path / "project"))
     project.dvc("exp", "apply", "better")
     project.git("checkout", "-q", "params.yaml")
@@ -139,13 +137,12 @@ def test_settings_that_made_a_result_are_stated_though_params_yaml_has_others(cl
     project.git("checkout", "-q", ".")
     (project.folder / "params.yaml").write_text((project.folder / "params.yaml").read_text() + "more: 1\n")
     assert main(["report"]) == 0
-    assert "no longer matches" not in (project.folder / "report.html").read_text(), "no stage depends on it"
+    assert "no longer matches" not in (project.folder / "report.html").read_text(), "no stage reads the new param"
 
 
-def test_params_of_a_run_are_those_of_the_lock_of_its_stages(tmp_path):
-    (tmp_path / "params.yaml").write_text(
-        "free: 1\nlr: 1e-3\ndata: {files: {a: b}, seed: 0}\nname: null\nensemble: {members: {new: {}}}\n"
-    )
+def test_run_params_come_from_dvc_lock(tmp_path):
+    params = "free: 1\nlr: 1e-3\ndata: {files: {a: b}, seed: 0}\nname: null\nensemble: {members: {new: {}}}\n"
+    (tmp_path / "params.yaml").write_text(params)
     revision = Revision.open("workspace", tmp_path)
     assert revision.run_params["lr"] == 0.001 and revision.edited_params() == {}, "without dvc.lock"
     stages = {
@@ -157,7 +154,7 @@ def test_params_of_a_run_are_those_of_the_lock_of_its_stages(tmp_path):
     }
     locked = {name: {"cmd": "true", "params": {"params.yaml": params}} for name, params in stages.items()}
     with open(tmp_path / "dvc.lock", "w") as file:
-        YAML().dump({"schema": "2.0", "stages": {"check": {"cmd": "true"}, **locked}}, file)  # as DVC: no is text
+        YAML().dump({"schema": "2.0", "stages": {"check": {"cmd": "true"}, **locked}}, file)  # as DVC does: no is text
     revision = Revision.open("workspace", tmp_path)
     assert revision.run_params == {
         "free": 1, "lr": 0.002, "data": {"files": {}, "seed": 0}, "name": {"of": {"model": None}},
@@ -169,20 +166,15 @@ def test_params_of_a_run_are_those_of_the_lock_of_its_stages(tmp_path):
         Revision.open("workspace", tmp_path).tasks()
 
 
-def test_without_git_the_workspace_has_a_report_and_revisions_are_one_message(clones, tmp_path, monkeypatch, capsys):
+def test_workspace_has_a_report_without_git(clones, tmp_path, monkeypatch):
     folder = shutil.copytree(clones.mine.folder, tmp_path / "project", ignore=shutil.ignore_patterns(".git"))
     monkeypatch.chdir(folder)
     assert main(["report"]) == 0
     assert "There is no commit to compare them with" in (folder / "report.html").read_text()
-    capsys.readouterr()
-    for command in (["report", "HEAD"], ["report", "--baseline", "HEAD"], ["compare", "HEAD", "workspace"]):
-        assert main(command) == 2
-        expected = f"error: {folder} is no git clone with dvc.yaml; run this from the folder that holds dvc.yaml\n"
-        assert capsys.readouterr().err == expected
 
 
-def test_what_the_cache_has_lost_is_an_error_that_says_how_to_get_it(clones, monkeypatch, capsys):
-    """Last, since it takes the cache away."""
+def test_missing_cache_error_suggests_dvc_pull(clones, monkeypatch, capsys):
+    """Runs last, since it removes the cache."""
     monkeypatch.chdir(clones.mine.folder)
     for folder in (".dvc/cache", "../storage"):
         shutil.rmtree(folder)
@@ -191,7 +183,7 @@ def test_what_the_cache_has_lost_is_an_error_that_says_how_to_get_it(clones, mon
         message = capsys.readouterr().err
         assert message.startswith(f"error: {name} (") and "Traceback" not in message
         assert "the content of predictions/ensemble.parquet is not in DVC's cache; run dvc pull" in message
-    clone = clones.mine.folder.parent / "clone"  # that never had the cache
+    clone = clones.mine.folder.parent / "clone"  # without a cache
     run(clone.parent, "git", "clone", "-q", str(clones.mine.folder), "clone")
     monkeypatch.chdir(clone)
     assert main(["report", "HEAD"]) == 2

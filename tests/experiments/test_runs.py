@@ -1,4 +1,4 @@
-"""The table of a repository's runs and its page: experiments are planted, and DVC itself queues one."""
+"""The table of a repository's runs and its page, with planted experiments and one queued by DVC."""
 
 import copy
 import csv
@@ -12,7 +12,7 @@ from bertrio.core.files import write_json, write_text
 from bertrio.experiments import dvc_experiments, runs
 from bertrio.experiments.recipes.params import set_param
 from bertrio.experiments.revision import WORKSPACE, Revision
-from bertrio.experiments.runs import Run, changed_text, read_run, read_runs, tabulate, write_page
+from bertrio.experiments.runs import Run, read_run, read_runs, tabulate, write_page
 from tests.experiments.planted import Planted
 
 EVIL = '<script>alert(1)</script> "x" & <b>'
@@ -21,7 +21,7 @@ STAGE = "stages:\n  train:\n    cmd: exit 1\n    params: [finetune.epochs]\n"
 
 @pytest.fixture(scope="module")
 def project(root, tmp_path_factory) -> Planted:
-    """Three finished experiments, a queued one, and a workspace with a param of its own."""
+    """Three finished experiments, a queued one, and a workspace with a changed param."""
     project = Planted(tmp_path_factory.mktemp("runs"), root)
     params = read_yaml(root / "params.yaml")
     quick_a = {"finetune.lr": 3e-5, "runtime.device": "cpu"}
@@ -41,11 +41,11 @@ def project(root, tmp_path_factory) -> Planted:
 
 
 @pytest.fixture
-def in_it(project, monkeypatch):
+def in_project(project, monkeypatch):
     monkeypatch.chdir(project.folder)
 
 
-def test_all_runs_stand_in_one_table_the_best_first_with_what_they_change(in_it, capsys):
+def test_runs_are_listed_best_first_with_their_changes(in_project, capsys):
     assert main(["runs", "--format", "csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [(row["name"], row["state"], row["overall"], row["changed"]) for row in rows] == [
@@ -59,13 +59,7 @@ def test_all_runs_stand_in_one_table_the_best_first_with_what_they_change(in_it,
     assert (float(rows[0]["low"]), float(rows[0]["high"])) == pytest.approx((0.68, 0.72))
 
 
-def test_a_terminal_shows_the_first_of_many_changes():
-    changed = {"finetune.lr": "3e-05", "smart.lambda": "5", "smart.every": "4"}
-    assert changed_text(changed) == changed_text(changed, 3) == "finetune.lr=3e-05, smart.lambda=5, smart.every=4"
-    assert changed_text(changed, 1) == "finetune.lr=3e-05, 2 more"
-
-
-def test_runs_are_chosen_by_name_sorted_by_a_column_and_written_as_text_or_markdown(in_it, capsys):
+def test_runs_by_name_sorted_and_formatted(in_project, capsys):
     assert main(["runs", "quick-*", "plain", "--sort", "qqp", "--format", "md"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("|")[1].strip() for line in lines] == ["name", ":--------", "plain", "quick-b", "quick-a"]
@@ -77,7 +71,7 @@ def test_runs_are_chosen_by_name_sorted_by_a_column_and_written_as_text_or_markd
         assert message in capsys.readouterr().err
 
 
-def test_a_run_has_its_minutes_and_the_mean_curve_of_its_members(run_of, root):
+def test_run_has_minutes_and_the_mean_curve_of_its_members(run_of, root):
     folder = run_of("curves", ensemble={"members": {"one": {}, "two": {}}})
     write_json(folder / "metrics/timing.json", {"split": {"seconds": 30}, "finetune-one": {"seconds": 60}})
     for name, last in (("one", 0.6), ("two", 0.8)):
@@ -86,8 +80,8 @@ def test_a_run_has_its_minutes_and_the_mean_curve_of_its_members(run_of, root):
     assert run.minutes == 1.5 and run.curve == pytest.approx({10: 0.5, 20: 0.7})
 
 
-def test_running_and_failed_experiments_say_so_and_show_no_scores(project, monkeypatch):
-    """DVC shows the scores of their baseline, as it does for the experiment that waits in the queue."""
+def test_running_and_failed_experiments_have_a_state_and_no_scores(project, monkeypatch):
+    """DVC shows the scores of their baseline for them, as for queued experiments."""
     commit = project.git("rev-parse", "refs/exps/celery/stash").strip()
     rows = [{"typ": "baseline", "rev": "main", "State": None, "Experiment": None}]
     rows += [
@@ -100,29 +94,30 @@ def test_running_and_failed_experiments_say_so_and_show_no_scores(project, monke
     assert dvc_experiments.queued(project.folder) == {"going"}
 
 
-def test_the_page_shows_scores_curves_and_params_that_differ_and_escapes_them(tmp_path):
+def test_page_shows_scores_curves_and_params_escaped(tmp_path):
     def run(name, at, **fields):
         return Run(name, {"a": EVIL, "b": name, "c": "same"}, {"sst accuracy": (at, at - 0.1, at + 0.1)}, **fields)
 
-    both = [run(EVIL, 0.5, curve={10: 0.4}), run("two", 0.7, curve={10: 0.5, 20: 0.7}), Run("waits", {}, {}, "queued")]
-    write_page(both, "overall", tmp_path / "page.html")
+    scored = [run(EVIL, 0.5, curve={10: 0.4}), run("two", 0.7, curve={10: 0.5, 20: 0.7})]
+    queued = Run("waits", {}, {}, "queued")
+    write_page([*scored, queued], "overall", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "alert" in page and EVIL not in page and "<b>" not in page
     assert page.count("<polyline") == 2 and page.count('class="span"') == 2 and "queued" in page
     assert "http" not in page.replace("http-equiv", "") and 'src="' not in page
     head = page.partition("<thead>")[2].partition("</thead>")[0]
     assert head.index("minutes") < head.index(">a<") < head.index(">b<") < head.index(">c<")
-    write_page(both[2:], "name", tmp_path / "empty.html")
+    write_page([queued], "name", tmp_path / "empty.html")
     assert "No run has scores yet." in (tmp_path / "empty.html").read_text()
 
 
-def test_old_runs_have_scores_without_intervals():
+def test_runs_without_intervals_have_scores():
     scores = runs.scores_of({"sst": {"accuracy": 0.5, "mae": 1.0}, "overall_normalized": 0.6}, {})
     table = tabulate([Run("old", {}, scores)])
     assert table.loc[0, ["sst", "overall"]].tolist() == [0.5, 0.6] and table["low"].isna().all()
 
 
-def test_a_dvc_that_is_told_to_do_without_git_is_one_message(in_it, project, capsys):
+def test_dvc_without_scm_is_an_error(in_project, project, capsys):
     project.dvc("config", "--local", "core.no_scm", "true")
     assert main(["runs"]) == 2
     project.dvc("config", "--local", "--unset", "core.no_scm")

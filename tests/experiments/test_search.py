@@ -1,4 +1,4 @@
-"""Searches whose runs are functions of their params; the last one runs DVC."""
+"""Searches over runs that are functions of their params; the last test runs DVC."""
 
 import json
 import math
@@ -28,7 +28,7 @@ def epoch_line(epoch: int, score: float, stage: str = "finetune@base", last: boo
 
 
 class Project(Planted):
-    """Runs of four epochs that end at once, best at lr 1e-3 and dropout 0.2; `runs` lists the started ones."""
+    """Fake runs of four epochs, best at lr 1e-3 and dropout 0.2; `runs` lists the started ones."""
 
     def __init__(self, folder, root):
         super().__init__(folder, root)
@@ -43,20 +43,20 @@ class Project(Planted):
         self.runs.append(lr)
         if len(self.runs) == self.fails:
             raise UserError(f"{name}: ran out of memory")
-        worse = abs(math.log10(lr) + 3) / 4 + abs(dropout - 0.2)
+        penalty = abs(math.log10(lr) + 3) / 4 + abs(dropout - 0.2)
         for epoch in range(1, EPOCHS + 1):
             with open(environment[monitoring.VARIABLE], "a") as file:
-                file.write(epoch_line(epoch, 0.9 - worse - 0.2 / epoch, last=epoch == EPOCHS))
+                file.write(epoch_line(epoch, 0.9 - penalty - 0.2 / epoch, last=epoch == EPOCHS))
             watch()
-        self.experiment(name, settings, overall_normalized=0.9 - worse, sst={"accuracy": 0.5})
+        self.experiment(name, settings, overall_normalized=0.9 - penalty, sst={"accuracy": 0.5})
 
 
 @pytest.fixture
 def project(tmp_path, root, monkeypatch):
     (tmp_path / "project").mkdir()
-    made = Project(tmp_path / "project", root)
-    monkeypatch.setattr(module, "run_experiment", made.run_experiment)
-    return made
+    project = Project(tmp_path / "project", root)
+    monkeypatch.setattr(module, "run_experiment", project.run_experiment)
+    return project
 
 
 @pytest.fixture
@@ -71,8 +71,8 @@ def points(study):
     return [(trial.params, trial.value) for trial in study.trials if trial.state.is_finished()]
 
 
-def test_a_stopped_search_tries_what_it_would_have_tried_without_the_stop(project, run, tmp_path, capsys):
-    whole = run(8, out=tmp_path / "whole")
+def test_resumed_search_tries_the_same_points(project, run, tmp_path, capsys):
+    uninterrupted = run(8, out=tmp_path / "whole")
     started, project.runs = project.runs, []
     for name in project.names:
         project.remove(name)
@@ -82,19 +82,19 @@ def test_a_stopped_search_tries_what_it_would_have_tried_without_the_stop(projec
     assert "the same command continues search-" in capsys.readouterr().err
     project.stop_before = None
     run(6)
-    assert points(run(8)) == points(whole)
+    assert points(run(8)) == points(uninterrupted)
     assert project.runs == started
-    assert points(run(5)) == points(whole), "more trials than asked for stay"
+    assert points(run(5)) == points(uninterrupted), "extra trials are kept"
 
 
-def test_hopeless_runs_are_pruned_before_their_last_epoch(run):
+def test_bad_runs_are_pruned_before_their_last_epoch(run):
     study = run(25)
     pruned = [trial for trial in study.trials if trial.state.name == "PRUNED"]
     assert 3 < len(pruned) < 20 and all(1 <= len(trial.intermediate_values) < EPOCHS for trial in pruned)
     assert all(len(trial.intermediate_values) == EPOCHS for trial in study.trials if trial not in pruned)
 
 
-def test_the_files_and_the_output_name_the_best_trial_and_how_to_apply_it(project, run, tmp_path, capsys):
+def test_files_and_output_name_the_best_trial(project, run, tmp_path, capsys):
     study = run(12, prune="none")
     name = study.best_trial.user_attrs["experiment"]
     settings = Revision.open(name, project.folder).settings()
@@ -107,7 +107,7 @@ def test_the_files_and_the_output_name_the_best_trial_and_how_to_apply_it(projec
         assert f"`dvc exp apply {name}`" in text and "optimistic" in text and "Importance: " in text
 
 
-def test_a_failed_run_stops_no_other(project, run):
+def test_failed_run_does_not_stop_the_search(project, run):
     project.fails = 2
     with pytest.raises(UserError, match="1 runs failed; .*\n  trial 1: search-.*: ran out of memory"):
         run(4)
@@ -115,16 +115,16 @@ def test_a_failed_run_stops_no_other(project, run):
     assert [trial.state.name for trial in run(4).trials] == ["COMPLETE", "FAIL", *["COMPLETE"] * 3]
 
 
-def test_the_same_params_are_run_once_and_invalid_ones_never(project, run):
+def test_equal_params_run_once_and_invalid_ones_never(project, run):
     space = ["smart.lambda=0,1", "surgery.method=none,pcgrad", "schedule.name=joint,sequential"]
     study = run(8, space=space, prune="none")
     ran = {trial.user_attrs.get("experiment") for trial in study.trials} - {None}
     assert len(project.runs) == len(ran) < 8
-    why = [trial.user_attrs.get("why", "") for trial in study.trials]
-    assert any(reason.startswith("invalid: params.yaml: surgery.method: found pcgrad") for reason in why)
+    reasons = [trial.user_attrs.get("why", "") for trial in study.trials]
+    assert any(reason.startswith("invalid: params.yaml: surgery.method: found pcgrad") for reason in reasons)
 
 
-def test_other_params_make_another_search_and_one_process_at_a_time_runs_it(project, run, tmp_path):
+def test_search_is_locked_and_identified_by_its_params(project, run, tmp_path):
     run(1)
     (folder,) = (tmp_path / "out").iterdir()
     with FileLock(folder / "lock"), pytest.raises(UserError, match="another process runs this search"):
@@ -145,13 +145,13 @@ def test_other_params_make_another_search_and_one_process_at_a_time_runs_it(proj
         ("smart-concta: is not in", "smart.lambda", {"base": "smart-concta"}),
     ],
 )
-def test_wrong_arguments_are_errors_before_any_run(root, tmp_path, monkeypatch, message, param, options):
+def test_invalid_arguments_are_errors_before_any_run(root, tmp_path, monkeypatch, message, param, options):
     monkeypatch.setattr(module, "run_experiment", None)
     with pytest.raises(UserError, match=message):
         search([f"{param}=1,2"], 2, out=tmp_path, root=root, **options)
 
 
-def test_epochs_are_those_of_the_first_member_without_incomplete_lines(tmp_path):
+def test_read_epochs_skips_other_members_and_incomplete_lines(tmp_path):
     path = tmp_path / "epochs.jsonl"
     assert read_epochs(path, "dev_overall_normalized") == []
     others = epoch_line(1, 0.9, "prefinetune") + epoch_line(1, 0.5, "finetune@b")
@@ -180,15 +180,15 @@ Path("metrics/evaluation.json").write_text(json.dumps({"dev": {"overall_normaliz
 
 
 @pytest.mark.heavy
-def test_a_pruned_run_of_dvc_leaves_neither_processes_nor_copies(root, tmp_path, monkeypatch):
+def test_pruned_dvc_run_leaves_no_processes_or_copies(root, tmp_path, monkeypatch):
     folder = tmp_path / "project"
     folder.mkdir()
     metrics = [{"metrics/evaluation.json": {"cache": False}}]
-    made = toy_project(folder, STAGE, (root / "params.yaml").read_text(), metrics=metrics)
+    project = toy_project(folder, STAGE, (root / "params.yaml").read_text(), metrics=metrics)
     (folder / "recipes").mkdir()
     (folder / "recipes/budgets.yaml").write_text("paper: {title: as it is, multiply: {}, set: {}}\n")
     (folder / "recipes/toy.yaml").write_text("title: A\noverall: normalized\ndata: {}\nbase: {}\ntables: {}\n")
-    made.commit()
+    project.commit()
     monkeypatch.setenv("PYTHONPATH", str(root / "src"))
     monkeypatch.setenv("PIDS", str(tmp_path / "pid"))
     monkeypatch.delenv(CHECKPOINTS, raising=False)
@@ -201,20 +201,19 @@ def test_a_pruned_run_of_dvc_leaves_neither_processes_nor_copies(root, tmp_path,
     assert list(find_experiments(folder)) == [study.best_trial.user_attrs["experiment"]]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     assert not list((folder / ".dvc/tmp/exps/standalone").glob("tmp*"))
-    assert not list((tmp_path / "out").glob("*/checkpoints*")) and made.git("status", "--porcelain") == ""
+    assert not list((tmp_path / "out").glob("*/checkpoints*")) and project.git("status", "--porcelain") == ""
 
 
-def test_a_space_in_words():
-    space = parse_space(
-        ["a.lr=log:1e-5:1e-4", "a.b=uniform:0:0.5", "a.n=int:1:4", "a.t=[sst, qqp],[sts],null,1.23456e-4"]
-    )
+def test_parse_space():
+    choices = "a.t=[sst, qqp],[sts],null,1.23456e-4"
+    space = parse_space(["a.lr=log:1e-5:1e-4", "a.b=uniform:0:0.5", "a.n=int:1:4", choices])
     assert space["a.lr"] == optuna.distributions.FloatDistribution(1e-5, 1e-4, log=True)
     assert space["a.b"] == optuna.distributions.FloatDistribution(0, 0.5)
     assert space["a.n"] == optuna.distributions.IntDistribution(1, 4)
     point = {"a.lr": 1.23456e-5, "a.b": 0.499999, "a.n": 3}
     assert values_at(point) == {"a.lr": 1.235e-5, "a.b": 0.5, "a.n": 3}
-    choices = [values_at({"a.t": choice})["a.t"] for choice in space["a.t"].choices]
-    assert choices == [["sst", "qqp"], ["sts"], None, 1.23456e-4]
+    values = [values_at({"a.t": choice})["a.t"] for choice in space["a.t"].choices]
+    assert values == [["sst", "qqp"], ["sts"], None, 1.23456e-4]
 
 
 @pytest.mark.parametrize(
@@ -228,12 +227,12 @@ def test_a_space_in_words():
         ("a.n=log:1e-5", "log:1e-5: found no two numbers after log; expected log:LOW:HIGH"),
     ],
 )
-def test_a_space_that_can_not_be_parsed_is_an_error(text, message):
+def test_invalid_space_is_an_error(text, message):
     with pytest.raises(UserError, match=message):
         parse_space(["a.lr=1,2", text])
 
 
-def test_without_optuna_the_error_says_what_to_install(monkeypatch):
+def test_missing_optuna_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"needs the package optuna; .*pip install 'bertrio\[search\]'"):
         parse_space(["a.lr=1,2"])

@@ -1,6 +1,7 @@
-"""Selection as a function of scores and tests; then sets of extensions as experiments of a repository."""
+"""Forward selection on given scores and p-values, then on experiments of a repository."""
 
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -16,15 +17,15 @@ from tests.experiments.planted import Planted
 
 
 class Bench:
-    """Sets with given scores; a difference of 0.01 or more has a p of 0.001, and any other of 0.5."""
+    """Sets with given scores; differences of at least 0.01 have p = 0.001, others p = 0.5."""
 
     def __init__(self, score, refuses=lambda names: None, ps=None):
         self.score, self.refuses, self.ps = score, refuses, ps or {}
         self.started = []
 
     def key(self, names):
-        if reason := self.refuses(names):
-            raise UserError(reason)
+        if why := self.refuses(names):
+            raise UserError(why)
         return "+".join(sorted(names))
 
     def measure(self, names):
@@ -35,19 +36,15 @@ class Bench:
         return Step(names, score=score, difference=difference, p=p)
 
 
-def adding(**gains):
-    """Extensions whose gains add up."""
+def additive(**gains):
+    """Return a score that is the sum of gains."""
     return lambda names: 0.5 + sum(gains[name] for name in names)
 
 
-def drawn(seed):
-    """A score for every set of extensions."""
-
-    def score(names):
-        generator = np.random.default_rng([seed, *map(ord, sorted(names))])
-        return 0.5 + 0.03 * len(names) * generator.uniform(-0.5, 1)
-
-    return score
+def random_score(seed, names):
+    """Return a random score of a set of extensions."""
+    generator = np.random.default_rng([seed, *map(ord, sorted(names))])
+    return 0.5 + 0.03 * len(names) * generator.uniform(-0.5, 1)
 
 
 def run(bench, candidates="abcde", **options):
@@ -55,14 +52,15 @@ def run(bench, candidates="abcde", **options):
 
 
 def kept(ladder):
+    """Return the sets that a ladder keeps."""
     return [step.names for step in ladder if step.kept]
 
 
-def test_what_helps_is_kept_the_best_first_and_then_it_ends():
+def test_extensions_that_help_are_kept_best_first():
     def refuses(names):
         return "b and d don't combine" if {"b", "d"} <= set(names) else "e never works" if "e" in names else None
 
-    bench = Bench(adding(a=0.02, b=0.04, c=0.001, d=0.03, f=-0.03), refuses)
+    bench = Bench(additive(a=0.02, b=0.04, c=0.001, d=0.03, f=-0.03), refuses)
     ladder = run(bench, "abcdef")
     assert kept(ladder) == [(), ("b",), ("b", "a")]
     why = {step.names: step.why for step in ladder}
@@ -71,22 +69,22 @@ def test_what_helps_is_kept_the_best_first_and_then_it_ends():
     assert not {step.names for step in ladder if not step.tried} & set(bench.started)
 
 
-def test_luck_is_not_kept_unless_asked_for_and_of_many_that_were_tried_one_is_lucky():
-    bench = Bench(adding(a=0.001, b=0.002, c=0.0))
+def test_insignificant_gains_are_kept_only_if_unproven():
+    bench = Bench(additive(a=0.001, b=0.002, c=0.0))
     assert kept(run(bench, "abc")) == [()]
     ladder = run(bench, "abc", unproven=True)
     assert kept(ladder) == [(), ("b",), ("b", "a")] and "luck" in ladder[1].why
-    bench = Bench(adding(a=0.02, b=0.01, c=0.01), ps={(name,): 0.03 for name in "abc"})
-    assert kept(run(bench, "a")) == [(), ("a",)]  # a p of 0.03 is enough alone, and not among three
+    bench = Bench(additive(a=0.02, b=0.01, c=0.01), ps={(name,): 0.03 for name in "abc"})
+    assert kept(run(bench, "a")) == [(), ("a",)]  # p = 0.03 is significant alone, but not among three
     assert kept(run(bench, "abc")) == [()]
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("beam", [1, 2, 10])
-def test_the_ladder_is_one(seed, beam):
-    """Whatever the scores: a kept set extends a kept one and beats it; no more than the beam at a depth, and those the
-    highest of what helped; no set runs twice, in whatever order it comes about; none is left out."""
-    bench = Bench(drawn(seed))
+def test_ladder_invariants(seed, beam):
+    """For any scores: a kept set extends and beats a kept one; each depth keeps the best of those that helped, at most
+    the beam; every extension of a kept set runs exactly once, in whatever order it is built."""
+    bench = Bench(partial(random_score, seed))
     ladder = run(bench, beam=beam)
     tried, stays = [step for step in ladder if step.tried], set(kept(ladder))
     for depth in range(1, 6):
@@ -99,7 +97,7 @@ def test_the_ladder_is_one(seed, beam):
     assert all(frozenset({*names, other}) in sets for names in stays for other in set("abcde") - set(names))
 
 
-def test_wrong_arguments_are_errors(root):
+def test_invalid_arguments_are_errors(root):
     for message, options in (
         ("smart-x: is not in", {"candidates": ["smart-x"]}),
         ("bertpp-model-x: is not in", {"base": "bertpp-model-x"}),
@@ -111,26 +109,26 @@ def test_wrong_arguments_are_errors(root):
 
 @pytest.fixture
 def planted(tmp_path, root, monkeypatch):
-    """A project in which a run is at once done: SMART and round robin help, uncertainty hurts, surgery does nothing."""
-    made = Planted(tmp_path, root)
-    made.runs, made.stop_before = [], None
+    """A project with fake runs: SMART and round robin help, uncertainty hurts, surgery has no effect."""
+    project = Planted(tmp_path, root)
+    project.runs, project.stop_before = [], None
 
     def run_experiment(name, settings, root):
-        if name in made.names:
+        if name in project.names:
             return
-        if len(made.runs) == made.stop_before:
+        if len(project.runs) == project.stop_before:
             raise KeyboardInterrupt
-        made.runs.append(name)
+        project.runs.append(name)
         skill = 1.0 + bool(settings["smart"]["lambda"])
         skill += 0.5 * (settings["schedule"]["name"] == "round_robin")
         skill -= 0.5 * (settings["weighting"]["method"] == "uncertainty")
-        made.experiment(name, settings, tables(settings["runtime"]["seed"], skill))
+        project.experiment(name, settings, tables(settings["runtime"]["seed"], skill))
 
     monkeypatch.setattr(module, "run_experiment", run_experiment)
-    return made
+    return project
 
 
-def test_a_selection_among_experiments_is_continued_after_a_stop(planted):
+def test_selection_resumes_after_a_stop(planted):
     options = {"out": planted.folder / "out", "root": planted.folder}
     candidates = ["uncertainty", "smart", "grad-surg", "round-robin"]
     planted.stop_before = 3
@@ -150,7 +148,7 @@ def test_a_selection_among_experiments_is_continued_after_a_stop(planted):
 
     planted.runs.clear()
     assert kept(stepwise(["smart"], seeds=3, **options)) == [(), ("smart",)]
-    assert len(planted.runs) == 4, "for each set one of two more seeds"
+    assert len(planted.runs) == 4, "two more seeds of each set"
 
 
 def bench_of(root, base=None, budget="paper", overrides=None):
@@ -160,16 +158,16 @@ def bench_of(root, base=None, budget="paper", overrides=None):
 
 
 def test_every_extension_changes_some_base(root):
-    idle = set(load_extensions(root / "recipes"))
+    unused = set(load_extensions(root / "recipes"))
     parents = [(base, ()) for base in (None, "bertpp-model-a", "bertpp-model-d")]
     for base, parent in [*parents, *((None, (name,)) for name in ("capped", "concat", "adj-layers-bi", "grad-surg"))]:
         bench = bench_of(root, base)
         before = bench.key(parent)
-        for name in sorted(idle):
+        for name in sorted(unused):
             with suppress(UserError):
                 if bench.key((*parent, name)) != before:
-                    idle.remove(name)
-    assert not idle
+                    unused.remove(name)
+    assert not unused
 
 
 @pytest.mark.parametrize(
@@ -181,7 +179,7 @@ def test_every_extension_changes_some_base(root):
         (("adj-layers", "grad-surg", "adj-layers-bi"), "takes the place of adj-layers"),
     ],
 )
-def test_what_does_not_go_together_is_refused(root, names, why):
+def test_incompatible_extensions_are_an_error(root, names, why):
     bench = bench_of(root)
     assert bench.key(names[:-1])
     with pytest.raises(UserError) as error:
@@ -189,7 +187,7 @@ def test_what_does_not_go_together_is_refused(root, names, why):
     assert str(error.value).startswith(why)
 
 
-def test_extensions_come_after_the_base_and_before_the_budget(root):
+def test_extensions_apply_after_the_base_and_before_the_budget(root):
     settings = bench_of(root, "bertpp-model-d", budget="quick").settings(("staggered", "ema"))
     assert settings["surgery"]["method"] == "pcgrad"
     assert settings["schedule"]["first"] == {"qqp": 1}  # two epochs, a fifth of them
@@ -197,12 +195,12 @@ def test_extensions_come_after_the_base_and_before_the_budget(root):
     assert settings["finetune"]["ema"] == 0.5 and settings["runtime"]["seed"] == 3
 
 
-def test_names_of_experiments_are_refs_of_their_own(root):
+def test_experiment_names_are_unique_valid_refs(root):
     from dulwich.refs import check_ref_format
 
     benches = [bench_of(root), bench_of(root, budget="quick"), bench_of(root, overrides={"finetune.lr": 1.0})]
     names = ("ema", "round-robin", "smart") * 20
-    every = [bench.experiment(some, seed) for bench in benches for some in ((), names) for seed in (1, 2)]
-    assert len(set(every)) == len(every)
-    for name in every:
+    experiments = [bench.experiment(some, seed) for bench in benches for some in ((), names) for seed in (1, 2)]
+    assert len(set(experiments)) == len(experiments)
+    for name in experiments:
         assert check_ref_format(f"refs/exps/{name}".encode()) and len(name) < 200

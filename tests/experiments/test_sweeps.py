@@ -1,4 +1,4 @@
-"""Tables of sweeps as a function of params and scores; then the experiments of a repository."""
+"""Tables of sweeps from params and scores, then from experiments of a repository."""
 
 import shutil
 from itertools import product
@@ -16,43 +16,45 @@ from tests.experiments.planted import Planted
 from tests.experiments.simulated import simulate
 
 
-def made(seed=1, score=0.5, name="", **params):
-    """A run; `params` are named with __ for dots."""
+def sweep_run(seed=1, score=0.5, name="", **params):
+    """Return a run; `params` have __ for dots."""
     scores = dict.fromkeys(("sst accuracy", "overall_normalized"), (score, score - 0.02, score + 0.02))
     texts = {param.replace("__", "."): str(value) for param, value in params.items()}
     return Run(str(name) or str([seed, *texts.values()]), {"runtime.seed": str(seed), **texts}, scores)
 
 
-def test_families_share_all_but_the_param_and_are_never_mixed():
-    """Every run with two values beside it is in exactly one family, with none that differs in another param."""
+def test_families_share_all_but_the_swept_param():
+    """Every run is in exactly one family, and all runs of a family agree in the other params."""
     grid = list(product([5, 0.1, 1], ["1e-5", "2e-5"], ["a", "b"], [1, 2]))
-    runs = [made(seed, name=f"{p}/{lr}/{encoder}/{seed}", p=p, lr=lr, encoder=encoder) for p, lr, encoder, seed in grid]
-    table = tabulate([*runs, made(p=1, lr="3e-5", encoder="a")], ["p"], "overall_normalized")
+    runs = [sweep_run(seed, name=f"{p}/{lr}/{enc}/{seed}", p=p, lr=lr, encoder=enc) for p, lr, enc, seed in grid]
+    table = tabulate([*runs, sweep_run(p=1, lr="3e-5", encoder="a")], ["p"], "overall_normalized")
     assert len(table) == 3 * 4
     for row in table.itertuples():
         lr, encoder = (part.split(": ")[1] for part in row.family.split(", "))
         assert row.runs == " ".join(f"{row.value}/{lr}/{encoder}/{seed}" for seed in (1, 2))
 
 
-def test_numbers_stand_in_their_order_and_before_words_and_of_equal_runs_the_last_counts():
-    runs = [made(p=value, name=value) for value in [10, "null", 9, 1e-05, "cls", 100]]
-    table = tabulate([made(p=9, name="old"), *runs], ["p"], "sst")
+def test_values_are_sorted_and_the_last_equal_run_counts():
+    runs = [sweep_run(p=value, name=value) for value in [10, "null", 9, 1e-05, "cls", 100]]
+    table = tabulate([sweep_run(p=9, name="old"), *runs], ["p"], "sst")
     assert list(table["value"]) == list(map(str, table["runs"])) == ["1e-05", "9", "10", "100", "cls", "null"]
 
 
-def test_params_that_move_together_have_one_value_and_others_are_told_apart():
-    one = made(encoder__dropout=0.1, tasks__sst__dropout=0.1)
-    other = made(encoder__dropout=0.1, tasks__sst__dropout=0.3)
-    without = made(encoder__dropout=0.1)
-    table = tabulate([one, other, without], ["encoder.dropout", "tasks.*.dropout"], "sst")
+def test_params_that_change_together_have_one_value():
+    one = sweep_run(encoder__dropout=0.1, tasks__sst__dropout=0.1)
+    other = sweep_run(encoder__dropout=0.1, tasks__sst__dropout=0.3)
+    encoder_only = sweep_run(encoder__dropout=0.1)
+    table = tabulate([one, other, encoder_only], ["encoder.dropout", "tasks.*.dropout"], "sst")
     both = "encoder.dropout: 0.1, tasks.sst.dropout: 0.3"
     assert list(table["value"]) == ["0.1", "encoder.dropout: 0.1", both]
-    block = tabulate([made(mlm__rows__imdb=5, mlm__rows__sick=6), made(mlm__rows__imdb=5)], ["mlm.rows"], "sst")
+    runs = [sweep_run(mlm__rows__imdb=5, mlm__rows__sick=6), sweep_run(mlm__rows__imdb=5)]
+    block = tabulate(runs, ["mlm.rows"], "sst")
     assert set(block["value"]) == {"mlm.rows.imdb: 5, mlm.rows.sick: 6", "mlm.rows.imdb: 5"}
 
 
-def test_scores_are_means_over_seeds_with_the_interval_of_rows():
-    table = tabulate([made(1, 0.5, p=1), made(2, 0.7, p=1), made(1, 0.8, p=2)], ["p"], "overall_normalized")
+def test_scores_are_means_over_seeds_with_intervals_of_rows():
+    runs = [sweep_run(1, 0.5, p=1), sweep_run(2, 0.7, p=1), sweep_run(1, 0.8, p=2)]
+    table = tabulate(runs, ["p"], "overall_normalized")
     columns = table[["seeds", "score", "low", "high", "least", "greatest"]].to_numpy()
     assert columns[0] == pytest.approx([2, 0.6, 0.58, 0.62, 0.5, 0.7])
     assert columns[1] == pytest.approx([1, 0.8, 0.78, 0.82, 0.8, 0.8])
@@ -61,22 +63,22 @@ def test_scores_are_means_over_seeds_with_the_interval_of_rows():
 @pytest.mark.parametrize(
     ("runs", "param", "metric", "message"),
     [
-        ([made(smart__lambda=1)], "smart.lamda", "sst", r"no run has this param; did you mean smart.lambda\?"),
+        ([sweep_run(smart__lambda=1)], "smart.lamda", "sst", r"no run has this param; did you mean smart.lambda\?"),
         ([], "smart.lambda", "sst", "there are no finished runs"),
-        ([made(p=1, lr=1), made(p=2, lr=2)], "p", "sst", "alone.* have 1; 2.*exp run --queue -S p=A,B,C"),
-        ([made(p=1), made(p=2)], "p", "sts", "--metric sts: expected all, sst, overall_normalized"),
+        ([sweep_run(p=1, lr=1), sweep_run(p=2, lr=2)], "p", "sst", "alone.* have 1; 2.*exp run --queue -S p=A,B,C"),
+        ([sweep_run(p=1), sweep_run(p=2)], "p", "sts", "--metric sts: expected all, sst, overall_normalized"),
     ],
 )
-def test_nothing_to_draw_says_what_to_do(runs, param, metric, message):
+def test_sweep_errors(runs, param, metric, message):
     with pytest.raises(UserError, match=message):
         tabulate(runs, [param], metric)
 
 
-def test_a_sweep_of_experiments(tmp_path, root, capsys):
-    """Over SMART by lambda, dropout and seed; and over a loss with an option."""
+def test_sweep_of_experiments(tmp_path, root, capsys):
+    """Sweep over SMART by lambda, dropout and seed, and over an option of a loss."""
     project = Planted(tmp_path, root)
 
-    def plant(name, score, **params):
+    def add_run(name, score, **params):
         settings = read_yaml(project.folder / "params.yaml")
         for param, value in params.items():
             set_param(settings, param.replace("__", "."), value)
@@ -84,14 +86,14 @@ def test_a_sweep_of_experiments(tmp_path, root, capsys):
         project.experiment(name, settings, sst=sst, sts=sts, overall_mean=score, overall_normalized=score + 0.05)
 
     for strength, dropout, seed in product([0, "5e+1"], [0.1, 0.3], [1, 2]):
-        place = {"data__path": f"/home/{seed}/course", "runtime__threads": seed, "checkpoints__minutes": seed}
-        params = {"smart__lambda": strength, "encoder__dropout": dropout, "runtime__seed": seed, **place}
-        plant(f"smart-{strength}-{dropout}-{seed}", 0.5 + dropout + 0.01 * seed, **params)
+        machine = {"data__path": f"/home/{seed}/course", "runtime__threads": seed, "checkpoints__minutes": seed}
+        params = {"smart__lambda": strength, "encoder__dropout": dropout, "runtime__seed": seed, **machine}
+        add_run(f"smart-{strength}-{dropout}-{seed}", 0.5 + dropout + 0.01 * seed, **params)
     for option in ({}, {"tasks__sst__loss_options__alpha": 1}):
-        plant(f"alpha-{len(option)}", 0.6, tasks__sst__loss="ordinal_log_loss", **option)
+        add_run(f"alpha-{len(option)}", 0.6, tasks__sst__loss="ordinal_log_loss", **option)
 
-    where = {"out": tmp_path / "out", "root": tmp_path}
-    table = sweep("smart.lambda", metric="all", **where)
+    options = {"out": tmp_path / "out", "root": tmp_path}
+    table = sweep("smart.lambda", metric="all", **options)
     assert list(table["family"].unique()) == ["encoder.dropout: 0.1", "encoder.dropout: 0.3"]
     assert set(table["metric"]) == {"overall_normalized", "sst accuracy", "sts pearson"}
     read = pd.read_csv(tmp_path / "out/smart.lambda.csv")
@@ -102,11 +104,11 @@ def test_a_sweep_of_experiments(tmp_path, root, capsys):
     assert (tmp_path / "out/smart.lambda.png").read_bytes().startswith(b"\x89PNG")
     assert "encoder.dropout: 0.3" in capsys.readouterr().out
     for param in ("tasks.sst.loss_options.alpha", "tasks.sst.loss_options"):
-        table = sweep(param, metric="sst", **where)
+        table = sweep(param, metric="sst", **options)
         assert list(table["value"]) == ["1", ABSENT] and set(table["family"]) == {""}
 
 
-def test_a_sweep_of_measured_runs_reads_them_by_their_rows(tmp_path, root, monkeypatch, capsys):
+def test_sweep_of_measured_runs(tmp_path, root, monkeypatch, capsys):
     monkeypatch.chdir(root)
     shutil.copytree(root / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("measured"))
     (tmp_path / "recipes/measured").mkdir()

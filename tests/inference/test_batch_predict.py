@@ -3,7 +3,6 @@ import io
 import json
 from types import SimpleNamespace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,33 +11,11 @@ from bertrio.core.errors import UserError
 from bertrio.core.tasks import Binary, Ordered, Score, Task, build_target
 from bertrio.inference import batch_predict
 from bertrio.inference.batch_predict import predict_file
-from bertrio.inference.predictor import Prediction
+from tests.inference.serve.conftest import FakePredictor
 
-
-class LetterCounter:
-    """A predictor whose prediction is the number of letters, so that predictions of all rows differ."""
-
-    def __init__(self, **tasks):
-        self.tasks = {name: Task(name, kind, "cross", target) for name, (kind, target) in tasks.items()}
-
-    def task(self, name):
-        return self.tasks[name]
-
-    def predict(self, name, rows):
-        return [self._one(self.tasks[name].target, len("".join(row))) for row in rows]
-
-    def _one(self, target, letters):
-        if not target.discrete:
-            return Prediction(min(float(letters), target.high), None, letters + 1 / 3)
-        probabilities = np.eye(len(target.class_names))[letters % len(target.class_names)] * 0.5 + 0.25
-        number = letters % len(target.class_names)
-        return Prediction(number, tuple(probabilities.tolist()), None, target.class_names[number])
-
-
-PREDICTOR = LetterCounter(
-    sst=("single", Ordered(3)), qqp=("pair", Binary()), sts=("pair", Score(0.0, 5.0)),
-    nli=("pair", build_target("classes", ["no", "maybe, perhaps"])),
-)  # fmt: skip
+TARGETS = {"qqp": Binary(), "sts": Score(0.0, 5.0), "nli": build_target("classes", ["no", "maybe, perhaps", "yes"])}
+PAIRS = {name: Task(name, "pair", "cross", target) for name, target in TARGETS.items()}
+PREDICTOR = FakePredictor({"sst": Task("sst", "single", "cross", Ordered(3)), **PAIRS})
 
 
 def predicted(text, task="sst", kind="tsv", **options):
@@ -49,29 +26,31 @@ def predicted(text, task="sst", kind="tsv", **options):
 
 
 ADDED = "prediction\tprediction_label\tp_0\tp_1\tp_2"
-NLI = 'text_a,text_b,prediction,prediction_label,p_0,p_1\na,bb,1,"maybe, perhaps",0.250000,0.750000\n'
+NLI = 'text_a,text_b,prediction,prediction_label,p_0,p_1,p_2\na,bbb,1,"maybe, perhaps",0.250000,0.500000,0.250000\n'
+LONG = "x" * 50  # beyond the range of scores
+STS = f"text_a,text_b,prediction,score\n{LONG},abc,5.000000,5.300000\n"
 
 
 @pytest.mark.parametrize(
     ("task", "kind", "text", "expected"),
     [
-        ("sst", "tsv", "id\ttext\n7\tabcd\n", f"id\ttext\t{ADDED}\n7\tabcd\t1\t1\t0.250000\t0.750000\t0.250000\n"),
+        ("sst", "tsv", "id\ttext\n7\tabcd\n", f"id\ttext\t{ADDED}\n7\tabcd\t1\t1\t0.250000\t0.500000\t0.250000\n"),
         ("sst", "tsv", "text\tnote\n", f"text\tnote\t{ADDED}\n"),
         ("sst", "jsonl", "", ""),
-        ("sts", "csv", "text_a,text_b\nabc,de\n", "text_a,text_b,prediction,score\nabc,de,5.000000,5.333333\n"),
-        ("nli", "csv", "text_a,text_b\na,bb\n", NLI),
+        ("sts", "csv", f"text_a,text_b\n{LONG},abc\n", STS),
+        ("nli", "csv", "text_a,text_b\na,bbb\n", NLI),
     ],
 )
-def test_a_row_keeps_its_fields_and_gains_its_prediction(task, kind, text, expected):
+def test_rows_keep_their_fields_and_gain_predictions(task, kind, text, expected):
     assert predicted(text, task, kind) == (expected, (max(0, text.count("\n") - 1), 0))
 
 
-def test_json_lines_keep_the_types_of_their_fields_and_unusable_ones_are_left_out(capsys):
+def test_json_lines_keep_types_and_skip_unusable_lines(capsys):
     row = {"text": "abcd", "n": 3, "deep": [None, {"a": "é"}], "x": 1.5}
     lines = [json.dumps(row), "", '{"text": "ab", "half": "\\ud800"}', "{", '{"text": 3}', '{"text": null}']
     written, count = predicted("\ufeff" + "\n".join(lines), kind="jsonl", name="rows.jsonl")
     first, second = (json.loads(line) for line in written.splitlines())
-    assert first == {**row, "prediction": 1, "prediction_label": "1", "p_0": 0.25, "p_1": 0.75, "p_2": 0.25}
+    assert first == {**row, "prediction": 1, "prediction_label": "1", "p_0": 0.25, "p_1": 0.5, "p_2": 0.25}
     assert second["half"] == "\ud800" and second["prediction"] == 2 and count == (2, 3)
     assert capsys.readouterr().err.splitlines() == [
         "rows.jsonl: line 4: not valid JSON; left out",
@@ -80,35 +59,32 @@ def test_json_lines_keep_the_types_of_their_fields_and_unusable_ones_are_left_ou
     ]
 
 
-def test_parquet_keeps_its_columns_and_gains_predictions(monkeypatch, capsys):
-    monkeypatch.setattr(batch_predict, "CHUNK_ROWS", 2)
-    rows = pa.table({"text": ["a", None, "abc", "ab"], "when": pa.array([1, 2, None, 4], pa.timestamp("us"))})
-    source, target = io.BytesIO(), io.BytesIO()
-    pq.write_table(rows, source)
-    source.seek(0)
-    assert predict_file(PREDICTOR, "sst", "parquet", source, target, {}, "x.parquet") == (3, 1)
-    written = pq.read_table(target)
-    assert written.column("when").equals(rows.take([0, 2, 3]).column("when"))
-    assert written.column_names == ["text", "when", "prediction", "prediction_label", "p_0", "p_1", "p_2"]
-    assert written.column("prediction").to_pylist() == [1, 0, 2]
-    assert "x.parquet: row 2: text: missing field; left out" in capsys.readouterr().err
-    binary = parquet({"text": [b"a"]})
-    for task, content, message in (
-        ("qqp", b"text\n", "can't be read as Parquet"),
-        ("qqp", source.getvalue(), "expected 'text_a'"),
-        ("sst", binary, "x.parquet: column text: found the type binary, expected text"),
-    ):
-        with pytest.raises(UserError, match=message):
-            predict_file(PREDICTOR, task, "parquet", io.BytesIO(content), target, {}, "x.parquet")
-
-
 def parquet(columns):
     pq.write_table(pa.table(columns), file := io.BytesIO())
     return file.getvalue()
 
 
+def test_parquet_keeps_its_columns_and_gains_predictions(monkeypatch, capsys):
+    monkeypatch.setattr(batch_predict, "CHUNK_ROWS", 2)
+    rows = pa.table({"text": ["a", None, "abc", "ab"], "when": pa.array([1, 2, None, 4], pa.timestamp("us"))})
+    content, target = parquet(rows), io.BytesIO()
+    assert predict_file(PREDICTOR, "sst", "parquet", io.BytesIO(content), target, {}, "x.parquet") == (3, 1)
+    written = pq.read_table(target)
+    assert written.column("when").equals(rows.take([0, 2, 3]).column("when"))
+    assert written.column_names == ["text", "when", "prediction", "prediction_label", "p_0", "p_1", "p_2"]
+    assert written.column("prediction").to_pylist() == [1, 0, 2]
+    assert "x.parquet: row 2: text: missing field; left out" in capsys.readouterr().err
+    for task, wrong, message in (
+        ("qqp", b"text\n", "can't be read as Parquet"),
+        ("qqp", content, "expected 'text_a'"),
+        ("sst", parquet({"text": [b"a"]}), "x.parquet: column text: found the type binary, expected text"),
+    ):
+        with pytest.raises(UserError, match=message):
+            predict_file(PREDICTOR, task, "parquet", io.BytesIO(wrong), target, {}, "x.parquet")
+
+
 @pytest.mark.parametrize("texts", [[], ["", None]])
-def test_parquet_without_a_usable_row_keeps_the_types_of_its_columns(texts):
+def test_parquet_without_usable_rows_keeps_column_types(texts):
     target = io.BytesIO()
     source = io.BytesIO(parquet({"text": pa.array(texts, pa.string())}))
     assert predict_file(PREDICTOR, "sst", "parquet", source, target, {}, "x.parquet") == (0, len(texts))
@@ -116,7 +92,7 @@ def test_parquet_without_a_usable_row_keeps_the_types_of_its_columns(texts):
 
 
 @pytest.mark.parametrize(("kind", "delimiter"), [("csv", ","), ("tsv", "\t")])
-def test_any_field_survives_a_round_trip(kind, delimiter):
+def test_fields_survive_a_round_trip(kind, delimiter):
     rows = [["a", 'say "this"', "two\nlines"], ["b", "x,y\tz", "\rend\r\n"]]
     text = io.StringIO()
     writer = csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL, lineterminator="\n")
@@ -137,7 +113,7 @@ def test_columns_may_have_other_names():
             predicted(text, "qqp", kind=kind, name="rows")
 
 
-def test_unusable_rows_are_reported_with_line_and_reason_and_left_out(capsys):
+def test_unusable_rows_are_reported_and_left_out(capsys):
     text = b"text\tn\ngood\t1\nonly one\n\n \t2\n\xff\t3\n" + b'"stray\t4\nlast\t5\n'
     written, count = predicted(text, name="rows.tsv")
     assert [line.split("\t")[:2] for line in written.splitlines()[1:]] == [["good", "1"], ["last", "5"]]
@@ -160,23 +136,23 @@ def test_unusable_rows_are_reported_with_line_and_reason_and_left_out(capsys):
         ('{"text": "a", "p_2": 1}', "jsonl", "found a column 'p_2', which is to be added"),
     ],
 )
-def test_a_file_with_the_wrong_columns_is_an_error(text, kind, message):
+def test_wrong_columns_are_an_error(text, kind, message):
     with pytest.raises(UserError, match=message):
         predicted(text, kind=kind)
 
 
 def test_only_one_chunk_of_a_file_is_held_in_memory():
-    given, written, held = 0, -1, []  # the header is no row
+    read, written, held = 0, -1, []  # the header is no row
 
     def lines():
-        nonlocal given
+        nonlocal read
         yield b"text\n"
-        for given in range(1, 20_001):  # noqa: B007
+        for read in range(1, 20_001):  # noqa: B007
             yield b"a\n"
 
     def write(data):
         nonlocal written
-        held.append(given - written)
+        held.append(read - written)
         written += data.count(b"\n")
 
     sink = SimpleNamespace(write=write, flush=lambda: None)

@@ -18,7 +18,7 @@ def brute_force(vectors, top):
 
 
 @pytest.mark.parametrize(("rows", "top"), [(2, 1), (50, 7), (50, 10_000)])
-def test_the_most_similar_pairs_are_those_of_brute_force(monkeypatch, rows, top):
+def test_most_similar_pairs_match_brute_force(monkeypatch, rows, top):
     monkeypatch.setattr(mining, "MAX_SCORES", 200)  # several chunks of queries
     vectors = np.random.default_rng(rows).normal(size=(rows, 8)).astype(np.float32)
     pairs, expected = most_similar(vectors, top), brute_force(vectors, top)
@@ -26,8 +26,8 @@ def test_the_most_similar_pairs_are_those_of_brute_force(monkeypatch, rows, top)
     assert np.allclose([pair[2] for pair in pairs], [pair[2] for pair in expected], atol=2e-6)
 
 
-def test_pairs_of_equal_cosine_are_sorted_by_their_rows():
-    pairs = most_similar(np.eye(4, dtype=np.float32)[np.arange(12) % 4], 12)  # every fourth is the same
+def test_pairs_of_equal_cosine_are_sorted_by_row():
+    pairs = most_similar(np.eye(4, dtype=np.float32)[np.arange(12) % 4], 12)  # every fourth row is the same
     assert pairs == [(a, b, 1.0) for a in range(12) for b in range(a + 4, 12, 4)]
 
 
@@ -44,7 +44,7 @@ def mined(text, top=3):
     return target.getvalue().decode()
 
 
-def test_pairs_are_written_with_their_lines():
+def test_pairs_are_written_with_line_numbers():
     assert mined("\ufeffaab\r\nccc\n\n aab\na a\tb\x00\nabbb") == (
         "cosine\tline_a\tline_b\ttext_a\ttext_b\n"
         '1.000000\t1\t5\taab\t"a a\tb"\n'
@@ -53,6 +53,6 @@ def test_pairs_are_written_with_their_lines():
     )  # fmt: skip
 
 
-def test_one_sentence_makes_no_pair():
+def test_a_single_sentence_is_an_error():
     with pytest.raises(UserError, match="some.txt: found 1 sentences, expected two or more"):
         mined("aab\naab\n")

@@ -13,7 +13,7 @@ from bertrio.evaluation.predictions import read_predictions
 from tests.small_run import Run
 
 SIAMESE = {"sts": {"encoding": "bi", "head": "siamese"}}
-UNLIKE = {"base": {}, "second": {"encoder": {"max_length": 32}, "tasks": SIAMESE}, "third": {"answers": ["sst", "qqp"]}}
+MIXED = {"base": {}, "second": {"encoder": {"max_length": 32}, "tasks": SIAMESE}, "third": {"answers": ["sst", "qqp"]}}
 BI = {"tasks": {"sts": {"encoding": "bi", "head": "cosine", "head_options": {"projection": True}}}}
 
 
@@ -28,15 +28,15 @@ def trained(folder, root, members, **overrides):
 
 
 @pytest.fixture(scope="module")
-def unlike(tmp_path_factory, root):
-    return trained(tmp_path_factory.mktemp("unlike"), root, UNLIKE)
+def mixed(tmp_path_factory, root):
+    return trained(tmp_path_factory.mktemp("mixed"), root, MIXED)
 
 
 @pytest.fixture
-def finished(unlike, monkeypatch):
-    monkeypatch.chdir(unlike.root)
-    unlike.combine("vote")
-    return unlike
+def finished(mixed, monkeypatch):
+    monkeypatch.chdir(mixed.root)
+    mixed.combine("vote")
+    return mixed
 
 
 def load(path="models", **options):
@@ -51,7 +51,7 @@ def rows_of(task, split="dev"):
 
 
 def check_equal(predictor, table):
-    """The predictor predicts the rows of dev as the table, which is in the order of the data."""
+    """Check the predictions of dev against a table, which is in the order of the data."""
     for task, expected in table[table["split"] != "test"].groupby("task"):
         labels, probabilities, scores, names = zip(*predictor.predict(task, rows_of(task)))
         if task == "sts":
@@ -65,9 +65,9 @@ def check_equal(predictor, table):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_predictions_are_those_of_the_ensemble(unlike, monkeypatch, rule):
-    monkeypatch.chdir(unlike.root)
-    unlike.combine(rule)
+def test_predictions_match_the_ensemble(mixed, monkeypatch, rule):
+    monkeypatch.chdir(mixed.root)
+    mixed.combine(rule)
     check_equal(load(), read_predictions("predictions/ensemble.parquet"))
     weights = read_json("models/ensemble/ensemble.json")["weights"]
     assert "third" not in weights["sts"]
@@ -77,21 +77,21 @@ def test_predictions_are_those_of_the_ensemble(unlike, monkeypatch, rule):
     assert set(load(".").members) == set(load("..").members)
 
 
-def test_predictions_are_those_of_the_soup(tmp_path, root, monkeypatch):
-    alike = trained(tmp_path, root, {"base": {}, "second": {}})
+def test_predictions_match_the_soup(tmp_path, root, monkeypatch):
+    project = trained(tmp_path, root, {"base": {}, "second": {}})
     monkeypatch.chdir(tmp_path)
     for rule in ("uniform_soup", "greedy_soup"):
-        alike.combine(rule)
+        project.combine(rule)
         for path in ("models", "models/ensemble"):
             check_equal(load(path), read_predictions("predictions/ensemble.parquet"))
 
 
-def test_predictions_are_those_of_a_member_whose_folder_may_move(finished, tmp_path):
-    shutil.copytree("models/members/second", tmp_path / "alone")
-    check_equal(load(tmp_path / "alone"), read_predictions("predictions/members/second/predictions.parquet"))
+def test_a_moved_member_folder_predicts_the_same(finished, tmp_path):
+    shutil.copytree("models/members/second", tmp_path / "moved")
+    check_equal(load(tmp_path / "moved"), read_predictions("predictions/members/second/predictions.parquet"))
 
 
-def test_predictions_are_in_the_order_of_the_rows_and_do_not_depend_on_the_others(finished):
+def test_predictions_follow_row_order_and_do_not_depend_on_other_rows(finished):
     predictor, rows = load(batch_size=3), rows_of("qqp")
     order = np.random.default_rng(0).permutation(len(rows))
     first = np.array([row.probabilities for row in predictor.predict("qqp", rows)])
@@ -101,7 +101,7 @@ def test_predictions_are_in_the_order_of_the_rows_and_do_not_depend_on_the_other
     assert predictor.predict("qqp", []) == [] == predictor.predict("sst", iter(()))
 
 
-def test_outer_white_space_is_stripped_and_lists_are_pairs_too(finished):
+def test_white_space_is_stripped_and_pairs_may_be_lists(finished):
     predictor = load("models/members/base")
     assert predictor.predict("sst", ["  a good film\n"]) == predictor.predict("sst", ["a good film"])
     assert predictor.predict("sts", [["a ", "\tb"]]) == predictor.predict("sts", [("a", "b")])
@@ -124,12 +124,12 @@ def test_threads_get_the_same_predictions(finished):
         ("qpq", [], r"task 'qpq': no such task, expected one of sst, qqp, sts"),
     ],
 )
-def test_wrong_rows_are_an_error_that_names_the_first(finished, task, rows, message):
+def test_invalid_rows_are_an_error(finished, task, rows, message):
     with pytest.raises(UserError, match=message):
         load().predict(task, rows)
 
 
-def test_tasks_that_were_not_trained_are_refused(tmp_path, root, monkeypatch):
+def test_untrained_tasks_are_an_error(tmp_path, root, monkeypatch):
     trained(tmp_path, root, {"base": {"schedule": {"tasks": ["sst"], "until": "longest"}}})
     monkeypatch.chdir(tmp_path)
     predictor = load("models/members/base")
@@ -137,27 +137,26 @@ def test_tasks_that_were_not_trained_are_refused(tmp_path, root, monkeypatch):
         predictor.predict("qqp", [("a", "b")])
 
 
-def test_encoded_texts_have_the_cosine_that_the_head_sees(tmp_path, root, monkeypatch):
+def test_encoded_texts_have_the_cosine_of_the_head(tmp_path, root, monkeypatch):
     trained(tmp_path, root, {"base": {}}, **BI)
     monkeypatch.chdir(tmp_path)
     predictor, pairs = load("models/members/base"), rows_of("sts")
-    one, other = (predictor.encode([pair[side] for pair in pairs], "sts") for side in (0, 1))
-    assert one.shape == (len(pairs), 16) and one.dtype == np.float32
-    cosine = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+    a, b = (predictor.encode(list(texts), "sts") for texts in zip(*pairs))
+    assert a.shape == (len(pairs), 16) and a.dtype == np.float32
+    cosine = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
     scores = [prediction.score for prediction in predictor.predict("sts", pairs)]
     assert np.allclose(5 * np.maximum(cosine, 0), scores, atol=1e-4)  # the head's scaling is relu
-    assert np.array_equal(predictor.encode([pair[0] for pair in pairs]), one)  # the only task that has vectors
+    assert np.array_equal(predictor.encode([pair[0] for pair in pairs]), a)  # sts is the only bi-encoded task
     assert predictor.encode([]).shape == (0, 16)
     with pytest.raises(UserError, match="task: found qqp, expected .* apart: sts; .*NAME.encoding: bi"):
         predictor.encode(["a"], "qqp")
 
 
-def test_vectors_of_unlike_models_are_not_mixed(finished):
+def test_vectors_of_different_models_are_not_mixed(finished):
     with pytest.raises(UserError, match="task: found None, expected a task that encodes its texts apart: none here"):
         load("models/members/base").encode(["a"])
-    write_json("models/ensemble/ensemble.json", {
-        "combine": "mean", "members": ["second", "base"], "weights": {"sts": {"second": 0.5, "base": 0.5}},
-    })  # fmt: skip
+    mean = {"combine": "mean", "members": ["second", "base"], "weights": {"sts": {"second": 0.5, "base": 0.5}}}
+    write_json("models/ensemble/ensemble.json", mean)
     with pytest.raises(UserError, match="task sts: 2 models predict it, and vectors of unlike models"):
         load().encode(["a"])
 
@@ -185,7 +184,7 @@ def replaced(before, after):
         ("ensemble/ensemble.json", None, "ensemble: found neither bertrio.json nor ensemble.json there, expected a"),
     ],
 )
-def test_damage_is_an_error_that_names_the_file(finished, tmp_path, file, change, message):
+def test_damaged_folders_are_an_error(finished, tmp_path, file, change, message):
     shutil.copytree("models", tmp_path / "models")
     path = tmp_path / "models" / file
     path.write_bytes(change(path.read_bytes())) if change else path.unlink()

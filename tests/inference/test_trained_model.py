@@ -31,7 +31,7 @@ def folder(default_params, tokenizer, tokenizer_folder, tmp_path_factory):
     return folder / "saved"
 
 
-def test_bf16_equals_autocast_to_the_bit(folder):
+def test_bf16_weights_equal_autocast_bit_for_bit(folder):
     trained = TrainedModel.load(folder, runtime(torch.bfloat16), batch_size=2)
     slow = TrainedModel.load(folder, runtime(torch.bfloat16), batch_size=2)
     slow.network = load_model(folder, runtime(torch.bfloat16))  # casts its weights in every pass
@@ -40,7 +40,7 @@ def test_bf16_equals_autocast_to_the_bit(folder):
         assert np.array_equal(trained.predict(task, texts).probabilities, slow.predict(task, texts).probabilities)
 
 
-def test_outputs_that_are_not_finite_are_an_error(folder):
+def test_non_finite_outputs_are_an_error(folder):
     trained = TrainedModel.load(folder, runtime(), 64)
     with torch.no_grad():
         trained.network.heads["sst"].output.bias[2] = torch.nan
@@ -48,14 +48,14 @@ def test_outputs_that_are_not_finite_are_an_error(folder):
         trained.predict("sst", TEXTS)
 
 
-def test_a_tokenizer_with_a_token_that_the_model_does_not_know_is_refused(folder, tmp_path):
+def test_tokens_unknown_to_the_model_are_an_error(folder, tmp_path):
     config = shutil.copytree(folder, tmp_path / "model") / "encoder/tokenizer_config.json"
     write_json(config, read_json(config) | {"cls_token": "[NEW]"})
     with pytest.raises(UserError, match=r"model/encoder: found a tokenizer of \d+ .* expected \d+ tokens at most"):
         TrainedModel.load(tmp_path / "model", runtime())
 
 
-def test_a_task_that_was_trained_first_and_alone_counts_as_trained(default_params):
+def test_the_prefinetuned_task_counts_as_trained(default_params):
     schedule = default_params.schedule.model_copy(update={"tasks": ["sst"]})
     prefinetune = default_params.prefinetune.model_copy(update={"task": "qqp", "epochs": 1})
     params = default_params.model_copy(update={"schedule": schedule})

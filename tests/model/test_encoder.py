@@ -54,7 +54,7 @@ def pooled(encoder, tokens):
     return encoder.encode(encoder.embed(tokens), tokens)
 
 
-def test_going_through_embeddings_equals_going_in_by_ids_bit_for_bit(kind, transformer):
+def test_embeddings_and_ids_give_the_same_bits(kind, transformer):
     encoder = Encoder(transformer, "cls").eval()
     tokens = tokens_of(transformer)
     accepted = {"input_ids": tokens["input_ids"], "attention_mask": tokens["attention_mask"]}
@@ -73,7 +73,7 @@ def test_padding_does_not_change_the_pooled_vector(kind, transformer, pooling):
     torch.testing.assert_close(pooled(encoder, both)[1:], pooled(encoder, short), atol=1e-5, rtol=1e-5)
 
 
-def test_dropout_is_set_whatever_the_architecture_calls_it(kind):
+def test_dropout_is_set_in_every_architecture(kind):
     config = config_of(kind)
     set_dropout(config, 0.37, 0.21)
     rates = {module.p for module in AutoModel.from_config(config).modules() if isinstance(module, torch.nn.Dropout)}
@@ -84,19 +84,18 @@ def test_dropout_is_set_whatever_the_architecture_calls_it(kind):
     assert untouched.to_dict() == config_of(kind).to_dict()
 
 
-def test_a_frozen_encoder_gets_no_gradient_and_has_no_dropout():
+def test_frozen_encoders_have_no_gradient_and_no_dropout():
     encoder = Encoder(AutoModel.from_config(config_of("bert")), "mean", frozen=True).train()
     first, second = (pooled(encoder, tokens_of(encoder.transformer)) for _ in range(2))
     assert torch.equal(first, second) and not first.requires_grad
 
 
-def test_what_was_saved_loads_as_an_automodel_and_gives_the_same(transformer, tmp_path):
+def test_saved_encoders_load_as_automodel_and_give_the_same_bits(transformer, tmp_path):
     encoder = Encoder(transformer, "cls").eval()
     encoder.save(tmp_path)
     tokens = tokens_of(transformer)
-    again = Encoder(load_transformer(tmp_path), "cls").eval()
-    assert torch.equal(pooled(encoder, tokens), pooled(again, tokens))
-    assert (tmp_path / "model.safetensors").exists()
+    loaded = Encoder(load_transformer(tmp_path), "cls").eval()
+    assert torch.equal(pooled(encoder, tokens), pooled(loaded, tokens))
     assert type(AutoModel.from_pretrained(tmp_path)) is type(transformer)
 
 
@@ -112,20 +111,17 @@ def test_a_local_folder_is_loaded_in_float32(default_params, tmp_path):
     assert torch.equal(loaded.pooler.dense.weight, model.pooler.dense.weight.float())
 
 
-@pytest.mark.parametrize("name", ["./nowhere", "a/b/c"])
-def test_a_path_that_is_not_there_says_where_it_was_looked_for(default_params, name):
-    with pytest.raises(UserError, match="there is no file or folder .*--queue or --temp"):
-        initial_transformer(named(default_params, name), 100)
-
-
-def test_without_a_network_a_hub_id_says_what_to_do(default_params, monkeypatch):
+def test_missing_paths_and_hub_ids_are_an_error(default_params, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for name in ("./nowhere", "a/b/c"):
+        with pytest.raises(UserError, match="there is no file or folder .*--queue or --temp"):
+            initial_transformer(named(default_params, name), 100)
     with pytest.raises(UserError, match="this id at revision abc on the Hugging Face hub; without a network"):
         initial_transformer(named(default_params, "nobody/nothing-of-the-kind", "abc"), 100)
 
 
 @pytest.mark.parametrize(("kind", "limit"), [("bert", 512), ("roberta", 64), ("mpnet", 64)])
-def test_texts_longer_than_the_positions_are_refused_with_the_param(kind, limit):
+def test_texts_longer_than_the_positions_are_an_error(kind, limit):
     """Positions of RoBERTa and MPNet start after the padding id; relative ones have no limit."""
     config = config_of(kind)
     check_length(config, limit, "encoder.max_length")

@@ -55,7 +55,7 @@ def test_features_by_hand(name, by_hand):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_a_deep_head_equals_its_equation_in_float64(activation):
+def test_deep_heads_equal_their_equation_in_float64(activation):
     head = build("siamese", depth=2, width=3, activation=activation, projection=True).double()
     u, v = (vector.double() for vector in vectors())
     a = {
@@ -65,26 +65,17 @@ def test_a_deep_head_equals_its_equation_in_float64(activation):
         "tanh": lambda x: 1 - 2 / (1 + torch.exp(2 * x)),
     }[activation]
 
-    def through(layer, x):
+    def linear(layer, x):
         return x @ layer.weight.T + layer.bias
 
-    s, t = a(through(head.projection, u)), a(through(head.projection, v))
+    s, t = a(linear(head.projection, u)), a(linear(head.projection, v))
     state = torch.cat((s, t, (s - t).abs()), dim=1)
     for layer in head.hidden:
-        state = a(through(layer, state))
-    torch.testing.assert_close(head(u, v).outputs, through(head.output, state), rtol=1e-12, atol=1e-12)
+        state = a(linear(layer, state))
+    torch.testing.assert_close(head(u, v).outputs, linear(head.output, state), rtol=1e-12, atol=1e-12)
 
 
 # Cosine and its scalings
-
-
-def at_cosines(head, *cosines):
-    """The outputs for pairs of unit vectors with these cosines."""
-    u = F.one_hot(torch.zeros(len(cosines), dtype=torch.int64), H).float()
-    v = torch.zeros(len(cosines), H)
-    v[:, 0] = torch.tensor(cosines)
-    v[:, 1] = (1 - v[:, 0] ** 2).sqrt()
-    return head(u, v).outputs.squeeze(-1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -99,10 +90,14 @@ def at_cosines(head, *cosines):
     ],
 )
 def test_scalings_by_hand(target, options, by_hand):
-    assert at_cosines(build("cosine", target, **options), -1, -0.5, 0.6, 1) == pytest.approx(by_hand, rel=2e-3)
+    u, v = torch.eye(H)[[0] * 4], torch.zeros(4, H)  # unit vectors
+    v[:, 0] = torch.tensor([-1, -0.5, 0.6, 1])  # cosines
+    v[:, 1] = (1 - v[:, 0] ** 2).sqrt()
+    outputs = build("cosine", target, **options)(u, v).outputs.squeeze(-1)
+    assert outputs.tolist() == pytest.approx(by_hand, rel=2e-3)
 
 
-def test_cosine_is_taken_of_the_projected_vectors():
+def test_cosine_is_that_of_the_projected_vectors():
     head = build("cosine", SCORE, projection=True, activation="tanh")
     u, v = vectors()
     by_hand = F.cosine_similarity(torch.tanh(head.projection(u)), torch.tanh(head.projection(v)))
@@ -114,7 +109,7 @@ def test_cosine_is_taken_of_the_projected_vectors():
 @pytest.mark.parametrize(
     ("name", "options"), [("cosine", {"scaling": "logit"}), ("cosine", {"projection": True}), ("siamese_cosine", {})]
 )
-def test_gradients_are_finite_at_the_edges(name, options, case):
+def test_gradients_are_finite_for_equal_opposite_and_zero_vectors(name, options, case):
     u, v = vectors()
     v = {"equal": u, "opposite": -u, "zero": torch.zeros_like(u), "one zero": v}[case]
     u = torch.zeros_like(u) if case in ("zero", "one zero") else u
@@ -128,7 +123,7 @@ def test_gradients_are_finite_at_the_edges(name, options, case):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_dropout_acts_in_training_only_and_at_0_not_at_all(name):
+def test_dropout_acts_in_training_only(name):
     pooled = vectors(HEADS[name].vectors)
     wet, dry = build(name, dropout=0.5, seed=1), build(name, dropout=0.0, seed=1)
     assert not torch.equal(wet(*pooled).outputs, wet(*pooled).outputs)
@@ -139,29 +134,28 @@ def test_dropout_acts_in_training_only_and_at_0_not_at_all(name):
 # Sharing
 
 
-def is_one(heads, *path):
-    one, other = (heads[task].get_submodule(".".join(path)) for task in ("qqp", "sts"))
-    return one is other
+def is_shared(heads, layer):
+    return heads["qqp"].get_submodule(layer) is heads["sts"].get_submodule(layer)
 
 
 @pytest.mark.parametrize(
     ("share", "projection", "fusion"), [("none", False, False), ("projection", True, False), ("fusion", False, True)]
 )
-def test_just_the_named_layers_are_one_object(share, projection, fusion):
+def test_only_the_named_layers_are_shared(share, projection, fusion):
     heads = build_shared(share, depth=2, projection=True)
-    assert is_one(heads, "projection") == projection and is_one(heads, "hidden", "0") == fusion
-    assert not is_one(heads, "hidden", "1") and not is_one(heads, "output") and not is_one(heads, "dropout")
+    assert is_shared(heads, "projection") == projection and is_shared(heads, "hidden.0") == fusion
+    assert not any(is_shared(heads, layer) for layer in ("hidden.1", "output", "dropout"))
     assert not torch.equal(heads["qqp"].output.weight, heads["sts"].output.weight)
 
 
-def test_sharing_makes_the_layers_that_it_shares_also_of_unlike_heads_and_of_pairs_encoded_together():
+def test_sharing_adds_the_shared_layers_to_any_kind_of_head():
     heads = build_shared("both")
     for task in ("qqp", "sts"):
         assert heads[task].projection is not None and len(heads[task].hidden) == 1
     assert len(build_shared("fusion", depth=3)["sts"].hidden) == 3
-    assert is_one(build_shared("projection", head="cosine"), "projection")
-    assert is_one(build_shared("projection", qqp=spec("siamese", BINARY)), "projection")
-    assert is_one(build_shared("fusion", head="mlp"), "hidden", "0")
+    assert is_shared(build_shared("projection", head="cosine"), "projection")
+    assert is_shared(build_shared("projection", qqp=spec("siamese", BINARY)), "projection")
+    assert is_shared(build_shared("fusion", head="mlp"), "hidden.0")
 
 
 # Errors
@@ -177,6 +171,6 @@ def test_sharing_makes_the_layers_that_it_shares_also_of_unlike_heads_and_of_pai
         ({"share": "fusion", "qqp": spec("concat", BINARY)}, "the same widths, found qqp 12 to 6, sts 18 to 6"),
     ],
 )
-def test_what_cannot_be_shared_is_an_error_that_says_why(arguments, message):
+def test_unsupported_sharing_is_an_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         build_shared(**arguments)

@@ -25,8 +25,8 @@ def hidden(transformer):
     return transformer.eval()(input_ids=ids).last_hidden_state
 
 
-def adapted(bert, targets=None, alpha=16, dropout=0.0):
-    """Adapters whose B is not zero any more, as after training."""
+def add_trained_lora(bert, targets=None, alpha=16, dropout=0.0):
+    """Add adapters with non-zero B, as after training."""
     add_lora(bert, rank=2, alpha=alpha, dropout=dropout, targets=targets)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in bert.named_parameters():
@@ -34,10 +34,10 @@ def adapted(bert, targets=None, alpha=16, dropout=0.0):
             torch.nn.init.normal_(parameter, std=0.1, generator=generator)
 
 
-def test_an_adapted_layer_is_the_equation_by_hand(bert):
+def test_an_adapted_layer_equals_its_equation(bert):
     layer = bert.encoder.layer[0].attention.self
     weight, bias = layer.query.weight.double().clone(), layer.query.bias.double()
-    adapted(bert, targets=["query"], alpha=6)
+    add_trained_lora(bert, targets=["query"], alpha=6)
     down, up = (getattr(layer.query, name)["default"].weight.double() for name in ("lora_A", "lora_B"))
     assert down.shape == (2, 16) and up.shape == (16, 2)
     x = torch.randn(3, 16)
@@ -46,29 +46,25 @@ def test_an_adapted_layer_is_the_equation_by_hand(bert):
 
 
 @pytest.mark.parametrize("targets", [None, ["query", "dense"]])
-def test_the_saved_encoder_is_a_plain_one_with_the_adapted_outputs_and_that_in_memory_stays(bert, targets, tmp_path):
-    names, plain = set(bert.state_dict()), hidden(bert)
+def test_saved_encoders_are_merged_and_the_one_in_memory_is_not(bert, targets, tmp_path):
+    plain = hidden(bert)
     add_lora(fresh := copy.deepcopy(bert), rank=2, alpha=16, dropout=0.3, targets=targets)
-    assert torch.equal(hidden(fresh), plain), "training starts at the encoder as it was"
-    adapted(bert, targets, dropout=0.3)
-    expected, live = hidden(bert), {name for name, value in bert.named_parameters() if value.requires_grad}
+    assert torch.equal(hidden(fresh), plain), "training starts at the unchanged encoder"
+    add_trained_lora(bert, targets, dropout=0.3)
+    expected, trainable = hidden(bert), {name for name, value in bert.named_parameters() if value.requires_grad}
     assert (expected - plain).abs().max() > 0.01
-    assert live and all(".lora_" in name for name in live)
+    assert trainable and all(".lora_" in name for name in trainable)
     Encoder(bert, "mean").save(tmp_path / "encoder")
     torch.testing.assert_close(hidden(bert), expected, rtol=0, atol=1e-6)
     loaded, report = AutoModel.from_pretrained(tmp_path / "encoder", output_loading_info=True)
     assert not report["missing_keys"] and not report["unexpected_keys"]
-    assert set(loaded.state_dict()) == names
     torch.testing.assert_close(hidden(loaded), expected, rtol=0, atol=1e-6)
     assert sorted(path.name for path in (tmp_path / "encoder").iterdir()) == ["config.json", "model.safetensors"]
 
 
-def test_targets_that_are_not_there_are_an_error_that_names_them(bert):
+def test_unknown_targets_and_missing_peft_are_an_error(bert, monkeypatch):
     with pytest.raises(UserError, match=r"encoder\.lora\.targets: found \['quarry'\]; .*not found"):
         add_lora(bert, rank=2, alpha=16, dropout=0.0, targets=["quarry"])
-
-
-def test_without_peft_the_error_says_how_to_install_it(bert, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UserError, match=r"encoder\.lora: needs the package peft; install .* 'bertrio\[lora\]'"):
         add_lora(bert, rank=2, alpha=16, dropout=0.0, targets=None)

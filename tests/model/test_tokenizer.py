@@ -12,8 +12,7 @@ build_tokenizer(load_params("params.yaml").encoder, texts, sys.argv[1])
 """
 
 
-def test_the_vocabulary_is_the_same_bytes_in_every_process(root, tmp_path):
+def test_vocabulary_is_the_same_bytes_in_every_process(root, tmp_path):
     runs = [subprocess.Popen([sys.executable, "-c", TRAIN, str(tmp_path / str(run))], cwd=root) for run in range(2)]
     assert [run.wait() for run in runs] == [0, 0]
-    one, other = ((tmp_path / str(run) / "tokenizer.json").read_bytes() for run in range(2))
-    assert one == other
+    assert (tmp_path / "0/tokenizer.json").read_bytes() == (tmp_path / "1/tokenizer.json").read_bytes()

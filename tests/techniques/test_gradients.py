@@ -29,8 +29,8 @@ class Model(nn.Module):
         return self.heads[task](hidden).square().mean()
 
 
-def taken(model, tasks=("a", "b")):
-    """The gradients of these tasks, kept apart."""
+def collect(model, tasks=("a", "b")):
+    """Collect the gradients of these tasks, each on its own."""
     store = TaskGradients(model.shared())
     for task in tasks:
         model.loss(task).backward()
@@ -39,41 +39,41 @@ def taken(model, tasks=("a", "b")):
 
 
 def flat(model, task):
-    """The task's gradient over all shared parameters as one float64 vector, from a backward pass of its own."""
-    found = torch.autograd.grad(model.loss(task), model.shared(), materialize_grads=True)
-    return torch.cat([gradient.double().reshape(-1) for gradient in found])
+    """Return the task's gradient over all shared parameters as one float64 vector, from its own backward pass."""
+    gradients = torch.autograd.grad(model.loss(task), model.shared(), materialize_grads=True)
+    return torch.cat([gradient.double().reshape(-1) for gradient in gradients])
 
 
 def test_weights_of_one_give_the_plain_sum_bit_for_bit():
-    ours, plain = Model(), Model()
-    taken(ours).put([1.0, 1.0])
+    model, plain = Model(), Model()
+    collect(model).put([1.0, 1.0])
     for task in ("a", "b"):
         plain.loss(task).backward()
-    sums = [[parameter.grad for parameter in model.parameters()] for model in (ours, plain)]
+    sums = [[parameter.grad for parameter in module.parameters()] for module in (model, plain)]
     torch.testing.assert_close(*sums, rtol=0, atol=0)
-    assert ours.scale.grad.shape == () and ours.scale.grad != 0
+    assert model.scale.grad.shape == () and model.scale.grad != 0
 
 
 def test_put_is_the_weighted_sum_and_empties_the_store():
     model = Model()
     expected = 0.3 * flat(model, "a") - 2.0 * flat(model, "b")
-    store = taken(model)
+    store = collect(model)
     store.put(torch.tensor([0.3, -2.0], dtype=torch.float64))
-    got = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in model.shared()])
-    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
+    result = torch.cat([(p.grad if p.grad is not None else torch.zeros_like(p)).reshape(-1) for p in model.shared()])
+    torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=1e-6)
     assert store.tasks == () and model.unused.grad is None
 
 
-def test_the_gramian_equals_that_of_the_flattened_gradients_in_float64():
+def test_gramian_equals_that_of_flattened_gradients_in_float64():
     model = Model()
     g = torch.stack([flat(model, "a"), flat(model, "b")])
-    gramian = taken(model).gramian()
+    gramian = collect(model).gramian()
     assert gramian.dtype == torch.float64 and gramian.device.type == "cpu" and torch.equal(gramian, gramian.T)
     torch.testing.assert_close(gramian, g @ g.T, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("tasks", ["ab", "abcdefgh"])  # few: products of two; many: a product of matrices
-def test_the_gramian_is_as_exact_for_a_large_parameter(tasks):
+def test_gramian_of_a_large_parameter_is_as_exact(tasks):
     parameter = nn.Parameter(torch.zeros(1000, 1000))
     store = TaskGradients([parameter])
     sets = [torch.rand(1000, 1000, generator=torch.Generator().manual_seed(seed)) for seed in range(len(tasks))]
@@ -85,7 +85,7 @@ def test_the_gramian_is_as_exact_for_a_large_parameter(tasks):
     torch.testing.assert_close(store.gramian(), g @ g.T, rtol=1e-6, atol=0)
 
 
-def test_conflict_rows_by_hand_and_within_the_range_of_a_cosine():
+def test_conflict_rows_by_hand():
     g = torch.tensor([[3.0, 4.0], [-3.0, 4.0], [0.0, 0.0]], dtype=torch.float64)
     rows = conflict_rows(7, ["a", "b", "c"], g @ g.T)
     assert rows[0] == {
@@ -101,7 +101,7 @@ IDS = {"a": [[3, 7, 7, 9], [1, 7, 19, 3]], "b": [[9, 2, 7, 2], [0, 18, 1, 4]], "
 
 
 class Words(nn.Module):
-    """Three tasks that look up words, some of them the same, with sparse gradients or dense ones."""
+    """Embeddings of three tasks with words in common, with sparse or dense gradients."""
 
     def __init__(self, sparse):
         super().__init__()
@@ -117,26 +117,25 @@ class Words(nn.Module):
 
 
 @pytest.mark.parametrize(("weights", "few"), [((1.0, 1.0, 1.0), 0), ((0.3, -2.0, 0.7), 6)])
-def test_sparse_gradients_combine_as_dense_ones_do(weights, few, monkeypatch):
+def test_sparse_gradients_combine_like_dense_ones(weights, few, monkeypatch):
     monkeypatch.setattr(module, "FEW", few)
     gramians, sums = [], []
     for sparse in (True, False):
         model = Words(sparse)
-        store = taken(model, "abc")
+        store = collect(model, "abc")
         gramians.append(store.gramian())
         store.put(weights)
         assert model.words.weight.grad.is_sparse == sparse
         sums.append([parameter.grad.to_dense() for parameter in model.parameters()])
     torch.testing.assert_close(*gramians, rtol=1e-6, atol=0)
-    for one, other in zip(*sums):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(*sums, rtol=1e-5, atol=1e-7)
 
 
-def test_the_order_of_tasks_is_that_of_the_step_whichever_comes_first():
-    parameter = torch.nn.Parameter(torch.zeros(2))
-    gradients = TaskGradients([parameter])
-    gradients.begin(("a", "b"))
+def test_order_of_tasks_is_that_of_the_step():
+    model = Model()
+    store = TaskGradients(model.shared())
+    store.begin(("a", "b"))
     for task in ("b", "a"):
-        parameter.grad = torch.ones(2)
-        gradients.take(task)
-    assert gradients.tasks == ("a", "b")
+        model.loss(task).backward()
+        store.take(task)
+    assert store.tasks == ("a", "b")

@@ -6,7 +6,7 @@ import torch
 from bertrio.techniques.weighting import WEIGHTINGS, Uncertainty
 
 
-def test_uncertainty_equals_the_equation_and_its_gradients_by_hand():
+def test_uncertainty_and_its_gradients_by_hand():
     weighting = Uncertainty(["sst"]).double()
     w = weighting.log_variances["sst"]
     w.data.fill_(0.3)
@@ -19,5 +19,5 @@ def test_uncertainty_equals_the_equation_and_its_gradients_by_hand():
 
 
 @pytest.mark.parametrize("name", WEIGHTINGS)
-def test_every_weighting_starts_with_a_weight_of_1_for_a_task_that_is_not_named(name):
+def test_tasks_without_a_given_weight_start_at_1(name):
     assert WEIGHTINGS[name](["sst", "sts"], {"sst": 2.0})("sts", torch.tensor(0.5)).item() == 0.5

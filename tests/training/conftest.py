@@ -1,7 +1,5 @@
 """A small project on disk: splits, tokenizer and encoder, as the stages before training leave them."""
 
-from __future__ import annotations
-
 from functools import reduce
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +9,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 import yaml
 
 from bertrio.config import load_params, merged, read_yaml
@@ -28,7 +25,7 @@ from bertrio.training.finetune import Inputs, finetune
 from tests.linear_heads import LINEAR_HEADS
 
 TASKS = ("sst", "qqp", "sts")
-STILL = {  # no dropout
+STILL = {  # without dropout
     "encoder": {"dropout": 0.0, "attention_dropout": 0.0},
     "tasks": {name: {"dropout": 0.0} for name in TASKS},
 }
@@ -44,7 +41,7 @@ WORDS = ["awful", "bad", "plain", "good", "great", "film", "plot", "actor", "sce
 
 
 def small_frame(task: str, rows: int, seed: int) -> pd.DataFrame:
-    """Rows whose first word gives the label away."""
+    """Rows whose first word determines the label."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 2 if task == "qqp" else 5, rows)
     text = [" ".join([WORDS[label], *rng.choice(WORDS[5:], rng.integers(1, 6))]) for label in labels]
@@ -82,36 +79,36 @@ class Workspace:
         write_table(frame, self.root / f"data/splits/{task}/{split}.parquet")
 
     def params(self, **overrides):
-        """The default params at a small size, with overrides by group."""
+        """Return the default params at a small size, with overrides by group."""
         path = self.root / "params.yaml"
         params = merged(merged(read_yaml(self._params_file), self.small), overrides)
         path.write_text(yaml.safe_dump(params, sort_keys=False))
         return load_params(path)
 
     def built(self, *groups, **overrides):
-        """Params, model and training rows of the tasks that train; later groups of overrides win."""
+        """Return params, model and training rows of the tasks that train; later groups of overrides win."""
         params = self.params(**reduce(merged, [*groups, overrides], {}))
         model = build_model(params, "models/encoder", set_up(**params.runtime.model_dump()))
         rows = split_of(params, "train")
         return params, model, {task: rows[task] for task in params.trains}
 
     def trainer(self, *groups, **overrides):
-        """A trainer, its model in training, and the model that it scores."""
+        """Return a trainer and the model that it scores."""
         params, model, rows = self.built(*groups, overrides)
         return build_trainer(params, model, rows)
 
 
 SIZES = {"sst": 5, "qqp": 2, "sts": 1}  # outputs of a teacher
-DISTILLED = {  # params of a student of `write_teacher`: a third of its rows have no label
+DISTILLED = {  # params of a student of `write_teacher`; a third of its rows have no label
     "distill": {"weight": 0.5, "teacher": "gone", "temperature": 2, "vectors": {"loss": "cosine"}},
     "data": {"unlabelled": {f"more-{task}": {"task": task, "path": "more.tsv", "share": 0.33} for task in SIZES}},
 }
 
 
 def write_teacher(texts=None, width=24):
-    """Write 20 rows of each task without labels, and what a teacher says of these and of train, drawn at random.
+    """Write 20 unlabelled rows of each task, and random teacher predictions of these and of train.
 
-    `texts` has the number of vectors of a row by task, if it is not 1.
+    `texts` has the number of vectors per row by task, if not 1.
     """
     Path("data/teacher").mkdir()
     rng = np.random.default_rng(5)
@@ -121,8 +118,8 @@ def write_teacher(texts=None, width=24):
         rows = pd.concat([read_table(f"data/splits/{task}/train.parquet"), more]).sample(frac=1, random_state=1)
         values = rng.random((len(rows), size))
         shares = values / values.sum(axis=1, keepdims=True)
-        said = Predicted(values[:, 0], *((None, 5 * values[:, 0]) if task == "sts" else (shares, None)))
-        table = predicted_rows(SimpleNamespace(name=task), "train", rows["id"], rows["label"], said)
+        predicted = Predicted(values[:, 0], *((None, 5 * values[:, 0]) if task == "sts" else (shares, None)))
+        table = predicted_rows(SimpleNamespace(name=task), "train", rows["id"], rows["label"], predicted)
         write_predictions(table, f"data/teacher/{task}.parquet")
         vectors = [rng.normal(size=(len(rows), width)).astype("f") for _ in range((texts or {}).get(task, 1))]
         columns = {f"vector_{text}": list(part) for text, part in enumerate(vectors)}
@@ -135,7 +132,7 @@ def split_of(params, name):
 
 
 def saved_model(params, folder, encoder=None):
-    """The model of a folder, as the stage after it starts from it."""
+    """Return the model of a folder, as the next stage starts from it."""
     model = build_model(params, encoder or f"{folder}/encoder", set_up(**params.runtime.model_dump()))
     load_heads(model, folder)
     return model
@@ -143,10 +140,6 @@ def saved_model(params, folder, encoder=None):
 
 def weights_of(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def changed_names(model, before):
-    return {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
 
 
 def run(params, name: str) -> dict:

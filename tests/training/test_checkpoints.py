@@ -1,11 +1,11 @@
-"""Checkpoints: a run that was killed anywhere finds a whole one, or none."""
+"""Checkpoints: a run killed at any point finds a complete one, or none."""
 
 import os
 import resource
 import time
 import weakref
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from bertrio.training.checkpoints import Checkpoints
 
 
 def part_of(number=0.0):
-    """A part of a run with 1000 weights of this value."""
+    """Return a part of a run with 1000 weights of this value."""
     part = torch.nn.Linear(1000, 1, bias=False)
     torch.nn.init.constant_(part.weight, number)
     return part
@@ -30,7 +30,7 @@ def opened(root, stage="finetune-base", identity="a", minutes=None, steps=None):
 
 
 def saved(root, *steps, **how):
-    """Saves at these steps, and gives the names of the files that are left."""
+    """Save at these steps and return the names of the files that are left."""
     with opened(root, **how) as run:
         with run.resumed({"part": (part := part_of())}):
             for step in steps:
@@ -40,12 +40,12 @@ def saved(root, *steps, **how):
 
 
 def restored(root, **how):
-    """The number that a run goes on from; 0 if it starts afresh."""
+    """Return the number that a run resumes from; 0 if it starts anew."""
     with opened(root, **how) as run, run.resumed({"part": (part := part_of())}):
         return part.weight.unique().item()
 
 
-def test_the_last_state_comes_back_and_the_last_two_are_kept(tmp_path):
+def test_the_last_state_is_restored_and_two_are_kept(tmp_path):
     assert saved(tmp_path, 10, 20, 30) == ["step-00000020.safetensors", "step-00000030.safetensors"]
     assert restored(tmp_path) == 30
     assert restored(tmp_path, identity="b") == restored(tmp_path, stage="finetune-second") == 0
@@ -54,43 +54,41 @@ def test_the_last_state_comes_back_and_the_last_two_are_kept(tmp_path):
 def test_a_checkpoint_of_another_run_is_not_resumed(tmp_path, capsys):
     saved(tmp_path, 5, identity="b")
     saved(tmp_path, 3)
-    (theirs,), (ours,) = tmp_path.glob("*/step-*5.safetensors"), tmp_path.glob("*/step-*3.safetensors")
-    theirs.rename(ours.with_name(theirs.name))
+    (foreign,), (own,) = tmp_path.glob("*/step-*5.safetensors"), tmp_path.glob("*/step-*3.safetensors")
+    foreign.rename(own.with_name(foreign.name))
     assert restored(tmp_path) == 3
     assert "step-00000005.safetensors cannot be read (it is of another run" in capsys.readouterr().err
 
 
-def test_a_clock_that_jumps_changes_nothing_for_runs_at_work(tmp_path, monkeypatch):
+def test_clock_jumps_do_not_affect_active_runs(tmp_path, monkeypatch):
     saved(tmp_path, 1)
     year, clock = 365 * 24 * 3600, time.time
     for jump in (year, -year):
         with opened(tmp_path, minutes=1) as run, run.resumed({"part": (part := part_of())}):
             monkeypatch.setattr(time, "time", lambda jump=jump: clock() + jump)
-            opened(tmp_path, stage="other").finish()  # looks for old ones
+            opened(tmp_path, stage="other").finish()  # removes old ones
             run.after_step(2)
             assert part.weight.unique().item() == 1 and len(run._files()) == 1
 
 
 def test_saving_and_resuming_keep_no_copy_of_the_state(tmp_path, monkeypatch):
-    written, read = [], []
-    save, load = checkpoints.save_file, checkpoints._read
-    monkeypatch.setattr(
-        checkpoints, "save_file", lambda tensors, *a, **b: save(written.append(tensors) or tensors, *a, **b)
-    )
-    monkeypatch.setattr(checkpoints, "_read", lambda *where: remember(load(*where)))
+    save, load, loaded = Mock(wraps=checkpoints.save_file), checkpoints._read, []
 
-    def remember(state):
-        read.append(weakref.ref(state["parts"]["part"]["weight"]))
+    def read(*where):
+        state = load(*where)
+        loaded.append(weakref.ref(state["parts"]["part"]["weight"]))
         return state
 
+    monkeypatch.setattr(checkpoints, "save_file", save)
+    monkeypatch.setattr(checkpoints, "_read", read)
     with opened(tmp_path) as run, run.resumed({"part": (part := part_of(1.0))}):
         run.after_step(1, force=True)
-        assert written[0]["0"].data_ptr() == part.weight.data_ptr()
+        assert save.call_args.args[0]["0"].data_ptr() == part.weight.data_ptr()
     with opened(tmp_path) as run, run.resumed({"part": part_of()}):
-        assert read[0]() is None
+        assert loaded[0]() is None
 
 
-def test_tensors_that_share_memory_come_back(tmp_path):
+def test_tied_tensors_are_restored(tmp_path):
     for number in (2.0, 0.0):
         tied = part_of(number)
         with opened(tmp_path) as run, run.resumed({"part": torch.nn.ModuleList([tied, tied])}):
@@ -98,7 +96,7 @@ def test_tensors_that_share_memory_come_back(tmp_path):
             run.after_step(1, force=True)
 
 
-def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
+def test_checkpoints_are_due_by_steps_or_minutes(tmp_path, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     for how, expected in (({"steps": 3}, [3, 6]), ({"minutes": 2}, [4]), ({}, [])):
@@ -112,7 +110,7 @@ def test_due_by_steps_and_by_minutes(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("damaged", [lambda x: b"", lambda x: x[:-1], lambda x: x[:-9] + b"\1" + x[-8:]])
-def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_it_is_used(tmp_path, capsys, damaged):
+def test_unreadable_checkpoints_fall_back_to_the_previous_one(tmp_path, capsys, damaged):
     saved(tmp_path, 1, 2)
     path = next(tmp_path.glob("*/step-00000002.safetensors"))
     path.write_bytes(damaged(path.read_bytes()))
@@ -120,7 +118,7 @@ def test_a_checkpoint_that_cannot_be_read_is_reported_and_the_one_before_it_is_u
     assert "step-00000002.safetensors cannot be read" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_reported_keeps_what_is_there_and_passes(tmp_path, capsys):
+def test_a_full_disk_is_reported_and_keeps_older_checkpoints(tmp_path, capsys):
     saved(tmp_path, 1)
     with opened(tmp_path) as run, run.resumed({"part": part_of(1.0)}):
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -134,7 +132,7 @@ def test_a_full_disk_is_reported_keeps_what_is_there_and_passes(tmp_path, capsys
     assert restored(tmp_path) == 1
 
 
-def test_a_second_start_is_refused_and_an_unwritable_folder_is_not(tmp_path, capsys):
+def test_a_second_start_is_an_error_and_an_unwritable_folder_is_not(tmp_path, capsys):
     message = rf"finetune-base: process {os.getpid()} in {Path.cwd()} trains the same, .* {tmp_path}.*Wait .* or end it"
     with opened(tmp_path), pytest.raises(UserError, match=message):
         opened(tmp_path)
@@ -143,12 +141,11 @@ def test_a_second_start_is_refused_and_an_unwritable_folder_is_not(tmp_path, cap
     assert "set BERTRIO_CHECKPOINTS" in capsys.readouterr().err
 
 
-def test_two_clones_never_meet_and_a_copy_for_an_experiment_goes_on_where_another_was(tmp_path, monkeypatch):
-    places = [tmp_path / at for at in ("one", "two", "one/.dvc/tmp/exps/tmp1", "one/.dvc/tmp/exps/standalone/tmp2")]
+def test_clones_are_separate_and_experiment_copies_share_checkpoints(tmp_path, monkeypatch):
     folders = []
-    for place in places:
-        place.mkdir(parents=True)
-        monkeypatch.chdir(place)
+    for clone in ("one", "two", "one/.dvc/tmp/exps/tmp1", "one/.dvc/tmp/exps/standalone/tmp2"):
+        (tmp_path / clone).mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / clone)
         with opened(tmp_path / "cache") as run:
             folders.append(run.folder)
             monkeypatch.chdir(tmp_path)  # another clone, at the same time
@@ -156,7 +153,7 @@ def test_two_clones_never_meet_and_a_copy_for_an_experiment_goes_on_where_anothe
     assert folders[0] == folders[2] == folders[3] != folders[1]
 
 
-def test_only_runs_that_nobody_has_touched_for_30_days_or_holds_are_removed(tmp_path):
+def test_runs_that_are_untouched_for_30_days_and_not_held_are_removed(tmp_path):
     long_ago = time.time() - (checkpoints.DAYS + 1) * 24 * 3600
     for stage in ("old", "fresh", "held"):
         saved(tmp_path, 1, stage=stage)

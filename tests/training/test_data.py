@@ -12,7 +12,7 @@ from tests.training.conftest import TASKS, split_of
 
 
 def setting(workspace, rows=None, **overrides):
-    """Params, training rows of the tasks that train, streams and plan; `rows` cuts tasks to so many rows."""
+    """Return params, training rows, streams and plan; `rows` cuts tasks to so many rows."""
     params = workspace.params(**overrides)
     split = split_of(params, "train")
     for task, count in (rows or {}).items():
@@ -26,13 +26,13 @@ def one_pass(stream):
     return [next(stream).rows.tolist() for _ in range(len(stream))]
 
 
-def test_matched_streams_have_short_rows_in_the_same_steps(workspace):
+def test_matched_streams_have_similar_lengths_in_each_step(workspace):
     _, _, streams, _ = setting(workspace, schedule={"match_lengths": True})
     widths = [[stream.rows.widths[batch].mean() for batch in one_pass(stream)] for stream in streams.values()]
     assert np.corrcoef(widths).min() > 0.8
 
 
-def test_proportional_batches_go_by_the_rows_of_a_pass(workspace):
+def test_proportional_batch_sizes_use_the_rows_of_a_pass(workspace):
     schedule = {"batch_sizes": "proportional", "base_batch": 10, "cap": 30}
     _, _, streams, _ = setting(workspace, rows={"qqp": 31, "sts": 8}, schedule=schedule)
     # a pass has 30 rows at most: 3 batches of 10, 10 and round(8 / 3)
@@ -40,7 +40,7 @@ def test_proportional_batches_go_by_the_rows_of_a_pass(workspace):
 
 
 @pytest.mark.parametrize(("loss", "least"), [("pearson", 3), ("cosent", 2)])
-def test_a_batch_has_the_rows_from_which_its_loss_learns(workspace, loss, least):
+def test_batches_have_the_rows_that_their_loss_needs(workspace, loss, least):
     tasks = {"sts": {"loss": loss, "batch_size": 8, **({"encoding": "bi", "head": "cosine"} if least == 2 else {})}}
     *_, streams, _ = setting(workspace, rows={"sts": 7 + least}, tasks=tasks)
     assert [len(batch) for batch in one_pass(streams["sts"])] == [7 + least]
@@ -49,7 +49,7 @@ def test_a_batch_has_the_rows_from_which_its_loss_learns(workspace, loss, least)
         setting(workspace, rows={"qqp": 30, "sst": 30, "sts": 4}, tasks=tasks, schedule=schedule)
 
 
-def test_tasks_of_the_same_texts_share_batches_from_which_both_losses_learn(workspace):
+def test_tasks_with_the_same_texts_share_batches(workspace):
     pair = {"encoding": "bi", "head": "cosine", "batch_size": 8}
     params = workspace.params(tasks={"qqp": pair | {"loss": "cosine_mse"}, "sts": pair | {"loss": "cosent"}})
     split = split_of(params, "train")
@@ -60,38 +60,37 @@ def test_tasks_of_the_same_texts_share_batches_from_which_both_losses_learn(work
     assert sts.texts == "qqp" and sorted(map(len, one_pass(streams["qqp"]))) == [8, 9]
 
 
-def test_a_share_of_a_pass_does_not_count_sources_that_are_left_out(workspace):
-    extra = {"extra_train": {"sst": {"train": "a", "share": 0.2}}, "unlabelled": {"b": {"task": "sst", "path": "b"}}}
-    extra["unlabelled"]["b"]["share"] = 0.5
-    params = workspace.params(data=extra)
+def test_share_of_a_pass_ignores_unused_sources(workspace):
+    unlabelled = {"b": {"task": "sst", "path": "b", "share": 0.5}}
+    params = workspace.params(data={"extra_train": {"sst": {"train": "a", "share": 0.2}}, "unlabelled": unlabelled})
     rows = split_of(params, "train")["sst"].take(np.arange(60))
     rows.sources = np.repeat(["", "extra_train"], [40, 20])
     assert rows_per_pass(params, rows) == {"extra_train": 10}
 
 
-OWN = {"sst": {"epochs": 1}, "sts": {"epochs": 3}}
+TASK_EPOCHS = {"sst": {"epochs": 1}, "sts": {"epochs": 3}}
 SST, QQP, STS = [[(task,)] for task in TASKS]
 
 
 @pytest.mark.parametrize(
-    ("schedule", "own", "expected"),
+    ("schedule", "tasks", "expected"),
     [
         ({"cap": "shortest", "until": "longest"}, {}, [[TASKS] * 2] * 2),
         ({"max_batches": 3, "until": "longest"}, {}, [[TASKS] * 3] * 2),
         ({"max_batches": 3, "name": "per_epoch"}, {}, [SST * 3 + QQP * 3 + STS * 2] * 2),
-        ({"name": "sequential", "tasks": ["sts", "qqp", "sst"]}, OWN, [STS * 2] * 3 + [QQP * 8] * 2 + [SST * 8]),
+        ({"name": "sequential", "tasks": [*TASKS[::-1]]}, TASK_EPOCHS, [STS * 2] * 3 + [QQP * 8] * 2 + [SST * 8]),
         ({"until": "longest", "first": {"sts": 2, "sst": 1}}, {}, [STS * 2] * 2 + [SST * 8] + [[TASKS] * 8] * 2),
-        ({"until": "sst", "tasks": ["qqp"]}, {}, [QQP * 8] * 2),  # whatever until says
+        ({"until": "sst", "tasks": ["qqp"]}, {}, [QQP * 8] * 2),  # until is ignored
     ],
 )
-def test_a_plan_has_the_order_and_limits_of_the_schedule(workspace, schedule, own, expected):
-    *_, plan = setting(workspace, rows={"sts": 10}, schedule=schedule, tasks=own)
+def test_plan_has_the_order_and_limits_of_the_schedule(workspace, schedule, tasks, expected):
+    *_, plan = setting(workspace, rows={"sts": 10}, schedule=schedule, tasks=tasks)
     assert plan == expected
 
 
-def test_the_order_of_a_stream_does_not_depend_on_the_other_tasks(workspace):
-    alone, among = (one_pass(setting(workspace, schedule={"tasks": on})[2]["sts"]) for on in (["sts"], list(TASKS)))
-    assert alone == among
+def test_order_of_a_stream_does_not_depend_on_other_tasks(workspace):
+    alone, joint = (one_pass(setting(workspace, schedule={"tasks": on})[2]["sts"]) for on in (["sts"], list(TASKS)))
+    assert alone == joint
 
 
 def test_class_weights_are_counted_on_the_training_rows(workspace):
@@ -100,5 +99,5 @@ def test_class_weights_are_counted_on_the_training_rows(workspace):
     counts = np.bincount(train["sst"].label_values.astype(int), minlength=5)
     loss = build_losses(train, params)["sst"]
     for label in range(5):
-        found = loss(HeadOutput(torch.zeros(1, 5)), torch.tensor([label]))
-        assert found.item() == pytest.approx(math.log(5) * 31 / (5 * counts[label]), rel=1e-5)
+        value = loss(HeadOutput(torch.zeros(1, 5)), torch.tensor([label]))
+        assert value.item() == pytest.approx(math.log(5) * 31 / (5 * counts[label]), rel=1e-5)

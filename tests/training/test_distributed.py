@@ -1,13 +1,11 @@
-"""Several processes make the updates that one makes; they are stopped, go on and end as one does."""
-
-from __future__ import annotations
+"""Several processes make the updates of one, and stop, resume and end as one does."""
 
 import json
 import os
 import signal
 import subprocess
 import time
-from pathlib import Path
+from contextlib import chdir
 
 import numpy as np
 import pandas as pd
@@ -44,45 +42,40 @@ SETTINGS = {  # each technique, alone or in company
         "penalties": {"l2": 1.0e-4},
     },
 }
-# Parameters on which no loss depends: attention weights do not see the keys' bias, nor Pearson's correlation a shift.
-# Their gradients are nothing but rounding, which Adam scales up to steps of the size of all others'
+# No loss depends on these: the keys' bias cancels in attention weights, and a shift in Pearson's correlation.
+# Their gradients are rounding errors, which Adam scales to steps as large as all others.
 FREE = ("attention.self.key.bias",)
 FREE_UNDER_PEARSON = ("heads.task_sts.output.bias",)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, warm):
-    """The folder where one process, and two, have trained each of the settings."""
-    folder, before = tmp_path_factory.mktemp("trained"), Path.cwd()
-    os.chdir(folder)
-    write_settings(folder, SETTINGS)
-    own = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
-    two = subprocess.Popen([warm.python, ROOT / "tests/distributed_run.py", "2", folder], env=os.environ | own)
-    for settings in sorted((folder / "settings").glob("*.yaml")):
-        train(settings, ALONE)
-    os.chdir(before)
+    """The folder where one process and two have trained each of the settings."""
+    folder = tmp_path_factory.mktemp("trained")
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    with chdir(folder):
+        workspace = Workspace(folder, ROOT / "params.yaml")
+        write_teacher({"qqp": 2})
+        for name in ("settings", "weights"):
+            (folder / name).mkdir()
+        for name, setting in SETTINGS.items():
+            workspace.params(**merged(merged(STILL, STEPS), setting))
+            (folder / "params.yaml").rename(folder / "settings" / f"{name}.yaml")
+        command = [warm.python, ROOT / "tests/distributed_run.py", "2", folder]
+        two = subprocess.Popen(command, env=os.environ | environment)
+        for settings in sorted((folder / "settings").glob("*.yaml")):
+            train(settings, ALONE)
     assert two.wait(timeout=240) == 0
     return folder
 
 
-def write_settings(folder: Path, settings: dict[str, dict]) -> None:
-    """A small project in `folder`, where we are, with a params file of each setting, and a place for weights."""
-    workspace = Workspace(folder, ROOT / "params.yaml")
-    write_teacher({"qqp": 2})
-    for name in ("settings", "weights"):
-        (folder / name).mkdir()
-    for name, setting in settings.items():
-        workspace.params(**merged(merged(STILL, STEPS), setting))
-        (folder / "params.yaml").rename(folder / "settings" / f"{name}.yaml")
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", SETTINGS)
-def test_two_processes_have_the_weights_of_one_after_12_steps_within_rounding_and_tell_what_it_tells(trained, name):
+def test_two_processes_have_the_weights_and_logs_of_one(trained, name):
     one, two = (load_file(trained / f"weights/{name}-{count}.safetensors") for count in (1, 2))
     free = FREE + (FREE_UNDER_PEARSON if "whole batches" in name else ())
-    apart = {weight: (two[weight] - values).abs().max().item() for weight, values in one.items()}
-    assert {weight: by for weight, by in apart.items() if by > 2e-5 and not weight.endswith(free)} == {}
+    errors = {weight: (two[weight] - values).abs().max().item() for weight, values in one.items()}
+    assert {weight: error for weight, error in errors.items() if error > 2e-5 and not weight.endswith(free)} == {}
     one, two = (json.loads((trained / f"weights/{name}-{count}.json").read_text()) for count in (1, 2))
     assert one["rows"] == two["rows"]
     assert two["same_outputs"], "the same weights predict the same bits"
@@ -93,14 +86,14 @@ def test_two_processes_have_the_weights_of_one_after_12_steps_within_rounding_an
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("rank", [0, 1])
-def test_processes_listen_to_each_other_alone_and_notice_weights_that_differ(trained, rank):
-    heard = json.loads((trained / f"messages-{rank}.json").read_text())
-    assert "hold different weights" in heard["unequal"]
-    assert set(heard["listens"]) == {"127.0.0.1"}
+def test_processes_listen_locally_and_notice_different_weights(trained, rank):
+    messages = json.loads((trained / f"messages-{rank}.json").read_text())
+    assert "hold different weights" in messages["unequal"]
+    assert set(messages["listens"]) == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize(("rows", "count"), [(8, 2), (7, 3), (3, 3), (1, 4), (5, 1)])
-def test_the_parts_of_a_batch_are_its_rows_and_their_weights_add_up_to_1(rows, count):
+def test_shards_of_a_batch_are_its_rows_with_weights_that_sum_to_1(rows, count):
     tokens = {name: torch.arange(2 * rows).view(rows, 2) for name in ("input_ids", "attention_mask")}
     batch = Batch("sst", np.arange(rows) + 10, (tokens,), torch.arange(rows))
     parts = [batch.part(rank, count) for rank in range(count)]
@@ -108,21 +101,21 @@ def test_the_parts_of_a_batch_are_its_rows_and_their_weights_add_up_to_1(rows, c
     assert np.array_equal(np.concatenate([part.rows for part in counted]), batch.rows)
     assert torch.equal(torch.cat([part.inputs[0]["input_ids"] for part in counted]), tokens["input_ids"])
     assert sum(part.weight for part in parts) == pytest.approx(1)
-    assert all(len(part.rows) for part in parts), "all take the same steps"
+    assert all(len(part.rows) for part in parts), "all processes take the same steps"
     assert max(len(part.rows) for part in parts) == -(-rows // count)
 
 
-def test_dropout_masks_differ_between_processes_and_steps_and_come_again():
-    def drawn(rank, step):
+def test_dropout_masks_depend_on_process_and_step():
+    def draw(rank, step):
         set_up(1, "cpu", process_group=Processes(rank, 2, torch.device("cpu"))).begin_step(step)
         return torch.rand(4).tolist()
 
-    draws = [drawn(0, 1), drawn(1, 1), drawn(0, 2), drawn(1, 2)]
+    draws = [draw(0, 1), draw(1, 1), draw(0, 2), draw(1, 2)]
     assert len(set(map(tuple, draws))) == 4
-    assert drawn(1, 2) == draws[3]
+    assert draw(1, 2) == draws[3]
 
 
-def test_rescaled_noise_in_several_processes_is_refused(workspace):
+def test_rescaled_noise_in_several_processes_is_an_error(workspace):
     params, model, rows = workspace.built(smart={"lambda": 1, "projection": "rescale"})
     model.runtime = set_up(1, "cpu", process_group=Processes(0, 2, torch.device("cpu")))
     with pytest.raises(UserError, match="rescale in several processes; .* Use projection ball"):
@@ -134,20 +127,20 @@ STOPPED = STATEFUL | {"runtime": {"processes": 2}, "schedule": {"max_batches": 5
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, warm):
-    """A project, and what finetune makes there in two processes when nothing stops it."""
-    made = StoppedProject(tmp_path_factory.mktemp("stage"), warm)
-    made.write_params(STOPPED)
-    made.undisturbed = made.run()
-    assert made.undisturbed.code == 0, made.undisturbed.said
-    made.expected = made.outputs()
-    return made
+    """A project with the outputs of an uninterrupted finetune run in two processes."""
+    project = StoppedProject(tmp_path_factory.mktemp("stage"), warm)
+    project.write_params(STOPPED)
+    project.uninterrupted = project.run()
+    assert project.uninterrupted.code == 0, project.uninterrupted.said
+    project.expected = project.outputs()
+    return project
 
 
 @pytest.mark.heavy
-def test_the_stage_starts_its_processes_and_one_of_them_speaks_and_writes(project):
-    said = project.undisturbed.said
-    assert said.count("10 steps on cpu, float32, 1 threads in each of 2 processes") == 1
-    assert said.count("epoch 2 (") == 1 and "Traceback" not in said
+def test_stage_starts_its_processes_and_one_prints_and_writes(project):
+    output = project.uninterrupted.said
+    assert output.count("10 steps on cpu, float32, 1 threads in each of 2 processes") == 1
+    assert output.count("epoch 2 (") == 1 and "Traceback" not in output
     timing = json.loads((project.folder / "metrics/timing/finetune-base.json").read_text())
     assert timing["processes"] == 2 and timing["steps"] == 10
     assert "models/members/base/heads.safetensors" in project.expected
@@ -155,7 +148,7 @@ def test_the_stage_starts_its_processes_and_one_of_them_speaks_and_writes(projec
 
 
 @pytest.mark.heavy
-def test_a_process_that_is_killed_ends_all_and_a_stopped_run_goes_on_to_the_same_bytes(project):
+def test_a_killed_process_ends_all_and_resuming_gives_the_same_bytes(project):
     project.start_over()
     killed = project.run("kill", "update", 5, rank=1)
     assert killed.code == 128 + signal.SIGKILL, killed.said
@@ -173,7 +166,7 @@ def test_a_process_that_is_killed_ends_all_and_a_stopped_run_goes_on_to_the_same
 
 
 @pytest.mark.heavy
-def test_a_second_signal_stops_at_once_though_a_process_is_frozen(project):
+def test_a_second_signal_stops_at_once_despite_a_frozen_process(project):
     project.start_over()
     began = time.monotonic()
     frozen = project.run("freeze", "update", 5, rank=1)
@@ -183,7 +176,7 @@ def test_a_second_signal_stops_at_once_though_a_process_is_frozen(project):
 
 
 @pytest.mark.heavy
-def test_an_error_in_one_process_ends_all_and_is_told_once(project):
+def test_an_error_in_one_process_ends_all_and_is_printed_once(project):
     project.start_over()
     failed = project.run("fail", "update", 2, rank=1)
     assert failed.code == 2, failed.said
@@ -192,9 +185,9 @@ def test_an_error_in_one_process_ends_all_and_is_told_once(project):
 
 
 @pytest.mark.heavy
-def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(project):
+def test_processes_end_with_their_launcher_and_fewer_can_resume(project):
     project.start_over()
-    ended = project.run("end", "update", 4, fresh=True)  # children see a real launcher end
+    ended = project.run("end", "update", 4, fresh=True)  # in a real launcher
     assert ended.code == -signal.SIGKILL
     wait_until(lambda: not project.processes())
     project.write_params(STOPPED | {"runtime": {"processes": 1}})
@@ -207,7 +200,7 @@ def test_processes_end_with_their_launcher_and_another_number_of_them_goes_on(pr
 @pytest.mark.heavy
 def test_accelerate_launches_the_stage(project):
     project.start_over()
-    project.write_params(STOPPED | {"runtime": {"processes": 1}})  # the launcher's number counts
+    project.write_params(STOPPED | {"runtime": {"processes": 1}})  # overridden by the launcher
     launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
     done = project.run(launcher=(*launcher, "--main_process_port", str(get_free_port())))
     assert done.code == 0, done.said

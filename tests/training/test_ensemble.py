@@ -1,3 +1,5 @@
+from unittest.mock import Mock
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,8 +22,8 @@ from tests.training.conftest import SMALL, saved_model, split_of
 TWO_OUTPUTS = {"loss": "siamese_softmax"}
 
 
-def cook(workspace, combine, seeds, **overrides):
-    """A project with trained members, and the ensemble of them; `overrides` of members by name."""
+def build(workspace, combine, seeds, **overrides):
+    """Train members and combine them; `overrides` of members by name. Return the params."""
     members = {name: overrides.get(name, {}) for name in seeds}
     params = workspace.params(ensemble={"combine": combine, "members": members})
     loaded = {name: load_member(name) for name in members}
@@ -39,7 +41,7 @@ def combine_members(params, loaded):
 
 
 def train(params, name, seed):
-    """A member as fine-tuning leaves it: the weights that all start from, moved a little."""
+    """Write a member as fine-tuning does, with randomly perturbed initial weights."""
     model = saved_model(params, "models", "models/encoder")
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -54,36 +56,30 @@ def predicted(params, model):
     return pd.concat(tables, ignore_index=True)
 
 
-def test_greedy_takes_the_best_first_and_keeps_what_does_not_hurt():
+def test_greedy_starts_with_the_best_and_keeps_what_does_not_hurt():
     scores = {"a": 0.5, "b": 0.7, "c": 0.6, "d": 0.7, "bd": 0.6, "bc": 0.7, "bca": 0.8}
-    asked = []
-
-    def score(names):
-        asked.append("".join(names))
-        return scores[asked[-1]]
-
+    score = Mock(side_effect=lambda names: scores["".join(names)])
     assert greedy_soup(["a", "b", "c", "d"], score) == ["b", "c", "a"]
-    assert asked[4:] == ["bd", "bc", "bca"]  # b before d, which is as good
+    assert ["".join(*call.args) for call in score.call_args_list[4:]] == ["bd", "bc", "bca"]  # ties go to the first
 
 
-def test_a_uniform_soup_is_one_model_with_the_mean_of_all_weights_and_its_own_predictions(workspace):
-    params = cook(workspace, "uniform_soup", {"base": 1, "second": 2})
+def test_uniform_soup_averages_weights_and_predicts_anew(workspace):
+    params = build(workspace, "uniform_soup", {"base": 1, "second": 2})
     models = [saved_model(params, f"models/{name}") for name in ("members/base", "members/second", "ensemble")]
-    one, two, soup = (model.state_dict() for model in models)
+    base, second, soup = (model.state_dict() for model in models)
     for name, value in soup.items():
-        torch.testing.assert_close(value, (one[name].double() + two[name].double()).div(2).float(), rtol=0, atol=0)
+        torch.testing.assert_close(value, (base[name].double() + second[name].double()).div(2).float(), rtol=0, atol=0)
     pd.testing.assert_frame_equal(read_predictions("predictions/ensemble.parquet"), predicted(params, models[2]))
-    half = {"base": 0.5, "second": 0.5}
-    assert read_json("models/ensemble/ensemble.json") == {
-        "combine": "uniform_soup", "members": ["base", "second"], "weights": dict.fromkeys(params.tasks, half),
-    }  # fmt: skip
+    weights = {task: {"base": 0.5, "second": 0.5} for task in params.tasks}
+    expected = {"combine": "uniform_soup", "members": ["base", "second"], "weights": weights}
+    assert read_json("models/ensemble/ensemble.json") == expected
     for folder in ("ensemble", "members/base"):
         assert read_model_config(f"models/{folder}") == ModelConfig.from_params(params)
 
 
-def test_a_vote_is_that_of_the_tables_of_all_members(workspace):
-    (workspace.root / "models/ensemble/encoder").mkdir(parents=True)  # left from a soup
-    params = cook(workspace, "vote", {"base": 1, "second": 2}, base={"answers": ["sst", "qqp"]})
+def test_vote_combines_the_tables_of_all_members(workspace):
+    (workspace.root / "models/ensemble/encoder").mkdir(parents=True)  # left over from a soup
+    params = build(workspace, "vote", {"base": 1, "second": 2}, base={"answers": ["sst", "qqp"]})
     members = {name: read_predictions(f"predictions/members/{name}/predictions.parquet") for name in ("base", "second")}
     table, weights = combine(members, "vote", build_tasks(params), {"base": ["sst", "qqp"]})
     pd.testing.assert_frame_equal(read_predictions("predictions/ensemble.parquet"), table)
@@ -93,17 +89,17 @@ def test_a_vote_is_that_of_the_tables_of_all_members(workspace):
 
 
 @pytest.mark.parametrize("combine", ["vote", "greedy", "greedy_soup"])
-def test_no_param_is_read_that_dvc_does_not_track(workspace, monkeypatch, combine):
-    params = cook(workspace, combine, {"base": 1, "second": 2})
+def test_every_param_read_is_tracked_by_dvc(workspace, monkeypatch, combine):
+    params = build(workspace, combine, {"base": 1, "second": 2})
     reads = Reads(monkeypatch)
     combine_members(params, {name: load_member(name) for name in ("base", "second")})
-    assert set(reads.untracked("ensemble")) <= {"runtime.processes"}  # which fine-tuning alone heeds
+    assert set(reads.untracked("ensemble")) <= {"runtime.processes"}  # read by fine-tuning only
     assert {"ensemble.combine", "tasks"} <= reads.names
 
 
 @pytest.mark.parametrize("seeds", [{"base": 5, "twin": 5}, {"base": 5}])
-def test_a_soup_of_the_same_member_twice_or_of_one_member_is_that_member_to_the_byte(workspace, seeds):
-    cook(workspace, "greedy_soup", seeds)
+def test_soup_of_equal_members_is_that_member_byte_for_byte(workspace, seeds):
+    build(workspace, "greedy_soup", seeds)
     for file in ("encoder/model.safetensors", "heads.safetensors"):
         paths = [workspace.root / "models" / folder / file for folder in ("ensemble", "members/base")]
         assert paths[0].read_bytes() == paths[1].read_bytes()
@@ -111,8 +107,8 @@ def test_a_soup_of_the_same_member_twice_or_of_one_member_is_that_member_to_the_
     pd.testing.assert_frame_equal(soup, mark_selection(base) if len(seeds) > 1 else base)
 
 
-def test_a_greedy_soup_is_no_worse_than_any_member_on_the_half_that_it_chose_on(workspace):
-    tasks = build_tasks(cook(workspace, "greedy_soup", {"base": 1, "second": 2, "third": 3}))
+def test_greedy_soup_is_no_worse_than_any_member_on_selection_rows(workspace):
+    tasks = build_tasks(build(workspace, "greedy_soup", {"base": 1, "second": 2, "third": 3}))
 
     def score(table):
         return evaluate_predictions(table, tasks)["selection"]["overall_normalized"]
@@ -125,24 +121,24 @@ def test_a_greedy_soup_is_no_worse_than_any_member_on_the_half_that_it_chose_on(
 
 
 @pytest.mark.parametrize("select_on", ["holdout", "dev"])
-def test_thresholds_of_a_soup_are_the_mean_of_those_chosen_on_held_out_rows_or_chosen_on_dev(workspace, select_on):
+def test_soup_thresholds_are_averaged_or_chosen_on_dev(workspace, select_on):
     sets = {"target": "multilabel", "classes": 5, "loss": "bce"}
     workspace.small = merged(SMALL, {"tasks": {"sst": sets}, "finetune": {"select_on": select_on}})
-    chosen = {"base": [0.5, 0.2, 0.4, 0.4, 0.5], "second": [0.4, 0.5, 0.4, 0.6, 0.4]}
-    overrides = {name: {"tasks": {"sst": {"thresholds": values}}} for name, values in chosen.items()}
-    cook(workspace, "uniform_soup", {"base": 1, "second": 2}, **overrides)
+    by_member = {"base": [0.5, 0.2, 0.4, 0.4, 0.5], "second": [0.4, 0.5, 0.4, 0.6, 0.4]}
+    overrides = {name: {"tasks": {"sst": {"thresholds": values}}} for name, values in by_member.items()}
+    build(workspace, "uniform_soup", {"base": 1, "second": 2}, **overrides)
     table = read_predictions("predictions/ensemble.parquet").query("task == 'sst'")
     dev = table[table["split"] == "dev"]
     probabilities, labels = np.stack(dev["probabilities"]), indicators(dev["label"].to_numpy(), 5)
-    on_dev = select_on == "dev"
-    expected = best_thresholds(labels, probabilities) if on_dev else np.mean(list(chosen.values()), axis=0)
+    mean = np.mean(list(by_member.values()), axis=0)
+    expected = best_thresholds(labels, probabilities) if select_on == "dev" else mean
     thresholds = read_model_config("models/ensemble").tasks["sst"].thresholds
     assert thresholds == pytest.approx(expected, abs=1e-6)
     assert np.array_equal(indicators(dev["prediction"].to_numpy(), 5), probabilities > thresholds)
 
 
-def test_members_that_compute_otherwise_are_an_error_that_names_the_param(workspace):
+def test_soup_of_different_architectures_is_an_error(workspace):
     with pytest.raises(UserError, match="members.second: encoder.pooling is cls, and mean in member base; a soup"):
-        cook(workspace, "uniform_soup", {"base": 1, "second": 2}, second={"encoder": {"pooling": "cls"}})
+        build(workspace, "uniform_soup", {"base": 1, "second": 2}, second={"encoder": {"pooling": "cls"}})
     with pytest.raises(UserError, match=r"heads\.task_qqp\S* is .1, 16. in member base and .2, 16. in member second"):
-        cook(workspace, "uniform_soup", {"base": 1, "second": 2}, second={"tasks": {"qqp": TWO_OUTPUTS}})
+        build(workspace, "uniform_soup", {"base": 1, "second": 2}, second={"tasks": {"qqp": TWO_OUTPUTS}})

@@ -6,30 +6,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.nn import functional as F
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    BertConfig,
-    BertForMaskedLM,
-    BertModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import BertForMaskedLM, BertModel
 
 from bertrio.core.errors import UserError
 from bertrio.core.runtime import generator, set_up
 from bertrio.model.encoder import load_transformer
 from bertrio.model.tokenizer import load_tokenizer
-from bertrio.training.mlm import (
-    Blocks,
-    BlockStream,
-    MlmObjective,
-    mask_tokens,
-    pretrain_mlm,
-    token_blocks,
-    word_beginnings,
-)
+from bertrio.training import mlm
+from bertrio.training.mlm import Blocks, MlmObjective, mask_tokens, token_blocks, word_beginnings
 
 
 @pytest.fixture
@@ -40,7 +27,7 @@ def corpora(workspace):
     return "data/corpora"
 
 
-def test_blocks_hold_all_texts_one_after_the_other(workspace, corpora):
+def test_blocks_concatenate_all_texts(workspace, corpora):
     tokenizer = load_tokenizer("models/tokenizer")
     blocks = token_blocks(corpora, tokenizer, 16, workspace.root)
     flat = [token for text in workspace.texts for token in tokenizer(text)["input_ids"]]
@@ -49,7 +36,7 @@ def test_blocks_hold_all_texts_one_after_the_other(workspace, corpora):
     assert isinstance(blocks, np.memmap)
 
 
-def test_an_empty_corpus_adds_nothing_and_none_is_an_error(workspace, corpora):
+def test_empty_corpora_add_nothing_and_no_text_is_an_error(workspace, corpora):
     tokenizer = load_tokenizer("models/tokenizer")
     blocks = token_blocks(corpora, tokenizer, 16, workspace.root)
     pq.write_table(pa.table({"text": pa.array([], pa.string())}), workspace.root / corpora / "multinli.parquet")
@@ -60,7 +47,7 @@ def test_an_empty_corpus_adds_nothing_and_none_is_an_error(workspace, corpora):
         token_blocks(corpora, tokenizer, 16, workspace.root)
 
 
-def test_masks_are_picked_and_shared_out_as_in_the_paper(tokenizer):
+def test_masking_has_the_rates_of_the_paper(tokenizer):
     blocks = torch.randint(5, len(tokenizer), (400, 128), generator=torch.Generator().manual_seed(0))
     blocks[:, 0] = tokenizer.cls_token_id
     ids, picked = mask_tokens(blocks, tokenizer, 0.15, generator(1, "x"))
@@ -68,53 +55,53 @@ def test_masks_are_picked_and_shared_out_as_in_the_paper(tokenizer):
     assert torch.equal(ids[~picked], blocks[~picked])
     assert picked[:, 1:].float().mean().item() == pytest.approx(0.15, abs=0.005)
     masked, kept = ids[picked] == tokenizer.mask_token_id, ids[picked] == blocks[picked]
-    by_chance = 1 / len(tokenizer)  # a random token may be the mask or the old one
-    assert masked.float().mean().item() == pytest.approx(0.8 + 0.1 * by_chance, abs=0.015)
-    assert kept.float().mean().item() == pytest.approx(0.1 + 0.1 * by_chance, abs=0.015)
+    chance = 1 / len(tokenizer)  # a random token may be the mask or the old one
+    assert masked.float().mean().item() == pytest.approx(0.8 + 0.1 * chance, abs=0.015)
+    assert kept.float().mean().item() == pytest.approx(0.1 + 0.1 * chance, abs=0.015)
 
 
-def spelled(words: list[str]) -> PreTrainedTokenizerFast:
-    """A tokenizer with the vocabulary given."""
+def tokenizer_of(words):
+    """Return a tokenizer with this vocabulary."""
     special = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
     vocabulary = {token: index for index, token in enumerate([*special.values(), "[MASK]", *words])}
     raw = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, mask_token="[MASK]", **special)
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, mask_token="[MASK]", **special)
 
 
-def test_no_word_reaches_over_a_special_token_or_the_start_of_a_block():
-    tokenizer = spelled(["a", "##b", "##c"])
+def test_words_end_at_special_tokens_and_block_boundaries():
+    tokenizer = tokenizer_of(["a", "##b", "##c"])
     begins = word_beginnings(tokenizer)
     a, b, sep = (tokenizer.convert_tokens_to_ids(token) for token in ("a", "##b", "[SEP]"))
     blocks = torch.tensor([[b, b, sep, b, b, a, b]]).repeat(3000, 1)
     _, picked = mask_tokens(blocks, tokenizer, 0.4, generator(3, "x"), begins)
-    for word in ((0, 1), (3, 4), (5, 6)):
-        assert torch.equal(picked[:, word[0]], picked[:, word[1]])
-    both = [picked[:, one] & picked[:, other] for one, other in ((1, 3), (4, 5), (1, 5))]
-    assert all(share.float().mean().item() == pytest.approx(0.4**2, abs=0.03) for share in both)  # independent
+    for start, end in ((0, 1), (3, 4), (5, 6)):
+        assert torch.equal(picked[:, start], picked[:, end])
+    for i, j in ((1, 3), (4, 5), (1, 5)):  # words are picked independently
+        assert (picked[:, i] & picked[:, j]).float().mean().item() == pytest.approx(0.4**2, abs=0.03)
 
 
 @pytest.mark.parametrize(
     ("words", "beginning"),
     [
         (["good", "##ness", "##s", "."], {"good", "."}),
-        (["Ġgood", "ness", "Ġfilm", "####", "."], {"Ġgood", "Ġfilm"}),  # RoBERTa's vocabulary has rows of # as well
+        (["Ġgood", "ness", "Ġfilm", "####", "."], {"Ġgood", "Ġfilm"}),  # RoBERTa's vocabulary has tokens of # as well
         (["▁good", "▁", "ness", "▁film"], {"▁good", "▁", "▁film"}),
     ],
 )
-def test_word_beginnings_of_the_three_kinds_of_tokenizer(words, beginning):
-    tokenizer = spelled(words)
+def test_word_beginnings_of_each_kind_of_tokenizer(words, beginning):
+    tokenizer = tokenizer_of(words)
     begins = word_beginnings(tokenizer)
     ids = tokenizer.convert_tokens_to_ids(words)
     assert {word for word, index in zip(words, ids) if begins[index]} == beginning
 
 
-def test_a_tokenizer_without_marks_is_an_error_that_names_the_param():
+def test_a_tokenizer_without_word_marks_is_an_error():
     with pytest.raises(UserError, match="mlm.whole_word: found no token .* set mlm.whole_word to false"):
-        word_beginnings(spelled(["good", "film", "##"]))
+        word_beginnings(tokenizer_of(["good", "film", "##"]))
 
 
-def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpora):
+def test_perplexity_equals_its_definition_and_is_deterministic(workspace, corpora):
     tokenizer, model = load_tokenizer("models/tokenizer"), language_model("bert").eval()
     blocks = token_blocks(corpora, tokenizer, 16, workspace.root)
     mask = partial(mask_tokens, tokenizer=tokenizer, probability=0.15)
@@ -128,63 +115,61 @@ def test_perplexity_equals_the_definition_and_is_the_same_twice(workspace, corpo
 
 
 def objective_at(model, picked):
-    """The objective that masks nothing and asks for the tokens picked."""
+    """Return an objective that masks nothing and predicts the picked tokens."""
     return MlmObjective(model, lambda gold, draws: (gold, picked), generator(1, "x"), set_up(1, "cpu", "float32"))
 
 
 def language_model(kind):
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    return AutoModelForMaskedLM.from_config(AutoConfig.for_model(kind, vocab_size=200, embedding_size=32, **sizes))
+    config = transformers.AutoConfig.for_model(kind, vocab_size=200, embedding_size=32, **sizes)
+    return transformers.AutoModelForMaskedLM.from_config(config)
 
 
-def of_ids(ids):
+def batch_of(ids):
     return Blocks(ids.numpy(), np.arange(len(ids))).batch(np.arange(len(ids)))
 
 
-def test_a_batch_without_a_picked_token_learns_nothing():
+def test_batches_without_picked_tokens_have_no_gradient():
     model = language_model("bert")
     ids = torch.randint(5, 200, (1, 8))
-    loss = objective_at(model, torch.zeros_like(ids, dtype=torch.bool))(of_ids(ids))[0].total
+    loss = objective_at(model, torch.zeros_like(ids, dtype=torch.bool))(batch_of(ids))[0].total
     loss.backward()
     assert loss.item() == 0 and not any(p.grad is not None and p.grad.any() for p in model.parameters())
 
 
 @pytest.mark.parametrize(("kind", "share"), [("bert", 0.6), ("roberta", 0.15), ("distilbert", 0.15), ("electra", 0.15)])
-def test_a_head_at_the_picked_places_alone_learns_what_it_learns_at_all_of_them(kind, share):
+def test_head_on_picked_tokens_alone_has_the_full_gradient(kind, share):
     model = language_model(kind).eval()
     ids = torch.randint(5, 200, (8, 32))
     picked = torch.rand(8, 32, generator=generator(1, "picks")) < share
     rounded = -(-int(picked.sum()) // 64) * 64
-    by_all = F.cross_entropy(model(input_ids=ids).logits[picked], ids[picked])
-    by_all.backward()
+    expected = F.cross_entropy(model(input_ids=ids).logits[picked], ids[picked])
+    expected.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
-    seen = []
-    model.get_output_embeddings().register_forward_hook(lambda _, given, __: seen.append(given[0].shape[-2]))
-    loss = objective_at(model, picked)(of_ids(ids))[0].total
+    sizes = []
+    model.get_output_embeddings().register_forward_hook(lambda _, inputs, __: sizes.append(inputs[0].shape[-2]))
+    loss = objective_at(model, picked)(batch_of(ids))[0].total
     loss.backward()
-    assert seen == [rounded] and rounded < picked.numel(), "the head worked on more than the picked places, rounded up"
-    assert loss.item() == pytest.approx(by_all.item(), rel=1e-5)
+    assert sizes == [rounded] and rounded < picked.numel(), "the head must see the picked tokens alone, rounded up"
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for name, gradient in gradients.items():
         torch.testing.assert_close(model.get_parameter(name).grad, gradient, atol=1e-6, rtol=1e-4)
-    assert model(input_ids=ids).logits.shape == (8, 32, 200), "the model is as it was"
+    assert model(input_ids=ids).logits.shape == (8, 32, 200), "the model is unchanged"
 
 
-def pretrained(workspace, folder, encoder=None, **mlm):
-    options = {"block_size": 16, "batch_size": 8, "epochs": 15, "lr": 0.01, **mlm}
-    params = workspace.params(encoder=encoder or {}, mlm=options)
+def pretrained(workspace, folder, encoder=None, **options):
+    small = {"block_size": 16, "batch_size": 8, "epochs": 15, "lr": 0.01}
+    params = workspace.params(encoder=encoder or {}, mlm=small | options)
     runtime = set_up(**params.runtime.model_dump())
-    return pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", folder)
+    return mlm.pretrain_mlm(params, runtime, "data/corpora", "models/tokenizer", folder)
 
 
-def test_pretraining_lowers_the_held_out_perplexity_and_leaves_no_litter(workspace, corpora, capsys):
+def test_pretraining_lowers_the_held_out_perplexity(workspace, corpora, capsys):
     metrics, timing = pretrained(workspace, "models/out", enabled=True)
     assert metrics["perplexity"]["after"] < 0.6 * metrics["perplexity"]["before"]
     assert timing["steps"] == metrics["steps"] > 10
-    assert sorted(path.name for path in (workspace.root / "models").iterdir()) == [
-        "encoder", "out", "prefinetuned", "tokenizer",
-    ]  # fmt: skip
     plain, _ = pretrained(workspace, "models/plain", enabled=False)
     assert plain == {"enabled": False} and "pretrain_mlm: off" in capsys.readouterr().err
     learned, fresh = load_transformer("models/out"), load_transformer("models/plain")
@@ -194,20 +179,20 @@ def test_pretraining_lowers_the_held_out_perplexity_and_leaves_no_litter(workspa
 
 def test_perplexity_is_measured_on_blocks_that_are_not_trained_on(workspace, corpora, monkeypatch):
     measured, trained = [], []
-    draw = BlockStream._pass
-    monkeypatch.setattr(BlockStream, "_pass", lambda stream: trained.append(set(stream.rows.ids)) or draw(stream))
+    draw = mlm.BlockStream._pass
+    monkeypatch.setattr(mlm.BlockStream, "_pass", lambda stream: trained.append(set(stream.rows.ids)) or draw(stream))
     monkeypatch.setattr(MlmObjective, "perplexity", lambda _, rows, *__: measured.append(set(rows.ids)) or 1.0)
     metrics, _ = pretrained(workspace, "models/out", enabled=True, max_steps=1)
-    (learnt,), (before, after) = trained, measured
-    assert before == after and before and not learnt & before
-    assert learnt | before == set(range(metrics["blocks"]))
+    (train,), (before, after) = trained, measured
+    assert before == after and before and not train & before
+    assert train | before == set(range(metrics["blocks"]))
 
 
 @pytest.mark.parametrize(("kind", "head"), [(BertForMaskedLM, "checkpoint"), (BertModel, "fresh")])
-def test_the_checkpoint_s_own_head_is_used_where_it_has_one(workspace, corpora, kind, head):
+def test_the_language_model_head_of_a_checkpoint_is_used(workspace, corpora, kind, head):
     tokenizer = load_tokenizer("models/tokenizer")
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    kind(BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained("start")
+    kind(transformers.BertConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained("start")
     tokenizer.save_pretrained("start")
     metrics, _ = pretrained(workspace, "out", {"name": "start"}, enabled=True, max_steps=1)
     assert metrics["head"] == head

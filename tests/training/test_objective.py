@@ -16,7 +16,7 @@ BI = {"qqp": {"encoding": "bi", "head": "siamese"}, "sts": COSINE}
 
 
 def setting(workspace, encoding="cross", noisy=True, **overrides):
-    """Params, model in training, and batch streams, always from the same random state."""
+    """Return params, model in training mode, batch streams and losses, always from the same random state."""
     kinds = {"tasks": BI} if encoding == "bi" else {}
     params, model, train = workspace.built(NOISY if noisy else STILL, kinds, overrides)
     return params, model.train(), build_streams(train, params), build_losses(train, params)
@@ -26,19 +26,18 @@ def objective_of(params, model, losses, weighting=None):
     return Objective(model, losses, weighting or Fixed({}), build_regularizers(params, model, 10))
 
 
-def given_to(model):
-    """The word embeddings that go into each pass of the encoder from now on."""
-    given = []
-    keep = lambda _, __, kwargs: given.append(kwargs["inputs_embeds"].detach())  # noqa: E731
-    model.encoder.transformer.register_forward_pre_hook(keep, with_kwargs=True)
-    return given
+def record_passes(model):
+    """Record the arguments of each pass of the encoder from now on."""
+    passes = []
+    model.encoder.transformer.register_forward_pre_hook(lambda *args: passes.append(args[2]), with_kwargs=True)
+    return passes
 
 
 @pytest.mark.parametrize("alone", [True, False], ids=["alone", "together"])
 @pytest.mark.parametrize("encoding", ["cross", "bi"])
 @pytest.mark.parametrize("projection", ["ball", "rescale"])
-def test_clean_and_perturbed_pass_draw_the_same_dropout_masks(workspace, alone, encoding, projection):
-    """So without noise SMART and Bregman are exactly zero with dropout on."""
+def test_clean_and_noisy_pass_share_dropout_masks(workspace, alone, encoding, projection):
+    """Without noise SMART and Bregman are exactly zero despite dropout."""
     still = {"lambda": 5, "sigma": 1e-30, "eta": 0, "projection": projection}
     params, model, streams, losses = setting(workspace, encoding, smart=still, bregman={"mu": 1}, r_drop={"alpha": 1})
     objective, batches = objective_of(params, model, losses), [next(streams[task]) for task in streams]
@@ -48,11 +47,11 @@ def test_clean_and_perturbed_pass_draw_the_same_dropout_masks(workspace, alone, 
     with torch.no_grad():
         for parameter in objective.regularizers["bregman"].teacher.module.heads["sst"].parameters():
             parameter.normal_()
-    assert objective(batches[0])[0].penalties["bregman"] > 0, "the teacher's own head is what it is compared with"
+    assert objective(batches[0])[0].penalties["bregman"] > 0, "the teacher has its own head"
 
 
 @pytest.mark.parametrize("encoding", ["cross", "bi"])
-def test_replays_leave_the_random_state_and_the_losses_that_follow_as_without_them(workspace, encoding):
+def test_extra_passes_do_not_change_the_random_state(workspace, encoding):
     def losses_of(**techniques):
         params, model, streams, losses = setting(workspace, encoding, **techniques)
         objective = objective_of(params, model, losses)
@@ -61,36 +60,33 @@ def test_replays_leave_the_random_state_and_the_losses_that_follow_as_without_th
 
     plain, plain_state = losses_of()
     assert len(set(plain)) == 3
-    replayed, state = losses_of(smart={"lambda": 5}, bregman={"mu": 1})
-    assert replayed == plain and torch.equal(state, plain_state)
+    regularized, state = losses_of(smart={"lambda": 5}, bregman={"mu": 1})
+    assert regularized == plain and torch.equal(state, plain_state)
 
 
-def test_the_outputs_for_a_pair_are_those_of_both_texts_alone(workspace):
+def test_bi_encoded_pairs_equal_their_texts_encoded_alone(workspace):
     _, model, streams, _ = setting(workspace, "bi", noisy=False)
     inputs, encoder = next(streams["qqp"]).inputs, model.encoder
-    apart = [encoder.pooling(encoder.transformer(**tokens), tokens["attention_mask"]) for tokens in inputs]
-    expected = model.heads["qqp"](*apart).outputs
+    pooled = [encoder.pooling(encoder.transformer(**tokens), tokens["attention_mask"]) for tokens in inputs]
+    expected = model.heads["qqp"](*pooled).outputs
     torch.testing.assert_close(model("qqp", inputs).outputs, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_encoder_is_given_word_embeddings_to_which_positions_and_types_come_once(workspace):
+def test_the_encoder_gets_word_embeddings_and_adds_positions_once(workspace):
     params, model, streams, losses = setting(workspace, "bi", smart={"lambda": 5, "sigma": 1e-30, "eta": 0})
-    transformer, given, positions = model.encoder.transformer, [], []
-    transformer.register_forward_pre_hook(lambda _, __, kwargs: given.append(kwargs), with_kwargs=True)
-    transformer.embeddings.position_embeddings.register_forward_hook(lambda *args: positions.append(args))
+    embeddings, passes, positions = model.encoder.transformer.embeddings, record_passes(model), []
+    embeddings.position_embeddings.register_forward_hook(lambda *args: positions.append(args))
     batch = next(streams["qqp"])
     objective_of(params, model, losses)(batch)
-    words = transformer.embeddings.word_embeddings.weight
     ids = Block.from_batches([("qqp", batch.inputs)]).tokens["input_ids"]
-    for kwargs in given:
+    for kwargs in passes:
         assert "input_ids" not in kwargs
-        assert torch.equal(kwargs["inputs_embeds"], words[ids])
-    assert len(given) == 3, "a clean pass, one that finds the noise, and one with it"
-    assert len(positions) == len(given)
+        assert torch.equal(kwargs["inputs_embeds"], embeddings.word_embeddings.weight[ids])
+    assert len(passes) == len(positions) == 3, "a clean pass, one that finds the noise, and one with it"
 
 
 @pytest.mark.parametrize("weighting", ["fixed", "uncertainty"])
-def test_the_total_is_the_weighted_sum_of_loss_and_penalties_by_hand(workspace, weighting):
+def test_total_is_the_weighted_sum_of_loss_and_penalties(workspace, weighting):
     smart = {"lambda": 3, "sigma": 0.1, "radius": 0.1}
     params, model, streams, losses = setting(workspace, smart=smart, bregman={"mu": 0.7}, r_drop={"alpha": 0.25})
     regularizers = build_regularizers(params, model, 10)
@@ -109,7 +105,7 @@ def test_the_total_is_the_weighted_sum_of_loss_and_penalties_by_hand(workspace, 
     assert parts.total.item() == pytest.approx(by_hand(total), rel=1e-5)
 
 
-def test_a_batch_without_labels_leaves_the_weight_of_its_task_alone(workspace):
+def test_batches_without_labels_do_not_train_log_variances(workspace):
     _, model, streams, losses = setting(workspace)
     weighting = Uncertainty(["sst", "qqp", "sts"])
     (parts,) = Objective(model, losses, weighting)(replace(next(streams["sst"]), labels=None))
@@ -117,32 +113,32 @@ def test_a_batch_without_labels_leaves_the_weight_of_its_task_alone(workspace):
     assert parts.total.item() == 0 and weighting.log_variances["sst"].grad is None
 
 
-def test_a_task_that_is_not_named_gets_no_penalty_and_no_second_pass(workspace):
+def test_other_tasks_get_no_penalty_and_no_second_pass(workspace):
     on = {"smart": {"lambda": 5}, "bregman": {"mu": 1}, "r_drop": {"alpha": 1}}
-    params, model, streams, losses = setting(workspace, **{name: {**own, "tasks": ["qqp"]} for name, own in on.items()})
-    objective, passes = objective_of(params, model, losses), given_to(model)
+    qqp = {name: {**options, "tasks": ["qqp"]} for name, options in on.items()}
+    params, model, streams, losses = setting(workspace, **qqp)
+    objective, passes = objective_of(params, model, losses), record_passes(model)
     (parts,) = objective(next(streams["sst"]))
     assert parts.penalties == {} and parts.total.item() == parts.loss.item() and len(passes) == 1
     assert list(objective(next(streams["qqp"]))[0].penalties) == list(on)
 
 
-def test_the_noise_of_a_task_hurts_its_own_penalty_whatever_shares_the_pass(workspace):
+def test_smart_of_tasks_that_share_a_pass_by_hand(workspace):
     params, model, streams, losses = setting(workspace, noisy=False, smart={"lambda": 1, "sigma": 0.1, "radius": 0.1})
-    objective, given = objective_of(params, model, losses), given_to(model)
+    objective, passes = objective_of(params, model, losses), record_passes(model)
     batches = [next(streams[task]) for task in ("sst", "qqp", "sts")]
     penalties = [parts.penalties["smart"].item() for parts in objective(*batches)]
     block = Block.from_batches([(batch.task, batch.inputs) for batch in batches])
-    clean, _, noisy = given
-    before, after = (model.from_embeddings(embeddings, block) for embeddings in (clean, noisy))
-    (sst, qqp, sts), (sst_noisy, qqp_noisy, sts_noisy) = ([one.outputs.double() for one in x] for x in (before, after))
+    outputs = [model.from_embeddings(kwargs["inputs_embeds"], block) for kwargs in (passes[0], passes[2])]
+    (sst, qqp, sts), (sst_noisy, qqp_noisy, sts_noisy) = ([head.outputs.double() for head in x] for x in outputs)
     p, q = sst.softmax(-1), sst_noisy.softmax(-1)
     by_hand = [((p - q) * (p.log() - q.log())).sum(-1).mean()]
     by_hand += [((qqp.sigmoid() - qqp_noisy.sigmoid()) * (qqp - qqp_noisy)).mean(), (sts - sts_noisy).square().mean()]
     assert penalties == pytest.approx([value.item() for value in by_hand], rel=1e-3)
 
 
-def test_smart_every_third_step_counts_in_a_tasks_own_steps_and_draws_no_noise_in_between(workspace):
-    """In a round robin of three tasks too, where every third step of all would be those of one task."""
+def test_smart_every_third_step_counts_the_steps_of_each_task(workspace):
+    """In a round robin of three tasks, every third step of all would be one task's. No noise is drawn in between."""
     params, model, streams, losses = setting(workspace, smart={"lambda": 5, "every": 3})
     objective = objective_of(params, model, losses)
     on, states = {"sst": [], "qqp": [], "sts": []}, []

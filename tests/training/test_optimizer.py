@@ -13,23 +13,23 @@ def options(default_params, **changes):
 
 
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "step"])
-def test_every_schedule_warms_up_alike_and_stands_at_its_peak_right_after(default_params, name):
+def test_every_schedule_warms_up_linearly_to_its_peak(default_params, name):
     factors = [lr_factor(step, 20, 4, options(default_params, lr_schedule=name), [20]) for step in range(5)]
     assert factors == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine"])
-def test_linear_and_cosine_decay_equal_those_of_transformers(default_params, name):
+def test_linear_and_cosine_decay_match_transformers(default_params, name):
     params = options(default_params, lr_schedule=name)
-    theirs = build_optimizer(nn.Linear(3, 4), params, 0.1)
-    stepped = get_scheduler(name, theirs, 0, 7)
+    optimizer = build_optimizer(nn.Linear(3, 4), params, 0.1)
+    scheduler = get_scheduler(name, optimizer, 0, 7)
     for step in range(7):
-        assert theirs.param_groups[0]["lr"] == pytest.approx(0.1 * lr_factor(step, 7, 0, params), rel=1e-12)
-        theirs.step()
-        stepped.step()
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * lr_factor(step, 7, 0, params), rel=1e-12)
+        optimizer.step()
+        scheduler.step()
 
 
-def test_step_multiplies_the_rate_after_every_fifth_epoch_however_long_its_epochs_are(default_params):
+def test_step_schedule_decays_every_fifth_epoch_of_any_length(default_params):
     step = options(default_params, lr_schedule="step", step_epochs=5, gamma=0.1)
     lengths = [3, 1, 4, 2, 2, 3, 3, 3, 3, 3, 1, 1]
     ends = list(accumulate(lengths))
@@ -39,7 +39,7 @@ def test_step_multiplies_the_rate_after_every_fifth_epoch_however_long_its_epoch
 
 
 class ThreeLayers(nn.Module):
-    """Parameters under the names that they have in a MultitaskModel, of a small encoder of three layers."""
+    """A small encoder of three layers and a head, with parameter names as in MultitaskModel."""
 
     def __init__(self, kind, **options):
         super().__init__()
@@ -62,23 +62,23 @@ BERT = {
     ("kind", "options", "expected"),
     [
         ("bert", {}, BERT),
-        # a norm behind the last layer counts with the heads
+        # a norm after the last layer counts with the heads
         ("modernbert", IDS, {"final_norm": 0, "embeddings.tok_embeddings": 4, "layers.0.attn.Wqkv": 3}),
         ("roberta-prelayernorm", {}, {"LayerNorm": 0, "embeddings.LayerNorm": 4, "encoder.layer.2.output.dense": 1}),
         ("megatron-bert", {}, {"encoder.ln": 0, "encoder.layer.2.ln": 1, "encoder.layer.0.attention.ln": 3}),
-        # the norm of positions that feed all layers
+        # the norm of relative positions, which all layers use
         ("deberta-v2", RELATIVE, {"encoder.rel_embeddings": 4, "encoder.LayerNorm": 4}),
     ],
 )
-def test_layers_are_counted_from_the_heads_down(kind, options, expected):
+def test_layers_are_numbered_from_the_heads_down(kind, options, expected):
     model = ThreeLayers(kind, **options)
     depths = layers_below_heads(model)
     assert depths.keys() == dict(model.named_parameters()).keys()
     assert {name: depths[f"encoder.transformer.{name}.weight"] for name in expected} == expected
-    assert depths["heads.a.hidden.0.weight"] == 0, "numbers in the names of heads are no layers"
+    assert depths["heads.a.hidden.0.weight"] == 0, "numbers in head names are not layers"
 
 
-def test_adamw_halves_the_rate_from_layer_to_layer_and_decays_weights_alone(default_params):
+def test_adamw_groups_have_layer_decay_and_decay_weights_only(default_params):
     model, params = ThreeLayers("bert"), options(default_params, layer_decay=0.5, eps=1e-2, weight_decay=0.1)
     model.encoder.transformer.pooler.requires_grad_(False)
     names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -98,34 +98,32 @@ def sparse(rows, values, height=6):
     return torch.sparse_coo_tensor(torch.tensor([rows]), torch.tensor(values), (height, len(values[0])))
 
 
-def test_sparse_gradients_make_the_updates_that_dense_ones_do_to_the_bit(default_params):
-    """With rows that stand twice, none at all, and others in every step: untouched rows move and decay as ever."""
+def test_sparse_gradients_make_the_same_updates_bit_for_bit(default_params):
+    """Rows may occur twice or not at all; rows without a gradient still move and decay."""
     torch.manual_seed(0)
-    start, params = torch.randn(6, 3), default_params.optimizer
-    one, other = nn.Embedding(6, 3, _weight=start.clone()), nn.Embedding(6, 3, _weight=start.clone())
-    optimizers, buffers = [build_optimizer(model, params, 0.1) for model in (one, other)], RowGradients()
+    start = torch.randn(6, 3)
+    a, b = nn.Embedding(6, 3, _weight=start.clone()), nn.Embedding(6, 3, _weight=start.clone())
+    optimizers, buffers = [build_optimizer(model, default_params.optimizer, 0.1) for model in (a, b)], RowGradients()
     for rows in ([1, 4, 1], [2], [], [0, 5, 4, 4]):
-        gradient = sparse(rows, torch.randn(len(rows), 3).tolist()) if rows else None
-        one.weight.grad = torch.zeros(6, 3) if gradient is None else gradient.to_dense()
-        other.weight.grad = sparse([0], [[0.0] * 3]) if gradient is None else gradient
+        gradient = sparse(rows, torch.randn(len(rows), 3).tolist()) if rows else sparse([0], [[0.0] * 3])
+        a.weight.grad, b.weight.grad = gradient.to_dense(), gradient
         optimizers[0].step()
-        with buffers.dense(other.parameters()):
-            assert not other.weight.grad.is_sparse
+        with buffers.dense(b.parameters()):
+            assert not b.weight.grad.is_sparse
             optimizers[1].step()
-        assert torch.equal(one.weight, other.weight)
+        assert torch.equal(a.weight, b.weight)
 
 
 @pytest.mark.parametrize("norm", [0.5, 1000.0])
-def test_clipping_a_sparse_gradient_equals_clipping_the_dense_one(norm):
-    found = []
+def test_clipping_sparse_gradients_equals_clipping_dense_ones(norm):
+    gradients = []
     for dense in (True, False):
         model = nn.ModuleList([nn.Embedding(6, 3), nn.Linear(3, 2)])
         gradient = sparse([1, 4, 1], [[1.0, 2.0, 3.0], [-1.0, 0.5, 0.0], [2.0, -2.0, 1.0]])
         model[0].weight.grad = gradient.to_dense() if dense else gradient
         model[1].weight.grad = torch.arange(6.0).view(2, 3)
         clip_gradients(model, norm)
-        found.append([model[0].weight.grad.to_dense(), model[1].weight.grad])
-    for one, other in zip(*found):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
-    length = torch.cat([gradient.flatten() for gradient in found[0]]).norm().item()
+        gradients.append([model[0].weight.grad.to_dense(), model[1].weight.grad])
+    torch.testing.assert_close(*gradients, rtol=1e-6, atol=0)
+    length = torch.cat([gradient.flatten() for gradient in gradients[0]]).norm().item()
     assert length == pytest.approx(0.5, rel=1e-4) if norm == 0.5 else length < 1000

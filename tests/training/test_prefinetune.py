@@ -13,7 +13,7 @@ from tests.training.conftest import BI, saved_model
 FOLDERS = ("models/encoder", "data/splits", "models/tokenizer")
 
 
-def test_switched_off_the_encoder_passes_through_byte_for_byte(workspace, capsys):
+def test_switched_off_it_copies_the_encoder_byte_for_byte(workspace, capsys):
     metrics, timing = prefinetune(workspace.params(), *FOLDERS, "out")
     assert (metrics, timing) == ({"epochs": 0}, {})
     assert "prefinetune: off" in capsys.readouterr().err
@@ -21,7 +21,7 @@ def test_switched_off_the_encoder_passes_through_byte_for_byte(workspace, capsys
         assert (Path("out/encoder") / file.name).read_bytes() == file.read_bytes()
 
 
-def test_one_task_is_trained_alone_at_its_own_rate_and_its_head_is_loaded_by_fine_tuning(workspace, monkeypatch):
+def test_one_task_is_trained_at_its_own_lr_and_its_head_is_kept(workspace, monkeypatch):
     tiny = {"tiny": {"lr_factor": 20.0}}
     params = workspace.params(encoder=tiny, prefinetune={"task": "sts", "epochs": 2, "lr": 1e-4}, finetune={"lr": 3e-3})
     optimization = Mock(wraps=Optimization)
@@ -35,7 +35,7 @@ def test_one_task_is_trained_alone_at_its_own_rate_and_its_head_is_loaded_by_fin
 
 
 @pytest.mark.parametrize("task", ["qqp", "sts"])
-def test_layers_that_the_task_will_share_are_trained_and_loaded_by_all_that_share_them(workspace, task):
+def test_shared_layers_are_loaded_by_all_tasks_that_share_them(workspace, task):
     sharing = {"tasks": {"qqp": BI, "sts": BI}, "sharing": {"layer": "both", "tasks": ["qqp", "sts"]}}
     params = workspace.params(prefinetune={"task": task, "epochs": 1}, **sharing)
     prefinetune(params, *FOLDERS, "out")
@@ -47,7 +47,7 @@ def test_layers_that_the_task_will_share_are_trained_and_loaded_by_all_that_shar
         assert all(torch.equal(states[sharer][layer], value) for sharer in sharers), name
 
 
-def test_a_head_of_another_shape_than_the_one_that_goes_on_is_an_error(workspace):
+def test_a_head_of_another_shape_is_an_error(workspace):
     prefinetune(workspace.params(prefinetune={"task": "qqp", "epochs": 1}), *FOLDERS, "out")
     params = workspace.params(tasks={"qqp": {"head": "mlp"}})
     with pytest.raises(UserError, match=r"out/heads\.safetensors: the head of task qqp there is not the one that par"):

@@ -1,4 +1,4 @@
-"""Learning from a trained model: its outputs for all rows, and what a student makes of them."""
+"""Distillation: the teacher's outputs for all rows, and the student's training on them."""
 
 import json
 from pathlib import Path
@@ -22,27 +22,22 @@ from tests.training.conftest import BI, DISTILLED, STILL, TASKS, run, small_fram
 WEIGHT = {"weight": 1, "teacher": "teacher/model"}
 
 
-@pytest.fixture
-def teacher(workspace):
-    run(workspace.params(finetune={"epochs": 2, "lr": 0.02}), "teacher")
-    more = small_frame("qqp", 9, 7).assign(label=np.nan, source="unlabelled-more")
-    write_table(more, "data/splits/qqp/unlabelled.parquet")
-    return workspace
-
-
 def rows_of(params):
-    """The rows that a student trains on, a part of train held out."""
+    """Return the rows that a student trains on, with a part of train held out."""
     return add_unlabelled(params, hold_out(split_of(params, "train"), 0.5, 1)[0], "data/splits", "models/tokenizer")
 
 
-def asked(params):
+def read(params):
     return read_teacher(params, rows_of(params), "data/teacher", set_up(1, "cpu", "float32"))
 
 
-def test_outputs_are_those_of_the_predictor_for_rows_with_and_without_labels(teacher):
-    params = teacher.params(distill={**WEIGHT, "vectors": {"loss": "mse"}})
+def test_teacher_outputs_match_the_predictor(workspace):
+    run(workspace.params(finetune={"epochs": 2, "lr": 0.02}), "teacher")
+    more = small_frame("qqp", 9, 7).assign(label=np.nan, source="unlabelled-more")
+    write_table(more, "data/splits/qqp/unlabelled.parquet")
+    params = workspace.params(distill={**WEIGHT, "vectors": {"loss": "mse"}})
     assert teach(params, "data/splits", "data/teacher")["rows"] == 189
-    rows, (predictions, vectors) = rows_of(params), asked(params)
+    rows, (predictions, vectors) = rows_of(params), read(params)
     assert [len(rows[task]) for task in TASKS] == [30, 39, 30] and rows["qqp"].labelled_count == 30
     predictor = Predictor.load("teacher/model", device="cpu", precision="float32")
     for task in TASKS:
@@ -50,38 +45,38 @@ def test_outputs_are_those_of_the_predictor_for_rows_with_and_without_labels(tea
         frame = pd.concat([read_table(path) for path in paths if path.exists()])
         frame = frame.set_index("id").loc[rows[task].ids].reset_index()
         texts = [row if len(row) > 1 else row[0] for row in frame.filter(like="text").itertuples(index=False)]
-        answers = predictor.predict(task, texts)
-        expected = [[one.score] if one.probabilities is None else one.probabilities for one in answers]
+        rows_predicted = predictor.predict(task, texts)
+        expected = [[row.score] if row.probabilities is None else row.probabilities for row in rows_predicted]
         np.testing.assert_allclose(predictions[task], expected, rtol=1e-6)
         np.testing.assert_allclose(vectors[task][:, 0], predictor.members["model"].embed(task, frame), atol=1e-6)
     with pytest.raises(UserError, match=r"distill\.vectors: found 1 a row of qqp, expected 2; set tasks\.qqp\.encod"):
-        asked(teacher.params(distill={**WEIGHT, "vectors": {"loss": "mse"}}, tasks={"qqp": BI}))
-    assert teach(teacher.params(), "data/splits", "data/teacher") == {}, "nobody learns from it"
+        read(workspace.params(distill={**WEIGHT, "vectors": {"loss": "mse"}}, tasks={"qqp": BI}))
+    assert teach(workspace.params(), "data/splits", "data/teacher") == {}, "distillation is off"
     assert json.loads(Path("data/teacher/facts.json").read_text()) == {}
 
 
-def test_a_teacher_of_classes_in_another_order_is_refused_where_it_is_needed(workspace):
+def test_a_teacher_with_other_class_order_is_an_error(workspace):
     names = ["awful", "poor", "middling", "good", "great"]
     run(workspace.params(tasks={"sst": {"labels": names}}), "teacher")
-    turned = {"tasks": {"sst": {"labels": names[::-1]}}}
-    params = workspace.params(distill=WEIGHT, **turned)
+    reordered = {"tasks": {"sst": {"labels": names[::-1]}}}
+    params = workspace.params(distill=WEIGHT, **reordered)
     teach(params, "data/splits", "data/teacher")
     with pytest.raises(UserError, match="sst: the teacher knows it as .*awful, poor, .*params.yaml says .*great, goo"):
-        asked(params)
-    assert set(asked(workspace.params(distill={**WEIGHT, "tasks": ["qqp"]}, **turned)).predictions) == {"qqp"}
+        read(params)
+    assert set(read(workspace.params(distill={**WEIGHT, "tasks": ["qqp"]}, **reordered)).predictions) == {"qqp"}
     params = workspace.params(distill=WEIGHT)
     teach(params, "data/splits", "data/teacher")
-    assert set(asked(params).predictions) == set(TASKS), "one that has no names says nothing else"
+    assert set(read(params).predictions) == set(TASKS), "classes without names fit"
 
 
 @pytest.mark.parametrize("labels", [1, 0, 0.5])
-def test_rows_without_labels_learn_from_the_teacher_alone(workspace, labels):
+def test_unlabelled_rows_learn_from_the_teacher_alone(workspace, labels):
     write_teacher({"qqp": 2})
-    taught = merged(DISTILLED, {"distill": {"labels": labels}, "tasks": {"qqp": BI}})
-    params, model, _ = workspace.built(STILL, taught)
+    distilled = merged(DISTILLED, {"distill": {"labels": labels}, "tasks": {"qqp": BI}})
+    params, model, _ = workspace.built(STILL, distilled)
     rows = add_unlabelled(params, split_of(params, "train"), "data/splits", "models/tokenizer")
     trainer, _ = build_trainer(params, model, rows)
-    said, objective = read_teacher(params, rows, "data/teacher", model.runtime), trainer.objective
+    teacher, objective = read_teacher(params, rows, "data/teacher", model.runtime), trainer.objective
     projection = objective.regularizers["distill"].projection
     assert projection.shape == (24, 16)
     for task in TASKS:
@@ -89,11 +84,11 @@ def test_rows_without_labels_learn_from_the_teacher_alone(workspace, labels):
         [parts] = objective(batch)
         output, known = model(task, batch.inputs), batch.labelled
         vectors = [model.encode(model.embed(tokens), tokens) @ projection.T for tokens in batch.inputs]
-        own = objective.losses[task](output._replace(outputs=output.outputs[known]), batch.labels[known])
-        kind, taught = model.targets[task].divergence, said.predictions[task][batch.rows]
-        distance = teacher_divergence(kind, output.outputs, taught, 2)
-        distance += vector_distance("cosine", torch.stack(vectors, dim=1), said.vectors[task][batch.rows])
-        loss = own * known.sum() / len(known)
+        labelled = objective.losses[task](output._replace(outputs=output.outputs[known]), batch.labels[known])
+        divergence, predictions = model.targets[task].divergence, teacher.predictions[task][batch.rows]
+        distance = teacher_divergence(divergence, output.outputs, predictions, 2)
+        distance += vector_distance("cosine", torch.stack(vectors, dim=1), teacher.vectors[task][batch.rows])
+        loss = labelled * known.sum() / len(known)
         torch.testing.assert_close(parts.loss, loss)
         torch.testing.assert_close(parts.total, labels * loss + 0.5 * distance)
         pieces = [objective(piece)[0].total * len(piece.rows) / len(batch.rows) for piece in batch.pieces(5)]
@@ -101,14 +96,14 @@ def test_rows_without_labels_learn_from_the_teacher_alone(workspace, labels):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_takes_the_stated_share_of_rows_without_labels(workspace, name):
+def test_every_schedule_takes_the_share_of_unlabelled_rows(workspace, name):
     write_teacher()
     params, model, _ = workspace.built(DISTILLED, schedule={"name": name, "until": "longest"}, finetune={"epochs": 1})
     rows = add_unlabelled(params, split_of(params, "train"), "data/splits", "models/tokenizer")
     trainer, _ = build_trainer(params, model, rows)
     before, taken = trainer.objective.regularizers["distill"].projection.clone(), {task: [] for task in TASKS}
     for task, stream in trainer.streams.items():
-        assert len(stream) == 10, "60 rows with a label, 20 without, in batches of 8"
+        assert len(stream) == 10, "60 labelled and 20 unlabelled rows in batches of 8"
         stream.rows.batch = lambda batch, task=task, make=stream.rows.batch: taken[task].append(batch) or make(batch)
     assert all(np.isfinite(list(log.losses.values())).all() for log in trainer.run(name))
     for task in TASKS:

@@ -8,7 +8,7 @@ from bertrio.training.monitoring import Curves, build_curves
 from tests.training.conftest import run
 
 
-def test_points_are_means_over_the_steps_that_had_a_value_and_none_is_lost(tmp_path):
+def test_points_are_means_over_the_steps_with_a_value(tmp_path):
     tool = Mock()
     curves = Curves(tmp_path / "deep" / "t.csv", 3, tools=[tool])
     for step, values in enumerate([{"a": 1.0}, {"b": 10.0}, {"a": torch.tensor(3.0)}, {"b": 1 / 3}], start=1):
@@ -37,7 +37,7 @@ def test_fine_tuning_writes_its_curves(workspace):
     assert table["loss"].to_numpy() == pytest.approx(table[["loss_sst", "loss_qqp", "loss_sts"]].sum(axis=1), rel=1e-4)
 
 
-def test_the_norm_is_that_before_clipping(workspace):
+def test_gradient_norm_is_measured_before_clipping(workspace):
     clipped = trained(workspace, "a", optimizer={"max_grad_norm": 1.0e-3}, tracking={"every": 1})
     free = trained(workspace, "b", optimizer={"max_grad_norm": 1.0e6}, tracking={"every": 1})
     assert clipped["grad_norm"][0] == pytest.approx(free["grad_norm"][0], rel=1e-5) and clipped["grad_norm"][0] > 0.01
@@ -45,7 +45,7 @@ def test_the_norm_is_that_before_clipping(workspace):
     assert "grad_norm" not in without
 
 
-def test_tracking_changes_no_result_and_none_leaves_a_table_without_rows(workspace):
+def test_tracking_does_not_change_results(workspace):
     pytest.importorskip("tensorboard")
     results = ("model/heads.safetensors", "model/encoder/model.safetensors", "out/predictions.parquet", "h.csv")
     trained(workspace, "a", tracking={"to": []})
@@ -65,11 +65,11 @@ def test_tracking_changes_no_result_and_none_leaves_a_table_without_rows(workspa
         ("mlflow", "mlflow.db"),
     ],
 )
-def test_tools_get_the_curves_and_write_nothing_beside_the_logs(workspace, monkeypatch, tool, files):
+def test_tools_get_the_curves_and_write_to_logs_only(workspace, monkeypatch, tool, files):
     pytest.importorskip(tool)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # restores it, too
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # to be restored
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     before = set(workspace.root.iterdir())
     curves = build_curves(workspace.params(tracking={"to": [tool], "every": 2}), "base.csv")

@@ -1,7 +1,8 @@
-"""A stand-in for the hub: the few endpoints that `datasets` and `huggingface_hub` call to load files."""
+"""A fake hub: the endpoints that `datasets` and `huggingface_hub` call to load files."""
 
 import hashlib
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from bertrio.data.sources.hub import _commit
 
 @contextmanager
 def client(url: str, home: Path) -> Iterator[None]:
-    """Let the libraries, which read where the hub is when they are imported, find it at `url`, with an empty cache."""
+    """Point the libraries, which read the hub's address at import, to `url` and an empty cache."""
     template = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
     hub = {"ENDPOINT": url, "HUGGINGFACE_CO_URL_TEMPLATE": template, "HF_HUB_CACHE": str(home / "hub")}
     urls = {"HF_ENDPOINT": url, "HUB_DATASETS_URL": f"{url}/datasets/{{repo_id}}/resolve/{{revision}}/{{path}}"}
@@ -79,20 +80,15 @@ def serve(repositories: dict[str, Repository]) -> Iterator[tuple[str, list[str]]
         server.server_close()
 
 
-def _respond(repositories, path: str, form: dict[str, list[str]]) -> tuple[int, dict[str, str], bytes]:
-    path = path.replace("/api/models/", "/api/datasets/", 1)  # ids of the two are told apart by no test
+def _respond(repositories, path: str, query: dict[str, list[str]]) -> tuple[int, dict[str, str], bytes]:
     for name, repository in repositories.items():
-        if path == f"/api/datasets/{name}":
-            return _info(name, repository, "main")
-        if path.startswith(f"/api/datasets/{name}/revision/"):
-            return _info(name, repository, path.removeprefix(f"/api/datasets/{name}/revision/"))
-        if path.startswith(f"/api/datasets/{name}/tree/"):
-            commit, _, folder = path.removeprefix(f"/api/datasets/{name}/tree/").partition("/")
-            if repository.commit(commit):
-                return _json(_tree(repository.files[repository.commit(commit)], folder, form))
-        for start in (f"/datasets/{name}/resolve/", f"/{name}/resolve/"):
-            if path.startswith(start):
-                return _file(repository, path.removeprefix(start))
+        api = f"/api/(?:models|datasets)/{name}"  # no test has a model and a data set of the same id
+        if info := re.fullmatch(rf"{api}(?:/revision/(.+))?", path):
+            return _info(name, repository, info[1] or "main")
+        if (tree := re.fullmatch(rf"{api}/tree/([^/]+)/?(.*)", path)) and repository.commit(tree[1]):
+            return _json(_tree(repository.files[repository.commit(tree[1])], tree[2], query))
+        if file := re.fullmatch(rf"(?:/datasets)?/{name}/resolve/(.+)", path):
+            return _file(repository, file[1])
     return _missing("RepoNotFound")
 
 
@@ -104,15 +100,15 @@ def _info(name: str, repository: Repository, revision: str) -> tuple[int, dict[s
     return _json({"id": name, "sha": commit, "siblings": siblings})
 
 
-def _tree(files: dict[str, bytes], folder: str, form: dict[str, list[str]]) -> list[dict[str, object]]:
+def _tree(files: dict[str, bytes], folder: str, query: dict[str, list[str]]) -> list[dict[str, object]]:
     prefix = f"{folder}/" if folder else ""
-    inside = [path.removeprefix(prefix) for path in files if path.startswith(prefix)]
-    folders = {"/".join(path.split("/")[:depth]) for path in inside for depth in range(1, path.count("/") + 1)}
-    if form["recursive"] == ["false"]:
+    names = [path.removeprefix(prefix) for path in files if path.startswith(prefix)]
+    folders = {"/".join(path.split("/")[:depth]) for path in names for depth in range(1, path.count("/") + 1)}
+    if query["recursive"] == ["false"]:
         folders = {path for path in folders if "/" not in path}
-        inside = [path for path in inside if "/" not in path]
+        names = [path for path in names if "/" not in path]
     entries = {prefix + path: ("directory", b"") for path in sorted(folders)}
-    entries |= {prefix + path: ("file", files[prefix + path]) for path in inside}
+    entries |= {prefix + path: ("file", files[prefix + path]) for path in names}
     return [
         {"type": kind, "path": path, "size": len(content), "oid": _digest(content or path.encode())}
         for path, (kind, content) in entries.items()

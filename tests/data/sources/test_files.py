@@ -30,7 +30,7 @@ def load(data_params, tasks, name, **block):
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "ndjson", "parquet", "CSV"])
-def test_every_kind_of_file_gives_the_same_table(tmp_path, data_params, tasks, ending):
+def test_every_file_format_gives_the_same_table(tmp_path, data_params, tasks, ending):
     write(tmp_path / f"a.{ending.lower()}", ROWS)
     (tmp_path / f"a.{ending.lower()}").rename(tmp_path / f"a.{ending}")
     data = load(data_params, tasks, "qqp", path=str(tmp_path), train=f"a.{ending}", columns=COLUMNS)
@@ -38,17 +38,17 @@ def test_every_kind_of_file_gives_the_same_table(tmp_path, data_params, tasks, e
     assert data.tables["qqp"]["train"].values.tolist() == rows
 
 
-def test_paths_may_be_absolute_and_columns_called_as_in_the_layout(tmp_path, data_params, tasks):
+def test_absolute_paths_and_default_columns(tmp_path, data_params, tasks):
     write(tmp_path / "a.csv", [{"text": "a", "label": 1}, {"text": "b", "label": 3}])
     table = load(data_params, tasks, "sst", path="/elsewhere", train=str(tmp_path / "a.csv")).tables["sst"]["train"]
     assert table["label"].tolist() == [1.0, 3.0]
     assert table["id"].tolist() == ["train-2", "train-3"]  # lines of the file
 
 
-def test_rows_that_are_no_json_objects_are_rejected(tmp_path, data_params, tasks):
+def test_rows_that_are_not_json_objects_are_rejected(tmp_path, data_params, tasks):
     (tmp_path / "a.jsonl").write_bytes(
         b'{"text": "a", "label": 1}\n{"text": \n\n[1]\n{"text": "caf\xe9", "label": 1}\n{"label": 2}\n'
-        + b'{"text": "caf\xe9 \xef\xbf\xbd", "label": 1}\n'  # beside a sign that stands for damage elsewhere
+        + b'{"text": "caf\xe9 \xef\xbf\xbd", "label": 1}\n'  # next to a real replacement character
     )
     data = load(data_params, tasks, "sst", train=str(tmp_path / "a.jsonl"))
     assert len(data.tables["sst"]["train"]) == 1
@@ -57,23 +57,21 @@ def test_rows_that_are_no_json_objects_are_rejected(tmp_path, data_params, tasks
     assert data.rejects[-2].raw == '{"label": 2}'
 
 
-def test_an_unknown_column_is_an_error_that_names_the_nearest(tmp_path, data_params, tasks):
+def test_unknown_column_error_suggests_the_nearest(tmp_path, data_params, tasks):
     write(tmp_path / "a.csv", ROWS)
     with pytest.raises(UserError, match=r"'key', 'first', .*expected 'frist'; did you mean 'first'\?.*files\.qqp"):
         load(data_params, tasks, "qqp", train=str(tmp_path / "a.csv"), columns={**COLUMNS, "text_a": "frist"})
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("none.csv", "there is no such file"), ("b.parquet", "can't be read as Parquet")]
-)
-def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, data_params, tasks, name, message):
+@pytest.mark.parametrize(("name", "message"), [("none.csv", "no such file"), ("b.parquet", "can't be read as Parquet")])
+def test_unreadable_file_is_an_error(tmp_path, data_params, tasks, name, message):
     (tmp_path / "b.parquet").write_text("no parquet")
     with pytest.raises(UserError, match=message):
         load(data_params, tasks, "sst", path=str(tmp_path), train=name)
 
 
 @pytest.mark.shared
-def test_a_tsv_that_was_written_without_quoting_loses_few_rows(shared, data_params, tasks):
+def test_tsv_written_without_quoting_loses_few_rows(shared, data_params, tasks):
     columns = {"text_a": "question1", "text_b": "question2", "label": "is_duplicate"}
     data = load(data_params, tasks, "qqp", train=str(shared / "data" / "qqp-extra.tsv"), columns=columns)
     assert {reject.reason for reject in data.rejects} == {"damaged quoting"} and len(data.rejects) == 5

@@ -1,4 +1,4 @@
-"""Encoders from the hub: the real client against the stand-in hub."""
+"""Encoders from the hub: the real client against a fake hub."""
 
 import hashlib
 import json
@@ -10,23 +10,16 @@ from bertrio.model.encoder import initial_transformer
 from bertrio.model.names import hub_origin
 from bertrio.model.tokenizer import build_tokenizer, pinned
 from tests.data.sources.conftest import Repository, client, serve
+from tests.small_bert import save_bert
 
 A, B = ("a" * 40, "b" * 40)  # commits
 
 
 def encoder_files(folder, bias):
-    """The files of a small BERT whose pooler has this bias, and a few that are no part of one."""
-    import torch
-    from transformers import BertConfig, BertModel, BertTokenizerFast
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film"]
-    BertTokenizerFast(vocab={word: i for i, word in enumerate(words)}).save_pretrained(folder)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    model = BertModel(BertConfig(vocab_size=len(words), **sizes))
-    torch.nn.init.constant_(model.pooler.dense.bias, bias)
-    model.save_pretrained(folder)
-    made = {path.name: path.read_bytes() for path in folder.iterdir()}
-    return made | {"pytorch_model.bin": b"pickle", "own.py": b"code", "onnx/config.json": b"{}", "README.md": b"-"}
+    """Return the files of a small BERT whose pooler has this bias, and a few unrelated files."""
+    save_bert(folder, bias=bias)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    return files | {"pytorch_model.bin": b"pickle", "own.py": b"code", "onnx/config.json": b"{}", "README.md": b"-"}
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +30,18 @@ def repository(tmp_path_factory):
 
 @pytest.fixture
 def requests(repository, tmp_path):
-    """The requests that reached the hub."""
+    """Requests that reached the hub."""
     with serve({"org/bert": repository}) as (url, requests), client(url, tmp_path / "hub"):
         yield requests
 
 
 @pytest.fixture
 def encoder(default_params):
-    """Params of an encoder of the hub."""
+    """Return params of an encoder from the hub."""
     return lambda name="org/bert", **other: default_params.encoder.model_copy(update={"name": name, **other})
 
 
-def test_tokenizer_and_weights_are_of_one_commit_though_the_branch_moves_on(requests, encoder, repository, tmp_path):
+def test_tokenizer_and_weights_are_of_one_commit(requests, encoder, repository, tmp_path):
     folder = tmp_path / "tokenizer"
     assert len(build_tokenizer(encoder(), [], folder)) == 7
     assert json.loads((folder / "source.json").read_text()) == {"id": "org/bert", "commit": A}
@@ -57,14 +50,14 @@ def test_tokenizer_and_weights_are_of_one_commit_though_the_branch_moves_on(requ
     model = initial_transformer(params, 7)
     assert model.pooler.dense.bias[0] == 1.0
     files = {name: hashlib.sha256(content).hexdigest() for name, content in repository.files[A].items()}
-    wanted = {name: files[name] for name in files if name.endswith((".json", ".safetensors")) and "/" not in name}
-    assert hub_origin(params.name, params.revision) == {"id": "org/bert", "commit": A, "files": wanted}
+    loaded = {name: files[name] for name in files if name.endswith((".json", ".safetensors")) and "/" not in name}
+    assert hub_origin(params.name, params.revision) == {"id": "org/bert", "commit": A, "files": loaded}
     assert not [line for line in requests if line.endswith((".bin", ".py", "onnx/config.json"))]
     model.save_pretrained(folder / "saved")
     assert str(tmp_path) not in (folder / "saved/config.json").read_text()
 
 
 @pytest.mark.parametrize(("name", "revision"), [("org/none", None), ("org/bert", "v9"), ("not an id", None)])
-def test_what_the_hub_does_not_have_says_so(requests, encoder, tmp_path, name, revision):
+def test_missing_encoder_is_an_error(requests, encoder, tmp_path, name, revision):
     with pytest.raises(UserError, match=f"encoder.name: {name}: can't be loaded.*without a network"):
         build_tokenizer(encoder(name, revision=revision), [], tmp_path)

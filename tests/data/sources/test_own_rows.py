@@ -1,4 +1,4 @@
-"""Tasks that say themselves where their rows are, beside those of `data.source`."""
+"""Tasks with their own data block, next to those of `data.source`."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ TASK |= {"loss": "cross_entropy", "batch_size": 8, "dropout": 0.1}
 
 @pytest.fixture
 def load(params, tmp_path, monkeypatch):
-    """Params with one more task, whose rows are in `data`."""
+    """Return params with the additional task `own`, whose rows are in `data`."""
     monkeypatch.chdir(tmp_path)
 
     def make(data, **task):
@@ -36,7 +36,7 @@ def write(path, *rows, header=("text", "label")):
         csv.writer(file).writerows([header, *rows])
 
 
-def test_rows_of_the_source_and_rows_of_ones_own_stand_side_by_side(load):
+def test_tasks_of_the_source_and_of_own_files(load):
     write("train.csv", ("a", "yes"), ("b", "no"), ("c", "2"))
     write("dev.csv", ("d", "maybe"))
     write("test.csv", ("e", ""), ("f", ""))
@@ -48,14 +48,14 @@ def test_rows_of_the_source_and_rows_of_ones_own_stand_side_by_side(load):
     assert data.facts == {"seed": 0, "own": {"files": {"train": "train.csv", "dev": "dev.csv", "test": "test.csv"}}}
 
 
-def test_labels_that_are_no_class_are_rejected_and_the_message_says_what_the_classes_are(load):
+def test_unknown_label_error_lists_the_classes(load):
     write("a.csv", *[(f"text {i}", "yes") for i in range(8)], ("b", "Yes"), ("c", "7"))
     params = load({"train": "a.csv", "dev": "a.csv"})
     with pytest.raises(UserError, match=r"2 of 10 rows .*1 unknown label.*\n.*own\.classes names .*: no, maybe, yes"):
         download(params, "raw", "rejects", "corpora")
 
 
-def test_a_label_called_minus_one_is_a_label_and_no_hidden_one(load):
+def test_class_named_minus_one_is_not_a_hidden_label(load):
     rows = [{"text": "a", "label": -1}, {"text": "b", "label": 1}]
     for name, count in (("train", 2), ("test", 1)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:count]))

@@ -27,7 +27,7 @@ def test_rows_are_the_same_in_every_process_and_version():
     assert hashlib.sha256("".join(rows).encode()).hexdigest() == DIGEST
 
 
-def test_tables_have_the_layout_that_was_asked_for(tables, tasks):
+def test_table_layout(tables, tasks):
     for name, task in tasks.items():
         assert {split: len(table) for split, table in tables[name].items()} == {"train": 2000, "dev": 300, "test": 200}
         for split, table in tables[name].items():
@@ -36,7 +36,7 @@ def test_tables_have_the_layout_that_was_asked_for(tables, tasks):
             assert table["id"].is_unique and table["id"].str.fullmatch(rf"{name}-{split}-\d{{5}}").all()
 
 
-def test_no_text_stands_in_two_splits_and_no_pair_twice_in_one(tables):
+def test_splits_share_no_text_and_repeat_no_pair(tables):
     for splits in tables.values():
         train, dev, test = (set(texts(splits[split])) for split in ("train", "dev", "test"))
         assert not (train & dev or train & test or dev & test)
@@ -68,19 +68,19 @@ def test_similarity_is_symmetric_and_falls_with_every_edit():
         (Task("sst", "single", "cross", build_target("ordered", 3)), r"tasks.sst.target: .* label out of range"),
     ],
 )
-def test_an_unknown_task_or_one_of_another_shape_is_an_error(data_params, task, message):
+def test_unknown_or_mismatched_task_is_an_error(data_params, task, message):
     with pytest.raises(UserError, match=message):
         load_tasks(data_params(sample={"train_rows": 50, "dev_rows": 50, "test_rows": 50}), {task.name: task})
 
 
-def test_more_rows_than_the_grammar_has_is_an_error(monkeypatch):
+def test_too_many_rows_for_the_grammar_is_an_error(monkeypatch):
     monkeypatch.setitem(sample.GRAMMARS, "sst", lambda rng: (("Good.",), 3.0))
     with pytest.raises(UserError, match="data.sample.dev_rows: found 5, .* ask for 1 or fewer"):
         generate("sst", "dev", 5, 0, 0.0)
 
 
 @pytest.mark.parametrize("name", ["imdb", "multinli", "sick"])
-def test_a_corpus_has_as_many_texts_as_asked_for(data_params, name):
+def test_corpus_has_the_requested_number_of_texts(data_params, name):
     params = data_params(sample={"train_rows": 7})
     skipped = Counter()
     assert len(list(load_corpus(params, name, 20, skipped))) == 20 and not skipped

@@ -1,4 +1,4 @@
-"""Verdicts on what the papers claim: from differences, from simulated runs, and as they are written."""
+"""Verdicts on claims of papers: from differences, from simulated runs, and as text."""
 
 import io
 import re
@@ -32,20 +32,20 @@ from bertrio.experiments.recipes.table_text import show, to_markdown
 from tests.experiments.simulated import seeds
 
 BI, MIXED, CROSS = "beyond-bi-encoding", "beyond-mixed-cosine", "beyond-cross-encoding"
-SHARED, RUN = "beyond-lambda-0.45", "beyond-sft-smart-dual"  # a row, and the row whose run it is
+SHARED, RUN = "beyond-lambda-0.45", "beyond-sft-smart-dual"  # a row, and the row that it shares a run with
 CLAIM = {"paper": "beyond", "where": "table 1", "claim": "A claim.", "note": "What else differs."}
 CLAIM |= {"rows": [CROSS, BI], "expect": {"qqp": "better"}}
 
 
 @pytest.fixture(scope="module")
 def papers(request) -> Recipes:
-    """The project's own recipes."""
+    """The project's recipes."""
     return load_recipes(request.config.rootpath / "recipes")
 
 
 @pytest.fixture
 def judged(papers, tmp_path):
-    """Judge `CLAIM`, with some keys replaced, by runs."""
+    """Judge `CLAIM`, with some keys replaced, on runs."""
 
     def judged(runs, **keys):
         path = tmp_path / "claims.yaml"
@@ -56,7 +56,7 @@ def judged(papers, tmp_path):
 
 
 def claim(**expect: str) -> Claim:
-    """A claim about row `a` compared with row `b`."""
+    """Return a claim about row `a` compared with row `b`."""
     return Claim(name="c", paper="p", where="table 1", claim="A claim.", rows=("a", "b"), expect=expect)
 
 
@@ -69,7 +69,7 @@ def text_of(judgement) -> str:
     return re.sub(" {2,}", " ", to_markdown(claim_document(judgement)))
 
 
-def test_claims_compare_rows_that_can_be_run_and_that_their_papers_figures_or_a_note_speak_for(papers, root):
+def test_claims_name_runnable_rows_and_agree_with_their_papers(papers, root):
     claims = load_claims(root / "recipes/claims.yaml")
     assert {one.paper for one in claims} == {name for name, paper in papers.papers.items() if not paper.own}
     for one in claims:
@@ -79,11 +79,11 @@ def test_claims_compare_rows_that_can_be_run_and_that_their_papers_figures_or_a_
         assert {row.paper for row in rows} == {one.paper} == {one.name.split("-")[0]}
         for part in one.parts():
             row, than = (papers.row(name).reported.get(part.metric) for name in (part.row, part.than))
-            against = row is not None and than is not None and part.direction == "better" and row <= than
-            assert one.note or not against, one.name
+            contradicts = row is not None and than is not None and part.direction == "better" and row <= than
+            assert one.note or not contradicts, one.name
 
 
-def test_an_effect_is_held_and_the_other_way_round_refuted():
+def test_effect_is_held_and_refuted_when_reversed():
     runs = {"a": seeds("a", skill=1.2), "b": seeds("b", skill=0.2)}
     every = claim(sst="better", qqp="better", sts="better", overall_normalized="better")
     judged = judge_claim(every, runs)
@@ -100,7 +100,7 @@ def test_an_effect_is_held_and_the_other_way_round_refuted():
         ("better", -0.02, 0.01, REFUTED),
         ("better", 0.02, 0.06, NOISE),
         ("no_better", 0.002, 0.01, REFUTED),  # a gain of any size
-        ("no_better", 0.002, 0.3, HELD),  # whatever gain there is, it is below the margin
+        ("no_better", 0.002, 0.3, HELD),  # any gain is below the margin
         ("no_better", -0.02, 0.01, HELD),
         ("no_better", 0.008, 0.3, NOISE),
         ("no_worse", -0.002, 0.01, REFUTED),
@@ -124,7 +124,7 @@ def test_verdicts_on_ratios(low, high, bounds, expected):
     assert within(Ratio(1.5, low, high, (3, 3)), *bounds) == expected
 
 
-def test_minutes_are_compared_as_ratios_of_runs_of_one_session(judged):
+def test_minutes_are_compared_as_ratios_within_a_session(judged):
     keys = {"expect": {}, "times_as_long": [1.8, 2.2]}
     slow = [replace(run, update_seconds=200 + run.seed, session="a") for run in seeds(CROSS)]
     fast = [replace(run, update_seconds=100 + run.seed, session="a") for run in seeds(BI)]
@@ -138,7 +138,7 @@ def test_minutes_are_compared_as_ratios_of_runs_of_one_session(judged):
     assert (part.difference.value, part.difference.low, part.difference.high) == pytest.approx(ends)
     assert part.verdict == HELD and part.p is None
     assert f"| {CROSS} 1.8 to 2.2 times as long as {BI} | minutes | 1.98 times [1.9" in text_of(judgement)
-    assert judged([*slow[:1], *fast], **keys).claims[0].verdict == NOISE  # a single run says nothing of chance
+    assert judged([*slow[:1], *fast], **keys).claims[0].verdict == NOISE  # a single run gives no interval
     restarted = [replace(run, session="b", update_seconds=50) for run in fast[:1]]  # without the other side
     [part] = judged([*slow, *restarted, *fast[1:]], **keys).claims[0].parts
     assert part.difference.seeds == (2, 3) and part.verdict == HELD
@@ -149,12 +149,12 @@ def test_minutes_are_compared_as_ratios_of_runs_of_one_session(judged):
         judged([], expect={})
 
 
-def test_the_best_of_several_rows_is_compared_with_each(judged):
+def test_best_row_is_compared_with_each_other_row(judged):
     one = judged([], rows=[CROSS, MIXED, BI], best=True).claims[0]
     assert [(part.row, part.than) for part in one.parts] == [(CROSS, MIXED), (CROSS, BI)]
 
 
-def test_a_chain_of_rows_holds_in_all_its_steps_by_the_runs_that_rows_share(judged):
+def test_chain_of_rows_holds_if_every_step_does(judged):
     chain = {"rows": [SHARED, MIXED, BI], "expect": {"sts": "better"}}
     runs = [*seeds(BI, skill=0.1), *seeds(MIXED, skill=0.6)]
     one = judged([*runs, *seeds(RUN, skill=1.2)], **chain).claims[0]
@@ -165,16 +165,16 @@ def test_a_chain_of_rows_holds_in_all_its_steps_by_the_runs_that_rows_share(judg
     assert one.verdict == REFUTED
 
 
-def test_what_can_not_be_tested_is_not_measured_and_the_text_says_why(judged):
-    absent = judged(seeds(BI))
-    assert f"Not measured yet: bertrio recipes run {CROSS} --budget quick\n" in text_of(absent)
+def test_untestable_claim_has_a_reason(judged):
+    unmeasured = judged(seeds(BI))
+    assert f"Not measured yet: bertrio recipes run {CROSS} --budget quick\n" in text_of(unmeasured)
     other_rows = judged([*seeds(BI), *seeds(CROSS, data=1)])
     assert f"Not tested: {CROSS} and {BI} were measured on other dev rows" in text_of(other_rows)
-    assert absent.claims[0].verdict == other_rows.claims[0].verdict == MISSING
+    assert unmeasured.claims[0].verdict == other_rows.claims[0].verdict == MISSING
 
 
 @pytest.mark.parametrize(("count", "alone"), [(1, " (rows alone)"), (3, "")])
-def test_the_text_has_verdicts_tests_notes_and_what_a_single_seed_decided(judged, count, alone):
+def test_text_of_a_claim(judged, count, alone):
     text = text_of(judged([*seeds(CROSS, count, skill=2.0), *seeds(BI, count, skill=0.1)]))
     for part in (
         f"| held{alone} | A claim. | beyond, table 1 | c |",
@@ -186,7 +186,7 @@ def test_the_text_has_verdicts_tests_notes_and_what_a_single_seed_decided(judged
         assert part in text
 
 
-def test_the_command_that_measures_what_is_missing_is_one_line(papers, root):
+def test_command_for_missing_runs_is_one_line(papers, root):
     console = Console(width=80, record=True, file=io.StringIO())
     show(claim_document(judge(papers, [], load_claims(root / "recipes/claims.yaml"))), console)
     [command] = [line for line in console.export_text().splitlines() if line.startswith("Not measured yet: ")]
@@ -196,14 +196,14 @@ def test_the_command_that_measures_what_is_missing_is_one_line(papers, root):
 @pytest.mark.parametrize(
     ("verdicts", "single", "alone"),
     [
-        ((REFUTED, REFUTED), (True, False), False),  # the other part refutes it without
+        ((REFUTED, REFUTED), (True, False), False),  # the other part refutes it anyway
         ((REFUTED, HELD), (True, False), True),
         ((HELD, HELD), (True, False), True),
         ((HELD, HELD), (False, False), False),
         ((NOISE, HELD), (True, True), False),
     ],
 )
-def test_a_verdict_rests_on_a_single_seed_if_it_would_not_stand_without(verdicts, single, alone):
+def test_rows_alone_marks_verdicts_that_need_a_single_seed(verdicts, single, alone):
     both = claim(sst="better", qqp="better")
     differences = [replace(difference_of(0.1), seeds=(1, 1) if one else (1, 3)) for one in single]
     decided = zip(both.parts(), verdicts, differences)
@@ -211,7 +211,7 @@ def test_a_verdict_rests_on_a_single_seed_if_it_would_not_stand_without(verdicts
     assert Judged(both, parts).rows_alone == alone
 
 
-def test_a_claim_that_is_wrong_is_named(judged):
+def test_invalid_claim_is_an_error(judged):
     with pytest.raises(UserError, match="did you mean beyond-cross-encoding"):
         judged([], rows=["beyond-cros-encoding", BI])
     with pytest.raises(UserError, match="c.expect.sstt"):

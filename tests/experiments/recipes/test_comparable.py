@@ -15,50 +15,50 @@ FIVE, SIX = ({"smart.lambda": value} for value in (5, 6))
 
 
 @pytest.fixture(autouse=True)
-def in_the_project(root, monkeypatch):
+def in_project(root, monkeypatch):
     monkeypatch.chdir(root)
 
 
-def runs_of(measured, rows, wanted) -> Runs:
-    """Those of the project's own rows."""
-    return comparable.runs_of(measured, rows, wanted, load_recipes())
+def runs_of(measured, rows, setting) -> Runs:
+    """Return the runs of rows of the project's recipes."""
+    return comparable.runs_of(measured, rows, setting, load_recipes())
 
 
 @pytest.mark.parametrize("other", [{"budget": "paper"}, {"source": "hub"}, {"encoder": "large"}])
-def test_of_several_settings_the_one_with_most_runs_is_taken_and_named(other):
+def test_setting_with_most_runs_is_chosen_and_noted(other):
     measured = [*reversed(seeds(A)), simulate("losses-e1"), simulate(B, **other)]
-    taken = runs_of(measured, [A, B], Setting())
-    assert [(run.row, run.seed) for run in taken.all] == [(A, 1), (A, 2), (A, 3)]
-    assert taken.setting == Setting("quick", "cs224n", "small")
-    assert taken.note.startswith("Taken are the 3 runs of --budget quick --source cs224n --encoder small; ")
-    assert f"--{next(iter(other))} {next(iter(other.values()))}" in taken.note and "has 1." in taken.note
+    chosen_runs = runs_of(measured, [A, B], Setting())
+    assert [(run.row, run.seed) for run in chosen_runs.all] == [(A, 1), (A, 2), (A, 3)]
+    assert chosen_runs.setting == Setting("quick", "cs224n", "small")
+    assert chosen_runs.note.startswith("Taken are the 3 runs of --budget quick --source cs224n --encoder small; ")
+    assert f"--{next(iter(other))} {next(iter(other.values()))}" in chosen_runs.note and "has 1." in chosen_runs.note
     chosen = runs_of(measured, [A, B], Setting(**other))
     assert chosen.by_row.keys() == {B} and not chosen.note
     assert not runs_of(measured, [A, "smart-cos-sim"], Setting()).note
 
 
-def test_runs_with_overrides_are_taken_where_they_are_most():
-    """Rows that have the override anyway are measured without it."""
+def test_overrides_of_most_runs_are_chosen():
+    """A row that has the override itself is measured without it."""
     plain, pooled = "strategies-multitask-capped", "strategies-cosine-mean"
     measured = [*seeds(plain, 2, overrides={"encoder.pooling": "mean"}), *seeds(pooled, 2), simulate(plain, 9)]
-    taken = runs_of(measured, [plain, pooled], Setting())
-    assert {row: len(taken.of(row)) for row in (plain, pooled)} == {plain: 2, pooled: 2}
-    assert taken.setting.overrides == {"encoder.pooling": "mean"} and taken.left_out == 1
-    assert "-S encoder.pooling=mean; " in taken.note
+    chosen_runs = runs_of(measured, [plain, pooled], Setting())
+    assert {row: len(chosen_runs.of(row)) for row in (plain, pooled)} == {plain: 2, pooled: 2}
+    assert chosen_runs.setting.overrides == {"encoder.pooling": "mean"} and chosen_runs.left_out == 1
+    assert "-S encoder.pooling=mean; " in chosen_runs.note
 
 
-def test_overrides_are_left_out_and_counted_unless_asked_for():
-    changed = {"finetune.lr": 3e-5}
-    measured = [*seeds(A), simulate(A, overrides=changed), simulate(A, budget="paper", overrides=changed)]
+def test_runs_with_other_overrides_are_left_out_and_counted():
+    overrides = {"finetune.lr": 3e-5}
+    measured = [*seeds(A), simulate(A, overrides=overrides), simulate(A, budget="paper", overrides=overrides)]
     plain = runs_of(measured, [A], Setting())
     assert (len(plain.of(A)), plain.left_out) == (3, 1)
-    asked = runs_of(measured, [A], Setting(budget="quick", overrides=changed))
-    assert [run.overrides for run in asked.of(A)] == [changed]
+    requested = runs_of(measured, [A], Setting(budget="quick", overrides=overrides))
+    assert [run.overrides for run in requested.of(A)] == [overrides]
 
 
-def test_what_is_asked_for_is_what_it_changes_of_each_row():
-    """As `recipes run -S ...` takes it: for every task, with what some rows have anyway, and where the data lies."""
-    given = {"tasks.*.dropout": 0.3, "encoder.pooling": "mean", "data.source": "cs224n"}
+def test_requested_overrides_apply_to_every_row():
+    """As with `recipes run -S ...`: stars, overrides that a row has itself, and paths of data."""
+    requested = {"tasks.*.dropout": 0.3, "encoder.pooling": "mean", "data.source": "cs224n"}
     cosine, pooled = "strategies-multitask-capped", "strategies-cosine-mean"
     measured = [
         simulate(cosine, overrides={"tasks.sts.dropout": 0.3, "encoder.pooling": "mean"}),
@@ -66,22 +66,22 @@ def test_what_is_asked_for_is_what_it_changes_of_each_row():
         simulate(pooled, overrides={"tasks.sts.dropout": 0.3}),
         simulate(pooled, 2),
     ]
-    found = runs_of(measured, [cosine, pooled], Setting(overrides=given))
-    assert [(run.row, run.seed) for run in found.all] == [(cosine, 1), (pooled, 1)]
-    assert found.left_out == 2
-    assert found.setting.changed == ["encoder.pooling mean", "tasks.*.dropout 0.3"]
+    matching = runs_of(measured, [cosine, pooled], Setting(overrides=requested))
+    assert [(run.row, run.seed) for run in matching.all] == [(cosine, 1), (pooled, 1)]
+    assert matching.left_out == 2
+    assert matching.setting.changed == ["encoder.pooling mean", "tasks.*.dropout 0.3"]
     with pytest.raises(UserError, match="tasks.sst.dropuot: unknown param"):
         runs_of(measured, [cosine], Setting(overrides={"tasks.sst.dropuot": 0.3}))
 
 
-def test_rows_of_another_tool_stand_beside_any_overrides():
-    changed = {"finetune.lr": 3e-5}
-    measured = [simulate("trainer", budget="paper"), simulate("real", budget="paper", overrides=changed)]
-    found = runs_of(measured, ["trainer", "real"], Setting(overrides=changed))
-    assert [run.row for run in found.all] == ["trainer", "real"] and found.left_out == 0
+def test_rows_of_another_tool_match_any_overrides():
+    overrides = {"finetune.lr": 3e-5}
+    measured = [simulate("trainer", budget="paper"), simulate("real", budget="paper", overrides=overrides)]
+    matching = runs_of(measured, ["trainer", "real"], Setting(overrides=overrides))
+    assert [run.row for run in matching.all] == ["trainer", "real"] and matching.left_out == 0
 
 
-def test_flags_can_be_pasted_back():
+def test_flags_round_trip():
     setting = Setting("quick", "cs224n", "a model", {"schedule.tasks": ["sst", "qqp"], "optimizer.max_grad_norm": None})
     words = shlex.split(setting.flags)
     assert words[:6] == ["--budget", "quick", "--source", "cs224n", "--encoder", "a model"]
@@ -98,15 +98,15 @@ def test_flags_can_be_pasted_back():
         ([simulate(A, name="one"), simulate(A, name="two")], Setting(), "two runs of .* have seed 1, one and two"),
     ],
 )
-def test_what_can_not_be_chosen_is_an_error_that_says_what_there_is(measured, setting, message):
+def test_no_matching_runs_error_lists_the_existing_ones(measured, setting, message):
     with pytest.raises(UserError, match=message):
         runs_of(measured, [A], setting)
-    assert not runs_of(seeds(A), [B], Setting("paper")).all  # nothing is known of the row at all: it waits to be run
+    assert not runs_of(seeds(A), [B], Setting("paper")).all  # a row without runs is no error
 
 
 @pytest.mark.parametrize("metric", ["sst", "sts", "overall_mean", "overall_normalized"])
 @pytest.mark.parametrize("count", [1, 3])
-def test_the_difference_is_that_of_the_means(metric, count):
+def test_difference_is_that_of_the_means(metric, count):
     a, b = seeds("a", count), seeds("b", count, skill=0.8)
     difference = differ(a, b, metric)
     means = [np.mean([value_of(run, metric) for run in side]) for side in (a, b)]
@@ -115,7 +115,7 @@ def test_the_difference_is_that_of_the_means(metric, count):
     assert difference.rows_alone == (count == 1)
 
 
-def test_runs_that_cannot_be_compared_are_named():
+def test_incomparable_runs_are_an_error():
     without = simulate("b", metrics={"dev": {"qqp": {"accuracy": 0.7}}, "test": {}})
     other_rows = "b and a were measured on other dev rows of sst"
     for second, message in ((seeds("b", data=1), other_rows), ([without], "b has no sst on dev"), ([], "no run")):

@@ -1,4 +1,4 @@
-"""Measured files: nothing is lost on the way, and they allow the same tests as the predictions."""
+"""Measured files: lossless, with the same tests as on predictions."""
 
 from dataclasses import replace
 
@@ -16,8 +16,8 @@ from tests.experiments.simulated import simulate
 
 
 def measured(**changes) -> Measured:
-    """A run with the rounded figures of a file."""
-    usual = {
+    """Return a run with rounded figures, as in a file."""
+    defaults = {
         "name": "toy-a-quick-s1",
         "overrides": {"finetune.lr": 1.23456789e-05, "schedule.tasks": ["sst"], "smart.tasks": None},
         "metrics": {"dev": {"sst": {"accuracy": 0.41}, "overall_mean": 0.6}, "test": {}},
@@ -26,17 +26,17 @@ def measured(**changes) -> Measured:
         "dots": {"sst qqp": [(267, -0.5), (534, 0.25)]}, "session": "0a1b2c3d", "update_seconds": 51.5,
         "curve": [(267, 0.55), (534, 0.61)],
     }  # fmt: skip
-    return simulate("toy-a", rows=1101, **usual | changes)
+    return simulate("toy-a", rows=1101, **defaults | changes)
 
 
-def test_what_is_written_is_read_and_the_same_run_makes_the_same_bytes(tmp_path):
+def test_round_trip_with_reproducible_bytes(tmp_path):
     run = measured()
     path = write_measured(run, tmp_path)
     [read] = load_measured(tmp_path)
     assert read.epochs["dev_sst"].to_dict() == pytest.approx({1: 0.4, 2: np.nan}, nan_ok=True)
     assert read.trained == ["sst"]
     assert path == tmp_path / "toy-a-quick-s1.json"
-    assert replace(read, by_row={}) == replace(run, by_row={})  # overrides with all digits: runs are found by them
+    assert replace(read, by_row={}) == replace(run, by_row={})  # overrides keep all digits: runs are matched by them
     assert np.array_equal(read.by_row["sst"].values, run.by_row["sst"].values)
     assert np.allclose(read.by_row["sts"].values, run.by_row["sts"].values, rtol=1e-3)
     assert all(read.by_row[task].rows == by_row.rows for task, by_row in run.by_row.items())
@@ -53,7 +53,7 @@ def test_what_is_written_is_read_and_the_same_run_makes_the_same_bytes(tmp_path)
         (lambda content: content["by_row"]["sst"].update(kind="wrong"), "by_row.sst.kind"),
     ],
 )
-def test_a_damaged_file_is_named_with_what_is_wrong_in_it(damage, message, tmp_path):
+def test_damaged_file_error_names_the_field(damage, message, tmp_path):
     content = to_json(measured())
     damage(content)
     write_json(tmp_path / "toy-a-quick-s1.json", content)
@@ -92,7 +92,7 @@ SETTINGS = {
 FACTS = {"name": "toy-a-quick-s3", "row": "toy-a", "budget": "quick", "overrides": {}, "commit": "1a2b3c4"}
 
 
-def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(run_of):
+def test_measure_first_metrics_training_cost_and_rows(run_of):
     frame = tables()
     relabelled = frame.copy()
     relabelled.loc[0, "label"] = (relabelled.loc[0, "label"] + 1) % 5
@@ -104,7 +104,7 @@ def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(
     firsts = {"sst": {"accuracy": 0.5}, "qqp": {"accuracy": 0.7}, "sts": {"pearson": 0.8}}
     assert one.metrics["dev"] == {**firsts, "overall_mean": 0.66}
     assert one.intervals["dev"]["sts"] == {"pearson": (0.1, 0.9)}
-    assert (one.seconds, one.peak_memory_mb, one.precision) == (23.0, 600.0, "bf16")  # of training, not of the data
+    assert (one.seconds, one.peak_memory_mb, one.precision) == (23.0, 600.0, "bf16")  # of training stages only
     assert one.update_seconds == 15.0
     lines = {"step": [10, 20], "dev_overall_normalized": [0.1, 0.2]}
     assert one.history == lines | {"loss_sst": [1.5, None], "dev_sst": [0.3, 0.5], "train_sst": [0.4, 0.6]}
@@ -119,12 +119,12 @@ def test_measure_takes_first_metrics_the_cost_of_training_and_rows_by_their_ids(
     assert len({digests["one"], digests["fewer"], digests["relabelled"]}) == 3
 
 
-def test_what_a_run_does_not_have_is_left_out(run_of):
+def test_measure_leaves_out_missing_parts(run_of):
     several = SETTINGS | {"ensemble": {"members": {"base": {}, "other": None}}}
     run = measure(finish(run_of("several", tables(), **several)), **FACTS)
     assert (run.history, run.best_epoch, run.dots) == ({}, None, {})
-    elsewhere = finish(run_of("elsewhere", tables(), **SETTINGS), pretrained="another")
-    assert measure(elsewhere, **FACTS).session is None  # its seconds are of two sessions
+    two_sessions = finish(run_of("elsewhere", tables(), **SETTINGS), pretrained="another")
+    assert measure(two_sessions, **FACTS).session is None  # its stages ran in two sessions
     frame = tables()
     frame.loc[frame["task"] == "qqp", "label"] = np.nan
     one = measure(finish(run_of("run", frame, **SETTINGS), tasks=("sst", "sts")), **FACTS)

@@ -1,4 +1,4 @@
-"""Dotted params, and their overrides as DVC's parser reads them."""
+"""Dotted params, and overrides as DVC parses them."""
 
 import subprocess
 
@@ -8,17 +8,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import OmegaConf
 
 from bertrio.core.errors import UserError
-from bertrio.experiments.recipes.params import (
-    ABSENT,
-    changes,
-    dvc_overrides,
-    leaves,
-    parse_settings,
-    preset_options,
-    scale,
-    set_param,
-    value_text,
-)
+from bertrio.experiments.recipes.params import dvc_overrides, parse_settings, preset_options, scale, set_param
 
 
 @pytest.mark.parametrize(
@@ -31,7 +21,7 @@ from bertrio.experiments.recipes.params import (
         (True, 2, True),
     ],
 )
-def test_integers_are_rounded_up_floats_keep_their_short_form_and_members_are_scaled_too(value, factor, expected):
+def test_scale_rounds_integers_up_and_includes_members(value, factor, expected):
     params = {"tasks": {"sst": {"epochs": value}, "qqp": {}}, "lr": value}
     params["ensemble"] = {"members": {"a": {"tasks": {"sst": {"epochs": value}}}, "b": None}}
     scale(params, {"tasks.*.epochs": factor, "mlm.rows.*": 9})
@@ -40,14 +30,14 @@ def test_integers_are_rounded_up_floats_keep_their_short_form_and_members_are_sc
     assert type(params["tasks"]["sst"]["epochs"]) is type(expected)
 
 
-def test_settings_are_read_as_dvc_does():
+def test_settings_are_parsed_as_by_dvc():
     texts = ["lr=2e-05", "threads=null", "revision='86e8312'", "day=2020-99-99", "a.b=[1, 'x=2', c:d, no]"]
     texts += ["+data.extra={train: more.tsv}", "++x=1", "tasks.*.dropout=0.5"]
     values = {"lr": 2e-05, "threads": None, "revision": "86e8312", "day": "2020-99-99", "a.b": [1, "x=2", "c:d", "no"]}
     values |= {"data.extra": {"train": "more.tsv"}, "x": 1, "tasks.*.dropout": 0.5}
     assert parse_settings(texts) == values
-    read = to_hydra_overrides([text.replace("*", "sst") for text in texts])
-    assert [override.value() for override in read] == list(values.values())
+    parsed = to_hydra_overrides([text.replace("*", "sst") for text in texts])
+    assert [override.value() for override in parsed] == list(values.values())
 
 
 DEEP = "[" * 60 + "]" * 60
@@ -57,13 +47,13 @@ DEEP = "[" * 60 + "]" * 60
     "text",
     ["finetune.lr", "=3", "finetune..lr=3", "a=[1", "+++a=1", "~a", "a=1,2", "a=range(1,3)", "a=86e8312", f"a={DEEP}"],
 )
-def test_a_text_that_is_no_setting_is_an_error_that_shows_it(text):
+def test_invalid_setting_is_an_error(text):
     with pytest.raises(UserError, match="^-S ") as caught:
         parse_settings([text])
     assert text[:100] in str(caught.value)
 
 
-def test_a_block_merges_and_a_star_sets_every_key():
+def test_set_param_merges_blocks_and_expands_stars():
     params = {"smart": {"lambda": 0, "steps": 1}, "members": {"base": None}, "tasks": {"sst": {"x": 1}, "qqp": {}}}
     for name, value in {"smart": {"lambda": 1}, "members.base.runtime.seed": 2, "tasks.*.x": 3}.items():
         set_param(params, name, value)
@@ -73,21 +63,6 @@ def test_a_block_merges_and_a_star_sets_every_key():
     }  # fmt: skip
     with pytest.raises(UserError, match="smart.lambda.x: unknown param; smart.lambda is 1"):
         set_param(params, "smart.lambda.x", 2)
-
-
-def test_changes_are_the_values_that_differ():
-    base = {"a": {"x": 1, "y": [1, 2]}, "first": {}, "gone": 0, "members": {"base": {}}, "same": {}}
-    here = {"a": {"x": 1, "y": [2, 1]}, "first": {"qqp": 2}, "members": {"one": {}}, "same": {}}
-    missing_here = {"gone": (0, ABSENT), "members.base": ({}, ABSENT)}
-    missing_in_base = {"first.qqp": (ABSENT, 2), "members.one": (ABSENT, {})}
-    assert changes(base, here) == {"a.y": ([1, 2], [2, 1]), **missing_here, **missing_in_base}
-
-
-def test_params_have_one_text():
-    params = {"a": {"b": 2e-05, "c": None, "d": {}, "e": [True, 2e-05]}, "hash": "12e456", "size": 1e5}
-    texts = {"a.b": "2e-05", "a.c": "null", "a.d": "{}", "a.e": "[true, 2e-05]", "hash": "12e456", "size": "100000"}
-    assert leaves(params) == texts
-    assert value_text({"train": "a.tsv", "n": [1, 0.5]}) == "{train: a.tsv, n: [1, 0.5]}"
 
 
 VALUES = [
@@ -113,11 +88,11 @@ def test_dvc_composes_every_value(value):
         assert composed(before, after) == after
 
 
-WHOLE = [value for value in VALUES if not isinstance(value, str) or not set(value) & set(" \n$")]  # to a shell
+SHELL_SAFE = [value for value in VALUES if not isinstance(value, str) or not set(value) & set(" \n$")]
 
 
-@pytest.mark.parametrize("value", WHOLE, ids=repr)
-def test_preset_options_come_back_from_a_shell(value):
+@pytest.mark.parametrize("value", SHELL_SAFE, ids=repr)
+def test_preset_options_survive_a_shell(value):
     overrides = {"new": value, "block.listed": [value, {"a": value, "b": {"c": "d:e,f"}}]}
     command = f"printf '%s\\n' $(cat <<'END'\n{' '.join(preset_options(overrides))}\nEND\n)"
     words = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -125,12 +100,12 @@ def test_preset_options_come_back_from_a_shell(value):
 
 
 @pytest.mark.parametrize("text", ["a: b", "a, b", "two\nlines"])
-def test_a_preset_refuses_text_that_a_shell_would_split(text):
+def test_preset_with_text_that_a_shell_splits_is_an_error(text):
     with pytest.raises(UserError, match="data.path: a preset can't hold"):
         list(preset_options({"data.path": text}))
 
 
-def test_blocks_are_changed_key_by_key_lose_what_is_not_named_and_need_keys_that_the_grammar_has():
+def test_overrides_change_blocks_key_by_key():
     before = {"members": {"base": {}, "second": {"seed": 2}}, "columns": {"my text": "a"}, "same": {"a": [1]}}
     after = {"members": {"second": {"seed": 3}, "third": {"lr": 1}}, "columns": {"my text": "a"}, "same": {"a": [1]}}
     assert composed(before, after) == after

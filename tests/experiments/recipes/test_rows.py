@@ -1,4 +1,4 @@
-"""Files of recipes: the made-up paper `one`, and errors in it."""
+"""Recipe files: the example paper `one`, and errors in it."""
 
 import shutil
 from pathlib import Path
@@ -24,27 +24,27 @@ def load(folder, changes=None):
     return load_recipes(write_recipes(folder / "recipes", changes))
 
 
-def rows(table="table2", **changed):
-    """Changes to rows of one table."""
-    return {"tables": {table: {"rows": {name.replace("_", "-"): row for name, row in changed.items()}}}}
+def rows(table="table2", **changes):
+    """Return changes to rows of one table."""
+    return {"tables": {table: {"rows": {name.replace("_", "-"): row for name, row in changes.items()}}}}
 
 
 def names(listed):
     return [row.name for row in listed]
 
 
-def test_a_row_has_what_its_paper_shares_what_it_is_on_and_its_own_on_top(tmp_path):
+def test_row_inherits_from_its_paper_and_its_base_row(tmp_path):
     recipes = load(tmp_path)
     inherited = {"finetune.epochs": 3, "schedule.first.qqp": 2, "smart.lambda": 1}
     assert recipes.row("one-surgery").overrides == inherited | {"finetune.lr": 2e-5, "surgery.method": "pcgrad"}
-    # The file has 1e-5 and the key on, which YAML 1.1 reads as text and as true
+    # YAML 1.1 reads 1e-5 as text and the key on as true
     assert recipes.row("one-smart").overrides["finetune.lr"] == 1e-5
     row = recipes.row("one-plain")
     assert (row.paper, row.table, row.title) == ("one", "table2", "Plain")
     assert (row.reported, row.reported_test) == ({"sst": 0.5, "overall": 0.6}, {"sst": 0.4})
 
 
-def test_rows_of_our_own_are_called_by_their_names_alone(tmp_path):
+def test_own_rows_have_no_prefix(tmp_path):
     recipes = load(tmp_path, {"own": True})
     assert names(recipes.expand(["one-table3"])) == ["smart", "lambda-0.5"]
     assert (recipes.row("lambda-1").run_as, recipes.row("smart").on) == ("smart", "plain")
@@ -52,14 +52,14 @@ def test_rows_of_our_own_are_called_by_their_names_alone(tmp_path):
     assert (sweep.on, next(iter(sweep.rows))) == ("smart", "grid-lr-1e-05-weight_decay-0")
 
 
-def test_names_stand_for_rows_tables_papers_and_sweeps_each_run_once_in_order(tmp_path):
+def test_names_expand_to_rows_in_order_without_duplicates(tmp_path):
     recipes = load(tmp_path)
     assert names(recipes.expand(["one-table3"])) == ["one-smart", "one-lambda-0.5"]
     once = ["one-surgery", "one-plain", "one-smart", "one-five", "one-lambda-0.5"]
     assert names(recipes.expand(["one-surgery", "one"])) == once
-    same = recipes.row("one-lambda-1")
-    assert (same.run_as, same.reported) == ("one-smart", {"sst": 0.53})
-    assert same.overrides == recipes.row("one-smart").overrides
+    shared = recipes.row("one-lambda-1")
+    assert (shared.run_as, shared.reported) == ("one-smart", {"sst": 0.53})
+    assert shared.overrides == recipes.row("one-smart").overrides
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_names_stand_for_rows_tables_papers_and_sweeps_each_run_once_in_order(tm
         ({"smart.lambda": [0.5, 2], "finetune.lr": [1e-5]}, ["one-lambda-0.5", "one-new-lambda-2-lr-1e-05"]),
     ],
 )
-def test_points_of_a_sweep_are_called_after_their_values_and_set_them(tmp_path, over, expected):
+def test_sweep_points_are_named_after_their_values(tmp_path, over, expected):
     recipes = load(tmp_path, {"sweeps": {"new": {"title": "N", "on": "smart", "over": over}}})
     points = recipes.expand(["one-new"])
     assert names(points) == expected
@@ -79,7 +79,7 @@ def test_points_of_a_sweep_are_called_after_their_values_and_set_them(tmp_path, 
     assert points[-1].overrides == {**recipes.row("one-smart").overrides, **last}
 
 
-def test_a_name_that_can_not_be_run_is_an_error(tmp_path):
+def test_name_that_can_not_be_run_is_an_error(tmp_path):
     recipes = load(tmp_path)
     with pytest.raises(UserError, match=r"^one-smrt: is not in .*; did you mean one-smart\?"):
         recipes.expand(["one-plain", "one-smrt"])
@@ -97,16 +97,16 @@ def test_a_name_that_can_not_be_run_is_an_error(tmp_path):
         (rows(plain={"on": "smart"}), "one.yaml: plain -> smart -> plain: expected a start that can be run"),
         (rows("table3", lambda_1={"set": {"a": 1}}), "expected one of literature, same_as, or on and set"),
         (rows("table3", smart={"title": "S"}), "one-smart is the name of two"),
-        (rows(**{"a b": {"title": "S"}}), "rows.a b: expected a name of small letters and digits"),  # git refuses it
+        (rows(**{"a b": {"title": "S"}}), "rows.a b: expected a name of small letters and digits"),  # no valid git ref
     ],
 )
-def test_what_is_wrong_in_a_file_is_named_with_file_row_and_key(tmp_path, changes, message):
+def test_error_names_file_row_and_key(tmp_path, changes, message):
     with pytest.raises(UserError) as caught:
         load(tmp_path, changes)
     assert message in str(caught.value)
 
 
-def test_budgets_are_read_as_strictly_and_a_folder_without_papers_is_an_error(tmp_path):
+def test_invalid_budgets_and_empty_folder_are_errors(tmp_path):
     with pytest.raises(UserError, match="found no recipes"):
         load_recipes(tmp_path)
     folder = write_recipes(tmp_path / "recipes")

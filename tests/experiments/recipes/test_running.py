@@ -1,4 +1,4 @@
-"""Rows run as real DVC experiments, in a project whose one stage copies results instead of training."""
+"""Rows run as DVC experiments, in a project whose one stage copies results instead of training."""
 
 import json
 import shutil
@@ -65,22 +65,22 @@ def settings_of(repository, name: str) -> dict:
 
 
 @pytest.fixture
-def edited(repository):
-    """Replace texts in a file of the repository until the end of the test."""
+def edit_file(repository):
+    """Replace texts in a file of the repository for one test."""
 
-    def edited(name: str, *pairs: tuple[str, str]) -> None:
+    def edit_file(name: str, *pairs: tuple[str, str]) -> None:
         text = repository.git("show", f"HEAD:{name}")
         for old, new in pairs:
             assert old in text
             text = text.replace(old, new)
         (repository.folder / name).write_text(text)
 
-    yield edited
+    yield edit_file
     repository.git("checkout", "-q", "--", "params.yaml", "recipes/toy.yaml")
 
 
 @pytest.fixture(scope="module")
-def ran(repository):
+def finished(repository):
     """The experiments of two rows, run after one that failed."""
     with pytest.raises(UserError, match=r"1 of 3 runs failed.*\n  toy-failing-quick-s1: dvc exp run ended"):
         run_rows(["toy-failing", "toy-table1"], "quick", root=repository.folder)
@@ -89,12 +89,12 @@ def ran(repository):
 
 @pytest.fixture
 def no_runs(monkeypatch):
-    """Make starting DVC a TypeError."""
+    """Make starting DVC raise TypeError."""
     monkeypatch.setattr("bertrio.experiments.dvc_experiments._run", None)
 
 
-def test_rows_become_measured_experiments_of_their_params_and_the_workspace_stays_as_it_is(repository, ran):
-    assert set(ran) == find_experiments(repository.folder).keys()  # and none of the run that failed
+def test_rows_become_measured_experiments(repository, finished):
+    assert set(finished) == find_experiments(repository.folder).keys()  # without the failed run
     default = read_yaml(repository.folder / "params.yaml")
     finetune = default["finetune"] | {"epochs": 10, "lr": 6e-5}
     smart = default["smart"] | {"lambda": 5, "tasks": ["sst"]}
@@ -102,52 +102,48 @@ def test_rows_become_measured_experiments_of_their_params_and_the_workspace_stay
     assert repository.git("status", "--porcelain").split() == ["??", "recipes/measured/"]
     assert not (repository.folder / "predictions").exists()
     measured = {run.name: run for run in load_measured(repository.folder / MEASURED)}
-    assert set(ran) <= measured.keys()
+    assert set(finished) <= measured.keys()
     run = measured["toy-smart-quick-s1"]
     assert (run.row, run.budget, run.seed, run.overrides) == ("toy-smart", "quick", 1, {})
     assert run.metrics["dev"]["overall_normalized"] == 0.6
     assert repository.git("rev-parse", "HEAD").startswith(run.commit)
 
 
-def test_an_existing_run_is_skipped(repository, ran, no_runs, capsys):
-    same = {"runtime.threads": 1, "checkpoints.minutes": 1}  # how a run is computed makes no other run of it
-    assert run_rows(["toy-base", "toy-smart"], "quick", overrides=same, root=repository.folder) == ran
+def test_existing_run_is_skipped(repository, finished, no_runs, capsys):
+    same = {"runtime.threads": 1, "checkpoints.minutes": 1}  # machine params do not define a run
+    assert run_rows(["toy-base", "toy-smart"], "quick", overrides=same, root=repository.folder) == finished
     assert "toy-smart-quick-s1: already run" in capsys.readouterr().err
 
 
-def test_an_edited_params_yaml_runs_no_rows_unless_it_says_where_things_are(repository, ran, edited, monkeypatch):
+def test_edited_params_yaml_is_an_error_except_for_paths(repository, finished, edit_file, monkeypatch):
     monkeypatch.setattr(running, "run_experiment", lambda *_: None)
-    edited("params.yaml", ("  path:  ", "  path: elsewhere  "), ("  seed: 1 ", "  seed: 7 "))
+    edit_file("params.yaml", ("  path:  ", "  path: elsewhere  "), ("  seed: 1 ", "  seed: 7 "))
     assert run_rows(["toy-base"], "quick", root=repository.folder) == ["toy-base-quick-s1"]
-    edited("params.yaml", ("  whole_word: false ", "  whole_word: true "))  # off by default, and rows use it
+    edit_file("params.yaml", ("  whole_word: false ", "  whole_word: true "))  # off by default, set by rows
     with pytest.raises(UserError, match="changed since.*\n  mlm.whole_word: committed false, found true"):
         run_rows(["toy-base"], "quick", root=repository.folder)
 
 
-def test_another_run_of_the_same_name_is_an_error_but_not_for_a_new_default(repository, ran, no_runs, edited):
+def test_other_run_of_the_same_name_is_an_error(repository, finished, no_runs, edit_file):
     settings = settings_of(repository, "toy-base-quick-s1")
     other = settings | {"finetune": settings["finetune"] | {"lr": 1e-3}}
     with pytest.raises(UserError, match="toy-base-quick-s1: .*other params.*dvc exp remove toy-base-quick-s1") as error:
         run_experiment("toy-base-quick-s1", other, repository.folder)
     assert "finetune.lr: there 6e-05, asked for 0.001" in str(error.value)
     settings["finetune"]["newer"] = 0
-    edited("params.yaml", ("\nfinetune:\n", "\nfinetune:\n  newer: 0\n"))
+    edit_file("params.yaml", ("\nfinetune:\n", "\nfinetune:\n  newer: 0\n"))
     run_experiment("toy-base-quick-s1", settings, repository.folder)
 
 
-def test_a_run_that_was_stopped_is_over_leaves_nothing_and_is_run_again(repository, tmp_path, monkeypatch):
+def test_stopped_run_is_cleaned_up_and_runs_again(repository, tmp_path, monkeypatch):
     started, go_on = tmp_path / "started", tmp_path / "go_on"
     monkeypatch.setenv("STARTED", str(started))
     monkeypatch.setenv("GO_ON", str(go_on))
     monkeypatch.setenv("PYTHONPATH", str(Path(running.__file__).parents[3]))
     options = {"budget": "paper", "overrides": {"finetune.epochs": 77}, "root": str(repository.folder)}
+    ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"  # as in background jobs of a shell
     code = f"from bertrio.experiments.recipes.running import run_rows\nrun_rows(['toy-base'], **{options})"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as a shell starts jobs in the background
-    )
+    process = subprocess.Popen([sys.executable, "-c", f"{ignore}\n{code}"], stderr=subprocess.PIPE, text=True)
     wait_until(lambda: started.exists() and started.read_text(), 60)
     process.send_signal(signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
@@ -162,7 +158,7 @@ def test_a_run_that_was_stopped_is_over_leaves_nothing_and_is_run_again(reposito
     assert settings_of(repository, name)["finetune"]["epochs"] == 77
 
 
-def test_the_queue_gets_each_run_once(repository, capsys):
+def test_queue_gets_each_run_once(repository, capsys):
     for skipped in (0, 2):
         names = run_rows(["toy-base"], "paper", seeds=2, queue=True, root=repository.folder)
         assert names == ["toy-base-paper-s1", "toy-base-paper-s2"]
@@ -178,7 +174,7 @@ def add_refs(repository, name: str, **targets: str) -> None:
         repository.git("update-ref", ref.replace(name, other), target or ref)
 
 
-def test_collect_takes_every_experiment_of_a_row_and_no_other(repository, ran):
+def test_collect_measures_only_experiments_of_rows(repository, finished):
     folder, other = repository.folder, "toy-base-quick-s9-abcdef"
     settings = settings_of(repository, "toy-base-quick-s1")
     settings["data"]["sample"]["seed"] = 7
@@ -186,7 +182,7 @@ def test_collect_takes_every_experiment_of_a_row_and_no_other(repository, ran):
     others = ("mine", "toy-gone-quick-s1", "toy-base-longest-s1", "toy-table1-quick-s1")
     add_refs(repository, other, **dict.fromkeys(others, ""))
     commit = repository.git("rev-parse", "--short=7", "HEAD").strip()
-    repository.git("commit", "-q", "--allow-empty", "-m", "later")  # experiments of an earlier commit count as well
+    repository.git("commit", "-q", "--allow-empty", "-m", "later")  # collect includes experiments of earlier commits
     first, second = (folder / MEASURED / f"{name}.json" for name in ("toy-base-quick-s1", other))
     before = first.read_bytes()
     first.unlink()
@@ -200,16 +196,16 @@ def test_collect_takes_every_experiment_of_a_row_and_no_other(repository, ran):
     assert first.read_bytes() == before
 
 
-def test_a_run_of_a_row_that_has_changed_has_overrides(repository, ran, edited):
+def test_run_of_a_changed_row_has_overrides(repository, finished, edit_file):
     path = repository.folder / MEASURED / "toy-smart-quick-s1.json"
     for now, overrides in ((10, {"smart.lambda": 5}), (5, {})):
-        edited("recipes/toy.yaml", ("lambda: 5", f"lambda: {now}"))
+        edit_file("recipes/toy.yaml", ("lambda: 5", f"lambda: {now}"))
         path.unlink()
         collect(repository.folder, ["toy-smart-quick-s1"])
         assert json.loads(path.read_text())["overrides"] == overrides
 
 
-def test_names_stand_for_what_is_run_and_not_for_where(tmp_path):
+def test_experiment_names_ignore_machine_params(tmp_path):
     assert experiment_name("toy-base", "quick", 1, {}) == "toy-base-quick-s1"
     here = {"data.path": str(tmp_path / "cs224n"), "data.source": "cs224n", "runtime.threads": 2}
     there = {"data.source": "cs224n", "data.path": "/elsewhere/cs224n", "runtime.device": "cuda"}
@@ -221,13 +217,13 @@ def test_names_stand_for_what_is_run_and_not_for_where(tmp_path):
 
 
 @pytest.mark.parametrize(("error", "seeds", "param"), [("unknown", 1, "finetune.lrr"), ("3 seeds", 3, "runtime.seed")])
-def test_wrong_params_and_seeds_are_errors_before_any_run(repository, no_runs, error, seeds, param):
+def test_invalid_params_and_seeds_are_errors_before_any_run(repository, no_runs, error, seeds, param):
     with pytest.raises(UserError, match=error):
         run_rows(["toy-base"], seeds=seeds, overrides={param: 1}, root=repository.folder)
 
 
-def test_an_experiment_that_can_not_be_read_does_not_keep_the_others_from_it(repository, ran):
-    add_refs(repository, "toy-base-quick-s1", **{"toy-base-quick-s0": "HEAD"})  # nothing was run there
+def test_unreadable_experiment_does_not_stop_collect(repository, finished):
+    add_refs(repository, "toy-base-quick-s1", **{"toy-base-quick-s0": "HEAD"})  # a commit without results
     path = repository.folder / MEASURED / "toy-smart-quick-s1.json"
     path.unlink()
     with pytest.raises(UserError, match="1 of .* can't be collected:\n  toy-base-quick-s0: .*evaluation.json"):

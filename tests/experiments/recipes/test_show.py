@@ -19,23 +19,23 @@ def line_of(text, name):
     return line
 
 
-def test_every_row_and_sweep_has_a_line_with_table_and_figures(recipes, capsys):
+def test_recipes_are_listed_with_table_and_figures(recipes, capsys):
     show_recipes(recipes)
     shown = capsys.readouterr().out
     assert line_of(shown, "one-plain") == ["one-plain", "table2", "0.500", "-", "-", "0.600", "Plain"]
-    assert "one-smart" in line_of(shown, "one-lambda-1")  # whose run it is
+    assert "one-smart" in line_of(shown, "one-lambda-1")  # it shares this run
     assert "another tool's or paper's, can't be run" in " ".join(line_of(shown, "one-quoted"))
     assert "4 runs" in " ".join(line_of(shown, "one-grid"))
 
 
-def test_the_params_of_a_row_go_to_standard_output_and_are_what_is_run(recipes, capsys):
+def test_show_row_prints_the_params_that_run(recipes, capsys):
     show_row(recipes, "one-five", "quick", {"smart.steps": 2, "runtime.seed": 3})
     shown = capsys.readouterr()
     assert yaml.safe_load(shown.out) == resolve(recipes, recipes.row("one-five"), "quick", {"smart.steps": 2}, seed=3)
     assert "smart.lambda" in shown.err
 
 
-def test_in_brief_a_row_is_its_description_and_its_changes(recipes, capsys):
+def test_brief_shows_description_and_changes(recipes, capsys):
     for name in ("one-surgery", "one-grid-lr-3e-05-weight_decay-0.01", "one-quoted"):
         show_row(recipes, name, brief=True)
     shown = capsys.readouterr().out

@@ -16,7 +16,7 @@ from tests.experiments.simulated import measured, run, simulate, small_recipes
 
 @pytest.fixture
 def recipes() -> Recipes:
-    """One paper with every kind of row."""
+    """A paper with every kind of row."""
     return small_recipes()
 
 
@@ -25,12 +25,12 @@ def text_of(tables) -> str:
     return re.sub(" {2,}", " ", to_markdown(table_document(tables)))
 
 
-def test_a_table_as_it_is_written(recipes, root):
+def test_text_of_a_table(recipes, root):
     text = to_markdown(table_document(paper_tables(recipes, measured(), "p")))
     assert text == (root / "tests/experiments/recipes/table.md").read_text()
 
 
-def test_of_a_table_that_is_not_measured_the_text_says_what_to_run(recipes):
+def test_unmeasured_table_names_the_command(recipes):
     tables = paper_tables(recipes, [], "p", Setting("quick", "cs224n"))
     text = text_of(tables)
     assert "| p-base | 0.500 | 0.700 | 0.200 | - | 0 |" in text
@@ -43,7 +43,7 @@ def with_dev(runs, **dev) -> list:
     return [replace(run, metrics={"dev": run.metrics["dev"] | dev}) for run in runs]
 
 
-def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes):
+def test_own_rows_have_columns_for_own_tasks(recipes):
     papers = {name: paper.model_copy(update={"own": True}) for name, paper in recipes.papers.items()}
     tables = paper_tables(replace(recipes, papers=papers), with_dev(measured(), nli={"macro_f1": 0.71}), "p")
     text = text_of(tables)
@@ -52,7 +52,7 @@ def test_rows_of_our_own_have_columns_for_tasks_of_ones_own(recipes):
     assert "p-quoted: by another model." in text and "is quoted" not in text
 
 
-def test_figures_by_another_metric_never_stand_beside_a_papers(recipes):
+def test_other_metrics_are_not_compared_with_reported_ones(recipes):
     tables = paper_tables(recipes, with_dev(measured(), qqp={"f1": 0.123}), "p")
     assert set(line_of(tables, "p-better").dropna(subset="measured").index) == {"sst", "sts"}
     assert "0.123" not in text_of(tables)
@@ -64,7 +64,7 @@ def line_of(tables, row, split="dev"):
     return tables.figures.query("row == @row and split == @split").set_index("metric")
 
 
-def test_rows_are_compared_with_any_row_that_was_run(recipes):
+def test_comparison_against_any_row_that_has_runs(recipes):
     other = run("q-other", 1, 0.25, 0.25, 0.0)
     tables = paper_tables(recipes, [*measured(), other], "p", against="q-other")
     assert line_of(tables, "p-base").loc["qqp", "difference"] == 0.25
@@ -78,31 +78,31 @@ OTHER_ROWS = "p-better and p-base were measured on other dev rows of sst"
 
 
 @pytest.mark.parametrize(("count", "message"), [(1, OTHER_ROWS), (0, "p-base is not measured yet")])
-def test_runs_that_can_not_be_compared_are_shown_with_the_reason(recipes, count, message):
+def test_incomparable_runs_are_shown_with_the_reason(recipes, count, message):
     tables = paper_tables(recipes, [*measured()[:count], simulate("p-better", rows=5)], "p")
     better = line_of(tables, "p-better")
     assert better["measured"].notna().sum() == 5 and better["difference"].isna().all()
     assert f"Not compared: {message}." in text_of(tables)
 
 
-def test_runs_with_overrides_are_left_out_and_mentioned(recipes, root, monkeypatch):
+def test_runs_with_overrides_are_left_out_and_noted(recipes, root, monkeypatch):
     monkeypatch.chdir(root)
     changed = {"optimizer.max_grad_norm": None}
     runs = [*measured(), simulate("p-base", overrides=changed)]
     assert "Left out are runs with other overrides (-S), 1 of them" in text_of(paper_tables(recipes, runs, "p"))
-    wanted = paper_tables(recipes, runs, "p", Setting(overrides=changed))
-    assert "Measured: budget quick, cs224n, small, optimizer.max_grad_norm null;" in text_of(wanted)
-    assert set(frame(wanted)["overrides"]) == {"optimizer.max_grad_norm null"}
+    selected = paper_tables(recipes, runs, "p", Setting(overrides=changed))
+    assert "Measured: budget quick, cs224n, small, optimizer.max_grad_norm null;" in text_of(selected)
+    assert set(frame(selected)["overrides"]) == {"optimizer.max_grad_norm null"}
 
 
-def test_test_scores_stand_beside_the_reported_ones_of_test(recipes):
+def test_test_scores_are_compared_with_reported_test_scores(recipes):
     tested = run("p-better", 1, 0.75, 0.75, 0.4)
     tested.metrics["test"] = {"sst": {"accuracy": 0.6}}
     sst = line_of(paper_tables(recipes, [tested], "p"), "p-better", "test").loc["sst"]
     assert (sst["reported"], sst["measured"]) == (0.54, 0.6)
 
 
-def test_files_are_named_after_the_setting_and_have_all_figures_and_the_same_pictures_each_time(recipes, tmp_path):
+def test_files_have_all_figures_and_reproducible_plots(recipes, tmp_path):
     runs = [replace(run, dots={"sst qqp": [(10, -0.5), (20, 0.5)]}) for run in measured()]
     first, second = (write_tables(paper_tables(recipes, runs, "p"), tmp_path / name, plots=True) for name in "ab")
     text, figures, *pictures = first
@@ -119,30 +119,30 @@ def test_files_are_named_after_the_setting_and_have_all_figures_and_the_same_pic
     assert all(f"]({path.relative_to(tmp_path / 'a').as_posix()})" in text.read_text() for path in pictures)
 
 
-@pytest.mark.parametrize(("runs", "drawn"), [([], []), ([simulate("p-base", curve=[])], ["t-scores.png"])])
-def test_nothing_is_drawn_of_what_was_not_measured(recipes, runs, drawn, tmp_path):
+@pytest.mark.parametrize(("runs", "expected"), [([], []), ([simulate("p-base", curve=[])], ["t-scores.png"])])
+def test_no_plots_without_measurements(recipes, runs, expected, tmp_path):
     pictures = draw_tables(paper_tables(recipes, runs, "p"), tmp_path)
-    assert [path.name for paths in pictures.values() for path in paths] == drawn
+    assert [path.name for paths in pictures.values() for path in paths] == expected
 
 
-def test_curves_are_means_at_the_epochs_that_all_seeds_have():
+def test_mean_curve_covers_epochs_of_all_seeds():
     longer, shorter = ({"step": steps, "dev_sst": scores} for steps, scores in (([9, 18], [0.2, 0.4]), ([9], [0.4])))
     mean = mean_curve([simulate("a", 1, history=longer), simulate("a", 2, history=shorter)])
     assert mean.to_dict() == {"step": {1: 9}, "dev_sst": {1: pytest.approx(0.3)}}
 
 
-def test_curves_are_of_the_tasks_that_a_row_trains_and_of_the_papers_own_overall_if_it_trains_all(recipes):
+def test_curves_cover_trained_tasks_and_the_papers_overall(recipes):
     recipes.papers["p"].tables["t"].rows["p-base"].overrides["schedule.tasks"] = ["sts"]
-    one = {"loss_sts": [1.0], "dev_sts": [0.3], "dev_sst": [0.1], "dev_overall_mean": [0.5]}
-    every = one | {"loss_sst": [2.0], "loss_qqp": [0.5], "dev_qqp": [0.6], "dev_overall_normalized": [0.7]}
+    single = {"loss_sts": [1.0], "dev_sts": [0.3], "dev_sst": [0.1], "dev_overall_mean": [0.5]}
+    joint = single | {"loss_sst": [2.0], "loss_qqp": [0.5], "dev_qqp": [0.6], "dev_overall_normalized": [0.7]}
     paper = recipes.papers["p"].model_copy(update={"overall": "raw"})
-    runs = [simulate("p-base", history=one), simulate("p-better", history=every), simulate("p-waits")]
+    runs = [simulate("p-base", history=single), simulate("p-better", history=joint), simulate("p-waits")]
     curves = curves_of(paper_tables(replace(recipes, papers={"p": paper}), runs, "p"), "t")
-    found = {panel: {row: curve[1] for row, curve in lines.items()} for panel, lines in curves.items()}
-    assert found["dev", "sts"] == found["dev", "sts"] | {"base": 0.3, "better": 0.3}
-    assert found["dev", "sst"] == {"better": 0.1}  # base has a head that was never trained
-    assert found["dev", "overall"] == {"better": 0.5} and found["loss", "overall"] == {"better": 3.5}
+    panels = {panel: {row: curve[1] for row, curve in lines.items()} for panel, lines in curves.items()}
+    assert panels["dev", "sts"] == panels["dev", "sts"] | {"base": 0.3, "better": 0.3}
+    assert panels["dev", "sst"] == {"better": 0.1}  # base does not train sst
+    assert panels["dev", "overall"] == {"better": 0.5} and panels["loss", "overall"] == {"better": 3.5}
     normalized = curves_of(paper_tables(recipes, runs, "p"), "t")["dev", "overall"]
-    assert set(normalized) == {"better", "waits"}  # a file without a history has this score alone
+    assert set(normalized) == {"better", "waits"}  # a file without history has only this score
     recipes.papers["p"].tables["t"].rows["p-waits"].overrides["schedule.tasks"] = ["sst"]
     assert set(curves_of(paper_tables(recipes, runs, "p"), "t")["dev", "overall"]) == {"better"}

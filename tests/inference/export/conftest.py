@@ -22,20 +22,18 @@ PAIRS = pd.DataFrame({"text_a": TEXTS, "text_b": TEXTS[1:] + TEXTS[:1]})
 POOLINGS = ("cls", "mean", "pooler")
 
 
-def apart_by(**options):
-    """Overrides by which the task sts encodes its texts apart, with options of its head."""
+def bi_encoded(**options):
+    """Return task overrides for sts with encoding bi, head cosine and these head options."""
     return {"sts": {"encoding": "bi", "head": "cosine", "head_options": options}}
 
 
 @pytest.fixture(scope="session")
 def make_model(root, tokenizer_folder, tmp_path_factory):
-    """`make_model(**overrides)`: the folder of a model of the default params with overrides, its weights random. A task
-    that is None is left out."""
+    """`make_model(**overrides)`: the folder of a model with random weights, of the default params with overrides."""
 
     def make(**overrides) -> Path:
         work = tmp_path_factory.mktemp("model")
         params = merged(merged(read_yaml(root / "params.yaml"), SMALL | LINEAR_HEADS), overrides)
-        params["tasks"] = {name: task for name, task in params["tasks"].items() if task}
         (work / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
         params = load_params(work / "params.yaml")
         set_up(1, "cpu", "float32")
@@ -54,9 +52,9 @@ def models(make_model):
 
 
 @pytest.fixture(scope="session")
-def apart(make_model):
-    """A model whose task sts encodes its texts apart, with a projection in front of the cosine."""
-    return make_model(tasks=apart_by(scaling="affine", projection=True, activation="tanh"))
+def bi_model(make_model):
+    """A model that bi-encodes sts, with a projection before the cosine."""
+    return make_model(tasks=bi_encoded(scaling="affine", projection=True, activation="tanh"))
 
 
 @pytest.fixture(scope="session")

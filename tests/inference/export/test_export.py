@@ -1,4 +1,4 @@
-"""An export is there whole and right, or not at all, and messages say what to do."""
+"""Exports are complete and correct, or not written at all."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ def command(*words):
     return main(["export", *map(str, words)])
 
 
-def test_the_command_writes_what_it_says(models, tmp_path, capsys):
+def test_command_writes_the_files_it_lists(models, tmp_path, capsys):
     assert list(NAMES) == list(FORMATS)
     assert command("--model", models["mean"], "--to", tmp_path / "out", "--format", "classifier", "--task", "qqp") == 0
     written = json.loads((tmp_path / "out/export.json").read_text())
@@ -33,7 +33,7 @@ def test_the_command_writes_what_it_says(models, tmp_path, capsys):
     assert f"wrote {tmp_path / 'out'}; largest difference from {models['mean']}: " in capsys.readouterr().out
 
 
-def test_the_only_trained_task_is_the_default_and_others_are_refused(make_model, tmp_path):
+def test_the_only_trained_task_is_the_default(make_model, tmp_path):
     folder = make_model(schedule={"tasks": ["sts"], "until": "sts"}, finetune={"select": "sts"})
     export_model(folder, tmp_path / "out", "classifier")
     assert json.loads((tmp_path / "out/export.json").read_text())["task"] == "sts"
@@ -51,21 +51,19 @@ def test_the_only_trained_task_is_the_default_and_others_are_refused(make_model,
         ({"format": "sentence-transformer", "task": "sts"}, "has encoding cross, .* holds encoding bi; "),
     ],
 )
-def test_what_cannot_be_exported_is_named(models, tmp_path, words, message):
+def test_unsupported_exports_are_an_error(models, tmp_path, words, message):
     with pytest.raises(UserError, match=message):
         export_model(models["mean"], tmp_path / "out", **words)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_ensemble_is_refused_with_what_to_name_instead(tmp_path):
+def test_an_ensemble_is_an_error(tmp_path):
     (tmp_path / "ensemble").mkdir()
-    with pytest.raises(
-        UserError, match=r"--model .*ensemble: is no model folder .*dvc repro makes members, such as models/mem"
-    ):
+    with pytest.raises(UserError, match=r"--model .*ensemble: is no model folder .*makes members, such as models/mem"):
         export_model(tmp_path / "ensemble", tmp_path / "out", "onnx")
 
 
-def test_a_former_export_is_replaced_and_nothing_else(models, tmp_path):
+def test_only_an_earlier_export_is_replaced(models, tmp_path):
     export_model(models["mean"], tmp_path / "out", "classifier", "sst")
     export_model(models["mean"], tmp_path / "out", "encoder")
     assert json.loads((tmp_path / "out/export.json").read_text())["format"] == "encoder"
@@ -86,7 +84,7 @@ def full_disk(*_):
         (lambda *_: signal.raise_signal(signal.SIGTERM), 143, ""),
     ],
 )
-def test_an_export_that_ends_early_leaves_the_former_one(models, tmp_path, monkeypatch, capsys, end, code, words):
+def test_an_interrupted_export_keeps_the_earlier_one(models, tmp_path, monkeypatch, capsys, end, code, words):
     export_model(models["mean"], tmp_path / "out", "encoder")
     before = files(tmp_path)
     monkeypatch.setattr("bertrio.inference.export.export.write_json", end)
@@ -97,34 +95,34 @@ def test_an_export_that_ends_early_leaves_the_former_one(models, tmp_path, monke
 
 
 @pytest.mark.parametrize("name", [".git/HEAD", "NOTES.md", "README.md", "link", "export.json"])
-def test_what_a_user_put_into_an_export_or_changed_there_is_not_lost(models, tmp_path, name):
+def test_files_that_a_user_added_or_changed_are_kept(models, tmp_path, name):
     export_model(models["mean"], tmp_path / "out", "encoder")
-    mine = tmp_path / "out" / name
-    mine.parent.mkdir(exist_ok=True)
-    mine.symlink_to("nowhere") if name == "link" else mine.write_text('{"mine": true}')
+    path = tmp_path / "out" / name
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to("nowhere") if name == "link" else path.write_text('{"mine": true}')
     before = files(tmp_path / "out")
     with pytest.raises(UserError, match="holds .*, which no export has written so; move the folder away"):
         export_model(models["mean"], tmp_path / "out", "encoder")
-    assert files(tmp_path / "out") == before and mine.is_symlink() == (name == "link")
+    assert files(tmp_path / "out") == before and path.is_symlink() == (name == "link")
 
 
 @pytest.mark.parametrize("wrong", [lambda values: values + 0.01, lambda values: values * torch.nan])
-def test_what_differs_from_the_model_is_not_kept(models, tmp_path, monkeypatch, wrong):
+def test_an_export_that_differs_from_the_model_is_not_kept(models, tmp_path, monkeypatch, wrong):
     export_model(models["mean"], tmp_path / "out", "classifier", "sst")
-    before, right = files(tmp_path / "out"), FORMATS["classifier"]
+    before, classifier = files(tmp_path / "out"), FORMATS["classifier"]
 
     def compare(*args):
-        exported, expected = right.compare(*args)
+        exported, expected = classifier.compare(*args)
         return wrong(exported), expected
 
-    monkeypatch.setitem(FORMATS, "classifier", dataclasses.replace(right, compare=compare))
+    monkeypatch.setitem(FORMATS, "classifier", dataclasses.replace(classifier, compare=compare))
     with pytest.raises(UserError, match="the export differs from the model by"):
         export_model(models["mean"], tmp_path / "out", "classifier", "sst")
     assert files(tmp_path / "out") == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_missing_package_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
+def test_missing_packages_are_named_with_their_extra(tmp_path, capsys, monkeypatch):
     for name in ("onnx", "onnxruntime", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None)
     assert command("--to", tmp_path / "out", "--format", "onnx") == 2

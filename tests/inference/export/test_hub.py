@@ -1,4 +1,4 @@
-"""Each export has a card that the hub reads and whose code runs; uploads go to a stand-in of the hub."""
+"""Each export has a card that the hub can parse and whose code runs; uploads go to a fake hub."""
 
 import base64
 import json
@@ -39,16 +39,16 @@ By bertrio.
 
 @pytest.fixture
 def run(models, tmp_path):
-    """The folder models of a run: a member, and the run's card."""
+    """A member's folder in the models of a run, with the run's card."""
     shutil.copytree(models["mean"], tmp_path / "models/members/base")
     (tmp_path / "models/README.md").write_text(RUN)
     return tmp_path / "models/members/base"
 
 
 @pytest.mark.parametrize("form", ["encoder", "classifier", "cross-encoder", "onnx", "sentence-transformer", "onnx-bi"])
-def test_a_card_says_how_to_load_the_export_and_what_the_run_measured(run, apart, tmp_path, monkeypatch, capsys, form):
+def test_card_code_runs_and_metrics_are_those_of_the_run(run, bi_model, tmp_path, monkeypatch, capsys, form):
     task = {"encoder": None, "sentence-transformer": "sts", "onnx-bi": "sts"}.get(form, "qqp")
-    export_model(apart if task == "sts" else run, tmp_path / "out", form.removesuffix("-bi"), task)
+    export_model(bi_model if task == "sts" else run, tmp_path / "out", form.removesuffix("-bi"), task)
     card = ModelCard.load(tmp_path / "out/README.md")
     assert card.data.library_name in ("transformers", "sentence-transformers", "onnx") and card.data.pipeline_tag
     if task == "qqp":
@@ -63,7 +63,7 @@ def test_a_card_says_how_to_load_the_export_and_what_the_run_measured(run, apart
     assert capsys.readouterr().out.strip()
 
 
-def test_of_one_of_several_members_the_card_claims_no_figures(run, tmp_path):
+def test_card_of_one_of_several_members_has_no_metrics(run, tmp_path):
     (run.parent / "second").mkdir()
     export_model(run, tmp_path / "out", "classifier", "qqp")
     card = ModelCard.load(tmp_path / "out/README.md")
@@ -71,14 +71,14 @@ def test_of_one_of_several_members_the_card_claims_no_figures(run, tmp_path):
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A stand-in for the hub, which notes what it is asked: path, token and JSON or lines of JSON."""
+    """A fake hub that records its requests: path, token and lines of JSON."""
 
     refuses = False
 
     def do_POST(self):
         body = self.rfile.read(int(self.headers.get("Content-Length", 0))).decode()
         content = [json.loads(line) for line in body.splitlines()]
-        self.server.asked.append((self.path, self.headers["Authorization"], content))
+        self.server.requests.append((self.path, self.headers["Authorization"], content))
         url = f"http://127.0.0.1:{self.server.server_port}/me/qqp"
         modes = {"uploadMode": "regular", "shouldIgnore": False}
         files = [{"path": file["path"], **modes} for file in content[0].get("files", [])]
@@ -98,7 +98,7 @@ class Hub(BaseHTTPRequestHandler):
 @pytest.fixture
 def hub(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    server.asked = []
+    server.requests = []
     monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
@@ -112,13 +112,13 @@ def push(model, to, *words):
     return main(["export", "--model", str(model), "--to", str(to), "--format", "classifier", "--task", "qqp", *words])
 
 
-def test_an_export_is_uploaded_with_its_card(run, hub, tmp_path, capsys):
+def test_export_is_uploaded_with_its_card(run, hub, tmp_path, capsys):
     assert push(run, tmp_path / "out", "--push-to-hub", "me/qqp", "--private") == 0
     assert f"uploaded it to {constants.ENDPOINT}/me/qqp" in capsys.readouterr().out
-    asked = {path: content for path, _, content in hub.asked}
-    assert {token for _, token, _ in hub.asked} == {"Bearer hf_secret"}
-    assert asked["/api/repos/create"][0] == {"name": "qqp", "organization": "me", "visibility": "private"}
-    files = {one["value"]["path"]: one["value"]["content"] for one in asked["/api/models/me/qqp/commit/main"][1:]}
+    requests = {path: content for path, _, content in hub.requests}
+    assert {token for _, token, _ in hub.requests} == {"Bearer hf_secret"}
+    assert requests["/api/repos/create"][0] == {"name": "qqp", "organization": "me", "visibility": "private"}
+    files = {line["value"]["path"]: line["value"]["content"] for line in requests["/api/models/me/qqp/commit/main"][1:]}
     assert {"README.md", "config.json", "model.safetensors", "tokenizer.json"} <= set(files)
     card = base64.b64decode(files["README.md"]).decode()
     assert card == (tmp_path / "out/README.md").read_text() and 'model="me/qqp"' in card
@@ -133,7 +133,7 @@ def test_an_export_is_uploaded_with_its_card(run, hub, tmp_path, capsys):
         ("a/b/c", "huggingface_hub.constants.HF_HUB_OFFLINE", False, "a/b/c"),
     ],
 )
-def test_why_nothing_is_uploaded_is_said(run, hub, tmp_path, monkeypatch, capsys, repository, patched, value, message):
+def test_failed_uploads_name_the_reason(run, hub, tmp_path, monkeypatch, capsys, repository, patched, value, message):
     monkeypatch.setattr(patched, value)
     assert push(run, tmp_path / "out", "--push-to-hub", repository) == 2
     assert "was not uploaded (" in (error := capsys.readouterr().err) and message in error

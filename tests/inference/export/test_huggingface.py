@@ -1,4 +1,4 @@
-"""An exported encoder or classifier loads with transformers alone and computes what the model computes."""
+"""Exported encoders and classifiers load with transformers alone and give the outputs of the model."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def logits(folder, texts):
         return AutoModelForSequenceClassification.from_pretrained(folder)(**tokens).logits.numpy()
 
 
-def test_the_encoder_loads_as_auto_model_with_its_tokenizer(models, load, tmp_path):
+def test_encoder_loads_as_auto_model_with_its_tokenizer(models, load, tmp_path):
     assert export_model(models["mean"], tmp_path / "out", "encoder") < 1e-6
     tokens = AutoTokenizer.from_pretrained(tmp_path / "out")(TEXTS, truncation=True, padding=True, return_tensors="pt")
     with torch.inference_mode():
@@ -27,7 +27,7 @@ def test_the_encoder_loads_as_auto_model_with_its_tokenizer(models, load, tmp_pa
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_classifier_gives_the_logits_of_the_classes_or_a_score(models, load, tmp_path, pooling):
+def test_classifier_gives_class_logits_or_a_score(models, load, tmp_path, pooling):
     for task, texts in (("sst", SINGLE), ("sts", PAIRS)):
         export_model(models[pooling], tmp_path / task, "classifier", task)
         expected = load(models[pooling]).outputs(task, texts)
@@ -36,17 +36,17 @@ def test_a_classifier_gives_the_logits_of_the_classes_or_a_score(models, load, t
     assert (config.num_labels, config.problem_type, config.id2label) == (1, "regression", {0: "score"})
 
 
-def test_the_pipeline_gives_the_probability_of_yes_and_the_same_class(models, load, tmp_path):
+def test_pipeline_gives_the_probabilities_and_classes(models, load, tmp_path):
     export_model(models["mean"], tmp_path / "out", "classifier", "qqp")
     expected = load(models["mean"]).predict("qqp", PAIRS)
-    ask = pipeline("text-classification", model=str(tmp_path / "out"), truncation=True, device="cpu")
+    classify = pipeline("text-classification", model=str(tmp_path / "out"), truncation=True, device="cpu")
     rows = [{"text": first, "text_pair": second} for first, second in PAIRS.itertuples(index=False)]
-    for answers, yes, value in zip(ask(rows, top_k=None), expected.probabilities[:, 1], expected.values):
-        assert {entry["label"]: entry["score"] for entry in answers}["yes"] == pytest.approx(yes, abs=1e-6)
-        assert answers[0]["label"] == ("no", "yes")[int(value)]
+    for entries, yes, value in zip(classify(rows, top_k=None), expected.probabilities[:, 1], expected.values):
+        assert {entry["label"]: entry["score"] for entry in entries}["yes"] == pytest.approx(yes, abs=1e-6)
+        assert entries[0]["label"] == ("no", "yes")[int(value)]
 
 
-def test_classes_have_the_names_of_the_task_and_the_same_model_gives_the_same_bytes(make_model, tmp_path):
+def test_classes_are_named_and_exports_are_deterministic(make_model, tmp_path):
     names = ["very bad", "bad", "so-so", "good", "very good"]
     folder = make_model(tasks={"sst": {"classes": 5, "labels": names}})
     for name in ("one", "two"):

@@ -1,4 +1,4 @@
-"""The graph computes what the model computes, in batches of every size and length, in any ONNX runtime."""
+"""The ONNX graph gives the outputs of the model, for batches of any size and length."""
 
 import json
 import shutil
@@ -18,16 +18,16 @@ pytestmark = pytest.mark.heavy  # the exporter takes many seconds
 
 
 @pytest.fixture(scope="module")
-def exported(models, apart, load, tmp_path_factory):
-    """By task, its graph's folder and the model: sst of single sentences, sts of pairs encoded apart."""
+def exported(models, bi_model, load, tmp_path_factory):
+    """By task, the folder of the graph and the model: sst of single sentences, sts of bi-encoded pairs."""
     folders = tmp_path_factory.mktemp("onnx")
-    for task, model in (("sst", models["mean"]), ("sts", apart)):
+    for task, model in (("sst", models["mean"]), ("sts", bi_model)):
         export_model(model, folders / task, "onnx", task)
-    return {"sst": (folders / "sst", load(models["mean"])), "sts": (folders / "sts", load(apart))}
+    return {"sst": (folders / "sst", load(models["mean"])), "sts": (folders / "sts", load(bi_model))}
 
 
 def tokens(batch, length, seed):
-    """Random tokens, the first row half of them padding."""
+    """Random tokens; half of the first row is padding."""
     ids = torch.randint(5, 60, (batch, length), generator=torch.Generator().manual_seed(seed))
     mask = torch.ones_like(ids)
     mask[0, -(-length // 2) :] = 0
@@ -35,7 +35,7 @@ def tokens(batch, length, seed):
 
 
 def run(folder, texts, output=None):
-    """Predictions, or another output, by onnxruntime for the tokens of one text, or of two."""
+    """Run onnxruntime on the tokens of one text or two; return the predictions or another output."""
     about = json.loads((folder / "export.json").read_text())
     session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
     sides = ("",) if len(texts) == 1 else ("_a", "_b")
@@ -45,7 +45,7 @@ def run(folder, texts, output=None):
 
 
 @pytest.mark.parametrize(("batch", "length"), [(1, 1), (1, 24), (2, 7), (33, 3)])
-def test_predictions_are_the_models_at_every_shape(exported, batch, length):
+def test_predictions_match_the_model_at_every_shape(exported, batch, length):
     for task, lengths in (("sst", [length]), ("sts", [length, 25 - length])):
         folder, model = exported[task]
         texts = tuple(tokens(batch, size, seed=size) for size in lengths)
@@ -57,7 +57,7 @@ def test_predictions_are_the_models_at_every_shape(exported, batch, length):
         np.testing.assert_allclose(run(folder, texts, "logits"), outputs, atol=1e-4)
 
 
-def test_eight_bits_are_smaller_and_near(exported, tmp_path):
+def test_int8_is_smaller_and_close(exported, tmp_path):
     folder, _ = exported["sst"]
     shutil.copytree(folder, tmp_path / "int8")
     quantize(tmp_path / "int8")
@@ -66,7 +66,7 @@ def test_eight_bits_are_smaller_and_near(exported, tmp_path):
     assert 0 < np.abs(run(folder, text) - run(tmp_path / "int8", text)).max() < 0.05
 
 
-def test_the_graph_says_nothing_of_where_it_was_made(exported, root):
+def test_graph_holds_no_local_paths(exported, root):
     for folder, _ in exported.values():
         raw = (folder / "model.onnx").read_bytes()
         assert str(root).encode() not in raw and b"site-packages" not in raw
@@ -74,7 +74,7 @@ def test_the_graph_says_nothing_of_where_it_was_made(exported, root):
 
 @pytest.mark.slow
 @pytest.mark.shared
-def test_minilm_and_its_eight_bits(make_model, shared, tmp_path):
+def test_minilm_in_int8(make_model, shared, tmp_path):
     folder = make_model(encoder={"name": str(shared / "models/all-MiniLM-L6-v2")})
     assert export_model(folder, tmp_path / "out", "onnx", "qqp", int8=True) < 0.1
     assert (tmp_path / "out/model.onnx").stat().st_size < 25e6

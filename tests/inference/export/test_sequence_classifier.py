@@ -1,4 +1,4 @@
-"""A linear head on any pooling is what transformers' own classifiers compute, in every architecture known."""
+"""Classifiers of transformers give the logits of a linear head on any pooling, in each architecture."""
 
 import itertools
 
@@ -12,7 +12,6 @@ from bertrio.model.pooling import POOLINGS
 from tests.model.test_encoder import config_of
 
 CONFIG_FILE = {"id2label": {0: "a", 1: "b", 2: "c"}, "problem_type": "single_label_classification"}
-CLASSES = 3
 
 
 def transformer(kind):
@@ -25,26 +24,9 @@ def transformer(kind):
     return model
 
 
-def head(classes=CLASSES, hidden=32, scale=1.0):
+def head(classes=3, scale=1.0):
     generator = torch.Generator().manual_seed(1)
-    return tuple(scale * torch.randn(*size, generator=generator) for size in ((classes, hidden), (classes,)))
-
-
-def batch():
-    """Three texts, one of them padded."""
-    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(2))
-    mask = torch.ones_like(ids)
-    ids[0, 4:], mask[0, 4:] = 1, 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def difference(model, pooling, weight, bias):
-    """Between the classifier and the head on the pooled vectors, as a share of the largest logit."""
-    classifier = build_classifier(model, pooling, weight, bias, CONFIG_FILE)
-    tokens = batch()
-    with torch.inference_mode():
-        expected = POOLINGS[pooling](model(**tokens), tokens["attention_mask"]) @ weight.T + bias
-        return ((classifier(**tokens).logits - expected).abs().max() / expected.abs().max()).item()
+    return tuple(scale * torch.randn(*size, generator=generator) for size in ((classes, 32), (classes,)))
 
 
 @pytest.mark.parametrize(
@@ -54,11 +36,19 @@ def difference(model, pooling, weight, bias):
         *itertools.product(["bert"], ("cls", "mean"), [1e-3, 10.0]),  # small and large logits
     ],
 )  # fmt: skip
-def test_logits_are_those_of_the_head(kind, pooling, scale):
-    assert difference(transformer(kind), pooling, *head(scale=scale)) < 2e-5
+def test_logits_match_the_head_on_pooled_vectors(kind, pooling, scale):
+    model, (weight, bias) = transformer(kind), head(scale=scale)
+    classifier = build_classifier(model, pooling, weight, bias, CONFIG_FILE)
+    ids = torch.randint(5, 50, (3, 9), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    ids[0, 4:], mask[0, 4:] = 1, 0  # padding
+    with torch.inference_mode():
+        expected = POOLINGS[pooling](model(input_ids=ids, attention_mask=mask), mask) @ weight.T + bias
+        difference = classifier(input_ids=ids, attention_mask=mask).logits - expected
+    assert difference.abs().max() < 2e-5 * expected.abs().max()
 
 
-def test_the_encoder_itself_stays_as_it_was():
+def test_the_encoder_is_not_modified():
     model = transformer("bert")
     before = {name: value.clone() for name, value in model.state_dict().items()}
     build_classifier(model, "mean", *head(), CONFIG_FILE)
@@ -66,7 +56,7 @@ def test_the_encoder_itself_stays_as_it_was():
     assert model.config.num_hidden_layers == 2
 
 
-def test_unknown_architectures_and_too_many_classes_are_refused():
+def test_unknown_architectures_and_too_many_classes_are_an_error():
     with pytest.raises(UserError, match="16 logits do not fit into hidden size 32; use onnx"):
         build_classifier(transformer("bert"), "mean", *head(classes=16), CONFIG_FILE)
     with pytest.raises(UserError, match="holds bert, .* found mpnet"):

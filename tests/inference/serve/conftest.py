@@ -1,10 +1,10 @@
-"""A server on loopback with a fake model, whose predictions are known."""
+"""A server on loopback with a fake model of known predictions."""
 
 import http.client
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
@@ -27,6 +27,9 @@ class FakePredictor:
         self.tasks, self.batches = tasks, []
         self.hold, self.threads = threading.Event(), set()
         self.hold.set()
+
+    def task(self, name: str) -> Task:
+        return self.tasks[name]
 
     def predict(self, task: str, rows: list[Any]) -> list[Prediction]:
         self.batches.append((task, list(rows)))
@@ -71,14 +74,11 @@ class Client(NamedTuple):
         return f"http://127.0.0.1:{self.port}"
 
     def send(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None):
-        """Status, headers and body of the response; a body that is JSON comes parsed."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
+        """Return status, headers and body of the response; JSON is parsed."""
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
             content = response.read()
-        finally:
-            connection.close()
         is_json = response.getheader("content-type", "").startswith("application/json")
         return response.status, dict(response.getheaders()), json.loads(content) if is_json else content.decode()
 
@@ -86,20 +86,20 @@ class Client(NamedTuple):
         return self.send("GET", path)
 
     def predict(self, task: str, rows: Any):
-        """Status and body."""
+        """Return status and body of the response."""
         body = json.dumps({"rows": rows}).encode()
         status, _, answer = self.send("POST", f"/predict/{task}", body, {"content-type": "application/json"})
         return status, answer
 
     def metric(self, name: str) -> float:
-        """The value of a metric, named with its labels; 0 if there is none."""
+        """Return the value of a metric, named with its labels; 0 if there is none."""
         _, _, text = self.get("/metrics")
         return next((float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"{name} ")), 0.0)
 
 
 @contextmanager
 def running(predictor: FakePredictor, **limits: Any) -> Iterator[Client]:
-    """Run a server for `predictor` in a thread, on a free port of loopback; it must stop in time."""
+    """Run a server for `predictor` in a thread, on a free port of loopback, and check that it stops in time."""
     from bertrio.inference.serve.app import build_app
     from bertrio.inference.serve.schemas import Limits
     from bertrio.inference.serve.server import bind, server_for
@@ -120,19 +120,19 @@ def running(predictor: FakePredictor, **limits: Any) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    """A client of a server with the usual limits, which the tests of a module share."""
+    """A client of a server with default limits, shared by the tests of a module."""
     with running(FakePredictor(TASKS)) as client:
         yield client
 
 
 @pytest.fixture
 def served(predictor):
-    """A function that serves the fake model under limits, and gives a client; all servers end with the test."""
+    """`served(**limits)`: serve the fake model until the test ends, and return a client."""
     with ExitStack() as stack:
 
         def serve(**limits: Any) -> Client:
             client = stack.enter_context(running(predictor, **limits))
-            predictor.batches.clear()  # those of the warm-up
+            predictor.batches.clear()  # of the warm-up
             return client
 
         yield serve

@@ -1,11 +1,10 @@
-"""Batches join requests for one task, and keep them apart when they fail or the server stops."""
+"""Batches join concurrent requests for one task."""
 
 import asyncio
 
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
-pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
 from fastapi import HTTPException
 
@@ -23,12 +22,12 @@ def batcher(predictor, max_batch=4, max_wait=0.05):
 
 
 async def settle():
-    """Lets everything run that can."""
+    """Let all tasks run until they wait."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
-def test_concurrent_requests_for_one_task_are_joined_up_to_max_batch_in_one_thread(predictor):
+def test_concurrent_requests_are_joined_up_to_max_batch(predictor):
     async def ask():
         async with batcher(predictor) as queue:
             singles = [queue.predict("sst", ["x" * length]) for length in range(6)]
@@ -58,7 +57,7 @@ def test_the_oldest_request_is_served_first(predictor):
     assert predictor.batches == [("sst", ["first"]), ("qqp", [("a", "b"), ("c", "d")]), ("sst", ["second"])]
 
 
-def test_on_exit_queued_requests_finish_and_new_ones_are_refused(predictor):
+def test_exit_finishes_queued_requests_and_refuses_new_ones(predictor):
     predictor.hold.clear()
 
     async def ask():

@@ -3,8 +3,6 @@
 import pytest
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
-pytest.importorskip("uvicorn", reason="needs the extra serve")
-pytest.importorskip("prometheus_client", reason="needs the extra serve")
 
 from tests.experiments.test_report_in_browser import CHROMIUM, EVIL, Browser
 from tests.inference.serve.conftest import TASKS, FakePredictor, running
@@ -15,10 +13,10 @@ CARDS = "Array.from(document.querySelectorAll('.answer'))"
 
 
 class Tab(Browser):
-    """A tab on the page of a server."""
+    """A browser tab on a server's page."""
 
     def visit(self, url, width=1280, height=900, ready="!document.getElementById('go').disabled"):
-        """Opens the page, and waits until it is `ready`."""
+        """Open the page and wait until it is `ready`."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.ask("Emulation.setDeviceMetricsOverride", **size)
         self.ask("Page.navigate", url="about:blank")
@@ -28,7 +26,7 @@ class Tab(Browser):
         wait_until(lambda: self.run(ready))
 
     def type(self, field, text):
-        """Puts the focus on a field and types, as a keyboard does."""
+        """Focus a field and type, as a keyboard does."""
         self.run(f"document.getElementById('{field}').focus()")
         self.ask("Input.insertText", text=text)
 
@@ -38,18 +36,18 @@ class Tab(Browser):
         self.ask("Input.dispatchKeyEvent", type="keyUp", **key)
 
     def cards(self):
-        """Each answer's task and text, once there is one."""
+        """Wait for answers; return the task and text of each."""
         wait_until(lambda: self.run(f"{CARDS}.length > 0 && !document.querySelector('[aria-busy]')"))
         return self.run(f"{CARDS}.map((card) => [card.querySelector('h2').textContent, card.innerText])")
 
     def verdicts(self):
-        return self.run("Array.from(document.querySelectorAll('.verdict'), (one) => one.textContent)")
+        return self.run("Array.from(document.querySelectorAll('.verdict'), (node) => node.textContent)")
 
     def status(self):
         return self.run("document.getElementById('status').textContent")
 
     def failed(self):
-        """The message of a problem, once there is one."""
+        """Wait for a problem; return its message."""
         wait_until(lambda: self.run("document.getElementById('status').className === 'problem'"))
         return self.status()
 
@@ -61,7 +59,7 @@ def tab(tmp_path_factory):
     tab.close()
 
 
-def test_a_sentence_gets_the_answers_of_the_tasks_that_fit_with_probabilities(tab, client):
+def test_a_sentence_is_predicted_by_the_tasks_that_fit(tab, client):
     tab.visit(client.url)
     about = tab.run("document.getElementById('about').textContent")
     assert "Model: models, encoder tiny." in about and "sst, qqp, sts, nli" in about
@@ -77,7 +75,7 @@ def test_a_sentence_gets_the_answers_of_the_tasks_that_fit_with_probabilities(ta
     assert tab.logged == []
 
 
-def test_an_example_of_a_task_is_a_click_away_and_classes_have_their_names(tab, client):
+def test_examples_can_be_clicked_and_classes_are_named(tab, client):
     tab.visit(client.url)
     assert tab.run("Array.from(document.querySelectorAll('#examples p'), (line) => line.children.length)") == [3] * 4
     tab.run("document.querySelectorAll('#examples p')[3].querySelector('button').click()")
@@ -87,7 +85,7 @@ def test_an_example_of_a_task_is_a_click_away_and_classes_have_their_names(tab, 
 
 
 @pytest.mark.parametrize("width", [360, 1440])
-def test_the_docs_show_routes_fields_and_commands_without_another_host(tab, client, width):
+def test_docs_show_routes_fields_and_commands_offline(tab, client, width):
     tab.visit(f"{client.url}/docs", width, ready="document.querySelectorAll('.route').length > 0")
     text = tab.run("document.body.innerText")
     for part in ("POST /predict/{task}", "GET /health", "predictions[].name", f"{client.url}/predict/nli"):
@@ -95,13 +93,13 @@ def test_the_docs_show_routes_fields_and_commands_without_another_host(tab, clie
     assert tab.run("document.documentElement.scrollWidth") == width and tab.logged == []
 
 
-def test_text_is_shown_as_it_is_and_runs_nothing(tab, client):
+def test_text_is_escaped(tab, client):
     tab.visit(client.url)
     tab.type("first", EVIL)
     tab.type("second", f"</section></div>{EVIL}")
     tab.press_enter()
     tasks, texts = zip(*tab.cards())
-    assert tasks == ("sst", "sst", "qqp", "sts", "nli")  # of one that takes a single sentence, each alone
+    assert tasks == ("sst", "sst", "qqp", "sts", "nli")  # sst takes each sentence alone
     assert EVIL in texts[0] and tab.verdicts()[2] in ("yes", "no")
     assert tab.run("window.ran") is None
     assert tab.run("document.querySelectorAll('script').length") == 1
@@ -109,7 +107,7 @@ def test_text_is_shown_as_it_is_and_runs_nothing(tab, client):
     assert tab.logged == []
 
 
-def test_problems_are_shown_in_words(tab):
+def test_problems_are_shown(tab):
     with running(FakePredictor(TASKS)) as client:
         tab.visit(client.url)
         tab.run("document.getElementById('go').click()")
@@ -123,7 +121,7 @@ def test_problems_are_shown_in_words(tab):
 
 
 @pytest.mark.parametrize("width", [360, 1280])
-def test_fits_the_screen(tab, client, width):
+def test_page_fits_the_screen(tab, client, width):
     tab.visit(client.url, width)
     tab.type("first", "a-word-without-any-end" * 20)
     tab.type("second", "b")

@@ -1,4 +1,4 @@
-"""Every loss equals its equation, written out in float64, in value and gradient, and is built by its name."""
+"""Each loss equals its equation in float64, in value and gradient, and is built by name."""
 
 import math
 
@@ -22,7 +22,7 @@ LABELS = {
 }
 
 
-# The losses of rows [B], or of the whole batch, from outputs o [B, size], cosines c [B] and labels y [B]
+# Losses per row [B], or of the batch, given outputs o [B, size], cosines c [B] and labels y [B]
 
 
 def cross_entropy(o, c, y, label_smoothing=0.0):
@@ -55,7 +55,7 @@ def mse(o, c, y, scale="raw"):
 
 
 def pearson_loss(o, c, y):
-    """Murphy 1988: the squared error is that of the mean and the spread, and 2 s_o s_y (1 - r)."""
+    """Murphy 1988: the squared error is that of mean and spread plus 2 s_o s_y (1 - r)."""
     r = torch.corrcoef(torch.stack([o[:, 0], y.to(o.dtype)]))[0, 1]
     spreads = o[:, 0].std(correction=0) * y.std(correction=0)
     return 1 - r + (((o[:, 0] - y) ** 2).mean() - 2 * spreads * (1 - r)) / 25
@@ -81,8 +81,8 @@ def multiple_negatives_ranking(o, vectors, y, temperature=0.05, symmetric=True, 
     u, v = (side / side.norm(dim=1, keepdim=True) for side in vectors)
     similar = y >= ((y.min() + y.max()) / 2 if threshold is None else threshold)
     e = (u @ v.T / temperature).exp()
-    own, hard = e.diagonal(), e.diagonal()[~similar].sum()
-    return torch.stack([-(own / (e.sum(1 - side) + hard)).log()[similar] for side in range(1 + symmetric)])
+    pairs, hard = e.diagonal(), e.diagonal()[~similar].sum()
+    return torch.stack([-(pairs / (e.sum(1 - side) + hard)).log()[similar] for side in range(1 + symmetric)])
 
 
 TAKE_WEIGHTS = {cross_entropy, dual_objective, ordinal_log_loss, bce, siamese_softmax}
@@ -98,7 +98,7 @@ CASES = [
 
 
 def inputs(name, target, dtype=torch.float32):
-    """Outputs, and cosines or vectors, for seven rows, exact in bfloat16, which take a gradient."""
+    """Outputs, and cosines or vectors, of seven rows: exact in bfloat16, with gradients."""
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(7, target.outputs_for(name), generator=generator).bfloat16().to(dtype).requires_grad_()
     cosine = torch.tensor([0.5, -0.25, 0.75, -1.0, 0.375, 0.875, -0.5], dtype=dtype, requires_grad=True)
@@ -110,17 +110,14 @@ def head_output(outputs, other):
 
 
 def value_and_gradients(loss, sides):
-    return loss.item(), [
-        torch.zeros_like(side) if gradient is None else gradient
-        for side, gradient in zip(sides, torch.autograd.grad(loss, sides, allow_unused=True))
-    ]
+    return loss.item(), torch.autograd.grad(loss, sides, materialize_grads=True)
 
 
 WEIGHTED = [(*case, True) for case in CASES if case[1] in TAKE_WEIGHTS]
 
 
 @pytest.mark.parametrize(("target", "equation", "options", "weighted"), [*[(*one, False) for one in CASES], *WEIGHTED])
-def test_the_loss_and_its_gradient_are_those_of_the_equation_in_float64(target, equation, options, weighted):
+def test_loss_and_gradient_equal_the_equation_in_float64(target, equation, options, weighted):
     name = {pearson_loss: "pearson"}.get(equation, equation.__name__)
     labels, weights, classes = LABELS[target], torch.ones(()), max(2, target.size)
     if weighted:
@@ -134,8 +131,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_equation_in_float64(target, 
     options = {option: value for option, value in options.items() if option != "class_weights"}
     expected, by_hand = value_and_gradients((weights * equation(*exact, labels, **options)).mean(), exact)
     assert value == pytest.approx(expected, rel=1e-5)
-    for gradient, other in zip(gradients, by_hand):
-        torch.testing.assert_close(gradient.double(), other, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close([gradient.double() for gradient in gradients], by_hand, rtol=1e-4, atol=1e-6)
 
 
 COSINE = ("cos", "multiple_negatives")
@@ -143,7 +139,7 @@ FITTING = [(name, target) for target in (CLASSES, ORDERED, BINARY, SCORE) for na
 
 
 @pytest.mark.parametrize(("name", "target"), FITTING)
-def test_the_loss_is_one_float32_whatever_the_dtype_of_the_output(name, target):
+def test_loss_is_float32_for_outputs_of_any_dtype(name, target):
     loss, labels = build_loss(name, target, {}), LABELS[target]
     exact, half = (loss(head_output(*inputs(name, target, dtype)), labels) for dtype in (torch.float32, torch.bfloat16))
     assert half.dtype == torch.float32 and half.shape == ()
@@ -153,7 +149,7 @@ def test_the_loss_is_one_float32_whatever_the_dtype_of_the_output(name, target):
 
 
 @pytest.mark.parametrize(("name", "target"), [case for case in FITTING if not case[0].startswith(COSINE)])
-def test_a_certain_wrong_answer_is_finite_and_so_is_its_gradient(name, target):
+def test_confident_errors_have_finite_losses_and_gradients(name, target):
     outputs = torch.full((2, target.outputs_for(name)), -200.0)
     outputs[:, -1] = 200.0
     outputs.requires_grad_()
@@ -169,13 +165,13 @@ def test_a_certain_wrong_answer_is_finite_and_so_is_its_gradient(name, target):
 @pytest.mark.parametrize(
     ("scores", "labels"),
     [
-        ([3.3] * 7, [1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0]),  # whose float32 mean is not 3.3
+        ([3.3] * 7, [1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0]),  # the float32 mean is not 3.3
         ([1.0, 2.0, 3.0, 4.0, 5.0, 0.0, 0.0], [3.3] * 7),
         ([0.0, 0.0], [0.0, 0.0]),
         ([2.0], [3.0]),
     ],
 )
-def test_without_variance_pearson_has_the_gradient_of_mean_and_spread_alone(scores, labels):
+def test_pearson_without_variance_has_no_correlation_gradient(scores, labels):
     outputs = torch.tensor(scores).unsqueeze(1).requires_grad_()
     loss = pearson(HeadOutput(outputs), torch.tensor(labels), low=0.0, high=1e6)
     loss.backward()
@@ -187,7 +183,7 @@ def test_without_variance_pearson_has_the_gradient_of_mean_and_spread_alone(scor
     ("cosines", "labels", "temperature", "expected"),
     [([0.5], [2.0], 0.05, 0.0), ([-1.0, 0.0, 1.0], [2.0] * 3, 0.05, 0.0), ([-1.0, 1.0], [1.0, 0.0], 1e-3, 2000.0)],
 )
-def test_cosent_is_zero_without_order_and_finite_where_exponentials_overflow(cosines, labels, temperature, expected):
+def test_cosent_is_zero_without_order_and_does_not_overflow(cosines, labels, temperature, expected):
     cosine = torch.tensor(cosines, requires_grad=True)
     loss = build_loss("cosent", SCORE, {"temperature": temperature})(HeadOutput(cosine, cosine), torch.tensor(labels))
     loss.backward()
@@ -200,7 +196,7 @@ def ranking(vectors, labels, texts=None, **options):
     return build_loss("multiple_negatives_ranking", BINARY, options)(output, torch.tensor(labels))
 
 
-def test_multiple_negatives_ranking_is_that_of_sentence_transformers_in_both_directions():
+def test_multiple_negatives_ranking_matches_sentence_transformers():
     losses = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
     peer, sides = losses.MultipleNegativesRankingLoss(None), list(VECTORS.float())  # the scale is 20 there too
     forward, backward = (peer.compute_loss_from_embeddings(both, None).item() for both in (sides, sides[::-1]))
@@ -208,8 +204,8 @@ def test_multiple_negatives_ranking_is_that_of_sentence_transformers_in_both_dir
     assert ranking(sides, [1.0] * 7).item() == pytest.approx((forward + backward) / 2, rel=1e-5)
 
 
-def test_equal_texts_of_a_batch_are_no_negatives_and_no_pair_of_a_batch_is_nothing_to_learn():
-    """Rows 2 and 4 share texts with row 0, the hard pair 3 is one text twice: rows 0, 1 and 4 are a batch by hand."""
+def test_equal_texts_are_no_negatives_and_no_pairs_give_no_loss():
+    """Rows 2 and 4 share texts with row 0, hard pair 3 is one text twice: the sum by hand is over rows 0, 1 and 4."""
     texts = torch.tensor([[0, 1], [2, 3], [4, 1], [5, 5], [0, 6]])
     labels, (u, v) = [1.0, 1, 0, 0, 1], F.normalize(VECTORS[:, :5].float(), dim=2)
     e = (u @ v.T / 0.05).exp()
@@ -222,7 +218,7 @@ def test_equal_texts_of_a_batch_are_no_negatives_and_no_pair_of_a_batch_is_nothi
     assert loss.item() == 0 and not vectors.grad.any()
 
 
-def test_an_absent_class_weighs_nothing_and_a_batch_of_one_class_keeps_its_weight():
+def test_class_weights_of_absent_classes_and_single_class_batches():
     assert inverse_frequency([4, 0, 2]).tolist() == [0.75, 0.0, 1.5]
     assert weighted_mean(torch.tensor([1.0, 3.0]), torch.ones(2), torch.tensor([9.0, 0.5])).item() == 1.0
 
@@ -231,13 +227,13 @@ def test_an_absent_class_weighs_nothing_and_a_batch_of_one_class_keeps_its_weigh
 
 
 @pytest.mark.parametrize("name", [name for name in LOSSES if name.startswith(COSINE)])
-def test_a_head_without_a_cosine_is_an_error_that_says_which_has_one(name):
+def test_cosine_losses_need_a_head_with_a_cosine(name):
     with pytest.raises(ValueError, match="head cosine, for pairs with encoding bi, does"):
         build_loss(name, SCORE, {})(HeadOutput(torch.zeros(7, 1)), LABELS[SCORE])
 
 
 @pytest.mark.parametrize("threshold", [1.0, 6.1])
-def test_a_threshold_that_leaves_one_side_empty_is_an_error(threshold):
+def test_threshold_that_leaves_one_side_empty_is_an_error(threshold):
     loss = build_loss("cosine_embedding", SCORE, {"threshold": threshold})
     with pytest.raises(ValueError, match="threshold: expected a label above 1 and at most 6"):
         loss(HeadOutput(torch.zeros(7, 1), torch.zeros(7)), LABELS[SCORE])
@@ -256,6 +252,6 @@ def test_a_threshold_that_leaves_one_side_empty_is_an_error(threshold):
         ("cosent", BINARY, {"temperature": 0}, "temperature: expected a number greater than 0, found 0"),
     ],
 )
-def test_what_cannot_be_built_is_an_error_before_any_training(name, target, options, message):
+def test_unknown_combinations_and_options_are_an_error(name, target, options, message):
     with pytest.raises(ValueError, match=message):
         build_loss(name, target, options)

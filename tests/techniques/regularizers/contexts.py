@@ -1,6 +1,4 @@
-"""A step's context with a small model in place of the encoder and heads."""
-
-from __future__ import annotations
+"""A training step's context with a small model in place of the encoder and heads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,14 +12,14 @@ from bertrio.techniques.regularizers.divergences import categorical
 
 @dataclass
 class Context:
-    """One batch of one task: `model` makes outputs [B, size] of embeddings [B, T, H]."""
+    """One batch of one task: `model` maps embeddings [B, T, H] to outputs [B, size]."""
 
     model: Callable[[Tensor], Tensor]
     embeddings: Tensor
     mask: Tensor
     distance: Callable[[Tensor, Tensor], Tensor] = categorical
     positions: tuple[Tensor, int] | None = None
-    passes: list[Tensor] = field(default_factory=list)  # embeddings of every pass beside the clean one
+    passes: list[Tensor] = field(default_factory=list)  # embeddings of each pass but the clean one
 
     def __post_init__(self) -> None:
         self.outputs = self.model(self.embeddings)
@@ -41,11 +39,11 @@ class Context:
 
     @property
     def noises(self):
-        """The noise of every pass, the last one's last."""
+        """The noise of each pass, in order."""
         return [noisy - self.embeddings.detach() for noisy in self.passes]
 
 
-def setup_of(model=None, **changes):
-    """What regularizers are built from."""
-    usual = {"model": model, "tasks": ["sst"], "total_steps": 10}
-    return SimpleNamespace(**{**usual, "generator": lambda name: torch.Generator().manual_seed(1), **changes})
+def setup_of(model=None, total_steps=10):
+    """Return the setup that regularizers are built from."""
+    draws = lambda name: torch.Generator().manual_seed(1)  # noqa: E731
+    return SimpleNamespace(model=model, tasks=["sst"], total_steps=total_steps, generator=draws)

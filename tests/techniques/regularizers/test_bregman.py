@@ -19,19 +19,15 @@ def bregman_of(model, momentum=0.99, late=None, total=10):
     return Bregman(options, setup_of(model, total_steps=total))
 
 
-def shake(model):
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter))
-
-
 @pytest.mark.parametrize("late", [None, 0.9])
-def test_the_teacher_follows_the_recursion_by_hand_and_changes_its_momentum_after_the_first_tenth(late):
+def test_teacher_average_and_late_momentum_by_hand(late):
     model = model_of(1)
     bregman = bregman_of(model, 0.5, late, total=20)
     by_hand = [value.detach().double().clone() for value in model.parameters()]
     for step, beta in enumerate((0.5, 0.5, late or 0.5, late or 0.5), start=1):
-        shake(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter))
         bregman.after_step(model, step)
         by_hand = [beta * x + (1 - beta) * value.detach().double() for x, value in zip(by_hand, model.parameters())]
     for averaged, expected in zip(bregman.teacher.module.parameters(), by_hand):
@@ -39,7 +35,7 @@ def test_the_teacher_follows_the_recursion_by_hand_and_changes_its_momentum_afte
 
 
 @pytest.mark.parametrize(("name", "size"), [("categorical", 5), ("bernoulli", 1), ("bernoulli", 2), ("squared", 1)])
-def test_penalty_is_zero_while_equal_and_positive_after_a_move_with_a_gradient_of_the_model_alone(name, size):
+def test_penalty_is_zero_at_the_teacher_and_trains_the_model_alone(name, size):
     model = model_of(size)
     bregman = bregman_of(model)
     assert bregman(Context(model, ROWS, None, DIVERGENCES[name])).item() == 0.0

@@ -18,7 +18,7 @@ def smart(**options):
 
 
 class Toy(nn.Module):
-    """A small model that draws the same dropout masks in every pass, and heeds no attention mask."""
+    """A small model that draws the same dropout masks in every pass and ignores the attention mask."""
 
     def __init__(self, size=5, dropout=0.5, bf16=False):
         super().__init__()
@@ -38,34 +38,34 @@ def context(model, divergence=categorical, padded=True):
     return Context(model, embeddings, mask, divergence)
 
 
-def noises(regularizer, of):
-    regularizer(of)
-    return of.noises
+def noises(regularizer, step):
+    regularizer(step)
+    return step.noises
 
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("steps", [0, 1, 3])
 @pytest.mark.parametrize("eta", [1e-3, 1e6])
 @pytest.mark.parametrize("bf16", [False, True])
-def test_ball_holds_the_radius_of_each_row_and_rescale_gives_it_to_each_token(norm, steps, eta, bf16):
-    seen = noises(smart(norm=norm, steps=steps, eta=eta), context(Toy(bf16=bf16)))
-    assert len(seen) == steps + 1
-    for noise in seen:
-        length = torch.linalg.vector_norm(noise, NORMS[norm], dim=(1, 2))  # x + noise - x rounds by the last place of x
+def test_ball_bounds_rows_and_rescale_sets_the_norm_of_tokens(norm, steps, eta, bf16):
+    passes = noises(smart(norm=norm, steps=steps, eta=eta), context(Toy(bf16=bf16)))
+    assert len(passes) == steps + 1
+    for noise in passes:
+        length = torch.linalg.vector_norm(noise, NORMS[norm], dim=(1, 2))  # x + noise - x is rounded like x
         assert (length <= 5e-3 * (1 + 1e-4)).all() and (length > 4e-3).all()
-    of = context(Toy(bf16=bf16))
-    last = noises(smart(norm=norm, steps=steps, eta=eta, projection="rescale", radius=1.0), of)[-1]
+    step = context(Toy(bf16=bf16))
+    last = noises(smart(norm=norm, steps=steps, eta=eta, projection="rescale", radius=1.0), step)[-1]
     lengths = torch.linalg.vector_norm(last, NORMS[norm], dim=-1)
-    torch.testing.assert_close(lengths, of.mask.float(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(lengths, step.mask.float(), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("projection", ["ball", "rescale"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_one_step_equals_hand_algebra_in_float64(projection, norm, monkeypatch):
+def test_one_step_by_hand_in_float64(projection, norm, monkeypatch):
     """A linear model f(x) = sum(w * x) over a row: f(x + d) - f(x) = s, the gradient of mean(s^2) is 2 s w / B."""
     monkeypatch.setattr("bertrio.techniques.regularizers.smart.EPS", 1e-3)
     w = torch.randn(TOKENS, HIDDEN, generator=torch.Generator().manual_seed(9))
-    of = context(lambda x: (x * w).sum(dim=(1, 2)).unsqueeze(-1), squared, padded=False)
+    step = context(lambda x: (x * w).sum(dim=(1, 2)).unsqueeze(-1), squared, padded=False)
     regularizer = smart(eta=0.3, sigma=0.5, radius=0.4, norm=norm, projection=projection)
 
     def ball(v):
@@ -78,59 +78,56 @@ def test_one_step_equals_hand_algebra_in_float64(projection, norm, monkeypatch):
         if projection == "ball":
             by_hand.append(ball(start + 0.3 * gradient / gradient.flatten().norm(p=NORMS[norm])))
         else:
-            step = start + 0.3 * gradient
-            by_hand.append(torch.stack([0.4 * token / (token.norm(p=NORMS[norm]) + 1e-3) for token in step]))
+            tokens = start + 0.3 * gradient
+            by_hand.append(torch.stack([0.4 * token / (token.norm(p=NORMS[norm]) + 1e-3) for token in tokens]))
     by_hand = torch.stack(by_hand)
 
-    found = regularizer(of)
-    torch.testing.assert_close(of.noises[-1].double(), by_hand, rtol=1e-4, atol=1e-5)
-    assert found.dtype == torch.float32 and found.shape == (1,)
-    assert found.item() == pytest.approx((by_hand * w.double()).sum(dim=(1, 2)).square().mean().item(), rel=1e-4)
+    penalty = regularizer(step)
+    torch.testing.assert_close(step.noises[-1].double(), by_hand, rtol=1e-4, atol=1e-5)
+    assert penalty.dtype == torch.float32 and penalty.shape == (1,)
+    assert penalty.item() == pytest.approx((by_hand * w.double()).sum(dim=(1, 2)).square().mean().item(), rel=1e-4)
 
 
-def test_steps_climb_and_the_last_pass_uses_the_noise_just_found():
-    of = context(Toy())
-    penalty = smart(eta=2e-3, steps=4, norm="2", radius=1e-2, sigma=1e-3)(of).item()
-    divergences = [categorical(of.model(noisy), of.outputs).item() for noisy in of.passes]
+def test_steps_ascend_and_the_penalty_uses_the_noise_just_found():
+    step = context(Toy())
+    penalty = smart(eta=2e-3, steps=4, norm="2", radius=1e-2, sigma=1e-3)(step).item()
+    divergences = [categorical(step.model(noisy), step.outputs).item() for noisy in step.passes]
     assert divergences == sorted(divergences) and divergences[0] < divergences[-1]
     assert penalty == pytest.approx(divergences[-1], rel=1e-5) != pytest.approx(divergences[-2], rel=1e-3)
 
 
-def test_gradient_reaches_both_sides_and_takes_the_noise_as_a_constant():
-    """The gradient by parameters and embeddings is that of the divergence at the noise found."""
-    of = context(Toy())
-    found = torch.autograd.grad(smart()(of), parameters := [*of.model.parameters(), of.embeddings])
-    noisy = of.model(of.embeddings + of.noises[-1])
-    expected = torch.autograd.grad(categorical(noisy, of.model(of.embeddings)), parameters)
-    assert all(gradient.abs().sum() > 0 for gradient in found)
-    torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-6)
+def test_gradient_reaches_both_sides_with_the_noise_held_constant():
+    step = context(Toy())
+    gradients = torch.autograd.grad(smart()(step), parameters := [*step.model.parameters(), step.embeddings])
+    noisy = step.model(step.embeddings + step.noises[-1])
+    expected = torch.autograd.grad(categorical(noisy, step.model(step.embeddings)), parameters)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+    torch.testing.assert_close(gradients, expected, rtol=1e-2, atol=1e-6)
 
 
-def test_the_search_leaves_gradients_of_parameters_alone():
-    of = context(Toy())
-    of.model.head.weight.grad = torch.ones_like(of.model.head.weight)
-    penalty = smart(steps=3)(of)
-    assert of.model.head.weight.grad.equal(torch.ones_like(of.model.head.weight))
-    assert of.model.inner.weight.grad is None and of.embeddings.grad is None
-    penalty.backward()
-    assert of.model.inner.weight.grad.abs().sum() > 0 and of.embeddings.grad.abs().sum() > 0
+def test_inner_steps_leave_gradients_of_parameters_alone():
+    step = context(Toy())
+    step.model.head.weight.grad = torch.ones_like(step.model.head.weight)
+    smart(steps=3)(step)
+    assert step.model.head.weight.grad.equal(torch.ones_like(step.model.head.weight))
+    assert step.model.inner.weight.grad is None and step.embeddings.grad is None
 
 
-def test_noise_of_1e_5_moves_embeddings_even_if_they_are_bf16():
+def test_noise_of_1e_5_perturbs_bf16_embeddings():
     values = torch.ones(2, 3, HIDDEN, dtype=torch.bfloat16)
-    assert (values + torch.tensor(1e-5).bfloat16()).equal(values)  # what bf16 would make of it
-    of = Context(lambda x: x.float().sum(dim=(1, 2)).unsqueeze(-1), values, torch.ones(2, 3), squared)
-    smart(radius=1e-5, sigma=1.0)(of)
-    assert of.passes[-1].dtype == torch.float32 and (of.passes[-1] != 1).all()
+    assert (values + torch.tensor(1e-5).bfloat16()).equal(values)  # lost in bf16
+    step = Context(lambda x: x.float().sum(dim=(1, 2)).unsqueeze(-1), values, torch.ones(2, 3), squared)
+    smart(radius=1e-5, sigma=1.0)(step)
+    assert step.passes[-1].dtype == torch.float32 and (step.passes[-1] != 1).all()
 
 
-def test_noise_comes_from_its_own_generator_which_checkpoints_hold():
+def test_noise_comes_from_its_own_generator_and_is_checkpointed():
     before = torch.get_rng_state()
     regularizer = smart(steps=0)
 
     def draw():
-        of = Context(lambda x: x.sum(dim=(1, 2))[:, None], torch.zeros(2, 3, HIDDEN), torch.ones(2, 3), squared)
-        return noises(regularizer, of)[0]
+        step = Context(lambda x: x.sum(dim=(1, 2))[:, None], torch.zeros(2, 3, HIDDEN), torch.ones(2, 3), squared)
+        return noises(regularizer, step)[0]
 
     first, state = draw(), regularizer.state_dict()
     second = draw()
@@ -139,14 +136,13 @@ def test_noise_comes_from_its_own_generator_which_checkpoints_hold():
     assert draw().equal(second)
 
 
-def test_rows_of_a_shared_batch_get_the_noise_that_they_have_in_the_whole():
-    model, whole = Toy(), context(Toy())
-    rows = torch.tensor([0, 2])
-    part = Context(model, whole.embeddings[rows].detach(), whole.mask[rows], positions=(rows, BATCH))
-    torch.testing.assert_close(noises(smart(steps=0), part)[0], noises(smart(steps=0), whole)[0][rows])
+def test_shards_of_a_batch_get_the_noise_of_the_whole_batch():
+    whole, rows = context(Toy()), torch.tensor([0, 2])
+    shard = Context(Toy(), whole.embeddings[rows].detach(), whole.mask[rows], positions=(rows, BATCH))
+    torch.testing.assert_close(noises(smart(steps=0), shard)[0], noises(smart(steps=0), whole)[0][rows])
 
 
-def test_a_row_whose_gradient_is_not_finite_makes_no_step():
+def test_rows_with_non_finite_gradients_make_no_step():
     def forward(embeddings):
         total = embeddings.sum(dim=(1, 2)).unsqueeze(-1)
         return torch.cat([(total[:1] * 0).sqrt(), total[1:]])  # the root has no finite gradient at 0

@@ -20,10 +20,10 @@ from bertrio.core.files import write_json
 def case_parser(doc: str | None) -> argparse.ArgumentParser:
     """Return a parser with the options of every case."""
     parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--work", type=Path, required=True, help="as `prepared` made it")
-    parser.add_argument("--result", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--work", type=Path, required=True, help="folder made by `common.prepared`")
+    parser.add_argument("--result", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--set", type=json.loads, default={}, help="params on top of the folder's, as JSON")
+    parser.add_argument("--set", type=json.loads, default={}, help="overrides of params.yaml, as JSON")
     add_step_options(parser, steps=60, warmup=5)
     return parser
 
@@ -48,19 +48,32 @@ def training_rows(args: argparse.Namespace, params: Any) -> dict[str, Any]:
     return {task: split[task] for task in params.trains}
 
 
-def trainer_of(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], Any]:
-    """Return the trainer of the stage `finetune` for `max_steps`, the model to score, the rows, and the runtime."""
+def trainer_of(args: argparse.Namespace, params: Any, runtime: Any, epochs: int | None = None) -> tuple[Any, Any, Any]:
+    """Return the trainer of the stage `finetune`, the model to score, and the training rows by task.
+
+    It trains for `epochs` or, without them, for `finetune.max_steps`.
+    """
     from bertrio.model.multitask import build_model
     from bertrio.training.build import build_trainer
 
-    params, runtime = load(args)
     rows = training_rows(args, params)
     model = build_model(params, args.work / "models/encoder", runtime)
-    fewest = min(-(-len(task_rows) // params.tasks[task].batch_size) for task, task_rows in rows.items())
-    epochs = 1 + params.finetune.max_steps // fewest  # more than enough: max_steps ends the last one
-    options = params.finetune.model_copy(update={"epochs": epochs})
-    trainer, scored = build_trainer(params.model_copy(update={"finetune": options}), model, rows)
-    return trainer, scored, rows, runtime
+    max_steps = None if epochs else params.finetune.max_steps
+    if max_steps:
+        steps_per_epoch = min(-(-len(rows[task]) // params.tasks[task].batch_size) for task in rows)
+        epochs = 1 + max_steps // steps_per_epoch  # more than enough: max_steps ends the last one
+    options = params.finetune.model_copy(update={"epochs": epochs, "max_steps": max_steps})
+    return *build_trainer(params.model_copy(update={"finetune": options}), model, rows), rows
+
+
+def save_untrained(args: argparse.Namespace, folder: Path) -> None:
+    """Write a model folder with untrained heads."""
+    from bertrio.model.config import ModelConfig
+    from bertrio.model.multitask import build_model, save_model
+
+    params, runtime = load(args)
+    model = build_model(params, args.work / "models/encoder", runtime)
+    save_model(model, folder, ModelConfig.from_params(params), args.work / "models/tokenizer")
 
 
 def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tuple[Any, Any]:
@@ -82,26 +95,12 @@ def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tup
     return AutoModelForMaskedLM.from_pretrained(str(args.work / "models/encoder")), blocks
 
 
-def dev_score(task: Any, labels: Any, outputs: Any) -> float:
-    """Return the first metric of a task for the outputs of a head, [N, size]."""
-    import numpy as np
-
+def first_metric(task: Any, predictions: Any) -> float:
+    """Return the task's first metric for a prediction table."""
     from bertrio.evaluation.metrics import METRICS
-    from bertrio.evaluation.predictions import Scored, prediction_rows
+    from bertrio.evaluation.predictions import Scored
 
-    frame = prediction_rows(task, "dev", [str(row) for row in range(len(labels))], labels, np.asarray(outputs))
-    return METRICS[task.target.metrics[0]](Scored.from_rows(frame))
-
-
-def write_dev_predictions(path: Path, work: Path, task: Any, labels: Any, outputs: Any) -> None:
-    """Write a peer's outputs for the dev rows of a task, [N, size], as a prediction table."""
-    import numpy as np
-
-    from bertrio.data.table import read_table
-    from bertrio.evaluation.predictions import prediction_rows, write_predictions
-
-    ids = read_table(work / "data/splits" / task.name / "dev.parquet")["id"].tolist()
-    write_predictions(prediction_rows(task, "dev", ids, labels, np.asarray(outputs)), path)
+    return METRICS[task.target.metrics[0]](Scored.from_rows(predictions))
 
 
 class Clock:
@@ -120,23 +119,16 @@ class Clock:
 
     def __call__(self, step: int) -> None:
         if step in (self.first, self.last):
-            wait_for(self.device)
+            synchronize(self.device)
             self.times[step] = (time.perf_counter(), self.rows())
 
     def measured(self) -> dict[str, Any]:
-        """Return the timed seconds, rows and steps, and the peak memory of the process."""
-        from bertrio.core.stage import peak_memory_mb
-
-        (began, before), (ended, after) = self.times[self.first], self.times[self.last]
-        return {
-            "seconds": ended - began,
-            "rows": after - before,
-            "steps": self.last - self.first,
-            "peak_memory_mb": peak_memory_mb(),
-        }
+        """Return the timed seconds, rows and steps."""
+        (began, rows_before), (ended, rows_after) = self.times[self.first], self.times[self.last]
+        return {"seconds": ended - began, "rows": rows_after - rows_before, "steps": self.last - self.first}
 
 
-def wait_for(device: Any) -> None:
+def synchronize(device: Any) -> None:
     """Wait until the device has finished all queued work."""
     import torch
 
@@ -145,5 +137,7 @@ def wait_for(device: Any) -> None:
 
 
 def write_result(args: argparse.Namespace, result: dict[str, Any]) -> None:
-    """Write the result of a case for the parent process."""
-    write_json(args.result, result, digits=6)
+    """Write the result of a case, with the peak memory of its process, for the parent process."""
+    from bertrio.core.stage import peak_memory_mb
+
+    write_json(args.result, result | {"peak_memory_mb": peak_memory_mb()})

@@ -1,4 +1,4 @@
-"""Shared parts of the benchmarks: options, a folder with data and an encoder, case processes, and tables.
+"""Shared parts of the benchmarks: options, a folder with data and an encoder, processes, and tables.
 
 A case is a command in its own process. It writes a small JSON file with its measurements: `seconds`, `peak_memory_mb`,
 `rows`. Each turn runs all cases once, so that a drift of the machine affects all cases alike. A ratio is the median of
@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
@@ -30,6 +32,7 @@ from bertrio.core.files import read_json, write_json, write_text
 
 TASKS = ("sst", "qqp", "sts")
 BERT_VOCABULARY = 30522  # rows of word embeddings in a random encoder; the optimizer updates all of them
+PREPARE = ("check", "download", "split", "pretrain_mlm", "prefinetune")  # stages before fine-tuning
 Runs = dict[str, list[dict[str, Any]]]  # results of each turn, by case
 
 
@@ -43,24 +46,27 @@ class Case:
     needs: str | None = None
 
 
+# ---- options
+
+
 def parser_of(doc: str | None, repeats: int = 5) -> argparse.ArgumentParser:
     """Return a parser with the options of every benchmark."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=at_least_one, default=repeats, help="turns through all cases")
     parser.add_argument("--threads", type=at_least_one, default=os.cpu_count(), help="CPU threads of torch")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="gets NAME.json and NAME.md")
+    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for NAME.json and NAME.md")
+    parser.set_defaults(only=None)
     return parser
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of data and encoder, and defaults of the runtime options for scripts without them."""
+    """Add the options of data and encoder, and the defaults of the runtime options for scripts without them."""
     parser.set_defaults(batch=16, device="auto", precision="auto")
-    parser.add_argument("--data", help="the course's folder; without it, rows made up here")
-    parser.add_argument("--encoder", help="a folder; without it, a BERT of random weights (see --hidden)")
+    parser.add_argument("--data", help="folder of the course's data; default: generated rows")
+    parser.add_argument("--encoder", help="folder of the encoder; default: a BERT of random weights (see --hidden)")
     parser.add_argument("--hidden", type=int, default=384, help="hidden size of a BERT of random weights")
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--rows", type=int, default=6000, help="training rows made up for each task")
-    parser.add_argument("--fill", action="store_true", help="repeat each made-up text until it fills --max-length")
+    parser.add_argument("--rows", type=int, default=6000, help="generated training rows of each task")
     parser.add_argument("--max-length", type=int, default=128)
 
 
@@ -74,14 +80,14 @@ def add_runtime_options(parser: argparse.ArgumentParser, batch: bool = True) -> 
 
 def add_case_options(parser: argparse.ArgumentParser, peers: bool = False) -> None:
     """Add the option that selects cases and, with `peers`, the one that adds the cases of peers."""
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="run only these cases")
     if peers:
         parser.add_argument("--peers", action="store_true", help="run the peers too (extra: peers)")
 
 
 def add_step_options(parser: argparse.ArgumentParser, steps: int, warmup: int) -> None:
     """Add the numbers of timed steps and of warm-up steps; the clock starts after the last warm-up step."""
-    parser.add_argument("--steps", type=at_least_one, default=steps, help="steps on the clock")
+    parser.add_argument("--steps", type=at_least_one, default=steps, help="timed steps")
     parser.add_argument("--warmup", type=at_least_one, default=warmup, help="steps before the clock starts, 1 or more")
 
 
@@ -97,18 +103,19 @@ def chosen(cases: Sequence[Case], only: Sequence[str] | None) -> list[Case]:
     unknown = set(only or ()) - {case.name for case in cases}
     if unknown:
         sys.exit(f"--only: no case {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in cases)}")
-    picked = [case for case in cases if not only or case.name in only]
-    for case in picked:
+    selected = [case for case in cases if not only or case.name in only]
+    for case in selected:
         if case.needs and find_spec(case.needs) is None:
-            sys.exit(f"case {case.name}: there is no package {case.needs} here; pip install -e '.[peers]'")
-    return picked
+            sys.exit(f"case {case.name}: the package {case.needs} is not installed; pip install -e '.[peers]'")
+    return selected
+
+
+# ---- data and encoder
 
 
 @contextmanager
 def prepared(args: argparse.Namespace) -> Iterator[Path]:
     """Yield a temporary folder with params.yaml, data/splits (train and dev), models/tokenizer and models/encoder."""
-    import yaml
-
     from bertrio.config import build_tasks
     from bertrio.config.loading import validate_params
     from bertrio.data.sources import get_source
@@ -116,16 +123,15 @@ def prepared(args: argparse.Namespace) -> Iterator[Path]:
     from bertrio.model.tokenizer import build_tokenizer
 
     with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as folder:
-        work, raw = Path(folder), params_of(args)
-        (work / "params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-        params = validate_params(raw, "params.yaml")
-        tables, texts = get_source(params.data.source).load_tasks(params.data, build_tasks(params)).tables, []
-        for name, task in build_tasks(params).items():
+        work, raw_params = Path(folder), params_of(args)
+        write_params(work, raw_params)
+        params = validate_params(raw_params, "params.yaml")
+        tasks, texts = build_tasks(params), []
+        tables = get_source(params.data.source).load_tasks(params.data, tasks).tables
+        for name, task in tasks.items():
             for split in ("train", "dev"):
-                frame = fill_texts(tables[name][split], task.text_columns, args.max_length if args.fill else 0)
-                if split == "train":
-                    texts += [text for column in task.text_columns for text in frame[column]]
-                write_table(frame, work / "data/splits" / name / f"{split}.parquet")
+                write_table(tables[name][split], work / "data/splits" / name / f"{split}.parquet")
+            texts += [text for column in task.text_columns for text in tables[name]["train"][column]]
         tokenizer = build_tokenizer(params.encoder, texts, work / "models/tokenizer")
         write_encoder(params, len(tokenizer), work / "models/encoder")
         yield work
@@ -160,15 +166,6 @@ def params_of(args: argparse.Namespace) -> dict[str, Any]:
     return merged(read_yaml(ROOT / "params.yaml"), overrides)
 
 
-def fill_texts(frame: Any, columns: Sequence[str], words: int) -> Any:
-    """Return the table with each text repeated to at least `words` words, which have at least as many tokens."""
-    repeated = {
-        column: [" ".join([text] * -(-words // len(text.split()))) if words else text for text in frame[column]]
-        for column in columns
-    }
-    return frame.assign(**repeated)
-
-
 def write_encoder(params: Any, vocab_size: int, folder: Path) -> None:
     """Write the encoder as the stages before training do; a random one has as many word embeddings as BERT."""
     from transformers import AutoModel
@@ -186,39 +183,84 @@ def write_encoder(params: Any, vocab_size: int, folder: Path) -> None:
     encoder.save_pretrained(folder)
 
 
-def measure(cases: Sequence[Case], args: argparse.Namespace, common: Sequence[str] = ()) -> Runs:
+# ---- processes
+
+
+def run_benchmark(
+    name: str,
+    args: argparse.Namespace,
+    cases: Sequence[Case],
+    tables: Callable[[Runs], Sequence[str]],
+    case_arguments: Sequence[str] = (),
+) -> None:
+    """Run the selected cases on a prepared folder and report their tables."""
+    cases = chosen(cases, args.only)
+    with prepared(args) as work:
+        runs = measure(cases, args, ["--work", str(work), *case_arguments])
+    report(name, args, cases, runs, tables(runs))
+
+
+def measure(cases: Sequence[Case], args: argparse.Namespace, case_arguments: Sequence[str] = ()) -> Runs:
     """Run all cases in `--repeats` turns. The number of the turn is the seed of all its cases.
 
     Args:
-        cases: the cases; each command gets `common`, `--seed` and `--result FILE`.
+        cases: the cases; each command gets `case_arguments`, `--seed` and `--result FILE`.
         args: options of the benchmark.
-        common: arguments of all cases.
+        case_arguments: arguments of all cases.
     """
     runs: Runs = {case.name: [] for case in cases}
     for turn in range(1, args.repeats + 1):
         for case in cases:
-            runs[case.name].append(run_case(case, [*common, "--seed", str(turn)], args.threads))
-            last = runs[case.name][-1]
-            print(f"turn {turn}, {case.name}: {last['seconds']:.2f} s", file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                script, *arguments = case.command
+                arguments += [*case_arguments, "--seed", str(turn), "--result", f"{folder}/result.json"]
+                run_command([sys.executable, str(HERE / script), *arguments], args.threads)
+                result = read_json(f"{folder}/result.json")
+            runs[case.name].append(result)
+            print(f"turn {turn}, {case.name}: {result['seconds']:.2f} s", file=sys.stderr, flush=True)
     return runs
 
 
-def run_case(case: Case, common: Sequence[str], threads: int) -> dict[str, Any]:
-    """Run one case in its own process and return its result."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        script, *arguments = case.command
-        command = [sys.executable, str(HERE / script), *arguments, *common, "--result", str(result)]
-        done = subprocess.run(command, env=environment(threads), capture_output=True, text=True)
-        if done.returncode:
-            sys.exit(f"case {case.name} failed: {' '.join(command)}\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
-        return read_json(result)
+def write_params(folder: Path, params: dict[str, Any], name: str = "params.yaml") -> None:
+    """Write params to a file in `folder`."""
+    import yaml
+
+    write_text(folder / name, yaml.safe_dump(params, sort_keys=False))
+
+
+def run_stages(folder: Path, params: dict[str, Any], *stages: str) -> None:
+    """Write params.yaml to `folder` and run stages there, each given as the name of its script and its arguments."""
+    write_params(folder, params)
+    for stage in stages:
+        name, *arguments = stage.split()
+        command = [sys.executable, str(ROOT / "stages" / f"{name}.py"), *arguments]
+        run_command(command, params["runtime"]["threads"], folder)
+
+
+def run_command(command: Sequence[str], threads: int, folder: Path = ROOT) -> dict[str, float]:
+    """Run a command in `folder` and return seconds and peak memory of its process alone. Exit if it fails."""
+    began = time.perf_counter()
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment(threads), stdout=log, stderr=log)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            log.seek(0)
+            sys.exit(f"failed: {shlex.join(command)}\n{log.read()[-3000:]}")
+    return {
+        "seconds": time.perf_counter() - began,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+        "peak_memory_mb": usage.ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10),  # Linux counts KiB
+    }
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment of a case: its threads, imports from this repository, and offline hub."""
+    """Return the environment of a process: its threads, imports from this repository, and an offline hub."""
     path = os.pathsep.join([str(HERE), str(ROOT / "src")])
     return {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+
+
+# ---- tables
 
 
 def rates(runs: Runs, case: str) -> list[float]:
@@ -226,15 +268,25 @@ def rates(runs: Runs, case: str) -> list[float]:
     return [run["rows"] / run["seconds"] for run in runs[case]]
 
 
-def ratio_cell(above: Sequence[float], below: Sequence[float]) -> str:
+def rate_cell(runs: Runs, case: str, decimals: int = 1) -> str:
+    """Return the median of the rows per second."""
+    return f"{median(rates(runs, case)):.{decimals}f}"
+
+
+def ratio_cell(numerators: Sequence[float], denominators: Sequence[float]) -> str:
     """Return median, minimum and maximum of the ratios within the turns."""
-    ratios = [one / other for one, other in zip(above, below)]
+    ratios = [one / other for one, other in zip(numerators, denominators)]
     return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def middle(runs: Runs, case: str, key: str) -> float:
     """Return the median of one measurement over the turns."""
     return median(run[key] for run in runs[case])
+
+
+def median_cells(runs: Runs, case: str, **decimals: int) -> list[str]:
+    """Return the medians of several measurements, each with its number of decimals."""
+    return [f"{middle(runs, case, key):.{places}f}" for key, places in decimals.items()]
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -246,12 +298,12 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Return what the figures depend on: processor and its bf16 support, cores, threads, GPU, versions and date."""
+    """Return the facts that figures depend on: processor and its bf16 support, cores, threads, GPU, versions, date."""
     import torch
     import transformers
 
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     fields = dict(map(str.strip, line.split(":", 1)) for line in lines if ":" in line)
     flags = fields.get("flags", "").split()
     return {
@@ -269,11 +321,11 @@ def machine(threads: int) -> dict[str, Any]:
 
 def report(name: str, args: argparse.Namespace, cases: Sequence[Case], runs: Runs, tables: Sequence[str]) -> None:
     """Write all measurements to NAME.json and the tables to NAME.md, and print the tables."""
-    here, options = machine(args.threads), {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+    facts, options = machine(args.threads), {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
     described = [{"name": c.name, "command": c.command, "measures": c.measures, "runs": runs[c.name]} for c in cases]
-    write_json(args.out / f"{name}.json", {"machine": here, "options": options, "cases": described})
-    facts = ", ".join(f"{key} {' '.join(v) if isinstance(v, list) else v}" for key, v in here.items() if v)
-    command = " ".join(["python", f"benchmarks/{name}.py", *args.argv])
-    text = "\n".join([f"`{command}`\n", f"Machine: {facts}. Medians of {args.repeats}.\n", *filter(None, tables)])
+    write_json(args.out / f"{name}.json", {"machine": facts, "options": options, "cases": described})
+    caption = ", ".join(f"{key} {' '.join(v) if isinstance(v, list) else v}" for key, v in facts.items() if v)
+    command = shlex.join(["python", f"benchmarks/{name}.py", *sys.argv[1:]])
+    text = "\n".join([f"`{command}`\n", f"Machine: {caption}. Medians of {args.repeats}.\n", *filter(None, tables)])
     write_text(args.out / f"{name}.md", text)
     print(text)

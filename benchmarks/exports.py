@@ -18,23 +18,25 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
 TEXTS = ["a good film", "bad", "why is this the question ? the film is good", "a bad question " * 20]
 PAIRS = list(zip(TEXTS, TEXTS[1:] + TEXTS[:1]))
-POOLINGS = ("cls", "mean", "pooler")
-LIBRARIES = {"encoder": "transformers", "classifier": "transformers", "cross-encoder": "sentence-transformers",
-             "sentence-transformer": "sentence-transformers", "onnx": "onnxruntime",
-             "optimum": "optimum-onnx"}  # fmt: skip
+LIBRARIES = {  # by loader
+    **{"encoder": "transformers", "classifier": "transformers", "cross-encoder": "sentence-transformers"},
+    **{"sentence-transformer": "sentence-transformers", "onnx": "onnxruntime", "optimum": "optimum-onnx"},
+}
 BI = {"encoding": "bi", "head": "cosine", "head_options": {"projection": True, "activation": "tanh"}, "loss": "cosent"}
 CROSS = {"encoding": "cross", "head": "linear", "head_options": {}}
-TASKS = {"qqp": CROSS, "sts": CROSS | {"loss": "mse"}}  # one with yes and no, one with scores
+KINDS = {  # by encoding: tasks, one with classes and one with scores, and formats
+    "cross": ({"qqp": CROSS, "sts": CROSS | {"loss": "mse"}}, ("encoder", "classifier", "cross-encoder", "onnx")),
+    "bi": ({"sts": BI}, ("sentence-transformer",)),
+}
 
 
-def make(work: Path, encoder: str | None) -> Iterator[str]:
+def write_exports(work: Path, encoder: str | None) -> Iterator[str]:
     """Write models and exports; yield the name of each export's folder, which holds expected.json as well."""
-    sys.path.insert(0, str(ROOT / "src"))
     import pandas as pd
     import torch
+    from common import ROOT
 
     from bertrio.config import merged, read_yaml
     from bertrio.config.loading import validate_params
@@ -47,11 +49,12 @@ def make(work: Path, encoder: str | None) -> Iterator[str]:
     from bertrio.model.multitask import build_model, save_model
     from bertrio.model.tokenizer import build_tokenizer
 
-    small = {"max_length": 24, "name": encoder or "tiny", "tiny": {"vocab_size": 200}}
+    encoder_params = {"max_length": 24, "name": encoder or "tiny", "tiny": {"vocab_size": 200}}
     runtime = Runtime(torch.device("cpu"), torch.float32)
-    for pooling in POOLINGS:
-        for kind, tasks in (("cross", TASKS), ("bi", {"sts": BI})):
-            overrides = {"encoder": small | {"pooling": pooling}, "tasks": tasks}
+    pairs, single = pd.DataFrame(PAIRS, columns=["text_a", "text_b"]), pd.DataFrame({"text": TEXTS})
+    for pooling in ("cls", "mean", "pooler"):
+        for kind, (tasks, formats) in KINDS.items():
+            overrides = {"encoder": encoder_params | {"pooling": pooling}, "tasks": tasks}
             params = validate_params(merged(read_yaml(ROOT / "params.yaml"), overrides), "params.yaml")
             set_up(1, "cpu", "float32")
             folder = work / f"models/{pooling}-{kind}"
@@ -60,113 +63,103 @@ def make(work: Path, encoder: str | None) -> Iterator[str]:
             model = build_model(params, folder / "start", runtime)
             save_model(model, folder / "base", ModelConfig.from_params(params), folder / "tokenizer")
             trained = TrainedModel.load(folder / "base", runtime)
-            pairs, single = pd.DataFrame(PAIRS, columns=["text_a", "text_b"]), pd.DataFrame({"text": TEXTS})
-            wanted = (
-                ("encoder", "classifier", "cross-encoder", "onnx") if kind == "cross" else ("sentence-transformer",)
-            )
-            for format in wanted:
+            for format in formats:
                 for task in [None] if format == "encoder" else tasks:
                     name = f"{format}-{pooling}-{task}"
                     export_model(folder / "base", work / name, format, task)
                     texts = pairs if task else single
                     expected = FORMATS[format].compare(trained, trained.tasks.get(task), work / name, texts)[1]
                     logits = trained.outputs(task, pairs).tolist() if format == "onnx" else None
-                    about = {"pooling": pooling, "expected": expected.tolist(), "logits": logits}
-                    write_json(work / name / "expected.json", about, digits=None)
+                    facts = {"pooling": pooling, "expected": expected.tolist(), "logits": logits}
+                    write_json(work / name / "expected.json", facts, digits=None)
                     yield name
 
 
-def load(folder: Path, library: str, about: dict[str, Any]) -> tuple[Any, Any]:
-    """Return what the export answers by a library, and what is expected."""
+def outputs_of(path: str, loader: str, facts: dict[str, Any]) -> tuple[Any, Any]:
+    """Return the outputs of an export by a loader of LIBRARIES, and the expected ones."""
     import torch
 
-    path, format, expected = str(folder), about["format"], torch.tensor(about["expected"])
-    if format == "encoder" or library in ("onnxruntime", "optimum-onnx") or format == "classifier":
-        from transformers import AutoTokenizer
+    expected = torch.tensor(facts["expected"])
+    if loader == "cross-encoder":
+        from sentence_transformers import CrossEncoder
 
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        texts = [TEXTS] if format == "encoder" else [list(side) for side in zip(*PAIRS)]
-        tokens = tokenizer(*texts, truncation=True, padding=True, return_tensors="pt")
-    with torch.inference_mode():
-        if format == "encoder":
-            from transformers import AutoModel
+        scores = CrossEncoder(path, device="cpu").predict(PAIRS, convert_to_tensor=True)
+        return scores.reshape(len(PAIRS), -1), expected
+    if loader == "sentence-transformer":
+        from sentence_transformers import SentenceTransformer
 
-            output, mask = AutoModel.from_pretrained(path)(**tokens), tokens["attention_mask"].unsqueeze(-1)
-            states = output.last_hidden_state
-            mean = (states * mask).sum(dim=1) / mask.sum(dim=1)
-            return {"cls": states[:, 0], "mean": mean, "pooler": output.pooler_output}[about["pooling"]], expected
-        if format == "classifier":
-            from transformers import AutoModelForSequenceClassification
+        return SentenceTransformer(path, device="cpu").encode([a for a, _ in PAIRS], convert_to_tensor=True), expected
+    from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-            return AutoModelForSequenceClassification.from_pretrained(path)(**tokens).logits, expected
-        if format == "cross-encoder":
-            from sentence_transformers import CrossEncoder
+    texts = [TEXTS] if loader == "encoder" else [list(side) for side in zip(*PAIRS)]
+    tokens = AutoTokenizer.from_pretrained(path)(*texts, truncation=True, padding=True, return_tensors="pt")
+    if loader == "encoder":
+        output, mask = AutoModel.from_pretrained(path)(**tokens), tokens["attention_mask"].unsqueeze(-1)
+        states = output.last_hidden_state
+        mean = (states * mask).sum(dim=1) / mask.sum(dim=1)
+        return {"cls": states[:, 0], "mean": mean, "pooler": output.pooler_output}[facts["pooling"]], expected
+    if loader == "classifier":
+        return AutoModelForSequenceClassification.from_pretrained(path)(**tokens).logits, expected
+    if loader == "onnx":
+        import onnxruntime
 
-            scores = CrossEncoder(path, device="cpu").predict(PAIRS, convert_to_tensor=True)
-            return scores.reshape(len(PAIRS), -1), expected
-        if format == "sentence-transformer":
-            from sentence_transformers import SentenceTransformer
+        session = onnxruntime.InferenceSession(f"{path}/model.onnx", providers=["CPUExecutionProvider"])
+        outputs = session.run(None, {key: value.numpy() for key, value in tokens.items()})
+        return torch.from_numpy(outputs[0]), expected
+    from optimum.onnxruntime import ORTModelForSequenceClassification
 
-            model = SentenceTransformer(path, device="cpu")
-            return model.encode([a for a, _ in PAIRS], convert_to_tensor=True), expected
-        if library == "onnxruntime":
-            import onnxruntime
-
-            session = onnxruntime.InferenceSession(f"{path}/model.onnx", providers=["CPUExecutionProvider"])
-            return torch.from_numpy(
-                session.run(None, {key: value.numpy() for key, value in tokens.items()})[0]
-            ), expected
-        from optimum.onnxruntime import ORTModelForSequenceClassification
-
-        logits = torch.tensor(about["logits"])
-        if logits.shape[1] == 1 and about.get("classes"):
-            logits = torch.cat((torch.zeros_like(logits), logits), dim=1)
-        return ORTModelForSequenceClassification.from_pretrained(path)(**tokens).logits, logits
+    logits = torch.tensor(facts["logits"])
+    if logits.shape[1] == 1 and facts.get("classes"):
+        logits = torch.cat((torch.zeros_like(logits), logits), dim=1)
+    return ORTModelForSequenceClassification.from_pretrained(path)(**tokens).logits, logits
 
 
 def check(work: Path, names: list[str]) -> None:
-    """Print a JSON object: the versions of this environment's libraries, and the differences by format."""
+    """Print a JSON object: the versions of this environment's libraries, and the differences by loader."""
+    import torch
+
     versions, differences = {}, {}
-    for format, library in LIBRARIES.items():
+    for loader, library in LIBRARIES.items():
         try:
             versions[library] = version(library)
         except PackageNotFoundError:
             continue
         for name in names:
-            about = {
-                **json.loads((work / name / "export.json").read_text()),
-                **json.loads((work / name / "expected.json").read_text()),
+            facts = {
+                key: value
+                for file in ("export.json", "expected.json")
+                for key, value in json.loads((work / name / file).read_text()).items()
             }
-            if about["format"] == format.replace("optimum", "onnx"):
-                found, expected = load(work / name, library, about)
-                apart = (found - expected).abs().max() / max(1.0, expected.abs().max())
-                same = found.shape == expected.shape and bool(found.isfinite().all())
-                differences[format] = max(differences.get(format, 0.0), float(apart) if same else float("inf"))
+            if facts["format"] == loader.replace("optimum", "onnx"):
+                with torch.inference_mode():
+                    outputs, expected = outputs_of(str(work / name), loader, facts)
+                difference = (outputs - expected).abs().max() / max(1.0, expected.abs().max())
+                valid = outputs.shape == expected.shape and bool(outputs.isfinite().all())
+                differences[loader] = max(differences.get(loader, 0.0), float(difference) if valid else float("inf"))
     print(json.dumps({"versions": versions, "differences": differences}))
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Make the exports, load them in every environment, and print a table."""
+def main() -> None:
+    """Write the exports, load them in every environment, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="the Python of each environment")
-    parser.add_argument("--encoder", help="a folder; without it, a small BERT")
+    parser.add_argument("--encoder", help="folder of the encoder; default: a small BERT")
     parser.add_argument("--check", nargs="+", help=argparse.SUPPRESS)  # of an environment: the folder and the exports
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     if args.check:
         return check(Path(args.check[0]), args.check[1:])
     print("| libraries |", " | ".join(LIBRARIES), "|\n|---|" + "---|" * len(LIBRARIES))
     with tempfile.TemporaryDirectory(prefix="bertrio-exports-") as folder:
-        names = list(make(Path(folder), args.encoder))
+        names = list(write_exports(Path(folder), args.encoder))
         for python in args.python:
             command = [python, __file__, "--check", folder, *names]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(f"{python} failed:\n{done.stderr[-3000:]}")
-            found = json.loads(done.stdout.splitlines()[-1])
-            cells = [
-                f"{found['differences'][format]:.1e}" if format in found["differences"] else "-" for format in LIBRARIES
-            ]
-            libraries = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+            process = subprocess.run(command, capture_output=True, text=True)
+            if process.returncode:
+                sys.exit(f"{python} failed:\n{process.stderr[-3000:]}")
+            result = json.loads(process.stdout.splitlines()[-1])
+            differences = result["differences"]
+            cells = [f"{differences[loader]:.1e}" if loader in differences else "-" for loader in LIBRARIES]
+            libraries = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
             print(f"| {libraries} |", " | ".join(cells), "|", flush=True)
 
 

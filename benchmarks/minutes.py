@@ -23,9 +23,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from common import ROOT, TASKS, Case, Runs, add_case_options, chosen, markdown, measure, parser_of, report
-
-from bertrio.core.files import write_text
+import common
+from common import ROOT, TASKS, Case, Runs
 
 TRAINER = "Trainer"
 Points = list[tuple[float, float]]  # minutes and dev overall_normalized
@@ -47,9 +46,6 @@ def cases(work: Mapping[str, Path], epochs: int, budget: str) -> list[Case]:
 @contextmanager
 def work_folders(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
     """Yield the folder of each row but soups, with data and params of each turn, and of Trainer, with an encoder."""
-    import yaml
-    from common import write_encoder
-
     from bertrio.config import read_yaml
     from bertrio.experiments.recipes.params import parse_settings
     from bertrio.experiments.recipes.resolving import resolve
@@ -68,16 +64,16 @@ def work_folders(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
                 print(f"left out {name}: a soup has no score before its last member", file=sys.stderr)
                 del folders[name]
                 continue
-            for turn, raw in params_by_turn.items():
+            for turn, raw_params in params_by_turn.items():
                 if name == TRAINER:
-                    raw["data"]["extra_train"] = {}
-                write_text(work / f"params-{turn}.yaml", yaml.safe_dump(raw, sort_keys=False))
+                    raw_params["data"]["extra_train"] = {}
+                common.write_params(work, raw_params, f"params-{turn}.yaml")
             if args.only and not any(case.split(":")[0] == name for case in args.only):
-                continue  # nothing of it will run
+                continue  # none of its cases runs
             params = prepare(work)
             if name == TRAINER:
-                write_text(work / "params.yaml", (work / "params-1.yaml").read_text())
-                write_encoder(params, len(load_tokenizer(work / "models/tokenizer")), work / "models/encoder")
+                common.write_params(work, params_by_turn[1])
+                common.write_encoder(params, len(load_tokenizer(work / "models/tokenizer")), work / "models/encoder")
         yield folders
 
 
@@ -95,25 +91,22 @@ def prepare(work: Path) -> Any:
 
 def curves(runs: Runs) -> dict[str, list[Points]]:
     """Return the points of each turn, by row and for Trainer's three models together."""
-    in_seconds = {
-        name: [run["points"] for run in turns] for name, turns in runs.items() if not name.startswith(TRAINER)
-    }
+    points = {name: [run["points"] for run in turns] for name, turns in runs.items() if not name.startswith(TRAINER)}
     peers = [runs.get(f"{TRAINER}: {task}") for task in TASKS]
     if all(peers):
-        in_seconds[TRAINER] = [_together([run["points"] for run in turn]) for turn in zip(*peers)]
+        points[TRAINER] = [_combined([run["points"] for run in turn]) for turn in zip(*peers)]
     return {
-        name: [[(seconds / 60, score) for seconds, score in points] for points in turns]
-        for name, turns in in_seconds.items()
+        name: [[(seconds / 60, score) for seconds, score in turn] for turn in turns] for name, turns in points.items()
     }
 
 
-def _together(curves_of_tasks: Sequence[Sequence[Sequence[float]]]) -> Points:
+def _combined(curves_by_task: Sequence[Sequence[Sequence[float]]]) -> Points:
     """Return total seconds and overall_normalized of single-task models by number of epochs."""
     from bertrio.evaluation.metrics import overall
     from bertrio.experiments.recipes.tables import FIRSTS
 
     points = []
-    for epoch in zip(*curves_of_tasks):
+    for epoch in zip(*curves_by_task):
         scores = {task: (metric, score) for (task, metric), (_, score) in zip(FIRSTS.items(), epoch)}
         points.append((sum(seconds for seconds, _ in epoch), float(overall(scores)["overall_normalized"])))
     return points
@@ -121,19 +114,20 @@ def _together(curves_of_tasks: Sequence[Sequence[Sequence[float]]]) -> Points:
 
 def table(curves_by_name: Mapping[str, list[Points]]) -> str:
     """Return a table with the end, the best score and the time to Trainer's last score of each curve, as medians."""
-    lines = []
+    header, lines = ["", "minutes", "dev overall_normalized at the end", "at its best"], []
+    targets = [turn[-1][1] for turn in curves_by_name.get(TRAINER, ())]
+    if targets:
+        header.append("minutes to Trainer's end")
     for name, turns in curves_by_name.items():
-        minutes, ends = zip(*[turn[-1] for turn in turns])
+        minutes, last_scores = zip(*[turn[-1] for turn in turns])
         best = median(max(score for _, score in turn) for turn in turns)
-        lines.append([name, f"{median(minutes):.1f}", f"{median(ends):.4f}", f"{best:.4f}"])
-        if TRAINER in curves_by_name:
-            goals = [turn[-1][1] for turn in curves_by_name[TRAINER]]
-            reached = [next((at for at, score in turn if score >= goal), None) for turn, goal in zip(turns, goals)]
-            times = [at for at in reached if at is not None]
-            rest = f" ({len(times)} of {len(turns)} turns)" if len(times) < len(turns) else ""
-            lines[-1].append(f"{median(times):.1f}{rest}" if times else "never")
-    header = ["", "minutes", "dev overall_normalized at the end", "at its best"]
-    return markdown([*header, "minutes to Trainer's end"] if TRAINER in curves_by_name else header, lines)
+        lines.append([name, f"{median(minutes):.1f}", f"{median(last_scores):.4f}", f"{best:.4f}"])
+        if targets:
+            reaching = [[at for at, score in turn if score >= target] for turn, target in zip(turns, targets)]
+            times = [passed[0] for passed in reaching if passed]
+            note = f" ({len(times)} of {len(turns)} turns)" if len(times) < len(turns) else ""
+            lines[-1].append(f"{median(times):.1f}{note}" if times else "never")
+    return common.markdown(header, lines)
 
 
 def draw(curves_by_name: Mapping[str, list[Points]], path: Path, subtitle: str) -> None:
@@ -152,23 +146,22 @@ def draw(curves_by_name: Mapping[str, list[Points]], path: Path, subtitle: str) 
         titled(figure, "Dev score against minutes", subtitle)
 
 
-def main(argv: Sequence[str]) -> None:
-    parser = parser_of(__doc__, repeats=1)
-    parser.add_argument("--rows", nargs="+", metavar="ROW", default=["plain-joint"], help="recipes")
-    parser.add_argument("--budget", default="paper", help="of the recipes, see recipes/budgets.yaml")
-    parser.add_argument("--epochs", type=int, default=3, help="of Trainer, on each task")
-    add_case_options(parser)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = common.parser_of(__doc__, repeats=1)
+    parser.add_argument("--rows", nargs="+", metavar="ROW", default=["plain-joint"], help="names of recipes")
+    parser.add_argument("--budget", default="paper", help="budget of the recipes, see recipes/budgets.yaml")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs of Trainer on each task")
+    common.add_case_options(parser)
     parser.add_argument("-S", action="append", default=[], metavar="KEY=VALUE", help="set a param, as in recipes run")
     args = parser.parse_args(argv)
-    args.argv = list(argv)
     with work_folders(args) as work:
-        picked = chosen(cases(work, args.epochs, args.budget), args.only)
-        runs = measure(picked, args)
+        selected = common.chosen(cases(work, args.epochs, args.budget), args.only)
+        runs = common.measure(selected, args)
     if not (curves_by_name := curves(runs)):
         sys.exit(f"--only: expected a row, or {TRAINER} on all of {', '.join(TASKS)}: there is no curve to draw")
     draw(curves_by_name, args.out / "minutes.png", f"budget {args.budget}, {args.threads} threads")
-    report("minutes", args, picked, runs, [table(curves_by_name)])
+    common.report("minutes", args, selected, runs, [table(curves_by_name)])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

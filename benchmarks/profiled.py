@@ -10,28 +10,13 @@ operation that calls another counts as two calls. On a GPU the parts are kernel 
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from case import Clock, case_parser, trainer_of, write_result
-from common import (
-    TASKS,
-    Case,
-    Runs,
-    add_model_options,
-    add_runtime_options,
-    add_step_options,
-    markdown,
-    measure,
-    middle,
-    parser_of,
-    prepared,
-    report,
-)
+import common
+from common import TASKS, Case, Runs, middle
 
 PARTS = {  # prefixes of names of torch operations, without `aten::`; the first matching part counts
     "AdamW": ("_fused_adam",),
@@ -55,50 +40,6 @@ def part_of(operation: str) -> str:
     return next((part for part, prefixes in PARTS.items() if name.startswith(prefixes)), OTHERS)
 
 
-def case(args: argparse.Namespace) -> dict[str, Any]:
-    """Train as the stage `finetune` does, without scoring, and return [ms, calls] per step of each operation."""
-    import torch
-
-    steps = args.steps
-    args.steps = 2 * steps
-    trainer, _, _, runtime = trainer_of(args)
-    plain, profiled = (Clock(first, steps, runtime.device, lambda: 0) for first in (args.warmup, args.warmup + steps))
-    on_gpu = runtime.device.type == "cuda"
-    kinds = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if on_gpu else [])]
-    profiler = torch.profiler.profile(activities=kinds)
-
-    def watch(step: int) -> None:
-        plain(step)
-        if step == plain.last:
-            profiler.start()
-        profiled(step)
-        if step == profiled.last:
-            profiler.stop()
-
-    trainer.callbacks = [*trainer.callbacks, watch]
-    for _ in trainer.run("benchmark"):
-        pass
-    return {
-        "seconds": plain.measured()["seconds"],
-        "profiled_seconds": profiled.measured()["seconds"],
-        "steps": steps,
-        "operations": operations_of(profiler.key_averages(), on_gpu, steps),
-        "runtime": runtime.describe(),
-    }
-
-
-def operations_of(events: Iterable[Any], on_gpu: bool, steps: int) -> dict[str, tuple[float, float]]:
-    """Return milliseconds and calls per step of each operation, from the averages of torch's profiler.
-
-    The time of a kernel belongs to the operation that started it. The kernel's own event on the device is ignored.
-    """
-    from torch.autograd import DeviceType
-
-    self_time = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    operations = [event for event in events if event.device_type == DeviceType.CPU]
-    return {event.key: (getattr(event, self_time) / 1000 / steps, event.count / steps) for event in operations}
-
-
 def parts_of(run: dict[str, Any]) -> dict[str, tuple[float, float]]:
     """Return milliseconds and calls per step of each part; they sum to the step under the profiler."""
     totals = {part: (0.0, 0.0) for part in (*PARTS, OTHERS)}
@@ -109,7 +50,7 @@ def parts_of(run: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return {**totals, OUTSIDE: (1000 * run["profiled_seconds"] / run["steps"] - inside, 0.0)}
 
 
-def table(runs: Runs) -> str:
+def tables(runs: Runs) -> list[str]:
     """Return a table of medians over the turns: each part, and the steps with and without the profiler."""
     lines = []
     for name, turns in runs.items():
@@ -119,29 +60,22 @@ def table(runs: Runs) -> str:
             lines.append([name, part, f"{ms:.1f}", f"{calls:.0f}" if calls else ""])
         for label, key in (("a step under the profiler", "profiled_seconds"), ("a step without it", "seconds")):
             lines.append([name, label, f"{1000 * middle(runs, name, key) / turns[0]['steps']:.1f}", ""])
-    return markdown(["step", "part", "ms", "calls"], lines)
+    return [common.markdown(["step", "part", "ms", "calls"], lines)]
 
 
-def main(argv: Sequence[str]) -> None:
-    """Run the benchmark or, with `case` as its first argument, one case."""
-    if list(argv[:1]) == ["case"]:
-        args = case_parser(__doc__).parse_args(argv[1:])
-        return write_result(args, case(args))
-    parser = parser_of(__doc__, repeats=3)
-    add_model_options(parser)
-    add_runtime_options(parser)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = common.parser_of(__doc__, repeats=3)
+    common.add_model_options(parser)
+    common.add_runtime_options(parser)
+    common.add_step_options(parser, steps=40, warmup=40)
     parser.add_argument("--task", default="sst", choices=[*TASKS, "joint"], help="joint: a batch of each, a pass each")
-    add_step_options(parser, steps=40, warmup=40)
     args = parser.parse_args(argv)
-    args.argv = list(argv)
     tasks = list(TASKS) if args.task == "joint" else [args.task]
     overrides = json.dumps({"schedule": {"tasks": tasks}, "finetune": {"one_pass": False}})
-    command = ("profiled.py", "case", "--set", overrides)
-    picked = [Case(args.task, command, f"our plain step: {args.task}")]
-    with prepared(args) as work:
-        runs = measure(picked, args, ["--work", str(work), "--steps", str(args.steps), "--warmup", str(args.warmup)])
-    report("profiled", args, picked, runs, [table(runs)])
+    cases = [Case(args.task, ("ours.py", "profile", "--set", overrides), f"our plain step: {args.task}")]
+    steps = ["--steps", str(args.steps), "--warmup", str(args.warmup)]
+    common.run_benchmark("profiled", args, cases, tables, steps)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

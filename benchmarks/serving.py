@@ -11,6 +11,7 @@ The model has untrained heads, which take as long as trained ones.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import re
@@ -20,43 +21,23 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import common
 import numpy as np
-from case import load
-from common import (
-    ROOT,
-    TASKS,
-    Case,
-    Runs,
-    add_model_options,
-    add_runtime_options,
-    environment,
-    markdown,
-    middle,
-    parser_of,
-    prepared,
-    report,
-)
+from case import save_untrained
+from common import HERE, ROOT, Case, Runs, median_cells
 
+TASK = "sst"
 START_WITHIN, STOP_WITHIN = 120.0, 40.0  # seconds
 ANSWER_WITHIN = 10.0  # seconds; a request that takes longer is an error
 IN_FLIGHT = 1000  # limit of concurrent requests; further requests are dropped
-COLUMNS = (
-    "p50_ms",
-    "p90_ms",
-    "p99_ms",
-    "max_ms",
-    "errors",
-    "dropped",
-    "rows_per_batch",
-    "memory_mb",
-    "growth_mb",
-    "lag_ms",
-)
-GROWTH_FROM = 1 / 3  # of the time; memory at the end is compared with memory then
+COLUMNS = {  # measurements and their decimals
+    **{"p50_ms": 0, "p90_ms": 0, "p99_ms": 0, "max_ms": 0, "errors": 0, "dropped": 0},
+    **{"rows_per_batch": 1, "memory_mb": 0, "lag_ms": 0},
+}
 
 
 class Outcome(NamedTuple):
@@ -69,32 +50,20 @@ class Outcome(NamedTuple):
 # ---- the server
 
 
-def write_model(work: Path, folder: Path) -> None:
-    """Write a model folder with untrained heads, from the folder of `prepared`."""
-    from argparse import Namespace
-
-    from bertrio.model.config import ModelConfig
-    from bertrio.model.multitask import build_model, save_model
-
-    params, runtime = load(Namespace(work=work, set={}, seed=1, warmup=1, steps=1))
-    model = build_model(params, work / "models/encoder", runtime)
-    save_model(model, folder, ModelConfig.from_params(params), work / "models/tokenizer")
-
-
 @contextmanager
-def served(model: Path, args: Any) -> Iterator[str]:
+def running_server(model: Path, args: argparse.Namespace) -> Iterator[str]:
     """Run the server in its own process, yield its URL once it is ready, and terminate it at the end."""
     command = [sys.executable, "-m", "bertrio.cli.main", "serve", "--model", str(model), "--port", "0"]
     command += ["--device", args.device, "--precision", args.precision]
-    server = subprocess.Popen(command, cwd=ROOT, env=environment(args.threads), stderr=subprocess.PIPE, text=True)
+    environment = common.environment(args.threads)
+    server = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     start_timeout = threading.Timer(START_WITHIN, server.kill)
     start_timeout.start()
     try:
         lines = []
         for line in server.stderr:
             lines.append(line)
-            url = re.search(r"http://\S+:\d+", line)
-            if url:
+            if url := re.search(r"http://\S+:\d+", line):
                 break
         else:
             sys.exit(f"the server did not start: {''.join(lines)[-2000:]}")
@@ -111,14 +80,11 @@ def served(model: Path, args: Any) -> Iterator[str]:
             server.wait()
 
 
-def metric(text: str, name: str) -> float:
-    """Return one metric from the text of the server's /metrics."""
-    return float(re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE).group(1))
-
-
-def memory(metrics: str) -> float:
-    """Return the server's resident memory in MB."""
-    return metric(metrics, "process_resident_memory_bytes") / 2**20
+def read_metrics(url: str) -> dict[str, float]:
+    """Return the metrics of the server's /metrics, by name and labels."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=START_WITHIN) as response:
+        lines = response.read().decode().splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[:1] not in ("", "#"))}
 
 
 # ---- the clients
@@ -129,35 +95,35 @@ def arrivals(rate: float, seconds: float, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).uniform(0, seconds, round(rate * seconds)))
 
 
-async def ask(port: int, request: bytes, kept: list[Any] | None) -> int:
+async def send_request(port: int, request: bytes, idle: list[Any] | None) -> int:
     """Send one request, read the whole response, and return its status.
 
     Args:
         port: port of the server.
         request: head and body.
-        kept: idle connections, of which one is used if there is any, and to which the connection is added; None closes
+        idle: idle connections, of which one is used if there is any, and to which the connection is added; None closes
             it after the response.
     """
-    is_kept = bool(kept)
-    reader, writer = kept.pop() if kept else await asyncio.open_connection("127.0.0.1", port)
+    reused = bool(idle)
+    reader, writer = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
     except (OSError, asyncio.IncompleteReadError):
         writer.close()
-        if is_kept:  # the server closed it while it was idle
-            return await ask(port, request, kept)
+        if reused:  # the server closed it while it was idle
+            return await send_request(port, request, idle)
         raise
     content = await reader.readexactly(int(re.search(rb"(?i)content-length: (\d+)", head).group(1)))
-    writer.close() if kept is None else kept.append((reader, writer))
+    writer.close() if idle is None else idle.append((reader, writer))
     status = int(head.split(b" ", 2)[1])
     if status == 200:
         assert json.loads(content)["predictions"]
     return status
 
 
-async def bombard(
-    port: int, task: str, texts: Sequence[str], due: np.ndarray, keep: bool
+async def send_requests(
+    port: int, texts: Sequence[str], due: np.ndarray, keep: bool
 ) -> tuple[list[Outcome], int, float]:
     """Send a request for one row at each of the times `due`; `keep` keeps connections for further requests.
 
@@ -165,40 +131,38 @@ async def bombard(
         Outcomes of the sent requests; the number of requests dropped because `IN_FLIGHT` were pending; and the largest
         delay of the client in milliseconds.
     """
-    head = f"POST /predict/{task} HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
+    head = f"POST /predict/{TASK} HTTP/1.1\r\nHost: 127.0.0.1\r\n".encode()
     head += b"" if keep else b"Connection: close\r\n"
     head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    loop, outcomes, running, dropped, lag, kept = asyncio.get_running_loop(), [], set(), 0, 0.0, [] if keep else None
+    outcomes, pending, dropped, lag, idle = [], set(), 0, 0.0, [] if keep else None
+    loop = asyncio.get_running_loop()
     began = loop.time()
 
-    async def one(at: float, text: str) -> None:
+    async def send(due_at: float, text: str) -> None:
         body = json.dumps({"rows": [text]}).encode()
         try:
-            status = await asyncio.wait_for(ask(port, head % len(body) + body, kept), ANSWER_WITHIN)
+            status = await asyncio.wait_for(send_request(port, head % len(body) + body, idle), ANSWER_WITHIN)
         except (OSError, EOFError, TimeoutError, ValueError, LookupError, AttributeError, AssertionError):
             status = None
-        outcomes.append(Outcome(status, 1000 * (loop.time() - at)))
+        outcomes.append(Outcome(status, 1000 * (loop.time() - due_at)))
 
-    for number, at in enumerate(due + began):
-        await asyncio.sleep(max(0.0, at - loop.time()))
-        lag = max(lag, loop.time() - at)
-        if len(running) >= IN_FLIGHT:
+    for number, due_at in enumerate(due + began):
+        await asyncio.sleep(max(0.0, due_at - loop.time()))
+        lag = max(lag, loop.time() - due_at)
+        if len(pending) >= IN_FLIGHT:
             dropped += 1
             continue
-        request = asyncio.ensure_future(one(at, texts[number % len(texts)]))
-        running.add(request)
-        request.add_done_callback(running.discard)
-    await asyncio.gather(*running)
+        request = asyncio.ensure_future(send(due_at, texts[number % len(texts)]))
+        pending.add(request)
+        request.add_done_callback(pending.discard)
+    await asyncio.gather(*pending)
     return outcomes, dropped, 1000 * lag
 
 
 @contextmanager
-def attacked(port: int, args: Any) -> Iterator[None]:
-    """Attack the server during the block, from a process of its own, if asked for by `--hostile`."""
-    if not args.hostile:
-        yield
-        return
-    process = subprocess.Popen([sys.executable, str(ROOT / "benchmarks/hostile.py"), str(port), args.task])
+def hostile_clients(port: int) -> Iterator[None]:
+    """Attack the server during the block, from a process of its own."""
+    process = subprocess.Popen([sys.executable, str(HERE / "hostile.py"), str(port), TASK])
     try:
         yield
     finally:
@@ -206,59 +170,52 @@ def attacked(port: int, args: Any) -> Iterator[None]:
         process.wait()
 
 
-def metrics_of(url: str) -> str:
-    """Return the text of the server's /metrics."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=START_WITHIN) as response:
-        return response.read().decode()
-
-
-def measure_rate(rate: float, keep: bool, model: Path, texts: Sequence[str], args: Any, seed: int) -> dict[str, float]:
+def measure_rate(
+    rate: float, keep: bool, model: Path, texts: Sequence[str], args: argparse.Namespace, seed: int
+) -> dict[str, float]:
     """Measure a new server under `rate` requests per second, on connections of their own or on kept ones."""
-    due, early = arrivals(rate, args.seconds, seed), []
-    with served(model, args) as url, attacked(port := int(url.rpartition(":")[2]), args):
+    due = arrivals(rate, args.seconds, seed)
+    with ExitStack() as stack:
+        url = stack.enter_context(running_server(model, args))
+        port = int(url.rpartition(":")[2])
+        if args.hostile:
+            stack.enter_context(hostile_clients(port))
         began = time.perf_counter()
-        timer = threading.Timer(GROWTH_FROM * args.seconds, lambda: early.append(metrics_of(url)))
-        timer.start()
-        outcomes, dropped, lag = asyncio.run(bombard(port, args.task, texts, due, keep))
+        outcomes, dropped, lag = asyncio.run(send_requests(port, texts, due, keep))
         seconds = time.perf_counter() - began
-        timer.join()
-        metrics = metrics_of(url)
+        metrics = read_metrics(url)
     latencies = [outcome.latency for outcome in outcomes]
-    middle_, high, highest = np.quantile(latencies, [0.5, 0.9, 0.99], method="higher")
-    batches = metric(metrics, f'bertrio_batch_rows_count{{task="{args.task}"}}')
+    p50, p90, p99 = np.quantile(latencies, [0.5, 0.9, 0.99], method="higher").tolist()
+    batch_rows, batches = (metrics[f'bertrio_batch_rows_{key}{{task="{TASK}"}}'] for key in ("sum", "count"))
     return {
         "seconds": seconds,
         "rows": len(due),
-        "p50_ms": float(middle_),
-        "p90_ms": float(high),
-        "p99_ms": float(highest),
+        "p50_ms": p50,
+        "p90_ms": p90,
+        "p99_ms": p99,
         "max_ms": max(latencies),
         "errors": sum(outcome.status != 200 for outcome in outcomes),
         "dropped": dropped,
-        "rows_per_batch": metric(metrics, f'bertrio_batch_rows_sum{{task="{args.task}"}}') / batches,
-        "memory_mb": memory(metrics),
-        "growth_mb": memory(metrics) - memory(early[0]),
+        "rows_per_batch": batch_rows / batches,
+        "memory_mb": metrics["process_resident_memory_bytes"] / 2**20,
         "lag_ms": lag,
     }
 
 
 def table(runs: Runs) -> str:
     """Return a table with latencies in milliseconds and counts."""
-    digits = {key: int(key == "rows_per_batch") for key in COLUMNS}
-    lines = [[name, *[f"{middle(runs, name, key):.{digits[key]}f}" for key in COLUMNS]] for name in runs]
-    return markdown(["case", *[key.replace("_", " ") for key in COLUMNS]], lines)
+    lines = [[name, *median_cells(runs, name, **COLUMNS)] for name in runs]
+    return common.markdown(["case", *[key.replace("_", " ") for key in COLUMNS]], lines)
 
 
-def main(argv: Sequence[str]) -> None:
-    parser = parser_of(__doc__, repeats=1)
-    add_model_options(parser)
-    add_runtime_options(parser, batch=False)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = common.parser_of(__doc__, repeats=1)
+    common.add_model_options(parser)
+    common.add_runtime_options(parser, batch=False)
     parser.add_argument("--rates", type=float, nargs="+", default=[50.0], help="requests per second, one case each")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of each case")
-    parser.add_argument("--task", choices=[*TASKS], default="sst", help="a task of single sentences")
     parser.add_argument("--hostile", action="store_true", help="attack the server all the while, see hostile.py")
     args = parser.parse_args(argv)
-    args.argv = list(argv)
     measures = f"one sentence each, {args.seconds:g} s{', under attack' if args.hostile else ''}"
     cases = {
         (rate, keep): Case(f"{rate:g} requests/s, {'kept' if keep else 'own'} connections", ("serving.py",), measures)
@@ -266,18 +223,18 @@ def main(argv: Sequence[str]) -> None:
         for keep in (False, True)
     }
     runs: Runs = {case.name: [] for case in cases.values()}
-    with prepared(args) as work:
+    with common.prepared(args) as work:
         from bertrio.data.table import read_table
 
-        texts = read_table(work / "data/splits" / args.task / "dev.parquet")["text"].tolist()
-        write_model(work, work / "served")
+        texts = read_table(work / "data/splits" / TASK / "dev.parquet")["text"].tolist()
+        save_untrained(argparse.Namespace(work=work, set={}, seed=1, warmup=1, steps=1), work / "served")
         for turn in range(1, args.repeats + 1):
             for (rate, keep), case in cases.items():
                 result = measure_rate(rate, keep, work / "served", texts, args, turn)
                 runs[case.name].append(result)
                 print(f"turn {turn}, {case.name}: p99 {result['p99_ms']:.0f} ms", file=sys.stderr, flush=True)
-    report("serving", args, list(cases.values()), runs, [table(runs)])
+    common.report("serving", args, list(cases.values()), runs, [table(runs)])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

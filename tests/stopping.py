@@ -37,7 +37,7 @@ class Run:
     """Exit code (-9 if killed), output and event counts of a run of a stage."""
 
     code: int
-    said: str
+    output: str
     counts: dict[str, float] = field(default_factory=dict)
 
 

@@ -24,7 +24,7 @@ def project(tmp_path_factory):
     project = StoppedProject(tmp_path_factory.mktemp("stopped"))
     project.write_params(STATEFUL)
     project.undisturbed = project.run(fresh=True)
-    assert project.undisturbed.code == 0, project.undisturbed.said
+    assert project.undisturbed.code == 0, project.undisturbed.output
     project.expected = project.outputs()
     yield project
     project.close()
@@ -36,15 +36,15 @@ def test_run_stopped_repeatedly_ends_with_the_same_bytes(project):
     per_step = project.undisturbed.counts["pass"] // project.undisturbed.counts["update"]
     assert project.run("kill", "pass", per_step * EVERY + 2).code == KILL  # in the middle of a step
     stopped = project.run("term", "update", 2)
-    assert stopped.code == 143, stopped.said
-    assert f"finetune-base: stopped at step {EVERY + 2}, checkpoint saved; the same command goes on" in stopped.said
-    assert "Traceback" not in stopped.said
+    assert stopped.code == 143, stopped.output
+    assert f"finetune-base: stopped at step {EVERY + 2}, checkpoint saved; the same command goes on" in stopped.output
+    assert "Traceback" not in stopped.output
     saving = project.run("kill", "sync", 1)
     assert saving.code == KILL and saving.counts["update"] == 1, "it did not resume at the step where it stopped"
     assert project.run("kill", "rename", 1).code == KILL  # between fsync and rename
     assert project.run("kill", "scored", 1).code == KILL  # at the end of an epoch
     resumed = project.run()
-    assert resumed.code == 0, resumed.said
+    assert resumed.code == 0, resumed.output
     assert differing(project.outputs(), project.expected) == []
     assert not project.whole_checkpoints(), "checkpoints of a finished run"
 
@@ -54,16 +54,17 @@ def test_full_disk_keeps_checkpoints_and_old_outputs(project):
     project.write_params(STATEFUL | {"runtime": {"seed": 5}})
     # fresh, for output through a pipe; a file could not grow either
     full = project.run("full", "update", project.undisturbed.counts["update"], fresh=True)
-    assert full.code == 2, full.said
-    assert "error in finetune-base" in full.said and "File too large" in full.said and "Traceback" not in full.said
+    assert full.code == 2, full.output
+    assert "error in finetune-base" in full.output and "File too large" in full.output
+    assert "Traceback" not in full.output
     assert differing(project.outputs(), project.expected) == []
     assert project.whole_checkpoints()
     folder = project.folder / "plots/history"
     folder.rename(project.folder / "moved")
     folder.write_text("a file in place of a folder")
     blocked = project.run()
-    assert blocked.code == 2, blocked.said
-    assert "plots/history" in blocked.said and "Traceback" not in blocked.said
+    assert blocked.code == 2, blocked.output
+    assert "plots/history" in blocked.output and "Traceback" not in blocked.output
     assert blocked.counts["update"] <= EVERY, "it continued to train"
     assert project.whole_checkpoints()
     folder.unlink()
@@ -75,9 +76,9 @@ def test_run_out_of_memory_resumes_to_the_same_bytes(project):
     project.write_params(STATEFUL)
     project.start_over()
     starved = project.run("memory", "update", EVERY + 1)
-    assert starved.code == 2 and "Traceback" not in starved.said, starved.said
-    assert "error in finetune-base: out of memory" in starved.said and "finetune.accumulate: 2" in starved.said
-    assert "goes on after step 3" in project.run().said
+    assert starved.code == 2 and "Traceback" not in starved.output, starved.output
+    assert "error in finetune-base: out of memory" in starved.output and "finetune.accumulate: 2" in starved.output
+    assert "goes on after step 3" in project.run().output
     assert differing(project.outputs(), project.expected) == []
 
 

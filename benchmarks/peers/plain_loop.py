@@ -6,7 +6,6 @@ padded batch by batch, which is common practice. `plain` is the baseline of both
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,9 +13,12 @@ import torch
 import torch.nn.functional as F
 from case import Clock, case_parser, load, training_rows, write_result
 from torch import Tensor, nn
+from transformers import AutoModel
+
+from bertrio.training.build import build_streams
 
 LOSSES = {
-    "sst": lambda logits, labels: F.cross_entropy(logits, labels),
+    "sst": F.cross_entropy,
     "qqp": lambda logits, labels: F.binary_cross_entropy_with_logits(logits.squeeze(1), labels),
     "sts": lambda logits, labels: F.mse_loss(logits.squeeze(1), labels),
 }
@@ -40,6 +42,7 @@ class Model(nn.Module):
         return (hidden * mask).sum(1) / mask.sum(1)
 
     def head(self, task: str, pooled: Tensor) -> Tensor:
+        """Return the logits of a task, [B, size]."""
         return self.heads[task](self.dropout(pooled)).float()
 
 
@@ -63,9 +66,9 @@ def smart(model: Model, batches: Sequence[Any], autocast: Any) -> None:
         def evaluate(embeddings: Tensor) -> Tensor:
             return model.head(batch.task, model.pooled(tokens, embeddings))
 
-        state = evaluate(embeddings)
-        penalty = SMARTLoss(evaluate, kl_loss, sym_kl_loss, num_steps=1)(embeddings, state)
-        loss = LOSSES[batch.task](state, batch.labels) + 0.02 * penalty
+        logits = evaluate(embeddings)
+        penalty = SMARTLoss(evaluate, kl_loss, sym_kl_loss, num_steps=1)(embeddings, logits)
+        loss = LOSSES[batch.task](logits, batch.labels) + 0.02 * penalty
     loss.backward()
 
 
@@ -95,44 +98,35 @@ def shuffled(rows: Any, size: int, seed: int) -> Iterator[Any]:
 
 
 def train(args: Any) -> dict[str, Any]:
-    from transformers import AutoModel
-
-    from bertrio.training.build import build_streams
-
+    """Time steps of the loop on a batch of each task."""
     params, runtime = load(args)
     rows = training_rows(args, params)
     streams = build_streams(rows, params)
     if args.shuffled:
-        streams = {
-            task: shuffled(task_rows, params.tasks[task].batch_size, args.seed) for task, task_rows in rows.items()
-        }
+        streams = {task: shuffled(rows[task], params.tasks[task].batch_size, args.seed) for task in rows}
     encoder = AutoModel.from_pretrained(str(args.work / "models/encoder"), dtype=torch.float32)
-    model = (
-        Model(encoder, {task: task_rows.task.target.size for task, task_rows in rows.items()})
-        .to(runtime.device)
-        .train()
-    )
+    model = Model(encoder, {task: rows[task].task.target.size for task in rows}).to(runtime.device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=params.finetune.lr, fused=True)
-    seen = [0]
-    clock = Clock(args.warmup, args.steps, runtime.device, lambda: seen[0])
+    row_count = 0
+    clock = Clock(args.warmup, args.steps, runtime.device, lambda: row_count)
     for step in range(1, params.finetune.max_steps + 1):
         batches = [next(streams[task]).to(runtime.device) for task in rows]
         STEPS[args.method](model, batches, runtime.autocast)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        seen[0] += sum(len(batch.rows) for batch in batches)
+        row_count += sum(len(batch.rows) for batch in batches)
         clock(step)
-    return {**clock.measured(), "runtime": runtime.describe()}
+    return clock.measured() | {"runtime": runtime.describe()}
 
 
-def main(argv: Sequence[str]) -> None:
+def main() -> None:
     parser = case_parser(__doc__)
     parser.add_argument("--method", choices=list(STEPS), required=True)
     parser.add_argument("--shuffled", action="store_true", help="batches of rows of any length")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     write_result(args, train(args))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -131,14 +131,14 @@ def project(tmp_path_factory, warm):
     project = StoppedProject(tmp_path_factory.mktemp("stage"), warm)
     project.write_params(STOPPED)
     project.uninterrupted = project.run()
-    assert project.uninterrupted.code == 0, project.uninterrupted.said
+    assert project.uninterrupted.code == 0, project.uninterrupted.output
     project.expected = project.outputs()
     return project
 
 
 @pytest.mark.heavy
 def test_stage_starts_its_processes_and_one_prints_and_writes(project):
-    output = project.uninterrupted.said
+    output = project.uninterrupted.output
     assert output.count("10 steps on cpu, float32, 1 threads in each of 2 processes") == 1
     assert output.count("epoch 2 (") == 1 and "Traceback" not in output
     timing = json.loads((project.folder / "metrics/timing/finetune-base.json").read_text())
@@ -151,17 +151,17 @@ def test_stage_starts_its_processes_and_one_prints_and_writes(project):
 def test_a_killed_process_ends_all_and_resuming_gives_the_same_bytes(project):
     project.start_over()
     killed = project.run("kill", "update", 5, rank=1)
-    assert killed.code == 128 + signal.SIGKILL, killed.said
+    assert killed.code == 128 + signal.SIGKILL, killed.output
     assert not project.processes()
-    assert "process 1 was ended by SIGKILL" in killed.said and "Traceback" not in killed.said
+    assert "process 1 was ended by SIGKILL" in killed.output and "Traceback" not in killed.output
     stopped = project.run("term", "update", 3)
-    assert stopped.code == 128 + signal.SIGTERM, stopped.said
-    assert "goes on after step 3" in stopped.said
-    assert stopped.said.count("checkpoint saved; the same command goes on") == 1 and "Traceback" not in stopped.said
-    assert "process 1" not in stopped.said
+    assert stopped.code == 128 + signal.SIGTERM, stopped.output
+    assert "goes on after step 3" in stopped.output
+    assert stopped.output.count("checkpoint saved; the same command goes on") == 1 and "Traceback" not in stopped.output
+    assert "process 1" not in stopped.output
     done = project.run()
-    assert done.code == 0, done.said
-    assert "goes on after step" in done.said
+    assert done.code == 0, done.output
+    assert "goes on after step" in done.output
     assert project.outputs() == project.expected
 
 
@@ -171,16 +171,16 @@ def test_a_second_signal_stops_at_once_despite_a_frozen_process(project):
     began = time.monotonic()
     frozen = project.run("freeze", "update", 5, rank=1)
     assert time.monotonic() - began < SAVE_WITHIN / 2
-    assert frozen.code == 128 + signal.SIGTERM, frozen.said
-    assert not project.processes() and "Traceback" not in frozen.said
+    assert frozen.code == 128 + signal.SIGTERM, frozen.output
+    assert not project.processes() and "Traceback" not in frozen.output
 
 
 @pytest.mark.heavy
 def test_an_error_in_one_process_ends_all_and_is_printed_once(project):
     project.start_over()
     failed = project.run("fail", "update", 2, rank=1)
-    assert failed.code == 2, failed.said
-    assert failed.said.count("process 1 has had enough") == 1 and "Traceback" not in failed.said
+    assert failed.code == 2, failed.output
+    assert failed.output.count("process 1 has had enough") == 1 and "Traceback" not in failed.output
     assert not project.processes()
 
 
@@ -192,8 +192,8 @@ def test_processes_end_with_their_launcher_and_fewer_can_resume(project):
     wait_until(lambda: not project.processes())
     project.write_params(STOPPED | {"runtime": {"processes": 1}})
     done = project.run()
-    assert done.code == 0, done.said
-    assert "goes on after step" in done.said
+    assert done.code == 0, done.output
+    assert "goes on after step" in done.output
     assert project.outputs().keys() == project.expected.keys()
 
 
@@ -203,6 +203,6 @@ def test_accelerate_launches_the_stage(project):
     project.write_params(STOPPED | {"runtime": {"processes": 1}})  # overridden by the launcher
     launcher = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
     done = project.run(launcher=(*launcher, "--main_process_port", str(get_free_port())))
-    assert done.code == 0, done.said
-    assert done.said.count("in each of 2 processes") == 1
+    assert done.code == 0, done.output
+    assert done.output.count("in each of 2 processes") == 1
     assert project.outputs() == project.expected

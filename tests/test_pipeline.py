@@ -148,9 +148,7 @@ def test_experiment_runs_only_stages_that_read_the_param(project):
     output = project.run("dvc", "exp", "run", "-n", "slower", "-S", "finetune.lr=1e-6")
     assert stages_run(output) == ["check", "finetune@base", "ensemble", "evaluate", "analyze"]
     assert "1e-06" in (project.folder / "params.yaml").read_text()
-    assert "finetune.lr" in project.run("dvc", "params", "diff")
     assert "dev.overall_normalized" in project.run("dvc", "metrics", "diff")
-    assert "slower" in project.run("dvc", "exp", "show", "--csv")
     project.run("git", "checkout", "--", ".")
     assert "finetune@base" not in stages_run(project.run("dvc", "repro")), "not restored from the cache"
 

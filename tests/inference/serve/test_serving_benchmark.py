@@ -10,7 +10,7 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 TINY = "--hidden 16 --layers 1 --rows 24 --device cpu --max-length 32 --rates 5 --seconds 2 --threads 1 --hostile"
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_load_test_runs(root, tmp_path, warm):
     command = [warm.python, "benchmarks/serving.py", *TINY.split(), "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)

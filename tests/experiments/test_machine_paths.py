@@ -77,6 +77,7 @@ def test_runs_differ_by_path_and_measured_files_have_names():
     here, there = ({"data": {"extra_train": {"qqp": {"train": f"/{folder}/more.tsv"}}}} for folder in ("here", "there"))
     assert set(machine_paths.differences(here, there)) == {"data.extra_train.qqp.train"}
     assert machine_paths.overridden({"data": {"extra_train": {}}}, here) == {"data.extra_train.qqp.train": "more.tsv"}
+    assert machine_paths.overridden({}, {"distill": {"teacher": "/here/teacher"}}) == {"distill.teacher": "teacher"}
     assert len({experiment_name("row", "quick", 1, flatten(params)) for params in (here, there)}) == 1
     overrides = {"finetune.lr": 2e-5, "data.path": "/here/course", **flatten(here)}
     text = "; -S finetune.lr=2e-05; -S data.path=course; -S data.extra_train.qqp.train=more.tsv"

@@ -12,11 +12,10 @@ from typing import Any
 
 from bertrio.experiments.recipes.params import Block, changes, flatten, set_param, value_text
 
-TEACHER = "distill.teacher"
 FOLDERS = ("data.path", "data.corpora_path", "encoder.name")
 FILES = re.compile(
     r"data\.files\.[^.]+\.(train|dev|test)|data\.extra_train\.[^.]+\.train|tasks\.[^.]+\.data\.(train|dev|test)"
-    r"|data\.unlabelled\.[^.]+\.path|evaluate\.challenges\.[^.]+\.path"
+    r"|data\.unlabelled\.[^.]+\.path|evaluate\.challenges\.[^.]+\.path|distill\.teacher"
 )
 MACHINE_PARAMS = re.compile(r"runtime\.(device|threads)|checkpoints\..*")  # how a run is computed, not its result
 FIELDS = ("data.source", "encoder.name")  # params that are fields of a measured file
@@ -31,7 +30,7 @@ def with_absolute_paths(settings: Mapping[str, Any], root: str | Path) -> Block:
     result = copy.deepcopy(dict(settings))
     in_data_path = result.get("data", {}).get("path") is not None  # paths of data.files start there
     for param, value in flatten(settings).items():
-        is_path = param in FOLDERS or FILES.fullmatch(param) or param == TEACHER
+        is_path = param in FOLDERS or FILES.fullmatch(param)
         if not is_path or not isinstance(value, str) or value == "tiny":
             continue
         path = Path(root) / Path(value).expanduser()

@@ -52,8 +52,9 @@ def recall(predictor: Predictor, dev: pd.DataFrame) -> tuple[np.ndarray, int]:
     cosines = vectors @ vectors.T / np.outer(*[np.linalg.norm(vectors, axis=1)] * 2)
     np.fill_diagonal(cosines, -1)
     nearest = cosines.argmax(axis=1)
-    hits = [np.mean([tuple(sorted((text, int(nearest[text])))) in set(pairs) for text in pair]) for pair in pairs]
-    mined_duplicates = {(a, b) for a, b, _ in most_similar(vectors, len(pairs))} & set(pairs)
+    known = set(pairs)
+    hits = [np.mean([tuple(sorted((text, int(nearest[text])))) in known for text in pair]) for pair in pairs]
+    mined_duplicates = {(a, b) for a, b, _ in most_similar(vectors, len(pairs))} & known
     return np.array(hits), len(mined_duplicates)
 
 

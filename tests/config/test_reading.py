@@ -14,12 +14,9 @@ SCALARS = [
     "no", "No", "yes", "on", "off", "y", "n", "true", "True", "TRUE", "tRUE", "false", "~", "null", "Null", "nULL", "0",
     "1", "-1", "+1", "007", "0777", "0o17", "0x1F", "1:30", "1e5", "2e-05", "-2E+3", "1.", ".5", "-.5", "1.5", ".inf",
     "-.INF", ".nan", "inf", "nan", "1e", "0x", "1.2.3", "a-b", "08", "-0", "'1'", '"null"', "2020", "[no, 2e-05]",
-    "{on: , no: 1}",
+    "{on: , no: 1}", "1_0", "0b11", "-0x1F", "2020-01-01", "1e400",
 ]  # fmt: skip
-INVALID = [
-    "1_0", "0b11", "-0x1F", "2020-01-01", "2020-99-99", "=", "1e400", "0x" + "f" * 5000, "86e8312", "!!int x",
-    "!!omap [a: 1]", "!!set {a}", "!!binary aGk=",
-]  # fmt: skip
+INVALID = ["2020-99-99", "=", "9" * 5000, "!!int x", "!!bool x", "!!python/name:os.system", "[" * 100_000, "{a, a}"]
 
 
 @pytest.mark.parametrize("text", SCALARS)
@@ -34,12 +31,12 @@ def test_scalars_are_read_as_by_dvc_and_round_trip(text):
 
 
 @pytest.mark.parametrize("text", INVALID)
-def test_ambiguous_scalars_are_errors(text):
-    with pytest.raises(UserError, match=r"^x\.yaml: is not valid YAML:\n(found|could not)"):
+def test_invalid_values_are_errors(text):
+    with pytest.raises(UserError, match=r"^x\.yaml: is not valid YAML:\n."):
         read_yaml("x.yaml", f"x: {text}".encode())
 
 
-@pytest.mark.parametrize("damage", ["x: 2020-99-99", "x: " + "[" * 100_000, "a: &a [*a]"])
+@pytest.mark.parametrize("damage", ["x: 2020-99-99", "x: " + "[" * 100_000])
 @pytest.mark.parametrize("command", ["check", "report", "search finetune.lr=1,2", "recipes show smart-concat"])
 def test_every_command_reports_invalid_yaml(root, tmp_path, monkeypatch, capsys, command, damage):
     for name in ("dvc.yaml", "recipes"):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from bertrio.config.reading import printable, read_yaml
+from bertrio.config.reading import read_yaml
 from bertrio.config.root import Params
 from bertrio.config.tasks import TaskParams
 from bertrio.core.errors import UserError
@@ -175,7 +175,7 @@ def validate_params(raw: dict[str, Any], path: str, prefix: str = "") -> Params:
         return Params.model_validate(raw)
     except ValidationError as error:
         at = f"{path}: {prefix}." if prefix else f"{path}: "
-        lines = [printable(at + problem) for problem in problems(error)]
+        lines = [at + problem for problem in problems(error)]
         more = [f"{path}: and {len(lines) - MAX_PROBLEMS} more"] if len(lines) > MAX_PROBLEMS else []
         raise UserError("\n".join(lines[:MAX_PROBLEMS] + more)) from None
 

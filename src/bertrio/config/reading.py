@@ -23,7 +23,7 @@ def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
     If `content` is given, it is read instead, and messages call it `path`.
 
     Raises:
-        UserError: if the file is missing, not UTF-8, not YAML or not a mapping; the message names the line.
+        UserError: if the file is missing, not UTF-8, not YAML or not a mapping; messages about syntax name the line.
     """
     try:
         content = Path(path).read_bytes() if content is None else content

@@ -13,7 +13,7 @@ import pytest
 from bertrio.core.errors import PACKAGES, PIPELINE
 
 TRANSITIVE = {"anyio", "dvc_data", "hydra", "markupsafe", "plotly", "pydantic_core", "starlette"}
-NAMES = {"scikit_learn": "sklearn", "pyyaml": "yaml", "mlflow_skinny": "mlflow"}
+NAMES = {"scikit_learn": "sklearn", "pyyaml": "yaml", "mlflow_skinny": "mlflow", "ruamel.yaml": "ruamel"}
 
 
 def package_names(lines):

@@ -19,9 +19,7 @@ def test_no_module_loads_pickles_or_runs_strings():
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--ignore-noqa", "--select", RULES]
     command += ["--config", f"lint.flake8-tidy-imports.banned-api = {{{banned}}}", "--output-format", "concise"]
     result = subprocess.run([*command, "src", "stages"], cwd=ROOT, capture_output=True, text=True)
-    *problems, summary = result.stdout.splitlines()
-    assert summary == "Found 1 error." and "unsafe loader `_Loader`" in problems[0], result.stdout + result.stderr
-    # _Loader is a yaml.SafeLoader: tests/test_bad_input.py checks that it creates no objects
+    assert result.stdout == "All checks passed!\n", result.stdout + result.stderr
 
 
 def test_models_load_from_safetensors_without_remote_code():

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import yaml
-from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml import YAML, SafeConstructor
+from ruamel.yaml.constructor import ConstructorError
+from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
+from ruamel.yaml.resolver import implicit_resolvers
 
 from bertrio.core.errors import UserError
-
-NUMBER = re.compile(  # in version 1.2 (YAML 1.2.2, section 10.3.2), not always in 1.1
-    r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|0o[0-7]+$"
-)
 
 
 def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
@@ -23,17 +21,21 @@ def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
     If `content` is given, it is read instead, and messages call it `path`.
 
     Raises:
-        UserError: if the file is missing, not UTF-8, not YAML or not a mapping; messages about syntax name the line.
+        UserError: if the file is missing, not UTF-8, not YAML or not a mapping; messages about YAML name the line.
     """
+    reader = YAML(typ="safe", pure=True)
+    reader.Constructor = _Constructor
     try:
         content = Path(path).read_bytes() if content is None else content
-        raw = YAML(typ="safe", pure=True).load(content.decode("utf-8-sig"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it
+            raw = reader.load(content.decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}); run this in the repository") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(f"{path}: is not valid YAML: line {line} is not UTF-8; save the file as UTF-8") from error
-    except (YAMLError, ValueError, LookupError, RecursionError) as error:  # ruamel.yaml raises all four
+    except (YAMLError, ValueError, ArithmeticError, RecursionError) as error:  # of the scanner, for bad escapes
         if isinstance(error, MarkedYAMLError):
             error.note = None  # how to allow duplicate keys
         lines = [line.replace('in "<unicode string>", ', "at ") for line in str(error).splitlines()]
@@ -49,8 +51,23 @@ def yaml_text(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+class _Constructor(SafeConstructor):
+    """Constructor of ruamel.yaml whose errors all name the line, and that refuses values which contain themselves."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        if node in self.recursive_objects:
+            raise ConstructorError(None, None, "found a value that contains itself", node.start_mark)
+        try:
+            return super().construct_object(node, deep=True)  # else it would make the parts of a value after the value
+        except (ValueError, LookupError, ArithmeticError) as error:  # of what Python makes of the text
+            problem = f"found {str(node.value)[:50]!r}: {error}"
+            raise ConstructorError(None, None, problem, node.start_mark) from error
+
+
 class _Dumper(yaml.SafeDumper):
-    """PyYAML's dumper for version 1.1, which quotes text that is a number in 1.2, too."""
+    """PyYAML's dumper for version 1.1, which also quotes text that is another type in version 1.2."""
 
 
-_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, None)
+for versions, tag, pattern, first in implicit_resolvers:
+    if (1, 2) in versions:
+        _Dumper.add_implicit_resolver(tag, pattern, first)

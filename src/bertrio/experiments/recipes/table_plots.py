@@ -123,14 +123,18 @@ def _draw_curves(name: str, panels: Curves, tables: PaperTables, path: Path) -> 
 
 
 def _draw_dots(name: str, runs: Sequence[Measured], tables: PaperTables, path: Path) -> None:
-    """Draw the mean dot product of the gradients of each pair of tasks over the steps, one panel per run."""
-    with picture(path, (3.0 * len(runs) + 1.5, 3.2)) as figure:
-        for axes, run in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs):
-            for (pair, points), colour in zip(run.dots.items(), LINES):
-                axes.plot(*zip(*points), color=colour, label=pair)
-            axes.axhline(0, color=INK, linewidth=0.8)
-            axes.set(title=run.row.removeprefix(f"{tables.paper.name}-"), xlabel="step")
-        figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    """Draw the mean dot product of each task's gradient with the others' over the steps: runs below each other."""
+    tasks = [task for task in tables.firsts if any(task in pair.split() for run in runs for pair in run.dots)]
+    with picture(path, (3.0 * len(tasks) + 1.5, 2.2 * len(runs) + 0.9)) as figure:
+        for line, run in zip(figure.subplots(len(runs), len(tasks), squeeze=False), runs):
+            for axes, task in zip(line, tasks):
+                for (pair, points), colour in zip(run.dots.items(), LINES):
+                    if task in pair.split():
+                        axes.plot(*zip(*points), color=colour, label=pair)
+                axes.axhline(0, color=INK, linewidth=0.8)
+                axes.set(title=f"{run.row.removeprefix(f'{tables.paper.name}-')}: {task}", xlabel="step")
+        labelled = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
+        figure.legend(labelled.values(), labelled, loc="outside right upper", fontsize=8)
         subtitle = f"below 0 two tasks are in conflict; one seed; {tables.runs.setting.title}"
         titled(figure, f"{tables.paper.name} {name}: dot products of gradients", subtitle)
 

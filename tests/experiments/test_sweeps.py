@@ -116,15 +116,18 @@ def test_sweep_of_measured_runs(tmp_path, root, monkeypatch, capsys):
     depths = [point.run_as for point in load_recipes().paper("bertpp").sweeps["depth-epochs"].rows.values()]
     for row, seed in [
         *product(("smart-sst-lambda-1", "smart-sst-lambda-5", *depths), (1, 2)),
+        ("strategies-smart-sst-lambda-1", 1),
+        ("strategies-smart-sst-lambda-5", 1),
         ("trainer", 1),
         ("smart-gone", 1),
     ]:
         write_measured(simulate(row, seed), tmp_path / "recipes/measured")
     table = sweep("smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
-    messages = capsys.readouterr().err
-    assert "left out recipes/measured/smart-gone" in messages and "trainer" not in messages
+    printed = capsys.readouterr()
+    assert "left out recipes/measured/smart-gone" in printed.err and "trainer" not in printed.err
+    assert "smart.lambda; all else as smart-sst-lambda-1-" in printed.out  # it differs in many params
     assert (tmp_path / "out/smart.lambda-measured.csv").exists()
-    assert dict(zip(table["value"], table["seeds"])) == {"1": 2, "5": 2}
+    assert sorted(zip(table["value"], table["seeds"])) == [("1", 1), ("1", 2), ("5", 1), ("5", 2)]
     table = sweep("tasks.*.head_options.depth", out=tmp_path / "out", root=tmp_path, measured=True)
     by_epochs = table.groupby("family")["value"].agg(list).to_dict()  # three depths of heads at once, a line for epochs
     assert by_epochs == {f"finetune.epochs: {epochs}": ["1", "2", "4"] for epochs in (1, 2, 4)}

@@ -22,7 +22,7 @@ from bertrio.experiments.runs import MEAN, OVERALL, Run, params_of, read_experim
 ABSENT = "(not set)"
 SEED = re.compile(r"(ensemble\.members\.[^.]+\.)?runtime\.seed")  # ensemble members can have seeds too
 LOG_FROM = 20  # ratio of largest to smallest value above which the axis is logarithmic
-MAX_NAME = 90  # characters of a family's name in a plot
+MAX_NAME = 90  # characters of a family's params in a title or legend
 MAX_VALUES = 10  # values in an error message
 
 
@@ -54,8 +54,9 @@ def sweep(
     runs = list(measured_runs(root)) if measured else [run for run in read_experiments(root) if run.scores]
     table = tabulate(runs, params, metric)
     title = f"Score on dev against {', '.join(params)}"
-    for family, rows in table.drop(columns=["least", "greatest", "runs"]).groupby("family", sort=False):
-        print_table(rows.drop(columns="family"), f"{title}; {family}".removesuffix("; "), output_console())
+    for family, rows in table.groupby("family", sort=False):
+        shown = rows.drop(columns=["family", "least", "greatest", "runs"])
+        print_table(shown, f"{title}; {_label(family, rows)}".removesuffix("; "), output_console())
     print("score, low and high are means over seeds, low and high the ends of the 95 % interval for other rows")
     stem = "+".join(params).replace("*", "all") + ("-measured" if measured else "")
     with writing_to(out):
@@ -156,6 +157,11 @@ def _value(swept: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {value}" for name, value in swept.items() if value != ABSENT)
 
 
+def _label(family: str, rows: pd.DataFrame) -> str:
+    """Return the params of a family, or if they are many the name of its first run."""
+    return family if len(family) <= MAX_NAME else f"all else as {rows['runs'].iloc[0].split()[0]}"
+
+
 def _metrics(wanted: str, known: Sequence[str]) -> list[str]:
     names = [name for name in known if name.split()[0] == wanted or (wanted == "all" and name != MEAN)]
     if not names:
@@ -183,8 +189,8 @@ def draw(table: pd.DataFrame, path: Path, title: str) -> None:
                 rows = table[(table["metric"] == metric) & (table["family"] == family)]
                 ends = rows[["low", "high"]].sub(rows["score"], axis=0).abs().to_numpy().T
                 style = "o-" if numeric else "o"
-                name = family[:MAX_NAME]
-                axes.errorbar(rows["x"], rows["score"], ends, fmt=style, color=colour, capsize=2, label=name)
+                label = _label(family, rows)
+                axes.errorbar(rows["x"], rows["score"], ends, fmt=style, color=colour, capsize=2, label=label)
             axes.set_ylabel(metric)
         if numeric and positive.max() > LOG_FROM * positive.min():
             panels[-1].set_xscale("symlog", linthresh=positive.min())  # symlog can show 0

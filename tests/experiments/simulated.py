@@ -99,8 +99,7 @@ def small_recipes() -> Recipes:
         row("p-again", title="Again", same_as="p-better"),
         row("p-waits", title="Not measured yet", reported={"sst": 0.4}),
     ]
-    data = {"sst": {"train": 8544, "dev": 1101}, "imdb": {"total": 10000}}
-    papers = {"p": paper("p", rows, title="A Paper", overall="normalized", data=data)}
+    papers = {"p": paper("p", rows, title="A Paper", overall="normalized")}
     papers["q"] = paper("q", [row("q-other", title="Other")], title="Another", overall=None)
     return Recipes(papers, {"quick": Budget(title="a tenth"), "paper": Budget(title="as is")})
 

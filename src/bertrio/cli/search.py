@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from bertrio.cli.options import BUDGET, add_set, need_folder, overrides, positive
+from bertrio.core.errors import need_packages
 
 SPACE = "a param and what it may be: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
 PRUNE = "which runs to give up while they train: median, hyperband or none (default: %(default)s)"
@@ -29,6 +30,7 @@ def add_search_commands(commands: Any) -> None:
 
 def _search(args: argparse.Namespace) -> None:
     """Look for params that score higher; hopeless runs are given up early."""
+    need_packages("search", ["optuna"], "search")
     from bertrio.experiments.search import search
 
     need_folder(args.out)  # fail before hours of work

@@ -216,7 +216,7 @@ def _sentence(name: str, figures: Figures, first: str, second: str) -> str:
     return f"{name}: neither is shown to be better; {ahead} is ahead by {size}, which luck alone may give."
 
 
-def _errors(runs: Sequence[Scored], task: Task) -> tuple[Array, Array]:
+def _errors(runs: Sequence[Scored]) -> tuple[Array, Array]:
     """Return the error [N] of each row, and 1 minus the probability of its label [N], both as means over runs.
 
     For classes the error is the share of runs that are wrong; for scores both values are the absolute error.
@@ -236,7 +236,7 @@ def _changed_rows(task: Task, matched: Matched, firsts: int) -> pd.DataFrame:
     the change of the probability of the label.
     """
     sides = matched.scored[:firsts], matched.scored[firsts:]
-    (error, doubt), (new_error, new_doubt) = (_errors(side, task) for side in sides)
+    (error, doubt), (new_error, new_doubt) = (_errors(side) for side in sides)
     frame = pd.DataFrame({"id": matched.ids, "label": matched.scored[0].labels})
     for name, side in zip(("first", "second"), sides):
         frame[name] = np.stack([run.predictions for run in side], axis=1).tolist()

@@ -12,7 +12,7 @@ from bertrio.core.files import write_text
 from bertrio.experiments.compare import changed_params, compare
 from bertrio.experiments.recipes.params import leaves, value_text
 from bertrio.experiments.revision import WORKSPACE, Revision
-from bertrio.experiments.show import changed_rows, differences, other_metrics, params_table, sentences
+from bertrio.experiments.show import changed_rows, differences, other_metrics, params_table, verdicts
 
 CHANGED_ROWS = 1000  # fixed and broken rows of a comparison to list, of each kind
 
@@ -84,7 +84,10 @@ def _comparison(revision: Revision, baseline: Revision) -> dict[str, Any]:
         "first": baseline.name,
         "second": revision.name,
         "split": result["split"],
-        "notes": [*sentences(result), *[f"Note: {note}." for note in result["notes"]]],
+        "notes": [
+            *[figures["sentence"] for figures in verdicts(result)],
+            *[f"Note: {note}." for note in result["notes"]],
+        ],
         "chart": [
             [
                 name if name == figures["metric"] else f"{name} {figures['metric']}",

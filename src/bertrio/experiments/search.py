@@ -11,18 +11,24 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import filelock
+import optuna
 import pandas as pd
+from optuna import Study, Trial
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
 
 from bertrio.config import build_tasks
 from bertrio.config.loading import read_yaml, validate_params
 from bertrio.config.root import OVERALL
 from bertrio.core.console import output_console, print_table, say
-from bertrio.core.errors import UserError, need_packages
+from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
 from bertrio.experiments.machine_paths import machine_independent, settings_text
@@ -30,33 +36,19 @@ from bertrio.experiments.recipes.params import Block, flatten, parse_values, val
 from bertrio.experiments.recipes.resolving import SEED, resolve
 from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.revision import Revision
+from bertrio.training.checkpoints import VARIABLE as CHECKPOINTS
 from bertrio.training.monitoring import VARIABLE as PROGRESS
 
-if TYPE_CHECKING:
-    from optuna import Study, Trial
-    from optuna.distributions import BaseDistribution
-    from optuna.trial import FrozenTrial
-
-Space = Mapping[str, "BaseDistribution"]  # by dotted param
+Space = Mapping[str, BaseDistribution]  # by dotted param
 Prune = Literal["median", "hyperband", "none"]
-PRUNERS = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "none": "NopPruner"}
-CHECKPOINTS = "BERTRIO_CHECKPOINTS"  # training.checkpoints.VARIABLE, which would import torch
+PRUNERS: Mapping[Prune, Callable[[], optuna.pruners.BasePruner]] = {
+    "median": optuna.pruners.MedianPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+    "none": optuna.pruners.NopPruner,
+}
 IMPORTANCE_FROM = 10  # finished trials
 FORMS = "log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
 DIGITS = 4  # significant digits of sampled numbers
-
-
-def import_optuna() -> Any:
-    """Import Optuna and silence its progress messages.
-
-    Raises:
-        UserError: if it is not installed.
-    """
-    need_packages("search", ["optuna"], "search")
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    return optuna
 
 
 def parse_space(texts: Sequence[str]) -> Space:
@@ -79,7 +71,6 @@ def parse_space(texts: Sequence[str]) -> Space:
 
 def _distribution(values: str) -> BaseDistribution:
     """Return a distribution over a range of numbers, or over values, which Optuna stores as JSON texts."""
-    distributions = import_optuna().distributions
     kind, *ends = values.split(":")
     if kind in ("int", "log", "uniform"):
         try:
@@ -89,12 +80,12 @@ def _distribution(values: str) -> BaseDistribution:
         if not -math.inf < low < high < math.inf:
             raise ValueError("found no range from a lower to a higher number")
         if kind == "int":
-            return distributions.IntDistribution(int(low), int(high))
-        return distributions.FloatDistribution(low, high, log=kind == "log")
+            return IntDistribution(int(low), int(high))
+        return FloatDistribution(low, high, log=kind == "log")
     choices = parse_values(values, "values")
     if len(choices) < 2:
         raise ValueError("found one value, which -S can set")
-    return distributions.CategoricalDistribution([json.dumps(value) for value in choices])
+    return CategoricalDistribution([json.dumps(value) for value in choices])
 
 
 def values_at(point: Mapping[str, Any]) -> Block:
@@ -108,67 +99,60 @@ def _value(coordinate: Any) -> Any:
     return float(f"{coordinate:.{DIGITS}g}") if isinstance(coordinate, float) else coordinate
 
 
-@dataclass(frozen=True)
-class TrialRunner:
-    """Runner of trials as DVC experiments.
+def run_trial(
+    trial: Trial, folder: Path, settings: Callable[[Block], Block], metric: Sequence[str], root: Path
+) -> float:
+    """Run a trial as a DVC experiment, unless that exists, and return its score.
+
+    The experiment is named `<name of the study>-<six digits of its params>`.
 
     Args:
-        name: name of the study; the experiment of a trial is `<name>-<six digits of its params>`.
+        trial: the trial.
         folder: folder of the study, with progress files and checkpoints of running trials.
         settings: returns all raw params of a run with the given values.
         metric: keys of the dev score: an overall score, or a task and its metric.
         root: folder with dvc.yaml.
+
+    Raises:
+        UserError: if the run fails.
+        optuna.TrialPruned: if the params are invalid, or the pruner stops the run.
     """
+    values = values_at(trial.params)
+    try:
+        params = settings(values)
+    except UserError as error:
+        trial.set_user_attr("why", f"invalid: {'; '.join(str(error.__cause__ or error).splitlines())}")
+        raise optuna.TrialPruned from error
+    name = f"{folder.name}-{short_digest(json.dumps(values, sort_keys=True))}"
+    pruned = trial.study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
+    if any(earlier.user_attrs.get("experiment") == name for earlier in pruned):
+        trial.set_user_attr("why", "was pruned before")
+        raise optuna.TrialPruned
+    trial.set_user_attr("experiment", name)
+    progress = folder.absolute() / f"{name}.jsonl"
+    progress.unlink(missing_ok=True)
+    checkpoints = Path(os.environ.get(CHECKPOINTS) or folder).expanduser().absolute() / f"checkpoints-{name}"
+    reported = set()
 
-    name: str
-    folder: Path
-    settings: Callable[[Block], Block]
-    metric: Sequence[str]
-    root: Path
+    def watch() -> None:
+        for epoch, score, last in read_epochs(progress, f"dev_{'_'.join(metric)}"):
+            if epoch not in reported:
+                reported.add(epoch)
+                trial.report(score, epoch)
+                if trial.should_prune() and not last:
+                    raise optuna.TrialPruned
 
-    def run(self, trial: Trial) -> float:
-        """Run a trial, unless its experiment exists, and return its score.
-
-        Raises:
-            UserError: if the run fails.
-            optuna.TrialPruned: if the params are invalid, or the pruner stops the run.
-        """
-        optuna, values = import_optuna(), values_at(trial.params)
-        try:
-            settings = self.settings(values)
-        except UserError as error:
-            trial.set_user_attr("why", f"invalid: {'; '.join(str(error.__cause__ or error).splitlines())}")
-            raise optuna.TrialPruned from error
-        name = f"{self.name}-{short_digest(json.dumps(values, sort_keys=True))}"
-        pruned = trial.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.PRUNED,))
-        if any(earlier.user_attrs.get("experiment") == name for earlier in pruned):
-            trial.set_user_attr("why", "was pruned before")
-            raise optuna.TrialPruned
-        trial.set_user_attr("experiment", name)
-        progress = self.folder.absolute() / f"{name}.jsonl"
-        progress.unlink(missing_ok=True)
-        checkpoints = Path(os.environ.get(CHECKPOINTS) or self.folder).expanduser().absolute() / f"checkpoints-{name}"
-        reported = set()
-
-        def watch() -> None:
-            for epoch, score, last in read_epochs(progress, f"dev_{'_'.join(self.metric)}"):
-                if epoch not in reported:
-                    reported.add(epoch)
-                    trial.report(score, epoch)
-                    if trial.should_prune() and not last:
-                        raise optuna.TrialPruned
-
-        environment = {PROGRESS: str(progress), CHECKPOINTS: str(checkpoints)}
-        try:
-            run_experiment(name, settings, self.root, watch=watch, environment=environment)
-        except optuna.TrialPruned:
-            shutil.rmtree(checkpoints, ignore_errors=True)
-            raise
+    environment = {PROGRESS: str(progress), CHECKPOINTS: str(checkpoints)}
+    try:
+        run_experiment(name, params, root, watch=watch, environment=environment)
+    except optuna.TrialPruned:
         shutil.rmtree(checkpoints, ignore_errors=True)
-        score: Any = Revision.open(name, self.root).json("metrics/evaluation.json")["dev"]
-        for key in self.metric:
-            score = score[key]
-        return float(score)
+        raise
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    score: Any = Revision.open(name, root).json("metrics/evaluation.json")["dev"]
+    for key in metric:
+        score = score[key]
+    return float(score)
 
 
 def read_epochs(path: Path, metric: str) -> list[tuple[int, float, bool]]:
@@ -219,7 +203,7 @@ def search(
     Raises:
         UserError: before any run if an argument is invalid; at the end if runs failed, or no point was valid.
     """
-    optuna, root, space, overrides = import_optuna(), Path(root), parse_space(texts), dict(overrides or {})
+    root, space, overrides = Path(root), parse_space(texts), dict(overrides or {})
     if SEED in space:
         raise UserError(f"{SEED}: the best of several seeds is the luckiest; search without it, then try other seeds")
     if both := sorted(space.keys() & overrides.keys()):
@@ -240,19 +224,21 @@ def search(
     def settings(values: Block) -> Block:
         return resolve(recipes, row, budget, {**overrides, **values}, base=params)
 
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     with _locked(folder):
-        journal = optuna.storages.journal.JournalFileBackend(str(folder / "journal.log"))
+        journal = JournalFileBackend(str(folder / "journal.log"))
         study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(journal),
+            storage=JournalStorage(journal),
             study_name=name,
             direction="maximize",
-            pruner=getattr(optuna.pruners, PRUNERS[prune])(),
+            pruner=PRUNERS[prune](),
             load_if_exists=True,
         )
         study.set_user_attr("title", title)
         study.set_user_attr("setup", setup)
         try:
-            _explore(study, space, trials, seed, TrialRunner(name, folder, settings, keys, root))
+            run = partial(run_trial, folder=folder, settings=settings, metric=keys, root=root)
+            _explore(study, space, trials, seed, folder, run)
         except KeyboardInterrupt:
             say(f"stopped; the same command continues {name}")
             raise
@@ -270,25 +256,24 @@ def _locked(folder: Path) -> Iterator[None]:
         raise UserError(f"{folder}: another process runs this search; wait until it ends, or stop it") from None
 
 
-def _explore(study: Study, space: Space, count: int, seed: int, runner: TrialRunner) -> None:
+def _explore(study: Study, space: Space, count: int, seed: int, folder: Path, run: Callable[[Trial], float]) -> None:
     """Run trials until `count` are finished or pruned."""
-    optuna, failures = import_optuna(), []
-    state = optuna.trial.TrialState
-    for _ in range(count - len(study.get_trials(states=(state.COMPLETE, state.PRUNED)))):
+    failures = []
+    for _ in range(count - len(study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED)))):
         # Seeded by the number of ended trials, so that a resumed search proposes the same points
         study.sampler = optuna.samplers.TPESampler(seed=1000 * seed + len(_ended(study)))
         trial = study.ask(dict(space))
         try:
-            study.tell(trial, runner.run(trial))
+            study.tell(trial, run(trial))
         except optuna.TrialPruned:
-            study.tell(trial, state=state.PRUNED)
+            study.tell(trial, state=TrialState.PRUNED)
         except UserError as error:
             trial.set_user_attr("why", f"failed: {'; '.join(str(error).splitlines())}")
-            study.tell(trial, state=state.FAIL)
+            study.tell(trial, state=TrialState.FAIL)
             failures.append(f"trial {trial.number}: {error}")
-        row = write_trials(study, runner.folder).set_index("trial").loc[trial.number].dropna()
+        row = write_trials(study, folder).set_index("trial").loc[trial.number].dropna()
         say(f"trial {trial.number}: {', '.join(f'{name} {value}' for name, value in row.items() if value != '')}")
-    table = write_trials(study, runner.folder).drop(columns=["experiment", "why"])
+    table = write_trials(study, folder).drop(columns=["experiment", "why"])
     print_table(table, study.user_attrs["title"], output_console())
     for line in findings(study):
         print(line)
@@ -328,7 +313,6 @@ def write_trials(study: Study, folder: Path) -> pd.DataFrame:
 
 def findings(study: Study) -> list[str]:
     """Return lines on the best trial and the importance of params; empty before a run has finished."""
-    optuna = import_optuna()
     scores = [trial.value for trial in _ended(study) if trial.state.name == "COMPLETE"]
     if not scores:
         return []

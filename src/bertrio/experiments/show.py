@@ -44,11 +44,6 @@ def verdicts(result: dict[str, Any]) -> list[dict[str, Any]]:
     return [*[overall[name] for name in reversed(OVERALL) if name in overall], *result["tasks"].values()]
 
 
-def sentences(result: dict[str, Any]) -> list[str]:
-    """Return the verdicts of a comparison as sentences."""
-    return [figures["sentence"] for figures in verdicts(result)]
-
-
 def differences(result: dict[str, Any]) -> pd.DataFrame:
     """Return the tested differences, a row for each task and overall score, with cells as text."""
     tasks = {f"{name} {figures['metric']}": figures for name, figures in result["tasks"].items()}

@@ -23,6 +23,7 @@ from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv, write_text
 from bertrio.evaluation.significance import ALPHA, holm
+from bertrio.experiments.compare import compare
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
 from bertrio.experiments.machine_paths import machine_independent, settings_text
 from bertrio.experiments.recipes.params import Block, flatten
@@ -144,8 +145,6 @@ class DvcBench:
         Raises:
             UserError: if a run fails, or the sets can't be compared.
         """
-        from bertrio.experiments.compare import compare
-
         settings = {seed: self.settings(names, seed) for seed in range(1, self.seeds + 1)}
         check_apart(settings.values(), label(names))
         for seed, params in settings.items():
@@ -278,7 +277,7 @@ def stepwise(
     bench = DvcBench(recipes, extensions, row, budget, seeds, overrides, params, root)
     title = f"Stepwise selection on {row.name}, budget {budget}, seeds: {seeds}, beam: {beam}{settings_text(overrides)}"
     ladder: list[Step] = []
-    notes = [NOTE, "\n".join(f"- {name}: {extensions[name].what}" for name in candidates)]
+    notes = [NOTE, "\n".join(f"- {name}: {extensions[name].title}" for name in candidates)]
     for ladder in forward_selection(list(dict.fromkeys(candidates)), bench, beam, unproven):
         frame, best = ladder_table(ladder), max((step for step in ladder if step.kept), key=lambda step: step.score)
         result = f"Best: {label(best.names)}, {best.score:.4f}: `dvc exp apply {bench.experiment(best.names, 1)}`."

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import pandas as pd
 from pydantic import Field, model_validator
@@ -16,13 +16,10 @@ from bertrio.core.errors import UserError
 from bertrio.core.options import Group, Positive
 from bertrio.evaluation.significance import ALPHA, holm, p_text
 from bertrio.experiments.recipes.comparable import Difference, Ratio, Runs, Setting, differ, runs_of, time_ratio
-from bertrio.experiments.recipes.rows import NonEmptyText, read_file
+from bertrio.experiments.recipes.measured import Measured
+from bertrio.experiments.recipes.rows import NonEmptyText, Recipes, read_file
 from bertrio.experiments.recipes.table_text import MISSING as NO_FIGURE
 from bertrio.experiments.recipes.table_text import NAMES, Block, left_out, signed
-
-if TYPE_CHECKING:
-    from bertrio.experiments.recipes.measured import Measured
-    from bertrio.experiments.recipes.rows import Recipes
 
 FILE = "recipes/claims.yaml"
 HELD, REFUTED, NOISE, MISSING = "held", "refuted", "inside the noise", "not measured"

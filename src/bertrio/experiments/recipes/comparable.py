@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import OVERALL
 from bertrio.evaluation.significance import Difference, Run, TaskScore, paired_difference
 from bertrio.experiments.machine_paths import is_override, overridden
+from bertrio.experiments.recipes.measured import Measured
 from bertrio.experiments.recipes.params import value_text
 from bertrio.experiments.recipes.resolving import resolve
-
-if TYPE_CHECKING:
-    from bertrio.experiments.recipes.measured import Measured
-    from bertrio.experiments.recipes.rows import Recipes
+from bertrio.experiments.recipes.rows import Recipes
 
 FIELDS = ("budget", "source", "encoder")  # fields of a setting, without its overrides
 
@@ -239,12 +237,10 @@ def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -
         metric: a task, whose first metric is compared, or an overall score.
 
     Raises:
-        UserError: if a side has no run or did not measure the metric, or two runs have other dev rows or other first
+        UserError: if a side did not measure the metric, or two runs have other dev rows or other first
             metrics.
     """
     runs = [*first, *second]
-    if not first or not second:
-        raise UserError("there is no run to compare")
     for run in runs:
         if value_of(run, metric) is None:
             raise UserError(f"{run.row} has no {metric} on dev")

@@ -8,21 +8,23 @@ import io
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from pydantic import Base64Bytes, BeforeValidator, ConfigDict, Field, PlainSerializer, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
+from bertrio import __version__
 from bertrio.core.errors import UserError
 from bertrio.core.files import rounded, write_json
 from bertrio.core.options import Group
 from bertrio.core.tasks import Array
+from bertrio.evaluation.intervals import contributions
 from bertrio.evaluation.metrics import OVERALL
-
-if TYPE_CHECKING:  # slow to import, and not needed by tables
-    from bertrio.experiments.revision import Revision
+from bertrio.evaluation.predictions import Scored
+from bertrio.experiments.machine_paths import without_folder
+from bertrio.experiments.revision import Revision
 
 FOLDER = "recipes/measured"
 SPLITS = ("dev", "test")
@@ -193,9 +195,6 @@ def measure(revision: Revision, **facts: Any) -> Measured:
     Raises:
         UserError: if one of its files is missing or damaged.
     """
-    from bertrio import __version__
-    from bertrio.experiments.machine_paths import without_folder
-
     settings = revision.settings()
     firsts = {name: task.target.metrics[0] for name, task in revision.tasks().items()}
     evaluation, timing = revision.json("metrics/evaluation.json"), revision.json("metrics/timing.json")
@@ -260,9 +259,6 @@ def _course(
 
 
 def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
-    from bertrio.evaluation.intervals import contributions
-    from bertrio.evaluation.predictions import Scored
-
     frame = revision.predictions()
     frame = frame[(frame["split"] == "dev") & frame["label"].notna()].sort_values("id")
     by_task, tasks = {}, revision.tasks()

@@ -130,7 +130,7 @@ class Sweep(Group):
 
 
 class Paper(Group):
-    """One paper: `overall` is its overall score, `data` its numbers of rows by task and split, `base` shared overrides.
+    """One paper: `overall` is its overall score, `base` shared overrides.
 
     With `own` it is a set of rows of this project.
     """
@@ -139,7 +139,6 @@ class Paper(Group):
     title: NonEmptyText
     own: bool = False
     overall: Literal["raw", "normalized"] | None
-    data: dict[str, dict[str, Annotated[int, Field(ge=0)]]] = Field(default_factory=dict)
     choices: tuple[NonEmptyText, ...] = ()
     base: Overrides = Field(default_factory=dict)
     tables: dict[Name, Table]
@@ -167,14 +166,12 @@ class Extension(Preset):
     """One technique that forward selection may add to a base.
 
     Args:
-        title: the name in the paper.
-        what: one line of description.
+        title: the name in the paper and what it is.
         overrides: values by dotted param.
         excludes: extensions that can't be combined with this one.
         needs: extensions without which this one has no effect.
     """
 
-    what: NonEmptyText
     excludes: tuple[NonEmptyText, ...] = ()
     needs: tuple[NonEmptyText, ...] = ()
 

@@ -18,7 +18,7 @@ from bertrio.experiments.recipes.table_text import show
 MAIN = ["sst", "qqp", "sts", "overall"]  # figures shown in the list
 
 
-def show_recipes(recipes: Recipes, console: Console | None = None) -> None:
+def show_recipes(recipes: Recipes) -> None:
     """Print a line for every row and sweep: name, table, figures on dev (or on test, if dev has none) and title."""
     for paper in recipes.papers.values():
         lines: list[dict[str, Any]] = [
@@ -30,7 +30,7 @@ def show_recipes(recipes: Recipes, console: Console | None = None) -> None:
             title = f"sweep: {len(sweep.rows)} runs of {sweep.on}: {sweep.title}"
             lines.append({"row": f"{paper.name}-{sweep.name}", "title": title})
         table = pd.DataFrame(lines, columns=["row", "table", *MAIN, "title"])
-        print_table(table, f"{paper.title} ({paper.name})", console or output_console())
+        print_table(table, f"{paper.title} ({paper.name})", output_console())
 
 
 def _remarks(row: Row) -> Iterator[str]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from bertrio.evaluation.canvas import INK, LINES, distinct_colours, picture, titled
+from bertrio.experiments.recipes.measured import Measured
 from bertrio.experiments.recipes.tables import CONVENTIONS, PaperTables, trains
-
-if TYPE_CHECKING:
-    from bertrio.experiments.recipes.measured import Measured
 
 REPORTED, MEASURED = "#c3c9d3", LINES[0]
 HEIGHT = 0.38  # bar height; each row has two bars

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,10 +16,8 @@ import pandas as pd
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import OVERALL, overall
 from bertrio.experiments.recipes.comparable import Runs, Setting, differ, figure_of, firsts_of, runs_of, value_of
-
-if TYPE_CHECKING:
-    from bertrio.experiments.recipes.measured import Measured
-    from bertrio.experiments.recipes.rows import Paper, Recipes, Row
+from bertrio.experiments.recipes.measured import Measured
+from bertrio.experiments.recipes.rows import Paper, Recipes, Row
 
 FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # metrics that the papers report
 CONVENTIONS = {"raw": "overall_mean", "normalized": "overall_normalized"}

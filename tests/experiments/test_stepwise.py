@@ -11,7 +11,7 @@ from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments import stepwise as module
 from bertrio.experiments.recipes.rows import load_extensions, load_recipes
-from bertrio.experiments.stepwise import DvcBench, Step, forward_selection, stepwise
+from bertrio.experiments.stepwise import SetRunner, Step, forward_selection, stepwise
 from tests.experiments.conftest import tables
 from tests.experiments.planted import Planted
 
@@ -154,7 +154,7 @@ def test_selection_resumes_after_a_stop(planted):
 def bench_of(root, base=None, budget="paper", overrides=None):
     recipes, extensions = load_recipes(root / "recipes"), load_extensions(root / "recipes")
     params = read_yaml(root / "params.yaml")
-    return DvcBench(recipes, extensions, recipes.base_row(base), budget, 1, overrides or {}, params, root)
+    return SetRunner(recipes, extensions, recipes.base_row(base), budget, 1, overrides or {}, params, root)
 
 
 def test_every_extension_changes_some_base(root):

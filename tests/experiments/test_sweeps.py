@@ -9,9 +9,9 @@ import pytest
 from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.measured import write_measured
-from bertrio.experiments.recipes.params import set_param
+from bertrio.experiments.recipes.params import ABSENT, set_param
 from bertrio.experiments.recipes.rows import load_recipes
-from bertrio.experiments.sweeps import ABSENT, Run, sweep, tabulate
+from bertrio.experiments.sweeps import Run, sweep, tabulate
 from tests.experiments.planted import Planted
 from tests.experiments.simulated import simulate
 

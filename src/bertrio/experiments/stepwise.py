@@ -76,7 +76,7 @@ def label(names: Names) -> str:
 
 
 @dataclass(frozen=True)
-class DvcBench:
+class SetRunner:
     """Runner of sets of extensions as DVC experiments, one for each seed.
 
     Args:
@@ -175,7 +175,7 @@ class DvcBench:
 
 
 def forward_selection(
-    candidates: Sequence[str], bench: DvcBench, beam: int = 1, unproven: bool = False
+    candidates: Sequence[str], runner: SetRunner, beam: int = 1, unproven: bool = False
 ) -> Iterator[list[Step]]:
     """Select extensions step by step, and yield all steps so far at the start and after every depth.
 
@@ -185,34 +185,34 @@ def forward_selection(
 
     Args:
         candidates: extensions in order of trial; among equal scores the earlier is preferred.
-        bench: runs and compares sets.
+        runner: runs and compares sets.
         beam: maximum number of sets to keep at each depth.
         unproven: keep sets that score higher even if the gain is not significant.
 
     Raises:
         UserError: if a run fails.
     """
-    base = replace(bench.measure(()), why="the base", kept=True)
-    ladder, tried = [base], {bench.key(()): base.names}
+    base = replace(runner.measure(()), why="the base", kept=True)
+    ladder, tried = [base], {runner.key(()): base.names}
     yield ladder
     kept = ladder
     while kept:
         sets = [(*step.names, name) for step in kept for name in candidates if name not in step.names]
-        steps = _decide([_measure_once(names, bench, tried) for names in sets], beam, unproven)
+        steps = _decide([_measure_once(names, runner, tried) for names in sets], beam, unproven)
         kept = [step for step in steps if step.kept]
         ladder = ladder + steps
         yield ladder
 
 
-def _measure_once(names: Names, bench: DvcBench, tried: dict[str, Names]) -> Step:
+def _measure_once(names: Names, runner: SetRunner, tried: dict[str, Names]) -> Step:
     try:
-        key = bench.key(names)
+        key = runner.key(names)
     except UserError as error:
         return Step(names, why=f"not tried: {'; '.join(str(error).splitlines())}")
     if key in tried:
         return Step(names, why=f"not tried: the same params as {label(tried[key])}")
     tried[key] = names
-    return bench.measure(names)
+    return runner.measure(names)
 
 
 def _decide(steps: Sequence[Step], beam: int, unproven: bool) -> list[Step]:
@@ -257,7 +257,7 @@ def stepwise(
         candidates: names of extensions in recipes/extensions.yaml.
         base: row to start from, or None for params.yaml.
         beam, unproven: see `forward_selection`.
-        budget, seeds, overrides: see `DvcBench`.
+        budget, seeds, overrides: see `SetRunner`.
         out: folder of ladder.md and ladder.csv.
         root: folder with dvc.yaml and recipes/.
 
@@ -274,13 +274,13 @@ def stepwise(
     for name in candidates:
         find(name, extensions, "recipes/extensions.yaml")
     params, row = read_yaml(root / "params.yaml"), recipes.base_row(base)
-    bench = DvcBench(recipes, extensions, row, budget, seeds, overrides, params, root)
+    runner = SetRunner(recipes, extensions, row, budget, seeds, overrides, params, root)
     title = f"Stepwise selection on {row.name}, budget {budget}, seeds: {seeds}, beam: {beam}{settings_text(overrides)}"
     ladder: list[Step] = []
     notes = [NOTE, "\n".join(f"- {name}: {extensions[name].title}" for name in candidates)]
-    for ladder in forward_selection(list(dict.fromkeys(candidates)), bench, beam, unproven):
+    for ladder in forward_selection(list(dict.fromkeys(candidates)), runner, beam, unproven):
         frame, best = ladder_table(ladder), max((step for step in ladder if step.kept), key=lambda step: step.score)
-        result = f"Best: {label(best.names)}, {best.score:.4f}: `dvc exp apply {bench.experiment(best.names, 1)}`."
+        result = f"Best: {label(best.names)}, {best.score:.4f}: `dvc exp apply {runner.experiment(best.names, 1)}`."
         table = frame.replace(math.nan, None).to_markdown(index=False, floatfmt=".4f", missingval="")
         write_csv(frame, Path(out) / "ladder.csv")
         write_text(Path(out) / "ladder.md", "\n\n".join([f"# {title}", result, table, *notes]) + "\n")

@@ -14,12 +14,11 @@ from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError, did_you_mean, writing_to
 from bertrio.core.files import write_csv
 from bertrio.experiments.recipes.measured import FOLDER, load_measured
-from bertrio.experiments.recipes.params import set_param
+from bertrio.experiments.recipes.params import ABSENT, set_param
 from bertrio.experiments.recipes.resolving import resolve
 from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.runs import MEAN, OVERALL, Run, params_of, read_experiments, scores_of
 
-ABSENT = "(not set)"
 SEED = re.compile(r"(ensemble\.members\.[^.]+\.)?runtime\.seed")  # ensemble members can have seeds too
 LOG_FROM = 20  # ratio of largest to smallest value above which the axis is logarithmic
 MAX_NAME = 90  # characters of a family's params in a title or legend

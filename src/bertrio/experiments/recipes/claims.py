@@ -18,8 +18,7 @@ from bertrio.evaluation.significance import ALPHA, holm, p_text
 from bertrio.experiments.recipes.comparable import Difference, Ratio, Runs, Setting, differ, runs_of, time_ratio
 from bertrio.experiments.recipes.measured import Measured
 from bertrio.experiments.recipes.rows import NonEmptyText, Recipes, read_file
-from bertrio.experiments.recipes.table_text import MISSING as NO_FIGURE
-from bertrio.experiments.recipes.table_text import NAMES, Block, left_out, signed
+from bertrio.experiments.recipes.table_text import NAMES, NO_FIGURE, DocumentPart, left_out, signed
 
 FILE = "recipes/claims.yaml"
 HELD, REFUTED, NOISE, MISSING = "held", "refuted", "inside the noise", "not measured"
@@ -199,7 +198,7 @@ def within(ratio: Ratio, low: float, high: float | None) -> str:
     return REFUTED if ratio.high < low or (high is not None and ratio.low > high) else NOISE
 
 
-def claim_document(judgement: Judgement) -> Iterator[Block]:
+def claim_document(judgement: Judgement) -> Iterator[DocumentPart]:
     """Yield all claims as a document: verdicts, then tests, then notes."""
     yield "# What the papers claim, and what was measured"
     yield _summary(judgement)

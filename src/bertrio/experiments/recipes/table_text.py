@@ -18,7 +18,7 @@ from bertrio.experiments.recipes.rows import Table
 from bertrio.experiments.recipes.tables import COLUMNS, CONVENTIONS, FACTS, PaperTables
 
 FOLDER = "recipes/tables"
-MISSING = "-"
+NO_FIGURE = "-"
 ALONE = "°"  # marks a difference, see `LEGEND`
 NAMES = {metric: name for name, metric in CONVENTIONS.items()}
 LEGEND = (
@@ -27,10 +27,10 @@ LEGEND = (
     "deviation over seeds. In brackets: the 95 % interval, of a score with one seed over rows, of a difference by the "
     f"paired test over rows and seeds. {ALONE}: over rows alone, for both sides have a single seed."
 )
-Block: TypeAlias = "str | pd.DataFrame"  # a heading or paragraph in Markdown, or a table of text
+DocumentPart: TypeAlias = "str | pd.DataFrame"  # a heading or paragraph in Markdown, or a table of text
 
 
-def show(document: Iterable[Block], console: Console | None = None) -> None:
+def show(document: Iterable[DocumentPart], console: Console | None = None) -> None:
     """Print a document, by default to standard output. Paragraphs do not wrap, so that commands stay on one line."""
     console = console or output_console()
     for block in document:
@@ -42,7 +42,7 @@ def show(document: Iterable[Block], console: Console | None = None) -> None:
             console.print(Text(block), soft_wrap=True)
 
 
-def to_markdown(document: Iterable[Block]) -> str:
+def to_markdown(document: Iterable[DocumentPart]) -> str:
     """Return a document in Markdown."""
     return "\n\n".join(block if isinstance(block, str) else _markdown_table(block) for block in document) + "\n"
 
@@ -77,7 +77,7 @@ def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool =
     return [path, path.with_suffix(".csv"), *[picture for paths in pictures.values() for picture in paths]]
 
 
-def table_document(tables: PaperTables, pictures: Mapping[str, Sequence[Path]] | None = None) -> Iterator[Block]:
+def table_document(tables: PaperTables, pictures: Mapping[str, Sequence[Path]] | None = None) -> Iterator[DocumentPart]:
     """Yield a paper's tables as a document, with the pictures of each table below it."""
     paper = tables.paper
     yield f"# {paper.name}: {paper.title}" + ("" if paper.own else ", reported beside measured")
@@ -163,7 +163,7 @@ def _ticks(table: Table) -> pd.DataFrame | None:
 def _text_table(cells: pd.DataFrame, extra: Mapping[str, pd.Series] | None = None) -> pd.DataFrame:
     """Return a table of text without the empty columns."""
     filled = cells.assign(**extra or {}).dropna(axis="columns", how="all")
-    return filled.where(filled.notna(), MISSING).astype(str).reset_index()
+    return filled.where(filled.notna(), NO_FIGURE).astype(str).reset_index()
 
 
 def _score(line: Any) -> str | None:

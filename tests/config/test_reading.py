@@ -41,6 +41,11 @@ def test_invalid_values_are_errors(text):
         read_yaml("x.yaml", f"x: {text}".encode())
 
 
+def test_unknown_yaml_version_is_an_error():
+    with pytest.raises(UserError, match="is not valid YAML"):
+        read_yaml("x.yaml", b"%YAML 1.3\n---\nx: 1")
+
+
 @pytest.mark.parametrize("damage", ["x: 2020-99-99", "x: " + "[" * 1000])
 @pytest.mark.parametrize("command", ["check", "report", "search finetune.lr=1,2", "recipes show smart-concat"])
 def test_every_command_reports_invalid_yaml(root, tmp_path, monkeypatch, capsys, command, damage):

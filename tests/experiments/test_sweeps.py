@@ -11,7 +11,7 @@ from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.measured import write_measured
 from bertrio.experiments.recipes.params import ABSENT, set_param
 from bertrio.experiments.recipes.rows import load_recipes
-from bertrio.experiments.sweeps import Run, sweep, tabulate
+from bertrio.experiments.sweeps import Run, draw, sweep, tabulate
 from tests.experiments.planted import Planted
 from tests.experiments.simulated import simulate
 
@@ -58,6 +58,15 @@ def test_scores_are_means_over_seeds_with_intervals_of_rows():
     columns = table[["seeds", "score", "low", "high", "least", "greatest"]].to_numpy()
     assert columns[0] == pytest.approx([2, 0.6, 0.58, 0.62, 0.5, 0.7])
     assert columns[1] == pytest.approx([1, 0.8, 0.78, 0.82, 0.8, 0.8])
+
+
+def test_lines_may_lack_metrics(tmp_path):
+    runs = [sweep_run(name=f"{p}{text[0]}", p=p, q=text) for p, text in product([1, 2], ["a" * 100, "b" * 100])]
+    for run in runs[::2]:
+        del run.scores["sst accuracy"]
+    table = tabulate(runs, ["p"], "all")
+    draw(table, tmp_path / "p.png", "p")
+    assert len(table) == 6 and (tmp_path / "p.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
     If `content` is given, it is read instead, and messages call it `path`.
 
     Raises:
-        UserError: if the file is missing, not UTF-8, not YAML or not a mapping; messages about YAML name the line.
+        UserError: if the file is missing, not UTF-8, not YAML or not a mapping; most messages name the line.
     """
     reader = YAML(typ="safe", pure=True)
     reader.Constructor = _Constructor
@@ -35,7 +35,7 @@ def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(f"{path}: is not valid YAML: line {line} is not UTF-8; save the file as UTF-8") from error
-    except (YAMLError, ValueError, ArithmeticError, RecursionError) as error:  # of the scanner, for bad escapes
+    except (YAMLError, ValueError, ArithmeticError, AssertionError, RecursionError) as error:  # bad escapes, %YAML 1.3
         if isinstance(error, MarkedYAMLError):
             error.note = None  # how to allow duplicate keys
         lines = [line.replace('in "<unicode string>", ', "at ") for line in str(error).splitlines()]
@@ -52,7 +52,7 @@ def yaml_text(value: Any) -> str:
 
 
 class _Constructor(SafeConstructor):
-    """Constructor of ruamel.yaml whose errors all name the line, and that refuses values which contain themselves."""
+    """Constructor of ruamel.yaml whose errors name the line, and that refuses values which contain themselves."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if node in self.recursive_objects:

@@ -181,6 +181,7 @@ def draw(table: pd.DataFrame, path: Path, title: str) -> None:
     numeric, positive = bool(numbers.notna().all()), numbers[numbers > 0]
     table = table.assign(x=numbers if numeric else table["value"])
     metrics, families = table["metric"].unique(), table["family"].unique()
+    labels = {family: _label(family, rows) for family, rows in table.groupby("family")}
     with picture(path, (6.4, 2.5 * len(metrics) + 0.9 + 0.2 * len(families))) as figure:
         panels = figure.subplots(len(metrics), 1, sharex=True, squeeze=False)[:, 0]
         for axes, metric in zip(panels, metrics):
@@ -188,7 +189,7 @@ def draw(table: pd.DataFrame, path: Path, title: str) -> None:
                 rows = table[(table["metric"] == metric) & (table["family"] == family)]
                 ends = rows[["low", "high"]].sub(rows["score"], axis=0).abs().to_numpy().T
                 style = "o-" if numeric else "o"
-                label = _label(family, rows)
+                label = labels[family]
                 axes.errorbar(rows["x"], rows["score"], ends, fmt=style, color=colour, capsize=2, label=label)
             axes.set_ylabel(metric)
         if numeric and positive.max() > LOG_FROM * positive.min():

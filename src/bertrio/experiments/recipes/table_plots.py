@@ -122,12 +122,14 @@ def _draw_curves(name: str, panels: Curves, tables: PaperTables, path: Path) -> 
 def _draw_dots(name: str, runs: Sequence[Measured], tables: PaperTables, path: Path) -> None:
     """Draw the mean dot product of each task's gradient with the others' over the steps: runs below each other."""
     tasks = [task for task in tables.firsts if any(task in pair.split() for run in runs for pair in run.dots)]
+    pairs = list(dict.fromkeys(pair for run in runs for pair in run.dots))
+    colours = dict(zip(pairs, distinct_colours(len(pairs))))
     with picture(path, (3.0 * len(tasks) + 1.5, 2.2 * len(runs) + 0.9)) as figure:
         for line, run in zip(figure.subplots(len(runs), len(tasks), squeeze=False), runs):
             for axes, task in zip(line, tasks):
-                for (pair, points), colour in zip(run.dots.items(), LINES):
+                for pair, points in run.dots.items():
                     if task in pair.split():
-                        axes.plot(*zip(*points), color=colour, label=pair)
+                        axes.plot(*zip(*points), color=colours[pair], label=pair)
                 axes.axhline(0, color=INK, linewidth=0.8)
                 axes.set(title=f"{run.row.removeprefix(f'{tables.paper.name}-')}: {task}", xlabel="step")
         labelled = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}

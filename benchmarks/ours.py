@@ -202,7 +202,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     its latest epoch, combined by `ensemble.combine`; there is none until each task has a member that answers it. All
     epochs run, and none is selected: `finetune.patience` and `finetune.select` have no effect.
     """
-    from bertrio.config import build_tasks, load_member, load_params
+    from bertrio.config import build_tasks, load_params, member_params
     from bertrio.core.runtime import set_up
     from bertrio.evaluation.ensembling import combine
     from bertrio.evaluation.metrics import evaluate_predictions
@@ -215,8 +215,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     from bertrio.training.prefinetune import prefinetune
 
     os.environ["BERTRIO_CHECKPOINTS"] = str(args.work / f"checkpoints-{args.seed}")  # never resume from another run
-    params_file = args.work / f"params-{args.seed}.yaml"
-    params = load_params(params_file)
+    params = load_params(args.work / f"params-{args.seed}.yaml")
     folders = ("data/corpora", "data/splits", "models/tokenizer", "models/encoder", "models/prefinetuned")
     corpora, splits, tokenizer, encoder, prefinetuned = (str(args.work / name) for name in folders)
     began = time.perf_counter()
@@ -228,7 +227,7 @@ def curve(args: argparse.Namespace) -> dict[str, Any]:
     tasks, tasks_by_member = build_tasks(params), {name: params.answers(name) for name in params.ensemble.members}
     points, predictions, row_count = [], {}, 0
     for name in params.ensemble.members:
-        member = load_member(name, params_file)
+        member = member_params(params, name)
         width = encoder_width(f"{prefinetuned}/encoder")
         runtime = resolve_precision(member, set_up(**member.runtime.model_dump(), width=width))
         train, scored, _ = load_rows(member, Inputs(splits, tokenizer, prefinetuned))

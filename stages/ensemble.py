@@ -9,17 +9,16 @@ from bertrio.core.errors import need_environment
 
 need_environment()
 
-from bertrio.config import load_member, load_params
+from bertrio.config import load_params, member_params
 from bertrio.core.stage import run_stage
 from bertrio.training.ensemble import build_ensemble
 
 
 def main(root: str = "") -> None:
-    path = f"{root}params.yaml"
-    params = load_params(path)
+    params = load_params(f"{root}params.yaml")
     build_ensemble(
         params,
-        {name: load_member(name, path) for name in params.ensemble.members},
+        {name: member_params(params, name) for name in params.ensemble.members},
         splits=f"{root}data/splits",
         tokenizer=f"{root}models/tokenizer",
         models=f"{root}models/members",

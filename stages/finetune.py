@@ -15,7 +15,7 @@ from bertrio.core.errors import need_environment
 
 need_environment()
 
-from bertrio.config import load_member
+from bertrio.config import load_params, member_params
 from bertrio.core.distributed import init_distributed, is_main_process
 from bertrio.core.runtime import set_up
 from bertrio.core.stage import run_stage
@@ -24,7 +24,7 @@ from bertrio.training.finetune import Inputs, finetune
 
 
 def main(member: str, root: str = "") -> dict:
-    params = load_member(member, f"{root}params.yaml")
+    params = member_params(load_params(f"{root}params.yaml"), member)
     processes = init_distributed(params.runtime.processes, params.runtime.device)
     inputs = Inputs(*(f"{root}{folder}" for folder in astuple(Inputs())))
     width = encoder_width(f"{inputs.prefinetuned}/encoder")

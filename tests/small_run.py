@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from bertrio.config import load_member, load_params, merged
+from bertrio.config import load_params, member_params, merged
 from bertrio.core.files import write_json
 from bertrio.core.runtime import set_up
 from bertrio.data.sources.sample import generate
@@ -46,7 +46,7 @@ class Run(Workspace):
 
     def train(self, name: str = "base", folder: str | None = None) -> pd.DataFrame:
         """Save a model with random weights as member `name`, or to `folder`, and return its predictions."""
-        params = load_member(name)
+        params = member_params(load_params(), name)
         runtime = set_up(len(name), "cpu", "float32", 1)
         model = build_model(params, "models/encoder", runtime)
         with torch.no_grad():
@@ -70,9 +70,10 @@ class Run(Workspace):
         """Combine the members as the stage `ensemble` does, and write the metrics that the card reads."""
         base = load_params()
         params = base.model_copy(update={"ensemble": base.ensemble.model_copy(update={"combine": rule})})
+        members = {name: member_params(params, name) for name in params.ensemble.members}
         build_ensemble(
-            params, {name: load_member(name) for name in params.ensemble.members}, "data/splits", "models/tokenizer",
-            "models/members", "predictions/members", "predictions/ensemble.parquet", "models/ensemble",
+            params, members, "data/splits", "models/tokenizer", "models/members", "predictions/members",
+            "predictions/ensemble.parquet", "models/ensemble",
         )  # fmt: skip
         write_json("metrics/data.json", {"tasks": {}})
         write_json("metrics/evaluation.json", {"dev": {}})

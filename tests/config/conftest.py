@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from bertrio.config import load_member, load_params, merged, read_yaml
+from bertrio.config import load_params, member_params, merged, read_yaml
 from tests.linear_heads import LINEAR_HEADS
 
 
@@ -15,6 +15,7 @@ def load(tmp_path, root):
         path = tmp_path / "params.yaml"
         params = merged(merged(read_yaml(root / "params.yaml"), LINEAR_HEADS), overrides)
         path.write_text(yaml.safe_dump(params, sort_keys=False))
-        return load_member(member, path) if member else load_params(path)
+        loaded = load_params(path)
+        return member_params(loaded, member) if member else loaded
 
     return run

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from bertrio.config import build_tasks, load_member, merged
+from bertrio.config import build_tasks, member_params, merged
 from bertrio.core.errors import UserError
 from bertrio.core.files import read_json
 from bertrio.core.tasks import indicators
@@ -26,7 +26,7 @@ def build(workspace, combine, seeds, **overrides):
     """Train members and combine them; `overrides` of members by name. Return the params."""
     members = {name: overrides.get(name, {}) for name in seeds}
     params = workspace.params(ensemble={"combine": combine, "members": members})
-    loaded = {name: load_member(name) for name in members}
+    loaded = {name: member_params(params, name) for name in members}
     for (name, member), seed in zip(loaded.items(), seeds.values()):
         train(member, name, seed)
     combine_members(params, loaded)
@@ -92,7 +92,7 @@ def test_vote_combines_the_tables_of_all_members(workspace):
 def test_every_param_read_is_tracked_by_dvc(workspace, monkeypatch, combine):
     params = build(workspace, combine, {"base": 1, "second": 2})
     reads = Reads(monkeypatch)
-    combine_members(params, {name: load_member(name) for name in ("base", "second")})
+    combine_members(params, {name: member_params(params, name) for name in ("base", "second")})
     assert set(reads.untracked("ensemble")) <= {"runtime.processes"}  # read by fine-tuning only
     assert {"ensemble.combine", "tasks"} <= reads.names
 

@@ -6,12 +6,12 @@ starts. One message reports all problems.
 
 from bertrio.config.data import DataParams, HubCorpus, HubTask
 from bertrio.config.groups import Challenge, EncoderParams, OptimizerParams, TinyParams
-from bertrio.config.loading import build_tasks, load_member, load_params, member_params, merged
+from bertrio.config.loading import build_tasks, load_params, member_params, merged
 from bertrio.config.reading import read_yaml
 from bertrio.config.root import Params
 from bertrio.config.tasks import TaskParams
 
 __all__ = [
     "Challenge", "DataParams", "EncoderParams", "HubCorpus", "HubTask", "OptimizerParams", "Params",
-    "TaskParams", "TinyParams", "build_tasks", "load_member", "load_params", "member_params", "merged", "read_yaml",
+    "TaskParams", "TinyParams", "build_tasks", "load_params", "member_params", "merged", "read_yaml",
 ]  # fmt: skip

@@ -49,21 +49,15 @@ def check_params(raw: dict[str, Any], path: str) -> Params:
     return params
 
 
-def load_member(name: str, path: str | Path = "params.yaml") -> Params:
-    """Return the params of ensemble member `name`: the file's params with the member's overrides on top.
+def member_params(params: Params, name: str, path: str = "params.yaml") -> Params:
+    """Return the params of ensemble member `name`: `params` with the member's overrides on top.
 
     Raises:
-        UserError: as in `load_params`, and if there is no such member.
+        UserError: if there is no such member, or its overrides are invalid; the message starts with `path`.
     """
-    params = validate_params(read_yaml(path), str(path))
     if name not in params.ensemble.members:
         known = ", ".join(params.ensemble.members)
         raise UserError(f"{path}: ensemble.members has no member {name!r}, expected one of {known}")
-    return member_params(params, name, str(path))
-
-
-def member_params(params: Params, name: str, path: str = "params.yaml") -> Params:
-    """Return the params of ensemble member `name` from loaded params; `path` starts messages."""
     overrides, at = dict(params.ensemble.members[name] or {}), f"ensemble.members.{name}"
     _check_answers(overrides.pop("answers", list(params.tasks)), params, f"{path}: {at}.answers")
     for group in overrides:

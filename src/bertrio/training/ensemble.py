@@ -42,7 +42,7 @@ def build_ensemble(
 
     Args:
         params: the base params.
-        members: params of each member (`load_member`), by name.
+        members: params of each member (`member_params`), by name.
         splits, tokenizer: folders of the data; only soups read them.
         models: folder with <name>/encoder and <name>/heads.safetensors of each member; only soups read it.
         predictions: folder with <name>/predictions.parquet of each member.

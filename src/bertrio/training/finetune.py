@@ -54,7 +54,7 @@ def finetune(
     of them train and score, and the main one writes.
 
     Args:
-        params: the member's params (`load_member`).
+        params: the member's params (`member_params`).
         runtime: device, precision and processes.
         inputs: folders to read.
         model_folder: folder for encoder/, heads.safetensors and bertrio.json; its name is the member's.

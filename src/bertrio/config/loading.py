@@ -100,10 +100,9 @@ def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
     Raises:
         UserError: naming the member and the task.
     """
-    first = {params.prefinetune.task} if params.prefinetune.epochs else set()
     for task in params.tasks:
         answering = [name for name in views if task in params.answers(name)]
-        trained = [name for name in answering if task in views[name].trains or task in first]
+        trained = [name for name in answering if task in views[name].trains or task in params.pretrains]
         random = [name for name in answering if trained and name not in trained]
         if random:
             soup = params.ensemble.combine.endswith("soup")  # one model: all members answer all tasks

@@ -68,6 +68,11 @@ class Params(_Regularizers):
         """Tasks that fine-tuning trains, in order; other tasks are scored with untrained heads."""
         return self.schedule.tasks or list(self.tasks)
 
+    @property
+    def pretrains(self) -> list[str]:
+        """The task that prefinetuning trains, if it is on."""
+        return [self.prefinetune.task] if self.prefinetune.epochs else []
+
     def answers(self, member: str) -> tuple[str, ...]:
         """Return the tasks that ensemble member `member` answers: its `answers`, or all."""
         return tuple((self.ensemble.members[member] or {}).get("answers", self.tasks))
@@ -102,16 +107,14 @@ class Params(_Regularizers):
 
     @model_validator(mode="after")
     def _groups_fit(self) -> Params:
-        problems = [problem for check in CHECKS for problem in check(self)]
-        if problems:
+        if problems := [*check_names(self)] or [problem for check in CHECKS for problem in check(self)]:
             raise ValueError("; ".join(problems))
         return self
 
 
 def check_names(params: Params) -> Iterator[str]:
-    """Yield params that name an unknown task or metric, and names that are reserved."""
-    tasks = params.tasks
-    scored = params.finetune.train_metrics
+    """Yield params that name an unknown task or metric, and names that are reserved. The other checks look names up."""
+    tasks, scored = params.tasks, params.finetune.train_metrics
     references: dict[str, Iterable[str]] = {
         "finetune.train_metrics": [] if isinstance(scored, bool) else scored,
         "data.split.tasks": params.data.split.tasks,
@@ -119,7 +122,7 @@ def check_names(params: Params) -> Iterator[str]:
         **{f"data.unlabelled.{name}.task": [rows.task] for name, rows in params.data.unlabelled.items()},
         "schedule.tasks": params.trains,
         "weighting.weights": params.weighting.weights,
-        "prefinetune.task": [params.prefinetune.task] if params.prefinetune.epochs else [],
+        "prefinetune.task": params.pretrains,
         **{
             f"evaluate.challenges.{name}.task": [challenge.task]
             for name, challenge in params.evaluate.challenges.items()
@@ -204,7 +207,7 @@ def check_passes(params: Params) -> Iterator[str]:
     """Yield params that conflict with accumulation or a frozen encoder."""
     accumulate, encoder = params.finetune.accumulate, params.encoder
     for name in params.trains if accumulate > 1 else ():
-        if name in params.tasks and LOSSES[params.tasks[name].loss].whole_batch:
+        if LOSSES[params.tasks[name].loss].whole_batch:
             yield (
                 f"finetune.accumulate: found {accumulate}, but loss {params.tasks[name].loss} of task {name} compares "
                 "the rows of a whole batch; use 1"
@@ -216,9 +219,8 @@ def check_passes(params: Params) -> Iterator[str]:
         )
     if encoder.frozen and encoder.lora.rank:
         yield f"encoder.lora.rank: found {encoder.lora.rank}, but encoder.frozen leaves no adapter to train; use 0"
-    trained = dict.fromkeys([*params.trains, *([params.prefinetune.task] if params.prefinetune.epochs else [])])
-    for name in trained if encoder.frozen else ():
-        if name in params.tasks and not params.tasks[name].has_weights(name, params.sharing):
+    for name in dict.fromkeys([*params.trains, *params.pretrains]) if encoder.frozen else ():
+        if not params.tasks[name].has_weights(name, params.sharing):
             yield (
                 f"encoder.frozen: leaves task {name} nothing to learn: head cosine has weights of its own only with "
                 "head_options.projection true"
@@ -228,18 +230,15 @@ def check_passes(params: Params) -> Iterator[str]:
 def check_batches(params: Params) -> Iterator[str]:
     """Yield batch sizes from which a task's loss learns nothing."""
     schedule = params.schedule
-    proportional = schedule.batch_sizes == "proportional"
-    first = [params.prefinetune.task] if params.prefinetune.epochs else []
-    for name in dict.fromkeys([*params.trains, *first]):
-        if name not in params.tasks:
-            continue
+    for name in dict.fromkeys([*params.trains, *params.pretrains]):
         task = params.tasks[name]
-        sizes = {f"tasks.{name}.batch_size": task.batch_size, "schedule.base_batch": schedule.base_batch}
-        del sizes[f"tasks.{name}.batch_size" if proportional else "schedule.base_batch"]
-        if isinstance(schedule.cap, int):
-            sizes["schedule.cap"] = schedule.cap
+        sizes: dict[str, int | str | None] = {"schedule.cap": schedule.cap}
+        if schedule.batch_sizes == "proportional":
+            sizes["schedule.base_batch"] = schedule.base_batch
+        else:
+            sizes[f"tasks.{name}.batch_size"] = task.batch_size
         for param, size in sizes.items():
-            if size < (least := LOSSES[task.loss].rows):
+            if isinstance(size, int) and size < (least := LOSSES[task.loss].rows):
                 yield (
                     f"{param}: found {size}, but loss {task.loss} of task {name} learns nothing from fewer than "
                     f"{least} rows"
@@ -247,7 +246,6 @@ def check_batches(params: Params) -> Iterator[str]:
 
 
 CHECKS = (
-    check_names,
     check_columns,
     check_sources,
     lambda params: params.sharing.problems(params.tasks),

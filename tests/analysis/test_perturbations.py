@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from bertrio.analysis.perturbations import EDITS, edit_each, perturbations, robustness
-from bertrio.core.tasks import Binary, Classes, Ordered, Score, Task
+from bertrio.core.tasks import Binary, Classes, MultiLabel, Ordered, Score, Task
 from bertrio.evaluation.calibration import wilson
 
 TEXTS = [
@@ -105,14 +105,14 @@ def test_swapped_order_flips_a_model_that_reads_one_text():
     assert (one_side["n"], one_side["flips"]) == (2, 0.5)
 
 
-@pytest.mark.parametrize("target", [Ordered(3), Binary(), Score(0, 5), Classes(3)])
+@pytest.mark.parametrize("target", [Ordered(3), Binary(), Score(0, 5), Classes(3), MultiLabel(3)])
 def test_gender_bias_is_positive_towards_women(target):
     task = Task("t", "single", "cross", target)
     texts = ["he came with his dog", "she slept", "the actress and her film", "he and she"]  # the last has no sign
     outputs = {3: [0.0, 0.0, 3.0], 1: [3.0]}[target.size]
     model = Fake(task, lambda text: outputs if re.search(r"\b(she|her|actress)\b", text) else [0.0] * target.size)
     swapped = robustness(model, task, pd.DataFrame({"text": texts}))["gender_swapped"]
-    if type(target) is Classes:
+    if type(target) in (Classes, MultiLabel):  # labels without an order have no mean
         assert "bias" not in swapped
         return
     levels = [target.expected(target.predict(np.array([row]))).item() for row in (outputs, [0.0] * target.size)]

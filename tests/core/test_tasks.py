@@ -43,7 +43,7 @@ def test_margin():
     assert (Score(0, 5).margin, Score(-1, 1).margin, Classes(3).margin) == (0.5, 0.2, 0.5)
 
 
-WORDS, DIGITS = Classes(3, ("no", "maybe", "yes")), Ordered(3, ("1", "2", "3"))
+WORDS, DIGITS = Classes(3, labels=("no", "maybe", "yes")), Ordered(3, labels=("1", "2", "3"))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ WORDS, DIGITS = Classes(3, ("no", "maybe", "yes")), Ordered(3, ("1", "2", "3"))
         (WORDS, 0, 0),
         (DIGITS, "1", 0),
         (DIGITS, 2.0, 1),  # an integer in a column with gaps
-        (Classes(2, ("True", "False")), np.bool_(False), 1),  # from JSON or parquet
+        (Classes(2, labels=("True", "False")), np.bool_(False), 1),  # from JSON or parquet
         (Binary(("no", "yes")), True, 1),
         (Score(0, 5), "2.5", 2.5),
     ],

@@ -65,6 +65,7 @@ class Predicted(NamedTuple):
         return self.map(lambda part: part[np.asarray(rows, dtype=np.int64)])
 
 
+@dataclass(frozen=True, kw_only=True)
 class Target(ABC):
     """Quantity that a task predicts.
 
@@ -77,11 +78,12 @@ class Target(ABC):
     measures: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the default main metric first
     leading: ClassVar[tuple[str, ...]]  # metrics that can be the main one: higher is better; it may be of no `measures`
     discrete: ClassVar[bool]  # labels are class indices: members can vote, labels can be counted
+    ordered: ClassVar[bool] = False  # a higher label means more: labels have a mean
     label_dtype: ClassVar[str]  # dtype of labels for losses: "int64" or "float32"
     symmetric: ClassVar[bool]  # whether the label of a pair is the same with its texts swapped
     sets: ClassVar[bool] = False  # labels are sets of classes, see `MultiLabel`
-    labels: tuple[str, ...] = ()
-    metric: str | None = None
+    labels: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    metric: str | None = field(default=None, compare=False, repr=False)
 
     @property
     @abstractmethod
@@ -173,6 +175,8 @@ class Target(ABC):
 
     def expected(self, predicted: Predicted) -> Array | None:
         """Return the mean label [B] by the predicted probabilities, or the score; None if labels have no order."""
+        if not self.ordered:
+            return None
         assert predicted.probabilities is not None
         return predicted.probabilities @ np.arange(predicted.probabilities.shape[1])
 
@@ -182,8 +186,6 @@ class Classes(Target):
     """One of `count` classes, numbered from 0."""
 
     count: int
-    labels: tuple[str, ...] = field(default=(), compare=False)
-    metric: str | None = field(default=None, compare=False)
 
     divergence = "categorical"
     measures: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
@@ -204,14 +206,12 @@ class Classes(Target):
         probabilities = odds / odds.sum(axis=-1, keepdims=True)
         return Predicted(probabilities.argmax(axis=-1).astype(np.float64), probabilities, None)
 
-    def expected(self, predicted: Predicted) -> Array | None:
-        return super().expected(predicted) if isinstance(self, Ordered) else None
-
 
 @dataclass(frozen=True)
 class Ordered(Classes):
     """One of `count` classes that have an order, such as degrees of sentiment."""
 
+    ordered = True
     measures = ("accuracy", "macro_f1", "balanced_accuracy", "off_by_one", "mae", "quadratic_kappa", "ece", "brier")
     leading = ("accuracy", "macro_f1", "balanced_accuracy", "quadratic_kappa", "matthews_correlation")
 
@@ -220,14 +220,14 @@ class Ordered(Classes):
 class Binary(Target):
     """Yes (1) or no (0), from one logit, or from two (no, yes) for `siamese_softmax`."""
 
-    labels: tuple[str, ...] = field(default=("no", "yes"), compare=False)
-    metric: str | None = field(default=None, compare=False)
+    labels: tuple[str, ...] = field(default=("no", "yes"), compare=False, repr=False)
 
     size = 1
     divergence = "bernoulli"
     measures = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
     leading = ("accuracy", "f1", "roc_auc", "average_precision", "matthews_correlation")
     discrete = True
+    ordered = True
     label_dtype = "float32"
     symmetric = True
 
@@ -252,9 +252,7 @@ class MultiLabel(Target):
     """
 
     count: int
-    labels: tuple[str, ...] = field(default=(), compare=False)
-    metric: str | None = field(default=None, compare=False)
-    thresholds: tuple[float, ...] = field(default=(), compare=False)
+    thresholds: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     divergence = "bernoullis"
     measures = ("micro_f1", "macro_f1", "accuracy")
@@ -327,7 +325,6 @@ class Score(Target):
 
     low: float
     high: float
-    metric: str | None = field(default=None, compare=False)
 
     size = 1
     divergence = "squared"
@@ -398,10 +395,12 @@ def build_target(
         return Score(*limits, metric=metric)
     names = tuple(map(str, classes)) if isinstance(classes, Sequence) else ()
     if name == "binary":
-        return Binary(names or Binary.labels, metric)
+        return Binary(names or Binary.labels, metric=metric)
     kind: Callable[..., Target] = TARGETS[name]
-    return kind(len(names) or classes, names, metric, *([tuple(thresholds)] if thresholds else []))
+    more = {"thresholds": tuple(thresholds)} if thresholds else {}
+    return kind(len(names) or classes, labels=names, metric=metric, **more)
 
 
-KINDS: tuple[type[Target], ...] = (Classes, Ordered, Binary, Score, MultiLabel)
-TARGETS = {kind.__name__.lower(): kind for kind in KINDS}
+TARGETS: dict[str, type[Target]] = {
+    kind.__name__.lower(): kind for kind in (Classes, Ordered, Binary, Score, MultiLabel)
+}

@@ -139,7 +139,7 @@ def project(tmp_path_factory, warm):
 @pytest.mark.heavy
 def test_stage_starts_its_processes_and_one_prints_and_writes(project):
     output = project.uninterrupted.output
-    assert output.count("10 steps on cpu, float32, 1 threads in each of 2 processes") == 1
+    assert output.count("10 steps on cpu, float32, 1 thread in each of 2 processes") == 1
     assert output.count("epoch 2 (") == 1 and "Traceback" not in output
     timing = json.loads((project.folder / "metrics/timing/finetune-base.json").read_text())
     assert timing["processes"] == 2 and timing["steps"] == 10

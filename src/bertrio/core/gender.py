@@ -10,10 +10,9 @@ GENDERED = (
     "sons-daughters brother-sister brothers-sisters husband-wife husbands-wives uncle-aunt grandfather-grandmother "
     "nephew-niece actor-actress actors-actresses gentleman-lady gentlemen-ladies male-female males-females"
 )
-COUNTERPARTS = {  # "her" is ambiguous, see `gender_swapped`
-    word: other for pair in GENDERED.split() for word, other in (pair.split("-"), pair.split("-")[::-1])
-} | {"him": "her", "his": "her", "hers": "his"}
-FOR_MEN = {pair.partition("-")[0] for pair in GENDERED.split()} | {"him", "his"}
+FOR_MEN = dict(pair.split("-") for pair in GENDERED.split()) | {"him": "her", "his": "her"}
+FOR_WOMEN = dict(pair.split("-")[::-1] for pair in GENDERED.split()) | {"hers": "his"}
+COUNTERPARTS = FOR_MEN | FOR_WOMEN  # "her" is ambiguous, see `gender_swapped`
 AFTER_OBJECT = (  # before one of these words "her" becomes "him", else "his"
     "a about after against and as at because before but by for from if in into is of off on or out over so than that "
     "the through to until up was when while who with"

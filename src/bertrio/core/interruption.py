@@ -24,16 +24,14 @@ class Interrupted(KeyboardInterrupt):
     Args:
         number: of the signal.
         message: shown to the user after the name of the stage.
+
+    Attributes:
+        code: the exit code by shell convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP.
     """
 
     def __init__(self, number: int, message: str = AT_ONCE) -> None:
         super().__init__(message)
-        self.signal = signal.Signals(number)
-
-    @property
-    def code(self) -> int:
-        """The exit code by shell convention: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
-        return 128 + self.signal
+        self.code = 128 + number
 
 
 class Interruption:

@@ -85,8 +85,11 @@ class Runtime:
         return {"device": str(self.device), "precision": precision, "threads": torch.get_num_threads(), **several}
 
     def describe(self) -> str:
+        """Return the same as text, such as "cpu, float32, 2 threads"."""
+        facts = self.facts()
+        threads = "1 thread" if facts["threads"] == 1 else f"{facts['threads']} threads"
         several = "" if self.processes.alone else f" in each of {self.processes.world_size} processes"
-        return "{device}, {precision}, {threads} threads".format(**self.facts()) + several
+        return f"{facts['device']}, {facts['precision']}, {threads}{several}"
 
 
 def set_up(

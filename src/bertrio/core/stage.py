@@ -15,7 +15,7 @@ from typing import Any
 from bertrio.core.console import console, say
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
-from bertrio.core.interruption import AT_ONCE, Interrupted, stoppable
+from bertrio.core.interruption import AT_ONCE, stoppable
 from bertrio.core.streams import standard_streams
 
 DISK_ADVICE = {
@@ -52,7 +52,7 @@ def run_stage(name: str, body: Callable[[], dict[str, Any] | None], timing: bool
                 write_json(f"metrics/timing/{name}.json", facts, digits=1)
     except KeyboardInterrupt as stopped:
         say(f"{name}: {str(stopped) or AT_ONCE}")
-        sys.exit(stopped.code if isinstance(stopped, Interrupted) else 130)
+        sys.exit(getattr(stopped, "code", 130))
     except Exception as error:
         message = user_message(error)
         if message is None:

@@ -82,8 +82,7 @@ def progress(description: str, total: float | None = None) -> Iterator[Bar]:
         TimeRemainingColumn(),
     )
     hidden = not console.is_terminal
-    display = Progress(*columns, console=console, disable=hidden, transient=True, redirect_stderr=False)
-    with display as bars:
+    with Progress(*columns, console=console, disable=hidden, transient=True, redirect_stderr=False) as bars:
         yield Bar(bars, bars.add_task(description, total=total, note=""))
 
 
@@ -95,7 +94,9 @@ def say(text: str) -> None:
 def output_console() -> Console:
     """Return a console on standard output; without a terminal its lines do not wrap, as those of git and dvc."""
     console = Output(highlight=False, emoji=False)
-    return console if console.is_terminal else Output(highlight=False, emoji=False, width=UNWRAPPED)
+    if not console.is_terminal:
+        console.width = UNWRAPPED
+    return console
 
 
 def print_table(

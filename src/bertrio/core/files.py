@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # this module starts fast
     import pyarrow as pa
 
 DVC_COPIES = "/.dvc/tmp/exps/"  # where `dvc exp run --temp` and `--queue` copy a repository to
-OLD = "old"  # what a folder holds while the new one takes its place, in the temporary folder
+OLD = "old"  # name of the replaced folder, inside the temporary one until the new one is in place
 
 
 def repository() -> Path:

@@ -54,7 +54,7 @@ def write_challenges(
     for name, challenge in challenges.items():
         task, model = tasks[challenge.task], models[challenge.task]
         path, param = Path(challenge.path).expanduser(), f"evaluate.challenges.{name}"
-        rows, rejects = read_file(path, task, name, challenge.columns, param, "path", challenge.delimiter)
+        rows, rejects = read_file(path, task, name, challenge.columns, param, "path")
         rejects_path = folder / f"{name}-rejects.csv"
         write_rejects(rejects_path, rejects)
         see = f", see {rejects_path}" if rejects else ""

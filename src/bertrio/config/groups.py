@@ -156,7 +156,6 @@ class Challenge(Group):
     task: str
     path: InputPath
     columns: Columns = Field(default_factory=dict)
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
 
 
 class EvaluateParams(Group):

@@ -12,7 +12,7 @@ from bertrio.config import DataParams
 from bertrio.config.data import SplitFiles
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
-from bertrio.data.formats import READERS, read_delimited
+from bertrio.data.formats import READERS
 from bertrio.data.reading import build_table
 from bertrio.data.sources import SourceData
 from bertrio.data.sources.corpora import load_corpus as load_corpus
@@ -74,30 +74,28 @@ def read_extra(params: DataParams, tasks: Mapping[str, Task], data: SourceData) 
 
 
 def read_file(
-    path: Path, task: Task, split: str, columns: Mapping[Any, str], param: str, key: str, delimiter: str | None = None
+    path: Path, task: Task, split: str, columns: Mapping[Any, str], param: str, key: str
 ) -> tuple[pd.DataFrame, list[Reject]]:
     """Read a file of a task's rows and return its table and rejects.
 
     Args:
-        path: a file with an extension in `READERS`, or any delimited text if `delimiter` is given.
+        path: a file with an extension in `READERS`.
         task: task of the rows.
         split: split of the rows, also used to make ids; as in `build_table`.
         columns: as in `build_table`.
         param: block of params.yaml that describes the file, for messages; it has a key `columns`.
         key: key of the file's path in that block.
-        delimiter: delimiter of a text file; None to decide by the extension.
 
     Raises:
         UserError: if the file or a column is missing, or the file has an unknown format.
     """
     place, kind = f"{param}.{key}: {path}", path.suffix.lower()
-    if delimiter is None and kind not in READERS:
+    if kind not in READERS:
         raise UserError(f"{place}: found a name that ends in {path.suffix!r}, expected one of {', '.join(READERS)}")
     if not path.is_file():
         raise UserError(
             f"{place}: there is no such file; relative paths start at the repository, those in data.files, "
             "data.extra_train and data.unlabelled at data.path"
         )
-    rows = READERS[kind](path) if delimiter is None else read_delimited(path, delimiter)
     hint = f"; say which column is which in {param}.columns"
-    return build_table(rows, columns, task, split, path.name, place, hint)
+    return build_table(READERS[kind](path), columns, task, split, path.name, place, hint)

@@ -74,10 +74,11 @@ def member_params(params: Params, name: str, path: str = "params.yaml") -> Param
 
 def _same_for_all(params: Params) -> dict[str, Any]:
     """Return the values that members may not change, by dotted name."""
-    encoder = {f"encoder.{name}": getattr(params.encoder, name) for name in FIXED_IN_ENCODER}
-    tasks = params.tasks.items()
-    encoder["distill.teacher"] = params.distill.teacher  # the stage teach has one
-    return encoder | {f"tasks.{name}.{key}": getattr(task, key) for name, task in tasks for key in FIXED_IN_TASKS}
+    fixed: dict[str, Any] = {"distill.teacher": params.distill.teacher}  # the stage teach has one
+    fixed |= {f"encoder.{key}": getattr(params.encoder, key) for key in FIXED_IN_ENCODER}
+    for name, task in params.tasks.items():
+        fixed |= {f"tasks.{name}.{key}": getattr(task, key) for key in FIXED_IN_TASKS}
+    return fixed
 
 
 def _check_answers(answers: Any, params: Params, at: str) -> None:

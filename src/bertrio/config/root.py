@@ -232,13 +232,15 @@ def check_batches(params: Params) -> Iterator[str]:
     schedule = params.schedule
     for name in dict.fromkeys([*params.trains, *params.pretrains]):
         task = params.tasks[name]
-        sizes: dict[str, int | str | None] = {"schedule.cap": schedule.cap}
+        least = LOSSES[task.loss].rows
         if schedule.batch_sizes == "proportional":
-            sizes["schedule.base_batch"] = schedule.base_batch
+            sizes = {"schedule.base_batch": schedule.base_batch}
         else:
-            sizes[f"tasks.{name}.batch_size"] = task.batch_size
+            sizes = {f"tasks.{name}.batch_size": task.batch_size}
+        if isinstance(schedule.cap, int):
+            sizes["schedule.cap"] = schedule.cap
         for param, size in sizes.items():
-            if isinstance(size, int) and size < (least := LOSSES[task.loss].rows):
+            if size < least:
                 yield (
                     f"{param}: found {size}, but loss {task.loss} of task {name} learns nothing from fewer than "
                     f"{least} rows"

@@ -168,7 +168,9 @@ def write_json(path: str | Path, value: Any, digits: int | None = 6) -> None:
     Raises:
         ValueError: if a float is not finite, which JSON cannot represent.
     """
-    write_text(path, json.dumps(rounded(value, digits), indent=2, allow_nan=False, ensure_ascii=False) + "\n")
+    if digits is not None:
+        value = rounded(value, digits)
+    write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def write_csv(frame: pd.DataFrame, path: str | Path, quoted: bool = False) -> None:
@@ -209,12 +211,10 @@ def read_json(path: str | Path) -> Any:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def rounded(value: Any, digits: int | None) -> Any:
-    """Return `value` as JSON types, with all floats rounded to `digits` decimals (None keeps all)."""
-    if isinstance(value, dict):
-        return {str(key): rounded(item, digits) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [rounded(item, digits) for item in value]
-    if isinstance(value, float) and digits is not None:
-        return round(value, digits)
-    return value
+def rounded(value: Any, digits: int) -> Any:
+    """Return `value` as JSON types, with all floats rounded to `digits` decimals.
+
+    Raises:
+        ValueError: if a float is not finite.
+    """
+    return json.loads(json.dumps(value, allow_nan=False), parse_float=lambda text: round(float(text), digits))

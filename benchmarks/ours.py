@@ -36,23 +36,20 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
 def mlm(args: argparse.Namespace) -> dict[str, Any]:
     """Pretrain as the stage `pretrain_mlm` does, on the training texts of all tasks."""
-    from functools import partial
-
     from case import language_model
 
     from bertrio.model.attention import cheap_dropout
     from bertrio.model.tokenizer import load_tokenizer
-    from bertrio.training.mlm import build_trainer, mask_tokens
+    from bertrio.training.mlm import build_trainer
 
     params, runtime = load(args)
     tokenizer = load_tokenizer(args.work / "models/tokenizer")
     model, blocks = language_model(args, params, tokenizer)
     cheap_dropout(model)
-    mask = partial(mask_tokens, tokenizer=tokenizer, probability=params.mlm.mask_probability)
     steps = args.warmup + args.steps
     options = params.mlm.model_copy(update={"epochs": steps, "max_steps": steps})
     params = params.model_copy(update={"mlm": options})
-    trainer = build_trainer(model.to(runtime.device), blocks, np.arange(len(blocks)), mask, params, runtime)
+    trainer = build_trainer(model.to(runtime.device), blocks, np.arange(len(blocks)), tokenizer, params, runtime)
     return time_steps(args, trainer, runtime) | work_of_blocks(model.config, params.mlm)
 
 
@@ -64,9 +61,9 @@ def time_steps(args: argparse.Namespace, trainer: Any, runtime: Any) -> dict[str
     return clock.measured() | {"runtime": runtime.describe()}
 
 
-def run_all(trainer: Any) -> None:
+def run_all(trainer: Any, **options: Any) -> None:
     """Train to the end, without scoring."""
-    for _ in trainer.run("benchmark"):
+    for _ in trainer.run("benchmark", **options):
         pass
 
 
@@ -159,8 +156,8 @@ def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
     options = CheckpointParams(minutes=None, steps=None)
     opened = Checkpoints.open("benchmark", {"process": os.getpid()}, options, runtime)
     with opened as checkpoints, checkpoints.resumed({"trainer": trainer, "best": best}):
-        trainer.checkpoint = blocks = Blocks(checkpoints, args.warmup, args.block, runtime.device)
-        run_all(trainer)
+        blocks = Blocks(checkpoints, args.warmup, args.block, runtime.device)
+        run_all(trainer, between_steps=blocks)
         sizes = [path.stat().st_size for path in checkpoints.folder.glob("step-*.safetensors")]
         checkpoints.finish()
     if len(blocks.saves) != args.saves or not sizes:

@@ -1,1 +1,1 @@
-"""Training: the optimizer, the loop, and what the three training stages make of them."""
+"""Training: objective, optimizer, loop and checkpoints, and the stages that use them."""

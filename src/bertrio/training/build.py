@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bertrio.config import Params, build_tasks
 from bertrio.core.console import say
@@ -96,7 +96,7 @@ def build_trainer(
     optimization = Optimization(model, params.optimizer, lr, plan, options.max_steps, learned)
     callbacks: list[Callable[[int], None]] = [partial(term.after_step, model) for term in regularizers.values()]
     if average:
-        callbacks.insert(0, lambda step: average.update_parameters(model))
+        callbacks.append(lambda step: average.update_parameters(model))
     whole_batch = [task for task in train if LOSSES[params.tasks[task].loss].whole_batch]
     label_weights = dict.fromkeys(distilled(params), params.distill.labels)
     trainer = Trainer(
@@ -105,11 +105,11 @@ def build_trainer(
         streams,
         optimization,
         build_combiner(params, model, list(learned)),
-        weight_penalty=weight_penalty(params, model),
+        penalize_weights=weight_penalty(params, model),
         accumulate=options.accumulate,
         one_pass=model.encoder.size < NARROW if options.one_pass == "auto" else options.one_pass,
         callbacks=callbacks,
-        stateful={name: part for name, part in (("average", average), ("tracker", tracker)) if part is not None},
+        stateful={"average": average, "tracker": tracker},
         tracker=tracker,
     )
     return trainer, cast(MultitaskModel, average.module) if average else model
@@ -137,19 +137,22 @@ def build_combiner(params: Params, model: MultitaskModel, learned: Sequence[nn.P
     return GramianCombiner(parameters, processes, shared, surgery, draws, options.log_conflicts)
 
 
-def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[list[nn.Parameter]], Tensor] | None:
-    """Return `penalties` as a function of the parameters that have a gradient in a step; None if they are off."""
+def weight_penalty(params: Params, model: MultitaskModel) -> Callable[[], None] | None:
+    """Return a function that adds the gradient of `penalties`; None if they are off.
+
+    Only parameters that have a gradient in a step are penalized, so that those of other tasks stay where they are.
+    """
     options = params.penalties
     if not (options.l1 or options.l2):
         return None
     part = {"all": model, "encoder": model.encoder, "heads": model.heads}[options.parameters]
-    chosen = {id(parameter) for parameter in part.parameters()}
 
-    def penalty(parameters: list[nn.Parameter]) -> Tensor:
-        penalised = [parameter for parameter in parameters if id(parameter) in chosen]
-        return options.l1 * l1(penalised) + options.l2 * l2(penalised)
+    def add_gradient() -> None:
+        used = [parameter for parameter in part.parameters() if parameter.grad is not None]
+        if used:
+            (options.l1 * l1(used) + options.l2 * l2(used)).backward()
 
-    return penalty
+    return add_gradient
 
 
 def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: str | Path) -> Split:

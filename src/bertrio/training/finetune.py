@@ -106,8 +106,7 @@ def train_epochs(stage: str, trainer: Trainer, evaluator: EpochEvaluator, checkp
     say(f"{stage}: {trainer.total_steps} steps on {trainer.runtime.describe()}")
     with checkpoints.resumed({"trainer": trainer, "evaluator": evaluator}):
         processes.check_equal(trainer.model.parameters())
-        trainer.checkpoint = checkpoints.after_step
-        epochs = trainer.run(stage, done=len(evaluator.lines))
+        epochs = trainer.run(stage, len(evaluator.lines), checkpoints.after_step)
         while not evaluator.stopped_early and (log := next(epochs, None)):
             processes.check_equal(trainer.model.parameters())
             evaluator.score(log, checkpoints.pause)

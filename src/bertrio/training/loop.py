@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
 from itertools import zip_longest
-from operator import add
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertrio.config import Params
 from bertrio.core.console import progress
@@ -40,15 +38,14 @@ class Trainer(Stateful):
         streams: training batches by task.
         optimization: optimizer, learning rate, maximum gradient norm and number of steps.
         combiner: combines the gradients of a step's tasks, by sum or surgery.
-        weight_penalty: function of the parameters that have a gradient in a step, such as L2; None for no penalty. Its
-            gradient is added after surgery and before clipping.
+        penalize_weights: adds the gradient of a penalty on the weights, such as L2, after surgery and before clipping;
+            None for no penalty.
         accumulate: number of pieces that a batch is cut into. Each has a pass of its own, which saves memory and leaves
             the gradient the same.
         one_pass: let all tasks of a step share one pass of the encoder, padded to one width.
         callbacks: functions called after each update with its number, from 1.
         stateful: further state that steps change, by name, for checkpoints: averages, the tracker.
         tracker: records training curves, see `Meter`.
-        checkpoint: function called between steps with the number of steps done; may save `state_dict`.
         lr_param: name of the learning rate in params.yaml, for error messages.
 
     Raises:
@@ -62,20 +59,18 @@ class Trainer(Stateful):
     streams: Mapping[str, BatchStream]
     optimization: Optimization
     combiner: Combiner
-    weight_penalty: Callable[[list[nn.Parameter]], Tensor] | None = None
+    penalize_weights: Callable[[], None] | None = None
     accumulate: int = 1
     one_pass: bool = False
     callbacks: Sequence[Callable[[int], None]] = ()
     stateful: Mapping[str, Any] = field(default_factory=dict)
     tracker: Curves | None = None
-    checkpoint: Callable[[int], None] | None = None
-    lr_param: str = "lr"
+    lr_param: str = "finetune.lr"
 
     def __post_init__(self) -> None:
         self.model, self.runtime = self.objective.model, self.objective.runtime
-        self.optimizer, self.total_steps = self.optimization.optimizer, self.optimization.total_steps
+        self.total_steps, self.steps_done = self.optimization.total_steps, 0
         self.meter = Meter(self.tracker)
-        self.steps_done = 0
         self._finite = FiniteCheck(
             self.runtime.device, lambda task, rows: self.streams[task].rows.ids[rows], f"try a lower {self.lr_param}"
         )
@@ -84,20 +79,21 @@ class Trainer(Stateful):
         """Make update `number` from one batch of each task; return the losses and penalties to log."""
         logged = self._add_gradients(tasks, number)  # objective
         self.combiner.combine(number, self._finite)  # sum or surgery
-        if self.weight_penalty is not None:
-            self._add_penalty(self.weight_penalty)
+        if self.penalize_weights is not None:
+            self.penalize_weights()
         norm = clip_gradients(self.model, self.optimization.max_grad_norm)
         self._finite.add("the norm of the gradients", norm)
         self._finite.read_on_cpu()
-        self.optimization.step()
+        lr = self.optimization.step()
         for callback in self.callbacks:  # averages
             callback(number)
         self.steps_done = number
-        clips = self.optimization.max_grad_norm is not None
-        self.meter.log(number, tasks, logged, self.optimization.last_lr, norm if clips else None)
+        self.meter.log(number, tasks, logged, lr, norm)
         return logged
 
-    def run(self, description: str, done: int = 0) -> Iterator[EpochLog]:
+    def run(
+        self, description: str, done: int = 0, between_steps: Callable[[int], None] = lambda step: None
+    ) -> Iterator[EpochLog]:
         """Train epoch by epoch and yield the log of each. The run ends early if it has fewer steps than the plan.
 
         After `load_state_dict`, training continues with the next step. If the last step ended an epoch that the caller
@@ -106,6 +102,7 @@ class Trainer(Stateful):
         Args:
             description: label of the progress bar.
             done: number of epochs that the caller has processed.
+            between_steps: function called after each step with the number of steps done; may save `state_dict`.
         """
         end = 0
         for epoch, planned in enumerate(self.plan, start=1):
@@ -114,7 +111,8 @@ class Trainer(Stateful):
                 return
             start, end = end, end + len(steps)
             if epoch > done and end >= self.steps_done:
-                yield self._epoch(epoch, start, steps, f"{description}, epoch {epoch}/{len(self.plan)}")
+                self._train(steps, start, f"{description}, epoch {epoch}/{len(self.plan)}", between_steps)
+                yield EpochLog(epoch, self.steps_done, self.meter.lr, self.meter.losses.means())
 
     def cost(self) -> dict[str, str | float]:
         """Return the figures for a stage's timing file: device, precision, threads, rows per second, ms per step."""
@@ -127,10 +125,12 @@ class Trainer(Stateful):
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
         }
 
-    def _epoch(self, epoch: int, start: int, steps: Sequence[tuple[str, ...]], description: str) -> EpochLog:
+    def _train(
+        self, steps: Sequence[tuple[str, ...]], start: int, description: str, between_steps: Callable[[int], None]
+    ) -> None:
         """Run the remaining `steps` of an epoch that begins after update `start`."""
         if self.steps_done == start:
-            self.meter.begin_epoch()
+            self.meter.losses.clear()
         self.model.train()
         self.meter.start_clock()
         with progress(description, total=len(steps)) as bar:
@@ -142,10 +142,8 @@ class Trainer(Stateful):
                     self._finite.read()
                     note = self.meter.note()
                 bar.advance(note=note)
-                if self.checkpoint is not None:
-                    self.checkpoint(number)
-                    self.meter.start_clock()  # leaves saving out of the training time
-        return self.meter.epoch_log(epoch, self.steps_done)
+                between_steps(number)
+                self.meter.start_clock()  # leaves saving out of the training time
 
     def _add_gradients(self, tasks: tuple[str, ...], number: int) -> dict[str, Tensor]:
         """Run forward and backward passes over one batch of each task; return the values to log.
@@ -160,12 +158,12 @@ class Trainer(Stateful):
         self.runtime.begin_step(number)
         self._finite.begin_step(number)
         drawn: dict[str, Batch] = {}
-        with self.objective.keeping_casts():
+        with self.objective.casting_once():
             for group in self._groups(tasks):
                 batches = [self._batch(task, drawn).to(self.runtime.device) for task in group]
                 self._finite.add_rows(batches)
                 self._backward(batches, logged)
-                self.combiner.take(group[-1:])
+                self.combiner.take(group[-1])
         return self.runtime.processes.all_reduce_sum(logged)
 
     def _groups(self, tasks: tuple[str, ...]) -> list[list[str]]:
@@ -199,8 +197,9 @@ class Trainer(Stateful):
             present = [(piece, batch) for piece, batch in zip(pieces, batches) if piece is not None]
             shards = [piece.part(rank, count) for piece, _ in present]
             losses = self.objective(*shards)
-            sizes = [(len(piece.rows), len(batch.rows)) for piece, batch in present]
-            shares = [shard.weight * size / whole for shard, (size, whole) in zip(shards, sizes)]
+            shares = [
+                shard.weight * len(piece.rows) / len(batch.rows) for shard, (piece, batch) in zip(shards, present)
+            ]
             for shard, loss, share in zip(shards, losses, shares):
                 for name, value in loss.named(shard.task).items():
                     self._finite.add(f"the loss of {name}", value, [shard.task])
@@ -211,14 +210,9 @@ class Trainer(Stateful):
             if self.combiner.separate:
                 for total, shard in zip(totals[:-1], shards):  # of the same texts
                     total.backward(retain_graph=True)
-                    self.combiner.take([shard.task])
+                    self.combiner.take(shard.task)
                 totals = totals[-1:]
-            reduce(add, totals).backward()
-
-    def _add_penalty(self, weight_penalty: Callable[[list[nn.Parameter]], Tensor]) -> None:
-        penalty = weight_penalty([p for p in self.model.parameters() if p.grad is not None])
-        if penalty.requires_grad:  # False if no penalised parameter has a gradient
-            penalty.backward()
+            sum(totals[1:], totals[0]).backward()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state between two steps.

@@ -41,7 +41,7 @@ READS = {  # params that pretraining reads
 # The head's input is padded to a multiple of this many tokens. Steps differ in their number of masked tokens, and on a
 # CPU, setting up a matrix product for a new size takes longer than computing it.
 ROUND = 64
-NO_LABEL = -100
+NO_LABEL = -100  # the padding of labels, which the loss ignores
 HELD_OUT = 0.05  # share of the blocks, on which perplexity is measured
 WORD_MARKS = {"##": "continues", "Ġ": "begins", "▁": "begins"}  # WordPiece, byte-level BPE, SentencePiece
 
@@ -216,12 +216,14 @@ class MlmObjective(StepObjective):
 
 
 def build_trainer(
-    model: nn.Module, blocks: np.ndarray, train: np.ndarray, mask: Mask, params: Params, runtime: Runtime
+    model: nn.Module, blocks: np.ndarray, train: np.ndarray, tokenizer: Any, params: Params, runtime: Runtime
 ) -> Trainer:
     """Return the trainer of a masked-language model on the blocks at the positions `train`."""
-    seed = params.runtime.seed
+    options, seed = params.mlm, params.runtime.seed
+    begins = word_beginnings(tokenizer) if options.whole_word else None
+    mask = partial(mask_tokens, tokenizer=tokenizer, probability=options.mask_probability, begins=begins)
     rows: Any = Blocks(blocks, train)
-    stream = BlockStream(rows, params.mlm.batch_size, generator(seed, "mlm order"))
+    stream = BlockStream(rows, options.batch_size, generator(seed, "mlm order"))
     objective = MlmObjective(model, mask, generator(seed, "mlm masks"), runtime)
     return single_task_trainer(objective, TASK, stream, "mlm", params.model_copy(update={"optimizer": OPTIMIZER}))
 
@@ -233,18 +235,15 @@ def _train(
     order = torch.randperm(len(blocks), generator=generator(seed, "mlm held out")).numpy()
     count = min(max(1, round(HELD_OUT * len(blocks))), len(blocks) - 1)
     held_out, train = np.sort(order[:count]), np.sort(order[count:])
-    begins = word_beginnings(tokenizer) if options.whole_word else None
-    mask = partial(mask_tokens, tokenizer=tokenizer, probability=options.mask_probability, begins=begins)
-    trainer = build_trainer(model, blocks, train, mask, params, runtime)
+    trainer = build_trainer(model, blocks, train, tokenizer, params, runtime)
     objective = cast(MlmObjective, trainer.objective)
     measure = Blocks(blocks, held_out), options.batch_size, seed, checkpoints.pause
     with checkpoints.resumed({"trainer": trainer}):
-        trainer.checkpoint = checkpoints.after_step
         if objective.before is None:
             objective.before = objective.perplexity(*measure)
         scale = f"{len(blocks)} blocks, {trainer.total_steps} steps on {runtime.describe()}"
         say(f"mlm: {scale}; held-out perplexity {objective.before:.1f} before")
-        for log in trainer.run("mlm"):
+        for log in trainer.run("mlm", between_steps=checkpoints.after_step):
             checkpoints.after_step(log.step, force=True)
         after = objective.perplexity(*measure)
     say(f"mlm: held-out perplexity {after:.1f} after")

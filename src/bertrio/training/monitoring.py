@@ -124,8 +124,8 @@ class Averages(Stateful):
     def add(self, values: Mapping[str, float | Tensor]) -> None:
         """Add the values of a step."""
         for name, value in values.items():
-            wide = isinstance(value, Tensor) and value.device.type != "mps"
-            self._sums[name] = self._sums[name] + (value.double() if wide else value)  # type: ignore[union-attr]
+            wide = value.double() if isinstance(value, Tensor) and value.device.type != "mps" else value
+            self._sums[name] = self._sums[name] + wide
             self._counts[name] += 1
 
     def means(self) -> dict[str, float]:
@@ -155,45 +155,39 @@ class Meter(Stateful):
 
     The curves are `lr`, `loss` (of the step's tasks together), `loss_<task>`, each regularizer's
     `loss_<regularizer>_<task>`, `grad_norm` before clipping, and `rows_per_second` since the run began.
+
+    Attributes:
+        losses: means over the epoch so far, as in `EpochLog`.
+        lr: learning rate of the last update.
+        rows_seen, seconds: rows trained on, and the time for it, since the run began.
     """
 
-    saved = ("_losses", "_lr", "rows_seen", "seconds")
+    saved = ("losses", "lr", "rows_seen", "seconds")
 
     def __init__(self, curves: Curves | None) -> None:
         self._curves, self._clock = curves, time.perf_counter()
         self.rows_seen, self.seconds = 0, 0.0
         self._loss: float | Tensor = 0.0
-        self._lr, self._losses = 0.0, Averages()
-
-    def begin_epoch(self) -> None:
-        """Reset the losses for a new epoch."""
-        self._losses.clear()
+        self.lr, self.losses = 0.0, Averages()
 
     def start_clock(self) -> None:
         """Restart the clock, so that the time since the last reading is not counted."""
         self._clock = time.perf_counter()
 
-    def log(
-        self, step: int, tasks: Sequence[str], logged: Mapping[str, Tensor], lr: float, norm: Tensor | None
-    ) -> None:
+    def log(self, step: int, tasks: Sequence[str], logged: Mapping[str, Tensor], lr: float, norm: Tensor) -> None:
         """Log the values of an update."""
-        self._lr, self._loss = lr, sum(logged[task] for task in tasks)
-        self._losses.add(logged)
+        self.lr, self._loss = lr, sum(logged[task] for task in tasks)
+        self.losses.add(logged)
         self._tick()
         if self._curves is not None:
-            norms = {} if norm is None else {"grad_norm": norm}
             losses = {f"loss_{name}": value for name, value in logged.items()}
-            self._curves.log(step, {"lr": lr, "loss": self._loss, **norms, **losses, SPEED: self._speed()})
+            self._curves.log(step, {"lr": lr, "loss": self._loss, "grad_norm": norm, **losses, SPEED: self._speed()})
 
     def note(self) -> str:
         """Return the last loss and the speed as text; waits for the device."""
         loss = float(self._loss)
         self._tick()
         return f"loss {loss:.3f}  {self._speed():.0f} rows/s"
-
-    def epoch_log(self, epoch: int, step: int) -> EpochLog:
-        """Return the log of the epoch that has just ended."""
-        return EpochLog(epoch, step, self._lr, self._losses.means())
 
     def _tick(self) -> None:
         now = time.perf_counter()
@@ -218,28 +212,27 @@ class Curves(Stateful):
         tools: accelerate's trackers, started.
     """
 
-    saved = ("_step", "_steps", "_averages", "_rows")
+    saved = ("_step", "_averages", "_rows")
 
     def __init__(self, path: str | Path, every: int, table: bool = True, tools: Sequence[Any] = ()) -> None:
         self._path, self._every, self._table, self._tools = path, every, table, tools
-        self._step, self._steps, self._averages = 0, 0, Averages()
+        self._step, self._averages = 0, Averages()
         self._rows: list[dict[str, float]] = []
 
     def log(self, step: int, values: Mapping[str, float | Tensor]) -> None:
         """Add the values of update `step`, from 1; their names may differ from step to step, as tasks do."""
-        self._step, self._steps = step, self._steps + 1
+        self._step = step
         self._averages.add(values)
-        if self._steps == self._every:
+        if step % self._every == 0:
             self._flush()
 
     def close(self) -> None:
         """Write the last point, finish the tools and write the CSV file."""
-        if self._steps:
+        if self._step % self._every:
             self._flush()
         for tool in self._tools:
             tool.finish()
-        columns = dict.fromkeys(["step", *(name for row in self._rows for name in row)])
-        write_csv(pd.DataFrame(self._rows, columns=list(columns)), self._path)
+        write_csv(pd.DataFrame(self._rows, columns=None if self._rows else ["step"]), self._path)
 
     def _flush(self) -> None:
         means = self._averages.means()
@@ -248,7 +241,6 @@ class Curves(Stateful):
         if self._table:
             self._rows.append({"step": self._step, **{name: mean for name, mean in means.items() if name != SPEED}})
         self._averages.clear()
-        self._steps = 0
 
 
 def start_tool(kind: str, folder: Path, name: str, settings: Mapping[str, object]) -> Any:

@@ -68,7 +68,7 @@ class StepObjective(Stateful):
         """Return the regularizers of a task's batch in this step; tasks with the same can share an encoder pass."""
         return ()
 
-    def keeping_casts(self) -> Any:
+    def casting_once(self) -> Any:
         """Return a context in which weights are cast once for all passes of a step, if that is exact."""
         return nullcontext()
 
@@ -106,7 +106,7 @@ class Objective(StepObjective):
     def __post_init__(self) -> None:
         self.runtime = self.model.runtime
 
-    def keeping_casts(self) -> Any:
+    def casting_once(self) -> Any:
         """Return a context in which weights are cast once for all passes of a step.
 
         With regularizers, weights are cast for each pass: passes with a common cast would sum their gradients in bf16.
@@ -188,5 +188,5 @@ class Objective(StepObjective):
 
     def due(self, task: str) -> tuple[str, ...]:
         """Return the regularizers of a task's batch in this step."""
-        turn = max(0, self.turns[task] - 1)
+        turn = self.turns[task] - 1
         return tuple(name for name, term in self.regularizers.items() if task in term.tasks and turn % term.every == 0)

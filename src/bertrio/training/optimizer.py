@@ -75,9 +75,8 @@ def layers_below_heads(model: nn.Module) -> dict[str, int]:
     A final norm with another name counts as an embedding. DeBERTa's `encoder.LayerNorm` is none: it normalizes the
     relative positions that feed all layers.
     """
-    body = f"{getattr(model, 'base_model_prefix', 'encoder')}."  # what masked-language models call it
     names = [name for name, _ in model.named_parameters()]
-    numbers = {name: re.search(r"\.(\d+)\.", name) for name in names if name.startswith(body)}
+    numbers = {name: re.search(r"\.(\d+)\.", name) for name in names if name.startswith("encoder.")}
     layers = 1 + max((int(number[1]) for number in numbers.values() if number), default=-1)
     relative = any("rel_embeddings" in name for name in names)  # DeBERTa
 
@@ -85,8 +84,8 @@ def layers_below_heads(model: nn.Module) -> dict[str, int]:
         number = numbers.get(name)
         if number:
             return layers - int(number[1])
-        final_norm = re.fullmatch(FINAL_NORM, name.removeprefix(body)) and not relative
-        on_top = not name.startswith(body) or "pooler" in name or final_norm
+        final_norm = re.fullmatch(FINAL_NORM, name.removeprefix("encoder.")) and not relative
+        on_top = not name.startswith("encoder.") or "pooler" in name or final_norm
         return 0 if on_top else layers + 1  # parameters outside of layers feed the first one
 
     return {name: depth(name) for name in names}
@@ -100,7 +99,7 @@ def lr_factor(step: int, total: int, warmup: int, params: OptimizerParams, epoch
     Hutter 2017, without restarts), or gamma^floor(finished epochs / step_epochs) (`step`).
 
     Args:
-        step: index of the update, from 0 to total - 1.
+        step: number of updates done, from 0 to `total`.
         total: number of updates.
         warmup: number of warm-up updates.
         params: the `optimizer` group.
@@ -111,8 +110,8 @@ def lr_factor(step: int, total: int, warmup: int, params: OptimizerParams, epoch
     t = (step - warmup) / max(1, total - warmup)
     shapes = {
         "constant": lambda: 1.0,
-        "linear": lambda: max(0.0, 1 - t),
-        "cosine": lambda: (1 + math.cos(math.pi * min(1.0, t))) / 2,
+        "linear": lambda: 1 - t,
+        "cosine": lambda: (1 + math.cos(math.pi * t)) / 2,
         "step": lambda: params.gamma ** (bisect_right(epoch_ends, step) // params.step_epochs),
     }
     return shapes[params.lr_schedule]()
@@ -191,8 +190,8 @@ class Combiner(Stateful):
     def begin(self, tasks: Sequence[str]) -> None:
         """Begin a step of these tasks, in whose order their gradients are combined."""
 
-    def take(self, tasks: Sequence[str]) -> None:
-        """Collect the gradients of these tasks after their backward pass."""
+    def take(self, task: str) -> None:
+        """Collect the gradients of a task after its backward pass."""
 
     def combine(self, step: int, finite: FiniteCheck) -> None:
         """Leave the combined gradients in `.grad`."""
@@ -231,8 +230,7 @@ class GramianCombiner(Combiner):
     def begin(self, tasks: Sequence[str]) -> None:
         self._gradients.begin(tasks)
 
-    def take(self, tasks: Sequence[str]) -> None:
-        (task,) = tasks
+    def take(self, task: str) -> None:
         self._processes.all_reduce_gradients(self._gradients.parameters)
         self._gradients.take(task)
 
@@ -285,12 +283,12 @@ class Optimization(Stateful):
         self.lr_schedule = LambdaLR(
             self.optimizer, lambda step: lr_factor(step, self.total_steps, warmup, params, ends)
         )
-        self.last_lr = 0.0
 
-    def step(self) -> None:
-        """Update the weights and clear the gradients."""
-        self.last_lr = self.optimizer.param_groups[0]["lr"]
+    def step(self) -> float:
+        """Update the weights and clear the gradients; return the learning rate of this update."""
+        lr: float = self.optimizer.param_groups[0]["lr"]
         with self._rows.dense(self._model.parameters()):
             self.optimizer.step()
         self.lr_schedule.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return lr

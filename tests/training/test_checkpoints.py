@@ -25,7 +25,7 @@ def part_of(number=0.0):
 
 
 def opened(root, stage="finetune-base", identity="a", minutes=None, steps=None):
-    with patch.dict(os.environ, {checkpoints.VARIABLE: str(root)}):
+    with patch.dict(os.environ, {checkpoints.CHECKPOINTS: str(root)}):
         return Checkpoints.open(stage, identity, CheckpointParams(minutes=minutes, steps=steps), set_up(1, "cpu"))
 
 

@@ -36,8 +36,8 @@ from bertrio.experiments.recipes.params import Block, flatten, parse_values, val
 from bertrio.experiments.recipes.resolving import SEED, resolve
 from bertrio.experiments.recipes.rows import load_recipes
 from bertrio.experiments.revision import Revision
-from bertrio.training.checkpoints import VARIABLE as CHECKPOINTS
-from bertrio.training.monitoring import VARIABLE as PROGRESS
+from bertrio.training.checkpoints import CHECKPOINTS
+from bertrio.training.monitoring import PROGRESS
 
 Space = Mapping[str, BaseDistribution]  # by dotted param
 Prune = Literal["median", "hyperband", "none"]

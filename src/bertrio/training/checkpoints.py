@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from bertrio.config import Params
     from bertrio.config.groups import CheckpointParams
 
-VARIABLE = "BERTRIO_CHECKPOINTS"  # environment variable: the folder, if not in the cache
+CHECKPOINTS = "BERTRIO_CHECKPOINTS"  # environment variable: the folder, if not in the cache
 FILES = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 DAYS = 30  # age at which folders of other runs are removed
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft", "triton")  # compute
@@ -148,9 +148,7 @@ class Checkpoints:
         Raises:
             UserError: if another process holds the lock.
         """
-        if not runtime.processes.is_main:
-            return cls(Path(), options, runtime, None)
-        chosen = os.environ.get(VARIABLE)
+        chosen = os.environ.get(CHECKPOINTS)
         root = Path(chosen).expanduser() if chosen else platformdirs.user_cache_path("bertrio") / "checkpoints"
         text = json.dumps({"repository": str(repository()), "run": identity}, indent=2)
         folder = root.absolute() / f"{stage}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -171,7 +169,7 @@ class Checkpoints:
                 "checkpoint"
             ) from error
         except OSError as error:
-            say(f"{stage}: no checkpoints can be written ({error}). Training goes on without; set {VARIABLE}")
+            say(f"{stage}: no checkpoints can be written ({error}). Training goes on without; set {CHECKPOINTS}")
             return cls(folder, options, runtime, None)
         return cls(folder, options, runtime, lock)
 
@@ -340,8 +338,9 @@ def open_checkpoints(
     stage: str, params: Params, param_groups: Any, paths: Sequence[str | Path], runtime: Runtime
 ) -> Checkpoints:
     """Open the checkpoints of a run of `stage`. Arguments and errors as in `identity` and `Checkpoints.open`."""
-    values = identity(stage, params, param_groups, paths, runtime) if runtime.processes.is_main else {}
-    return Checkpoints.open(stage, values, params.checkpoints, runtime)
+    if not runtime.processes.is_main:
+        return Checkpoints(Path(), params.checkpoints, runtime, lock=None)
+    return Checkpoints.open(stage, identity(stage, params, param_groups, paths, runtime), params.checkpoints, runtime)
 
 
 def identity(

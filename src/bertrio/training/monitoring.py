@@ -36,7 +36,7 @@ READ_EVERY = 16
 SPEED = "rows_per_second"  # differs from run to run, so it is left out of the table, which is a result
 LOGS = "logs"  # folder of trackers other than the table; git ignores it
 SHOWN = 5  # row ids per task in an error message
-VARIABLE = "BERTRIO_PROGRESS"  # environment variable: the file to write to
+PROGRESS = "BERTRIO_PROGRESS"  # environment variable: the file to write to
 STAGE = "DVC_STAGE"  # environment variable that DVC sets: the stage, such as finetune@base
 TOOLS = ("tensorboard", "wandb", "dvclive", "mlflow")  # names of their packages
 
@@ -313,6 +313,6 @@ def report_epoch(line: Mapping[str, float], last: bool) -> None:
         line: the epoch's line of the history, with its scores.
         last: whether training ends with this epoch.
     """
-    if path := os.environ.get(VARIABLE):
+    if path := os.environ.get(PROGRESS):
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps({"stage": os.environ.get(STAGE, ""), **line, "last": last}) + "\n")

@@ -82,6 +82,7 @@ class EpochEvaluator(Stateful):
         model: the model to score.
         scored: splits to score it on, by name, with dev among them.
         selection: selects the best epoch.
+        patience: number of epochs in a row, none better than the best one, after which training stops; None goes on.
     """
 
     saved = ("selection", "lines", "scores")
@@ -89,15 +90,15 @@ class EpochEvaluator(Stateful):
     model: MultitaskModel
     scored: Mapping[str, Split]
     selection: Selection
+    patience: int | None = None
     lines: list[dict[str, float]] = field(default_factory=list)
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the last epoch, by split
     began: float = field(default_factory=time.monotonic)
 
     @property
     def stopped_early(self) -> bool:
-        """True once `finetune.patience` epochs in a row were no better than the best one."""
-        patience = self.params.finetune.patience
-        return patience is not None and len(self.lines) - self.selection.best_epoch >= patience
+        """True once `patience` has run out."""
+        return self.patience is not None and len(self.lines) - self.selection.best_epoch >= self.patience
 
     def score(self, log: EpochLog, pause: Callable[[], None]) -> None:
         """Score the epoch that has just ended; `pause` is called after each batch, before any state changes."""
@@ -112,7 +113,7 @@ class EpochEvaluator(Stateful):
         say(f"epoch {log.epoch} ({now - self.began:.0f} s): {scores}")
         self.began = now
         if self.stopped_early:
-            say(f"no better for {self.params.finetune.patience} epochs, stopped")
+            say(f"no better for {self.patience} epochs, stopped")
 
 
 def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -67,31 +67,34 @@ def finetune(
         Figures for the stage's timing file, besides seconds and memory.
     """
     runtime = resolve_precision(params, runtime)
-    stage, paths = f"finetune-{Path(model_folder).name}", [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
-    paths += [inputs.teacher] if params.distill.weight else []
-    main, opened = runtime.processes.is_main, open_checkpoints(stage, params, READS, paths, runtime)
-    with runtime.processes.main_process_output(), opened as checkpoints:
+    processes, stage = runtime.processes, f"finetune-{Path(model_folder).name}"
+    paths = [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
+    if params.distill.weight:
+        paths.append(inputs.teacher)
+    with processes.main_process_output(), open_checkpoints(stage, params, READS, paths, runtime) as checkpoints:
         train, scored, test = load_rows(params, inputs)
         model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
         load_heads(model, inputs.prefinetuned)
-        curves = build_curves(params, steps) if main else None
+        curves = build_curves(params, steps) if processes.is_main else None
         rows = {task: train[task] for task in params.trains}
-        trainer, average = build_trainer(params, model, rows, curves, inputs.teacher)
-        best = Selection(params.finetune.select, params.finetune.select_on)
-        evaluator = EpochEvaluator(params, average, scored, best)
+        trainer, scored_model = build_trainer(params, model, rows, curves, inputs.teacher)
+        on, size = params.finetune.select_on, params.finetune.eval_batch_size
+        best = Selection(params.finetune.select, on)
+        evaluator = EpochEvaluator(params, scored_model, scored, best, params.finetune.patience)
         with closing(curves) if curves else nullcontext():
             train_epochs("finetune", trainer, evaluator, checkpoints)
-        best.restore(average)
-        tables, size, summary = [best.predictions], params.finetune.eval_batch_size, best.summary()
+        best.restore(scored_model)
+        table, summary, tasks = best.predictions, best.summary(), build_tasks(params)
         if test:
-            tables.append(predict(average, test, "test", size))
-        table, tasks, on = pd.concat(tables, ignore_index=True), build_tasks(params), params.finetune.select_on
+            table = pd.concat([table, predict(scored_model, test, "test", size)], ignore_index=True)
         if any(task.target.sets and not params.tasks[name].thresholds for name, task in tasks.items()):
-            params = tune(params, tasks, best.predictions if on == "dev" else predict(average, scored[on], on, size))
-            table, summary["selected_on"]["thresholds"] = decide(table, build_tasks(params)), on
-        if main:
+            selection = best.predictions if on == "dev" else predict(scored_model, scored[on], on, size)
+            params = tune(params, tasks, selection)
+            table = decide(table, build_tasks(params))
+            summary["selected_on"]["thresholds"] = on
+        if processes.is_main:
             with whole_folder(model_folder) as folder:
-                save_model(average, folder, ModelConfig.from_params(params), inputs.tokenizer)
+                save_model(scored_model, folder, ModelConfig.from_params(params), inputs.tokenizer)
                 write_predictions(table, f"{predictions}/predictions.parquet")
                 write_json(f"{predictions}/summary.json", summary)
                 write_csv(pd.DataFrame(evaluator.lines), history)

@@ -53,8 +53,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     from bertrio.training.objective import Objective
 
     name = params.prefinetune.task
-    last = params.finetune.model_copy(update={"patience": None})
-    params = params.model_copy(update={"tasks": {name: params.tasks[name]}, "finetune": last})
+    params = params.model_copy(update={"tasks": {name: params.tasks[name]}})
     runtime = set_up(**params.runtime.model_dump(), width=encoder_width(encoder))
     inputs: list[str | Path] = [encoder, Path(splits) / name, tokenizer]
     with open_checkpoints("prefinetune", params, READS, inputs, runtime) as checkpoints:

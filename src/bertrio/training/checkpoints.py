@@ -361,7 +361,7 @@ def identity(
         UserError: if an input is missing.
     """
     settings = params.model_dump(by_alias=True, include=param_groups)
-    settings.get("runtime", {}).pop("processes", None)
+    del settings["runtime"]["processes"]  # their number changes no more than rounding
     package, cuda = Path(bertrio.__file__).parent, runtime.device.type == "cuda"
     script = getattr(sys.modules["__main__"], "__file__", None)  # of the stage
     units = {"amx": torch.cpu._is_amx_tile_supported, "bf16": torch.cpu._is_avx512_bf16_supported}

@@ -22,18 +22,18 @@ class Context:
     passes: list[Tensor] = field(default_factory=list)  # embeddings of each pass but the clean one
 
     def __post_init__(self) -> None:
-        self.outputs = self.model(self.embeddings)
+        self.outputs = [self.model(self.embeddings)]
 
     def divergence(self, outputs, others):
-        return self.distance(outputs, others)[None]
+        return torch.stack([self.distance(*pair) for pair in zip(outputs, others)])
 
     def from_embeddings(self, embeddings):
         self.passes.append(embeddings.detach())
-        return self.model(embeddings)
+        return [self.model(embeddings)]
 
     def of_model(self, model):
         with torch.no_grad():
-            return model(self.embeddings)
+            return [model(self.embeddings)]
 
     again = of_model
 

@@ -91,7 +91,7 @@ def test_one_step_by_hand_in_float64(projection, norm, monkeypatch):
 def test_steps_ascend_and_the_penalty_uses_the_noise_just_found():
     step = context(Toy())
     penalty = smart(eta=2e-3, steps=4, norm="2", radius=1e-2, sigma=1e-3)(step).item()
-    divergences = [categorical(step.model(noisy), step.outputs).item() for noisy in step.passes]
+    divergences = [categorical(step.model(noisy), *step.outputs).item() for noisy in step.passes]
     assert divergences == sorted(divergences) and divergences[0] < divergences[-1]
     assert penalty == pytest.approx(divergences[-1], rel=1e-5) != pytest.approx(divergences[-2], rel=1e-3)
 

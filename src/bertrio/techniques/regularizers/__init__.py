@@ -4,13 +4,13 @@
 for the same rows, and `moving_average` the averaged weights.
 """
 
-from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup
+from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RunSetup
 from bertrio.techniques.regularizers.bregman import Bregman
 from bertrio.techniques.regularizers.distillation import Distillation
 from bertrio.techniques.regularizers.r_drop import RDrop
 from bertrio.techniques.regularizers.smart import Smart
 
-__all__ = ["REGULARIZERS", "ForwardContext", "Regularizer", "RegularizerOptions", "RunSetup"]
+__all__ = ["REGULARIZERS", "ForwardContext", "Regularizer", "RunSetup"]
 
 # By the name of their block in params.yaml, in the order in which they draw random numbers
 REGULARIZERS: dict[str, type[Regularizer]] = {

@@ -15,25 +15,9 @@ from bertrio.core.tasks import HeadOutput
 from bertrio.techniques.regularizers.divergences import DIVERGENCES
 
 
-class BatchOutputs(NamedTuple):
-    """Clean outputs of one batch.
-
-    Attributes:
-        task: name of the task.
-        divergence: name of the divergence of its target.
-        rows: positions of the rows in the task's table.
-        outputs: [B, size].
-    """
-
-    task: str
-    divergence: str
-    rows: np.ndarray
-    outputs: Tensor
-
-
 @dataclass(frozen=True)
 class ForwardContext:
-    """Clean forward pass over K batches of a step, with methods that repeat it.
+    """Clean forward pass over K batches of a step, with methods that repeat it: each returns the outputs by batch.
 
     Attributes:
         model: the model that is trained, a `model.multitask.MultitaskModel`.
@@ -62,13 +46,14 @@ class ForwardContext:
         return self.block.tokens["attention_mask"]
 
     @property
-    def batches(self) -> list[BatchOutputs]:
-        """Clean outputs by batch."""
-        tasks = [task for task, _ in self.block.layout]
-        return [
-            BatchOutputs(task, self.model.targets[task].divergence, rows, output.outputs)
-            for task, rows, output in zip(tasks, self.rows, self.clean)
-        ]
+    def tasks(self) -> list[str]:
+        """Task of each batch."""
+        return [task for task, _ in self.block.layout]
+
+    @property
+    def divergences(self) -> list[str]:
+        """Name of the divergence of each batch's target."""
+        return [self.model.targets[task].divergence for task in self.tasks]
 
     @property
     def vectors(self) -> list[Tensor]:
@@ -76,39 +61,28 @@ class ForwardContext:
         return [torch.stack(vectors, dim=1) for vectors in self.block.split(self.pooled)]
 
     @property
-    def outputs(self) -> Tensor:
-        """Clean outputs of all batches, flat, with their graph."""
-        return flat(self.clean)
+    def outputs(self) -> list[Tensor]:
+        """Clean outputs by batch, each [B, size], with their graph."""
+        return [output.outputs for output in self.clean]
 
-    def divergence(self, outputs: Tensor, others: Tensor) -> Tensor:
-        """Return the divergence of two flat outputs for each batch, by that of its target: [K]."""
-        shapes = [output.outputs.shape for output in self.clean]
-        pairs = zip(*[values.split([shape.numel() for shape in shapes]) for values in (outputs, others)])
-        return torch.stack(
-            [
-                DIVERGENCES[batch.divergence](one.view(shape), other.view(shape))
-                for batch, shape, (one, other) in zip(self.batches, shapes, pairs)
-            ]
-        )
+    def divergence(self, outputs: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+        """Return the divergence of two outputs of each batch, by that of its target: [K]."""
+        batches = zip(self.divergences, outputs, others)
+        return torch.stack([DIVERGENCES[name](one, other) for name, one, other in batches])
 
-    def from_embeddings(self, embeddings: Tensor) -> Tensor:
+    def from_embeddings(self, embeddings: Tensor) -> list[Tensor]:
         """Return the outputs for other embeddings, with the dropout masks of the clean pass."""
         with self.model.runtime.replayed(self.state):
-            return flat(self.model.from_embeddings(embeddings, self.block))
+            return [output.outputs for output in self.model.from_embeddings(embeddings, self.block)]
 
-    def of_model(self, model: Any) -> Tensor:
+    def of_model(self, model: Any) -> list[Tensor]:
         """Return the outputs of another model with the same dropout masks, without gradient."""
         with self.model.runtime.replayed(self.state), torch.no_grad():
-            return flat(model.from_embeddings(model.embed(self.block.tokens), self.block))
+            return [output.outputs for output in model.from_embeddings(model.embed(self.block.tokens), self.block)]
 
-    def again(self) -> Tensor:
+    def again(self) -> list[Tensor]:
         """Return the outputs with new dropout masks."""
-        return flat(self.model.from_embeddings(self.embeddings, self.block))
-
-
-def flat(outputs: Sequence[HeadOutput]) -> Tensor:
-    """Return the outputs of several batches, each [B, size], concatenated in one dimension."""
-    return torch.cat([output.outputs.reshape(-1) for output in outputs])
+        return [output.outputs for output in self.model.from_embeddings(self.embeddings, self.block)]
 
 
 class TeacherOutputs(NamedTuple):

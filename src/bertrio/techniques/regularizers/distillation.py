@@ -122,7 +122,8 @@ class Distillation(Regularizer):
 
     def __call__(self, context: ForwardContext) -> Tensor:
         penalties = []
-        for (task, divergence, rows, outputs), vectors in zip(context.batches, context.vectors):
+        batches = zip(context.tasks, context.divergences, context.rows, context.outputs, context.vectors)
+        for task, divergence, rows, outputs, vectors in batches:
             teacher = self.teacher.predictions[task][rows].to(outputs.device)
             penalty = teacher_divergence(divergence, outputs, teacher, self.options.temperature)
             if name := self.options.vectors.loss:

@@ -6,21 +6,14 @@ import math
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from torch import Tensor
 
-from bertrio.core.options import NotNegative, Positive, Whole
+from bertrio.core.options import NotNegative, Positive, Whole, one_of
 from bertrio.techniques.regularizers.base import ForwardContext, Regularizer, RegularizerOptions, RunSetup
 
 NORMS = {"inf": math.inf, "2": 2.0}
 EPS = 1e-6  # keeps the division of `rescale` finite
-
-
-def _norm_name(value: Any) -> Any:
-    """Return the name of a norm, as `dvc exp run -S smart.norm=inf` writes a YAML float and `=2` a number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return value
-    return "2" if value == 2 else "inf" if value == math.inf else value
 
 
 class SmartOptions(RegularizerOptions):
@@ -38,7 +31,7 @@ class SmartOptions(RegularizerOptions):
     eta: NotNegative
     sigma: NotNegative
     radius: Positive
-    norm: Annotated[Literal["inf", "2"], BeforeValidator(_norm_name)]
+    norm: Annotated[str, one_of(NORMS)]  # of numbers too, which `dvc exp run -S smart.norm=2` writes
     steps: Annotated[Whole, Field(ge=0)]
     projection: Literal["ball", "rescale"]
 
@@ -111,7 +104,7 @@ class Smart(Regularizer):
 
         Only the gradient of the noise is computed; the parameters' `.grad` does not change.
         """
-        embeddings, outputs = context.embeddings.detach().float(), context.outputs.detach()
+        embeddings, outputs = context.embeddings.detach().float(), [output.detach() for output in context.outputs]
         if self.options.projection == "ball" or not self.options.steps:
             noise = self._project(noise)
         for _ in range(self.options.steps):

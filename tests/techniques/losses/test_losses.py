@@ -9,8 +9,9 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
 from bertrio.core.tasks import Binary, Classes, HeadOutput, Ordered, Score
-from bertrio.techniques.losses import LOSSES, build_loss, inverse_frequency, losses_for, pearson
-from bertrio.techniques.losses.weights import weighted_mean
+from bertrio.techniques.losses import LOSSES, build_loss, losses_for
+from bertrio.techniques.losses.scores import pearson
+from bertrio.techniques.losses.weights import inverse_frequency, weighted_mean
 
 CLASSES, ORDERED, BINARY, SCORE = Classes(5), Ordered(5), Binary(), Score(1, 6)
 COUNTS = {5: [1, 3, 2, 4, 10], 2: [30, 10]}
@@ -245,7 +246,7 @@ def test_threshold_that_leaves_one_side_empty_is_an_error(threshold):
         ("mse", BINARY, {}, "loss mse does not fit target binary: expected bce or"),
         ("bce", BINARY, {"alpha": 1}, "alpha: unknown option of loss bce; known here: class_weights"),
         ("cosine_mse", BINARY, {"low": 0}, "low: unknown option of loss cosine_mse; known here: none"),
-        ("bce", BINARY, {"class_weights": "sqrt"}, "expected one of inverse, found 'sqrt'"),
+        ("bce", BINARY, {"class_weights": "sqrt"}, "class_weights: expected inverse, found 'sqrt'"),
         ("cross_entropy", ORDERED, {"label_smoothing": 1.0}, "label_smoothing: expected a number less than 1"),
         ("dual_objective", ORDERED, {"reduction": "none"}, "reduction: expected sum or mean, found"),
         ("ordinal_log_loss", ORDERED, {"alpha": math.nan}, "alpha: expected a number, found nan"),

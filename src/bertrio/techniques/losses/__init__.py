@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from inspect import Parameter, signature
+from inspect import getfullargspec
 from types import UnionType
-from typing import Annotated, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from bertrio.core.options import Group, one_of, options_of, read_options
+from bertrio.core.options import Group, options_of, read_options
 from bertrio.core.tasks import Binary, Classes, HeadOutput, MultiLabel, Ordered, Score, Target
 from bertrio.techniques.losses.binary import bce, siamese_softmax
 from bertrio.techniques.losses.classes import cross_entropy, dual_objective, ordinal_log_loss
@@ -23,8 +23,6 @@ from bertrio.techniques.losses.cosine import cosent, cosine_embedding, cosine_ms
 from bertrio.techniques.losses.negatives import multiple_negatives_ranking
 from bertrio.techniques.losses.scores import mse, pearson
 from bertrio.techniques.losses.weights import inverse_frequency
-
-__all__ = ["LOSSES", "Loss", "LossKind", "build_loss", "inverse_frequency", "loss_options", "losses_for"]
 
 Loss = Callable[[HeadOutput, Tensor], Tensor]
 
@@ -60,8 +58,6 @@ LOSSES: dict[str, LossKind] = {
     "multiple_negatives_ranking": LossKind(multiple_negatives_ranking, Binary | Score, rows=2),
 }
 FROM_TARGET = {"low", "high"}  # arguments that users do not set
-CLASS_WEIGHTS = {"inverse": inverse_frequency}
-ClassWeights = Annotated[str, one_of(CLASS_WEIGHTS)]
 
 
 def losses_for(target: Target) -> list[str]:
@@ -73,8 +69,8 @@ def losses_for(target: Target) -> list[str]:
 def loss_options(name: str) -> type[Group]:
     """Return the options of the loss `name` that users may set: `class_weights` replaces its `weights`."""
     function = LOSSES[name].function
-    names = _keywords(function)
-    more = {"class_weights": (ClassWeights, None)} if "weights" in names else {}
+    names = getfullargspec(function).kwonlyargs
+    more = {"class_weights": (Literal["inverse"], None)} if "weights" in names else {}
     return options_of(function, [name for name in names if name not in {"weights", *FROM_TARGET}], **more)
 
 
@@ -94,15 +90,10 @@ def build_loss(name: str, target: Target, options: Mapping[str, Any], label_coun
     if name not in (fits := losses_for(target)):
         kind = type(target).__name__.lower()
         raise ValueError(f"loss {name} does not fit target {kind}: expected {' or '.join(fits)}")
-    if weights := arguments.pop("class_weights", None):
-        arguments["weights"] = CLASS_WEIGHTS[weights](label_counts)
+    if arguments.pop("class_weights", None):
+        arguments["weights"] = inverse_frequency(label_counts)
     function = LOSSES[name].function
-    if _keywords(function).keys() >= FROM_TARGET:
+    if FROM_TARGET.issubset(getfullargspec(function).kwonlyargs):
         low, high = (target.low, target.high) if isinstance(target, Score) else (0.0, 1.0)
         arguments |= {"low": low, "high": high}
     return partial(function, **arguments)
-
-
-def _keywords(function: Callable[..., Tensor]) -> dict[str, Parameter]:
-    """Return the keyword-only arguments of a loss."""
-    return {name: one for name, one in signature(function).parameters.items() if one.kind is Parameter.KEYWORD_ONLY}

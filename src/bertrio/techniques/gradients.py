@@ -54,7 +54,10 @@ class TaskGradients:
         in float64), those of many tasks as one product of matrices, and summed in float64.
         """
         # The store holds sparse gradients uncoalesced, so that weights of 1 sum them exactly as plain training does
-        sets = [[_coalesced(gradient) for gradient in gradients] for gradients in self._store.values()]
+        sets = [
+            [gradient.coalesce() if gradient is not None and gradient.is_sparse else gradient for gradient in gradients]
+            for gradients in self._store.values()
+        ]
         parameters = [gradients for gradients in zip(*sets) if any(gradient is not None for gradient in gradients)]
         products = [product for gradients in parameters for product in _products(gradients)]
         if not products:
@@ -73,7 +76,7 @@ class TaskGradients:
             first = [(p, g) for p, g in pairs if p.grad is None]
             sparse = [(p, g) for p, g in pairs if p.grad is not None and p.grad.is_sparse]
             dense = [(p.grad, g) for p, g in pairs if p.grad is not None and not p.grad.is_sparse]
-            scaled = [_values(g) for _, g in [*first, *sparse]]
+            scaled = [g._values() if g.is_sparse else g for _, g in [*first, *sparse]]
             if weight != 1 and scaled:
                 torch._foreach_mul_(scaled, weight)
             if dense:
@@ -84,16 +87,6 @@ class TaskGradients:
                 assert parameter.grad is not None
                 parameter.grad = parameter.grad + gradient
         self._store.clear()
-
-
-def _coalesced(gradient: Tensor | None) -> Tensor | None:
-    """Return a sparse gradient with sorted, unique rows; any other gradient unchanged."""
-    return gradient.coalesce() if gradient is not None and gradient.is_sparse else gradient
-
-
-def _values(gradient: Tensor) -> Tensor:
-    """Return the stored values of a gradient: its rows, if it is sparse."""
-    return gradient._values() if gradient.is_sparse else gradient
 
 
 def _products(gradients: Sequence[Tensor | None]) -> Iterator[Tensor]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torchjd import aggregation
 
-from bertrio.techniques.surgery import SURGERIES, TORCHJD, Surgery, aligned_mtl, cagrad, imtl_g, mgda, pcgrad, upgrad
+from bertrio.techniques.surgery import SURGERIES, TORCHJD, Surgery, cagrad, mgda, pcgrad, upgrad
 
 CONFLICTING = torch.tensor([[1.0, -0.4, -0.3], [-0.4, 2.0, -0.5], [-0.3, -0.5, 0.5]], dtype=torch.float64)
 
@@ -50,8 +50,9 @@ def literal_pcgrad(g, orders):
 @pytest.mark.parametrize("seed", range(5))
 def test_pcgrad_equals_its_algorithm_on_the_gradients(tasks, seed):
     g = gradients(tasks, seed)
-    orders = [torch.randperm(tasks, generator=generator(seed + i)).tolist() for i in range(tasks)]
-    weights = pcgrad(g @ g.T, generator(), orders)
+    draws = generator(seed)
+    orders = [torch.randperm(tasks, generator=draws).tolist() for _ in range(tasks)]
+    weights = pcgrad(g @ g.T, generator(seed))
     torch.testing.assert_close(weights @ g, literal_pcgrad(g, orders), rtol=1e-12, atol=1e-12)
 
 
@@ -93,7 +94,7 @@ def test_upgrad_conflicts_with_no_task_even_of_small_gradients(tasks, ratio):
 @pytest.mark.parametrize("seed", range(5))
 def test_imtl_g_has_equal_projections_on_unit_gradients(tasks, seed):
     g = gradients(tasks, seed)
-    weights = imtl_g(g @ g.T, generator())
+    weights = Surgery("imtl_g", "sum", generator())(g @ g.T)
     projections = (weights @ g) @ (g / g.norm(dim=1, keepdim=True)).T
     torch.testing.assert_close(projections, projections[:1].expand(tasks), rtol=1e-8, atol=1e-10)
     assert weights.sum().item() == pytest.approx(tasks)
@@ -106,7 +107,7 @@ def test_aligned_mtl_by_its_formula(tasks):
     values, vectors = torch.linalg.eigh(g @ g.T)
     balance = values[0].sqrt() * vectors @ values.rsqrt().diag() @ vectors.T
     by_hand = tasks * balance @ torch.full((tasks,), 1 / tasks, dtype=torch.float64)
-    torch.testing.assert_close(aligned_mtl(g @ g.T, generator()), by_hand)
+    torch.testing.assert_close(Surgery("aligned_mtl", "sum", generator())(g @ g.T), by_hand)
 
 
 @pytest.mark.parametrize("c", [0.4, 0.5])

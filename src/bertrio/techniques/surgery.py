@@ -9,7 +9,7 @@ method, write the function and add it to `METHODS`, or name a weighting of Torch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import torch
@@ -21,7 +21,7 @@ Method = Callable[[Tensor, torch.Generator], Tensor]
 ROUNDING = 1e-6  # a norm below this share of the largest is rounding of float32 (1.2e-7 for each operation)
 
 
-def pcgrad(gramian: Tensor, generator: torch.Generator, orders: Sequence[Sequence[int]] | None = None) -> Tensor:
+def pcgrad(gramian: Tensor, generator: torch.Generator) -> Tensor:
     r"""Projecting conflicting gradients (PCGrad): remove conflicting components of each gradient, and sum the results.
 
     For each task i, starting from g = g_i, for the other tasks j in random order, if g . g_j < 0:
@@ -33,18 +33,15 @@ def pcgrad(gramian: Tensor, generator: torch.Generator, orders: Sequence[Sequenc
 
     Args:
         gramian: [K, K], float64, with no zero on the diagonal.
-        generator: generator of the orders, one permutation per task.
-        orders: K permutations of all tasks to use instead; each task is skipped in its own.
+        generator: generator of the orders, one permutation of all tasks per task, which is skipped in its own.
 
     Returns:
         Weights [K], at least 1 each.
     """
     count = len(gramian)
-    if orders is None:
-        orders = [torch.randperm(count, generator=generator).tolist() for _ in range(count)]
     projected = torch.eye(count, dtype=gramian.dtype)  # row i: the projected g_i in terms of the original gradients
-    for i, order in enumerate(orders):
-        for j in order:
+    for i in range(count):
+        for j in torch.randperm(count, generator=generator).tolist():
             dot = projected[i] @ gramian[j]
             if j != i and dot < 0:
                 projected[i, j] -= dot / gramian[j, j]
@@ -116,47 +113,6 @@ def upgrad(gramian: Tensor, generator: torch.Generator) -> Tensor:
     return UPGradWeighting(pref_vector=norms, projector=QuadprogProjector(reg_eps=1e-5))(cosines) / norms
 
 
-def imtl_g(gramian: Tensor, generator: torch.Generator) -> Tensor:
-    r"""Weights with which the update has the same projection on every gradient (IMTL-G).
-
-    .. math:: \frac{g_i}{\lVert g_i \rVert} \cdot \sum_k w_k g_k \text{ equal for all } i, \quad \sum_k w_k = K
-
-    Liu et al. 2021, "Towards Impartial Multi-task Learning", the gradient balance (IMTL-G); in the form of Quinton
-    and Rey 2024, w proportional to the pseudo-inverse of G times the norms, by TorchJD.
-
-    Args:
-        gramian: [K, K], float64, with no zero on the diagonal.
-        generator: not used.
-
-    Returns:
-        Weights [K], summing to K; some may be below 0. All are 0 if no such weights exist (two opposite gradients).
-    """
-    from torchjd.aggregation import IMTLGWeighting
-
-    return len(gramian) * IMTLGWeighting()(gramian)
-
-
-def aligned_mtl(gramian: Tensor, generator: torch.Generator) -> Tensor:
-    r"""Sum of the nearest orthogonal gradients of equal length (Aligned-MTL).
-
-    .. math:: w = \sqrt{\lambda_{\min}} \, V \Lambda^{-1/2} V^\top \mathbf{1}, \quad G = V \Lambda V^\top
-
-    Senushkin et al. 2023, "Independent Component Alignment for Multi-Task Learning", Algorithm 1, with the smallest
-    non-zero eigenvalue as the scale, by TorchJD. The weights sum to K for orthogonal gradients of equal length, and to
-    less the more the gradients align or differ in length.
-
-    Args:
-        gramian: [K, K], float64, with no zero on the diagonal.
-        generator: not used.
-
-    Returns:
-        Weights [K].
-    """
-    from torchjd.aggregation import AlignedMTLWeighting
-
-    return len(gramian) * AlignedMTLWeighting()(gramian)
-
-
 def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tensor:
     r"""Mean gradient, moved towards the task that gains least by at most a share of its length (CAGrad).
 
@@ -210,6 +166,16 @@ def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tenso
 class TorchJD:
     r"""Adapter of a weighting of `torchjd.aggregation`, by name, as a method with a state of its own.
 
+    - `imtl_g`: the same projection of the update on every gradient,
+      $g_i / \lVert g_i \rVert \cdot \sum_k w_k g_k$ equal for all i. Liu et al. 2021, "Towards Impartial Multi-task
+      Learning", the gradient balance (IMTL-G); in the form of Quinton and Rey 2024, w proportional to the
+      pseudo-inverse of G times the norms. The weights sum to K, and some may be below 0; all are 0 if no such weights
+      exist (two opposite gradients).
+    - `aligned_mtl`: sum of the nearest orthogonal gradients of equal length,
+      $w = \sqrt{\lambda_{\min}} \, V \Lambda^{-1/2} V^\top \mathbf{1}$ with $G = V \Lambda V^\top$. Senushkin et al.
+      2023, "Independent Component Alignment for Multi-Task Learning", Algorithm 1, with the smallest non-zero
+      eigenvalue as the scale. The weights sum to K for orthogonal gradients of equal length, and to less the more the
+      gradients align or differ in length.
     - `dualproj`: mean gradient, projected onto the directions along which no task's loss rises. Lopez-Paz and Ranzato
       2017, "Gradient Episodic Memory for Continual Learning", eq. 11.
     - `fairgrad`: $G w = w^{-1/\alpha}$, alpha-fairness of the tasks' gains, here with alpha = 2. Ban and Ji 2024, "Fair
@@ -259,6 +225,8 @@ class TorchJD:
 
 # Constructors, given the module, and whether the weights have the scale of a mean
 TORCHJD: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "imtl_g": (lambda jd: jd.IMTLGWeighting(), True),
+    "aligned_mtl": (lambda jd: jd.AlignedMTLWeighting(), True),
     "dualproj": (lambda jd: jd.DualProjWeighting(), True),
     "fairgrad": (lambda jd: jd.FairGradWeighting(alpha=2.0), False),
     "gradvac": (lambda jd: jd.GradVacWeighting(), False),
@@ -269,8 +237,6 @@ METHODS: dict[str, Method] = {
     "pcgrad": pcgrad,
     "mgda": mgda,
     "upgrad": upgrad,
-    "imtl_g": imtl_g,
-    "aligned_mtl": aligned_mtl,
     "cagrad": cagrad,
 }
 SURGERIES = (*METHODS, *TORCHJD)

@@ -70,17 +70,17 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int) -> Any:
     ties of merges by those numbers. Fixed numbers of the one-letter pieces make the result deterministic. The training
     time is quadratic in the length of a word, so overlong ones are cut: a megabyte without spaces takes hours.
     """
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+    from tokenizers import BertWordPieceTokenizer
     from transformers import BertTokenizerFast  # type: ignore[attr-defined]  # made on access
 
-    normalizer, splitter = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    raw = BertWordPieceTokenizer()
     characters = set(string.ascii_lowercase + string.digits).union(chain.from_iterable(texts))
-    letters = sorted(set(normalizer.normalize_str("".join(sorted(characters)))) - {" "})
-    pieces = [f"##{letter}" for letter in letters]
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=vocab_size, special_tokens=SPECIAL + letters + pieces, show_progress=False, min_frequency=2
+    letters = sorted(set(raw.normalize("".join(sorted(characters)))) - {" "})
+    raw.train_from_iterator(
+        (OVERLONG.sub(r"\1 ", text) for text in texts),
+        vocab_size,
+        limit_alphabet=len(letters),
+        special_tokens=[*SPECIAL, *letters, *(f"##{letter}" for letter in letters)],
+        show_progress=False,
     )
-    raw = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    raw.normalizer, raw.pre_tokenizer = normalizer, splitter
-    raw.train_from_iterator((OVERLONG.sub(r"\1 ", text) for text in texts), trainer)
     return BertTokenizerFast(vocab=raw.get_vocab(), do_lower_case=True, model_max_length=512)

@@ -13,9 +13,8 @@ method of their class. Tasks can share their projection or their fusion, the lay
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 
@@ -57,7 +56,6 @@ class Head(nn.Module):
 
     vectors: ClassVar[int]  # number of pooled vectors
     options: ClassVar[tuple[str, ...]]  # arguments that users may set
-    shareable: ClassVar[frozenset[str]]  # linear layers that other tasks may share
 
     def __init__(self, hidden_size: int, dropout: float, activation: str, projection: bool) -> None:
         super().__init__()
@@ -72,7 +70,7 @@ class Head(nn.Module):
         return [self.activation(self.projection(vector)) for vector in pooled]
 
 
-class FeedForward(Head, ABC):
+class FeedForward(Head):
     """Dropout on the `features` of the vectors, `depth` hidden layers, and a linear layer.
 
     Args:
@@ -90,9 +88,9 @@ class FeedForward(Head, ABC):
     """
 
     vectors = 2
+    features: ClassVar[Callable[..., Tensor]]  # combines the vectors [B, H] into features [B, F]
     min_depth: ClassVar[int] = 0
     options: ClassVar[tuple[str, ...]] = ("depth", "width", "activation", "projection")
-    shareable = frozenset({"projection", "fusion"})
 
     def __init__(
         self,
@@ -114,11 +112,6 @@ class FeedForward(Head, ABC):
         self.hidden = nn.ModuleList(nn.Linear(width if layer else joined, width) for layer in range(depth))
         self.output = nn.Linear(width if depth else joined, size)
 
-    @staticmethod
-    @abstractmethod
-    def features(*vectors: Any, **names: Any) -> Tensor:
-        """Combine the vectors [B, H] into features [B, F]."""
-
     def forward(self, *pooled: Tensor) -> HeadOutput:
         state = self.dropout(self.features(*self.project(pooled)))
         for layer in self.hidden:
@@ -137,9 +130,7 @@ class Mlp(FeedForward):
 
     vectors = 1
     min_depth = 1
-    # No projection: it would be one more hidden layer
-    options: ClassVar[tuple[str, ...]] = ("depth", "width", "activation")
-    shareable = frozenset({"fusion"})  # the encoder has already joined a cross-encoded pair
+    options: ClassVar[tuple[str, ...]] = ("depth", "width", "activation")  # a projection would be one more hidden layer
 
     @staticmethod
     def features(u: Tensor) -> Tensor:
@@ -156,7 +147,6 @@ class Linear(Mlp):
 
     min_depth = 0
     options = ()
-    shareable = frozenset()
 
 
 class Concat(FeedForward):
@@ -307,7 +297,6 @@ class Cosine(Head):
 
     vectors = 2
     options = ("activation", "projection", "scaling", "scale", "threshold")
-    shareable = frozenset({"projection"})
 
     def __init__(
         self,
@@ -348,6 +337,7 @@ HEADS: dict[str, type[Head]] = {
     "siamese_cosine": SiameseCosine,
     "cosine": Cosine,
 }
+LAYER_OPTIONS = {"projection": "projection", "fusion": "depth"}  # the option that adds a layer to a head
 SHARES: dict[str, tuple[str, ...]] = {
     "none": (),
     "projection": ("projection",),
@@ -364,7 +354,7 @@ class HeadSpec:
     target: Target
     size: int
     dropout: float
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any]
 
 
 @lru_cache
@@ -399,13 +389,10 @@ def build_heads(
     """
     parts, sharing = SHARES[share], [task for task in specs if task in share_tasks]
     for task, part in itertools.product(sharing, parts):
-        if part not in HEADS[specs[task].name].shareable:
-            capable = ", ".join(name for name, head in HEADS.items() if part in head.shareable)
+        if LAYER_OPTIONS[part] not in HEADS[specs[task].name].options:
+            capable = ", ".join(name for name, head in HEADS.items() if LAYER_OPTIONS[part] in head.options)
             raise ValueError(f"task {task}: head {specs[task].name} can't share a {part}; can: {capable}")
     heads: dict[str, Any] = {task: _build_head(spec, hidden_size) for task, spec in specs.items()}
-    if "projection" in parts:
-        for task in sharing[1:]:
-            heads[task].projection = heads[sharing[0]].projection
     if "fusion" in parts:
         widths = {task: (heads[task].hidden[0].in_features, heads[task].hidden[0].out_features) for task in sharing}
         if len(set(widths.values())) > 1:
@@ -414,7 +401,10 @@ def build_heads(
                 f"tasks that share a fusion need the same widths, found {listed}; give them the same head and "
                 "head_options.width"
             )
-        for task in sharing[1:]:
+    for task in sharing[1:]:
+        if "projection" in parts:
+            heads[task].projection = heads[sharing[0]].projection
+        if "fusion" in parts:
             heads[task].hidden[0] = heads[sharing[0]].hidden[0]
     return heads
 
@@ -425,13 +415,12 @@ def options_to_share(options: Mapping[str, Any], parts: Sequence[str]) -> dict[s
     Raises:
         ValueError: if the options rule out such a layer.
     """
-    if "projection" in parts and options.get("projection") is False:
+    options = dict(options)
+    if "projection" in parts and not options.setdefault("projection", True):
         raise ValueError("head_options.projection: expected true, to share a projection, found false")
-    if "fusion" in parts and options.get("depth") == 0:
+    if "fusion" in parts and not options.setdefault("depth", 1):
         raise ValueError("head_options.depth: expected 1 or more, to share a fusion, found 0")
-    with_projection = {"projection": True} if "projection" in parts else {}
-    with_fusion = {"depth": options.get("depth") or 1} if "fusion" in parts else {}
-    return {**options, **with_projection, **with_fusion}
+    return options
 
 
 def _build_head(spec: HeadSpec, hidden_size: int) -> Head:

@@ -177,7 +177,7 @@ def replaced(before, after):
         ("members/base/heads.safetensors", None, "heads.safetensors: is missing"),
         ("members/base/encoder/tokenizer.json", None, "encoder/tokenizer.json: is missing"),
         ("members/base/encoder/model.safetensors", half, "encoder: can't be loaded"),
-        ("members/base/encoder/config.json", lambda content: b"[]", "config.json: can't be read"),
+        ("members/base/encoder/config.json", lambda content: b"[]", "config.json: can't be loaded"),
         ("ensemble/ensemble.json", replaced(b'"vote"', b'"soup"'), "an ensemble .* one of vote, .*found 'soup'"),
         ("ensemble/ensemble.json", replaced(b'"base"', b'"../base"'), "ensemble.json: does not describe an ensemble"),
         ("ensemble/ensemble.json", replaced(b'"third"', b'"fourth"'), "members/fourth: is missing"),

@@ -74,7 +74,7 @@ def test_uniform_soup_averages_weights_and_predicts_anew(workspace):
     expected = {"combine": "uniform_soup", "members": ["base", "second"], "weights": weights}
     assert read_json("models/ensemble/ensemble.json") == expected
     for folder in ("ensemble", "members/base"):
-        assert read_model_config(f"models/{folder}") == ModelConfig.from_params(params)
+        assert read_model_config(f"models/{folder}").as_json() == ModelConfig.from_params(params).as_json()
 
 
 def test_vote_combines_the_tables_of_all_members(workspace):

@@ -13,12 +13,11 @@ from bertrio.config.tasks import SharingParams, TaskParams
 from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json
 from bertrio.core.options import Count, Group
-from bertrio.model.names import local_folder
+from bertrio.model.names import loading, local_folder
 
 Read = TypeVar("Read", bound=Group)
 
 CONFIG_FILE = "bertrio.json"
-WIDTHS = ("hidden_size", "dim", "d_model", "n_embd")  # names of the hidden size in BERT, DistilBERT, T5 and GPT-2
 TRAINING_OPTIONS = {"batch_size", "epochs", "data"}  # left out of a task's params
 
 
@@ -61,7 +60,7 @@ class ModelConfig(Group):
         start = Path(encoder.name).name if local_folder(encoder.name) else encoder.name  # paths stay private
         return cls(
             format=1,
-            tasks={name: task.model_dump(exclude=TRAINING_OPTIONS) for name, task in params.tasks.items()},
+            tasks=params.tasks,
             trained=[name for name in params.tasks if name in (*params.trains, *pretrained)],
             sharing=params.sharing,
             encoder=EncoderConfig(pooling=encoder.pooling, max_length=encoder.max_length, name=start),
@@ -97,15 +96,13 @@ def read_group(path: Path, kind: type[Read], what: str) -> Read:
         ) from error
 
 
-def encoder_width(folder: str | Path) -> int | None:
-    """Return H, the hidden size in the config.json of a saved encoder, or None if that has none of `WIDTHS`.
+def encoder_width(folder: str | Path) -> int:
+    """Return H, the hidden size in the config.json of a saved encoder.
 
     Raises:
         UserError: if the file is missing or damaged.
     """
-    path = need(Path(folder) / "config.json")
-    try:
-        config = read_json(path)
-        return next((config[name] for name in WIDTHS if isinstance(config.get(name), int)), None)
-    except (ValueError, AttributeError) as error:
-        raise UserError(f"{path}: can't be read ({error}); run the stage that writes it again") from error
+    from transformers import AutoConfig
+
+    with loading(need(Path(folder) / "config.json")):
+        return AutoConfig.from_pretrained(str(folder), trust_remote_code=False).hidden_size

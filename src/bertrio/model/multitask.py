@@ -148,8 +148,7 @@ def load_model(folder: str | Path, runtime: Runtime) -> MultitaskModel:
     config = read_model_config(folder)
     with torch.random.fork_rng(devices=[]):  # initial weights are replaced below
         model = MultitaskModel(*_parts(config, load_transformer(folder / "encoder")), runtime)
-    load_heads(model, folder)
-    missing = sorted(set(model.heads.tensors(model.heads)) - set(_read_heads(heads)))
+    missing = sorted(model.heads.tensors(model.heads).keys() - load_heads(model, folder))
     if missing:
         raise UserError(f"{heads}: lacks {missing[0]}, which {CONFIG_FILE} names; run the finetune stage again")
     return model.eval()
@@ -162,9 +161,7 @@ def _parts(
     encoder = Encoder(transformer, config.encoder.pooling, frozen)
     targets = {name: task.target for name, task in build_tasks(config).items()}
     specs = {name: task.head_spec(name, config.sharing) for name, task in config.tasks.items()}
-    sharing = [name for name in config.sharing.tasks if name in specs]
-    heads = build_heads(specs, encoder.size, config.sharing.layer if len(sharing) > 1 else "none", sharing)
-    return encoder, heads, targets
+    return encoder, build_heads(specs, encoder.size, config.sharing.layer, config.sharing.tasks), targets
 
 
 def save_model(model: MultitaskModel, folder: str | Path, config: ModelConfig, tokenizer: str | Path) -> None:
@@ -192,16 +189,25 @@ def save_heads(model: MultitaskModel, tasks: list[str], folder: str | Path) -> N
         save_file({name: value.detach().cpu().contiguous().clone() for name, value in heads.items()}, path)
 
 
-def load_heads(model: MultitaskModel, folder: str | Path) -> None:
+def load_heads(model: MultitaskModel, folder: str | Path) -> set[str]:
     """Load the heads in heads.safetensors, if there is such a file, into `model`; its other heads are unchanged.
+
+    Returns:
+        Names of the tensors in the file.
 
     Raises:
         UserError: if the file is damaged, or the shape of one of its heads differs from the model's.
     """
     path = Path(folder) / HEADS_FILE
     if not path.exists():
-        return
-    saved = _read_heads(path)
+        return set()
+    try:
+        saved = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: can't be loaded ({error}); run the stage that writes it again") from error
+    broken = next((name for name, value in saved.items() if not value.isfinite().all()), None)
+    if broken:
+        raise UserError(f"{path}: is damaged, {broken} holds numbers that are not finite; run the stage again")
     for task in dict.fromkeys(name.partition(".")[0] for name in saved):
         state = {name.partition(".")[2]: value for name, value in saved.items() if name.startswith(f"{task}.")}
         try:
@@ -211,14 +217,4 @@ def load_heads(model: MultitaskModel, folder: str | Path) -> None:
                 f"{path}: the head of task {task} there is not the one that params ask for: they must have the same "
                 f"tasks.{task}.head and head_options, and the same sharing, in prefinetune and in every member"
             ) from error
-
-
-def _read_heads(path: Path) -> dict[str, Tensor]:
-    try:
-        saved = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: can't be loaded ({error}); run the stage that writes it again") from error
-    broken = next((name for name, value in saved.items() if not value.isfinite().all()), None)
-    if broken:
-        raise UserError(f"{path}: is damaged, {broken} holds numbers that are not finite; run the stage again")
-    return saved
+    return set(saved)

@@ -61,8 +61,7 @@ def cheap_dropout(transformer: Any) -> None:
     config in memory, but not in saved models.
     """
     use_bit_dropout(transformer)
-    config: Any = getattr(transformer, "config", None)
-    if config is None or getattr(config, "_attn_implementation", None) != "sdpa" or config.sub_configs:
+    if transformer.config._attn_implementation != "sdpa" or transformer.config.sub_configs:
         return
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask

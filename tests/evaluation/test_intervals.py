@@ -57,7 +57,7 @@ def test_bootstrap_matches_scipy(task, metric):
         (np.arange(120),), lambda positions: METRICS[metric](rows.take(positions)), n_resamples=2000,
         method="percentile", vectorized=False, rng=np.random.default_rng(0),
     )  # fmt: skip
-    [values] = bootstrap([rows], metric, np.random.default_rng(1), 4000)
+    values = bootstrap(rows, {metric: 4000}, np.random.default_rng(1))[metric]
     low, high = expected.confidence_interval
     assert values.std() == pytest.approx(expected.standard_error, rel=0.07)
     assert interval(values) == pytest.approx((low, high), abs=0.12 * (high - low))
@@ -71,7 +71,7 @@ def test_ece_interval_covers_the_truth_where_percentiles_miss(scale, least):
     samples = [binary(1 / (1 + np.exp(-scale * row)), gold) for row, gold in zip(logits, labels)]
     population = np.abs(generator.normal(0, 1.5, 400_000))
     truth = np.abs(1 / (1 + np.exp(-population)) - 1 / (1 + np.exp(-scale * population))).mean()
-    values = bootstrap(samples, "ece", generator, 300)
+    values = np.array([bootstrap(sample, {"ece": 300}, generator)["ece"] for sample in samples])
     corrected = np.array([metric_interval(sample, "ece", row) for sample, row in zip(samples, values)])
     percentile = np.quantile(values, [0.025, 0.975], axis=1).T
     covered, missed = (np.mean((ends[:, 0] <= truth) & (truth <= ends[:, 1])) for ends in (corrected, percentile))
@@ -79,22 +79,12 @@ def test_ece_interval_covers_the_truth_where_percentiles_miss(scale, least):
     assert (corrected[:, 0] > 0).mean() > 0.9 if scale == 2.0 else (corrected[:, 0] == 0).mean() > 0.5
 
 
-@pytest.mark.parametrize("metric", ["accuracy", "macro_f1", "pearson", "spearman"])
-def test_both_sides_share_their_resamples(metric):
-    labels = np.random.default_rng(0).integers(0, 5, 300).astype(float)
-    predictions = np.where(np.random.default_rng(1).random(300) < 0.4, 4 - labels, labels)
-    sides = [Scored(labels, predictions), Scored(labels, np.where(np.arange(300) < 5, 4 - labels, predictions))]
-    first, second = bootstrap(sides, metric, np.random.default_rng(1), 200)
-    np.testing.assert_array_equal(bootstrap(sides[::-1], metric, np.random.default_rng(1), 200), [second, first])
-    assert 0 < (first - second).std() < 0.4 * min(first.std(), second.std()), "errors on the same rows cancel"
-
-
 @pytest.mark.parametrize(("task", "metric"), BY_TASK)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.filterwarnings("error")
 def test_few_rows_give_no_nan(task, metric, rows):
-    values = bootstrap([scored(task, rows)], metric, np.random.default_rng(0), 200)
-    assert values.shape == (1, 200) and np.isfinite(values).all()
+    values = bootstrap(scored(task, rows), {metric: 200}, np.random.default_rng(0))[metric]
+    assert values.shape == (200,) and np.isfinite(values).all()
 
 
 def test_every_metric_lies_within_its_interval():
@@ -140,6 +130,7 @@ def test_metrics_of_a_family_share_their_draws(family, monkeypatch):
     monkeypatch.setattr(module, "CELLS", 700)  # several chunks
     rows = scored("qqp", 90)
     numbers = {metric: 60 if metric in module.RANKING else 200 for metric in family}
-    draws = module.bootstrap_all([rows], numbers, np.random.default_rng(1))
+    draws = bootstrap(rows, numbers, np.random.default_rng(1))
     for metric, number in numbers.items():
-        np.testing.assert_array_equal(draws[metric], bootstrap([rows], metric, np.random.default_rng(1), number))
+        alone = bootstrap(rows, {metric: number}, np.random.default_rng(1))[metric]
+        np.testing.assert_array_equal(draws[metric], alone)

@@ -193,7 +193,7 @@ def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
                 low, high = map(float, wilson(value, len(rows.labels)))
             else:
                 generator = generator_for(f"{family}/{name}", facts.task.name)
-                low, high = interval(bootstrap([rows], metric, generator, RESAMPLES)[0])
+                low, high = interval(bootstrap(rows, {metric: RESAMPLES}, generator)[metric])
             lines.append([family, name, int(sizes[name]), value, low, high, METRICS[first](rows)][: len(columns)])
     return pd.DataFrame(lines, columns=columns)
 

@@ -7,7 +7,7 @@ weighted by how often it was drawn (`metrics.WEIGHTED`), so no row is copied or 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from bertrio.core.tasks import Array, Task
 from bertrio.evaluation.calibration import equal_mass_bins
 from bertrio.evaluation.metrics import METRICS, ON_COUNTS, WEIGHTED, Scored, overall, scored_by_task, standardised
 
-LEVEL = 0.95
+QUANTILES = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # ends of an interval of 95 %
 SEED = 0
 RANKING = ("roc_auc", "average_precision", "ece", "spearman")  # slow: each resample takes several passes over the rows
 TILT = 1e-6  # epsilon of `contributions`
@@ -34,51 +34,43 @@ def generator_for(split: str, task: str) -> np.random.Generator:
     """Generator seeded by split and task alone, so that results do not depend on other splits and tasks.
 
     All metrics of a task start from it. Metrics of counts draw counts, the others draw rows; within each of these two
-    families all see the same resamples.
+    families all use the same resamples.
     """
     return np.random.default_rng([SEED, zlib.crc32(f"{split}/{task}".encode())])
 
 
-def bootstrap(sides: Sequence[Scored], metric: str, generator: np.random.Generator, resamples: int) -> Array:
-    """Values [S, R] of one metric on resampled rows, see `bootstrap_all`."""
-    return bootstrap_all(sides, {metric: resamples}, generator)[metric]
-
-
-def bootstrap_all(
-    sides: Sequence[Scored], resamples: Mapping[str, int], generator: np.random.Generator
-) -> dict[str, Array]:
+def bootstrap(scored: Scored, resamples: Mapping[str, int], generator: np.random.Generator) -> dict[str, Array]:
     """Values of metrics on resampled rows, which are drawn once for all of them.
 
     Metrics of counts draw the counts themselves from a multinomial distribution, so their cost does not depend on N.
 
     Args:
-        sides: S sets of predictions of the same rows, in the same order. All see the same resamples, so their
-            differences are paired.
+        scored: the predictions.
         resamples: by name in METRICS, the number of resamples R, as of `resamples_of`. Either all metrics are of counts
             or none.
         generator: draws the resamples.
 
     Returns:
-        Values [S, R] by metric.
+        Values [R] by metric.
     """
-    sizes = np.ones(len(sides[0].labels), dtype=np.int64)
+    sizes = np.ones(len(scored.labels), dtype=np.int64)
     if set(resamples) <= set(ON_COUNTS):
-        sides, unit = _merged(sides)
+        scored, unit = _merged(scored)
         sizes = np.bincount(unit)
-    measures = {metric: [WEIGHTED[metric](side) for side in sides] for metric in resamples}
-    chunks: dict[str, list[list[Array]]] = {metric: [] for metric in resamples}
+    measures = {metric: WEIGHTED[metric](scored) for metric in resamples}
+    chunks: dict[str, list[Array]] = {metric: [] for metric in resamples}
     drawn = 0
     for counts in _draws(sizes, generator, max(resamples.values())):
         for metric, needed in resamples.items():
             if drawn < needed:
-                chunks[metric].append([measure(counts[: needed - drawn]) for measure in measures[metric]])
+                chunks[metric].append(measures[metric](counts[: needed - drawn]))
         drawn += len(counts)
-    return {metric: np.concatenate(values, axis=1) for metric, values in chunks.items()}
+    return {metric: np.concatenate(values) for metric, values in chunks.items()}
 
 
-def interval(values: Array, level: float = LEVEL) -> tuple[float, float]:
-    """Percentile interval: between the quantiles (1 - level) / 2 and (1 + level) / 2 of bootstrap `values` [R]."""
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+def interval(values: Array) -> tuple[float, float]:
+    """95 % percentile interval: between the 2.5 % and 97.5 % quantiles of bootstrap `values` [R]."""
+    low, high = np.quantile(values, QUANTILES)
     return float(low), float(high)
 
 
@@ -125,8 +117,7 @@ def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[
             values: dict[str, Array] = {}
             for on_counts in {metric in ON_COUNTS for metric in metrics}:
                 numbers = {metric: resamples_of(metric) for metric in metrics if (metric in ON_COUNTS) == on_counts}
-                drawn = bootstrap_all([scored], numbers, generator_for(split, task))
-                values |= {metric: of_sides[0] for metric, of_sides in drawn.items()}
+                values |= bootstrap(scored, numbers, generator_for(split, task))
             results[split][task] = {name: list(metric_interval(scored, name, values[name])) for name in metrics}
             firsts[task] = (metrics[0], values[metrics[0]])
         if len(parts) == len(tasks):
@@ -158,7 +149,7 @@ def contributions(scored: Scored, metric: str) -> Array:
         return x * y - np.mean(x * y) * (x * x + y * y) / 2
     rows, unit = len(scored.labels), np.arange(len(scored.labels))
     if metric in ON_COUNTS:
-        [scored], unit = _merged([scored])
+        scored, unit = _merged(scored)
     weighted, counts = WEIGHTED[metric](scored), np.bincount(unit).astype(np.float64)
     values, chunk = np.empty(len(counts)), max(1, CELLS // len(counts))
     for start in range(0, len(counts), chunk):
@@ -169,16 +160,11 @@ def contributions(scored: Scored, metric: str) -> Array:
     return ((values - weighted(counts[None])) / TILT)[unit]
 
 
-def _merged(sides: Sequence[Scored]) -> tuple[list[Scored], NDArray[np.int64]]:
-    """Merge rows with equal labels and predictions on all sides; return them, and the merged row of each row [N].
-
-    Their order, and so the resamples, do not depend on the order of the sides.
-    """
-    order = sorted(range(len(sides)), key=lambda side: sides[side].predictions.tobytes())
-    table = np.stack([sides[0].labels, *[sides[side].predictions for side in order]], axis=1)
-    kinds, unit = np.unique(table, axis=0, return_inverse=True)
-    merged = [Scored(kinds[:, 0], kinds[:, 1 + order.index(side)], sets=sides[0].sets) for side in range(len(sides))]
-    return merged, unit.reshape(-1)
+def _merged(scored: Scored) -> tuple[Scored, NDArray[np.int64]]:
+    """Merge rows with equal labels and predictions; return them, and the merged row of each row [N]."""
+    sides = np.stack([scored.labels, scored.predictions], axis=1)
+    kinds, unit = np.unique(sides, axis=0, return_inverse=True)
+    return Scored(kinds[:, 0], kinds[:, 1], sets=scored.sets), unit.reshape(-1)
 
 
 def _draws(sizes: NDArray[np.int64], generator: np.random.Generator, resamples: int) -> Iterator[Array]:

@@ -6,7 +6,7 @@ are (weights of 1) and thousands of resamples of them (`intervals`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,91 +19,50 @@ from bertrio.evaluation.predictions import Scored, check_tasks
 BINS = 15  # of the calibration error
 Weighted = Callable[[Array], Array]  # weights [R, N] of the rows -> the metric [R]
 
-# Classes: functions of counts [..., C, C] of (label, prediction)
+# Classes: functions of the counts [..., C] of rows with a class in both, in the label, and in the prediction. Sets have
+# several classes a row.
 
 
-def accuracy(confusion: Array) -> Array:
-    """Share of rows whose prediction is the label, 0 to 1."""
-    return np.trace(confusion, axis1=-2, axis2=-1) / confusion.sum((-2, -1))
-
-
-def f1(confusion: Array) -> Array:
+def f1(both: Array, labels: Array, predictions: Array) -> Array:
     """Harmonic mean of precision and recall of class 1, 0 to 1.
 
     0 if no row is, or is predicted to be, of class 1.
     """
-    return _f1_by_class(confusion)[..., 1]
+    return _f1_by_class(both, labels, predictions)[..., 1]
 
 
-def macro_f1(confusion: Array) -> Array:
+def macro_f1(both: Array, labels: Array, predictions: Array) -> Array:
     """Mean of the F1 of all classes, however few rows they have; 0 to 1.
 
     Classes that are neither labels nor predictions are left out.
     """
-    occurs = confusion.sum(-1) + confusion.sum(-2) > 0
-    return _f1_by_class(confusion).sum(-1) / occurs.sum(-1)
+    return _ratio(_f1_by_class(both, labels, predictions).sum(-1), (labels + predictions > 0).sum(-1))
 
 
-def micro_f1(confusion: Array) -> Array:
-    """F1 of the decisions on all classes together, which is the accuracy where each row has one class."""
-    return accuracy(confusion)
+def micro_f1(both: Array, labels: Array, predictions: Array) -> Array:
+    """F1 of all decisions of a class in a row taken together, 0 to 1; for one class a row it is the accuracy."""
+    return _ratio(2 * both.sum(-1), (labels + predictions).sum(-1))
 
 
-def balanced_accuracy(confusion: Array) -> Array:
+def balanced_accuracy(both: Array, labels: Array, predictions: Array) -> Array:
     """Mean of the recall of all classes that are labels, 0 to 1; a constant prediction reaches 1 / C."""
-    labels = confusion.sum(-1)
-    return _ratio(_diagonal(confusion), labels).sum(-1) / (labels > 0).sum(-1)
+    return _ratio(both, labels).sum(-1) / (labels > 0).sum(-1)
 
 
-def off_by_one(confusion: Array) -> Array:
-    """Share of the wrong predictions that are a neighbour of the label, 0 to 1; 0 if all are right."""
-    near = np.trace(confusion, 1, -2, -1) + np.trace(confusion, -1, -2, -1)
-    wrong = confusion.sum((-2, -1)) - np.trace(confusion, axis1=-2, axis2=-1)
-    return _ratio(near, wrong)
-
-
-def mae(confusion: Array) -> Array:
-    """Mean absolute difference of class and predicted class, 0 to C - 1."""
-    return (confusion * np.abs(_differences(confusion))).sum((-2, -1)) / confusion.sum((-2, -1))
-
-
-def quadratic_kappa(confusion: Array) -> Array:
-    r"""Cohen's kappa with quadratic weights, -1 to 1: agreement of labels and predictions beyond chance.
-
-    $1 - \sum_{ij} n_{ij} (i-j)^2 / \sum_{ij} e_{ij} (i-j)^2$, where $e_{ij}$ is the count expected if both are
-    independent ("Weighted kappa", Cohen 1968). 0 if both are the same constant, for which it is undefined.
-    """
-    total = confusion.sum((-2, -1))
-    expected = confusion.sum(-1)[..., :, None] * confusion.sum(-2)[..., None, :]
-    squared = _differences(confusion) ** 2
-    observed, chance = (confusion * squared).sum((-2, -1)), (expected * squared).sum((-2, -1))
-    return np.where(chance > 0, 1 - _ratio(observed * total, chance), 0.0)
-
-
-def matthews_correlation(confusion: Array) -> Array:
+def matthews_correlation(both: Array, labels: Array, predictions: Array) -> Array:
     r"""Matthews correlation of labels and predictions, -1 to 1.
 
     $(n \sum_k n_{kk} - \sum_k t_k p_k) / \sqrt{(n^2 - \sum_k p_k^2)(n^2 - \sum_k t_k^2)}$, where $t_k$ of n rows have
     label k and $p_k$ are predicted to be k (Matthews 1975; for any number of classes: Gorodkin 2004). 0 if labels or
     predictions are constant, for which it is undefined.
     """
-    labels, predicted, total = confusion.sum(-1), confusion.sum(-2), confusion.sum((-2, -1))
-    both = np.trace(confusion, axis1=-2, axis2=-1) * total - (labels * predicted).sum(-1)
-    spreads = (total**2 - (predicted**2).sum(-1)) * (total**2 - (labels**2).sum(-1))
-    return _ratio(both, np.sqrt(spreads))
+    total = labels.sum(-1)
+    spreads = (total**2 - (predictions**2).sum(-1)) * (total**2 - (labels**2).sum(-1))
+    return _ratio(both.sum(-1) * total - (labels * predictions).sum(-1), np.sqrt(spreads))
 
 
-def _f1_by_class(confusion: Array) -> Array:
-    return _ratio(2 * _diagonal(confusion), confusion.sum(-1) + confusion.sum(-2))
-
-
-def _diagonal(confusion: Array) -> Array:
-    return np.diagonal(confusion, axis1=-2, axis2=-1)
-
-
-def _differences(confusion: Array) -> Array:
-    classes = np.arange(confusion.shape[-1], dtype=np.float64)
-    return classes[:, None] - classes[None, :]
+def _f1_by_class(both: Array, labels: Array, predictions: Array) -> Array:
+    return _ratio(2 * both, labels + predictions)
 
 
 def _ratio(part: Array, whole: Array) -> Array:
@@ -134,49 +93,18 @@ def average_precision(yes: Array, no: Array) -> Array:
     return _ratio((yes[..., ::-1] * _ratio(hits, chosen)).sum(-1), yes.sum(-1))
 
 
-# Sets of classes: functions of the counts [..., C] of rows with a class in both, the label and the prediction
-
-
-def micro_f1_of_sets(both: Array, labels: Array, predictions: Array) -> Array:
-    """F1 of all decisions of a class in a row taken together, 0 to 1; for one class a row it is the accuracy."""
-    return _ratio(2 * both.sum(-1), (labels + predictions).sum(-1))
-
-
-def macro_f1_of_sets(both: Array, labels: Array, predictions: Array) -> Array:
-    """Mean of the F1 of all classes but those in neither labels nor predictions, 0 to 1."""
-    return _ratio(_ratio(2 * both, labels + predictions).sum(-1), (labels + predictions > 0).sum(-1))
-
-
 # Metrics as functions of weights
 
 
-def _by_counts(metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]:
-    """Return a metric of counts [R, C, C] of (label, prediction) as one of weights; of sets, that of `SETS`."""
-
-    def prepare(scored: Scored) -> Weighted:
-        if scored.sets:
-            return SETS[metric.__name__](scored)
-        labels, predictions = scored.labels.astype(np.int64), scored.predictions.astype(np.int64)
-        size = int(max(2, labels.max() + 1, predictions.max() + 1))
-        cell = labels * size + predictions
-        present, total = np.unique(cell), _sum_by_group(cell.astype(np.float64))
-
-        def measure(weights: Array) -> Array:
-            counts = np.zeros((len(weights), size * size))
-            counts[:, present] = total(weights)
-            return metric(counts.reshape(-1, size, size))
-
-        return measure
-
-    return prepare
-
-
-def _by_sets(metric: Callable[..., Array]) -> Callable[[Scored], Weighted]:
+def _by_class(metric: Callable[[Array, Array, Array], Array]) -> Callable[[Scored], Weighted]:
     """Return a metric of counts [R, C] of both, labels and predictions as one of weights."""
 
     def prepare(scored: Scored) -> Weighted:
-        count = int(max(scored.labels.max(), scored.predictions.max())).bit_length()
-        labels, predictions = (indicators(values, count) for values in (scored.labels, scored.predictions))
+        sides, highest = (scored.labels, scored.predictions), int(max(scored.labels.max(), scored.predictions.max()))
+        if scored.sets:
+            labels, predictions = (indicators(side, highest.bit_length()) for side in sides)
+        else:
+            labels, predictions = (np.eye(max(2, highest + 1))[side.astype(np.int64)] for side in sides)
         return lambda weights: metric(*(weights @ part for part in (labels * predictions, labels, predictions)))
 
     return prepare
@@ -192,14 +120,54 @@ def _by_thresholds(metric: Callable[[Array, Array], Array]) -> Callable[[Scored]
     return prepare
 
 
-def _by_means(columns: Callable[[Scored], Array], metric: Callable[[Array], Array]) -> Callable[[Scored], Weighted]:
-    """Return a metric of the means [k, R] of `columns` [k, N] as one of weights."""
+def _by_sums(
+    columns: Callable[[Scored], Sequence[Array]], metric: Callable[..., Array]
+) -> Callable[[Scored], Weighted]:
+    """Return a metric of the number of rows [R] and the sums [R] of `columns`, each [N], as one of weights."""
 
     def prepare(scored: Scored) -> Weighted:
-        table = columns(scored)
-        return lambda weights: metric((weights @ table.T / len(scored.labels)).T)
+        table = np.stack(columns(scored))
+        return lambda weights: metric(weights.sum(axis=1), *(weights @ table.T).T)
 
     return prepare
+
+
+def _by_mean(column: Callable[[Scored], Array]) -> Callable[[Scored], Weighted]:
+    """Return the mean of a column [N] as a metric of weights."""
+    return _by_sums(lambda scored: [column(scored)], lambda rows, total: total / rows)
+
+
+def _absolute_errors(scored: Scored) -> Array:
+    return np.abs(scored.labels - scored.predictions)
+
+
+def _neighbours_and_errors(scored: Scored) -> Sequence[Array]:
+    """Return which predictions [N] are a neighbour of the label, and which are wrong."""
+    errors = _absolute_errors(scored)
+    return errors == 1, errors > 0
+
+
+def _off_by_one(_: Array, near: Array, wrong: Array) -> Array:
+    """Share of the wrong predictions that are a neighbour of the label, 0 to 1; 0 if all are right."""
+    return _ratio(near, wrong)
+
+
+def _second_moments(scored: Scored) -> Sequence[Array]:
+    """Return (x - y)^2, x^2 + y^2, x and y of labels x and predictions y: [N] each."""
+    x, y = scored.labels, scored.predictions
+    return np.square(x - y), x * x + y * y, x, y
+
+
+def _quadratic_kappa(rows: Array, observed: Array, squares: Array, x: Array, y: Array) -> Array:
+    r"""Cohen's kappa with quadratic weights, -1 to 1: agreement of labels and predictions beyond chance.
+
+    $1 - \sum_{ij} n_{ij} (i-j)^2 / \sum_{ij} e_{ij} (i-j)^2$, where $n_{ij}$ rows have label i and prediction j, and
+    $e_{ij}$ is the count expected if both are independent ("Weighted kappa", Cohen 1968). For the sums of
+    `_second_moments` over n rows, the second sum is $\sum (x^2 + y^2) - 2 \sum x \sum y / n$. 0 if both are the same
+    constant, for which it is undefined.
+    """
+    chance = rows * squares - 2 * x * y
+    return np.where(chance > 0, 1 - _ratio(observed * rows, chance), 0.0)
 
 
 def standardised(values: Array) -> Array:
@@ -208,19 +176,19 @@ def standardised(values: Array) -> Array:
     return (values - values.mean()) / spread
 
 
-def _moments(scored: Scored) -> Array:
-    """Return x, y, x^2, y^2 and x y of standardised x and y: [5, N]. Large means would cost digits."""
+def _moments(scored: Scored) -> Sequence[Array]:
+    """Return x, y, x^2, y^2 and x y of standardised x and y: [N] each. Large means would cost digits."""
     x, y = standardised(scored.labels), standardised(scored.predictions)
-    return np.stack([x, y, x * x, y * y, x * y])
+    return x, y, x * x, y * y, x * y
 
 
-def _pearson(means: Array) -> Array:
-    """Pearson correlation, -1 to 1, from the means of `_moments`.
+def _pearson(rows: Array, *sums: Array) -> Array:
+    """Pearson correlation, -1 to 1, from the sums of `_moments`.
 
     0 if either side is constant, for which it is undefined, so that a collapsed model neither stops a run nor leaves a
     NaN in the metrics.
     """
-    x, y, xx, yy, xy = means
+    x, y, xx, yy, xy = (total / rows for total in sums)
     return _cosine(xy - x * y, xx - x * x, yy - y * y)
 
 
@@ -283,46 +251,42 @@ def ece(scored: Scored) -> Weighted:
 
 
 def _brier_terms(scored: Scored) -> Array:
-    """Squared distance of each row's probabilities from the label [1, N]; the mean is the Brier score, 0 is best.
+    """Squared distance of each row's probabilities from the label [N]; the mean is the Brier score, 0 is best.
 
     The sum over classes, 0 to 2 (Brier 1950); for two classes half of it, the usual (p - y)^2 of one class, 0 to 1.
     """
     probabilities = scored.probabilities
     truth = np.eye(probabilities.shape[1])[scored.labels.astype(np.int64)]
     total = np.square(probabilities - truth).sum(axis=1)
-    return (total / 2 if probabilities.shape[1] == 2 else total)[None]
-
-
-def _squared_errors(scored: Scored) -> Array:
-    """Squared error of each row [1, N]."""
-    return np.square(scored.labels - scored.predictions)[None]
+    return total / 2 if probabilities.shape[1] == 2 else total
 
 
 def _measure(prepare: Callable[[Scored], Weighted]) -> Callable[[Scored], float]:
     return lambda scored: float(prepare(scored)(np.ones((1, len(scored.labels))))[0])
 
 
-ON_COUNTS: dict[str, Callable[[Array], Array]] = {
-    metric.__name__: metric
-    for metric in (
-        accuracy, f1, micro_f1, macro_f1, balanced_accuracy, off_by_one, mae, quadratic_kappa, matthews_correlation,
-    )
-}  # fmt: skip
-SETS: dict[str, Callable[[Scored], Weighted]] = {
-    "accuracy": lambda scored: lambda weights: weights @ scored.correct / weights.sum(axis=1),
-    "micro_f1": _by_sets(micro_f1_of_sets),
-    "macro_f1": _by_sets(macro_f1_of_sets),
-}
 WEIGHTED: dict[str, Callable[[Scored], Weighted]] = {
-    **{name: _by_counts(metric) for name, metric in ON_COUNTS.items()},
+    "accuracy": _by_mean(lambda scored: scored.correct),
+    "f1": _by_class(f1),
+    "micro_f1": _by_class(micro_f1),
+    "macro_f1": _by_class(macro_f1),
+    "balanced_accuracy": _by_class(balanced_accuracy),
+    "off_by_one": _by_sums(_neighbours_and_errors, _off_by_one),
+    "mae": _by_mean(_absolute_errors),
+    "quadratic_kappa": _by_sums(_second_moments, _quadratic_kappa),
+    "matthews_correlation": _by_class(matthews_correlation),
     "roc_auc": _by_thresholds(roc_auc),
     "average_precision": _by_thresholds(average_precision),
     "ece": ece,
-    "brier": _by_means(_brier_terms, lambda means: means[0]),
-    "pearson": _by_means(_moments, _pearson),
+    "brier": _by_mean(_brier_terms),
+    "pearson": _by_sums(_moments, _pearson),
     "spearman": spearman,
-    "rmse": _by_means(_squared_errors, lambda means: np.sqrt(means[0])),
+    "rmse": _by_sums(lambda scored: [np.square(_absolute_errors(scored))], lambda rows, total: np.sqrt(total / rows)),
 }
+ON_COUNTS = (  # metrics that depend only on how many rows have each pair of label and prediction
+    "accuracy", "f1", "micro_f1", "macro_f1", "balanced_accuracy", "off_by_one", "mae", "quadratic_kappa",
+    "matthews_correlation",
+)  # fmt: skip
 METRICS: dict[str, Callable[[Scored], float]] = {name: _measure(prepare) for name, prepare in WEIGHTED.items()}
 CORRELATIONS = ("pearson", "spearman", "matthews_correlation")  # overall_normalized maps these from [-1, 1] to [0, 1]
 OVERALL = ("overall_mean", "overall_normalized")

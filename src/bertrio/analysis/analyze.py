@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -25,9 +25,7 @@ from bertrio.core.files import write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.table import read_table
 from bertrio.evaluation.predictions import Scored, check_tasks, read_predictions
-
-if TYPE_CHECKING:
-    from bertrio.inference.trained_model import TrainedModel
+from bertrio.inference.trained_model import TrainedModel
 
 SUSPECT_COLUMNS = ["task", "id", "label", "suggested", "doubt", "text", "text_b"]
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bertrio.analysis import figures
+from bertrio.config import Params
 from bertrio.config.reading import yaml_text
 from bertrio.core.files import write_text
 from bertrio.core.tasks import Task
 from bertrio.evaluation.evaluate import read_result, selection_text
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.techniques.regularizers import REGULARIZERS
-
-if TYPE_CHECKING:
-    from bertrio.config import Params
 
 
 def write_card(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -19,9 +18,7 @@ from bertrio.data.sources.files import read_file
 from bertrio.evaluation.intervals import intervals
 from bertrio.evaluation.metrics import evaluate_predictions
 from bertrio.evaluation.predictions import predicted_rows, write_predictions
-
-if TYPE_CHECKING:
-    from bertrio.inference.trained_model import TrainedModel
+from bertrio.inference.trained_model import TrainedModel
 
 
 def write_challenges(

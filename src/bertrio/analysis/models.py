@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bertrio.config import Params, member_params
+from bertrio.core.runtime import set_up
 from bertrio.core.tasks import Task
-
-if TYPE_CHECKING:
-    from bertrio.inference.trained_model import TrainedModel
+from bertrio.inference.trained_model import TrainedModel
+from bertrio.model.config import encoder_width
+from bertrio.training.build import resolve_precision
 
 ENSEMBLE = "ensemble"  # the name and folder of a soup
 
@@ -30,11 +30,6 @@ def load_models(params: Params, tasks: Mapping[str, Task], folder: str | Path) -
     Raises:
         UserError: if a model is missing or damaged.
     """
-    from bertrio.core.runtime import set_up
-    from bertrio.inference.trained_model import TrainedModel
-    from bertrio.model.config import encoder_width
-    from bertrio.training.build import resolve_precision
-
     members = list(params.ensemble.members)
     soup = (Path(folder) / ENSEMBLE / "heads.safetensors").exists()
     names = {

@@ -16,7 +16,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,9 +25,7 @@ from scipy.stats import t as student_t
 from bertrio.core.gender import gender_swapped, replace_words, towards_women
 from bertrio.core.tasks import Task
 from bertrio.evaluation.calibration import wilson
-
-if TYPE_CHECKING:
-    from bertrio.inference.trained_model import TrainedModel
+from bertrio.inference.trained_model import TrainedModel
 
 Texts = tuple[str, ...]
 

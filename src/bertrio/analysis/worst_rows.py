@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,9 +11,7 @@ import pandas as pd
 from bertrio.analysis.words import WORD, NearWords, delete_span, replace_span, unit, words_of
 from bertrio.core.tasks import Array, Predicted, Task, probability_of
 from bertrio.evaluation.predictions import Scored
-
-if TYPE_CHECKING:
-    from bertrio.inference.trained_model import TrainedModel
+from bertrio.inference.trained_model import TrainedModel
 
 NEIGHBOURS = 3  # training rows shown beside each of the worst rows
 WORDS = 5  # near words tried in place of each word of these rows

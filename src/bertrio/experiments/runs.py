@@ -194,25 +194,24 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
     Raises:
         UserError: if there is no column `sort`, or `out` can't be written.
     """
-    from bertrio.analysis.figures import scale
+    from bertrio.analysis.figures import Figure
     from bertrio.analysis.report import render_page
 
     table = tabulate(runs, sort)
     ordered = [runs[position] for position in table.index]
     params = pd.DataFrame([run.params for run in ordered], index=table.index).fillna(ABSENT)
-    charts = {}
-    for name in dict.fromkeys([OVERALL, *(name for run in ordered for name in run.scores if " " in name)]):
-        if rows := [(run.name, *run.scores[name]) for run in ordered if name in run.scores]:
-            charts[name] = {"rows": rows, "ticks": scale((end for row in rows for end in row[1:]), 0, 1).ticks}
-    curves = {run.name: list(run.curve.items()) for run in ordered if run.curve}
-    steps_and_scores = zip(*(point for curve in curves.values() for point in curve))
+    charts: dict[str, list[tuple[str, Figure]]] = {OVERALL: []}
+    for run in ordered:
+        for name, score in run.scores.items():
+            if name == OVERALL or " " in name:
+                known = [end for end in score if end == end]  # not NaN
+                charts.setdefault(name, []).append((run.name, Figure(*known)))
     page = render_page(
         "runs.html",
         title="Runs",
-        table=table.drop(columns="changed").join(params.loc[:, params.nunique() > 1]),
-        scores=charts,
-        curves=curves,
-        axes=[scale(values, 0, 1).ticks for values in steps_and_scores],
+        runs=table.drop(columns="changed").join(params.loc[:, params.nunique() > 1]),
+        scores={name: rows for name, rows in charts.items() if rows},
+        curves={run.name: pd.DataFrame(run.curve.items(), columns=["x", "y"]) for run in ordered if run.curve},
     )
     with writing_to(out):
         write_text(out, page)

@@ -1,14 +1,6 @@
 // Shows openapi.json: each route with its fields and a command that asks it. Needs no other host.
 "use strict";
 
-const at = (id) => document.getElementById(id);
-
-function make(tag, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
-}
-
 // The JSON type of a schema in words.
 function typeOf(schema, schemas) {
   if (schema.$ref) return typeOf(schemas[schema.$ref.split("/").pop()], schemas);

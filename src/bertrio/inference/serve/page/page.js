@@ -1,4 +1,4 @@
-// Asks every task that fits what was typed, and shows what it says. Texts are put in as text, never as markup.
+// Asks every task that fits what was typed, and shows what it says.
 "use strict";
 
 const SINGLE = [["This is a very funny film."], ["The dialogue is slightly bland, although the script feels mildly weak."]];
@@ -6,15 +6,8 @@ const PAIRS = {
   qqp: [["How can you find costly coats?", "How do people locate costly coats?"], ["How do people clean dirty cars?", "When do soldiers hire shoppers?"]],
   sts: [["Cops destroyed cheap cars near streets", "Officers destroyed inexpensive automobiles near streets"], ["Students bought dirty couches", "Doctors met two tourists near chapels"]],
 };
-const at = (id) => document.getElementById(id);
 let tasks = [];
 let asking = null; // what ends the question that is on its way
-
-function make(tag, properties = {}, ...children) {
-  const element = Object.assign(document.createElement(tag), properties);
-  element.append(...children);
-  return element;
-}
 
 function say(text, problem = false) {
   at("status").textContent = text;

@@ -124,7 +124,7 @@ def scores(*rows):
     return [Predicted(np.array(row, float), None, np.array(row, float)) for row in rows]
 
 
-def test_members_are_picked_with_replacement_while_scores_improve():
+def test_members_are_picked_with_replacement_while_scores_improve(monkeypatch):
     def closeness(to):
         return lambda result: -float(np.abs(result.values - to).sum())
 
@@ -132,7 +132,8 @@ def test_members_are_picked_with_replacement_while_scores_improve():
     assert pick_members(three, closeness(1.0)) == [0, 1, 0]
     assert pick_members(three, closeness(4.0)) == [0, 2 / 3, 1 / 3]  # 1, then 5.5, then exactly 4
     assert pick_members(scores([2.0], [2.0]), closeness(2.0)) == [1, 0]  # ties go to the first
-    assert pick_members(three, closeness(4.0), max_picks=2) == [0, 0.5, 0.5]
+    monkeypatch.setattr(ensembling, "MAX_PICKS", 2)
+    assert pick_members(three, closeness(4.0)) == [0, 0.5, 0.5]
 
 
 def test_greedy_is_the_weighted_mean():

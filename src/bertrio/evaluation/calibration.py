@@ -87,18 +87,18 @@ def reliability(scored: Scored) -> pd.DataFrame:
     return table.reset_index()
 
 
-def wilson(share: float | Array, n: int | Array, z: float = 1.959964) -> tuple[Array, Array]:
-    """Wilson score interval of a share of n rows, which holds its level near 0 and 1 and on few rows
+def wilson(share: float | Array, n: int | Array) -> tuple[Array, Array]:
+    """95 % Wilson score interval of a share of n rows, which holds its level near 0 and 1 and on few rows
     ("Probable Inference, the Law of Succession, and Statistical Inference", 1927).
 
     Args:
         share: 0 to 1; a number or an array.
         n: number of rows, 1 or more.
-        z: quantile of the normal distribution; 1.96 for 95 %.
 
     Returns:
         Lower and upper end.
     """
+    z = 1.959964  # quantile of the normal distribution
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return np.maximum(centre - reach, 0.0), np.minimum(centre + reach, 1.0)

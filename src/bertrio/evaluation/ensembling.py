@@ -15,14 +15,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
 from bertrio.core.tasks import Array, Predicted, Task, indicators, set_numbers
 from bertrio.evaluation.metrics import METRICS
-from bertrio.evaluation.predictions import (
-    KEYS,
-    Scored,
-    check_tasks,
-    predicted_columns,
-    predicted_of,
-    row_name,
-)
+from bertrio.evaluation.predictions import KEYS, Scored, check_tasks, predicted_columns, predicted_of, row_name
 
 SELECTION = "selection"  # the split name of the dev rows that the ensemble was chosen on
 MAX_PICKS = 25
@@ -131,9 +124,7 @@ def combine_predictions(
     return combined(Predicted(*stacked), weights=shares[shares > 0])
 
 
-def pick_members(
-    members: Sequence[Predicted], score: Callable[[Predicted], float], max_picks: int = MAX_PICKS, sets: bool = False
-) -> list[float]:
+def pick_members(members: Sequence[Predicted], score: Callable[[Predicted], float], sets: bool = False) -> list[float]:
     """Return weights by ensemble selection: pick members one by one, each time the one that makes the `mean` best.
 
     Caruana et al. 2004, "Ensemble Selection from Libraries of Models", section 2, with replacement (section 2.1): a
@@ -143,14 +134,13 @@ def pick_members(
     Args:
         members: predictions of each member for the rows to choose on.
         score: score of a prediction of these rows; higher is better. Compared to 12 decimals.
-        max_picks: largest number of picks.
         sets: as in `combine_predictions`.
 
     Returns:
         Each member's share of the picks. Ties go to the first member.
     """
     picks, best = np.zeros(len(members)), -np.inf
-    while picks.sum() < max_picks:
+    while picks.sum() < MAX_PICKS:
         tried = (combine_predictions(members, "greedy", picks + one, sets) for one in np.eye(len(members)))
         scores = [round(score(predicted), 12) for predicted in tried]
         if max(scores) <= best:

@@ -142,14 +142,9 @@ def _absolute_errors(scored: Scored) -> Array:
 
 
 def _neighbours_and_errors(scored: Scored) -> Sequence[Array]:
-    """Return which predictions [N] are a neighbour of the label, and which are wrong."""
+    """Return which predictions [N] are a neighbour of the label, and which are wrong; `off_by_one` is their ratio."""
     errors = _absolute_errors(scored)
     return errors == 1, errors > 0
-
-
-def _off_by_one(_: Array, near: Array, wrong: Array) -> Array:
-    """Share of the wrong predictions that are a neighbour of the label, 0 to 1; 0 if all are right."""
-    return _ratio(near, wrong)
 
 
 def _second_moments(scored: Scored) -> Sequence[Array]:
@@ -271,7 +266,7 @@ WEIGHTED: dict[str, Callable[[Scored], Weighted]] = {
     "micro_f1": _by_class(micro_f1),
     "macro_f1": _by_class(macro_f1),
     "balanced_accuracy": _by_class(balanced_accuracy),
-    "off_by_one": _by_sums(_neighbours_and_errors, _off_by_one),
+    "off_by_one": _by_sums(_neighbours_and_errors, lambda _, near, wrong: _ratio(near, wrong)),
     "mae": _by_mean(_absolute_errors),
     "quadratic_kappa": _by_sums(_second_moments, _quadratic_kappa),
     "matthews_correlation": _by_class(matthews_correlation),

@@ -11,7 +11,6 @@ import pandas as pd
 
 from bertrio.core.files import write_text
 from bertrio.core.tasks import Task
-from bertrio.evaluation.predictions import check_tasks
 
 COURSE = {  # task: file name and header, with the course's spelling
     "sst": ("sst", "Predicted_Sentiment"),
@@ -28,11 +27,7 @@ def write_submissions(frame: pd.DataFrame, folder: str | Path, tasks: Mapping[st
     The first line is `id \\t HEADER ` and each row is `ID , VALUE `, the blanks at the ends included. Classes are
     whole numbers, scores are clipped to their range and have no exponent. Other tasks are left out. Dev files hold all
     of dev, with the rows that the ensemble was chosen on. Files of an earlier run that have no rows now are removed.
-
-    Raises:
-        UserError: if there are predictions of an unknown task.
     """
-    check_tasks(frame, tasks)
     for name, (file_name, header) in COURSE.items():
         for split, parts in SPLITS.items():
             path = Path(folder) / f"{file_name}-{split}-output.csv"

@@ -113,7 +113,7 @@ def page(tmp_path_factory):
     html = render_page(
         title="exp-" + "a" * 60, subtitle="0123456789" * 4, contents=contents,
         tasks={"sst": Task("sst", "single", "cross", Ordered(5))}, members=["base"], plots=plots, date="2026-01-31",
-        settings={"x" * 200: "1"}, changed=None, edited={}, comparison={}, chosen="",
+        settings={"x" * 200: "1"}, changed=None, edited={}, comparison={},
     )  # fmt: skip
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(html, encoding="utf-8")

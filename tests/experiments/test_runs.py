@@ -100,10 +100,12 @@ def test_page_shows_scores_curves_and_params_escaped(tmp_path):
 
     scored = [run(EVIL, 0.5, curve={10: 0.4}), run("two", 0.7, curve={10: 0.5, 20: 0.7})]
     queued = Run("waits", {}, {}, "queued")
-    write_page([*scored, queued], "overall", tmp_path / "page.html")
+    old = Run("without an interval", {}, {"sst accuracy": (0.6, float("nan"), float("nan"))})
+    write_page([*scored, old, queued], "overall", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "alert" in page and EVIL not in page and "<b>" not in page
     assert page.count("<polyline") == 2 and page.count('class="span"') == 2 and "queued" in page
+    assert "<title>without an interval: 0.600</title>" in page
     assert "http" not in page.replace("http-equiv", "") and 'src="' not in page
     head = page.partition("<thead>")[2].partition("</thead>")[0]
     assert head.index("minutes") < head.index(">a<") < head.index(">b<") < head.index(">c<")

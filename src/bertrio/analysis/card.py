@@ -16,7 +16,7 @@ from bertrio.config import Params
 from bertrio.config.reading import yaml_text
 from bertrio.core.files import write_text
 from bertrio.core.tasks import Task
-from bertrio.evaluation.evaluate import read_result, selection_text
+from bertrio.evaluation.evaluate import read_result
 from bertrio.evaluation.metrics import LOWER_IS_BETTER
 from bertrio.techniques.regularizers import REGULARIZERS
 
@@ -53,7 +53,6 @@ def write_card(
         {name: read_result(path) if path.exists() else {} for name, path in optional.items()},
         front=Markup(_front_matter(params, tasks, data, evaluation)),
         params=params,
-        finetune=params.finetune,
         members=list(params.ensemble.members),
         tasks=tasks,
         base_model=_base_model(params),
@@ -70,7 +69,6 @@ def write_card(
         ],
         methods=methods if surgery == "none" else [*methods, f"surgery {surgery}"],
         evaluation=evaluation,
-        chosen=selection_text(evaluation.get("selected_on", {})),
         figures=figures,
         lower_is_better=LOWER_IS_BETTER,
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from bertrio.core.tasks import Task
+from bertrio.evaluation.evaluate import selection_text
 from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from bertrio.evaluation.plots import sortable
 
@@ -126,12 +127,11 @@ def weakest(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
     frame = slices(content)
     frame = frame[(frame["family"] != "all") & (frame["rows"] >= FEWEST)]
     frame = frame.assign(score=[float(value.value) for value in frame["value"]])
-    return {
-        task: rows.nlargest(WORST, "score")
-        if rows["metric"].iloc[0] in LOWER_IS_BETTER
-        else rows.nsmallest(WORST, "score")
-        for task, rows in frame.groupby("task", sort=False)
-    }
+    worst = {}
+    for task, rows in frame.groupby("task", sort=False):
+        highest = rows["metric"].iloc[0] in LOWER_IS_BETTER
+        worst[task] = rows.sort_values("score", ascending=not highest, kind="stable").head(WORST)
+    return worst
 
 
 BIAS = ("bias", "bias_low", "bias_high")
@@ -223,7 +223,7 @@ def environment(**options: Any) -> Any:
     """Return the Jinja environment of the templates in this folder, with autoescape and errors for unknown names."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
@@ -231,6 +231,8 @@ def environment(**options: Any) -> Any:
         lstrip_blocks=True,
         **options,
     )
+    environment.globals["selection_text"] = selection_text
+    return environment
 
 
 class Scale(NamedTuple):

@@ -20,7 +20,6 @@ import pandas as pd
 
 from bertrio.analysis import figures
 from bertrio.core.errors import UserError
-from bertrio.evaluation.evaluate import selection_text
 
 LIMITS = {
     "most": 5000,  # rows of a table; a browser opens them in a second
@@ -67,7 +66,7 @@ def render_report(
     """
     contents = {name: _content(run, path) for name, _, path, _ in SECTIONS if path and run.exists(path)}
     tasks = run.tasks()
-    render = partial(
+    page_of = partial(
         render_page,
         title=run.name,
         subtitle=run.commit or "",
@@ -80,21 +79,17 @@ def render_report(
         edited=edited,
         comparison=comparison,
     )
-
-    def attempt(contents: dict[str, Any]) -> str | Exception:
-        try:
-            chosen = selection_text(contents.get("metrics", {}).get("selected_on", {}))
-            return render(contents=contents, chosen=chosen)
-        except Exception as error:  # whatever templates make of a file of another shape
-            return error
-
-    if isinstance(page := attempt(contents), str):
-        return page
-    parts = [(path, stage, {name: contents[name]}) for name, _, path, stage in SECTIONS if name in contents]
-    for path, stage, part in [("plots", "evaluate", {}), *parts]:
-        if isinstance(attempt(part), Exception):
-            raise UserError(f"{run.title}: {path}: found another shape ({page!r}) than {stage} writes; run dvc repro")
-    raise page
+    try:
+        return page_of(contents=contents)
+    except Exception as error:  # whatever templates make of a file of another shape: find the file
+        parts = [(path, stage, {name: contents[name]}) for name, _, path, stage in SECTIONS if name in contents]
+        for path, stage, part in [("plots", "evaluate", {}), *parts]:
+            try:
+                page_of(contents=part)
+            except Exception:
+                message = f"{path}: found another shape ({error!r}) than {stage} writes; run dvc repro"
+                raise UserError(f"{run.title}: {message}") from error
+        raise
 
 
 def render_page(template: str = "report.html", **content: Any) -> str:
@@ -109,7 +104,6 @@ def render_page(template: str = "report.html", **content: Any) -> str:
     environment.filters["at"] = lambda value: round(LIMITS["width"] * min(max(value, 0.0), 1.0), 1)
     page = environment.get_template(template).render(
         figures=figures,
-        charts=figures,
         sections=SECTIONS,
         policy=f"default-src 'none'; style-src 'sha256-{digests[0]}'; script-src 'sha256-{digests[1]}'; "
         "img-src data:; base-uri 'none'; form-action 'none'",
@@ -145,13 +139,12 @@ def _table(run: Any, path: str) -> pd.DataFrame:
 
 def _kinds(frame: pd.DataFrame) -> list[str]:
     """Return the kind of each column, which decides its style and sorting: text, measure, number or word."""
-    kinds = []
-    for name, column in frame.items():
-        if name in TEXTS:
-            kinds.append("text")
-        elif any(isinstance(value, figures.Figure) for value in column):
-            kinds.append("measure")
-        else:
-            numbers = all(value is None or isinstance(value, (int, float)) for value in column)
-            kinds.append("number" if numbers else "word")
-    return kinds
+    return [_kind(name, column) for name, column in frame.items()]
+
+
+def _kind(name: Any, column: pd.Series) -> str:
+    if name in TEXTS:
+        return "text"
+    if any(isinstance(value, figures.Figure) for value in column):
+        return "measure"
+    return "number" if all(value is None or isinstance(value, (int, float)) for value in column) else "word"

@@ -36,7 +36,8 @@ class Figure(NamedTuple):
 
 
 def format_cell(value: Any) -> str:
-    """Return a cell as text: thousands separators, three decimals or digits, a dash for missing values."""
+    """Return a cell as text: thousands separators, one decimal from 10 on, else three decimals or digits; a dash for
+    missing values."""
     if value is None or value != value:  # NaN
         return "-"
     if not isinstance(value, (int, float)):

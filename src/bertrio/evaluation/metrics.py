@@ -144,7 +144,7 @@ def _absolute_errors(scored: Scored) -> Array:
 def _neighbours_and_errors(scored: Scored) -> Sequence[Array]:
     """Return which predictions [N] are a neighbour of the label, and which are wrong; `off_by_one` is their ratio."""
     errors = _absolute_errors(scored)
-    return errors == 1, errors > 0
+    return (errors == 1).astype(np.float64), (errors > 0).astype(np.float64)
 
 
 def _second_moments(scored: Scored) -> Sequence[Array]:

@@ -194,7 +194,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
     Raises:
         UserError: if there is no column `sort`, or `out` can't be written.
     """
-    from bertrio.analysis.figures import Figure
+    from bertrio.analysis.figures import Figure, measured
     from bertrio.analysis.report import render_page
 
     table = tabulate(runs, sort)
@@ -204,8 +204,8 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
     for run in ordered:
         for name, score in run.scores.items():
             if name == OVERALL or " " in name:
-                known = [end for end in score if end == end]  # not NaN
-                charts.setdefault(name, []).append((run.name, Figure(*known)))
+                ends = [end for end in score[1:] if end == end]  # not NaN
+                charts.setdefault(name, []).append((run.name, measured(name, score[0], ends)))
     page = render_page(
         "runs.html",
         title="Runs",

@@ -20,7 +20,7 @@ from bertrio.experiments.report import write_report
 from bertrio.inference.batch_predict import predict_file
 from bertrio.inference.export.export import export_model
 from bertrio.inference.serve.app import build_app
-from bertrio.inference.serve.schemas import Limits
+from bertrio.inference.serve.limits import Limits
 from bertrio.model.multitask import build_model
 from bertrio.training.build import build_trainer, load_split
 from tests.small_run import SMALL

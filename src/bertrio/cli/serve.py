@@ -40,7 +40,7 @@ def milliseconds(text: str) -> float:
 def _serve(args: argparse.Namespace) -> None:
     """Answer requests for predictions, and show a page to try a model on."""
     need_packages("serve", ["fastapi", "uvicorn", "prometheus_client"], "serve")
-    from bertrio.inference.serve.schemas import Limits
+    from bertrio.inference.serve.limits import Limits
     from bertrio.inference.serve.server import serve
 
     hosts = tuple(args.allow_host)

@@ -101,7 +101,7 @@ class Client(NamedTuple):
 def running(predictor: FakePredictor, **limits: Any) -> Iterator[Client]:
     """Run a server for `predictor` in a thread, on a free port of loopback, and check that it stops in time."""
     from bertrio.inference.serve.app import build_app
-    from bertrio.inference.serve.schemas import Limits
+    from bertrio.inference.serve.limits import Limits
     from bertrio.inference.serve.server import bind, server_for
 
     with bind("127.0.0.1", 0) as bound:

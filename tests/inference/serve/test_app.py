@@ -17,7 +17,7 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra serve")
 
 from bertrio.inference.serve import server
-from bertrio.inference.serve.schemas import Limits
+from bertrio.inference.serve.limits import Limits
 from bertrio.inference.serve.server import LOCAL_HOSTS
 from tests.inference.serve.conftest import running
 from tests.waiting import wait_until
@@ -79,7 +79,7 @@ def test_unknown_tasks_paths_and_content_types_are_refused(client):
 def test_limits_are_enforced(served):
     client = served(max_rows=3, max_bytes=200)
     assert client.predict("sst", ["x" * 20] * 3)[0] == 200
-    assert_refused(client.predict("sst", ["x"] * 4), 422, "rows: found ['x', 'x', 'x', 'x']; expected")
+    assert_refused(client.predict("sst", ["x"] * 4), 422, "rows: found 4, expected 3 at most in one request")
     assert_refused(client.predict("sst", ["x" * 300]), 413, "body: found more than 200 bytes")
 
 
@@ -94,8 +94,8 @@ def test_limit_of_bytes_holds_for_a_body_without_length(served):
 
 @pytest.mark.parametrize(("sent", "answer"), [(HEAD % 9 + b"{", b"HTTP/1.1 408 "), (HEAD[:50], b""), (b"", b"")])
 def test_stalled_requests_time_out(served, monkeypatch, sent, answer):
-    monkeypatch.setattr("bertrio.inference.serve.edge.BODY_SECONDS", 0.2)
-    monkeypatch.setattr("bertrio.inference.serve.connections.HEAD_SECONDS", 0.2)
+    monkeypatch.setattr("bertrio.inference.serve.limits.BODY_SECONDS", 0.2)
+    monkeypatch.setattr("bertrio.inference.serve.limits.HEAD_SECONDS", 0.2)
     client = served()
     with socket.create_connection(("127.0.0.1", client.port), timeout=20) as slow:
         slow.sendall(sent)

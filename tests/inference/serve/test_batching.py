@@ -9,8 +9,8 @@ pytest.importorskip("fastapi", reason="needs the extra serve")
 from fastapi import HTTPException
 
 from bertrio.inference.serve.batching import Batcher
+from bertrio.inference.serve.limits import Limits
 from bertrio.inference.serve.metrics import Metrics
-from bertrio.inference.serve.schemas import Limits
 
 
 def run(coroutine):

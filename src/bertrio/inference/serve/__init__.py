@@ -1,5 +1,5 @@
 """HTTP server for a trained model: JSON for programs, a page for people, health and metrics for operators.
 
-A request passes edge (limits of the body, counts), app (routes), schemas (validation) and batching (one thread that
-predicts).
+A request passes limits (connections, hosts, the size of the body), app (routes), schemas (validation) and batching
+(one thread that predicts).
 """

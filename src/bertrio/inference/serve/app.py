@@ -20,9 +20,9 @@ from bertrio.core.errors import UserError
 from bertrio.core.tasks import TARGETS, Task
 from bertrio.inference.predictor import Predictor, text_table
 from bertrio.inference.serve.batching import Batcher
-from bertrio.inference.serve.edge import Edge
+from bertrio.inference.serve.limits import Edge, Limits
 from bertrio.inference.serve.metrics import Metrics
-from bertrio.inference.serve.schemas import Answers, Limits, Refusal, rows_model
+from bertrio.inference.serve.schemas import Answers, Refusal, Rows
 
 PAGE = Path(__file__).parent / "page"
 WARM_UP_WORDS = (1, 8, 24, 80)  # lengths of texts; the first pass at a new length is slow
@@ -55,7 +55,7 @@ def build_app(predictor: Predictor, limits: Limits, name: str = "models") -> Fas
     )
     app.add_middleware(Edge, metrics=metrics, limits=limits)
     _add_error_handlers(app, limits.max_rows)
-    _add_predict(app, predictor, batcher, rows_model(limits.max_rows))
+    _add_predict(app, predictor, batcher, limits.max_rows)
     _add_facts(app, predictor, batcher, metrics, name)
     app.mount("/", StaticFiles(directory=PAGE, html=True))
     return app
@@ -69,20 +69,20 @@ def warm_up(predictor: Predictor) -> None:
             predictor.predict(name, [text if task.kind == "single" else (text, text)])
 
 
-def _add_predict(app: FastAPI, predictor: Predictor, batcher: Batcher, model: Any) -> None:
+def _add_predict(app: FastAPI, predictor: Predictor, batcher: Batcher, max_rows: int) -> None:
     refusals: dict[int | str, Any] = {status: {"model": Refusal} for status in (400, 404, 408, 413, 422, 503)}
 
-    async def predict(task: str, body: Any) -> dict[str, Any]:
+    @app.post("/predict/{task}", summary="Predict rows of a task", response_model=Answers, responses=refusals)
+    async def predict(task: str, body: Rows) -> dict[str, Any]:
         if task not in predictor.tasks:
             raise HTTPException(404, f"task: found {reprlib.repr(task)}, expected one of {', '.join(predictor.tasks)}")
+        if len(body.rows) > max_rows:
+            raise HTTPException(422, f"rows: found {len(body.rows)}, expected {max_rows} at most in one request")
         try:
             text_table(predictor.tasks[task].text_columns, body.rows)
         except UserError as error:
             raise HTTPException(422, str(error)) from None
         return {"task": task, "predictions": await batcher.predict(task, body.rows)}  # FastAPI converts it to `Answers`
-
-    predict.__annotations__["body"] = model  # FastAPI validates by it
-    app.post("/predict/{task}", summary="Predict rows of a task", response_model=Answers, responses=refusals)(predict)
 
 
 def _add_facts(app: FastAPI, predictor: Predictor, batcher: Batcher, metrics: Metrics, name: str) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 from fastapi import HTTPException
 
 from bertrio.inference.predictor import Prediction, Row
+from bertrio.inference.serve.limits import Limits
 from bertrio.inference.serve.metrics import Metrics
-from bertrio.inference.serve.schemas import Limits
 
 
 @dataclass(frozen=True, eq=False)

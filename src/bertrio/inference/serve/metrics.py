@@ -5,7 +5,6 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class Metrics:
@@ -16,11 +15,9 @@ class Metrics:
         ProcessCollector(registry=registry)  # memory and processor time
         self.requests = Counter("bertrio_requests", "Requests.", ["route", "status"], registry=registry)
         took = "Time from a request to its answer."
-        self.request_seconds = Histogram("bertrio_request_seconds", took, ["route"], buckets=SECONDS, registry=registry)
+        self.request_seconds = Histogram("bertrio_request_seconds", took, ["route"], registry=registry)
         self.batch_rows = Histogram(
             "bertrio_batch_rows", "Rows predicted together.", ["task"], buckets=ROWS, registry=registry
         )
-        self.batch_seconds = Histogram(
-            "bertrio_batch_seconds", "Time that a batch takes.", ["task"], buckets=SECONDS, registry=registry
-        )
+        self.batch_seconds = Histogram("bertrio_batch_seconds", "Time that a batch takes.", ["task"], registry=registry)
         self.waiting_rows = Gauge("bertrio_waiting_rows", "Rows that wait.", registry=registry)

@@ -1,38 +1,14 @@
-"""Limits of the server, and the JSON of requests and responses."""
+"""The JSON of requests and responses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the server.
+class Rows(BaseModel):
+    """Texts, or pairs of texts, to predict."""
 
-    Args:
-        max_batch: rows in a batch.
-        max_wait: seconds that a request waits for others to join its batch.
-        max_rows: rows in a request.
-        max_bytes: bytes in a request's body.
-        queue: rows in the queue.
-        hosts: names by which requests may call the server; none allows all.
-    """
-
-    max_batch: int = 64
-    max_wait: float = 0.005
-    max_rows: int = 256
-    max_bytes: int = 2_000_000
-    queue: int = 1024
-    hosts: tuple[str, ...] = ()
-
-
-def rows_model(max_rows: int) -> type[BaseModel]:
-    """Return the pydantic model of a request's body."""
-    rows = Field(min_length=1, max_length=max_rows, examples=[["A warm and funny film.", "Awful."]])
-    return create_model("Rows", rows=(Annotated[list[str | tuple[str, str]], rows], ...))
+    rows: list[str | tuple[str, str]] = Field(min_length=1, examples=[["A warm and funny film.", "Awful."]])
 
 
 class Answer(BaseModel):

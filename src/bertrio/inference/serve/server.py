@@ -16,8 +16,7 @@ from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.inference.predictor import Predictor
 from bertrio.inference.serve.app import build_app
-from bertrio.inference.serve.connections import limited_protocol, most_connections
-from bertrio.inference.serve.schemas import Limits
+from bertrio.inference.serve.limits import Limits, limited_protocol, most_connections
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 WAITING = 4096  # connections that wait to be accepted

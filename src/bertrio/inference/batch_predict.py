@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from bertrio.core.console import progress, say
 from bertrio.core.errors import UserError
+from bertrio.core.files import read_parquet
 from bertrio.core.tasks import Binary, Target
 from bertrio.data.formats import RawRow, RawTable, read_delimited, read_json_lines
 from bertrio.data.reading import check_columns
@@ -104,7 +105,7 @@ def _predict_parquet(
     """Predict a Parquet file by its texts as JSON lines; the other columns keep their types."""
     added, answers = added_columns(predictor.task(task).target), BytesIO()
     try:
-        table = pq.ParquetFile(BytesIO(source.read()), pre_buffer=False).read(use_threads=False)
+        table = read_parquet(BytesIO(source.read()))
         _check_names(name, table.column_names, names, added)
         for column in table.select(list(names.values())).schema:
             if not any(map(column.type.equals, (pa.string(), pa.large_string(), pa.string_view(), pa.null()))):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -57,7 +56,7 @@ class Predictor:
 
     Args:
         members: models by name.
-        weights: weights of each task's members, by task and member.
+        weights: weights above 0 of each task's members, by task and member.
         combine: rule that combines the members' predictions, see `bertrio.evaluation.ensembling`.
 
     Attributes:
@@ -68,12 +67,9 @@ class Predictor:
     def __init__(
         self, members: Mapping[str, TrainedModel], weights: Mapping[str, Mapping[str, float]], combine: str = "vote"
     ) -> None:
-        self.members, self._combine = dict(members), combine
-        self._weights = {
-            task: {name: share for name, share in shares.items() if share} for task, shares in weights.items()
-        }
+        self.members, self._weights, self._combine = dict(members), weights, combine
         self.tasks: dict[str, Task] = {}
-        for name, shares in self._weights.items():
+        for name, shares in weights.items():
             trained = [self.members[member] for member in shares if name in self.members[member].trained]
             if trained:
                 self.tasks[name] = trained[0].tasks[name]
@@ -112,9 +108,12 @@ class Predictor:
             model = load_member(folder)
             return cls({folder.name: model}, {task: {folder.name: 1.0} for task in model.tasks})
         ensemble = read_ensemble(folder)
-        used = {name for shares in ensemble.weights.values() for name, share in shares.items() if share}
-        members = {name: load_member(need(folder.resolve().parent / "members" / name)) for name in sorted(used)}
-        return cls(members, ensemble.weights, ensemble.combine)
+        weights = {
+            task: {name: share for name, share in shares.items() if share} for task, shares in ensemble.weights.items()
+        }
+        used = sorted({name for shares in weights.values() for name in shares})
+        members = {name: load_member(need(folder.resolve().parent / "members" / name)) for name in used}
+        return cls(members, weights, ensemble.combine)
 
     def task(self, name: str) -> Task:
         """Return the task of this name.
@@ -143,7 +142,8 @@ class Predictor:
         predicted = self.predict_table(task, text_table(spec.text_columns, rows))
         if predicted.probabilities is None:
             assert predicted.scores is not None
-            return [Prediction(*row) for row in zip(predicted.values.tolist(), repeat(None), predicted.scores.tolist())]
+            pairs = zip(predicted.values.tolist(), predicted.scores.tolist())
+            return [Prediction(value, None, score) for value, score in pairs]
         chosen = map(spec.target.chosen, predicted.values.tolist())
         return [
             Prediction(label, tuple(probabilities), None, name)
@@ -163,7 +163,7 @@ class Predictor:
         Raises:
             UserError: if several models predict the task.
         """
-        return self._only_member(self.task(task).name).pooled(task, texts)
+        return self._only_member(task).pooled(task, texts)
 
     def encode(self, texts: Sequence[str], task: str | None = None) -> Vectors:
         """Return the vector of each text that a bi-encoded task compares: float32 [N, H], not normalized.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -121,9 +120,8 @@ def quantize(folder: Path) -> None:
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with tempfile.TemporaryDirectory(dir=folder) as new, _quiet():
-        quantize_dynamic(folder / GRAPH, Path(new) / GRAPH, per_channel=True, weight_type=QuantType.QInt8)
-        (Path(new) / GRAPH).replace(folder / GRAPH)
+    with _quiet():
+        quantize_dynamic(folder / GRAPH, folder / GRAPH, per_channel=True, weight_type=QuantType.QInt8)
 
 
 def compare_graph(model: TrainedModel, task: Task, folder: Path, texts: pd.DataFrame) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ from bertrio.core.stage import run_stage
 from bertrio.inference.teach import teach
 
 
-def main(root: str = "") -> dict:
-    return teach(load_params(f"{root}params.yaml"), splits=f"{root}data/splits", folder=f"{root}data/teacher")
+def main(root: str = "") -> None:
+    teach(load_params(f"{root}params.yaml"), splits=f"{root}data/splits", folder=f"{root}data/teacher")
 
 
 if __name__ == "__main__":

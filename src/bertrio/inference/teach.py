@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 FACTS = "facts.json"
 
 
-def teach(params: Params, splits: str | Path, folder: str | Path) -> dict[str, Any]:
+def teach(params: Params, splits: str | Path, folder: str | Path) -> None:
     """Write the outputs of `distill.teacher` for the rows of train and `data.unlabelled`, of all tasks that it knows.
 
     Args:
@@ -35,19 +34,16 @@ def teach(params: Params, splits: str | Path, folder: str | Path) -> dict[str, A
         folder: folder for facts.json (rows by task, or why the teacher can't teach it), <task>.parquet (a prediction
             table) and, if a student distills vectors, <task>.vectors.parquet; replaced atomically.
 
-    Returns:
-        Figures for the stage's timing file, besides seconds and memory.
-
     Raises:
         UserError: if the teacher can't be loaded.
     """
     members = [member_params(params, name).distill for name in params.ensemble.members]
-    options = [student for student in members if student.weight]
+    students = [options for options in members if options.weight]
     with whole_folder(folder) as new:
-        if not options:
+        if not students:
             say("teach: off (distill.weight: 0)")
             write_json(new / FACTS, {})
-            return {}
+            return
 
         from bertrio.core.runtime import set_up  # here because torch takes seconds to import
         from bertrio.inference.predictor import Predictor
@@ -57,8 +53,7 @@ def teach(params: Params, splits: str | Path, folder: str | Path) -> dict[str, A
         set_up(**runtime.model_dump())
         path = Path(params.distill.teacher).expanduser()
         teacher = Predictor.load(path, runtime.device, runtime.precision, size)
-        facts: dict[str, Any] = {}
-        began = time.perf_counter()
+        facts: dict[str, int | str] = {}
         for name, task in build_tasks(params).items():
             if problem := _unlike(task, teacher):
                 say(f"{name}: {problem}")
@@ -70,14 +65,12 @@ def teach(params: Params, splits: str | Path, folder: str | Path) -> dict[str, A
             labels = rows["label"].to_numpy()
             table = predicted_rows(task, "train", rows["id"], labels, teacher.predict_table(name, rows))
             write_predictions(table, new / f"{name}.parquet")
-            if any(option.vectors.loss for option in options):
+            if any(student.vectors.loss for student in students):
                 texts = teacher.pooled(name, rows).swapaxes(0, 1)
                 columns = {f"vector_{index}": list(vectors) for index, vectors in enumerate(texts)}
                 pq.write_table(pa.table(columns), new / f"{name}.vectors.parquet")
             facts[name] = len(rows)
         write_json(new / FACTS, facts)
-    count = sum(rows for rows in facts.values() if isinstance(rows, int))
-    return {"rows": count, "rows_per_second": count / (time.perf_counter() - began)}
 
 
 def read_outputs(folder: str | Path, task: str, vectors: bool) -> tuple[pd.DataFrame, Vectors | None]:

@@ -24,8 +24,10 @@ class WordCounter:
         scores = np.array([5 * len(a & b) / len(a | b) for a, b in words])
         return Predicted(scores, None, scores)
 
-    def embed(self, task, texts):
-        return np.array([[text.count("a"), text.count("b"), 1] for text in texts.filter(like="text").iloc[:, 0]], float)
+    def pooled(self, task, texts):
+        return np.array(
+            [[[text.count("a"), text.count("b"), 1]] for text in texts.filter(like="text").iloc[:, 0]], float
+        )
 
 
 @pytest.fixture
@@ -48,8 +50,8 @@ def test_neighbours_match_sklearn():
     train = pd.DataFrame({"id": [f"t{i}" for i in range(40)], "text": texts, "label": np.arange(40) % 2})
     rows = pd.DataFrame({"text": ["aaab", "b", "bbba", "ccc"]})
     neighbours = nearest(WordCounter(), SINGLE, rows, train, 3)
-    oracle = NearestNeighbors(n_neighbors=3, metric="cosine").fit(WordCounter().embed("mood", train[["text"]]))
-    distances, _ = oracle.kneighbors(WordCounter().embed("mood", rows))
+    oracle = NearestNeighbors(n_neighbors=3, metric="cosine").fit(WordCounter().pooled("mood", train[["text"]])[:, 0])
+    distances, _ = oracle.kneighbors(WordCounter().pooled("mood", rows)[:, 0])
     np.testing.assert_allclose([[near["similarity"] for near in row] for row in neighbours], 1 - distances)
     first = neighbours[0][0]
     assert train.loc[train["id"] == first["id"], "text"].item() == first["texts"][0]

@@ -62,12 +62,14 @@ def nearest(
 ) -> list[list[dict[str, Any]]]:
     """Find the training rows nearest to each row by the cosine of their pooled vectors, the nearest first.
 
+    A bi-encoded pair has the mean of its two vectors.
+
     Returns:
         For each row a list of `{"id", "texts", "label", "similarity"}`.
     """
     if rows.empty or train.empty:
         return [[] for _ in range(len(rows))]
-    one, other = (unit(model.embed(task.name, frame)) for frame in (rows, train))
+    one, other = (unit(model.pooled(task.name, frame).mean(axis=1)) for frame in (rows, train))
     cosines = one @ other.T
     order = np.argsort(-cosines, axis=1, kind="stable")[:, :count]
     return [

@@ -85,11 +85,6 @@ class TrainedModel:
         """Predict each row: values [N], and probabilities [N, C] or raw scores [N], float64. Errors as `outputs`."""
         return self.tasks[task].target.predict(self.outputs(task, texts))
 
-    def embed(self, task: str, texts: pd.DataFrame) -> Vectors:
-        """Return the pooled vector of each row, float32 [N, H]; the mean of both for bi-encoded pairs."""
-        size = self.network.encoder.size
-        return self._collect(self.tasks[task], texts, size, lambda batch: torch.stack(self._pooled(batch)).mean(dim=0))
-
     def pooled(self, task: str, texts: pd.DataFrame) -> Vectors:
         """Return the pooled vectors of each row, float32 [N, texts, H]; a cross-encoded pair is one text."""
         size = self.network.encoder.size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from bertrio.core.files import read_json, whole_folder, write_csv, write_json
 from bertrio.core.gender import gender_swapped
 from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
-from bertrio.data.splits import Tables, join_train, keep_share, make_splits
+from bertrio.data.splits import Tables, keep_share, make_splits, new_rows
 from bertrio.data.table import EXTRA, SPLITS, UNLABELLED, is_labelled, read_table, write_table
 from bertrio.model.names import hub_origin
 
@@ -89,36 +89,40 @@ def _read_facts(raw: Path) -> dict[str, Any]:
 
 def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFrame | None, pd.DataFrame]:
     """Return a task's splits, the left-out rows of `data.extra_train` (None if it has none), and unlabelled rows."""
-    rule, seed, keep = params.split_of(task.name), params.data.split.seed, params.data.split.keep.model_dump()
-    draws = params.same_rows.get(task.name, task.name)  # tasks of the same rows have the same splits
+    rule, seed, keep = params.split_of(task.name), params.data.split.seed, params.data.split.keep
     files = {split: folder / f"{split}.parquet" for split in (*SPLITS, EXTRA)}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
     extra, left_out, unlabelled = tables.pop(EXTRA, None), None, pd.DataFrame()
-    labelled = _labelled(params, task.name, folder, tables)
+    draws = params.same_rows.get(task.name, task.name)  # tasks of the same rows have the same splits
+    alike = [name for name in params.tasks if params.same_rows.get(name, name) == draws]
+    labelled = {
+        split
+        for split, name in product(tables, alike)
+        if is_labelled(read_table(folder.parent / name / f"{split}.parquet", ["label"]))
+    }
     splits = make_splits(tables, rule.strategy, rule.fractions, seed, draws, labelled)
 
-    def join(rows: pd.DataFrame, param: str) -> tuple[pd.DataFrame, pd.DataFrame]:
-        joined, left = join_train(splits, rows, task.text_columns, rule.strategy == "grouped")
+    def select(rows: pd.DataFrame, param: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+        new, left = new_rows(splits, rows, task.text_columns, rule.strategy == "grouped")
         reasons = "".join(f", {count} {reason}" for reason, count in _reasons(left).items())
-        say(f"{task.name}: {len(rows) - len(left)} of {len(rows)} rows of data.{param} are used{reasons}")
-        return joined["train"], left
+        say(f"{task.name}: {len(new)} of {len(rows)} rows of data.{param} are used{reasons}")
+        return new, left
 
     if task.name in params.data.extra_train and params.data.extra_train[task.name].gender_swapped:
         given = [] if extra is None else [extra]
         swapped = [_gender_swapped(rows, task) for rows in (splits["train"], *given)]
         extra = pd.concat([*given, *swapped], ignore_index=True)
     if extra is not None:
-        own = len(splits["train"])
-        splits["train"], left_out = join(extra, EXTRA)
-        splits["train"]["source"] = [None] * own + [EXTRA] * (len(splits["train"]) - own)
+        new, left_out = select(extra, EXTRA)
+        splits["train"] = pd.concat([splits["train"], new.assign(source=EXTRA)], ignore_index=True)
     if paths := sorted(folder.glob(f"{UNLABELLED}-*.parquet")):
         rows = pd.concat([read_table(path).assign(source=path.stem) for path in paths], ignore_index=True)
         if rows["id"].duplicated().any():
             rows["id"] = rows["source"] + "-" + rows["id"]
-        joined, _ = join(rows, UNLABELLED)
-        added = joined.iloc[len(splits["train"]) :].reset_index(drop=True)
-        unlabelled = keep_share({UNLABELLED: added}, {UNLABELLED: keep["train"]}, seed, task.name)[UNLABELLED]
-    return keep_share(splits, keep, seed, draws), left_out, unlabelled
+        new, _ = select(rows, UNLABELLED)
+        unlabelled = keep_share(new, keep.train, seed, f"{task.name}-{UNLABELLED}")
+    kept = {name: keep_share(rows, getattr(keep, name), seed, f"{draws}-{name}") for name, rows in splits.items()}
+    return kept, left_out, unlabelled
 
 
 def _gender_swapped(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
@@ -126,14 +130,6 @@ def _gender_swapped(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
     texts = list(task.text_columns)
     swapped = rows.assign(id="swapped-" + rows["id"], **{name: rows[name].map(gender_swapped) for name in texts})
     return swapped[(swapped[texts] != rows[texts]).any(axis=1)]
-
-
-def _labelled(params: Params, task: str, folder: Path, splits: Iterable[str]) -> set[str]:
-    """Return the splits in which `task`, or another task of the same rows, has labels."""
-    first = params.same_rows.get(task)
-    tasks = [name for name, other in params.same_rows.items() if other == first] if first else [task]
-    files = {split: [folder.parent / name / f"{split}.parquet" for name in tasks] for split in splits}
-    return {split for split, paths in files.items() if any(is_labelled(read_table(path, ["label"])) for path in paths)}
 
 
 def _reasons(left_out: pd.DataFrame) -> dict[str, int]:

@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import connected_components
 
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
-from bertrio.data.table import SPLITS, in_batches, is_labelled
+from bertrio.data.table import SPLITS, in_batches
 
 Tables = dict[str, pd.DataFrame]
 SMALL = 0.005  # share of all rows: groups up to this size are assigned in random order, after the larger ones
@@ -28,7 +28,7 @@ def make_splits(
     fractions: Sequence[float],
     seed: int,
     task: str,
-    labelled: Collection[str] | None = None,
+    labelled: Collection[str],
 ) -> Tables:
     """Split a task's rows.
 
@@ -47,7 +47,7 @@ def make_splits(
         fractions: of train, dev and test; they sum to 1.
         seed: seed of the permutation; each task has its own random stream.
         task: name of the task, for messages and the seed.
-        labelled: splits that count as labelled; None for those that have a label.
+        labelled: splits of `tables` whose rows have labels.
 
     Returns:
         Tables for train, dev and test, with rows in their original order. If pooled splits use the same ids, ids become
@@ -58,9 +58,7 @@ def make_splits(
     """
     if strategy == "official":
         return _official(tables, task)
-    if labelled is None:
-        labelled = {split for split, table in tables.items() if is_labelled(table)}
-    pooled = [split for split in SPLITS if split in tables and split in labelled]
+    pooled = [split for split in SPLITS if split in labelled]
     fixed = {split: table for split, table in tables.items() if split not in pooled and len(table)}
     if not pooled:
         raise UserError(f"data.split: task {task}: found no labelled rows in the source")
@@ -113,21 +111,15 @@ def _grouped(rows: pd.DataFrame, shares: NDArray, random: np.random.RandomState,
 ASSIGN: dict[str, Callable[..., NDArray]] = {"random": _random, "grouped": _grouped}
 
 
-def keep_share(tables: Mapping[str, pd.DataFrame], shares: Mapping[str, float], seed: int, task: str) -> Tables:
-    """Keep a share of the rows of each split, for quick runs.
-
-    A larger share contains all rows of a smaller one. Splits keep the order of their rows.
+def keep_share(table: pd.DataFrame, share: float, seed: int, stream: str) -> pd.DataFrame:
+    """Keep a share of the rows, in their order, for quick runs; a larger share contains all rows of a smaller one.
 
     Args:
-        tables: tables by split.
-        shares: share of each split, 0 to 1; the number of rows is rounded up, so that only 0 keeps none.
-        seed: seed of the draw; each task and split has its own random stream.
-        task: name of the task.
+        table: rows of one task and split.
+        share: 0 to 1; the number of rows is rounded up, so that only 0 keeps none.
+        seed: seed of the draw.
+        stream: name of the random stream: tasks and splits draw independently.
     """
-    return {split: _draw(table, shares[split], seed, f"{task}-{split}") for split, table in tables.items()}
-
-
-def _draw(table: pd.DataFrame, share: float, seed: int, stream: str) -> pd.DataFrame:
     if share == 1:
         return table
     count = math.ceil(share * len(table) - 1e-9)  # 0.1 of 30 rows are 3 rows; 0.1 * 30 in binary is a little more
@@ -166,9 +158,9 @@ def _assign_groups(sizes: NDArray, shares: NDArray, random: np.random.RandomStat
     return assigned
 
 
-def _random_state(seed: int, task: str) -> np.random.RandomState:
+def _random_state(seed: int, stream: str) -> np.random.RandomState:
     """Return a generator whose streams are the same in all versions of NumPy, unlike those of `default_rng`."""
-    return np.random.RandomState([seed, zlib.crc32(task.encode())])
+    return np.random.RandomState([seed, zlib.crc32(stream.encode())])
 
 
 class TextNumbers(NamedTuple):
@@ -182,7 +174,7 @@ class TextNumbers(NamedTuple):
 def hash_texts(texts: pd.Series) -> NDArray[np.uint64]:
     """Return 64-bit hashes of texts [N], ignoring case and white space as most tokenizers do.
 
-    `grouped` splits, the counts of shared sentences and `join_train` all compare these, so that they agree on which
+    `grouped` splits, the counts of shared sentences and `new_rows` all compare these, so that they agree on which
     sentences are equal. Two of 20 million different texts share a hash with probability 1e-5.
     """
     batches = ([" ".join(text.split()).casefold() for text in batch.tolist()] for batch in in_batches(texts))
@@ -203,10 +195,10 @@ def number_texts(tables: Mapping[str, pd.DataFrame], columns: Sequence[str]) -> 
     return TextNumbers(codes, rows, np.repeat(list(tables), [len(table) for table in tables.values()]))
 
 
-def join_train(
+def new_rows(
     splits: Mapping[str, pd.DataFrame], extra: pd.DataFrame, columns: Sequence[str], grouped: bool
-) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
-    """Append extra rows to train, except those that are already in a split, so that dev and test stay unseen.
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Separate extra training rows from those that are already in a split, so that dev and test stay unseen.
 
     Args:
         splits: tables of train, dev and test.
@@ -215,11 +207,10 @@ def join_train(
         grouped: whether to leave out rows that share a single sentence with dev or test.
 
     Returns:
-        The splits with the longer train, and the left-out rows with a column `reason`: `given twice`, `also in train`,
-        or, with precedence over these, `also in <split>` and `shares a sentence with <split>` for dev and test.
+        The new rows, and the left-out rows with a column `reason`: `given twice`, `also in train`, or, with precedence
+        over these, `also in <split>` and `shares a sentence with <split>` for dev and test.
     """
-    tables = {**{split: splits[split] for split in SPLITS}, "extra": extra}
-    overlap = number_texts(tables, columns)
+    overlap = number_texts({**splits, "extra": extra}, columns)
     in_extra = overlap.table == "extra"
     reason = np.full(len(extra), "", dtype=object)
     reason[pd.Series(overlap.rows[in_extra]).duplicated().to_numpy()] = "given twice"
@@ -232,5 +223,4 @@ def join_train(
     taken = pd.concat([table["id"] for table in splits.values()])
     while extra["id"].isin(taken).any():
         extra = extra.assign(id="extra-" + extra["id"])
-    train = pd.concat([splits["train"], extra[reason == ""]], ignore_index=True)
-    return {**splits, "train": train}, extra.assign(reason=reason)[reason != ""].reset_index(drop=True)
+    return extra[reason == ""], extra.assign(reason=reason)[reason != ""]

@@ -25,11 +25,12 @@ def test_rows_shared_with_train_ignore_order_and_case(tasks, tokenizer):
 
 
 def test_label_counts_and_score_summary(tasks, tokenizer):
-    classes = describe({"train": table(("a", 0.0), ("b", 4.0), ("c", 4.0))}, tasks["sst"], tokenizer)
-    assert classes["train"]["labels"] == {"0": 1, "4": 2}
-    scores = describe({"train": pair_table(("a", "b", 1.0), ("c", "d", 2.0), ("e", "f", 3.0))}, tasks["sts"], tokenizer)
-    labels = scores["train"]["labels"]
-    assert (labels["mean"], labels["min"], labels["p50"], labels["max"]) == (2.0, 1.0, 2.0, 3.0)
+    def labels(task, train, empty):
+        return describe({"train": train, "dev": empty, "test": empty}, tasks[task], tokenizer)["train"]["labels"]
+
+    assert labels("sst", table(("a", 0.0), ("b", 4.0), ("c", 4.0)), table()) == {"0": 1, "4": 2}
+    scores = labels("sts", pair_table(("a", "b", 1.0), ("c", "d", 2.0), ("e", "f", 3.0)), pair_table())
+    assert (scores["mean"], scores["min"], scores["p50"], scores["max"]) == (2.0, 1.0, 2.0, 3.0)
 
 
 def test_facts_of_empty_and_unlabelled_splits(tasks, tokenizer):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,7 @@ from bertrio.core.files import whole_folder, write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.reading import track
 from bertrio.data.sources import SourceData, get_source, load_rows
-from bertrio.data.table import EXTRA, SPLITS, Reject, is_labelled, write_table
-
-REJECT_COLUMNS = ("task", "split", "file", "row", "reason", "raw")
+from bertrio.data.table import Reject, is_labelled, write_table
 
 
 def download(
@@ -44,18 +41,19 @@ def download(
     """
     tasks = build_tasks(params)
     data = load_rows(params, tasks)
+    rejected = {task: [reject for reject in data.rejects if reject.task == task] for task in tasks}
     with whole_folder(rejects) as new:
-        for task in tasks:
-            write_rejects(new / f"{task}.csv", [reject for reject in data.rejects if reject.task == task])
-    for task in tasks:
-        say(_summary(task, data, Path(rejects)))
+        for task, rows in rejected.items():
+            write_rejects(new / f"{task}.csv", rows)
+    for task, rows in rejected.items():
+        say(_summary(task, data.tables[task], rows, Path(rejects)))
     _check_fractions(data, tasks, params.data.max_reject_fraction, Path(rejects))
     with whole_folder(raw) as new_raw, whole_folder(corpora) as new_corpora:
         for task in tasks:
             for split, table in data.tables[task].items():
                 write_table(table, new_raw / task / f"{split}.parquet")
         facts: dict[str, Any] = {"source": params.data.source, "origin": data.facts}
-        facts["rejects"] = count_rejects(data.rejects, list(tasks))
+        facts["rejects"] = {task: _reject_counts(rows) for task, rows in rejected.items()}
         if extra := {name: Path(block.train).name for name, block in params.data.extra_train.items() if block.train}:
             facts["extra_train"] = extra
         if params.mlm.enabled:
@@ -67,24 +65,18 @@ def download(
 
 def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
     """Write rejected rows as CSV."""
-    write_csv(pd.DataFrame(rejects, columns=REJECT_COLUMNS), path, quoted=True)
+    write_csv(pd.DataFrame(rejects, columns=Reject._fields), path, quoted=True)
 
 
-def count_rejects(rejects: Sequence[Reject], tasks: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Count rejected rows by task: `total`, and by split and reason (such as `missing_label`)."""
-    counts: dict[str, dict[str, Any]] = {task: {"total": 0} for task in tasks}
-    splits = dict.fromkeys((*SPLITS, EXTRA, *(reject.split for reject in rejects)))
-    for task, split in product(tasks, splits):
-        if reasons := _reasons(rejects, task, split):
-            counts[task]["total"] += reasons.total()
-            counts[task][split] = _keys(reasons)
-    return counts
+def _reject_counts(rejects: Sequence[Reject]) -> dict[str, Any]:
+    """Count rejected rows: `total`, and by split and reason (such as `missing_label`)."""
+    splits = dict.fromkeys(reject.split for reject in rejects)
+    counts = {split: _keys(_reasons(reject for reject in rejects if reject.split == split)) for split in splits}
+    return {"total": len(rejects), **counts}
 
 
-def _reasons(rejects: Iterable[Reject], task: str, split: str | None = None) -> Counter[str]:
-    """Count the rejects of a task, or of one of its splits, by reason in alphabetical order."""
-    reasons = [reject.reason for reject in rejects if reject.task == task and split in (None, reject.split)]
-    return Counter(sorted(reasons))
+def _reasons(rejects: Iterable[Reject]) -> Counter[str]:
+    return Counter(reject.reason for reject in rejects)
 
 
 def _keys(reasons: Counter[str]) -> dict[str, int]:
@@ -96,26 +88,25 @@ def _listed(reasons: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
 
 
-def _summary(task: str, data: SourceData, folder: Path) -> str:
-    splits = data.tables[task].items()
+def _summary(task: str, tables: Mapping[str, pd.DataFrame], rejects: Sequence[Reject], folder: Path) -> str:
+    splits = tables.items()
     read = ", ".join(f"{len(table)} {split}{'' if is_labelled(table) else ' (no labels)'}" for split, table in splits)
-    reasons = _reasons(data.rejects, task)
-    if not reasons:
+    if not rejects:
         return f"{task}: read {read} rows; none rejected"
-    return f"{task}: read {read} rows; rejected {reasons.total()} ({_listed(reasons)}), see {folder / task}.csv"
+    return f"{task}: read {read} rows; rejected {len(rejects)} ({_listed(_reasons(rejects))}), see {folder / task}.csv"
 
 
 def _check_fractions(data: SourceData, tasks: dict[str, Task], max_fraction: float, folder: Path) -> None:
     problems, advice = [], ""
     for task, tables in data.tables.items():
         for split, table in tables.items():
-            reasons = _reasons(data.rejects, task, split)
-            total = reasons.total() + len(table)
-            if reasons.total() > max_fraction * total:
-                file = next(reject.file for reject in data.rejects if (reject.task, reject.split) == (task, split))
+            rejects = [reject for reject in data.rejects if (reject.task, reject.split) == (task, split)]
+            total = len(rejects) + len(table)
+            if len(rejects) > max_fraction * total:
+                reasons = _reasons(rejects)
                 problems.append(
-                    f"{task}: {file}: {reasons.total()} of {total} rows can't be used ({_listed(reasons)}); they stand "
-                    f"in {folder / task}.csv"
+                    f"{task}: {rejects[0].file}: {len(rejects)} of {total} rows can't be used ({_listed(reasons)}); "
+                    f"they stand in {folder / task}.csv"
                 )
                 if tasks[task].target.discrete and reasons.keys() & {"unknown label", "label is not a number"}:
                     classes = ", ".join(tasks[task].target.labels) or "none"
@@ -128,7 +119,7 @@ def _check_fractions(data: SourceData, tasks: dict[str, Task], max_fraction: flo
 def _write_corpora(params: DataParams, rows: Mapping[str, int], folder: Path) -> dict[str, dict[str, Any]]:
     facts: dict[str, dict[str, Any]] = {}
     for name, wanted in rows.items():
-        if wanted == 0:
+        if not wanted:
             continue
         source = get_source(params.corpus_source(name))
         skipped = Counter[str]()

@@ -25,22 +25,20 @@ def describe(splits: Mapping[str, pd.DataFrame], task: Task, tokenizer: Any) -> 
     - `rows_sharing_a_sentence_with_train` (dev and test): rows with a sentence that is also in train.
 
     Args:
-        splits: tables of train, dev and test.
+        splits: tables of train, dev and test; others are not described.
         task: task of the rows.
         tokenizer: a transformers fast tokenizer.
     """
-    present = [split for split in SPLITS if split in splits]
-    shared = _shared_with_train({split: splits[split] for split in present}, task.text_columns)
-    facts: dict[str, dict[str, Any]] = {}
-    for split in present:
-        table = splits[split]
-        facts[split] = {"rows": len(table)}
+    tables = {split: splits[split] for split in SPLITS}
+    shared = _shared_with_train(tables, task.text_columns)
+    facts: dict[str, dict[str, Any]] = {split: {"rows": len(table)} for split, table in tables.items()}
+    for split, table in tables.items():
         if is_labelled(table):
             facts[split]["labels"] = _labels(table["label"].dropna().to_numpy(), task)
         if len(table):
             facts[split]["tokens"] = _lengths(table, task, tokenizer)
         if split != "train":
-            facts[split].update(shared[split])
+            facts[split] |= shared[split]
     return facts
 
 

@@ -54,9 +54,9 @@ def split_data(
     from bertrio.model.tokenizer import build_tokenizer, pinned
 
     tasks, raw_facts = build_tasks(params), _read_facts(Path(raw))
-    splits, left_out, unlabelled = {}, {}, {}
+    splits, left_out = {}, {}
     for name, task in tasks.items():
-        splits[name], left_out[name], unlabelled[name] = _split(params, task, Path(raw) / name)
+        splits[name], left_out[name] = _split(params, task, Path(raw) / name)
     with whole_folder(tokenizer_dir) as new_tokenizer, whole_folder(splits_dir) as new_splits:
         texts = pd.concat(
             [splits[name]["train"][column] for name, task in tasks.items() for column in task.text_columns]
@@ -66,11 +66,12 @@ def split_data(
         facts = {name: describe(splits[name], task, tokenizer) for name, task in tasks.items()}
         metrics = {**raw_facts, "tasks": facts, "simple_baselines": simple_baselines(splits, tasks)}
         reasons = {name: _reasons(rows) for name, rows in left_out.items() if rows is not None}
-        counts = {name: rows["source"].value_counts().to_dict() for name, rows in unlabelled.items() if len(rows)}
+        unlabelled = {name: tables[UNLABELLED]["source"] for name, tables in splits.items() if UNLABELLED in tables}
+        counts = {name: sources.value_counts().to_dict() for name, sources in unlabelled.items()}
         more = {"extra_left_out": reasons, "unlabelled": counts, "encoder": origin}
         metrics |= {name: value for name, value in more.items() if value}
         for name, tables in splits.items():
-            for split, table in (tables | ({UNLABELLED: unlabelled[name]} if len(unlabelled[name]) else {})).items():
+            for split, table in tables.items():
                 write_table(table, new_splits / name / f"{split}.parquet")
             if left_out[name] is not None:
                 write_csv(left_out[name], new_splits / name / LEFT_OUT, quoted=True)
@@ -87,12 +88,14 @@ def _read_facts(raw: Path) -> dict[str, Any]:
         raise UserError(f"{path}: can't be read ({error}); run the stage download again") from error
 
 
-def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFrame | None, pd.DataFrame]:
-    """Return a task's splits, the left-out rows of `data.extra_train` (None if it has none), and unlabelled rows."""
+def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFrame | None]:
+    """Return a task's splits, with `unlabelled` if it has such rows, and the left-out rows of `data.extra_train` (None
+    if it has no extra rows).
+    """
     rule, seed, keep = params.split_of(task.name), params.data.split.seed, params.data.split.keep
     files = {split: folder / f"{split}.parquet" for split in (*SPLITS, EXTRA)}
     tables = {split: read_table(file) for split, file in files.items() if file.is_file()}
-    extra, left_out, unlabelled = tables.pop(EXTRA, None), None, pd.DataFrame()
+    extra, left_out = tables.pop(EXTRA, None), None
     draws = params.same_rows.get(task.name, task.name)  # tasks of the same rows have the same splits
     alike = [name for name in params.tasks if params.same_rows.get(name, name) == draws]
     labelled = {
@@ -120,9 +123,10 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
         if rows["id"].duplicated().any():
             rows["id"] = rows["source"] + "-" + rows["id"]
         new, _ = select(rows, UNLABELLED)
-        unlabelled = keep_share(new, keep.train, seed, f"{task.name}-{UNLABELLED}")
     kept = {name: keep_share(rows, getattr(keep, name), seed, f"{draws}-{name}") for name, rows in splits.items()}
-    return kept, left_out, unlabelled
+    if paths and len(new):
+        kept[UNLABELLED] = keep_share(new, keep.train, seed, f"{task.name}-{UNLABELLED}")
+    return kept, left_out
 
 
 def _gender_swapped(rows: pd.DataFrame, task: Task) -> pd.DataFrame:

@@ -10,9 +10,8 @@ rows of the task's own source.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
@@ -27,8 +26,7 @@ EXTRA = "extra_train"  # rows of data.extra_train, which the stage split adds to
 UNLABELLED = "unlabelled"  # rows of data.unlabelled, of all its files; each file's are called unlabelled-<name> before
 
 
-@dataclass(frozen=True)
-class Reject:
+class Reject(NamedTuple):
     """Rejected row: `reason` is a short fixed phrase, `row` its number in the file, `raw` its text."""
 
     task: str

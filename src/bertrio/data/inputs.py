@@ -7,7 +7,6 @@ stage depends on the digests that concern it.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,8 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
     - order.json: the order of the tasks and of `schedule.first`, in which heads are drawn and trained. DVC ignores the
       order of keys in params.
     - members.json: the order of the ensemble's members.
-    - prefinetune.json: a digest of the task that `prefinetune` trains; empty while that is off.
+    - prefinetune.json: the options of the task that `prefinetune` trains, as text since JSON has no infinity; empty
+      while that is off.
     - sampling.json: how many rows of `data.extra_train` and `data.unlabelled` training draws.
     - teacher.json: the files of `distill.teacher`, and whether its vectors are needed; empty if no member distills.
 
@@ -38,7 +38,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         UserError: for errors in params.yaml, and for missing files and folders.
     """
     params = load_params(params_path)
-    encoder = local_folder(params.encoder.name)
+    encoder, first = local_folder(params.encoder.name), params.prefinetune
     written = {
         "source": _source_digest(params),
         "corpora": _corpora_digest(params),
@@ -50,7 +50,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "tasks": {name: _data_options(task, params.same_rows.get(name)) for name, task in params.tasks.items()},
         "order": _order(params),
         "members": list(params.ensemble.members),
-        "prefinetune": _prefinetune_digest(params),
+        "prefinetune": {first.task: repr(params.tasks[first.task].model_dump())} if first.epochs else {},
         "sampling": _sampling(params),
         "teacher": _teacher_digest(params, Path(params_path).parent / "models"),
     }
@@ -63,14 +63,6 @@ def _data_options(task: TaskParams, rows: str | None) -> dict[str, Any]:
     split = task.data and task.data.split
     options = {key: getattr(task, key) for key in ("kind", "target", "classes", "range")}
     return options | ({"split": split.model_dump()} if split else {}) | ({"rows": rows} if rows else {})
-
-
-def _prefinetune_digest(params: Params) -> dict[str, Any]:
-    options = params.prefinetune
-    if not options.epochs:
-        return {}
-    exact = repr(params.tasks[options.task].model_dump())  # JSON has no infinity
-    return {options.task: hashlib.sha256(exact.encode()).hexdigest()}
 
 
 def _order(params: Params) -> dict[str, Any]:
@@ -97,17 +89,18 @@ def _source_digest(params: Params) -> dict[str, Any]:
     elif params.source_tasks and data.source == "files":
         paths = [path for name in params.source_tasks for path in data.files[name].files.values()]
         digests |= {path: _file_digest("data.files", path, data.base) for path in paths}
-    tasks = {name: _task_digest(name, task.data) for name, task in params.tasks.items() if task.data is not None}
-    extra = {
-        name: _file_digest(f"data.extra_train.{name}.train", block.train, data.base)
-        for name, block in data.extra_train.items()
-        if block.train
+    more = {
+        "tasks": {name: _task_digest(name, task.data) for name, task in params.tasks.items() if task.data is not None},
+        "extra_train": {
+            name: _file_digest(f"data.extra_train.{name}.train", block.train, data.base)
+            for name, block in data.extra_train.items()
+            if block.train
+        },
+        "unlabelled": {
+            name: _file_digest(f"data.unlabelled.{name}.path", block.path, data.base)
+            for name, block in data.unlabelled.items()
+        },
     }
-    unlabelled = {
-        name: _file_digest(f"data.unlabelled.{name}.path", block.path, data.base)
-        for name, block in data.unlabelled.items()
-    }
-    more = {"tasks": tasks, "extra_train": extra, "unlabelled": unlabelled}
     return digests | {name: part for name, part in more.items() if part}
 
 
@@ -146,9 +139,11 @@ def _teacher_digest(params: Params, models: Path) -> dict[str, Any]:
 
 def _sampling(params: Params) -> dict[str, Any]:
     """Return the share and `per_epoch` of each source of training rows beside a task's own, by task."""
-    drawn = {task: params.data.drawn(task) for task in params.tasks}
-    limits = {task: {name: [rows.share, rows.per_epoch] for name, rows in drawn[task].items()} for task in drawn}
-    return {task: sources for task, sources in limits.items() if sources}
+    return {
+        task: {name: [rows.share, rows.per_epoch] for name, rows in drawn.items()}
+        for task in params.tasks
+        if (drawn := params.data.drawn(task))
+    }
 
 
 def _folder(param: str, value: str | None) -> Path:

@@ -57,8 +57,8 @@ def test_corpora_are_read_and_subsampled(tmp_path, data_params):
     (tmp_path / "multinli.tsv").write_text("premise\thypothesis\tlabel\na \tb\tneutral\n", encoding="utf-8")
     (tmp_path / "sick.tsv").write_text("split\tsentence_a\tsentence_b\ntest\tx\ty\ntrain\tc\td\n", encoding="utf-8")
     params = data_params(corpora_path=str(tmp_path))
-    assert corpus(params, "imdb", None) == ['"Hamlet" is long', "Short.", '"Long']
-    assert corpus(params, "multinli", None) == ["a b"]
+    assert corpus(params, "imdb", 10**6) == ['"Hamlet" is long', "Short.", '"Long']
+    assert corpus(params, "multinli", 10**6) == ["a b"]
     assert corpus(params, "sick", 9) == ["c d"]
     (tmp_path / "imdb.tsv").write_text("text\n" + "".join(f"{row:03}\n" for row in range(400)), encoding="utf-8")
     sampled = corpus(params, "imdb", 100)
@@ -70,7 +70,7 @@ def test_unusable_rows_of_a_corpus_are_counted_by_reason(tmp_path, data_params):
     rows = [b"fine\tyes", b"\t ", b"caf\xe9\tno", b"one", b'"open\tyes', b'"open\ta\tb', b"last\tyes", b"\t"]
     (tmp_path / "multinli.tsv").write_bytes(b"\n".join([b"premise\thypothesis", *rows]))
     params, skipped = data_params(corpora_path=str(tmp_path)), Counter()
-    assert corpus(params, "multinli", None, skipped) == ["fine yes", '"open yes', "last yes"]
+    assert corpus(params, "multinli", 10**6, skipped) == ["fine yes", '"open yes', "last yes"]
     assert skipped == {"empty text": 2, "not UTF-8": 1, "wrong number of columns": 1, "damaged quoting": 1}
 
 
@@ -95,5 +95,5 @@ def test_row_counts_of_the_course_data(shared, data_params, tasks):
 @pytest.mark.shared
 def test_row_counts_of_the_corpora(shared, data_params):
     params = data_params(corpora_path=str(shared / "data" / "corpora"))
-    counts = {name: len(corpus(params, name, None)) for name in ("imdb", "multinli", "sick")}
+    counts = {name: len(corpus(params, name, 10**6)) for name in ("imdb", "multinli", "sick")}
     assert counts == {"imdb": 20000, "multinli": 20273, "sick": 4500}

@@ -63,8 +63,8 @@ def test_similarity_is_symmetric_and_falls_with_every_edit():
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (Task("nli", "pair", "cross", build_target("classes", 3)), "no task nli, only sst, qqp, sts"),
-        (Task("sst", "pair", "cross", build_target("ordered", 5)), r"tasks.sst.kind: found pair"),
+        (Task("nli", "pair", "cross", build_target("classes", 3)), r"nli: .* has sst \(single\), qqp \(pair\), sts"),
+        (Task("sst", "pair", "cross", build_target("ordered", 5)), r"tasks.sst: found a task of kind pair"),
         (Task("sst", "single", "cross", build_target("ordered", 3)), r"tasks.sst.target: .* label out of range"),
     ],
 )
@@ -81,7 +81,6 @@ def test_too_many_rows_for_the_grammar_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize("name", ["imdb", "multinli", "sick"])
 def test_corpus_has_the_requested_number_of_texts(data_params, name):
-    params = data_params(sample={"train_rows": 7})
-    skipped = Counter()
-    assert len(list(load_corpus(params, name, 20, skipped))) == 20 and not skipped
-    assert list(load_corpus(params, name, None, skipped)) == list(load_corpus(params, name, 20, skipped))[:7]
+    texts = list(load_corpus(data_params(), name, 20, skipped := Counter()))
+    assert len(texts) == 20 and not skipped
+    assert list(load_corpus(data_params(), name, 7, skipped)) == texts[:7]

@@ -1,18 +1,18 @@
 """Sources of rows. Each source is a module with two functions:
 
     load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData
-    load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]
+    load_corpus(params: DataParams, name: str, rows: int, skipped: Counter[str]) -> Iterator[str]
 
-`load_corpus` draws `rows` texts (None: all) of the unlabelled corpus `imdb`, `multinli` or `sick`; `files` and `hub`
-read others too, see `DataParams.corpus_source`. A pair of sentences becomes one text. It counts rows without usable
-text in `skipped`, by reason. A source may also have `corpus_facts(params, name) -> dict`, which describes the origin of
-the corpus. `load_rows` combines the source's tasks with those that have their own `data` block.
+`load_corpus` draws at most `rows` texts of the unlabelled corpus `imdb`, `multinli` or `sick`; `files` and `hub` read
+others too, see `DataParams.corpus_source`. A pair of sentences becomes one text. It counts rows without usable text in
+`skipped`, by reason. A source may also have `corpus_facts(params, name) -> dict`, which describes the origin of the
+corpus. `load_rows` combines the source's tasks with those that have their own `data` block.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
 from bertrio.data.table import SPLITS, Reject
 
@@ -44,6 +45,20 @@ class SourceData:
 def get_source(name: str) -> ModuleType:
     """Import the module of source `name`, and with it the packages that only this source needs."""
     return importlib.import_module(f"{__name__}.{name}")
+
+
+def check_kind(task: Task, kinds: Mapping[str, str], source: str) -> None:
+    """Check that `source` has a task of this name and kind; `kinds` are those of its tasks.
+
+    Raises:
+        UserError: if it has not.
+    """
+    if kinds.get(task.name) != task.kind:
+        known = ", ".join(f"{name} ({kind})" for name, kind in kinds.items())
+        raise UserError(
+            f"tasks.{task.name}: found a task of kind {task.kind}, but data.source {source} has {known}; "
+            f"rename it, or say where its rows are in tasks.{task.name}.data"
+        )
 
 
 def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:

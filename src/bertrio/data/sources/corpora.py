@@ -17,8 +17,8 @@ SEED = 0  # of the drawn rows: they are the same in every run
 PAIRS = {"multinli": ("premise", "hypothesis"), "sick": ("sentence_a", "sentence_b")}  # columns of corpora of pairs
 
 
-def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
-    """Yield `rows` texts (None: all) of `<data.corpora_path>/<name>.tsv`, drawn from all; a pair becomes one text.
+def load_corpus(params: DataParams, name: str, rows: int, skipped: Counter[str]) -> Iterator[str]:
+    """Yield at most `rows` texts of `<data.corpora_path>/<name>.tsv`, drawn from all; a pair becomes one text.
 
     Corpora other than those in `PAIRS` have a column `text`.
 
@@ -41,8 +41,8 @@ def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counte
     columns = PAIRS.get(name, ("text",))
     check_columns(str(path), table.columns, columns)
     texts = list(_texts(table, columns, skipped))
-    count = len(texts) if rows is None else min(len(texts), rows)
-    yield from (texts[place] for place in sorted(random.Random(SEED).sample(range(len(texts)), count)))
+    drawn = random.Random(SEED).sample(range(len(texts)), min(len(texts), rows))
+    yield from (texts[place] for place in sorted(drawn))
 
 
 def _texts(table: RawTable, columns: Sequence[str], skipped: Counter[str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from bertrio.core.errors import UserError, missing_path
 from bertrio.core.tasks import Task
 from bertrio.data.formats import read_delimited
 from bertrio.data.reading import build_table
-from bertrio.data.sources import SourceData
+from bertrio.data.sources import SourceData, check_kind
 from bertrio.data.sources.corpora import load_corpus as load_corpus
 
 SINGLE = {"id": "id", "text": "sentence", "label": "sentiment"}
@@ -24,6 +24,7 @@ LAYOUTS = {  # prefix of the file names, and columns
     "sts": ("sts", {**PAIR, "label": "similarity"}),
     "cfimdb": ("ids-cfimdb", SINGLE),
 }
+KINDS = {name: "single" if columns is SINGLE else "pair" for name, (_, columns) in LAYOUTS.items()}
 ENDINGS = {"train": "train", "dev": "dev", "test": "test-student"}
 
 
@@ -38,7 +39,8 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
         raise missing_path("data.path", params.path)
     data = SourceData()
     for task in tasks.values():
-        prefix, columns = _layout(task)
+        check_kind(task, KINDS, "cs224n")
+        prefix, columns = LAYOUTS[task.name]
         for split, ending in ENDINGS.items():
             path = folder / f"{prefix}-{ending}.csv"
             if path.is_file():
@@ -47,14 +49,3 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
             elif split == "train":
                 raise UserError(f"data.path: there is no file {path}, expected it for task {task.name}")
     return data
-
-
-def _layout(task: Task) -> tuple[str, dict[str, str]]:
-    prefix, columns = LAYOUTS.get(task.name, ("", {}))
-    if not set(task.text_columns) <= set(columns):
-        known = ", ".join(f"{name} ({'single' if 'text' in names else 'pair'})" for name, (_, names) in LAYOUTS.items())
-        raise UserError(
-            f"tasks.{task.name}: found a task of kind {task.kind}, but data.source cs224n has {known}; "
-            f"rename it, or say where its rows are in tasks.{task.name}.data"
-        )
-    return prefix, columns

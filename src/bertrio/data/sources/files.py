@@ -60,17 +60,16 @@ def read_extra(params: DataParams, tasks: Mapping[str, Task], data: SourceData) 
     Raises:
         UserError: as in `load_tasks`.
     """
-    files = [
-        (task, EXTRA, task, "train", block.train, block.columns)
-        for task, block in params.extra_train.items()
-        if block.train
-    ]
-    for name, rows in params.unlabelled.items():
-        files.append((rows.task, f"{UNLABELLED}-{name}", name, "path", rows.path, rows.columns))
-    for task, split, block_name, key, path, columns in files:
-        place = f"data.{EXTRA if split == EXTRA else UNLABELLED}.{block_name}"
+
+    def add(task: str, split: str, param: str, key: str, path: str, columns: Mapping[Any, str]) -> None:
         file = params.base / Path(path).expanduser()
-        data.add(task, split, *read_file(file, tasks[task], split, columns, place, key))
+        data.add(task, split, *read_file(file, tasks[task], split, columns, f"data.{param}", key))
+
+    for task, block in params.extra_train.items():
+        if block.train:
+            add(task, EXTRA, f"extra_train.{task}", "train", block.train, block.columns)
+    for name, rows in params.unlabelled.items():
+        add(rows.task, f"{UNLABELLED}-{name}", f"unlabelled.{name}", "path", rows.path, rows.columns)
 
 
 def read_file(

@@ -91,8 +91,8 @@ def _rows(dataset: Any, label: str, scale: float, task: Task) -> Iterator[RawRow
         yield RawRow(number, _scaled(row, label, scale, task), row)
 
 
-def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
-    """Yield `rows` texts of a corpus, drawn from a buffer of `BUFFER` while it is streamed."""
+def load_corpus(params: DataParams, name: str, rows: int, skipped: Counter[str]) -> Iterator[str]:
+    """Yield at most `rows` texts of a corpus, drawn from a buffer of `BUFFER` while it is streamed."""
     return islice(_texts(_corpus(params, name), f"data.hub.corpora.{name}", skipped), rows)
 
 

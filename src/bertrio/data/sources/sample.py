@@ -22,7 +22,7 @@ import yaml
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import TEXT_COLUMNS, Task
-from bertrio.data.sources import SourceData
+from bertrio.data.sources import SourceData, check_kind
 
 if TYPE_CHECKING:
     from bertrio.config import DataParams
@@ -345,18 +345,11 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     Raises:
         UserError: if this source has no such task, or its kind or target differs from the params.
     """
-    unknown = [name for name in tasks if name not in GRAMMARS]
-    if unknown:
-        raise UserError(
-            f"data.source: sample has no task {', '.join(unknown)}, only {', '.join(GRAMMARS)}; say where its rows are "
-            f"in tasks.{unknown[0]}.data, or drop it from tasks"
-        )
     return SourceData({name: _splits(params, task) for name, task in tasks.items()}, facts={"seed": SEED})
 
 
 def _splits(params: DataParams, task: Task) -> dict[str, pd.DataFrame]:
-    if task.kind != KINDS[task.name]:
-        raise UserError(f"tasks.{task.name}.kind: found {task.kind}, but source sample makes it a {KINDS[task.name]}")
+    check_kind(task, KINDS, "sample")
     sample, tables, taken = params.sample, {}, frozenset[str]()
     for split in SPLITS:
         rows = getattr(sample, f"{split}_rows")
@@ -369,12 +362,12 @@ def _splits(params: DataParams, task: Task) -> dict[str, pd.DataFrame]:
     return tables
 
 
-def load_corpus(params: DataParams, name: str, rows: int | None, skipped: Counter[str]) -> Iterator[str]:
+def load_corpus(params: DataParams, name: str, rows: int, skipped: Counter[str]) -> Iterator[str]:
     """Generate unlabelled texts from the same grammars: reviews of several sentences (imdb), pairs of questions or
-    statements (multinli), pairs of statements (sick). `rows` defaults to `train_rows`.
+    statements (multinli), pairs of statements (sick).
     """
     rng = random.Random(f"{SEED}/{name}")
-    for _ in range(params.sample.train_rows if rows is None else rows):
+    for _ in range(rows):
         if name == "imdb":
             yield " ".join(_sst_row(rng)[0][0] for _ in range(4 + int(5 * rng.random())))
         else:

@@ -82,7 +82,7 @@ def test_take_and_join_of_bi_encoded_rows(make_frame, tokenizer, tasks):
 
 
 def test_cap_above_the_number_of_rows_has_no_effect(rows):
-    expected = [batch.tolist() for batch in similar_length_batches(rows.lengths, 16, generator(1, "a"))]
+    expected = [batch.tolist() for batch in similar_length_batches(rows.widths, 16, generator(1, "a"))]
     for cap, redraw in itertools.product((None, len(rows), 1000), (True, False)):
         assert take(BatchStream(rows, 16, generator(1, "a"), cap, redraw)) == expected
 
@@ -144,5 +144,5 @@ def test_text_numbers_ignore_padding_and_agree_across_shards(rows):
     texts = {tuple(tokens["input_ids"][0].tolist()) for one in single_rows for tokens in one.inputs}
     assert len(batch.text_numbers.unique()) == len(texts)
     part = batch.part(1, 3)
-    assert torch.equal(part.shard.text_numbers, batch.text_numbers)
+    assert torch.equal(part.shard.whole.text_numbers, batch.text_numbers)
     assert torch.equal(part.text_numbers, batch.text_numbers[part.shard.rows])

@@ -18,7 +18,7 @@ from bertrio.data.tokens import Sequences, Tokens
 # Batches that are sorted together. A window of 50 keeps padding at 3 % of a pass over SST, QQP or STS, and 4 to 5 % of
 # the pairs of rows that share a batch share one again in the next pass (twice as many at 200).
 WINDOW = 50
-ARRAYS = ("ids", "label_values", "sources", "lengths", "widths")  # of `Rows`, with one entry a row
+ARRAYS = ("ids", "label_values", "sources", "widths")  # of `Rows`, with one entry a row
 FACTOR = 6364136223846793005  # an odd number of 64 bits: Knuth's multiplier
 
 
@@ -27,18 +27,13 @@ class BatchShard:
     """Position of a process's rows in the whole batch, which several processes share.
 
     Attributes:
-        rows: positions in the whole batch: [B], on the CPU.
-        count: number of rows in the whole batch.
-        labels, labelled: those of the whole batch: [count], or None.
-        text_numbers: `Batch.text_numbers` of the whole batch.
+        whole: the whole batch.
+        rows: positions in it: [B], on the CPU.
         weight: weight of these rows in a mean over the whole batch.
     """
 
+    whole: Batch
     rows: Tensor
-    count: int
-    labels: Tensor | None
-    labelled: Tensor | None
-    text_numbers: Tensor
     weight: float
 
 
@@ -101,8 +96,7 @@ class Batch:
         rows = np.array_split(np.arange(len(self.rows)), count)[index]
         weight = len(rows) / len(self.rows)
         rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        part, whole = torch.from_numpy(rows), (self.labels, self.labelled, self.text_numbers)
-        return replace(self._select(rows), shard=BatchShard(part, len(self.rows), *whole, weight))
+        return replace(self._select(rows), shard=BatchShard(self, torch.from_numpy(rows), weight))
 
     def _select(self, rows: np.ndarray) -> Batch:
         """Return the rows at these positions of the batch."""
@@ -120,10 +114,9 @@ def _numbers(tokens: Tokens) -> Tensor:
 class Rows:
     """The tokenised rows of one task and split.
 
-    A row has one token sequence, or two (one for each text) if the task's encoding is `bi`. `lengths` [N] are the
-    tokens of a row over all of its sequences, `widths` [N] those of its longest sequence, which decides the padding.
-    `sources` [N] are the tables' column `source`, "" for rows of the task's own source. `texts` is the name of the
-    first task with the same texts, or of the task itself.
+    A row has one token sequence, or two (one for each text) if the task's encoding is `bi`. `widths` [N] are the tokens
+    of a row's longest sequence, which decides the padding. `sources` [N] are the tables' column `source`, "" for rows
+    of the task's own source. `texts` is the name of the first task with the same texts, or of the task itself.
 
     Args:
         frame: a row table (data/table.py); its texts are not read.
@@ -136,10 +129,9 @@ class Rows:
         self.ids = frame["id"].to_numpy()
         self.label_values = frame["label"].to_numpy(dtype=np.float64, copy=True)
         self._sequences = sequences
-        lengths = [sequences.lengths for sequences in self._sequences]
-        self.lengths, self.widths = np.sum(lengths, axis=0), np.max(lengths, axis=0)
-        given = frame["source"] if "source" in frame else pd.Series("", index=frame.index, dtype=object)
-        self.sources = given.fillna("").to_numpy(object)
+        self.widths = np.max([part.lengths for part in sequences], axis=0)
+        no_source = np.full(len(frame), "", dtype=object)
+        self.sources = frame["source"].fillna("").to_numpy(object) if "source" in frame else no_source
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -32,7 +32,7 @@ def positions_of(batches: Sequence[Batch]) -> tuple[Tensor, int] | None:
             return None
         for _ in batch.inputs:
             positions.append(batch.shard.rows + count)
-            count += batch.shard.count
+            count += len(batch.shard.whole.rows)
     return torch.cat(positions), count
 
 
@@ -141,10 +141,10 @@ class Objective(StepObjective):
         ]
 
     def _batch_loss(self, batch: Batch, output: HeadOutput, penalties: dict[str, Tensor]) -> BatchLoss:
-        rows: Batch | BatchShard = batch
+        rows = batch
         if batch.task in self.whole_batch_tasks:
             if batch.shard is not None:
-                output, rows = self._whole_batch(output, batch.shard), batch.shard
+                output, rows = self._whole_batch(output, batch.shard), batch.shard.whole
             output = output._replace(texts=rows.text_numbers)
         loss = self._label_loss(batch.task, output, rows)
         if rows.labels is None and not penalties:
@@ -154,7 +154,7 @@ class Objective(StepObjective):
             total = total + self.regularizers[name].weight * penalty
         return BatchLoss(self.weighting(batch.task, total), loss, penalties)
 
-    def _label_loss(self, task: str, output: HeadOutput, batch: Batch | BatchShard) -> Tensor:
+    def _label_loss(self, task: str, output: HeadOutput, batch: Batch) -> Tensor:
         """Return the loss over the labelled rows times their share of all rows.
 
         So each labelled row counts the same, however many rows without label come with it; and shards of a batch, and
@@ -178,7 +178,7 @@ class Objective(StepObjective):
         def gather(values: Tensor) -> Tensor:
             counted = values.detach() if shard.weight else torch.zeros_like(values)
             positions = shard.rows.to(values.device)
-            gathered = self.runtime.processes.all_gather_rows(counted, positions, shard.count)
+            gathered = self.runtime.processes.all_gather_rows(counted, positions, len(shard.whole.rows))
             return gathered.index_add(0, positions, scale * (values - values.detach()))
 
         if output.cosine is None or output.vectors is None:

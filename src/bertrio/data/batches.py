@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -74,9 +74,7 @@ class Batch:
         def move(value: Tensor) -> Tensor:
             return value.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else value.to(device)
 
-        inputs = tuple({name: move(value) for name, value in tokens.items()} for tokens in self.inputs)
-        labels, labelled = (None if part is None else move(part) for part in (self.labels, self.labelled))
-        return replace(self, inputs=inputs, labels=labels, labelled=labelled)
+        return self._map(move)
 
     def pieces(self, count: int) -> list[Batch]:
         """Return the batch in `count` pieces of (nearly) equal size, or in single rows if it has fewer."""
@@ -100,9 +98,13 @@ class Batch:
 
     def _select(self, rows: np.ndarray) -> Batch:
         """Return the rows at these positions of the batch."""
-        inputs = tuple({name: value[rows] for name, value in tokens.items()} for tokens in self.inputs)
-        labels, labelled = (None if part is None else part[rows] for part in (self.labels, self.labelled))
-        return replace(self, rows=self.rows[rows], inputs=inputs, labels=labels, labelled=labelled)
+        return replace(self._map(lambda value: value[rows]), rows=self.rows[rows])
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with `change` applied to its inputs and labels."""
+        inputs = tuple({name: change(value) for name, value in tokens.items()} for tokens in self.inputs)
+        labels, labelled = (None if part is None else change(part) for part in (self.labels, self.labelled))
+        return replace(self, inputs=inputs, labels=labels, labelled=labelled)
 
 
 def _numbers(tokens: Tokens) -> Tensor:

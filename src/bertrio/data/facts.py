@@ -62,9 +62,9 @@ def _shared_with_train(splits: Mapping[str, pd.DataFrame], columns: Sequence[str
     """Count shared rows by split, ignoring case and white space."""
     overlap = number_texts(splits, columns)
     in_train = overlap.table == "train"
-    shared: dict[str, Any] = {
-        "rows_sharing_a_sentence_with_train": np.isin(overlap.sentences, overlap.sentences[in_train]).any(axis=1)
-    }
+    shared = {}
     if len(columns) == 2:
-        shared = {"pairs_shared_with_train": np.isin(overlap.rows, overlap.rows[in_train]), **shared}
+        shared["pairs_shared_with_train"] = np.isin(overlap.rows, overlap.rows[in_train])
+    sentences = np.isin(overlap.sentences, overlap.sentences[in_train])
+    shared["rows_sharing_a_sentence_with_train"] = sentences.any(axis=1)
     return {split: {name: int(rows[overlap.table == split].sum()) for name, rows in shared.items()} for split in splits}

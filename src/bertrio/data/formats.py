@@ -123,9 +123,9 @@ def _quoted(
     reader = csv.reader(chain([line], following()), delimiter=delimiter, strict=True)
     try:
         fields = next(reader)
+        if delimiter == "\t" and any("\t" in field and "\n" in field for field in fields):
+            raise csv.Error("a stray quote swallowed the next row")
     except csv.Error:
-        return _checked(number, line.rstrip("\r\n"), [], "damaged quoting")
-    if delimiter == "\t" and any("\t" in field and "\n" in field for field in fields):
         return _checked(number, line.rstrip("\r\n"), [], "damaged quoting")
     rest = [ahead.popleft()[1] for _ in range(reader.line_num - 1)]
     return _checked(number, "".join([line, *rest]).rstrip("\r\n"), fields)

@@ -137,7 +137,7 @@ def _gender_swapped(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
 
 
 def _reasons(left_out: pd.DataFrame) -> dict[str, int]:
-    return {str(reason): int(count) for reason, count in left_out["reason"].value_counts().sort_index().items()}
+    return left_out["reason"].value_counts().sort_index().to_dict()
 
 
 def _show(facts: dict[str, dict[str, dict[str, Any]]]) -> None:

@@ -135,16 +135,12 @@ class _Family(NamedTuple):
     """Questions with the same slots: a near miss can replace any intent by another."""
 
     intents: dict[str, list[str]]  # to templates of the question
-    slots: dict[str, tuple[Concept, ...]]  # to possible fillers; `first` and `second` share one pool
+    slots: dict[str, str]  # to the name of their concepts; `first` and `second` have the same
     ordered: Sequence[str] = ()  # intents that depend on the order of `first` and `second`
     negatable: bool = False
 
 
-def _family(slots: Mapping[str, str], **other: Any) -> _Family:
-    return _Family(slots={slot: CONCEPTS[name] for slot, name in slots.items()}, **other)
-
-
-DEEDS, RELATIONS, CHOICES = (_family(**family) for family in VOCABULARY["questions"].values())
+DEEDS, RELATIONS, CHOICES = (_Family(**family) for family in VOCABULARY["questions"].values())
 FAMILIES = (DEEDS, DEEDS, DEEDS, RELATIONS, CHOICES)  # in proportion to the variety of their questions
 
 
@@ -184,7 +180,7 @@ def _near_miss(rng: random.Random, question: _Question) -> _Question:
         return question._replace(negated=not question.negated)
     if change == "order":
         return question.swapped()
-    concept = _other(rng, family.slots[change], *question.slots.values())
+    concept = _other(rng, CONCEPTS[family.slots[change]], *question.slots.values())
     return question._replace(slots={**question.slots, change: concept})
 
 
@@ -227,38 +223,37 @@ def similarity(a: Event, b: Event) -> float:
     return round(max(0.0, 5 - sum(costs.values()) - NEGATION_COST * (a["negated"] != b["negated"])), 1)
 
 
-def _pools(about_people: bool) -> dict[str, tuple[Concept, ...]]:
-    """Return the possible fillers of each slot of an event."""
+def _event_slots(about_people: bool) -> dict[str, str]:
+    """Return the name of the concepts of each slot of an event."""
     verb, detail, patient = (
         ("people_verbs", "counts", "people") if about_people else ("thing_verbs", "adjectives", "things")
     )
-    slots = {"agent": "people", "verb": verb, "detail": detail, "patient": patient, "place": "places"}
-    return {slot: CONCEPTS[name] for slot, name in slots.items()}
+    return {"agent": "people", "verb": verb, "detail": detail, "patient": patient, "place": "places"}
 
 
-def _filled(rng: random.Random, pools: Mapping[str, tuple[Concept, ...]]) -> dict[str, Concept]:
-    """Fill each slot from its pool, no two with the same concept."""
-    slots: dict[str, Concept] = {}
-    for slot, pool in pools.items():
-        slots[slot] = _other(rng, pool, *slots.values())
-    return slots
+def _filled(rng: random.Random, slots: Mapping[str, str]) -> dict[str, Concept]:
+    """Fill each slot with one of its concepts, no two with the same."""
+    filled: dict[str, Concept] = {}
+    for slot, name in slots.items():
+        filled[slot] = _other(rng, CONCEPTS[name], *filled.values())
+    return filled
 
 
 def _event(rng: random.Random) -> Event:
-    return {**_filled(rng, _pools(about_people=_chance(rng, 0.4))), "negated": False}
+    return {**_filled(rng, _event_slots(about_people=_chance(rng, 0.4))), "negated": False}
 
 
 def _edited(rng: random.Random, event: Event) -> Event:
     """Return `event` with one change."""
     agent, patient = event["agent"], event["patient"]
-    pools = _pools(patient in PEOPLE)
-    change = _pick(rng, (*pools, "negated", *(["swap", "swap"] if patient in PEOPLE else [])))
+    slots = _event_slots(patient in PEOPLE)
+    change = _pick(rng, (*slots, "negated", *(["swap", "swap"] if patient in PEOPLE else [])))
     if change == "swap":
         return {**event, "agent": patient, "patient": agent}
     if change == "negated":
         return {**event, "negated": not event["negated"]}
     dropped = change in OPTIONAL and _chance(rng, 0.4)
-    return {**event, change: None if dropped else _other(rng, pools[change], agent, patient, event[change])}
+    return {**event, change: None if dropped else _other(rng, CONCEPTS[slots[change]], agent, patient, event[change])}
 
 
 def _statement(rng: random.Random, event: Event, word: _Wording, plain: float) -> str:

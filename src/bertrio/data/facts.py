@@ -62,7 +62,7 @@ def _shared_with_train(splits: Mapping[str, pd.DataFrame], columns: Sequence[str
     """Count shared rows by split, ignoring case and white space."""
     overlap = number_texts(splits, columns)
     in_train = overlap.table == "train"
-    shared = {}
+    shared: dict[str, Any] = {}
     if len(columns) == 2:
         shared["pairs_shared_with_train"] = np.isin(overlap.rows, overlap.rows[in_train])
     sentences = np.isin(overlap.sentences, overlap.sentences[in_train])

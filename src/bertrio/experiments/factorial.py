@@ -48,8 +48,10 @@ def factorial(
     rows = design.rows.values()
     runs = runs_of(load_measured(Path(root) / FOLDER), [row.run_as for row in rows], wanted or Setting(), recipes)
     if absent := [row.name for row in rows if not runs.of(row.run_as)]:
-        command = f"bertrio recipes run {name} {runs.setting.run_flags}".rstrip()
-        raise UserError(f"{name}: {len(absent)} of {len(rows)} points are not measured, such as {absent[0]}; {command}")
+        raise UserError(
+            f"{name}: {len(absent)} of {len(rows)} points are not measured, such as {absent[0]}; "
+            f"{runs.setting.run_command(name)}"
+        )
     points = [(row.title.split(", "), run) for row in rows for run in runs.of(row.run_as)]
     levels = pd.DataFrame([{factor: 1 if factor in on else -1 for factor in design.factors} for on, _ in points])
     scores = {

@@ -86,8 +86,9 @@ def test_flags_round_trip():
     words = shlex.split(setting.flags)
     assert words[:6] == ["--budget", "quick", "--source", "cs224n", "--encoder", "a model"]
     assert parse_settings([word for word in words[6:] if word != "-S"]) == setting.overrides
-    assert setting.run_flags.startswith("--budget quick -S optimizer.max_grad_norm=null -S ")
-    assert Setting().run_flags == ""
+    command = "bertrio recipes run smart --budget quick -S optimizer.max_grad_norm=null -S "
+    assert setting.run_command("smart").startswith(command)
+    assert Setting().run_command("smart", "beyond") == "bertrio recipes run smart beyond"
 
 
 @pytest.mark.parametrize(

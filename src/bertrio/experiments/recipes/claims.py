@@ -218,8 +218,7 @@ def claim_document(judgement: Judgement) -> Iterator[DocumentPart]:
     yield HOW
     yield pd.DataFrame(_test(judged.claim.name, part) for judged in judgement.claims for part in judged.parts)
     if judgement.absent:
-        command = " ".join(["bertrio recipes run", *judgement.absent, judgement.runs.setting.run_flags])
-        yield f"Not measured yet: {command.rstrip()}"
+        yield f"Not measured yet: {judgement.runs.setting.run_command(*judgement.absent)}"
     for why in dict.fromkeys(part.why for judged in judgement.claims for part in judged.parts if part.why):
         yield f"Not tested: {why}."
     yield from (f"{judged.claim.name}: {judged.claim.note}" for judged in judgement.claims if judged.claim.note)

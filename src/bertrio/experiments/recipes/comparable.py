@@ -45,10 +45,10 @@ class Setting:
         parts = [f"--{name} {shlex.quote(value)}" for name, value in fields.items() if value is not None]
         return " ".join([*parts, *self._set])
 
-    @property
-    def run_flags(self) -> str:
-        """Flags of `bertrio recipes run` for runs of the setting, without data and encoder."""
-        return " ".join([*([f"--budget {self.budget}"] if self.budget else []), *self._set])
+    def run_command(self, *rows: str) -> str:
+        """Return the command that runs rows in the setting, without its data and encoder."""
+        budget = [f"--budget {self.budget}"] if self.budget else []
+        return " ".join(["bertrio recipes run", *rows, *budget, *self._set])
 
     @property
     def title(self) -> str:

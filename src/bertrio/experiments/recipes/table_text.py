@@ -102,7 +102,7 @@ def _head(tables: PaperTables) -> Iterator[str]:
     if not paper.own:
         yield "Reported: by the paper, of bert-base-uncased on its own data, one run a row."
     if not runs.all:
-        command = f"bertrio recipes run {paper.name} {setting.run_flags}".rstrip()
+        command = setting.run_command(paper.name)
         yield f"Measured: nothing yet{setting.flags and f' with {setting.flags}'}; {command} measures all rows."
         return
     seeds = sorted({len(row) for row in runs.by_row.values()})
@@ -187,8 +187,7 @@ def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> It
     no_labels = split == "test" and tables.runs.setting.source == "cs224n" and not measured
     yield f"{measured} of {len(rows)} rows measured{': the course keeps the labels of test to itself' * no_labels}."
     if (rows["seeds"] == 0).any() and split == "dev":
-        command = f"bertrio recipes run {tables.paper.name}-{name} {tables.runs.setting.run_flags}".rstrip()
-        yield f"To measure the rest: {command}"
+        yield f"To measure the rest: {tables.runs.setting.run_command(f'{tables.paper.name}-{name}')}"
     if split == "dev":
         literature = [row for row in tables.paper.tables[name].rows.values() if row.literature]
         quoted = "" if tables.paper.own else " is quoted"  # a tool's row may be measured, see recipes/ours.yaml

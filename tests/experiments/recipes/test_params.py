@@ -40,7 +40,7 @@ def test_settings_are_parsed_as_by_dvc():
     assert [override.value() for override in parsed] == list(values.values())
 
 
-DEEP = "[" * 60 + "]" * 60
+DEEP = "[" * 1000 + "]" * 1000
 
 
 @pytest.mark.parametrize(

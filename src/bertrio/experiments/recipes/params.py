@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 
 from bertrio.config.loading import flatten, merged
@@ -13,7 +12,6 @@ from bertrio.core.errors import UserError
 from bertrio.core.options import MAX_SHOWN
 
 ABSENT = "(absent)"  # stands for a missing param
-MAX_DEPTH = 50  # of brackets in a value
 NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")  # names that Hydra's grammar accepts without quotes
 MEMBERS = "ensemble.members"
 Block = dict[str, Any]
@@ -97,8 +95,6 @@ def parse_values(text: str, where: str) -> list[Any]:
     from hydra.errors import HydraException
 
     try:
-        if max(accumulate((sign in "[{(") - (sign in "]})") for sign in text), default=0) > MAX_DEPTH:
-            raise ValueError(f"brackets stand in brackets more than {MAX_DEPTH} deep")
         override = OverridesParser.create().parse_override(f"value={text}")
         value: Any = override.value()
         if isinstance(value, ChoiceSweep) and value.simple_form:
@@ -106,7 +102,7 @@ def parse_values(text: str, where: str) -> list[Any]:
         too_large = isinstance(value, float) and math.isinf(value) and "inf" not in text.lower()
         if too_large or override.is_sweep_override():
             raise ValueError(f"found {'a number that is too large' if too_large else 'a function, expected a value'}")
-    except (HydraException, ValueError) as error:
+    except (HydraException, ValueError, RecursionError) as error:  # the last: of many brackets in brackets
         reason = " ".join(str(error).split())[:MAX_SHOWN]
         raise UserError(f"{where[:MAX_SHOWN]}: {reason}; text may need quotes: \"name='a=b'\"") from None
     return [value]
@@ -186,8 +182,9 @@ def value_text(value: Any, hydra: bool = False) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str) and hydra:
-        text = re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
-        return "'" + text.replace("${", "\\${") + "'"
+        from hydra.core.override_parser.types import Quote, QuotedString
+
+        return QuotedString(value, Quote.single).with_quotes().replace("${", "\\${")
     return f"{value:.12g}" if isinstance(value, float) and not hydra else str(value)
 
 

@@ -98,14 +98,12 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
         },
     }
     for figures, corrected in zip(result["tasks"].values(), holm([task["p"] for task in result["tasks"].values()])):
-        figures |= {"p_holm": corrected, "better": _better(figures, corrected)}
+        figures["p_holm"] = corrected
     if missing:
         left_out = f"{', '.join(missing)} (not in all revisions, or without labels of {split})"
         notes.append(f"the overall scores need all tasks; left out: {left_out}")
     else:
         result["overall"] = {name: _test(sides, name, name) for name in OVERALL}
-        for figures in result["overall"].values():
-            figures["better"] = _better(figures, figures["p"])
     result["notes"] = [*notes, *_notes(first, second, split), *_same_runs(revisions, matched.values(), len(first))]
     tested = {**result["tasks"], **result.get("overall", {})}
     if wide := [name for name, figures in tested.items() if figures.pop("wide")]:
@@ -114,6 +112,7 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
             "freedom (Satterthwaite), which makes the interval wider"
         )
     for name, figures in tested.items():
+        figures["better"] = _better(figures)
         figures["sentence"] = _sentence(name, figures, label(first), label(second))
     if rows is not None:
         result["rows"] = {
@@ -193,8 +192,9 @@ def _other_metrics(task: Task, matched: Matched, firsts: int) -> dict[str, Figur
     return figures
 
 
-def _better(figures: Figures, p: float) -> str | None:
+def _better(figures: Figures) -> str | None:
     """Return the side that is significantly better; None without one."""
+    p = figures["p_holm"] if "p_holm" in figures else figures["p"]
     if p >= ALPHA or not figures["difference"]:
         return None
     return "second" if figures["difference"] > 0 else "first"

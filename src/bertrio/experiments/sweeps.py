@@ -102,11 +102,11 @@ def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.Data
             hint = did_you_mean(pattern, settings) or "; see params.yaml"
             raise UserError(f"{pattern}: no run has this param{hint if runs else '; there are no finished runs'}")
     swept = [name for name in settings if any(_matches(name, pattern) for pattern in params)]
-    others = settings.drop(columns=[name for name in settings if name in swept or SEED.fullmatch(name)])
+    others = settings.assign(**{name: "" for name in settings if name in swept or SEED.fullmatch(name)})
     frame = pd.DataFrame(
         {
             "run": range(len(runs)),
-            "family": _rows(others),
+            "family": list(others.itertuples(index=False, name=None)),
             "value": [_value(row) for row in settings[swept].to_dict("records")],
             "seed": settings["runtime.seed"],
         }
@@ -118,11 +118,10 @@ def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.Data
             f"{', '.join(params)}: no two runs differ in this alone; those that there are have {values}. "
             f"Make some: dvc exp run --queue -S {params[0]}=A,B,C, then dvc queue start"
         )
-    others = others.loc[wide.index]
-    differing = others.loc[:, others.nunique() > 1]
+    differs = others.loc[wide.index].nunique() > 1
     families = [
-        ", ".join(f"{name}: {value}" for name, value in zip(differing, row) if value != ABSENT)
-        for row in _rows(differing)
+        ", ".join(f"{name}: {value}" for name, value in zip(others, family) if differs[name] and value != ABSENT)
+        for family in wide["family"]
     ]
     wide = wide.assign(family=families, number=pd.to_numeric(wide["value"], errors="coerce"))
     wide = wide.sort_values(["family", "number", "value", "seed"])
@@ -166,11 +165,6 @@ def _metrics(wanted: str, known: Sequence[str]) -> list[str]:
     if not names:
         raise UserError(f"--metric {wanted}: expected all, {', '.join(name.split()[0] for name in known)}")
     return names
-
-
-def _rows(table: pd.DataFrame) -> list[tuple]:
-    """Return the rows as tuples; pandas before 3.1 iterates over no rows of a table without columns."""
-    return [tuple(row) for row in table.astype(object).to_numpy().tolist()]
 
 
 def draw(table: pd.DataFrame, path: Path, title: str) -> None:

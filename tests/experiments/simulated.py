@@ -111,5 +111,5 @@ def row(name: str, **fields: Any) -> Row:
 
 def paper(name: str, rows: Sequence[Row], **fields: Any) -> Paper:
     """Return a paper of one table."""
-    table = Table(name="t", title="Scores", title_test="Scores on test", rows={row.name: row for row in rows})
+    table = Table(title="Scores", title_test="Scores on test", rows={row.name: row for row in rows})
     return Paper(name=name, tables={"t": table}, **fields)

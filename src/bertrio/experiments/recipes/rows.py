@@ -81,9 +81,8 @@ class Row(Changes):
 
 
 class Table(Group):
-    """Result table of a paper; its full name is `<paper>-<name>`. `title_test` is the title of its figures on test."""
+    """Result table of a paper. `title_test` is the title of its figures on test."""
 
-    name: str = ""
     title: NonEmptyText
     title_test: NonEmptyText | None = None
     rows: Annotated[dict[Name, Row], Field(min_length=1)]
@@ -100,7 +99,6 @@ class Sweep(Group):
             designs").
     """
 
-    name: str = ""
     title: NonEmptyText
     on: NonEmptyText
     over: dict[str, Annotated[tuple[Any, ...], Field(min_length=1)]] = Field(default_factory=dict)
@@ -316,7 +314,7 @@ def _read_paper(path: Path) -> Paper:
         return row.model_copy(update=full | {"overrides": {} if row.literature else overrides_of(name)})
 
     tables = {
-        name: table.model_copy(update={"name": name, "rows": {row: complete(row, name) for row in table.rows}})
+        name: table.model_copy(update={"rows": {row: complete(row, name) for row in table.rows}})
         for name, table in file.tables.items()
     }
     runs = [row for table in tables.values() for row in table.rows.values() if not (row.literature or row.same_as)]
@@ -324,7 +322,7 @@ def _read_paper(path: Path) -> Paper:
     for name, sweep in file.sweeps.items():
         start = Row(name=prefix + sweep.on, paper=path.stem, table=name, set=overrides_of(sweep.on))
         points = {point.name: point for point in _points(f"{prefix}{name}", sweep, start, runs)}
-        sweeps[name] = sweep.model_copy(update={"name": name, "on": start.name, "rows": points})
+        sweeps[name] = sweep.model_copy(update={"on": start.name, "rows": points})
     return file.model_copy(update={"name": path.stem, "tables": tables, "sweeps": sweeps})
 
 

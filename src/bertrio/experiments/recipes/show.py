@@ -26,9 +26,9 @@ def show_recipes(recipes: Recipes) -> None:
             | {metric: f"{value:.3f}" for metric, value in (row.reported or row.reported_test).items()}
             for row in paper.rows
         ]
-        for sweep in paper.sweeps.values():
+        for name, sweep in paper.sweeps.items():
             title = f"sweep: {len(sweep.rows)} runs of {sweep.on}: {sweep.title}"
-            lines.append({"row": f"{paper.name}-{sweep.name}", "title": title})
+            lines.append({"row": f"{paper.name}-{name}", "title": title})
         table = pd.DataFrame(lines, columns=["row", "table", *MAIN, "title"])
         print_table(table, f"{paper.title} ({paper.name})", output_console())
 

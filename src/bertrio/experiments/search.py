@@ -35,6 +35,7 @@ from bertrio.experiments.machine_paths import machine_independent, settings_text
 from bertrio.experiments.recipes.params import Block, flatten, parse_values, value_text
 from bertrio.experiments.recipes.resolving import SEED, resolve
 from bertrio.experiments.recipes.rows import load_recipes
+from bertrio.experiments.recipes.table_text import to_markdown
 from bertrio.experiments.revision import Revision
 from bertrio.training.checkpoints import CHECKPOINTS
 from bertrio.training.monitoring import PROGRESS
@@ -305,9 +306,9 @@ def write_trials(study: Study, folder: Path) -> pd.DataFrame:
     frame = pd.DataFrame(rows).sort_values(["state", "score"], ascending=[True, False])
     write_csv(frame, folder / "trials.csv")
     scores = ["-" if pd.isna(score) else f"{score:.4f}" for score in frame["score"]]
-    table = frame.assign(score=scores).to_markdown(index=False, disable_numparse=True)
+    table = frame.assign(score=scores).astype(str)
     title, setup = study.user_attrs["title"], study.user_attrs["setup"]
-    write_text(folder / "trials.md", "\n\n".join([f"# {title}", table, setup, *findings(study)]) + "\n")
+    write_text(folder / "trials.md", to_markdown([f"# {title}", table, setup, *findings(study)]))
     return frame
 
 

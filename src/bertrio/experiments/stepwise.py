@@ -29,6 +29,7 @@ from bertrio.experiments.machine_paths import machine_independent, settings_text
 from bertrio.experiments.recipes.params import Block, flatten
 from bertrio.experiments.recipes.resolving import SEED, check_apart, resolve
 from bertrio.experiments.recipes.rows import BASE, Extension, Recipes, Row, find, load_extensions, load_recipes
+from bertrio.experiments.recipes.table_text import to_markdown
 from bertrio.experiments.revision import Revision
 
 Names = tuple[str, ...]  # a set of extensions, in the order of their addition
@@ -283,7 +284,7 @@ def stepwise(
         result = f"Best: {label(best.names)}, {best.score:.4f}: `dvc exp apply {runner.experiment(best.names, 1)}`."
         table = frame.replace(math.nan, None).to_markdown(index=False, floatfmt=".4f", missingval="")
         write_csv(frame, Path(out) / "ladder.csv")
-        write_text(Path(out) / "ladder.md", "\n\n".join([f"# {title}", result, table, *notes]) + "\n")
+        write_text(Path(out) / "ladder.md", to_markdown([f"# {title}", result, table, *notes]))
         last_depth = frame[frame["step"] == frame["step"].max()].drop(columns=["low", "high", "p"])
         print_table(last_depth, to=output_console())
     say(result)

@@ -97,9 +97,10 @@ class Revision:
     def date(self) -> str:
         """Day on which dvc.lock was committed, or written if it is newer than the last commit; empty without it."""
         file = self._root / "dvc.lock"
-        if self.commit is None and file.exists() and self._git("status", "--porcelain", "dvc.lock"):
+        if self.commit is None and file.exists() and _git(self._root, "status", "--porcelain", "dvc.lock").stdout:
             return f"{datetime.fromtimestamp(file.stat().st_mtime, UTC):%Y-%m-%d}"
-        return self._git("log", "-1", "--format=%cs", self.commit or "HEAD", "--", "dvc.lock")
+        committed = _git(self._root, "log", "-1", "--format=%cs", self.commit or "HEAD", "--", "dvc.lock")
+        return committed.stdout.decode().strip()
 
     def exists(self, path: str) -> bool:
         """Return whether the revision has the file or folder; its content may still be missing from DVC's cache."""
@@ -158,7 +159,7 @@ class Revision:
         Raises:
             UserError: if params.yaml is missing, or a file is damaged.
         """
-        params = self._yaml("params.yaml")
+        params = self.settings()
         for name, value in self._locked_params().items():
             *blocks, key = name.split(".")
             block = params
@@ -237,9 +238,6 @@ class Revision:
                 f"{self.title}: the content of {path} is not in DVC's cache; run dvc pull if a remote has it. Or "
                 f"make it again: git checkout {self.name} (dvc exp apply, for an experiment), then dvc repro"
             ) from error
-
-    def _git(self, *arguments: str) -> str:
-        return _git(self._root, *arguments).stdout.decode().strip()
 
     @cached_property
     def _dvc(self) -> Any:

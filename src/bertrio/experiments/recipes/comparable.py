@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -87,19 +88,6 @@ class Runs:
         return [run for runs in self.by_row.values() for run in runs]
 
 
-def _effect(row: str, budget: str, overrides: Mapping[str, Any], recipes: Recipes) -> Mapping[str, Any]:
-    """Return the params of a row that the overrides change, in the form of measured files.
-
-    `tasks.*.dropout` is expanded to all tasks, and values that the row already has are left out. `resolve` checks them.
-    A row of another paper or tool has no params to change.
-    """
-    if not overrides or recipes.row(row).literature:
-        return {}
-    base = read_yaml("params.yaml")
-    plain, changed = (resolve(recipes, recipes.row(row), budget, values, base=base) for values in ({}, overrides))
-    return overridden(plain, changed)
-
-
 def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, recipes: Recipes) -> Runs:
     """Return the runs of some rows in one setting.
 
@@ -145,6 +133,18 @@ def _settings(of_rows: Sequence[Measured], wanted: Setting, recipes: Recipes) ->
     """Return the settings that match `wanted`, each with its runs; without overrides in `wanted`, of any overrides."""
     candidates = [run for run in of_rows if wanted.matches(run)]
     keys = {(run.row, run.budget) for run in candidates}
+    plain = cache(lambda row, budget: resolve(recipes, recipes.row(row), budget))
+
+    def effect(row: str, budget: str, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the params of a row that the overrides change, in the form of measured files.
+
+        `tasks.*.dropout` is expanded to all tasks, and values that the row already has are left out. `resolve` checks
+        them. A row of another paper or tool has no params to change.
+        """
+        if not overrides or recipes.row(row).literature:
+            return {}
+        return overridden(plain(row, budget), resolve(recipes, recipes.row(row), budget, overrides))
+
     choices: list[Mapping[str, Any]] = [
         {param: value for param, value in wanted.overrides.items() if is_override(param)}
     ]
@@ -152,7 +152,7 @@ def _settings(of_rows: Sequence[Measured], wanted: Setting, recipes: Recipes) ->
         choices += [run.overrides for run in candidates]
     settings: list[tuple[Setting, list[Measured]]] = []
     for overrides in (choice for index, choice in enumerate(choices) if choice not in choices[:index]):
-        effects = {key: _effect(*key, overrides, recipes) for key in keys}
+        effects = {key: effect(*key, overrides) for key in keys}
         by_fields: dict[tuple[str, str, str], list[Measured]] = {}
         for run in candidates:
             if run.overrides == effects[run.row, run.budget]:

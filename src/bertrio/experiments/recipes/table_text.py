@@ -17,7 +17,6 @@ from bertrio.experiments.recipes.comparable import Runs
 from bertrio.experiments.recipes.rows import Table
 from bertrio.experiments.recipes.tables import COLUMNS, CONVENTIONS, FACTS, PaperTables
 
-FOLDER = "recipes/tables"
 NO_FIGURE = "-"
 ALONE = "°"  # marks a difference, see `LEGEND`
 NAMES = {metric: name for name, metric in CONVENTIONS.items()}
@@ -56,7 +55,7 @@ def signed(value: float, low: float, high: float) -> str:
     return f"{value:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-def write_tables(tables: PaperTables, folder: str | Path = FOLDER, plots: bool = False) -> list[Path]:
+def write_tables(tables: PaperTables, folder: str | Path, plots: bool = False) -> list[Path]:
     """Write the tables as Markdown and CSV and, with `plots`, the plots that the Markdown embeds.
 
     File names consist of paper, budget, source, encoder and overrides.

@@ -14,10 +14,9 @@ from bertrio.core.errors import UserError, writing_to
 
 PACKAGE = Path(__file__).parents[1]
 REQUIREMENTS = "requirements.txt"
-RESULTS = shutil.ignore_patterns("__pycache__", "measured", "factorials", "search", "stepwise", "sweeps", "tables")
-IGNORED = ["__pycache__/", ".*.partial", "/report.html", "/runs.html", "/logs/", "/dvc_plots/"] + [
-    f"/recipes/{name}/" for name in ("factorials", "search", "stepwise", "sweeps", "tables")
-]
+RESULTS = ("factorials", "search", "stepwise", "sweeps", "tables")  # folders in recipes/ that commands write
+IGNORED = ["__pycache__/", ".*.partial", "/report.html", "/runs.html", "/logs/", "/dvc_plots/"]
+IGNORED += [f"/recipes/{name}/" for name in RESULTS]
 
 
 def add_init_commands(commands: Any) -> None:
@@ -34,9 +33,10 @@ def _init(args: argparse.Namespace) -> None:
     names = ("params.yaml", "dvc.yaml", "stages", "recipes", "templates", REQUIREMENTS)
     if found := [name for name in names if (folder / name).exists()]:
         raise UserError(f"{folder}: there is {', '.join(found)}; name a new folder, or one without these")
+    ignore = shutil.ignore_patterns("__pycache__", "measured", *RESULTS)
     with writing_to(folder):
         for source in (root / "stages", root / "recipes", templates):
-            shutil.copytree(source, folder / source.name.replace("plots", "templates"), ignore=RESULTS)
+            shutil.copytree(source, folder / source.name.replace("plots", "templates"), ignore=ignore)
         shutil.copyfile(root / "params.yaml", folder / "params.yaml")
         text = (root / "dvc.yaml").read_text(encoding="utf-8")
         (folder / "dvc.yaml").write_text(_with_installed_code(text, [path.stem for path in templates.iterdir()]))

@@ -46,20 +46,19 @@ def cases(work: Mapping[str, Path], epochs: int, budget: str) -> list[Case]:
 @contextmanager
 def work_folders(args: argparse.Namespace) -> Iterator[dict[str, Path]]:
     """Yield the folder of each row but soups, with data and params of each turn, and of Trainer, with an encoder."""
-    from bertrio.config import read_yaml
     from bertrio.experiments.recipes.params import parse_settings
     from bertrio.experiments.recipes.resolving import resolve
     from bertrio.experiments.recipes.rows import Row, load_recipes
     from bertrio.model.tokenizer import load_tokenizer
 
-    recipes, base = load_recipes(ROOT / "recipes"), read_yaml(ROOT / "params.yaml")
+    recipes = load_recipes(ROOT / "recipes")
     settings = parse_settings(args.S) | {"runtime.threads": args.threads}
     with tempfile.TemporaryDirectory(prefix="bertrio-benchmark-") as folder:
         folders = {name: Path(folder) / name for name in [*dict.fromkeys(args.rows), TRAINER]}
         for name, work in list(folders.items()):
             row = Row(name=TRAINER, title="params.yaml as it is") if name == TRAINER else recipes.row(name)
             seeds = range(1, args.repeats + 1)
-            params_by_turn = {turn: resolve(recipes, row, args.budget, settings, turn, base) for turn in seeds}
+            params_by_turn = {turn: resolve(recipes, row, args.budget, settings, turn) for turn in seeds}
             if name != TRAINER and params_by_turn[1]["ensemble"]["combine"].endswith("soup"):
                 print(f"left out {name}: a soup has no score before its last member", file=sys.stderr)
                 del folders[name]

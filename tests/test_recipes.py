@@ -61,22 +61,21 @@ TO_TRAIN = {structure(row): row for row in reversed([*RECIPES.expand(RECIPES.pap
 
 def small(row: Row) -> Params:
     """Return the row's params at a small size."""
-    base = read_yaml(ROOT / "params.yaml")
-    return validate_params(resolve(RECIPES, row, "paper", SMALL, base=base), row.name)
+    return validate_params(resolve(RECIPES, row, "paper", SMALL), row.name)
 
 
 @pytest.mark.parametrize("name", ["smoke", "quick", "real", "smart-split", "best"])
 def test_preset_options_round_trip(name):
-    base, preset = read_yaml(ROOT / "params.yaml"), load_presets(ROOT / "recipes")[name]
+    preset = load_presets(ROOT / "recipes")[name]
     options = list(preset_options(preset.overrides))
     assert not any(set(option) & set(" *?\n\t") for option in options)
     settings = parse_settings(options[1::2])
     assert settings == preset.overrides
-    run = resolve(RECIPES, RECIPES.base_row(None), "paper", settings, base=base)
+    run = resolve(RECIPES, RECIPES.base_row(None), "paper", settings)
     validate_params(run, name)
     if name == "real":
         paths = {param: value for param, value in settings.items() if param.startswith(("data.", "encoder."))}
-        assert resolve(RECIPES, RECIPES.row(name), "paper", paths, base=base) == run
+        assert resolve(RECIPES, RECIPES.row(name), "paper", paths) == run
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +92,12 @@ def data_folder(tmp_path_factory) -> Path:
 
 
 def test_every_row_resolves_under_every_budget():
-    base, presets = read_yaml(ROOT / "params.yaml"), load_presets(ROOT / "recipes")
+    presets = load_presets(ROOT / "recipes")
     rows = RECIPES.expand([*RECIPES.papers, *(row.name for row in SWEEP_ROWS)])
     assert len(rows) > 80
     for row in rows:
-        full = resolve(RECIPES, row, "paper", base=base)
-        quick, curves = (resolve(RECIPES, row, budget, base=base) for budget in ("quick", "curves"))
+        full = resolve(RECIPES, row, "paper")
+        quick, curves = (resolve(RECIPES, row, budget) for budget in ("quick", "curves"))
         assert quick["finetune"]["epochs"] <= full["finetune"]["epochs"] == curves["finetune"]["epochs"], row.name
         assert quick["data"]["split"]["keep"]["train"] == curves["data"]["split"]["keep"]["train"] < 1, row.name
         assert quick["mlm"] == curves["mlm"], row.name  # the two share this stage in the cache
@@ -109,7 +108,7 @@ def test_every_row_resolves_under_every_budget():
 def test_rows_with_equal_pretraining_share_its_dvc_cache(budget):
     stage = read_yaml(ROOT / "dvc.yaml")["stages"]["pretrain_mlm"]
     rows = [RECIPES.row(f"bertpp-{name}") for name in ("model-b", "model-g", "model-h", "constant-rate")]
-    settings = [resolve(RECIPES, row, budget, seed=2, base=read_yaml(ROOT / "params.yaml")) for row in rows]
+    settings = [resolve(RECIPES, row, budget, seed=2) for row in rows]
     names = tuple(f"{param}." for param in stage["params"])
     read = [{name: value for name, value in flatten(one).items() if f"{name}.".startswith(names)} for one in settings]
     assert read[0]["mlm.enabled"] and all(params == read[0] for params in read)
@@ -118,7 +117,7 @@ def test_rows_with_equal_pretraining_share_its_dvc_cache(budget):
 
 def test_bertpp_extensions_match_the_params_of_its_rows():
     def extensions(row: Row):
-        params = resolve(RECIPES, row, base=read_yaml(ROOT / "params.yaml"))
+        params = resolve(RECIPES, row)
         yield from ["AdjLayers"] * (params["tasks"]["sst"]["head"] == "mlp")
         yield from ["AddPretrain"] * params["mlm"]["enabled"]
         yield from ["MulFinetune"] * (params["schedule"]["name"] == "joint" and params["schedule"]["tasks"] is None)
@@ -137,7 +136,7 @@ def test_stored_params_of_best_rows_are_current(row, folder):
     stored = read_yaml(path)
     overrides = {f"data.{name}": stored["data"][name] for name in ("source", "path", "extra_train")}
     overrides["encoder.name"] = stored["encoder"]["name"]
-    resolved = resolve(RECIPES, RECIPES.row(row), overrides=overrides, seed=1, base=read_yaml(ROOT / "params.yaml"))
+    resolved = resolve(RECIPES, RECIPES.row(row), overrides=overrides, seed=1)
     assert validate_params(stored, str(path)) == validate_params(resolved, row)
     assert flatten(stored).keys() == flatten(resolved).keys(), "DVC needs every param that dvc.yaml tracks"
 

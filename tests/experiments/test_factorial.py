@@ -30,16 +30,16 @@ def test_single_runs_use_lenths_pseudo_standard_error():
 
 
 def test_planted_effects_are_found_and_missing_points_named(root, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(root)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(root / "recipes", "recipes", ignore=shutil.ignore_patterns("measured"))
     rows = load_recipes().paper("future").sweeps["factorial"].rows.values()
-    shutil.copytree(root / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("measured"))
     for row in rows:
         on = row.title.split(", ")
         sst = 0.3 + 0.1 * ("smart" in on) + 0.04 * ("smart" in on and "cross" in on)
         for seed, noise in ((1, 0.01), (2, -0.01)):
             result = run(row.run_as, seed, sst + noise, 0.5, 0.5, name=f"{row.run_as}-s{seed}")
-            write_measured(result, tmp_path / "recipes/measured")
-    table = factorial("future-factorial", out=tmp_path / "out", root=tmp_path)
+            write_measured(result)
+    table = factorial("future-factorial", out="out")
     sst = table[table["metric"] == "sst"].set_index("term")["effect"]
     assert list(sst[["smart", "cross", "cross x smart", "surgery"]]) == pytest.approx([0.12, 0.02, 0.02, 0], abs=1e-9)
     assert sst.abs().nlargest(3).index.tolist()[0] == "smart" and len(sst) == 15
@@ -48,4 +48,4 @@ def test_planted_effects_are_found_and_missing_points_named(root, tmp_path, monk
     for path in (tmp_path / "recipes/measured").glob("factorial-smart-surgery-s*"):
         path.unlink()
     with pytest.raises(UserError, match="1 of 16 points are not measured, such as factorial-smart-surgery; bertrio"):
-        factorial("future-factorial", out=tmp_path / "out", root=tmp_path)
+        factorial("future-factorial", out="out")

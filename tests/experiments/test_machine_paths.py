@@ -10,16 +10,17 @@ from bertrio.experiments.recipes.running import experiment_name
 
 
 @pytest.fixture
-def repository(tmp_path):
-    """A git repository with tracked files (course/README.md, tracked.tsv, a symlink) and untracked ones."""
+def repository(tmp_path, monkeypatch):
+    """Our folder: a git repository with tracked files (course/README.md, tracked.tsv, a symlink) and untracked ones."""
     folder = tmp_path / "repository"
     for name in ("repository/course", "models/encoder"):
         (tmp_path / name).mkdir(parents=True)
     for name in ("own.tsv", "tracked.tsv", "course/README.md", "../outside.tsv"):
         (folder / name).write_text("")
     (folder / "link.tsv").symlink_to("../outside.tsv")
-    subprocess.run(["git", "init", "-q"], cwd=folder, check=True)
-    subprocess.run(["git", "add", "tracked.tsv", "course", "link.tsv"], cwd=folder, check=True)
+    monkeypatch.chdir(folder)
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "add", "tracked.tsv", "course", "link.tsv"], check=True)
     return folder
 
 
@@ -35,7 +36,7 @@ def test_paths_of_untracked_files_become_absolute(repository):
     names = ("course", "../models/encoder", "own.tsv", "link.tsv")
     settings = params(*names)
     absolute = [str((repository / name).parent.resolve() / name.rpartition("/")[2]) for name in names]
-    assert machine_paths.with_absolute_paths(settings, repository) == params(*absolute)
+    assert machine_paths.with_absolute_paths(settings) == params(*absolute)
     assert settings == params(*names)
 
 
@@ -48,7 +49,7 @@ def test_paths_of_untracked_files_become_absolute(repository):
     ],
 )
 def test_values_that_are_no_local_paths_are_unchanged(repository, settings):
-    assert machine_paths.with_absolute_paths(settings, repository) == settings
+    assert machine_paths.with_absolute_paths(settings) == settings
 
 
 def test_local_folder_is_reduced_to_its_name(repository, monkeypatch):

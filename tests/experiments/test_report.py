@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections import defaultdict
+from contextlib import chdir
 from html.parser import HTMLParser
 
 import pandas as pd
@@ -103,7 +104,8 @@ def change_settings(project, change):
 
 
 def page_of(project, out, **options) -> tuple[str, Page]:
-    write_report(out=out / "report.html", root=project, **options)
+    with chdir(project):
+        write_report(out=out / "report.html", **options)
     html = (out / "report.html").read_text(encoding="utf-8")
     return html, Page(html)
 

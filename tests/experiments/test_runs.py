@@ -80,7 +80,7 @@ def test_run_has_minutes_and_the_mean_curve_of_its_members(run_of, root):
     assert run.minutes == 1.5 and run.curve == pytest.approx({10: 0.5, 20: 0.7})
 
 
-def test_running_and_failed_experiments_have_a_state_and_no_scores(project, monkeypatch):
+def test_running_and_failed_experiments_have_a_state_and_no_scores(in_project, project, monkeypatch):
     """DVC shows the scores of their baseline for them, as for queued experiments."""
     commit = project.git("rev-parse", "refs/exps/celery/stash").strip()
     rows = [{"typ": "baseline", "rev": "main", "State": None, "Experiment": None}]
@@ -89,9 +89,9 @@ def test_running_and_failed_experiments_have_a_state_and_no_scores(project, monk
         for name, state in (("going", "Running"), (None, "Failed"), ("plain", None))
     ]
     monkeypatch.setattr("dvc.api.exp_show", lambda *arguments, **options: rows)
-    states = {run.name: run.state for run in read_runs(root=project.folder) if not run.scores}
+    states = {run.name: run.state for run in read_runs() if not run.scores}
     assert states["going"] == "running" and states[commit] == "failed"
-    assert dvc_experiments.queued(project.folder) == {"going"}
+    assert dvc_experiments.queued() == {"going"}
 
 
 def test_page_shows_scores_curves_and_params_escaped(tmp_path):

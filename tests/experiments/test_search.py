@@ -34,7 +34,7 @@ class Project(Planted):
         super().__init__(folder, root)
         self.runs, self.stop_before, self.fails = [], None, None
 
-    def run_experiment(self, name, settings, root, watch, environment):
+    def run_experiment(self, name, settings, watch, environment):
         lr, dropout = settings["finetune"]["lr"], settings["tasks"]["sst"]["dropout"]
         if name in self.names:
             return
@@ -55,6 +55,7 @@ class Project(Planted):
 def project(tmp_path, root, monkeypatch):
     (tmp_path / "project").mkdir()
     project = Project(tmp_path / "project", root)
+    monkeypatch.chdir(project.folder)
     monkeypatch.setattr(module, "run_experiment", project.run_experiment)
     return project
 
@@ -62,7 +63,7 @@ def project(tmp_path, root, monkeypatch):
 @pytest.fixture
 def run(project, tmp_path):
     def start(trials, space=SPACE, **options):
-        return search(space, trials, **{"out": tmp_path / "out", "root": project.folder, **options})
+        return search(space, trials, **{"out": tmp_path / "out", **options})
 
     return start
 
@@ -97,7 +98,7 @@ def test_bad_runs_are_pruned_before_their_last_epoch(run):
 def test_files_and_output_name_the_best_trial(project, run, tmp_path, capsys):
     study = run(12, prune="none")
     name = study.best_trial.user_attrs["experiment"]
-    settings = Revision.open(name, project.folder).settings()
+    settings = Revision.open(name).settings()
     assert settings["finetune"]["lr"] == pytest.approx(study.best_params["finetune.lr"], rel=1e-3)
     (folder,) = (tmp_path / "out").iterdir()
     table = pd.read_csv(folder / "trials.csv")
@@ -146,9 +147,10 @@ def test_search_is_locked_and_identified_by_its_params(project, run, tmp_path):
     ],
 )
 def test_invalid_arguments_are_errors_before_any_run(root, tmp_path, monkeypatch, message, param, options):
+    monkeypatch.chdir(root)
     monkeypatch.setattr(module, "run_experiment", None)
     with pytest.raises(UserError, match=message):
-        search([f"{param}=1,2"], 2, out=tmp_path, root=root, **options)
+        search([f"{param}=1,2"], 2, out=tmp_path, **options)
 
 
 def test_read_epochs_skips_other_members_and_incomplete_lines(tmp_path):
@@ -189,15 +191,16 @@ def test_pruned_dvc_run_leaves_no_processes_or_copies(root, tmp_path, monkeypatc
     (folder / "recipes/budgets.yaml").write_text("paper: {title: as it is, multiply: {}, set: {}}\n")
     (folder / "recipes/toy.yaml").write_text("title: A\noverall: normalized\nbase: {}\ntables: {}\n")
     project.commit()
+    monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", str(root / "src"))
     monkeypatch.setenv("PIDS", str(tmp_path / "pid"))
     monkeypatch.delenv(CHECKPOINTS, raising=False)
     monkeypatch.setattr(
         optuna.trial.Trial, "should_prune", lambda trial: min(trial.study.trials[-1].intermediate_values.values()) < -2
     )
-    study = search(["smart.lambda=0,5"], 3, out=tmp_path / "out", root=folder)
+    study = search(["smart.lambda=0,5"], 3, out=tmp_path / "out")
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "PRUNED"} and study.best_value == 0
-    assert list(find_experiments(folder)) == [study.best_trial.user_attrs["experiment"]]
+    assert list(find_experiments()) == [study.best_trial.user_attrs["experiment"]]
     assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
     assert not list((folder / ".dvc/tmp/exps/standalone").glob("tmp*"))
     assert not list((tmp_path / "out").glob("*/checkpoints*")) and project.git("status", "--porcelain") == ""

@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.experiments import stepwise as module
 from bertrio.experiments.recipes.rows import load_extensions, load_recipes
@@ -97,23 +96,25 @@ def test_ladder_invariants(seed, beam):
     assert all(frozenset({*names, other}) in sets for names in stays for other in set("abcde") - set(names))
 
 
-def test_invalid_arguments_are_errors(root):
+def test_invalid_arguments_are_errors(root, monkeypatch):
+    monkeypatch.chdir(root)
     for message, options in (
         ("smart-x: is not in", {"candidates": ["smart-x"]}),
         ("bertpp-model-x: is not in", {"base": "bertpp-model-x"}),
         ("--seeds", {"overrides": {"runtime.seed": 5}}),
     ):
         with pytest.raises(UserError, match=message):
-            stepwise(**{"candidates": ["smart"], "root": root, **options})
+            stepwise(**{"candidates": ["smart"], **options})
 
 
 @pytest.fixture
 def planted(tmp_path, root, monkeypatch):
     """A project with fake runs: SMART and round robin help, uncertainty hurts, surgery has no effect."""
     project = Planted(tmp_path, root)
+    monkeypatch.chdir(tmp_path)
     project.runs, project.stop_before = [], None
 
-    def run_experiment(name, settings, root):
+    def run_experiment(name, settings):
         if name in project.names:
             return
         if len(project.runs) == project.stop_before:
@@ -129,13 +130,12 @@ def planted(tmp_path, root, monkeypatch):
 
 
 def test_selection_resumes_after_a_stop(planted):
-    options = {"out": planted.folder / "out", "root": planted.folder}
     candidates = ["uncertainty", "smart", "grad-surg", "round-robin"]
     planted.stop_before = 3
     with pytest.raises(KeyboardInterrupt):
-        stepwise(candidates, **options)
+        stepwise(candidates, out="out")
     planted.stop_before = None
-    ladder = stepwise(candidates, **options)
+    ladder = stepwise(candidates, out="out")
     assert kept(ladder) == [(), ("smart",), ("smart", "round-robin")]
     assert {step.names: step.why for step in ladder}["uncertainty",] == "hurts"
     assert ladder[-1].why.startswith("not tried: params.yaml: surgery.method")
@@ -147,14 +147,13 @@ def test_selection_resumes_after_a_stop(planted):
     assert "Best: smart + round-robin" in (planted.folder / "out/ladder.md").read_text()
 
     planted.runs.clear()
-    assert kept(stepwise(["smart"], seeds=3, **options)) == [(), ("smart",)]
+    assert kept(stepwise(["smart"], seeds=3, out="out")) == [(), ("smart",)]
     assert len(planted.runs) == 4, "two more seeds of each set"
 
 
 def bench_of(root, base=None, budget="paper", overrides=None):
     recipes, extensions = load_recipes(root / "recipes"), load_extensions(root / "recipes")
-    params = read_yaml(root / "params.yaml")
-    return SetRunner(recipes, extensions, recipes.base_row(base), budget, 1, overrides or {}, params, root)
+    return SetRunner(recipes, extensions, recipes.base_row(base), budget, 1, overrides or {})
 
 
 def test_every_extension_changes_some_base(root):

@@ -83,9 +83,10 @@ def test_sweep_errors(runs, param, metric, message):
         tabulate(runs, [param], metric)
 
 
-def test_sweep_of_experiments(tmp_path, root, capsys):
+def test_sweep_of_experiments(tmp_path, root, monkeypatch, capsys):
     """Sweep over SMART by lambda, dropout and seed, and over an option of a loss."""
     project = Planted(tmp_path, root)
+    monkeypatch.chdir(tmp_path)
 
     def add_run(name, score, **params):
         settings = read_yaml(project.folder / "params.yaml")
@@ -101,8 +102,7 @@ def test_sweep_of_experiments(tmp_path, root, capsys):
     for option in ({}, {"tasks__sst__loss_options__alpha": 1}):
         add_run(f"alpha-{len(option)}", 0.6, tasks__sst__loss="ordinal_log_loss", **option)
 
-    options = {"out": tmp_path / "out", "root": tmp_path}
-    table = sweep("smart.lambda", metric="all", **options)
+    table = sweep("smart.lambda", metric="all", out="out")
     assert list(table["family"].unique()) == ["encoder.dropout: 0.1", "encoder.dropout: 0.3"]
     assert set(table["metric"]) == {"overall_normalized", "sst accuracy", "sts pearson"}
     read = pd.read_csv(tmp_path / "out/smart.lambda.csv")
@@ -113,14 +113,13 @@ def test_sweep_of_experiments(tmp_path, root, capsys):
     assert (tmp_path / "out/smart.lambda.png").read_bytes().startswith(b"\x89PNG")
     assert "encoder.dropout: 0.3" in capsys.readouterr().out
     for param in ("tasks.sst.loss_options.alpha", "tasks.sst.loss_options"):
-        table = sweep(param, metric="sst", **options)
+        table = sweep(param, metric="sst", out="out")
         assert list(table["value"]) == ["1", ABSENT] and set(table["family"]) == {""}
 
 
 def test_sweep_of_measured_runs(tmp_path, root, monkeypatch, capsys):
-    monkeypatch.chdir(root)
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(root / "recipes", tmp_path / "recipes", ignore=shutil.ignore_patterns("measured"))
-    (tmp_path / "recipes/measured").mkdir()
     shutil.copy(root / "params.yaml", tmp_path)
     depths = [point.run_as for point in load_recipes().paper("bertpp").sweeps["depth-epochs"].rows.values()]
     for row, seed in [
@@ -130,13 +129,13 @@ def test_sweep_of_measured_runs(tmp_path, root, monkeypatch, capsys):
         ("trainer", 1),
         ("smart-gone", 1),
     ]:
-        write_measured(simulate(row, seed), tmp_path / "recipes/measured")
-    table = sweep("smart.lambda", out=tmp_path / "out", root=tmp_path, measured=True)
+        write_measured(simulate(row, seed))
+    table = sweep("smart.lambda", out="out", measured=True)
     printed = capsys.readouterr()
     assert "left out recipes/measured/smart-gone" in printed.err and "trainer" not in printed.err
     assert "smart.lambda; all else as smart-sst-lambda-1-" in printed.out  # it differs in many params
     assert (tmp_path / "out/smart.lambda-measured.csv").exists()
     assert sorted(zip(table["value"], table["seeds"])) == [("1", 1), ("1", 2), ("5", 1), ("5", 2)]
-    table = sweep("tasks.*.head_options.depth", out=tmp_path / "out", root=tmp_path, measured=True)
+    table = sweep("tasks.*.head_options.depth", out="out", measured=True)
     by_epochs = table.groupby("family")["value"].agg(list).to_dict()  # three depths of heads at once, a line for epochs
     assert by_epochs == {f"finetune.epochs: {epochs}": ["1", "2", "4"] for epochs in (1, 2, 4)}

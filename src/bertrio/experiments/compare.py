@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,13 +36,13 @@ class Matched(NamedTuple):
     scored: list[Scored]
 
 
-def open_side(names: str, root: str | Path = ".") -> list[Revision]:
+def open_side(names: str) -> list[Revision]:
     """Return the revisions of one side: `names` with commas between them.
 
     Raises:
         UserError: if a name is empty or unknown, or two of them are the same revision.
     """
-    revisions = [Revision.open(name.strip(), root) for name in names.split(",") if name.strip()]
+    revisions = [Revision.open(name.strip()) for name in names.split(",") if name.strip()]
     if not revisions:
         raise UserError(f"found {names!r}, expected a revision such as workspace or HEAD, or several with commas")
     if len({revision.commit for revision in revisions}) < len(revisions):

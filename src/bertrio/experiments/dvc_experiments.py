@@ -26,7 +26,6 @@ WATCH_INTERVAL = 1.0  # seconds between two calls of `watch`
 def run_experiment(
     name: str,
     settings: Mapping[str, Any],
-    root: str | Path = ".",
     queue: bool = False,
     watch: Callable[[], None] | None = None,
     environment: Mapping[str, str] | None = None,
@@ -40,7 +39,6 @@ def run_experiment(
     Args:
         name: name of the experiment, such as smart-concat-quick-s1.
         settings: all params, as in params.yaml.
-        root: the folder that holds dvc.yaml.
         queue: add it to DVC's queue instead; `dvc queue start` runs it.
         watch: called every second during the run and once after it; its exceptions stop the run as Ctrl-C does and
             are raised here.
@@ -50,30 +48,27 @@ def run_experiment(
         UserError: if an experiment of that name has other params, DVC can't set these params, or the run fails.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, when all processes of the run have ended.
     """
-    root = Path(root)
-    settings = with_absolute_paths(settings, root)
-    existing = find_experiments(root).get(name)
+    settings = with_absolute_paths(settings)
+    existing = find_experiments().get(name)
     if existing is not None:
-        _require_same_params(existing, settings, root)
+        _require_same_params(existing, settings)
         return say(f"{name}: already run")
-    if queue and name in queued(root):
+    if queue and name in queued():
         return say(f"{name}: already in the queue")
     arguments = [sys.executable, "-m", "dvc", "exp", "run", "--name", name, "--queue" if queue else "--temp"]
-    for override in dvc_overrides(read_yaml(root / PARAMS), settings):
+    for override in dvc_overrides(read_yaml(PARAMS), settings):
         arguments += ["--set-param", override]
-    code = _run(arguments, root, watch, environment or {}, silent=queue)
-    if code if queue else name not in find_experiments(root):
+    code = _run(arguments, watch, environment or {}, silent=queue)
+    if code if queue else name not in find_experiments():
         raise UserError(f"{name}: dvc exp run ended with exit code {code} and no experiment; its output says why")
 
 
-def queued(root: str | Path = ".") -> set[str]:
+def queued() -> set[str]:
     """Return the names of this commit's experiments that wait in DVC's queue or are running."""
-    return {name for name, _, _, state in unfinished(root) if state != "failed"}
+    return {name for name, _, _, state in unfinished() if state != "failed"}
 
 
-def unfinished(
-    root: str | Path = ".", commits: Sequence[str] = ("HEAD",)
-) -> Iterator[tuple[str, str | None, str, str]]:
+def unfinished(commits: Sequence[str] = ("HEAD",)) -> Iterator[tuple[str, str | None, str, str]]:
     """Yield name, commit, baseline and state (queued, running or failed) of unfinished experiments of some commits.
 
     The commit of an experiment that runs in the workspace is None.
@@ -85,9 +80,9 @@ def unfinished(
     from dvc.exceptions import DvcException
 
     try:
-        rows = exp_show(str(root), revs=list(commits))
+        rows = exp_show(revs=list(commits))
     except DvcException as error:
-        raise UserError(f"{root}: dvc exp show failed: {' '.join(str(error).split())}") from error
+        raise UserError(f"dvc exp show failed: {' '.join(str(error).split())}") from error
     baseline = ""
     for row in rows:
         if row["typ"] == "baseline":
@@ -102,15 +97,15 @@ def short_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
-def _require_same_params(existing: Experiment, settings: Mapping[str, Any], root: Path) -> None:
+def _require_same_params(existing: Experiment, settings: Mapping[str, Any]) -> None:
     """Raise a UserError unless the experiment has these params.
 
     A param that the experiment lacks is newer than it, and counts as equal if it now has its default.
     """
-    default = changes(read_yaml(root / PARAMS), settings)
+    default = changes(read_yaml(PARAMS), settings)
     different = {
         param: values
-        for param, values in differences(Revision.open(existing.commit, root).settings(), settings).items()
+        for param, values in differences(Revision.open(existing.commit).settings(), settings).items()
         if values[0] != ABSENT or param in default
     }
     if different:
@@ -120,9 +115,7 @@ def _require_same_params(existing: Experiment, settings: Mapping[str, Any], root
         )
 
 
-def _run(
-    command: list[str], root: Path, watch: Callable[[], None] | None, environment: Mapping[str, str], silent: bool
-) -> int:
+def _run(command: list[str], watch: Callable[[], None] | None, environment: Mapping[str, str], silent: bool) -> int:
     """Run a command in its own process group and return its exit code.
 
     Ctrl-C, SIGTERM and exceptions of `watch` reach the whole group as Ctrl-C: DVC waits for the stage to end and
@@ -133,7 +126,7 @@ def _run(
     variables = {**os.environ, **environment, "PATH": paths}
     stdout = subprocess.DEVNULL if silent else None
     with _interruptible():
-        process = subprocess.Popen(command, cwd=root, env=variables, stdout=stdout, start_new_session=True)
+        process = subprocess.Popen(command, env=variables, stdout=stdout, start_new_session=True)
         try:
             while process.poll() is None:
                 with suppress(subprocess.TimeoutExpired):

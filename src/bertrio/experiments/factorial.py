@@ -14,7 +14,7 @@ from bertrio.core.files import write_csv
 from bertrio.core.tasks import Array
 from bertrio.evaluation.canvas import INK, LINES, MUTED, picture, titled
 from bertrio.experiments.recipes.comparable import Setting, firsts_of, runs_of, value_of
-from bertrio.experiments.recipes.measured import FOLDER, load_measured
+from bertrio.experiments.recipes.measured import load_measured
 from bertrio.experiments.recipes.rows import find, load_recipes
 from bertrio.experiments.recipes.table_text import signed
 
@@ -25,16 +25,13 @@ NOTE = (
 )
 
 
-def factorial(
-    name: str, wanted: Setting | None = None, out: str | Path = "recipes/factorials", root: str | Path = "."
-) -> pd.DataFrame:
+def factorial(name: str, wanted: Setting | None = None, out: str | Path = "recipes/factorials") -> pd.DataFrame:
     """Print the effects of the factors of a design on dev scores, and write them to `out` as CSV and PNG.
 
     Args:
         name: full name of a sweep with factors.
         wanted: setting of the runs, see `runs_of`.
         out: folder of <name>.csv and <name>.png.
-        root: folder with recipes/.
 
     Returns:
         A line for each metric and effect, see `effects`.
@@ -42,11 +39,11 @@ def factorial(
     Raises:
         UserError: if there is no such design, a point was not measured, or `out` is not writable.
     """
-    recipes = load_recipes(Path(root) / "recipes")
+    recipes = load_recipes()
     sweeps = {f"{paper.name}-{key}": sweep for paper in recipes.papers.values() for key, sweep in paper.sweeps.items()}
     design = find(name, {key: sweep for key, sweep in sweeps.items() if sweep.factors}, "the designs of recipes/")
     rows = design.rows.values()
-    runs = runs_of(load_measured(Path(root) / FOLDER), [row.run_as for row in rows], wanted or Setting(), recipes)
+    runs = runs_of(load_measured(), [row.run_as for row in rows], wanted or Setting(), recipes)
     if absent := [row.name for row in rows if not runs.of(row.run_as)]:
         raise UserError(
             f"{name}: {len(absent)} of {len(rows)} points are not measured, such as {absent[0]}; "

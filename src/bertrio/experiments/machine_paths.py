@@ -21,33 +21,28 @@ MACHINE_PARAMS = re.compile(r"runtime\.(device|threads)|checkpoints\..*")  # how
 FIELDS = ("data.source", "encoder.name")  # params that are fields of a measured file
 
 
-def with_absolute_paths(settings: Mapping[str, Any], root: str | Path) -> Block:
+def with_absolute_paths(settings: Mapping[str, Any]) -> Block:
     """Return a copy of raw params with absolute paths to existing files and folders that git does not track.
 
-    The copies of the repository in which `dvc exp run --temp` and `--queue` run lack these files. Relative paths start
-    at `root`. An encoder name that is not a folder is an id on the hub.
+    The copies of the repository in which `dvc exp run --temp` and `--queue` run lack these files. An encoder
+    name that is not a folder is an id on the hub.
     """
     result = copy.deepcopy(dict(settings))
-    in_data_path = result.get("data", {}).get("path") is not None  # paths of data.files start there
+    has_data_path = result.get("data", {}).get("path") is not None  # where paths of data.files start
     for param, value in flatten(settings).items():
-        is_path = param in FOLDERS or FILES.fullmatch(param)
-        if not is_path or not isinstance(value, str) or value == "tiny":
-            continue
-        path = Path(root) / Path(value).expanduser()
-        if (
-            path.exists()
-            and not _tracked(path, root)
-            and not (in_data_path and re.match(r"data\.(files|extra_train|unlabelled)\.", param))
-        ):
-            set_param(result, param, os.path.abspath(path))
+        if (param in FOLDERS or FILES.fullmatch(param)) and isinstance(value, str) and value != "tiny":
+            path = Path(value).expanduser()
+            below_data_path = has_data_path and re.match(r"data\.(files|extra_train|unlabelled)\.", param)
+            if path.exists() and not below_data_path and not _tracked(path):
+                set_param(result, param, os.path.abspath(path))
     return result
 
 
-def _tracked(path: Path, root: str | Path) -> bool:
+def _tracked(path: Path) -> bool:
     """Return whether git tracks the file; False for folders and links, whose contents it may not track."""
     command = ["git", "--literal-pathspecs", "ls-files", "--error-unmatch", "--", os.path.abspath(path)]
     regular = path.is_file() and not path.is_symlink()
-    return regular and subprocess.run(command, cwd=root, capture_output=True).returncode == 0
+    return regular and subprocess.run(command, capture_output=True).returncode == 0
 
 
 def without_folder(param: str, value: Any) -> Any:

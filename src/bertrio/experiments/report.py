@@ -17,9 +17,7 @@ from bertrio.experiments.show import changed_rows, differences, other_metrics, p
 CHANGED_ROWS = 1000  # fixed and broken rows of a comparison to list, of each kind
 
 
-def write_report(
-    name: str = WORKSPACE, baseline: str | None = None, out: str | Path = "report.html", root: str | Path = "."
-) -> None:
+def write_report(name: str = WORKSPACE, baseline: str | None = None, out: str | Path = "report.html") -> None:
     """Write the report of revision `name` to `out`, a self-contained file.
 
     A section without its file names the stage that writes it. The same files give the same bytes.
@@ -28,18 +26,17 @@ def write_report(
         name: name of the revision, see `Revision.open`.
         baseline: revision to compare it with, or None.
         out: path of the HTML file.
-        root: folder with dvc.yaml.
 
     Raises:
         UserError: if there is no such revision, it has no params.yaml, a file is damaged, or `out` can't be written.
             If only the comparison fails, the error is shown in its section.
     """
-    revision = Revision.open(name, root)
-    comparison = _comparison(revision, Revision.open(baseline, root)) if baseline is not None else {}
+    revision = Revision.open(name)
+    comparison = _comparison(revision, Revision.open(baseline)) if baseline is not None else {}
     page = render_report(
         revision,
         settings=leaves(revision.run_params),
-        changed=_since_commit(revision, root),
+        changed=_since_commit(revision),
         edited=_edited(revision),
         comparison=comparison,
     )
@@ -47,10 +44,10 @@ def write_report(
         write_text(out, page)
 
 
-def _since_commit(revision: Revision, root: str | Path) -> dict[str, dict[str, str]] | None:
+def _since_commit(revision: Revision) -> dict[str, dict[str, str]] | None:
     """Return the params that differ from the last commit, with both values; None without a commit."""
     try:
-        changed = changed_params([revision], [Revision.open("HEAD", root)])
+        changed = changed_params([revision], [Revision.open("HEAD")])
     except UserError:
         return None
     return {name: {"here": here, "last commit": there} for name, ([here], [there]) in changed.items()}

@@ -57,12 +57,12 @@ class Revision:
 
     Args:
         name: name given by the user.
-        root: folder with dvc.yaml, the root of the git repository.
         commit: hash of the commit; None for the workspace.
+        root: folder with dvc.yaml, the root of the git repository.
     """
 
-    def __init__(self, name: str, root: Path, commit: str | None = None) -> None:
-        self.name, self.commit, self._root = name, commit, root
+    def __init__(self, name: str, commit: str | None = None, root: str | Path = ".") -> None:
+        self.name, self.commit, self._root = name, commit, Path(root)
 
     @classmethod
     def open(cls, name: str, root: str | Path = ".") -> Revision:
@@ -71,9 +71,8 @@ class Revision:
         Raises:
             UserError: if there is no such revision, or no repository.
         """
-        root = Path(root)
         if name == WORKSPACE:
-            return cls(name, root)
+            return cls(name, root=root)
         commit = _git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}").stdout.decode().strip()
         if not commit:
             experiments = find_experiments(root)
@@ -84,7 +83,7 @@ class Revision:
                     "its name when it ends: if it was stopped, the same dvc exp run goes on from its checkpoint"
                 )
             commit = experiments[name].commit
-        return cls(name, root, commit)
+        return cls(name, commit, root)
 
     @property
     def title(self) -> str:

@@ -84,13 +84,12 @@ def read_run(revision: Revision, base: Run | None = None, state: str = "") -> Ru
     return Run(revision.name, params, scores, "", changed, minutes, curve)
 
 
-def read_experiments(root: str | Path = ".") -> list[Run]:
+def read_experiments() -> list[Run]:
     """Return the runs of all finished experiments, the oldest first."""
-    experiments = find_experiments(root).values()
-    return [read_run(Revision(experiment.name, Path(root), experiment.commit)) for experiment in experiments]
+    return [read_run(Revision(name, commit)) for name, commit, _ in find_experiments().values()]
 
 
-def read_runs(names: Sequence[str] = (), root: str | Path = ".") -> list[Run]:
+def read_runs(names: Sequence[str] = ()) -> list[Run]:
     """Return the runs of the repository.
 
     They are HEAD, the commits that experiments started from, all experiments, those of DVC's queue too, and the
@@ -98,23 +97,21 @@ def read_runs(names: Sequence[str] = (), root: str | Path = ".") -> list[Run]:
 
     Args:
         names: names of runs, with `*` and `?` as in the shell; empty for all.
-        root: folder with dvc.yaml.
 
     Raises:
-        UserError: if `root` is no DVC repository, or no run has such a name.
+        UserError: if the working directory is no DVC repository, or no run has such a name.
     """
-    root = Path(root)
-    experiments = find_experiments(root)
-    head = str(Revision.open("HEAD", root).commit)
+    experiments = find_experiments()
+    head = str(Revision.open("HEAD").commit)
     commits = dict.fromkeys([head, *(experiment.baseline for experiment in experiments.values())])
-    bases = {commit: read_run(Revision(commit[:7] if commit != head else "HEAD", root, commit)) for commit in commits}
+    bases = {commit: read_run(Revision(commit[:7] if commit != head else "HEAD", commit)) for commit in commits}
     runs = list(bases.values())
     for name, commit, baseline in experiments.values():
-        runs.append(read_run(Revision(name, root, commit), bases[baseline]))
-    for name, own_commit, baseline, state in unfinished(root, list(commits)):
-        base = bases.get(str(Revision.open(baseline, root).commit))
-        runs.append(read_run(Revision(name, root, own_commit), base, state))
-    workspace = read_run(Revision.open(WORKSPACE, root), bases[head])
+        runs.append(read_run(Revision(name, commit), bases[baseline]))
+    for name, own_commit, baseline, state in unfinished(list(commits)):
+        base = bases.get(str(Revision.open(baseline).commit))
+        runs.append(read_run(Revision(name, own_commit), base, state))
+    workspace = read_run(Revision.open(WORKSPACE), bases[head])
     if workspace.changed or workspace.scores != bases[head].scores:
         runs.append(workspace)
     selected = [run for run in runs if not names or any(fnmatchcase(run.name, name) for name in names)]

@@ -25,7 +25,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from bertrio.config import build_tasks
-from bertrio.config.loading import read_yaml, validate_params
+from bertrio.config.loading import validate_params
 from bertrio.config.root import OVERALL
 from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError
@@ -100,9 +100,7 @@ def _value(coordinate: Any) -> Any:
     return float(f"{coordinate:.{DIGITS}g}") if isinstance(coordinate, float) else coordinate
 
 
-def run_trial(
-    trial: Trial, folder: Path, settings: Callable[[Block], Block], metric: Sequence[str], root: Path
-) -> float:
+def run_trial(trial: Trial, folder: Path, settings: Callable[[Block], Block], metric: Sequence[str]) -> float:
     """Run a trial as a DVC experiment, unless that exists, and return its score.
 
     The experiment is named `<name of the study>-<six digits of its params>`.
@@ -112,7 +110,6 @@ def run_trial(
         folder: folder of the study, with progress files and checkpoints of running trials.
         settings: returns all raw params of a run with the given values.
         metric: keys of the dev score: an overall score, or a task and its metric.
-        root: folder with dvc.yaml.
 
     Raises:
         UserError: if the run fails.
@@ -145,12 +142,12 @@ def run_trial(
 
     environment = {PROGRESS: str(progress), CHECKPOINTS: str(checkpoints)}
     try:
-        run_experiment(name, params, root, watch=watch, environment=environment)
+        run_experiment(name, params, watch=watch, environment=environment)
     except optuna.TrialPruned:
         shutil.rmtree(checkpoints, ignore_errors=True)
         raise
     shutil.rmtree(checkpoints, ignore_errors=True)
-    score: Any = Revision.open(name, root).json("metrics/evaluation.json")["dev"]
+    score: Any = Revision.open(name).json("metrics/evaluation.json")["dev"]
     for key in metric:
         score = score[key]
     return float(score)
@@ -177,7 +174,6 @@ def search(
     prune: Prune = "median",
     metric: str = OVERALL[0],
     out: str | Path = "recipes/search",
-    root: str | Path = ".",
 ) -> Study:
     """Search a space of params, and write the trials to a folder in `out` after each trial.
 
@@ -196,7 +192,6 @@ def search(
         metric: dev score to maximize: overall_normalized, overall_mean, or a task (its first metric).
         out: parent of the folder of the search, which gets journal.log, trials.md and trials.csv. Its name is a digest
             of params.yaml and of all arguments except `trials`.
-        root: folder with dvc.yaml and recipes/.
 
     Returns:
         Optuna's study.
@@ -204,14 +199,14 @@ def search(
     Raises:
         UserError: before any run if an argument is invalid; at the end if runs failed, or no point was valid.
     """
-    root, space, overrides = Path(root), parse_space(texts), dict(overrides or {})
+    space, overrides = parse_space(texts), dict(overrides or {})
     if SEED in space:
         raise UserError(f"{SEED}: the best of several seeds is the luckiest; search without it, then try other seeds")
     if both := sorted(space.keys() & overrides.keys()):
         raise UserError(f"-S {both[0]}: the search sets {both[0]}; leave out one of them")
-    recipes, params = load_recipes(root / "recipes"), read_yaml(root / "params.yaml")
+    recipes = load_recipes()
     row = recipes.base_row(base)
-    start = resolve(recipes, row, budget, overrides, base=params)
+    start = resolve(recipes, row, budget, overrides)
     tasks = build_tasks(validate_params(start, "params.yaml"))
     if metric not in (*OVERALL, *tasks):
         raise UserError(f"--metric {metric}: expected {', '.join([*OVERALL, *tasks])}")
@@ -223,7 +218,7 @@ def search(
     folder = Path(out) / name
 
     def settings(values: Block) -> Block:
-        return resolve(recipes, row, budget, {**overrides, **values}, base=params)
+        return resolve(recipes, row, budget, {**overrides, **values})
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with _locked(folder):
@@ -238,7 +233,7 @@ def search(
         study.set_user_attr("title", title)
         study.set_user_attr("setup", setup)
         try:
-            run = partial(run_trial, folder=folder, settings=settings, metric=keys, root=root)
+            run = partial(run_trial, folder=folder, settings=settings, metric=keys)
             _explore(study, space, trials, seed, folder, run)
         except KeyboardInterrupt:
             say(f"stopped; the same command continues {name}")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from bertrio.config.loading import read_yaml, validate_params
+from bertrio.config.loading import validate_params
 from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv, write_text
@@ -81,14 +81,12 @@ class SetRunner:
     """Runner of sets of extensions as DVC experiments, one for each seed.
 
     Args:
-        recipes: source of budgets.
+        recipes: source of budgets and of params.yaml.
         extensions: all extensions, by name.
         row: row to start from.
         budget: budget of every run.
         seeds: number of runs of every set, with `runtime.seed` from 1 on.
         overrides: dotted params and values on top of everything else.
-        params: raw params.yaml.
-        root: folder with dvc.yaml.
         runs: revisions of the measured sets.
     """
 
@@ -98,8 +96,6 @@ class SetRunner:
     budget: str
     seeds: int
     overrides: Mapping[str, Any]
-    params: Mapping[str, Any]
-    root: Path
     runs: dict[Names, list[Revision]] = field(default_factory=dict)
 
     def settings(self, names: Names, seed: int = 1) -> Block:
@@ -112,7 +108,7 @@ class SetRunner:
         for name in names:
             overrides |= self.extensions[name].overrides
         row = self.row.model_copy(update={"overrides": overrides})
-        return resolve(self.recipes, row, self.budget, self.overrides, seed, self.params)
+        return resolve(self.recipes, row, self.budget, self.overrides, seed)
 
     def key(self, names: Names) -> str:
         """Return the validated params of a set as JSON, equal for sets with the same effect.
@@ -149,8 +145,8 @@ class SetRunner:
         settings = {seed: self.settings(names, seed) for seed in range(1, self.seeds + 1)}
         check_apart(settings.values(), label(names))
         for seed, params in settings.items():
-            run_experiment(self.experiment(names, seed), params, self.root)
-        runs = [Revision.open(self.experiment(names, seed), self.root) for seed in settings]
+            run_experiment(self.experiment(names, seed), params)
+        runs = [Revision.open(self.experiment(names, seed)) for seed in settings]
         self.runs[names] = runs
         scores = [run.json("metrics/evaluation.json")["dev"][METRIC] for run in runs]
         step = Step(names, score=float(np.mean(scores)))
@@ -250,7 +246,6 @@ def stepwise(
     overrides: Mapping[str, Any] | None = None,
     unproven: bool = False,
     out: str | Path = "recipes/stepwise",
-    root: str | Path = ".",
 ) -> list[Step]:
     """Select extensions, and write all steps so far to `out` at the start and after every depth.
 
@@ -260,7 +255,6 @@ def stepwise(
         beam, unproven: see `forward_selection`.
         budget, seeds, overrides: see `SetRunner`.
         out: folder of ladder.md and ladder.csv.
-        root: folder with dvc.yaml and recipes/.
 
     Returns:
         All steps.
@@ -268,14 +262,14 @@ def stepwise(
     Raises:
         UserError: if a name is unknown, the base is invalid or can't be run, or a run fails.
     """
-    root, overrides = Path(root), overrides or {}
+    overrides = overrides or {}
     if SEED in overrides:
         raise UserError(f"-S {SEED}={overrides[SEED]}: every set has the same seeds, 1 and on; use --seeds N")
-    recipes, extensions = load_recipes(root / "recipes"), load_extensions(root / "recipes")
+    recipes, extensions = load_recipes(), load_extensions()
     for name in candidates:
         find(name, extensions, "recipes/extensions.yaml")
-    params, row = read_yaml(root / "params.yaml"), recipes.base_row(base)
-    runner = SetRunner(recipes, extensions, row, budget, seeds, overrides, params, root)
+    row = recipes.base_row(base)
+    runner = SetRunner(recipes, extensions, row, budget, seeds, overrides)
     title = f"Stepwise selection on {row.name}, budget {budget}, seeds: {seeds}, beam: {beam}{settings_text(overrides)}"
     ladder: list[Step] = []
     notes = [NOTE, "\n".join(f"- {name}: {extensions[name].title}" for name in candidates)]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from bertrio.config.loading import read_yaml
 from bertrio.core.console import output_console, print_table, say
 from bertrio.core.errors import UserError, did_you_mean, writing_to
 from bertrio.core.files import write_csv
@@ -29,7 +28,6 @@ def sweep(
     *params: str,
     metric: str = OVERALL,
     out: str | Path = "recipes/sweeps",
-    root: str | Path = ".",
     measured: bool = False,
 ) -> pd.DataFrame:
     """Print a table of score by param, and write it to `out` as <param>.csv and <param>.png.
@@ -41,7 +39,6 @@ def sweep(
             params change together.
         metric: overall_normalized, overall_mean, a task (its first metric), or `all`.
         out: folder of the files.
-        root: folder with dvc.yaml.
         measured: use the runs of recipes/measured instead of the repository's experiments.
 
     Returns:
@@ -50,7 +47,7 @@ def sweep(
     Raises:
         UserError: if no runs differ only in these params, no run has a param or the metric, or `out` is not writable.
     """
-    runs = list(measured_runs(root)) if measured else [run for run in read_experiments(root) if run.scores]
+    runs = list(measured_runs()) if measured else [run for run in read_experiments() if run.scores]
     table = tabulate(runs, params, metric)
     title = f"Score on dev against {', '.join(params)}"
     for family, rows in table.groupby("family", sort=False):
@@ -64,17 +61,17 @@ def sweep(
     return table
 
 
-def measured_runs(root: str | Path = ".") -> Iterator[Run]:
+def measured_runs() -> Iterator[Run]:
     """Yield the runs of recipes/measured with the params of their rows.
 
     Skip runs of other tools, which have no params, and, with a message, runs without a row.
     """
-    recipes, base = load_recipes(Path(root) / "recipes"), read_yaml(Path(root) / "params.yaml")
-    for run in load_measured(Path(root) / FOLDER):
+    recipes = load_recipes()
+    for run in load_measured():
         try:
             if (row := recipes.row(run.row)).literature:
                 continue
-            settings = resolve(recipes, row, run.budget, run.overrides, run.seed, base)
+            settings = resolve(recipes, row, run.budget, run.overrides, run.seed)
         except UserError as error:
             say(f"left out {FOLDER}/{run.name}.json: {error}")
             continue

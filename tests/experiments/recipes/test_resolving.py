@@ -14,14 +14,14 @@ def base(root):
 
 
 @pytest.fixture
-def resolved(tmp_path, base):
+def resolved(tmp_path):
     """Resolve a row of the example paper, optionally changed, and check that recipes stay unchanged."""
 
     def resolved(name, budget="paper", overrides=None, seed=None, changed=None):
         folder = write_recipes(tmp_path / "recipes", changed)
         recipes = load_recipes(folder)
-        params = resolve(recipes, recipes.row(name), budget, overrides, seed, base)
-        assert recipes == load_recipes(folder)
+        params = resolve(recipes, recipes.row(name), budget, overrides, seed)
+        assert recipes == load_recipes(folder) and recipes.params == load_recipes(folder).params
         return params
 
     return resolved

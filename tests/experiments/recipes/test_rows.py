@@ -12,8 +12,9 @@ from bertrio.experiments.recipes.rows import load_recipes
 
 
 def write_recipes(folder, changes=None):
-    """Write a copy of the paper `one`, with changes merged in, and its budgets."""
+    """Write a copy of the paper `one`, with changes merged in, and its budgets; params.yaml goes beside the folder."""
     shutil.copytree(Path(__file__).parent / "one", folder)
+    shutil.copy(Path(__file__).parents[3] / "params.yaml", folder.parent)
     if changes:
         paper = yaml.safe_load((folder / "one.yaml").read_text().replace("on:", "'on':"))
         (folder / "one.yaml").write_text(yaml.safe_dump(merged(paper, changes), sort_keys=False))

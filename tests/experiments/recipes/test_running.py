@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import write_json, write_text
 from bertrio.experiments.dvc_experiments import queued, run_experiment
 from bertrio.experiments.recipes import running
+from bertrio.experiments.recipes.measured import FOLDER as MEASURED
 from bertrio.experiments.recipes.measured import load_measured
 from bertrio.experiments.recipes.running import collect, experiment_name, run_rows
 from bertrio.experiments.revision import Revision, find_experiments
@@ -37,12 +39,11 @@ shutil.copytree("made", ".", dirs_exist_ok=True)
 """
 METRICS = [{f"metrics/{name}.json": {"cache": False}} for name in ("evaluation", "timing", "data")]
 PLOTS = [{"plots/history/base.csv": {"cache": False}}]
-MEASURED = "recipes/measured"
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
-    """A committed project with recipes, whose one stage copies the folder `made`."""
+    """A committed project with recipes, whose one stage copies the folder `made`; the working directory."""
     folder = tmp_path_factory.mktemp("repository")
     params = (Path(__file__).parents[3] / "params.yaml").read_text()
     project = toy_project(folder, STAGE, params, deps=["made"], outs=["predictions"], metrics=METRICS, plots=PLOTS)
@@ -57,11 +58,12 @@ def repository(tmp_path_factory):
     write_json(folder / "made/metrics/data.json", {"tasks": {"sst": {"dev": {"rows": 200}}}})
     write_text(folder / "made/plots/history/base.csv", "epoch,step,dev_overall_normalized\n1,10,0.6\n")
     project.commit()
-    return project
+    with chdir(folder):
+        yield project
 
 
-def settings_of(repository, name: str) -> dict:
-    return Revision.open(name, repository.folder).settings()
+def settings_of(name: str) -> dict:
+    return Revision.open(name).settings()
 
 
 @pytest.fixture
@@ -73,7 +75,7 @@ def edit_file(repository):
         for old, new in pairs:
             assert old in text
             text = text.replace(old, new)
-        (repository.folder / name).write_text(text)
+        Path(name).write_text(text)
 
     yield edit_file
     repository.git("checkout", "-q", "--", "params.yaml", "recipes/toy.yaml")
@@ -83,7 +85,7 @@ def edit_file(repository):
 def finished(repository):
     """The experiments of two rows, run after one that failed."""
     with pytest.raises(UserError, match=r"1 of 3 runs failed.*\n  toy-failing-quick-s1: dvc exp run ended"):
-        run_rows(["toy-failing", "toy-table1"], "quick", root=repository.folder)
+        run_rows(["toy-failing", "toy-table1"], "quick")
     return ["toy-base-quick-s1", "toy-smart-quick-s1"]
 
 
@@ -94,14 +96,14 @@ def no_runs(monkeypatch):
 
 
 def test_rows_become_measured_experiments(repository, finished):
-    assert set(finished) == find_experiments(repository.folder).keys()  # without the failed run
-    default = read_yaml(repository.folder / "params.yaml")
+    assert set(finished) == find_experiments().keys()  # without the failed run
+    default = read_yaml("params.yaml")
     finetune = default["finetune"] | {"epochs": 10, "lr": 6e-5}
     smart = default["smart"] | {"lambda": 5, "tasks": ["sst"]}
-    assert settings_of(repository, "toy-smart-quick-s1") == default | {"finetune": finetune, "smart": smart}
+    assert settings_of("toy-smart-quick-s1") == default | {"finetune": finetune, "smart": smart}
     assert repository.git("status", "--porcelain").split() == ["??", "recipes/measured/"]
-    assert not (repository.folder / "predictions").exists()
-    measured = {run.name: run for run in load_measured(repository.folder / MEASURED)}
+    assert not Path("predictions").exists()
+    measured = {run.name: run for run in load_measured()}
     assert set(finished) <= measured.keys()
     run = measured["toy-smart-quick-s1"]
     assert (run.row, run.budget, run.seed, run.overrides) == ("toy-smart", "quick", 1, {})
@@ -111,28 +113,28 @@ def test_rows_become_measured_experiments(repository, finished):
 
 def test_existing_run_is_skipped(repository, finished, no_runs, capsys):
     same = {"runtime.threads": 1, "checkpoints.minutes": 1}  # machine params do not define a run
-    assert run_rows(["toy-base", "toy-smart"], "quick", overrides=same, root=repository.folder) == finished
+    assert run_rows(["toy-base", "toy-smart"], "quick", overrides=same) == finished
     assert "toy-smart-quick-s1: already run" in capsys.readouterr().err
 
 
 def test_edited_params_yaml_is_an_error_except_for_paths(repository, finished, edit_file, monkeypatch):
     monkeypatch.setattr(running, "run_experiment", lambda *_: None)
     edit_file("params.yaml", ("  path:  ", "  path: elsewhere  "), ("  seed: 1 ", "  seed: 7 "))
-    assert run_rows(["toy-base"], "quick", root=repository.folder) == ["toy-base-quick-s1"]
+    assert run_rows(["toy-base"], "quick") == ["toy-base-quick-s1"]
     edit_file("params.yaml", ("  whole_word: false ", "  whole_word: true "))  # off by default, set by rows
     with pytest.raises(UserError, match="changed since.*\n  mlm.whole_word: committed false, found true"):
-        run_rows(["toy-base"], "quick", root=repository.folder)
+        run_rows(["toy-base"], "quick")
 
 
 def test_other_run_of_the_same_name_is_an_error(repository, finished, no_runs, edit_file):
-    settings = settings_of(repository, "toy-base-quick-s1")
+    settings = settings_of("toy-base-quick-s1")
     other = settings | {"finetune": settings["finetune"] | {"lr": 1e-3}}
     with pytest.raises(UserError, match="toy-base-quick-s1: .*other params.*dvc exp remove toy-base-quick-s1") as error:
-        run_experiment("toy-base-quick-s1", other, repository.folder)
+        run_experiment("toy-base-quick-s1", other)
     assert "finetune.lr: there 6e-05, asked for 0.001" in str(error.value)
     settings["finetune"]["newer"] = 0
     edit_file("params.yaml", ("\nfinetune:\n", "\nfinetune:\n  newer: 0\n"))
-    run_experiment("toy-base-quick-s1", settings, repository.folder)
+    run_experiment("toy-base-quick-s1", settings)
 
 
 def test_stopped_run_is_cleaned_up_and_runs_again(repository, tmp_path, monkeypatch):
@@ -140,7 +142,7 @@ def test_stopped_run_is_cleaned_up_and_runs_again(repository, tmp_path, monkeypa
     monkeypatch.setenv("STARTED", str(started))
     monkeypatch.setenv("GO_ON", str(go_on))
     monkeypatch.setenv("PYTHONPATH", str(Path(running.__file__).parents[3]))
-    options = {"budget": "paper", "overrides": {"finetune.epochs": 77}, "root": str(repository.folder)}
+    options = {"budget": "paper", "overrides": {"finetune.epochs": 77}}
     ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"  # as in background jobs of a shell
     code = f"from bertrio.experiments.recipes.running import run_rows\nrun_rows(['toy-base'], **{options})"
     process = subprocess.Popen([sys.executable, "-c", f"{ignore}\n{code}"], stderr=subprocess.PIPE, text=True)
@@ -151,20 +153,20 @@ def test_stopped_run_is_cleaned_up_and_runs_again(repository, tmp_path, monkeypa
     assert "stopped; the same command goes on from toy-base-paper-s1-" in errors
     assert not Path(f"/proc/{started.read_text()}").exists()
     name = experiment_name("toy-base", "paper", 1, {"finetune.epochs": 77})
-    assert name not in find_experiments(repository.folder)
-    assert not list((repository.folder / ".dvc/tmp/exps/standalone").glob("tmp*"))  # DVC's copy of the repository
+    assert name not in find_experiments()
+    assert not list(Path(".dvc/tmp/exps/standalone").glob("tmp*"))  # DVC's copy of the repository
     go_on.write_text("")
     assert run_rows(["toy-base"], **options) == [name]
-    assert settings_of(repository, name)["finetune"]["epochs"] == 77
+    assert settings_of(name)["finetune"]["epochs"] == 77
 
 
 def test_queue_gets_each_run_once(repository, capsys):
     for skipped in (0, 2):
-        names = run_rows(["toy-base"], "paper", seeds=2, queue=True, root=repository.folder)
+        names = run_rows(["toy-base"], "paper", seeds=2, queue=True)
         assert names == ["toy-base-paper-s1", "toy-base-paper-s2"]
         assert capsys.readouterr().err.count(": already in the queue") == skipped
-        assert queued(repository.folder) == set(names)
-    assert not set(names) & find_experiments(repository.folder).keys()
+        assert queued() == set(names)
+    assert not set(names) & find_experiments().keys()
 
 
 def add_refs(repository, name: str, **targets: str) -> None:
@@ -175,33 +177,33 @@ def add_refs(repository, name: str, **targets: str) -> None:
 
 
 def test_collect_measures_only_experiments_of_rows(repository, finished):
-    folder, other = repository.folder, "toy-base-quick-s9-abcdef"
-    settings = settings_of(repository, "toy-base-quick-s1")
+    other = "toy-base-quick-s9-abcdef"
+    settings = settings_of("toy-base-quick-s1")
     settings["data"]["sample"]["seed"] = 7
-    run_experiment(other, settings, folder)
+    run_experiment(other, settings)
     others = ("mine", "toy-gone-quick-s1", "toy-base-longest-s1", "toy-table1-quick-s1")
     add_refs(repository, other, **dict.fromkeys(others, ""))
     commit = repository.git("rev-parse", "--short=7", "HEAD").strip()
     repository.git("commit", "-q", "--allow-empty", "-m", "later")  # collect includes experiments of earlier commits
-    first, second = (folder / MEASURED / f"{name}.json" for name in ("toy-base-quick-s1", other))
+    first, second = (Path(MEASURED, f"{name}.json") for name in ("toy-base-quick-s1", other))
     before = first.read_bytes()
     first.unlink()
-    assert collect(folder) == [first, second]
+    assert collect() == [first, second]
     content = json.loads(second.read_bytes())
     assert (content["seed"], content["overrides"], content["commit"]) == (1, {"data.sample.seed": 7}, commit)
     write_json(first, json.loads(before) | {"version": "0.0.1"})
-    assert collect(folder) == []  # the same figures
+    assert collect() == []  # the same figures
     write_json(first, json.loads(before) | {"seconds": 1.0})
-    assert collect(folder) == [first]
+    assert collect() == [first]
     assert first.read_bytes() == before
 
 
 def test_run_of_a_changed_row_has_overrides(repository, finished, edit_file):
-    path = repository.folder / MEASURED / "toy-smart-quick-s1.json"
+    path = Path(MEASURED, "toy-smart-quick-s1.json")
     for now, overrides in ((10, {"smart.lambda": 5}), (5, {})):
         edit_file("recipes/toy.yaml", ("lambda: 5", f"lambda: {now}"))
         path.unlink()
-        collect(repository.folder, ["toy-smart-quick-s1"])
+        collect(["toy-smart-quick-s1"])
         assert json.loads(path.read_text())["overrides"] == overrides
 
 
@@ -219,13 +221,13 @@ def test_experiment_names_ignore_machine_params(tmp_path):
 @pytest.mark.parametrize(("error", "seeds", "param"), [("unknown", 1, "finetune.lrr"), ("3 seeds", 3, "runtime.seed")])
 def test_invalid_params_and_seeds_are_errors_before_any_run(repository, no_runs, error, seeds, param):
     with pytest.raises(UserError, match=error):
-        run_rows(["toy-base"], seeds=seeds, overrides={param: 1}, root=repository.folder)
+        run_rows(["toy-base"], seeds=seeds, overrides={param: 1})
 
 
 def test_unreadable_experiment_does_not_stop_collect(repository, finished):
     add_refs(repository, "toy-base-quick-s1", **{"toy-base-quick-s0": "HEAD"})  # a commit without results
-    path = repository.folder / MEASURED / "toy-smart-quick-s1.json"
+    path = Path(MEASURED, "toy-smart-quick-s1.json")
     path.unlink()
     with pytest.raises(UserError, match="1 of .* can't be collected:\n  toy-base-quick-s0: .*evaluation.json"):
-        collect(repository.folder)
+        collect()
     assert path.exists()

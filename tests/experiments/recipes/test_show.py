@@ -8,8 +8,7 @@ from tests.experiments.recipes.test_rows import write_recipes
 
 
 @pytest.fixture
-def recipes(tmp_path, root, monkeypatch):
-    monkeypatch.chdir(root)
+def recipes(tmp_path):
     return load_recipes(write_recipes(tmp_path / "recipes"))
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from bertrio.config.loading import read_yaml
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import OVERALL
 from bertrio.evaluation.significance import Difference, Run, TaskScore, paired_difference

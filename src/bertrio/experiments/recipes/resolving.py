@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bertrio.config.loading import check_params, merged, read_yaml
+from bertrio.config.loading import check_params, merged
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.params import MEMBERS, Block, scale, set_param, value_text
 from bertrio.experiments.recipes.rows import Recipes, Row
@@ -22,21 +22,19 @@ def resolve(
     budget: str = "paper",
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
-    base: Mapping[str, Any] | None = None,
 ) -> Block:
     """Return the raw params of a run of a row, in the layout of params.yaml.
 
-    The base is overridden by, in this order: the row (which replaces `ensemble.members` as a whole), the budget, the
+    params.yaml is overridden by, in this order: the row (which replaces `ensemble.members` as a whole), the budget, the
     seed, and the user's overrides.
 
     Args:
-        recipes: all recipes, with the budgets.
+        recipes: all recipes, with the budgets and params.yaml.
         row: the row; a row of another paper or tool can't be resolved.
         budget: name of the budget.
         overrides: the user's overrides by dotted param.
         seed: `runtime.seed` of this run, from 1; None takes it from `overrides`, if set there. An ensemble member with
             seed m gets m + 1000 (seed - 1), so that no two runs share a member.
-        base: raw params to start from; None reads params.yaml.
 
     Raises:
         UserError: naming the recipe's file and row, the budget, the overrides, and every wrong param; its cause names
@@ -46,7 +44,7 @@ def resolve(
         raise UserError(f"{row.name}: has no params: it is another tool's or paper's")
     chosen, overrides = recipes.budget(budget), overrides or {}
     seed = overrides.get(SEED) if seed is None else seed
-    raw = read_yaml("params.yaml") if base is None else copy.deepcopy(dict(base))
+    raw = copy.deepcopy(recipes.params)
     if MEMBERS in row.overrides:
         raw["ensemble"]["members"] = {}
     try:

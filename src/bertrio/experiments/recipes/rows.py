@@ -176,11 +176,16 @@ class Extension(Preset):
 
 @dataclass(frozen=True)
 class Recipes:
-    """All papers and budgets of a folder."""
+    """All papers and budgets of a folder, which lies beside params.yaml."""
 
     papers: Mapping[str, Paper]
     budgets: Mapping[str, Budget]
     folder: str = FOLDER
+
+    @cached_property
+    def params(self) -> Block:
+        """Raw content of params.yaml, on which rows build; not to be changed."""
+        return read_yaml(Path(self.folder).parent / "params.yaml")
 
     def paper(self, name: str) -> Paper:
         """Return a paper by its short name.

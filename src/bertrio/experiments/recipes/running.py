@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bertrio.config.loading import read_yaml
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.experiments.dvc_experiments import PARAMS, run_experiment, short_digest
@@ -27,7 +26,6 @@ def run_rows(
     seeds: int = 1,
     overrides: Mapping[str, Any] | None = None,
     queue: bool = False,
-    root: str | Path = ".",
 ) -> list[str]:
     """Run every row and seed as a DVC experiment, one at a time, and write its measured file.
 
@@ -40,7 +38,6 @@ def run_rows(
         seeds: number of runs of each row, with `runtime.seed` 1, 2, ...
         overrides: the user's overrides by dotted param.
         queue: only add the experiments to DVC's queue.
-        root: root of the repository.
 
     Returns:
         Names of the experiments.
@@ -54,13 +51,13 @@ def run_rows(
     seed = overrides.get(SEED)
     if seed is not None and seeds != 1:
         raise UserError(f"found both {seeds} seeds and -S {SEED}={seed}, expected one of the two")
-    runs = _planned(names, budget, range(1, seeds + 1) if seed is None else [seed], overrides, Path(root))
+    runs = _planned(names, budget, range(1, seeds + 1) if seed is None else [seed], overrides)
     failed = []
     for number, (name, settings) in enumerate(runs.items(), start=1):
         say(f"[{number}/{len(runs)}] {name}")
         try:
-            run_experiment(name, settings, root, queue)
-            for path in [] if queue else collect(root, [name]):
+            run_experiment(name, settings, queue)
+            for path in [] if queue else collect([name]):
                 say(f"wrote {path}")
         except UserError as error:
             say(str(error))
@@ -76,16 +73,12 @@ def run_rows(
     return list(runs)
 
 
-def _planned(
-    names: Sequence[str], budget: str, seeds: Sequence[int], overrides: Mapping[str, Any], root: Path
-) -> dict[str, Block]:
+def _planned(names: Sequence[str], budget: str, seeds: Sequence[int], overrides: Mapping[str, Any]) -> dict[str, Block]:
     """Return the params of each experiment by its name."""
-    recipes, base = load_recipes(root / "recipes"), read_yaml(root / PARAMS)
-    _need_committed(base, root)
+    recipes = load_recipes()
+    _need_committed(recipes.params)
     rows = recipes.expand(names)
-    resolved = {
-        (row.name, seed): resolve(recipes, row, budget, overrides, seed, base) for row in rows for seed in seeds
-    }
+    resolved = {(row.name, seed): resolve(recipes, row, budget, overrides, seed) for row in rows for seed in seeds}
     for row in rows:
         check_apart([resolved[row.name, seed] for seed in seeds], row.name)
     return {
@@ -95,12 +88,12 @@ def _planned(
     }
 
 
-def _need_committed(base: Mapping[str, Any], root: Path) -> None:
+def _need_committed(params: Mapping[str, Any]) -> None:
     """Raise a UserError if params.yaml differs from the last commit in a param that `is_override` names.
 
     Rows build on params.yaml: a run with edited params would be stored under the wrong row.
     """
-    edited = changes(Revision.open("HEAD", root).settings(), base)
+    edited = changes(Revision.open("HEAD").settings(), params)
     if wrong := {param: values for param, values in edited.items() if is_override(param)}:
         raise UserError(
             f"{PARAMS}: has been changed since the last commit, from which rows start; git checkout it, commit it, or "
@@ -118,13 +111,12 @@ def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[st
     return f"{row_name}-{budget}-s{seed}" + (f"-{short_digest(text)}" if counted else "")
 
 
-def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[Path]:
+def collect(names: Iterable[str] | None = None) -> list[Path]:
     """Write a file in recipes/measured for every experiment that is named after a row.
 
     An existing file with the same figures does not change.
 
     Args:
-        root: root of the repository.
         names: names of experiments; None takes all, including those of other commits.
 
     Returns:
@@ -133,16 +125,14 @@ def collect(root: str | Path = ".", names: Iterable[str] | None = None) -> list[
     Raises:
         UserError: after all other files are written, naming the experiments and files that can't be read.
     """
-    root = Path(root)
-    recipes, base = load_recipes(root / "recipes"), read_yaml(root / PARAMS)
-    existing = find_experiments(root)
+    recipes, existing = load_recipes(), find_experiments()
     chosen = sorted(existing.keys() if names is None else existing.keys() & set(names))
     written, problems = [], []
     for name in chosen:
         try:
-            measured, path = _measure(existing[name], recipes, base, root), root / FOLDER / f"{name}.json"
+            measured, path = _measure(existing[name], recipes), Path(FOLDER) / f"{name}.json"
             if measured and not (path.exists() and _figures(read_measured(path)) == _figures(measured)):
-                written.append(write_measured(measured, root / FOLDER))
+                written.append(write_measured(measured))
         except UserError as error:
             problems.append(f"{name}: {error}")
     if problems:
@@ -155,7 +145,7 @@ def _figures(measured: Measured) -> dict[str, Any]:
     return to_json(replace(measured, overrides={}, version="", device=None))
 
 
-def _measure(experiment: Experiment, recipes: Recipes, base: Block, root: Path) -> Measured | None:
+def _measure(experiment: Experiment, recipes: Recipes) -> Measured | None:
     """Return the measured run of an experiment; None if it is not named after a row.
 
     Its overrides are the params that differ from those of its row, if the row or the experiment set them. A param that
@@ -166,10 +156,10 @@ def _measure(experiment: Experiment, recipes: Recipes, base: Block, root: Path) 
     if named is None or len(recipes.groups.get(named["row"], ())) != 1:
         return None
     [row] = recipes.groups[named["row"]]
-    revision = Revision.open(experiment.commit, root)
-    settings, baseline = revision.settings(), Revision.open(experiment.baseline, root).settings()
-    expected = resolve(recipes, row, named["budget"], {}, settings["runtime"]["seed"], base)
-    set_by_either = changes(base, expected) | changes(baseline, settings)
+    revision = Revision.open(experiment.commit)
+    settings, baseline = revision.settings(), Revision.open(experiment.baseline).settings()
+    expected = resolve(recipes, row, named["budget"], seed=settings["runtime"]["seed"])
+    set_by_either = changes(recipes.params, expected) | changes(baseline, settings)
     return measure(
         revision,
         name=experiment.name,

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 
-from bertrio.config.reading import read_yaml, yaml_text
+from bertrio.config.reading import yaml_text
 from bertrio.core.console import output_console, print_table
 from bertrio.experiments.recipes.params import ABSENT, changes, value_text
 from bertrio.experiments.recipes.resolving import resolve
@@ -62,13 +62,12 @@ def show_row(
     if row.literature:
         show(_description(recipes, row), console)
         return
-    base = read_yaml("params.yaml")
-    resolved = resolve(recipes, row, budget, overrides, base=base)
+    resolved = resolve(recipes, row, budget, overrides)
     if not brief:
         print(yaml_text(resolved), end="", flush=True)
     table = pd.DataFrame(
         {"param": param, "params.yaml": value_text(old), "here": value_text(new)}
-        for param, (old, new) in changes(base, resolved).items()
+        for param, (old, new) in changes(recipes.params, resolved).items()
         if (old, new) != (ABSENT, None)  # a missing param means null
     )
     show([*_description(recipes, row), f"Budget {budget}: {recipes.budget(budget).title}", table], console)

@@ -3,6 +3,7 @@ import random
 
 import pytest
 
+from bertrio.core.errors import UserError
 from bertrio.data.formats import MAX_LINES, read_delimited
 
 
@@ -42,6 +43,11 @@ def test_open_quote_in_a_long_file_rejects_only_its_line(tmp_path):
     _, rows = read(tmp_path, 'id,text\n1,"one\n' + "2,two\n" * (2 * MAX_LINES), ",")
     assert len(rows) == 2 * MAX_LINES + 1 and [row.number for row in rows] == list(range(2, len(rows) + 2))
     assert sum(row.problem is not None for row in rows) == 1
+
+
+def test_old_macintosh_line_ends_are_refused(tmp_path):
+    with pytest.raises(UserError, match="found line ends of old Macintosh files, expected those of Unix or Windows"):
+        read(tmp_path, "text\tlabel\rgood\t1\rbad\t0\r")
 
 
 def test_bom_line_ends_nul_bytes_and_empty_lines(tmp_path):

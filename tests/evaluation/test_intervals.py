@@ -8,7 +8,7 @@ import scipy.stats
 from bertrio.core.tasks import Binary, Task
 from bertrio.evaluation import intervals as module
 from bertrio.evaluation.intervals import bootstrap, contributions, interval, intervals, metric_interval
-from bertrio.evaluation.metrics import METRICS, WEIGHTED, evaluate_predictions
+from bertrio.evaluation.metrics import METRICS, ON_COUNTS, WEIGHTED, evaluate_predictions
 from bertrio.evaluation.predictions import Scored, prediction_rows
 from tests.evaluation.tables import TASKS
 
@@ -85,6 +85,14 @@ def test_ece_interval_covers_the_truth_where_percentiles_miss(scale, least):
 def test_few_rows_give_no_nan(task, metric, rows):
     values = bootstrap(scored(task, rows), {metric: 200}, np.random.default_rng(0))[metric]
     assert values.shape == (200,) and np.isfinite(values).all()
+
+
+@pytest.mark.parametrize("metric", ON_COUNTS)
+@pytest.mark.parametrize("rows", [2, 163, 219])
+@pytest.mark.filterwarnings("error")
+def test_rows_of_one_class_contribute_at_most_a_row(metric, rows):
+    constant = Scored(np.full(rows, 3.0), np.full(rows, 3.0))
+    assert np.abs(contributions(constant, metric)).max() <= 1
 
 
 def test_every_metric_lies_within_its_interval():

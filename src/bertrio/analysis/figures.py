@@ -254,7 +254,8 @@ def scale(values: Iterable[float], start: float, end: float) -> Scale:
     from matplotlib.ticker import MaxNLocator  # takes half a second
 
     known = [float(value) for value in values if value is not None and value == value] or [0.0, 1.0]
-    ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(min(known), max(known))
+    widened = 0.01 * (min(known) == max(known))
+    ticks = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(min(known) - widened, max(known) + widened)
     return Scale([float(tick) for tick in ticks], start, end)
 
 

@@ -1,7 +1,7 @@
 """params.yaml as typed, validated objects.
 
 `load_params` is the entry point: it reads the file, and checks names, types, ranges and combinations before any work
-starts. One message reports all problems.
+starts. One message reports all wrong values and names or, if there are none, all that conflict.
 """
 
 from bertrio.config.data import DataParams, HubCorpus, HubTask

@@ -139,6 +139,11 @@ class Rows:
         return len(self.ids)
 
     @property
+    def lengths(self) -> np.ndarray:
+        """Number of tokens of each row, of both sequences together [N]."""
+        return np.sum([part.lengths for part in self._sequences], axis=0)
+
+    @property
     def labelled_count(self) -> int:
         """Number of rows that have a label."""
         return int((~np.isnan(self.label_values)).sum())

@@ -16,7 +16,7 @@ from bertrio.core.files import whole_folder, write_csv, write_json
 from bertrio.core.tasks import Task
 from bertrio.data.reading import track
 from bertrio.data.sources import SourceData, get_source, load_rows
-from bertrio.data.table import Reject, is_labelled, write_table
+from bertrio.data.table import EXTRA, SPLITS, Reject, is_labelled, write_table
 
 
 def download(
@@ -70,8 +70,9 @@ def write_rejects(path: Path, rejects: Sequence[Reject]) -> None:
 
 def _reject_counts(rejects: Sequence[Reject]) -> dict[str, Any]:
     """Count rejected rows: `total`, and by split and reason (such as `missing_label`)."""
-    splits = dict.fromkeys(reject.split for reject in rejects)
-    counts = {split: _keys(_reasons(reject for reject in rejects if reject.split == split)) for split in splits}
+    splits = dict.fromkeys((*SPLITS, EXTRA, *(reject.split for reject in rejects)))
+    reasons = {split: _reasons(reject for reject in rejects if reject.split == split) for split in splits}
+    counts = {split: _keys(counted) for split, counted in reasons.items() if counted}
     return {"total": len(rejects), **counts}
 
 

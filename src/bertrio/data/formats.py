@@ -70,6 +70,8 @@ def read_delimited(path: str | Path, delimiter: str, file: BinaryIO | None = Non
     if header is None or header.problem:
         cause = "nothing, the file is empty" if header is None else f"{header.problem} in line {header.number}"
         raise UserError(f"{path}: found {cause}; expected column names in its first line; save the file as UTF-8")
+    if "\r" in header.raw.replace("\r\n", "\n"):
+        raise UserError(f"{path}: found line ends of old Macintosh files, expected those of Unix or Windows")
     columns = [name.strip() for name in header.fields]
     if file is None:
         return RawTable(columns, lambda: islice(_rows(_records(_open(path), delimiter), columns), 1, None))

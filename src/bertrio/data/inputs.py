@@ -7,6 +7,7 @@ stage depends on the digests that concern it.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         UserError: for errors in params.yaml, and for missing files and folders.
     """
     params = load_params(params_path)
-    encoder, first = local_folder(params.encoder.name), params.prefinetune
+    encoder = local_folder(params.encoder.name)
     written = {
         "source": _source_digest(params),
         "corpora": _corpora_digest(params),
@@ -50,13 +51,18 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
         "tasks": {name: _data_options(task, params.same_rows.get(name)) for name, task in params.tasks.items()},
         "order": _order(params),
         "members": list(params.ensemble.members),
-        "prefinetune": {first.task: repr(params.tasks[first.task].model_dump())} if first.epochs else {},
+        "prefinetune": {task: _digest(params.tasks[task]) for task in params.pretrains},
         "sampling": _sampling(params),
         "teacher": _teacher_digest(params, Path(params_path).parent / "models"),
     }
     for name, value in written.items():
         write_json(Path(folder) / f"{name}.json", value, digits=None)
     return params
+
+
+def _digest(task: TaskParams) -> str:
+    """Return the SHA-256 of a task's params, which may hold paths; their `repr`, as JSON has no infinity."""
+    return hashlib.sha256(repr(task.model_dump()).encode()).hexdigest()
 
 
 def _data_options(task: TaskParams, rows: str | None) -> dict[str, Any]:

@@ -122,10 +122,10 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
         rows = pd.concat([read_table(path).assign(source=path.stem) for path in paths], ignore_index=True)
         if rows["id"].duplicated().any():
             rows["id"] = rows["source"] + "-" + rows["id"]
-        new, _ = select(rows, UNLABELLED)
+        unlabelled, _ = select(rows, UNLABELLED)
     kept = {name: keep_share(rows, getattr(keep, name), seed, f"{draws}-{name}") for name, rows in splits.items()}
-    if paths and len(new):
-        kept[UNLABELLED] = keep_share(new, keep.train, seed, f"{task.name}-{UNLABELLED}")
+    if paths and len(unlabelled):
+        kept[UNLABELLED] = keep_share(unlabelled, keep.train, seed, f"{task.name}-{UNLABELLED}")
     return kept, left_out
 
 

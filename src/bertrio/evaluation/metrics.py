@@ -58,7 +58,7 @@ def matthews_correlation(both: Array, labels: Array, predictions: Array) -> Arra
     """
     total = labels.sum(-1)
     spreads = (total**2 - (predictions**2).sum(-1)) * (total**2 - (labels**2).sum(-1))
-    return _ratio(both.sum(-1) * total - (labels * predictions).sum(-1), np.sqrt(spreads))
+    return _ratio(both.sum(-1) * total - (labels * predictions).sum(-1), np.sqrt(np.maximum(spreads, 0.0)))
 
 
 def _f1_by_class(both: Array, labels: Array, predictions: Array) -> Array:
@@ -100,14 +100,31 @@ def _by_class(metric: Callable[[Array, Array, Array], Array]) -> Callable[[Score
     """Return a metric of counts [R, C] of both, labels and predictions as one of weights."""
 
     def prepare(scored: Scored) -> Weighted:
-        sides, highest = (scored.labels, scored.predictions), int(max(scored.labels.max(), scored.predictions.max()))
+        highest = int(max(scored.labels.max(), scored.predictions.max()))
         if scored.sets:
-            labels, predictions = (indicators(side, highest.bit_length()) for side in sides)
-        else:
-            labels, predictions = (np.eye(max(2, highest + 1))[side.astype(np.int64)] for side in sides)
-        return lambda weights: metric(*(weights @ part for part in (labels * predictions, labels, predictions)))
+            labels, predictions = (
+                indicators(side, highest.bit_length()) for side in (scored.labels, scored.predictions)
+            )
+            both = labels * predictions
+            return lambda weights: metric(weights @ both, weights @ labels, weights @ predictions)
+        by_label, by_prediction = (
+            _sum_by_class(side, max(2, highest + 1)) for side in (scored.labels, scored.predictions)
+        )
+        return lambda weights: metric(by_label(weights * scored.correct), by_label(weights), by_prediction(weights))
 
     return prepare
+
+
+def _sum_by_class(classes: Array, count: int) -> Weighted:
+    """Return a function that sums columns [R, N] over the rows of each of `count` classes: [R, C]."""
+    present, total = np.unique(classes).astype(np.int64), _sum_by_group(classes)
+
+    def sum_columns(columns: Array) -> Array:
+        sums = np.zeros((len(columns), count))
+        sums[:, present] = total(columns)
+        return sums
+
+    return sum_columns
 
 
 def _by_thresholds(metric: Callable[[Array, Array], Array]) -> Callable[[Scored], Weighted]:
@@ -148,8 +165,11 @@ def _neighbours_and_errors(scored: Scored) -> Sequence[Array]:
 
 
 def _second_moments(scored: Scored) -> Sequence[Array]:
-    """Return (x - y)^2, x^2 + y^2, x and y of labels x and predictions y: [N] each."""
-    x, y = scored.labels, scored.predictions
+    """Return (x - y)^2, x^2 + y^2, x and y of labels x and predictions y, both minus the first label: [N] each.
+
+    Kappa does not depend on the origin; from this one, sums of a constant are exactly 0.
+    """
+    x, y = scored.labels - scored.labels[0], scored.predictions - scored.labels[0]
     return np.square(x - y), x * x + y * y, x, y
 
 

@@ -196,6 +196,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
 
     table = tabulate(runs, sort)
     ordered = [runs[position] for position in table.index]
+    table["state"] = table["state"].replace("", None)
     params = pd.DataFrame([run.params for run in ordered], index=table.index).fillna(ABSENT)
     charts: dict[str, list[tuple[str, Figure]]] = {OVERALL: []}
     for run in ordered:
@@ -208,7 +209,11 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
         title="Runs",
         runs=table.drop(columns="changed").join(params.loc[:, params.nunique() > 1]),
         scores={name: rows for name, rows in charts.items() if rows},
-        curves={run.name: pd.DataFrame(run.curve.items(), columns=["x", "y"]) for run in ordered if run.curve},
+        curves={
+            f"{run.name} {list(run.curve.values())[-1]:.3f}": pd.DataFrame(run.curve.items(), columns=["x", "y"])
+            for run in ordered
+            if run.curve
+        },
     )
     with writing_to(out):
         write_text(out, page)

@@ -55,13 +55,12 @@ class ModelConfig(Group):
     @classmethod
     def from_params(cls, params: Params) -> ModelConfig:
         """Return the description of a model trained with `params`."""
-        pretrained = [params.prefinetune.task] if params.prefinetune.epochs else []
         encoder = params.encoder
         start = Path(encoder.name).name if local_folder(encoder.name) else encoder.name  # paths stay private
         return cls(
             format=1,
             tasks=params.tasks,
-            trained=[name for name in params.tasks if name in (*params.trains, *pretrained)],
+            trained=[name for name in params.tasks if name in (*params.trains, *params.pretrains)],
             sharing=params.sharing,
             encoder=EncoderConfig(pooling=encoder.pooling, max_length=encoder.max_length, name=start),
         )

@@ -82,7 +82,7 @@ class EpochEvaluator(Stateful):
         model: the model to score.
         scored: splits to score it on, by name, with dev among them.
         selection: selects the best epoch.
-        patience: number of epochs in a row, none better than the best one, after which training stops; None goes on.
+        patience: epochs in a row without improvement after which training stops; None never stops.
     """
 
     saved = ("selection", "lines", "scores")

@@ -124,8 +124,8 @@ class Averages(Stateful):
     def add(self, values: Mapping[str, float | Tensor]) -> None:
         """Add the values of a step."""
         for name, value in values.items():
-            wide = value.double() if isinstance(value, Tensor) and value.device.type != "mps" else value
-            self._sums[name] = self._sums[name] + wide
+            term = value.double() if isinstance(value, Tensor) and value.device.type != "mps" else value
+            self._sums[name] = self._sums[name] + term
             self._counts[name] += 1
 
     def means(self) -> dict[str, float]:

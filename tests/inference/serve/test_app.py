@@ -13,11 +13,13 @@ from contextlib import ExitStack, closing, suppress
 from unittest.mock import ANY, Mock, call
 
 import pytest
+from pydantic import ValidationError
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 
 from bertrio.inference.serve import server
 from bertrio.inference.serve.limits import Limits
+from bertrio.inference.serve.schemas import Rows
 from bertrio.inference.serve.server import LOCAL_HOSTS
 from tests.inference.serve.conftest import running
 from tests.waiting import wait_until
@@ -65,6 +67,12 @@ def test_predictions_match_the_model_in_row_order(client, predictor, task, rows)
 )
 def test_invalid_bodies_are_refused(client, body, status, message):
     assert_refused(post(client, body), status, message)
+
+
+def test_checks_stop_at_the_first_wrong_row():
+    with pytest.raises(ValidationError) as caught:
+        Rows(rows=[1] * 1000)
+    assert caught.value.error_count() == 2  # neither a text nor a pair
 
 
 def test_unknown_tasks_paths_and_content_types_are_refused(client):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from typing import Annotated
+
+from pydantic import BaseModel, FailFast, Field
 
 
 class Rows(BaseModel):
     """Texts, or pairs of texts, to predict."""
 
-    rows: list[str | tuple[str, str]] = Field(min_length=1, examples=[["A warm and funny film.", "Awful."]])
+    rows: Annotated[  # FailFast, as a million wrong rows would otherwise make two million errors
+        list[str | tuple[str, str]], FailFast(), Field(min_length=1, examples=[["A warm and funny film.", "Awful."]])
+    ]
 
 
 class Answer(BaseModel):

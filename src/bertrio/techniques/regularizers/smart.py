@@ -31,7 +31,7 @@ class SmartOptions(RegularizerOptions):
     eta: NotNegative
     sigma: NotNegative
     radius: Positive
-    norm: Annotated[str, one_of(NORMS)]  # of numbers too, which `dvc exp run -S smart.norm=2` writes
+    norm: Annotated[str, one_of(NORMS)]  # also takes numbers: `-S smart.norm=2` writes an int
     steps: Annotated[Whole, Field(ge=0)]
     projection: Literal["ball", "rescale"]
 

@@ -45,7 +45,7 @@ class Project(Planted):
             raise UserError(f"{name}: ran out of memory")
         penalty = abs(math.log10(lr) + 3) / 4 + abs(dropout - 0.2)
         for epoch in range(1, EPOCHS + 1):
-            with open(environment[monitoring.VARIABLE], "a") as file:
+            with open(environment[monitoring.PROGRESS], "a") as file:
                 file.write(epoch_line(epoch, 0.9 - penalty - 0.2 / epoch, last=epoch == EPOCHS))
             watch()
         self.experiment(name, settings, overall_normalized=0.9 - penalty, sst={"accuracy": 0.5})

@@ -71,7 +71,7 @@ def _train_wordpiece(texts: Iterable[str], vocab_size: int) -> Any:
     time is quadratic in the length of a word, so overlong ones are cut: a megabyte without spaces takes hours.
     """
     from tokenizers import BertWordPieceTokenizer
-    from transformers import BertTokenizerFast  # type: ignore[attr-defined]  # made on access
+    from transformers import BertTokenizerFast
 
     raw = BertWordPieceTokenizer()
     characters = set(string.ascii_lowercase + string.digits).union(chain.from_iterable(texts))

@@ -169,10 +169,14 @@ def run(arguments: list[str]) -> None:
 
 LIBRARIES = (  # that take long to import
     "torch", "torch._dynamo", "transformers.models.bert.modeling_bert", "transformers.models.auto.modeling_auto",
-    "transformers.tokenization_utils_fast", "pandas", "pyarrow.parquet", "safetensors.torch", "pydantic", "filelock",
-    "rich.progress", "scipy.stats", "sklearn.feature_extraction.text", "sklearn.linear_model", "matplotlib.figure",
-    "matplotlib.backends.backend_agg", "torchjd.aggregation", "accelerate", "jinja2", "yaml",
-    "dvc.cli.parser", "dvc.repo", "dvc.repo.experiments.executor.local",
+    "transformers.models.auto.tokenization_auto", "transformers.models.bert.tokenization_bert",
+    "transformers.tokenization_utils_fast", "pandas", "pyarrow.parquet", "pyarrow.pandas_compat", "safetensors.torch",
+    "pydantic.main", "pydantic.json_schema", "filelock", "rich.progress", "scipy.stats",
+    "sklearn.feature_extraction.text", "sklearn.linear_model", "matplotlib.figure", "matplotlib.backends.backend_agg",
+    "torchjd.aggregation", "accelerate", "jinja2", "yaml", "ruamel.yaml",
+    "dvc.cli.parser", "dvc.repo", "dvc.repo.index", "dvc.repo.plots", "dvc.repo.experiments.executor.local",
+    "dvc.repo.experiments.queue.celery", "dvc.repo.experiments.queue.tasks", "dvc.repo.experiments.run",
+    "dvc.utils.hydra", "hydra.compose", "dulwich.porcelain", "networkx", "pygit2",
 )  # fmt: skip
 
 if __name__ == "__main__":

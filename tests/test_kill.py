@@ -19,15 +19,14 @@ KILL = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory):
+def project(tmp_path_factory, warm):
     """A project with the outputs of an uninterrupted run of finetune."""
-    project = StoppedProject(tmp_path_factory.mktemp("stopped"))
+    project = StoppedProject(tmp_path_factory.mktemp("stopped"), warm)
     project.write_params(STATEFUL)
     project.undisturbed = project.run(fresh=True)
     assert project.undisturbed.code == 0, project.undisturbed.output
     project.expected = project.outputs()
-    yield project
-    project.close()
+    return project
 
 
 @pytest.mark.heavy
@@ -82,35 +81,34 @@ def test_run_out_of_memory_resumes_to_the_same_bytes(project):
     assert differing(project.outputs(), project.expected) == []
 
 
-def dvc(project: StoppedProject, *command: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
-    """Start a DVC command in the project, in its own process group, as a shell does."""
-    scripts = Path(sys.executable).parent
-    environment = {"BERTRIO_CHECKPOINTS": str(project.checkpoints), "PATH": f"{scripts}:{os.environ['PATH']}"}
+def dvc(project: StoppedProject, path: str, *command: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """Start a DVC command in the project, with `path` as PATH, in its own process group, as a shell does."""
+    environment = os.environ | {"BERTRIO_CHECKPOINTS": str(project.checkpoints), "PATH": path}
     pipes = {"stdout": stdout, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
-    return subprocess.Popen([scripts / "dvc", *command], cwd=project.folder, env=os.environ | environment, **pipes)
-
-
-def output_of(process: subprocess.Popen[str]) -> str:
-    """Return the output of a command that must succeed."""
-    output, _ = process.communicate()
-    assert process.returncode == 0, output
-    return output
+    return subprocess.Popen(["dvc", *command], cwd=project.folder, env=environment, **pipes)
 
 
 @pytest.mark.heavy
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-def test_killing_dvc_stops_training_and_repro_resumes_it(project, tmp_path):
+def test_killing_dvc_stops_training_and_repro_resumes_it(project, warm, tmp_path):
+    def run_dvc(*command: str) -> str:
+        process = dvc(project, warm.environment()["PATH"], *command)
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
+        return output
+
     project.start_over()
     project.write_params({"finetune": {"epochs": 20}})
     for name in ("dvc.yaml", ".dvcignore"):
         shutil.copy(ROOT / name, project.folder)
-    output_of(dvc(project, "init", "--no-scm"))
-    output_of(dvc(project, "config", "core.analytics", "false"))
-    output_of(dvc(project, "repro", "--single-item", "check"))
+    run_dvc("init", "--no-scm")
+    run_dvc("config", "core.analytics", "false")
+    run_dvc("repro", "--single-item", "check")
     assert project.run(stage="teach").code == 0
     repro = ("repro", "--single-item", "finetune@base")  # outputs of other stages exist
+    scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # DVC itself, to see its processes end
     with open(tmp_path / "output", "w") as file:
-        first = dvc(project, *repro, stdout=file.fileno())
+        first = dvc(project, scripts, *repro, stdout=file.fileno())
     try:
         wait_until(lambda: project.whole_checkpoints() or first.poll() is not None, 900)
         assert first.poll() is None, (tmp_path / "output").read_text()
@@ -120,7 +118,7 @@ def test_killing_dvc_stops_training_and_repro_resumes_it(project, tmp_path):
         os.killpg(first.pid, signal.SIGKILL) if project.processes() else None
         first.wait()
     assert "DVC, which started this stage, is gone" in (tmp_path / "output").read_text()
-    assert "goes on after step" in output_of(dvc(project, *repro))
+    assert "goes on after step" in run_dvc(*repro)
     assert not project.whole_checkpoints()
     resumed = project.outputs()
     project.start_over()

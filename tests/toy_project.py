@@ -9,10 +9,10 @@ import yaml
 
 
 class Clone:
-    """A git repository in `folder`, with DVC."""
+    """A git repository in `folder`, with DVC run by `python`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, python: str = sys.executable) -> None:
+        self.folder, self._python = folder, python
         for key in ("user.name", "user.email"):
             self.git("config", key, "t@t")
 
@@ -27,16 +27,17 @@ class Clone:
 
     def dvc(self, *arguments: str) -> str:
         """Run DVC here and return its output."""
-        return run(self.folder, sys.executable, "-m", "dvc", *arguments)
+        return run(self.folder, self._python, "-m", "dvc", *arguments)
 
 
-def toy_project(folder: Path, stage: str, params: str, **dvc: list) -> Clone:
+def toy_project(folder: Path, stage: str, params: str, python: str = sys.executable, **dvc: list) -> Clone:
     """Create a project whose one stage runs a script and tracks all of params.yaml; nothing is committed.
 
     Args:
         folder: of the project.
         stage: text of the script.
         params: text of params.yaml.
+        python: runs DVC.
         **dvc: outs, metrics, plots and deps of the stage.
     """
     (folder / "stage.py").write_text(stage)
@@ -45,7 +46,7 @@ def toy_project(folder: Path, stage: str, params: str, **dvc: list) -> Clone:
     train = {"cmd": f"{sys.executable} stage.py", "deps": deps, "params": list(yaml.safe_load(params)), **dvc}
     (folder / "dvc.yaml").write_text(yaml.safe_dump({"stages": {"train": train}}))
     run(folder, "git", "init", "-q", "-b", "main")
-    project = Clone(folder)
+    project = Clone(folder, python)
     project.dvc("init", "-q")
     project.dvc("config", "core.analytics", "false")
     return project

@@ -1,5 +1,6 @@
 """A git and DVC repository with experiments written as git commits, without running anything."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,14 @@ from tests.toy_project import Clone, run
 class Planted(Clone):
     """A project in `folder` with params.yaml and recipes/ of the repository at `root`."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
+    def __init__(self, folder: Path, root: Path, python: str = sys.executable) -> None:
         (folder / "params.yaml").write_bytes((root / "params.yaml").read_bytes())
         (folder / "recipes").symlink_to(root / "recipes")
         write_text(folder / "dvc.yaml", "stages: {}\n")
         write_text(folder / ".dvc/config", "[core]\n    analytics = false\n")
         write_text(folder / ".dvc/.gitignore", "/config.local\n/tmp\n/cache\n")
         run(folder, "git", "init", "-q", "-b", "main")
-        super().__init__(folder)
+        super().__init__(folder, python)
         self.commit()
         self._head = self.git("rev-parse", "HEAD").strip()
 

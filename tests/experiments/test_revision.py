@@ -27,7 +27,7 @@ for folder in ("predictions", "data", "metrics", "plots"):
 
 
 @pytest.fixture(scope="module")
-def clones(tmp_path_factory):
+def clones(tmp_path_factory, warm):
     """A project `mine` with a committed run and an experiment, both pushed, and `yours`, a clone with neither.
 
     The commit tagged `before` has no params.yaml.
@@ -40,7 +40,7 @@ def clones(tmp_path_factory):
         write_text(mine / "made" / name / "plots/history/base.csv", "epoch,step\n1,100\n")
     params = (mine / "made/base/params.yaml").read_text()
     metrics, outs = [{"metrics/evaluation.json": {"cache": False}}], ["predictions", "data", "plots/history/base.csv"]
-    project = toy_project(mine, STAGE, params, deps=["made"], outs=outs, metrics=metrics)
+    project = toy_project(mine, STAGE, params, warm.python, deps=["made"], outs=outs, metrics=metrics)
     project.git("commit", "-q", "-m", "before")
     project.git("tag", "before")
     run(root, "git", "init", "-q", "--bare", "-b", "main", "origin.git")
@@ -54,7 +54,7 @@ def clones(tmp_path_factory):
     project.dvc("exp", "run", "-q", "--temp", "-n", "better", "-S", "run=better")
     project.dvc("exp", "push", "-q", "origin", "better")
     run(root, "git", "clone", "-q", str(root / "origin.git"), "yours")
-    return SimpleNamespace(mine=project, yours=Clone(root / "yours"))
+    return SimpleNamespace(mine=project, yours=Clone(root / "yours", warm.python))
 
 
 def test_revision_by_every_kind_of_name(clones):
@@ -117,8 +117,8 @@ def test_compare_is_the_same_in_two_clones(clones, monkeypatch, capsys):
     assert result["params"] == {"run": [["base"], ["better"]]}
 
 
-def test_edited_params_do_not_change_the_settings_of_a_result(clones, tmp_path, monkeypatch, capsys):
-    project = Clone(shutil.copytree(clones.mine.folder, tmp_path / "project"))
+def test_edited_params_do_not_change_the_settings_of_a_result(clones, tmp_path, monkeypatch, capsys, warm):
+    project = Clone(shutil.copytree(clones.mine.folder, tmp_path / "project"), warm.python)
     project.dvc("exp", "apply", "better")
     project.git("checkout", "-q", "params.yaml")
     monkeypatch.chdir(project.folder)

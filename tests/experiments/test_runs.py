@@ -20,9 +20,9 @@ STAGE = "stages:\n  train:\n    cmd: exit 1\n    params: [finetune.epochs]\n"
 
 
 @pytest.fixture(scope="module")
-def project(root, tmp_path_factory) -> Planted:
+def project(root, tmp_path_factory, warm) -> Planted:
     """Three finished experiments, a queued one, and a workspace with a changed param."""
-    project = Planted(tmp_path_factory.mktemp("runs"), root)
+    project = Planted(tmp_path_factory.mktemp("runs"), root, warm.python)
     params = read_yaml(root / "params.yaml")
     quick_a = {"finetune.lr": 3e-5, "runtime.device": "cpu"}
     runs = (("plain", 0.5, {}), ("quick-a", 0.7, quick_a), ("quick-b", 0.6, {"finetune.epochs": 1}))

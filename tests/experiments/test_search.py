@@ -182,11 +182,11 @@ Path("metrics/evaluation.json").write_text(json.dumps({"dev": {"overall_normaliz
 
 
 @pytest.mark.heavy
-def test_pruned_dvc_run_leaves_no_processes_or_copies(root, tmp_path, monkeypatch):
+def test_pruned_dvc_run_leaves_no_processes_or_copies(root, tmp_path, monkeypatch, warm):
     folder = tmp_path / "project"
     folder.mkdir()
     metrics = [{"metrics/evaluation.json": {"cache": False}}]
-    project = toy_project(folder, STAGE, (root / "params.yaml").read_text(), metrics=metrics)
+    project = toy_project(folder, STAGE, (root / "params.yaml").read_text(), warm.python, metrics=metrics)
     (folder / "recipes").mkdir()
     (folder / "recipes/budgets.yaml").write_text("paper: {title: as it is, multiply: {}, set: {}}\n")
     (folder / "recipes/toy.yaml").write_text("title: A\noverall: normalized\nbase: {}\ntables: {}\n")

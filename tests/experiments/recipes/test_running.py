@@ -42,11 +42,12 @@ PLOTS = [{"plots/history/base.csv": {"cache": False}}]
 
 
 @pytest.fixture(scope="module")
-def repository(tmp_path_factory):
+def repository(tmp_path_factory, warm):
     """A committed project with recipes, whose one stage copies the folder `made`; the working directory."""
     folder = tmp_path_factory.mktemp("repository")
     params = (Path(__file__).parents[3] / "params.yaml").read_text()
-    project = toy_project(folder, STAGE, params, deps=["made"], outs=["predictions"], metrics=METRICS, plots=PLOTS)
+    made = {"deps": ["made"], "outs": ["predictions"], "metrics": METRICS, "plots": PLOTS}
+    project = toy_project(folder, STAGE, params, warm.python, **made)
     shutil.copytree(Path(__file__).parent / "toy", folder / "recipes")
     (folder / ".gitignore").write_text("/predictions\n")
     write_run(folder / "made", tables())
@@ -82,11 +83,20 @@ def edit_file(repository):
 
 
 @pytest.fixture(scope="module")
-def finished(repository):
+def finished(repository, warm):
     """The experiments of two rows, run after one that failed."""
-    with pytest.raises(UserError, match=r"1 of 3 runs failed.*\n  toy-failing-quick-s1: dvc exp run ended"):
-        run_rows(["toy-failing", "toy-table1"], "quick")
+    failed = r"1 of 3 runs failed.*\n  toy-failing-quick-s1: dvc exp run ended"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", warm.python)
+        with pytest.raises(UserError, match=failed):
+            run_rows(["toy-failing", "toy-table1"], "quick")
     return ["toy-base-quick-s1", "toy-smart-quick-s1"]
+
+
+@pytest.fixture
+def warm_dvc(monkeypatch, warm):
+    """Run DVC in forks of a Python that has imported it."""
+    monkeypatch.setattr(sys, "executable", warm.python)
 
 
 @pytest.fixture
@@ -160,7 +170,7 @@ def test_stopped_run_is_cleaned_up_and_runs_again(repository, tmp_path, monkeypa
     assert settings_of(name)["finetune"]["epochs"] == 77
 
 
-def test_queue_gets_each_run_once(repository, capsys):
+def test_queue_gets_each_run_once(repository, warm_dvc, capsys):
     for skipped in (0, 2):
         names = run_rows(["toy-base"], "paper", seeds=2, queue=True)
         assert names == ["toy-base-paper-s1", "toy-base-paper-s2"]
@@ -176,7 +186,7 @@ def add_refs(repository, name: str, **targets: str) -> None:
         repository.git("update-ref", ref.replace(name, other), target or ref)
 
 
-def test_collect_measures_only_experiments_of_rows(repository, finished):
+def test_collect_measures_only_experiments_of_rows(repository, finished, warm_dvc):
     other = "toy-base-quick-s9-abcdef"
     settings = settings_of("toy-base-quick-s1")
     settings["data"]["sample"]["seed"] = 7

@@ -25,8 +25,7 @@ def pairs(count, sentences, seed=0, prefix="r"):
 
 
 def split(tables, strategy, seed=0, task="sst", fractions=FRACTIONS):
-    labelled = {name for name, table in tables.items() if is_labelled(table)}
-    return make_splits(tables, strategy, fractions, seed, task, labelled)
+    return make_splits(tables, strategy, fractions, seed, task, {name for name in tables if is_labelled(tables[name])})
 
 
 def sentences_of(frame):

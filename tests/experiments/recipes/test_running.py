@@ -38,12 +38,16 @@ if params["finetune"]["epochs"] == 77 and not Path(os.environ["GO_ON"]).exists()
 shutil.copytree("made", ".", dirs_exist_ok=True)
 """
 METRICS = [{f"metrics/{name}.json": {"cache": False}} for name in ("evaluation", "timing", "data")]
+PYTHON = sys.executable
 PLOTS = [{"plots/history/base.csv": {"cache": False}}]
 
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory, warm):
-    """A committed project with recipes, whose one stage copies the folder `made`; the working directory."""
+    """A committed project with recipes, whose one stage copies the folder `made`; the working directory.
+
+    DVC runs in forks of a Python that has imported it.
+    """
     folder = tmp_path_factory.mktemp("repository")
     params = (Path(__file__).parents[3] / "params.yaml").read_text()
     made = {"deps": ["made"], "outs": ["predictions"], "metrics": METRICS, "plots": PLOTS}
@@ -59,7 +63,8 @@ def repository(tmp_path_factory, warm):
     write_json(folder / "made/metrics/data.json", {"tasks": {"sst": {"dev": {"rows": 200}}}})
     write_text(folder / "made/plots/history/base.csv", "epoch,step,dev_overall_normalized\n1,10,0.6\n")
     project.commit()
-    with chdir(folder):
+    with chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", warm.python)
         yield project
 
 
@@ -83,20 +88,11 @@ def edit_file(repository):
 
 
 @pytest.fixture(scope="module")
-def finished(repository, warm):
+def finished(repository):
     """The experiments of two rows, run after one that failed."""
-    failed = r"1 of 3 runs failed.*\n  toy-failing-quick-s1: dvc exp run ended"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "executable", warm.python)
-        with pytest.raises(UserError, match=failed):
-            run_rows(["toy-failing", "toy-table1"], "quick")
+    with pytest.raises(UserError, match=r"1 of 3 runs failed.*\n  toy-failing-quick-s1: dvc exp run ended"):
+        run_rows(["toy-failing", "toy-table1"], "quick")
     return ["toy-base-quick-s1", "toy-smart-quick-s1"]
-
-
-@pytest.fixture
-def warm_dvc(monkeypatch, warm):
-    """Run DVC in forks of a Python that has imported it."""
-    monkeypatch.setattr(sys, "executable", warm.python)
 
 
 @pytest.fixture
@@ -155,7 +151,7 @@ def test_stopped_run_is_cleaned_up_and_runs_again(repository, tmp_path, monkeypa
     options = {"budget": "paper", "overrides": {"finetune.epochs": 77}}
     ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"  # as in background jobs of a shell
     code = f"from bertrio.experiments.recipes.running import run_rows\nrun_rows(['toy-base'], **{options})"
-    process = subprocess.Popen([sys.executable, "-c", f"{ignore}\n{code}"], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([PYTHON, "-c", f"{ignore}\n{code}"], stderr=subprocess.PIPE, text=True)
     wait_until(lambda: started.exists() and started.read_text(), 60)
     process.send_signal(signal.SIGTERM)
     errors = process.communicate(timeout=60)[1]
@@ -170,7 +166,7 @@ def test_stopped_run_is_cleaned_up_and_runs_again(repository, tmp_path, monkeypa
     assert settings_of(name)["finetune"]["epochs"] == 77
 
 
-def test_queue_gets_each_run_once(repository, warm_dvc, capsys):
+def test_queue_gets_each_run_once(repository, capsys):
     for skipped in (0, 2):
         names = run_rows(["toy-base"], "paper", seeds=2, queue=True)
         assert names == ["toy-base-paper-s1", "toy-base-paper-s2"]
@@ -186,7 +182,7 @@ def add_refs(repository, name: str, **targets: str) -> None:
         repository.git("update-ref", ref.replace(name, other), target or ref)
 
 
-def test_collect_measures_only_experiments_of_rows(repository, finished, warm_dvc):
+def test_collect_measures_only_experiments_of_rows(repository, finished):
     other = "toy-base-quick-s9-abcdef"
     settings = settings_of("toy-base-quick-s1")
     settings["data"]["sample"]["seed"] = 7

@@ -210,7 +210,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
         runs=table.drop(columns="changed").join(params.loc[:, params.nunique() > 1]),
         scores={name: rows for name, rows in charts.items() if rows},
         curves={
-            f"{run.name} {list(run.curve.values())[-1]:.3f}": pd.DataFrame(run.curve.items(), columns=["x", "y"])
+            f"{list(run.curve.values())[-1]:.3f} {run.name}": pd.DataFrame(run.curve.items(), columns=["x", "y"])
             for run in ordered
             if run.curve
         },

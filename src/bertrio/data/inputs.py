@@ -30,8 +30,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
     - order.json: the order of the tasks and of `schedule.first`, in which heads are drawn and trained. DVC ignores the
       order of keys in params.
     - members.json: the order of the ensemble's members.
-    - prefinetune.json: the options of the task that `prefinetune` trains, as text since JSON has no infinity; empty
-      while that is off.
+    - prefinetune.json: the digest of the params of the task that `prefinetune` trains; empty while that is off.
     - sampling.json: how many rows of `data.extra_train` and `data.unlabelled` training draws.
     - teacher.json: the files of `distill.teacher`, and whether its vectors are needed; empty if no member distills.
 
@@ -61,7 +60,7 @@ def check_inputs(params_path: str | Path = "params.yaml", folder: str | Path = "
 
 
 def _digest(task: TaskParams) -> str:
-    """Return the SHA-256 of a task's params, which may hold paths; their `repr`, as JSON has no infinity."""
+    """Return the SHA-256 of a task's params, which may hold paths and, unlike JSON, infinity."""
     return hashlib.sha256(repr(task.model_dump()).encode()).hexdigest()
 
 

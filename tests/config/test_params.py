@@ -130,15 +130,29 @@ SST_ONLY = {"schedule": {"tasks": ["sst"]}, "finetune": {"select": "sst"}}
 
 
 def test_member_may_not_answer_a_task_that_only_others_train(load):
-    with pytest.raises(UserError, match=r"members\.b: it answers qqp beside base, .* set its answers without it"):
+    with pytest.raises(UserError, match=r"members\.b: it predicts qqp, as base does, .* set its answers without it"):
         load({"ensemble": {"members": {"b": SST_ONLY}}})
     changes = {"answers": ["sts"], "schedule": {"tasks": ["sts"], "until": "longest"}, "finetune": {"select": "last"}}
-    with pytest.raises(UserError, match=r"members\.base: it answers sts beside b, .* name sts in its schedule"):
+    with pytest.raises(UserError, match=r"members\.base: it predicts sts, as b does, .* name sts in its schedule"):
         load({**SST_ONLY, "prefinetune": {"epochs": 1}, "ensemble": {"members": {"base": {}, "b": changes}}})
     with pytest.raises(UserError, match="set combine vote or mean and its answers without it"):
         load({"ensemble": {"combine": "uniform_soup", "members": {"b": SST_ONLY}}})
     members = {"base": {}, "b": {"runtime": {"seed": 2}}}
     load({**SST_ONLY, "prefinetune": {"epochs": 1}, "ensemble": {"members": members}})
+
+
+@pytest.mark.parametrize(
+    ("combine", "member", "message"),
+    [
+        ("vote", {"answers": ["sst"]}, "ensemble.members: no member predicts task qqp"),
+        ("uniform_soup", {"answers": ["sst"]}, "members.b.answers: lacks qqp, sts"),
+        ("greedy_soup", {"encoder": {"pooling": "cls"}}, "members.b: encoder.pooling is cls, and mean in member base"),
+    ],
+)
+def test_ensemble_that_cannot_be_combined_is_refused_before_training(load, combine, member, message):
+    members = {"base": member if combine == "vote" else {}, "b": member}
+    with pytest.raises(UserError, match=message):
+        load({"ensemble": {"combine": combine, "members": members}})
 
 
 def test_regularizer_is_named_only_in_its_file_and_the_table(root):

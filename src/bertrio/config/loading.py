@@ -45,7 +45,10 @@ def check_params(raw: dict[str, Any], path: str) -> Params:
         UserError: as in `load_params`.
     """
     params = validate_params(raw, path)
-    _check_trained(params, {name: member_params(params, name, path) for name in params.ensemble.members}, path)
+    views = {name: member_params(params, name, path) for name in params.ensemble.members}
+    _check_trained(params, views, path)
+    if params.ensemble.combine.endswith("soup"):
+        _check_soup(params, views, path)
     return params
 
 
@@ -89,7 +92,7 @@ def _check_answers(answers: Any, params: Params, at: str) -> None:
 
 
 def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
-    """Check that no member combines predictions of an untrained head with those of a trained one.
+    """Check that a member predicts each task, and that no untrained head predicts a task beside a trained one.
 
     Untrained heads are allowed for tasks that no member trains.
 
@@ -103,15 +106,50 @@ def _check_trained(params: Params, views: dict[str, Params], path: str) -> None:
     """
     for task in params.tasks:
         answering = [name for name in views if task in params.answers(name)]
+        if not answering:
+            at = f"{path}: ensemble.members"
+            raise UserError(f"{at}: no member predicts task {task}; add it to the answers of one")
         trained = [name for name in answering if task in views[name].trains or task in params.pretrains]
         random = [name for name in answering if trained and name not in trained]
         if random:
             soup = params.ensemble.combine.endswith("soup")  # one model: all members answer all tasks
             other = "combine vote or mean and its answers" if soup else "its answers"
             raise UserError(
-                f"{path}: ensemble.members.{random[0]}: it answers {task} beside {trained[0]}, and does not train it, "
-                f"so that this would be random; name {task} in its schedule.tasks too, or set {other} without it"
+                f"{path}: ensemble.members.{random[0]}: it predicts {task}, as {trained[0]} does, but does not train "
+                f"it, so that this would be random; name {task} in its schedule.tasks too, or set {other} without it"
             )
+
+
+def _check_soup(params: Params, views: dict[str, Params], path: str) -> None:
+    """Check that all members predict all tasks, and compute the same from the same weights.
+
+    Raises:
+        UserError: naming the member and the param.
+    """
+    (first, expected), *_ = computed = [(name, _computation(view)) for name, view in views.items()]
+    for name, computation in computed:
+        at, missing = f"{path}: ensemble.members.{name}", set(params.tasks).difference(params.answers(name))
+        if missing:
+            raise UserError(
+                f"{at}.answers: lacks {', '.join(sorted(missing))}, but a soup is one model, which predicts all tasks; "
+                "leave answers out, or set ensemble.combine to vote or mean"
+            )
+        for param, value in computation.items():
+            if value != expected[param]:
+                raise UserError(
+                    f"{at}: {param} is {value}, and {expected[param]} in member {first}; a soup needs models that "
+                    "compute the same: set it to the same, or ensemble.combine to vote or mean"
+                )
+
+
+def _computation(params: Params) -> dict[str, Any]:
+    """Return the params that decide what a model computes from given weights, other than shapes of tensors."""
+    values = {f"encoder.{name}": getattr(params.encoder, name) for name in ("pooling", "max_length")}
+    values["sharing"] = params.sharing.model_dump() if params.sharing.layer != "none" else "none"
+    for name, task in params.tasks.items():
+        values |= {f"tasks.{name}.encoding": task.encoding, f"tasks.{name}.head": task.head}
+        values[f"tasks.{name}.head_options"] = task.head_options
+    return values
 
 
 def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -51,7 +51,7 @@ def build_ensemble(
             bertrio.json. Its previous contents are removed.
 
     Raises:
-        UserError: if the members are not compatible, or there are no labelled rows to select members on.
+        UserError: if there are no labelled rows to select members on.
     """
     how, tasks = params.ensemble.combine, build_tasks(params)
     answers = {name: params.answers(name) for name in members}
@@ -64,7 +64,6 @@ def build_ensemble(
         return
     from bertrio.model.multitask import save_model
 
-    check_compatible(members, answers)
     builder = SoupBuilder(params, members, models, splits, tokenizer)
     chooses = how == "greedy_soup" and len(members) > 1
     chosen = greedy_soup(list(members), builder.score) if chooses else list(members)
@@ -187,35 +186,3 @@ class SoupBuilder:
                 own = [self.configs[member].tasks[name].thresholds or [0.5] * task.target.size for member in chosen]
                 tuned[name] = tuned[name].model_copy(update={"thresholds": np.mean(own, axis=0).tolist()})
         return self.config.model_copy(update={"tasks": tuned})
-
-
-def check_compatible(members: Mapping[str, Params], answers: Mapping[str, Sequence[str]]) -> None:
-    """Check by their params that members compute the same from the same weights.
-
-    Raises:
-        UserError: if two members differ; names the member and the param.
-    """
-    for name, params in members.items():
-        if set(answers[name]) != set(params.tasks):
-            raise UserError(
-                f"ensemble.members.{name}.answers: found {', '.join(answers[name])}, but a soup is one model, in which "
-                "every member has a say in all tasks; leave answers out, or set ensemble.combine to vote or mean"
-            )
-    (first, expected), *others = [(name, _computation(params)) for name, params in members.items()]
-    for name, computation in others:
-        for param, value in computation.items():
-            if value != expected[param]:
-                raise UserError(
-                    f"ensemble.members.{name}: {param} is {value}, and {expected[param]} in member {first}; a soup "
-                    "needs members that compute alike: set it to the same, or ensemble.combine to vote or mean"
-                )
-
-
-def _computation(params: Params) -> dict[str, Any]:
-    """Return the params that decide what a model computes from given weights, other than shapes of tensors."""
-    values = {f"encoder.{name}": getattr(params.encoder, name) for name in ("pooling", "max_length")}
-    values["sharing"] = params.sharing.model_dump() if params.sharing.layer != "none" else "none"
-    for name, task in params.tasks.items():
-        values |= {f"tasks.{name}.encoding": task.encoding, f"tasks.{name}.head": task.head}
-        values[f"tasks.{name}.head_options"] = task.head_options
-    return values

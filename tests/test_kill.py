@@ -77,7 +77,7 @@ def test_run_out_of_memory_resumes_to_the_same_bytes(project):
     starved = project.run("memory", "update", EVERY + 1)
     assert starved.code == 2 and "Traceback" not in starved.output, starved.output
     assert "error in finetune-base: out of memory" in starved.output and "finetune.accumulate: 2" in starved.output
-    assert "goes on after step 3" in project.run().output
+    assert "resumed after step 3" in project.run().output
     assert differing(project.outputs(), project.expected) == []
 
 
@@ -118,7 +118,7 @@ def test_killing_dvc_stops_training_and_repro_resumes_it(project, warm, tmp_path
         os.killpg(first.pid, signal.SIGKILL) if project.processes() else None
         first.wait()
     assert "DVC, which started this stage, is gone" in (tmp_path / "output").read_text()
-    assert "goes on after step" in run_dvc(*repro)
+    assert "resumed after step" in run_dvc(*repro)
     assert not project.whole_checkpoints()
     resumed = project.outputs()
     project.start_over()

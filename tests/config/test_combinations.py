@@ -78,8 +78,8 @@ def sharing(layer, tasks=PAIRS):
             }.items()
         ),
         ({"data": {"extra_train": {"qpp": {"train": "a"}}}}, r"data\.extra_train: found 'qpp', .*did you mean qqp\?"),
-        (task("longest", TASK), r"tasks\.longest: is a word of its own here; take another name"),
-        ({"evaluate": {"challenges": {"dev": {"task": "sst", "path": "a"}}}}, r"dev: is a word of its own here"),
+        (task("longest", TASK), r"tasks\.longest: is a reserved name; choose another"),
+        ({"evaluate": {"challenges": {"dev": {"task": "sst", "path": "a"}}}}, r"dev: is a reserved name"),
         # data sources
         ({"data": {"source": "cs224n"}}, r"data\.path: found null, expected the folder"),
         (task("sst", data={"train": None}), r"tasks\.sst\.data: expected either train .* or hub"),
@@ -100,7 +100,7 @@ def sharing(layer, tasks=PAIRS):
         ({"data": {"unlabelled": dict.fromkeys("ab", HALF)}}, r"shares of task sst, .*sum to 1, expected below 1"),
         ({"data": {"unlabelled": {"a": {"task": "qpp", "path": "a"}}}}, r"a\.task: found 'qpp', .*mean qqp\?"),
         ({"distill": {"weight": 1}}, r"distill\.teacher: found null, expected the folder models of a finished run"),
-        (HELD_OUT, "select_on: found holdout, but prefinetune .*; schedule.first has"),
+        (HELD_OUT, "select_on: found holdout, but prefinetune .*; or use schedule.first"),
         ({"finetune": {"accumulate": 2}} | task("sts", loss="pearson"), r"accumulate: found 2, but loss pearson"),
         ({"finetune": {"accumulate": 2}} | RESCALED, r"accumulate: found 2, but smart\.projection rescale"),
         ({"encoder": {"frozen": True}} | task("sts", COSINE), r"encoder\.frozen: leaves task sts nothing to learn"),

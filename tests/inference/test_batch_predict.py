@@ -132,8 +132,8 @@ def test_unusable_rows_are_reported_and_left_out(capsys):
     ("text", "kind", "message"),
     [
         ("text\ttext\na\tb\n", "tsv", "found 2 columns 'text', expected one"),
-        ("text\tprediction_label\na\t1\n", "tsv", "found a column 'prediction_label', which is to be added"),
-        ('{"text": "a", "p_2": 1}', "jsonl", "found a column 'p_2', which is to be added"),
+        ("text\tprediction_label\na\t1\n", "tsv", "found a column 'prediction_label', which predict adds"),
+        ('{"text": "a", "p_2": 1}', "jsonl", "found a column 'p_2', which predict adds"),
     ],
 )
 def test_wrong_columns_are_an_error(text, kind, message):

@@ -156,12 +156,12 @@ def test_a_killed_process_ends_all_and_resuming_gives_the_same_bytes(project):
     assert "process 1 was ended by SIGKILL" in killed.output and "Traceback" not in killed.output
     stopped = project.run("term", "update", 3)
     assert stopped.code == 128 + signal.SIGTERM, stopped.output
-    assert "goes on after step 3" in stopped.output
+    assert "resumed after step 3" in stopped.output
     assert stopped.output.count("checkpoint saved; the same command goes on") == 1 and "Traceback" not in stopped.output
     assert "process 1" not in stopped.output
     done = project.run()
     assert done.code == 0, done.output
-    assert "goes on after step" in done.output
+    assert "resumed after step" in done.output
     assert project.outputs() == project.expected
 
 
@@ -193,7 +193,7 @@ def test_processes_end_with_their_launcher_and_fewer_can_resume(project):
     project.write_params(STOPPED | {"runtime": {"processes": 1}})
     done = project.run()
     assert done.code == 0, done.output
-    assert "goes on after step" in done.output
+    assert "resumed after step" in done.output
     assert project.outputs().keys() == project.expected.keys()
 
 

@@ -218,7 +218,7 @@ def test_checkpoints_hold_no_non_finite_values(workspace, monkeypatch, capsys, r
     for _ in range(2):
         with pytest.raises(UserError, match=r"is (nan|inf) at step 2 \(rows .*The last checkpoint.* is kept"):
             train(params, "a")
-    assert "goes on after step 1" in capsys.readouterr().err
+    assert "resumed after step 1" in capsys.readouterr().err
     assert not Path("a/model").exists() and len(pd.read_csv("a/steps.csv")), "the curves are kept"
 
 

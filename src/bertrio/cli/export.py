@@ -29,15 +29,15 @@ def add_export_commands(commands: Any) -> None:
     export.add_argument("--to", metavar="FOLDER", required=True, help="the folder to write")
     kinds = "; ".join(f"{name}: {text}" for name, text in FORMATS.items())
     export.add_argument("--format", choices=FORMATS, required=True, help=kinds)
-    export.add_argument("--task", metavar="NAME", help="which task, where the model has several")
-    export.add_argument("--int8", action="store_true", help="onnx: weights of 8 bits: smaller, faster, less exact")
+    export.add_argument("--task", metavar="NAME", help="task to export, if the model has several")
+    export.add_argument("--int8", action="store_true", help="onnx: 8-bit weights: smaller and faster, less accurate")
     push = "upload it to this repository of the Hugging Face hub, such as me/sst; needs a token (hf auth login)"
     export.add_argument("--push-to-hub", metavar="REPO_ID", help=push)
     export.add_argument("--private", action="store_true", help="with --push-to-hub: create it as a private one")
 
 
 def _export(args: argparse.Namespace) -> None:
-    """Write a trained model as other libraries load it."""
+    """Export a trained model to the format of another library."""
     extra, packages = PACKAGES.get(args.format, ("", []))
     need_packages(f"--format {args.format}", packages, extra)
     from bertrio.core.interruption import stoppable

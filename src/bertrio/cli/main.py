@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
     compare = commands.add_parser("compare", _compare)
     compare.add_argument("first", metavar="REV_A", help=f"what to compare with: {REVISION}")
-    compare.add_argument("second", metavar="REV_B", help="what to compare, named likewise")
+    compare.add_argument("second", metavar="REV_B", help="the revision to evaluate")
     compare.add_argument("--split", default="dev", help="dev, test or selection (default: %(default)s)")
     compare.add_argument("--rows", type=positive, nargs="?", const=10, metavar="N", help="show N rows (10) that differ")
     compare.add_argument("--json", metavar="FILE", help="write all figures to FILE as well")
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", _report)
     one = "an experiment, commit, tag or branch"
     report.add_argument("revision", metavar="REV", nargs="?", default="workspace", help=f"{one} (default: workspace)")
-    report.add_argument("--baseline", metavar="REV", help="compare it with this one: likewise, or workspace")
+    report.add_argument("--baseline", metavar="REV", help="the revision to compare with")
     report.add_argument("--out", metavar="FILE", default="report.html", help="the page (default: %(default)s)")
 
     add_init_commands(commands)

@@ -25,25 +25,25 @@ def add_predict_commands(commands: Any) -> None:
     predict.add_argument("--task", required=True, help="the task to predict, such as sts")
     rows = "rows to predict, with a header that names columns text, or text_a and text_b (default: standard input)"
     predict.add_argument("--in", dest="source", metavar="FILE", help=rows)
-    out = "where they go with their predictions (default: standard output); written whole or not at all"
+    out = "output file (default: standard output), written atomically"
     predict.add_argument("--out", metavar="FILE", help=out)
-    kind = "of what is read and written (default: as the ending of --in says, else tsv)"
+    kind = "format of input and output (default: by the extension of --in, else tsv)"
     predict.add_argument("--format", choices=FORMATS, help=kind)
     predict.add_argument("--columns", metavar="A=B", nargs="+", action="extend", type=_pair, default=[], help=NAMED)
     predict.add_argument("--strict", action="store_true", help="stop at the first row that can't be used")
     _add_model(predict)
 
     mine = commands.add_parser("mine", _mine)
-    mine.add_argument("source", metavar="FILE", nargs="?", help="a sentence a line (default: standard input)")
+    mine.add_argument("source", metavar="FILE", nargs="?", help="one sentence per line (default: standard input)")
     mine.add_argument("--task", help="the pair task to compare by; it must have encoding: bi")
     mine.add_argument("--top", type=positive, default=100, metavar="N", help="pairs to find (default: %(default)s)")
-    mine.add_argument("--out", metavar="FILE", help="where the pairs go, as TSV (default: standard output)")
+    mine.add_argument("--out", metavar="FILE", help="output file, TSV (default: standard output)")
     _add_model(mine)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    size = "rows that go through the model at once (default: %(default)s)"
+    size = "rows per batch (default: %(default)s)"
     parser.add_argument("--batch-size", type=positive, default=64, metavar="N", help=size)
 
 

@@ -9,7 +9,7 @@ from bertrio.cli.options import BUDGET, add_set, need_folder, overrides, positiv
 from bertrio.cli.parser import Commands
 from bertrio.core.errors import writing_to
 
-FOLDER = "folder for what is written (default: %(default)s)"
+FOLDER = "output folder (default: %(default)s)"
 
 
 def add_recipe_commands(commands: Any) -> None:
@@ -54,9 +54,9 @@ def add_recipe_commands(commands: Any) -> None:
     names = "extensions of recipes/extensions.yaml to try"
     stepwise.add_argument("--candidates", metavar="NAME", nargs="+", required=True, help=names)
     stepwise.add_argument("--base", metavar="ROW", help="the row to start from (default: params.yaml as it is)")
-    stepwise.add_argument("--beam", type=positive, default=1, metavar="N", help="go on from the N best sets (1)")
+    stepwise.add_argument("--beam", type=positive, default=1, metavar="N", help="keep the N best sets at each step (1)")
     _add_runs(stepwise)
-    stepwise.add_argument("--unproven", action="store_true", help="keep what scores higher, if only by luck")
+    stepwise.add_argument("--unproven", action="store_true", help="keep any higher score, significant or not")
     stepwise.add_argument("--out", metavar="FOLDER", default="recipes/stepwise", help=FOLDER)
 
     sweep = commands.add_parser("sweep", _sweep)
@@ -78,7 +78,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
 def _add_setting(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select runs of one setting; a table never mixes settings."""
     for name in ("budget", "source", "encoder"):
-        parser.add_argument(f"--{name}", help="of the measured runs (default: those of the setting with most runs)")
+        parser.add_argument(f"--{name}", help=f"{name} of the measured runs (default: that of most runs)")
     add_set(parser, "runs made with these overrides and no others (default: those of the setting with most runs)")
 
 
@@ -150,7 +150,7 @@ def _table(args: argparse.Namespace) -> None:
 
 
 def _claims(args: argparse.Namespace) -> None:
-    """Hold what the papers claim against the measured runs."""
+    """Test the papers' claims on the measured runs."""
     from bertrio.core.files import write_text
     from bertrio.experiments.recipes.claims import claim_document, judge, load_claims
     from bertrio.experiments.recipes.measured import load_measured
@@ -166,14 +166,14 @@ def _claims(args: argparse.Namespace) -> None:
 
 
 def _factorial(args: argparse.Namespace) -> None:
-    """Main effects and interactions of techniques, from measured runs."""
+    """Estimate main effects and interactions of techniques from measured runs."""
     from bertrio.experiments.factorial import factorial
 
     factorial(args.name, _setting(args), args.out)
 
 
 def _stepwise(args: argparse.Namespace) -> None:
-    """Add one technique after another, as long as the next one helps."""
+    """Select techniques by forward stepwise selection."""
     from bertrio.experiments.stepwise import stepwise
 
     need_folder(args.out)  # fail before hours of work

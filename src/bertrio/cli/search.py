@@ -8,8 +8,8 @@ from typing import Any
 from bertrio.cli.options import BUDGET, add_set, need_folder, overrides, positive
 from bertrio.core.errors import need_packages
 
-SPACE = "a param and what it may be: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
-PRUNE = "which runs to give up while they train: median, hyperband or none (default: %(default)s)"
+SPACE = "a param and its values: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
+PRUNE = "pruner of unpromising runs: median, hyperband or none (default: %(default)s)"
 
 
 def add_search_commands(commands: Any) -> None:
@@ -20,16 +20,16 @@ def add_search_commands(commands: Any) -> None:
     search.add_argument("--base", metavar="ROW", help="the row to start from (default: params.yaml as it is)")
     search.add_argument("--budget", default="paper", help=BUDGET)
     add_set(search)
-    search.add_argument("--seed", type=int, default=1, metavar="N", help="of what is drawn (default: %(default)s)")
+    search.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the sampler (default: %(default)s)")
     search.add_argument("--prune", choices=("median", "hyperband", "none"), default="median", help=PRUNE)
-    metric = "of dev: overall_normalized, overall_mean or a task (default: %(default)s)"
+    metric = "dev score to maximize: overall_normalized, overall_mean or a task (default: %(default)s)"
     search.add_argument("--metric", default="overall_normalized", help=metric)
     folder = "folder for the trials: Markdown, CSV, Optuna's journal (default: %(default)s)"
     search.add_argument("--out", metavar="FOLDER", default="recipes/search", help=folder)
 
 
 def _search(args: argparse.Namespace) -> None:
-    """Look for params that score higher; hopeless runs are given up early."""
+    """Search for better params with Optuna; unpromising runs stop early."""
     need_packages("search", ["optuna"], "search")
     from bertrio.experiments.search import search
 

@@ -13,14 +13,14 @@ def add_serve_commands(commands: Any) -> None:
     """Add the command to the parser's `commands`."""
     serve = commands.add_parser("serve", _serve)
     add_model(serve)
-    host = "address to listen on (default: %(default)s, this machine alone; 0.0.0.0 is everyone)"
+    host = "address to listen on (default: %(default)s, local only; 0.0.0.0 listens on all interfaces)"
     serve.add_argument("--host", default="127.0.0.1", help=host)
     serve.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
     for name, default, text in (
         ("--max-batch", 64, "rows that are predicted together"),
         ("--max-rows", 256, "rows of one request"),
         ("--max-bytes", 2_000_000, "bytes of one request's body"),
-        ("--queue", 1024, "rows of all requests that wait; beyond, requests get status 503"),
+        ("--queue", 1024, "rows in the queue; beyond it, requests get status 503"),
     ):
         serve.add_argument(name, type=positive, default=default, metavar="N", help=f"{text} (default: %(default)s)")
     wait = "milliseconds that a row waits for others to join it (default: %(default)s)"
@@ -38,7 +38,7 @@ def milliseconds(text: str) -> float:
 
 
 def _serve(args: argparse.Namespace) -> None:
-    """Answer requests for predictions, and show a page to try a model on."""
+    """Serve predictions over HTTP, with a page to try the model."""
     need_packages("serve", ["fastapi", "uvicorn", "prometheus_client"], "serve")
     from bertrio.inference.serve.limits import Limits
     from bertrio.inference.serve.server import serve

@@ -136,7 +136,7 @@ def check_names(params: Params) -> Iterator[str]:
         *(f"tasks.{name}" for name in tasks if name in RESERVED),
         *(f"evaluate.challenges.{name}" for name in params.evaluate.challenges if name in SPLITS),
     ]:
-        yield f"{param}: is a word of its own here; take another name"
+        yield f"{param}: is a reserved name; choose another"
 
 
 def check_columns(params: Params) -> Iterator[str]:
@@ -157,7 +157,7 @@ def check_sources(params: Params) -> Iterator[str]:
         yield "data.path: found null, expected the folder of the course's files for data.source cs224n"
     for name in params.source_tasks:
         if params.data.source == "files" and name not in params.data.files:
-            yield f"data.files: found no block for task {name}, and tasks.{name}.data says nothing either"
+            yield f"data.files: found no block for task {name}, and tasks.{name}.data is not set"
     for name in params.tasks:
         shares = [rows.share or 0 for rows in params.data.drawn(name).values()]
         if sum(shares) >= 1:
@@ -199,7 +199,7 @@ def check_techniques(params: Params) -> Iterator[str]:
     if params.finetune.select_on == "holdout" and params.prefinetune.epochs:
         yield (
             "finetune.select_on: found holdout, but prefinetune trains on the rows of train that it holds out; set "
-            "prefinetune.epochs to 0; schedule.first has epochs of one task that keep away from them"
+            "prefinetune.epochs to 0; or use schedule.first, which does not train on them"
         )
 
 

@@ -113,7 +113,7 @@ def _check_fractions(data: SourceData, tasks: dict[str, Task], max_fraction: flo
                     classes = ", ".join(tasks[task].target.labels) or "none"
                     advice = f"tasks.{task}.classes names the classes, in the order of their numbers: {classes}. "
     if problems:
-        limit = f"At most {max_fraction:.2%} may be rejected: mend the files, or raise data.max_reject_fraction"
+        limit = f"At most {max_fraction:.2%} may be rejected: fix the files, or raise data.max_reject_fraction"
         raise UserError("\n".join([*problems, advice + limit]))
 
 

@@ -65,7 +65,7 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
         rows: maximum number of fixed and of broken rows to list for each task; None lists none.
 
     Returns:
-        The content of --json, described in docs/evaluation.md.
+        The content of `--json`.
 
     Raises:
         UserError: if a task has different targets in the revisions, or the predictions are for different rows.

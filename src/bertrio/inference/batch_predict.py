@@ -130,7 +130,7 @@ def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str], ad
         UserError: if not; the message on text columns has a value for `--columns` to fill in or to take over.
     """
     if taken := [column for column in columns if column in added]:
-        raise UserError(f"{name}: found a column {taken[0]!r}, which is to be added; call yours otherwise")
+        raise UserError(f"{name}: found a column {taken[0]!r}, which predict adds; rename it")
     missing = [ours for ours, theirs in names.items() if theirs not in columns]
     others = [column for column in columns if column not in ("id", "label", *names.values())]
     pairs = zip_longest(missing, others[: len(missing)], fillvalue="NAME")

@@ -168,7 +168,7 @@ def load_split(params: Params, name: str, splits: str | Path, tokenizer_folder: 
         if rows := _read_rows(path, task, tokenizer, params.encoder.max_length):
             split[task.name] = rows
         elif name != "test":
-            raise UserError(f"{path}: found no rows; see data.split for how rows are shared out")
+            raise UserError(f"{path}: found no rows; see data.split")
     return split
 
 

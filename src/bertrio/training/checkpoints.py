@@ -198,7 +198,7 @@ class Checkpoints:
                 part.load_state_dict(state["parts"][name])
             self._step, self._saved = state["step"], True
             state = None  # frees what no part has taken over
-            say(f"goes on after step {self._step}, from the checkpoint in {self.folder}")
+            say(f"resumed after step {self._step}, from the checkpoint in {self.folder}")
         with install() as self._interruption:
             yield
 

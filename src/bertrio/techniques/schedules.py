@@ -8,23 +8,7 @@ and a resumed run rebuilds the plan from its seed and continues at its step. Ste
 Lengths are counted in batches. Batch streams continue across epochs: a task with fewer batches than its epoch takes
 begins again within it, and one with more continues in the next epoch where it stopped.
 
-The papers' names as params (short names of the papers as in the recipes):
-
-===========================================  ===========================================================================
-zipped (`strategies` 4)                      `joint`, until `shortest`
-capped (`strategies` 5.3), data balancing    `joint`, until `shortest`, and `cap: shortest` for the rows of a pass
-(`losses` 4.2.1)
-no cap (`strategies` 4, three loops)         `per_epoch`
-individual training (`bertpp` 3)             `per_epoch`
-sequential (`smart` 4.2)                     `sequential`
-SST as the epoch (`smart` 4.2)               `joint`, until `sst`
-all of QQP, not cycled (`bertpp` 4.4)        `joint`, until `longest`, and `cycle: false`
-cycled (`bertpp` 4.3.6)                      `joint`, until `longest`
-full data (`losses` 4.2.1)                   `joint`, until `qqp` (the longest), with `proportional_batch_sizes`
-sampled round robin (`beyond` 3.4)           `round_robin`, until `[sst, sts]`
-max-size cycle (`beyond` 3.4)                `round_robin`, until `longest`
-staggered (`beyond` 3.4)                     `first: {qqp: 2}`, then the sampled round robin
-===========================================  ===========================================================================
+docs/techniques.md has the papers' names for these schedules, and their sources.
 
 To add a schedule, write the function and add it to `SCHEDULES`.
 

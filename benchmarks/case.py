@@ -96,7 +96,7 @@ def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tup
 
 
 def first_metric(task: Any, predictions: Any) -> float:
-    """Return the task's first metric for a prediction table."""
+    """Return the task's main metric for a prediction table."""
     from bertrio.evaluation.metrics import METRICS
     from bertrio.evaluation.predictions import Scored
 

@@ -102,11 +102,11 @@ def curves(runs: Runs) -> dict[str, list[Points]]:
 def _combined(curves_by_task: Sequence[Sequence[Sequence[float]]]) -> Points:
     """Return total seconds and overall_normalized of single-task models by number of epochs."""
     from bertrio.evaluation.metrics import overall
-    from bertrio.experiments.recipes.tables import FIRSTS
+    from bertrio.experiments.recipes.tables import MAIN_METRICS
 
     points = []
     for epoch in zip(*curves_by_task):
-        scores = {task: (metric, score) for (task, metric), (_, score) in zip(FIRSTS.items(), epoch)}
+        scores = {task: (metric, score) for (task, metric), (_, score) in zip(MAIN_METRICS.items(), epoch)}
         points.append((sum(seconds for seconds, _ in epoch), float(overall(scores)["overall_normalized"])))
     return points
 

@@ -86,8 +86,8 @@ def test_false_positive_rate_is_five_percent(count):
 
 def test_overall_scores_weight_the_tasks():
     generator = np.random.default_rng(0)
-    firsts = {"a": "accuracy", "b": "pearson"}
-    runs = [{task: TaskScore(firsts[task], 0.5, generator.normal(size=300)) for task in firsts} for _ in range(2)]
+    metrics = {"a": "accuracy", "b": "pearson"}
+    runs = [{task: TaskScore(metrics[task], 0.5, generator.normal(size=300)) for task in metrics} for _ in range(2)]
     variance = {task: np.var(runs[1][task].rows - runs[0][task].rows) / 300 for task in ("a", "b")}
     for name, weights in {"overall_mean": (1 / 2, 1 / 2), "overall_normalized": (1 / 2, 1 / 4)}.items():
         difference = paired_difference(runs[:1], runs[1:], name)

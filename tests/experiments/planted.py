@@ -31,7 +31,7 @@ class Planted(Clone):
         self._head = self.git("rev-parse", "HEAD").strip()
 
     def experiment(self, name: str, settings: Mapping[str, Any], frame=None, **figures: float) -> None:
-        """Add an experiment with predictions, or with only the `figures` (first metrics and overall scores).
+        """Add an experiment with predictions, or with only the `figures` (main metrics and overall scores).
 
         Resets tracked files of the workspace to the last commit.
         """

@@ -14,7 +14,7 @@ from bertrio.evaluation.predictions import Scored
 from bertrio.experiments.recipes.measured import OVERALL, ByRow, Measured
 from bertrio.experiments.recipes.rows import Budget, Paper, Recipes, Row, Table
 
-FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}
+MAIN_METRICS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}
 
 
 def simulate(row: str, seed: int = 1, skill: float = 0.5, rows: int = 300, data: int = 0, seeds_differ=0.1, **fields):
@@ -30,7 +30,7 @@ def simulate(row: str, seed: int = 1, skill: float = 0.5, rows: int = 300, data:
     """
     noise = np.random.default_rng([zlib.crc32(row.encode()), seed, data])
     metrics, by_row, intervals = {}, {}, {}
-    for index, (task, metric) in enumerate(FIRSTS.items()):
+    for index, (task, metric) in enumerate(MAIN_METRICS.items()):
         truth = np.random.default_rng([data, rows, index])
         difficulty, ability = truth.normal(size=rows), skill + seeds_differ * noise.normal()
         if metric == "accuracy":
@@ -51,7 +51,7 @@ def simulate(row: str, seed: int = 1, skill: float = 0.5, rows: int = 300, data:
     score = metrics["overall_normalized"]
     defaults = {
         "row": row, "budget": "quick", "seed": seed, "overrides": {}, "source": "cs224n",
-        "rows": {task: {"train": 854, "dev": rows} for task in FIRSTS}, "encoder": "small",
+        "rows": {task: {"train": 854, "dev": rows} for task in MAIN_METRICS}, "encoder": "small",
         "metrics": {"dev": metrics, "test": {}}, "intervals": {"dev": intervals, "test": {}}, "seconds": 60.0 + seed,
         "peak_memory_mb": 900.0, "precision": "float32", "threads": 2, "curve": [(100, score - 0.05), (200, score)],
         "by_row": by_row, "commit": "1a2b3c4", "version": "0.1.0", "name": f"{row}-quick-s{seed}",
@@ -68,7 +68,7 @@ def run(row: str, seed: int, sst: float, qqp: float, sts: float, **fields):
     """Return a run with these metrics on four dev rows of each task."""
     metrics = {"sst": {"accuracy": sst}, "qqp": {"accuracy": qqp}, "sts": {"pearson": sts}}
     metrics |= {"overall_mean": (sst + qqp + sts) / 3, "overall_normalized": (sst + qqp + (sts + 1) / 2) / 3}
-    intervals = {task: {name: (value - 0.05, value + 0.05)} for task in FIRSTS for name, value in metrics[task].items()}
+    intervals = {task: {name: (x - 0.05, x + 0.05)} for task in MAIN_METRICS for name, x in metrics[task].items()}
     intervals |= {name: (metrics[name] - 0.02, metrics[name] + 0.02) for name in OVERALL}
     better = float(row == "p-better")
     by_row = {"sst": [1, 0, 1, better], "qqp": [0, 1, 1, better], "sts": [0.1, -0.1, 0.1 * better, -0.1 * better]}

@@ -159,7 +159,7 @@ def families(task: Task) -> dict[str, Callable[[Facts], Slices]]:
 def slice_metric(task: Task) -> str:
     """Return the metric that slices are compared by: accuracy for classes, the root mean squared error for scores.
 
-    It can differ from the task's first metric: correlations are low in slices with a narrow range of labels (Pearson
+    It can differ from the task's main metric: correlations are low in slices with a narrow range of labels (Pearson
     1903, restriction of range), and F1 and the area under the curve are undefined in slices with one label.
     """
     return "accuracy" if task.target.discrete else "rmse"
@@ -176,10 +176,10 @@ def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
 
     Returns:
         Columns `family`, `slice`, `n` (rows), `value`, `low`, `high` (a 95 % interval), and a column for the task's
-        first metric if that is another one.
+        main metric if that is another one.
     """
-    metric, first = slice_metric(facts.task), facts.task.target.metrics[0]
-    columns = ["family", "slice", "n", "value", "low", "high", *([first] if first != metric else [])]
+    metric, main = slice_metric(facts.task), facts.task.target.metrics[0]
+    columns = ["family", "slice", "n", "value", "low", "high", *([main] if main != metric else [])]
     parts = {"all": pd.Categorical(["all rows"] * len(scored.labels))}
     parts |= {name: family(facts) for name, family in families(facts.task).items()}
     lines = []
@@ -194,12 +194,12 @@ def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
             else:
                 generator = generator_for(f"{family}/{name}", facts.task.name)
                 low, high = interval(bootstrap(rows, {metric: RESAMPLES}, generator)[metric])
-            lines.append([family, name, int(sizes[name]), value, low, high, METRICS[first](rows)][: len(columns)])
+            lines.append([family, name, int(sizes[name]), value, low, high, METRICS[main](rows)][: len(columns)])
     return pd.DataFrame(lines, columns=columns)
 
 
 def as_json(slices: pd.DataFrame, metric: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Return `{family: {slice: {"n", metric: value, "low", "high"}}}`, with the column of the first metric, if any."""
+    """Return `{family: {slice: {"n", metric: value, "low", "high"}}}`, with the column of the main metric, if any."""
     table = slices.rename(columns={"value": metric}).set_index("slice")
     return {
         family: part.drop(columns="family").to_dict("index") for family, part in table.groupby("family", sort=False)

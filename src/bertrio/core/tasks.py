@@ -98,8 +98,8 @@ class Target(ABC):
     @property
     def metrics(self) -> tuple[str, ...]:
         """All metrics of the task, its main metric first."""
-        first = self.metric or self.measures[0]
-        return (first, *[name for name in self.measures if name != first])
+        main = self.metric or self.measures[0]
+        return (main, *[name for name in self.measures if name != main])
 
     @property
     def class_names(self) -> tuple[str, ...]:

@@ -188,7 +188,7 @@ def combine(
     """Combine several prediction tables into one.
 
     If one member alone predicts a task, its predictions stay as they are. Otherwise `rule` combines them. `greedy`
-    chooses the members' weights for each task by its first metric on half of its dev rows (`pick_members`,
+    chooses the members' weights for each task by its main metric on half of its dev rows (`pick_members`,
     `in_selection`), and these rows get the split name `selection`.
 
     Args:

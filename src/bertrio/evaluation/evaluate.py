@@ -66,7 +66,7 @@ def evaluate(
 
 
 def main_scores(evaluation: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the first metric of each task and overall_normalized, by split: the metrics that DVC shows."""
+    """Return the main metric of each task and overall_normalized, by split: the metrics that DVC shows."""
     return {
         split: {
             name: next(iter(value.values())) if isinstance(value, Mapping) else value
@@ -110,7 +110,7 @@ def timings(folder: str | Path, members: Sequence[str]) -> dict[str, dict[str, f
 def show_metrics(path: str | Path, every: bool = False) -> None:
     """Print the metrics file `path` to standard output: a row for each metric, a column for dev and one for test.
 
-    The main scores are overall_normalized and the first metric of each task; a task's simple baseline on dev comes from
+    The main scores are overall_normalized and the main metric of each task; a task's simple baseline on dev comes from
     data.json beside the file. If the ensemble was chosen on half of dev, that half has a column, too. Each value is
     followed by its 95 % interval.
 
@@ -134,11 +134,11 @@ def _show(metrics: dict[str, Any], path: str | Path, every: bool) -> None:
     splits = ["dev", *(["selection"] if "selection" in metrics else []), "test"]
     table = pd.DataFrame({split: _cells(metrics, split) for split in splits}, dtype=object)
     tasks = {name: values for name, values in metrics.get("dev", {}).items() if isinstance(values, Mapping)}
-    firsts = {f"{name} {next(iter(values))}": name for name, values in tasks.items()}
+    main_metrics = {f"{name} {next(iter(values))}": name for name, values in tasks.items()}
     data = Path(path).with_name("data.json")
     simple = read_result(data).get("simple_baselines", {}) if data.exists() else {}
-    main = table.reindex(name for name in (OVERALL[1], *firsts) if name in table.index)
-    main.insert(1, "simple baseline", [_baseline(simple.get(firsts.get(name), {}), name) for name in main.index])
+    main = table.reindex(name for name in (OVERALL[1], *main_metrics) if name in table.index)
+    main.insert(1, "simple baseline", [_baseline(simple.get(main_metrics.get(name), {}), name) for name in main.index])
     main["test"] = main["test"].str.split().str[0]  # without its interval, so that the table fits a terminal
     console, chosen = output_console(), metrics["selected_on"]
     print_table(main.reset_index(names="score"), "Main scores; in brackets the 95 % interval", console)

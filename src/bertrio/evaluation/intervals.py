@@ -111,7 +111,7 @@ def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[
     """
     results: dict[str, dict[str, Any]] = {}
     for split, parts in scored_by_task(frame, tasks).items():
-        results[split], firsts = {}, {}
+        results[split], main_metrics = {}, {}
         for task, scored in parts.items():
             metrics = tasks[task].target.metrics
             values: dict[str, Array] = {}
@@ -119,10 +119,10 @@ def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[
                 numbers = {metric: resamples_of(metric) for metric in metrics if (metric in ON_COUNTS) == on_counts}
                 values |= bootstrap(scored, numbers, generator_for(split, task))
             results[split][task] = {name: list(metric_interval(scored, name, values[name])) for name in metrics}
-            firsts[task] = (metrics[0], values[metrics[0]])
+            main_metrics[task] = (metrics[0], values[metrics[0]])
         if len(parts) == len(tasks):
-            fewest = min(len(values) for _, values in firsts.values())
-            cut = {task: (metric, values[:fewest]) for task, (metric, values) in firsts.items()}
+            fewest = min(len(values) for _, values in main_metrics.values())
+            cut = {task: (metric, values[:fewest]) for task, (metric, values) in main_metrics.items()}
             results[split] |= {name: list(interval(values)) for name, values in overall(cut).items()}
     return results
 

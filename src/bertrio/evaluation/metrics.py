@@ -315,7 +315,7 @@ def evaluate_predictions(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict
 
     Args:
         frame: a prediction table; unlabelled rows are left out.
-        tasks: all tasks, by name; the first metric of each enters the overall scores.
+        tasks: all tasks, by name; the main metric of each enters the overall scores.
 
     Returns:
         `{split: {task: {metric: value}, "overall_mean": value, "overall_normalized": value}}`. Splits and
@@ -331,8 +331,8 @@ def evaluate_predictions(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict
             for name, scored in parts.items()
         }
         if len(parts) == len(tasks):
-            firsts = {name: next(iter(values.items())) for name, values in results[split].items()}
-            results[split] |= {name: float(value) for name, value in overall(firsts).items()}
+            main_metrics = {name: next(iter(values.items())) for name, values in results[split].items()}
+            results[split] |= {name: float(value) for name, value in overall(main_metrics).items()}
     return results
 
 
@@ -351,19 +351,19 @@ def scored_by_task(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, 
     }
 
 
-def overall(firsts: Mapping[str, tuple[str, Any]]) -> dict[str, Array]:
+def overall(main_metrics: Mapping[str, tuple[str, Any]]) -> dict[str, Array]:
     """The overall scores of the papers.
 
-    `overall_mean` is the mean over tasks of the first metric ("BERT++", "A Comprehensive Analysis of Fine-Tuning
+    `overall_mean` is the mean over tasks of the main metric ("BERT++", "A Comprehensive Analysis of Fine-Tuning
     Strategies for BERT"), `overall_normalized` the same with a correlation r as (r + 1) / 2 ("SMART Fine-tuning",
     "BERT and Beyond").
 
     Args:
-        firsts: by task, the name of its first metric and its value, or values of any one shape.
+        main_metrics: by task, the name of its main metric and its value, or values of any one shape.
     """
-    normalized = [(value + 1) / 2 if metric in CORRELATIONS else value for metric, value in firsts.values()]
+    normalized = [(value + 1) / 2 if metric in CORRELATIONS else value for metric, value in main_metrics.values()]
     return {
-        "overall_mean": np.mean([value for _, value in firsts.values()], axis=0),
+        "overall_mean": np.mean([value for _, value in main_metrics.values()], axis=0),
         "overall_normalized": np.mean(normalized, axis=0),
     }
 
@@ -373,7 +373,7 @@ def selection_score(metrics: Mapping[str, Any], select: str, tasks: Mapping[str,
 
     Args:
         metrics: metrics of one split, as of `evaluate_predictions`.
-        select: `overall_normalized`, `overall_mean`, or the name of a task, whose first metric counts.
+        select: `overall_normalized`, `overall_mean`, or the name of a task, whose main metric counts.
         tasks: all tasks, by name.
 
     Raises:

@@ -20,7 +20,7 @@ def write_plots(frame: pd.DataFrame, tasks: Mapping[str, Task], folder: str | Pa
     """Write tables of the labelled dev rows and of training for DVC's plots.
 
     Into `folder`: confusion/<task>.csv, reliability/<task>.csv, scores/<task>.csv, learning/loss/<task>.csv and
-    learning/score/<task>.csv (training loss and first metric on dev, means over members).
+    learning/score/<task>.csv (training loss and main metric on dev, means over members).
     Files without data are left out; the folders always exist, as DVC expects.
 
     Args:

@@ -24,7 +24,7 @@ WIDEST = {  # largest difference of two values of a metric, if not 1
 
 @dataclass(frozen=True, eq=False)
 class TaskScore:
-    """The first metric of a task in one run.
+    """The main metric of a task in one run.
 
     Args:
         metric: name of the metric.
@@ -88,7 +88,7 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
     Args:
         first: runs of the baseline, which differ only in their seed.
         second: runs of the variant, likewise. All runs hold the same rows in the same order.
-        metric: a task, whose first metric is compared, or an overall score.
+        metric: a task, whose main metric is compared, or an overall score.
 
     Returns:
         The difference. If nothing varies, p is 1. The interval is cut to the largest difference that the metric allows.
@@ -135,14 +135,14 @@ def _mean_rows(side: Sequence[Run], task: str) -> Array:
 
 
 def score_of(run: Run, metric: str) -> float:
-    """Return the value of a task's first metric, or of an overall score."""
+    """Return the value of a task's main metric, or of an overall score."""
     if metric in run:
         return run[metric].value
     return float(overall({task: (score.metric, score.value) for task, score in run.items()})[metric])
 
 
 def _weights(run: Run, metric: str) -> dict[str, float]:
-    """Return the weight of each task's first metric in `metric`; a normalized correlation r is (r + 1) / 2."""
+    """Return the weight of each task's main metric in `metric`; a normalized correlation r is (r + 1) / 2."""
     if metric in run:
         return {metric: 1.0}
     halved = CORRELATIONS if metric == "overall_normalized" else ()

@@ -53,7 +53,7 @@ def open_side(names: str) -> list[Revision]:
 def compare(first: Side, second: Side, split: str = "dev", rows: int | None = None) -> Figures:
     """Compare two sides on the same rows.
 
-    For each task, the difference of the first metric has a 95 % interval and a p-value by
+    For each task, the difference of the main metric has a 95 % interval and a p-value by
     `significance.paired_difference`: over other rows, and over other seeds where both sides have two or more runs.
     Holm's correction allows for the number of tasks. The overall scores are not corrected: each is a single test. Other
     metrics are not tested.
@@ -137,7 +137,7 @@ def changed_params(first: Side, second: Side) -> dict[str, list[list[str]]]:
 def _shared_tasks(revisions: Side) -> tuple[dict[str, Task], list[str], list[str]]:
     """Return the tasks that all revisions have, the names of the other tasks, and notes.
 
-    A task with different first metrics is compared by the default metric of its target.
+    A task with different main metrics is compared by the default metric of its target.
     """
     by_revision = [revision.tasks() for revision in revisions]
     shared, missing, notes = {}, [], []
@@ -166,7 +166,7 @@ def _task_score(task: Task, scored: Scored) -> TaskScore:
 
 
 def _test(sides: tuple[Sequence[Run], Sequence[Run]], name: str, metric: str) -> Figures:
-    """Return the figures of a task's first metric or of an overall score."""
+    """Return the figures of a task's main metric or of an overall score."""
     result = paired_difference(*sides, name)
     return {
         "metric": metric,

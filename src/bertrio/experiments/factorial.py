@@ -13,7 +13,7 @@ from bertrio.core.errors import UserError, writing_to
 from bertrio.core.files import write_csv
 from bertrio.core.tasks import Array
 from bertrio.evaluation.canvas import INK, LINES, MUTED, picture, titled
-from bertrio.experiments.recipes.comparable import Setting, firsts_of, runs_of, value_of
+from bertrio.experiments.recipes.comparable import Setting, main_metrics_of, runs_of, value_of
 from bertrio.experiments.recipes.measured import load_measured
 from bertrio.experiments.recipes.rows import find, load_recipes
 from bertrio.experiments.recipes.table_text import signed
@@ -53,7 +53,7 @@ def factorial(name: str, wanted: Setting | None = None, out: str | Path = "recip
     levels = pd.DataFrame([{factor: 1 if factor in on else -1 for factor in design.factors} for on, _ in points])
     scores = {
         metric: np.array([value_of(run, metric) for _, run in points], dtype=float)
-        for metric in (*firsts_of(points[0][1]), "overall_normalized")
+        for metric in (*main_metrics_of(points[0][1]), "overall_normalized")
     }
     table = pd.concat([effects(levels, values).assign(metric=metric) for metric, values in scores.items()])
     cells = [signed(*line) for line in table[["effect", "low", "high"]].itertuples(index=False)]

@@ -33,7 +33,7 @@ class Run:
     Args:
         name: a revision, see `Revision.open`.
         params: params by dotted name as text, without those of the machine.
-        scores: on dev: the first metric of each task, such as `sst accuracy`, and the overall scores.
+        scores: on dev: the main metric of each task, such as `sst accuracy`, and the overall scores.
         state: empty for a finished run; else queued, running, failed, or no metrics.
         changed: params that differ from the commit that an experiment started from; of the workspace, from HEAD.
         minutes: of all stages; a stage that came from DVC's cache counts with the time that it once took.
@@ -55,13 +55,13 @@ def params_of(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def scores_of(dev: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str, Score]:
-    """Return the first metric of each task, such as `sst accuracy`, and the overall scores."""
+    """Return the main metric of each task, such as `sst accuracy`, and the overall scores."""
     scores: dict[str, Score] = {}
     for name, value in dev.items():
         ends = intervals.get(name)  # absent in runs of old versions
         if isinstance(value, Mapping):
-            first, value = next(iter(value.items()))
-            name, ends = f"{name} {first}", (ends or {}).get(first)
+            main, value = next(iter(value.items()))
+            name, ends = f"{name} {main}", (ends or {}).get(main)
         scores[name] = (value, *(ends or (NAN, NAN)))
     return scores
 

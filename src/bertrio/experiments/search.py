@@ -189,7 +189,7 @@ def search(
         overrides: dotted params and values on top of base and budget.
         seed: seed of the sampler.
         prune: median, hyperband or none.
-        metric: dev score to maximize: overall_normalized, overall_mean, or a task (its first metric).
+        metric: dev score to maximize: overall_normalized, overall_mean, or a task (its main metric).
         out: parent of the folder of the search, which gets journal.log, trials.md and trials.csv. Its name is a digest
             of params.yaml and of all arguments except `trials`.
 

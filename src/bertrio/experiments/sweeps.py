@@ -37,7 +37,7 @@ def sweep(
     Args:
         params: dotted params, such as smart.lambda, or blocks; `*` matches any text, as in tasks.*.dropout. Several
             params change together.
-        metric: overall_normalized, overall_mean, a task (its first metric), or `all`.
+        metric: overall_normalized, overall_mean, a task (its main metric), or `all`.
         out: folder of the files.
         measured: use the runs of recipes/measured instead of the repository's experiments.
 

@@ -37,7 +37,7 @@ class Selection(Stateful):
     """Weights and predictions of the best epoch so far; the first of equally good epochs counts as best.
 
     Args:
-        by: score that is compared: `overall_normalized`, `overall_mean` or a task (its first metric); or `last`, which
+        by: score that is compared: `overall_normalized`, `overall_mean` or a task (its main metric); or `last`, which
             selects the last epoch.
         on: split that it is measured on.
     """
@@ -129,7 +129,7 @@ def history_line(log: EpochLog, scores: dict[str, dict[str, Any]]) -> dict[str, 
 
 
 def describe_epoch(log: EpochLog, dev: dict[str, Any]) -> str:
-    """Return the loss and the first metric of each task, in one line."""
+    """Return the loss and the main metric of each task, in one line."""
     parts = [f"{task} loss {loss:.4g}" for task, loss in log.losses.items()]
-    firsts = {task: next(iter(metrics.items())) for task, metrics in dev.items() if isinstance(metrics, dict)}
-    return ", ".join([*parts, *(f"{task} {metric} {value:.4f}" for task, (metric, value) in firsts.items())])
+    main_metrics = {task: next(iter(metrics.items())) for task, metrics in dev.items() if isinstance(metrics, dict)}
+    return ", ".join([*parts, *(f"{task} {metric} {value:.4f}" for task, (metric, value) in main_metrics.items())])

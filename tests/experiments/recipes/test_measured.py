@@ -101,8 +101,8 @@ def test_measure_first_metrics_training_cost_and_rows(run_of):
     runs = {name: measure(finish(run_of(name, table, **SETTINGS)), **FACTS) for name, table in frames.items()}
     one = runs["one"]
     assert (one.seed, one.source, one.encoder) == (3, "sample", "small")
-    firsts = {"sst": {"accuracy": 0.5}, "qqp": {"accuracy": 0.7}, "sts": {"pearson": 0.8}}
-    assert one.metrics["dev"] == {**firsts, "overall_mean": 0.66}
+    main_scores = {"sst": {"accuracy": 0.5}, "qqp": {"accuracy": 0.7}, "sts": {"pearson": 0.8}}
+    assert one.metrics["dev"] == {**main_scores, "overall_mean": 0.66}
     assert one.intervals["dev"]["sts"] == {"pearson": (0.1, 0.9)}
     assert (one.seconds, one.peak_memory_mb, one.precision) == (23.0, 600.0, "bf16")  # of training stages only
     assert one.update_seconds == 15.0

@@ -32,7 +32,7 @@ HOW = (
 )
 MINUTES = "minutes"  # of training
 Direction = Literal["better", "no_better", "no_worse"]
-Metric = Literal["sst", "qqp", "sts", "overall_mean", "overall_normalized"]  # a task stands for its first metric
+Metric = Literal["sst", "qqp", "sts", "overall_mean", "overall_normalized"]  # a task stands for its main metric
 
 
 @dataclass

@@ -170,20 +170,20 @@ def _list_settings(runs: Iterable[Measured]) -> str:
 
 
 def value_of(run: Measured, metric: str, split: str = "dev", kind: str = "metrics") -> Any:
-    """One metric of a run, or with `kind="intervals"` its interval: the first of a task, by the name of the task, or an
+    """One metric of a run, or with `kind="intervals"` its interval: the main one of a task, by the task's name, or an
     overall score; None if not measured."""
     value = getattr(run, kind).get(split, {}).get(metric)
     return next(iter(value.values()), None) if isinstance(value, Mapping) else value
 
 
-def firsts_of(run: Measured) -> dict[str, str]:
-    """The name of each task's first metric."""
+def main_metrics_of(run: Measured) -> dict[str, str]:
+    """The name of each task's main metric."""
     return {task: next(iter(values)) for task, values in run.metrics["dev"].items() if isinstance(values, Mapping)}
 
 
 def figure_of(run: Measured, metric: str) -> dict[str, str]:
-    """The first metric of each task that `metric`, a task or an overall score, is made of."""
-    return {task: first for task, first in firsts_of(run).items() if metric in OVERALL or task == metric}
+    """The main metric of each task that `metric`, a task or an overall score, is made of."""
+    return {task: main for task, main in main_metrics_of(run).items() if metric in OVERALL or task == metric}
 
 
 @dataclass(frozen=True)
@@ -233,10 +233,10 @@ def differ(first: Sequence[Measured], second: Sequence[Measured], metric: str) -
     Args:
         first: what is compared with: runs of one row, a seed each.
         second: what is to be judged, likewise.
-        metric: a task, whose first metric is compared, or an overall score.
+        metric: a task, whose main metric is compared, or an overall score.
 
     Raises:
-        UserError: if a side did not measure the metric, or two runs have other dev rows or other first
+        UserError: if a side did not measure the metric, or two runs have other dev rows or other main
             metrics.
     """
     runs = [*first, *second]

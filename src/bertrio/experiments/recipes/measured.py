@@ -33,7 +33,7 @@ TRAINING = ("pretrain_mlm", "prefinetune", "finetune-")  # prefixes of the names
 
 
 class ByRow(NamedTuple):
-    """Contribution of each labelled dev row to a task's first metric.
+    """Contribution of each labelled dev row to a task's main metric.
 
     `rows` is a digest of ids and labels: two runs can be compared row by row if it is the same. `values` [N] are in
     the order of the ids: 1 for right and 0 for wrong, or the influence of the row on another metric, see
@@ -90,7 +90,7 @@ class Measured:
         overrides: other params that the user set, by dotted name, without paths, device and threads.
         source, encoder: data.source and encoder.name; only the folder's name for a local encoder.
         rows: number of rows by task and split.
-        metrics: by split: the first metric of each task, and both overall scores.
+        metrics: by split: the main metric of each task, and both overall scores.
         intervals: their 95 % intervals, in the same layout.
         seconds: total time of all training stages.
         update_seconds: time of their updates alone, without start and scoring; None if it was not recorded.
@@ -103,7 +103,7 @@ class Measured:
         device: training device, such as cpu or cuda:0; None if it was not recorded.
         session: the session in which all training stages were timed, see `core.stage.session`; None if it is not known.
         history: figures after each epoch of fine-tuning: `step`, `loss_<task>` of training, `dev_<task>` and
-            `train_<task>` (first metric), `dev_overall_mean` and `dev_overall_normalized`. Empty for a run of several
+            `train_<task>` (main metric), `dev_overall_mean` and `dev_overall_normalized`. Empty for a run of several
             members, whose curves are not the ensemble's, as `best_epoch` (the epoch that was kept, from 1) and `dots`.
         dots: mean dot product of the gradients of each pair of tasks over a twentieth of the run: last step and mean.
         curve: in files without a history, step and dev overall_normalized.
@@ -196,7 +196,7 @@ def measure(revision: Revision, **facts: Any) -> Measured:
         UserError: if one of its files is missing or damaged.
     """
     settings = revision.settings()
-    firsts = {name: task.target.metrics[0] for name, task in revision.tasks().items()}
+    main_metrics = {name: task.target.metrics[0] for name, task in revision.tasks().items()}
     evaluation, timing = revision.json("metrics/evaluation.json"), revision.json("metrics/timing.json")
     training = {stage: cost for stage, cost in timing.items() if stage.startswith(TRAINING)}
     sessions = {cost.get("session") for cost in training.values()}
@@ -210,37 +210,37 @@ def measure(revision: Revision, **facts: Any) -> Measured:
             for task, splits in revision.json("metrics/data.json")["tasks"].items()
         },
         encoder=without_folder("encoder.name", settings["encoder"]["name"]),
-        metrics={split: _firsts(evaluation.get(split, {}), firsts) for split in SPLITS},
-        intervals={split: _firsts(evaluation.get("intervals", {}).get(split, {}), firsts) for split in SPLITS},
+        metrics={split: _scores(evaluation.get(split, {}), main_metrics) for split in SPLITS},
+        intervals={split: _scores(evaluation.get("intervals", {}).get(split, {}), main_metrics) for split in SPLITS},
         seconds=round(sum(cost["seconds"] for cost in training.values()), 1),
         update_seconds=round(sum(updates), 1) if updates else None,
         peak_memory_mb=max((cost["peak_memory_mb"] for cost in training.values()), default=0.0),
         precision=last.get("precision", settings["runtime"]["precision"]),
         threads=last.get("threads", settings["runtime"]["threads"]),
         session=sessions.pop() if len(sessions) == 1 else None,
-        **_course(revision, evaluation, firsts, *settings["ensemble"]["members"]),
-        by_row=_by_row(revision, firsts),
+        **_course(revision, evaluation, main_metrics, *settings["ensemble"]["members"]),
+        by_row=_by_row(revision, main_metrics),
         version=__version__,
         device=last.get("device"),
         **facts,
     )
 
 
-def _firsts(scores: Mapping[str, Any], firsts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the first metric of each task of a split, and the overall scores."""
-    scores_by_task = {task: {metric: scores[task][metric]} for task, metric in firsts.items() if task in scores}
+def _scores(scores: Mapping[str, Any], main_metrics: Mapping[str, str]) -> dict[str, Any]:
+    """Return the main metric of each task of a split, and the overall scores."""
+    scores_by_task = {task: {metric: scores[task][metric]} for task, metric in main_metrics.items() if task in scores}
     return scores_by_task | {name: scores[name] for name in OVERALL if name in scores}
 
 
 def _course(
-    revision: Revision, evaluation: Mapping[str, Any], firsts: Mapping[str, str], member: str, *others: str
+    revision: Revision, evaluation: Mapping[str, Any], main_metrics: Mapping[str, str], member: str, *others: str
 ) -> dict[str, Any]:
     """Return the fields `history`, `best_epoch` and `dots` of a run of one member."""
     if others:
         return {}
     epochs = pd.read_csv(io.BytesIO(revision.read(f"plots/history/{member}.csv")))
     names = {"step": "step", **{f"dev_{name}": f"dev_{name}" for name in OVERALL}}
-    for task, metric in firsts.items():
+    for task, metric in main_metrics.items():
         names |= {f"train_loss_{task}": f"loss_{task}"}
         names |= {f"{split}_{task}_{metric}": f"{split}_{task}" for split in ("dev", "train")}
     history = epochs[[column for column in names if column in epochs]].rename(columns=names).dropna(axis=1, how="all")
@@ -258,11 +258,11 @@ def _course(
     }
 
 
-def _by_row(revision: Revision, firsts: Mapping[str, str]) -> dict[str, ByRow]:
+def _by_row(revision: Revision, main_metrics: Mapping[str, str]) -> dict[str, ByRow]:
     frame = revision.predictions()
     frame = frame[(frame["split"] == "dev") & frame["label"].notna()].sort_values("id")
     by_task, tasks = {}, revision.tasks()
-    for task, metric in firsts.items():
+    for task, metric in main_metrics.items():
         rows = frame[frame["task"] == task]
         if len(rows):
             lines = "".join(f"{row_id}\t{label:g}\n" for row_id, label in zip(rows["id"], rows["label"]))

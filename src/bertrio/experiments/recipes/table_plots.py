@@ -55,7 +55,7 @@ def curves_of(tables: PaperTables, name: str) -> Curves:
             continue
         mean, trained = mean_curve(runs), runs[0].trained
         lines = {(kind, task): f"{kind}_{task}" for kind in KINDS for task in trained}
-        if trains(row, "overall", tables.firsts):
+        if trains(row, "overall", tables.main_metrics):
             lines["dev", "overall"] = f"dev_{overall}"
             mean["loss_overall"] = mean[[f"loss_{task}" for task in trained]].sum(axis=1, min_count=1)
             lines["loss", "overall"] = "loss_overall"
@@ -72,11 +72,11 @@ def _draw_scores(name: str, part: pd.DataFrame, tables: PaperTables, path: Path)
     """
     overall = CONVENTIONS[tables.paper.overall or "normalized"]
     by_name = {row.name: row for row in tables.paper.tables[name].rows.values()}
-    own = [trains(by_name[row], metric, tables.firsts) for row, metric in zip(part["row"], part["metric"])]
+    own = [trains(by_name[row], metric, tables.main_metrics) for row, metric in zip(part["row"], part["metric"])]
     part = part.assign(measured=part["measured"].where(np.array(own) | part["reported"].notna()))
-    panels = {task: f"{task} {metric}" for task, metric in tables.firsts.items()} | {overall: overall.replace("_", " ")}
     shown = part.dropna(subset=["reported", "measured"], how="all")["metric"].unique()
-    panels = {metric: title for metric, title in panels.items() if metric in shown}
+    panels = {task: f"{task} {metric}" for task, metric in tables.main_metrics.items() if task in shown}
+    panels |= {overall: overall.replace("_", " ")} if overall in shown else {}
     rows = part["row"].drop_duplicates().str.removeprefix(f"{tables.paper.name}-")
     positions = np.arange(len(rows))
     with picture(path, (2.75 * len(panels), 0.42 * len(rows) + 1.7)) as figure:
@@ -101,10 +101,10 @@ def _draw_scores(name: str, part: pd.DataFrame, tables: PaperTables, path: Path)
 def _draw_curves(name: str, panels: Curves, tables: PaperTables, path: Path) -> None:
     """Draw a panel for each kind of figure and each task, with a line for each row."""
     kinds = [kind for kind in KINDS if any(kind == other for other, _ in panels)]
-    tasks = [task for task in (*tables.firsts, "overall") if any(task == other for _, other in panels)]
+    tasks = [task for task in (*tables.main_metrics, "overall") if any(task == other for _, other in panels)]
     rows = list(dict.fromkeys(row for lines in panels.values() for row in lines))
     colours = dict(zip(rows, distinct_colours(len(rows))))
-    metrics = {**tables.firsts, "overall": tables.paper.overall or "normalized"}
+    metrics = {**tables.main_metrics, "overall": tables.paper.overall or "normalized"}
     with picture(path, (3.0 * len(tasks) + 2.2, max(2.3 * len(kinds) + 0.9, 0.2 * len(rows) + 1.2))) as figure:
         for line, kind in zip(figure.subplots(len(kinds), len(tasks), squeeze=False), kinds):
             for axes, task in zip(line, tasks):
@@ -121,7 +121,7 @@ def _draw_curves(name: str, panels: Curves, tables: PaperTables, path: Path) -> 
 
 def _draw_dots(name: str, runs: Sequence[Measured], tables: PaperTables, path: Path) -> None:
     """Draw the mean dot product of each task's gradient with the others' over the steps: runs below each other."""
-    tasks = [task for task in tables.firsts if any(task in pair.split() for run in runs for pair in run.dots)]
+    tasks = [task for task in tables.main_metrics if any(task in pair.split() for run in runs for pair in run.dots)]
     pairs = list(dict.fromkeys(pair for run in runs for pair in run.dots))
     colours = dict(zip(pairs, distinct_colours(len(pairs))))
     with picture(path, (3.0 * len(tasks) + 1.5, 2.2 * len(runs) + 0.9)) as figure:

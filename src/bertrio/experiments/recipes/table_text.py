@@ -130,12 +130,12 @@ def _text_tables(split: str, part: pd.DataFrame, tables: PaperTables) -> Iterato
     scores, overall, differences = (
         text.reindex(rows.index)[[f"{metric}: {kind}" for metric in metrics for kind in kinds]]
         for kinds, metrics in (
-            (["paper", "measured"], tables.firsts),
+            (["paper", "measured"], tables.main_metrics),
             (["paper", "measured"], ["overall", *NAMES.values()]),
-            (["minus"], [*tables.firsts, *NAMES.values()]),
+            (["minus"], [*tables.main_metrics, *NAMES.values()]),
         )
     )
-    title = ", ".join(f"{task} {metric}" for task, metric in tables.firsts.items())
+    title = ", ".join(f"{task} {metric}" for task, metric in tables.main_metrics.items())
     run_of = rows["run_as"].where(rows["run_as"] != rows.index)
     yield f"Scores: {title}", _text_table(scores, {"run of": run_of, "seeds": rows["seeds"]})
     yield "Overall score: as printed, and by both conventions", _text_table(overall)

@@ -15,11 +15,11 @@ import pandas as pd
 
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import OVERALL, overall
-from bertrio.experiments.recipes.comparable import Runs, Setting, differ, figure_of, firsts_of, runs_of, value_of
+from bertrio.experiments.recipes.comparable import Runs, Setting, differ, figure_of, main_metrics_of, runs_of, value_of
 from bertrio.experiments.recipes.measured import Measured
 from bertrio.experiments.recipes.rows import Paper, Recipes, Row
 
-FIRSTS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # metrics that the papers report
+MAIN_METRICS = {"sst": "accuracy", "qqp": "accuracy", "sts": "pearson"}  # metrics that the papers report
 CONVENTIONS = {"raw": "overall_mean", "normalized": "overall_normalized"}
 COLUMNS = (  # columns of the CSV file
     "table", "split", "row", "run_as", "title", "seeds", "metric", "reported", "measured", "deviation", "low", "high",
@@ -44,13 +44,13 @@ class PaperTables:
     Args:
         paper: the paper.
         runs: the measured runs.
-        firsts: first metric of each task that has columns.
+        main_metrics: main metric of each task that has columns.
         figures: one line per table, split, row and metric, see `_figures`.
     """
 
     paper: Paper
     runs: Runs
-    firsts: Mapping[str, str]
+    main_metrics: Mapping[str, str]
     figures: pd.DataFrame
 
     def parts(self) -> Iterator[tuple[str, str, pd.DataFrame]]:
@@ -81,16 +81,16 @@ def paper_tables(
     runs = runs_of(measured, rows, wanted or Setting(), recipes)
     if base and base.literature and not runs.of(base.run_as):
         raise UserError(f"{base.name}: is another tool's or paper's, without a run to compare with; name another row")
-    firsts = _firsts_of(runs) if paper.own and runs.all else FIRSTS
+    main_metrics = _main_metrics_of_all(runs) if paper.own and runs.all else MAIN_METRICS
     lines: list[dict[str, Any]] = []
     for table in paper.tables.values():
         first = base or next((row for row in table.rows.values() if not row.literature), None)
         for row in table.rows.values():
-            lines += _figures(row, "dev", paper, runs, firsts, first)
+            lines += _figures(row, "dev", paper, runs, main_metrics, first)
         for row in table.rows.values():
             if row.reported_test:
-                lines += _figures(row, "test", paper, runs, firsts, None)
-    return PaperTables(paper, runs, firsts, pd.DataFrame(lines, columns=[*COLUMNS, *REMARKS]))
+                lines += _figures(row, "test", paper, runs, main_metrics, None)
+    return PaperTables(paper, runs, main_metrics, pd.DataFrame(lines, columns=[*COLUMNS, *REMARKS]))
 
 
 def trains(row: Row, metric: str, tasks: Iterable[str]) -> bool:
@@ -99,17 +99,17 @@ def trains(row: Row, metric: str, tasks: Iterable[str]) -> bool:
     return metric in trained or (metric not in tasks and set(trained) >= set(tasks))
 
 
-def _firsts_of(runs: Runs) -> dict[str, str]:
-    """Return the first metric of each task in any of the runs; different metrics are joined by ' or '."""
+def _main_metrics_of_all(runs: Runs) -> dict[str, str]:
+    """Return the main metric of each task in any of the runs; different metrics are joined by ' or '."""
     metrics: dict[str, dict[str, None]] = {}
     for run in runs.all:
-        for task, metric in firsts_of(run).items():
+        for task, metric in main_metrics_of(run).items():
             metrics.setdefault(task, {})[metric] = None
     return {task: " or ".join(names) for task, names in metrics.items()}
 
 
 def _figures(
-    row: Row, split: str, paper: Paper, runs: Runs, firsts: Iterable[str], base: Row | None
+    row: Row, split: str, paper: Paper, runs: Runs, tasks: Iterable[str], base: Row | None
 ) -> Iterator[dict[str, Any]]:
     """Yield one line per metric of a row; `overall` is the overall score that the paper prints.
 
@@ -118,7 +118,7 @@ def _figures(
         split: dev or test.
         paper: its paper.
         runs: all runs.
-        firsts: the tasks; the line of a task has its first metric.
+        tasks: the tasks; the line of each has its main metric.
         base: the row to compare with, or None.
     """
     row_runs = runs.of(row.run_as)
@@ -138,7 +138,7 @@ def _figures(
         shared |= {"peak_memory_mb": max(run.peak_memory_mb for run in row_runs)}
         known = {name: [value for run in row_runs if (value := fact(run)) is not None] for name, fact in FACTS.items()}
         shared |= {name: mean(values) for name, values in known.items() if values and split == "dev"}
-    for metric in (*firsts, *OVERALL, "overall"):
+    for metric in (*tasks, *OVERALL, "overall"):
         score = _score(row_runs, metric, split, not (paper.own and runs.all))
         if base and base.run_as != row.run_as and "measured" in score:
             score |= _compare(row_runs, base, runs, metric)
@@ -165,9 +165,9 @@ def _compare(row_runs: Sequence[Measured], base: Row, runs: Runs, metric: str) -
 
 def _with_overalls(reported: Mapping[str, float]) -> Mapping[str, float]:
     """Return the reported figures, with both overall scores if all three tasks are reported."""
-    if not FIRSTS.keys() <= reported.keys():
+    if not MAIN_METRICS.keys() <= reported.keys():
         return reported
-    figures = {task: (metric, np.array(reported[task])) for task, metric in FIRSTS.items()}
+    figures = {task: (metric, np.array(reported[task])) for task, metric in MAIN_METRICS.items()}
     return {**reported, **{name: float(value) for name, value in overall(figures).items()}}
 
 
@@ -180,7 +180,7 @@ def _score(runs: Sequence[Measured], metric: str, split: str, beside_paper: bool
     """
     figures = [figure_of(run, metric) for run in runs]
     if beside_paper:
-        figures.append({task: first for task, first in FIRSTS.items() if metric in OVERALL or task == metric})
+        figures.append({task: main for task, main in MAIN_METRICS.items() if metric in OVERALL or task == metric})
     values = [value for run in runs if (value := value_of(run, metric, split)) is not None]
     if not values or len(values) < len(runs):
         return {}

@@ -107,11 +107,11 @@ class TaskParams(Group):
         return None
 
     def _metric_problem(self) -> str | None:
-        leading = TARGETS[self.target].leading
-        if self.metric is None or self.metric in leading:
+        choices = TARGETS[self.target].main_metric_choices
+        if self.metric is None or self.metric in choices:
             return None
         return (
-            f"metric: found {self.metric!r}, expected one of {', '.join(leading)}: those of target {self.target} "
+            f"metric: found {self.metric!r}, expected one of {', '.join(choices)}: those of target {self.target} "
             "of which more is better"
         )
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # torch is slow to import
 
 TEXT_COLUMNS = {"single": ("text",), "pair": ("text_a", "text_b")}
 NUMBER = re.compile(r"\s*[-+]?\d+(\.\d*)?\s*")
+CLASS_METRICS = ("accuracy", "macro_f1", "balanced_accuracy")
 MAX_SET = 53  # classes of a set whose number is exact in float64
 
 Array = NDArray[np.float64]
@@ -70,13 +71,13 @@ class Target(ABC):
     """Quantity that a task predicts.
 
     `labels` are the names that were given to the classes, in the order of their numbers, or (). `metric` is the main
-    metric of the task if it is not the first of `measures`. Neither takes part in comparisons of targets, since
+    metric of the task if it is not the first of the default ones. Neither takes part in comparisons of targets, since
     predictions are the same kind of numbers.
     """
 
     divergence: ClassVar[str]  # between two outputs of the same row; a name in regularizers/divergences.py
-    measures: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the default main metric first
-    leading: ClassVar[tuple[str, ...]]  # metrics that can be the main one: higher is better; it may be of no `measures`
+    default_metrics: ClassVar[tuple[str, ...]]  # names in evaluation/metrics.py, the default main metric first
+    main_metric_choices: ClassVar[tuple[str, ...]]  # of which more is better, some not computed by default
     discrete: ClassVar[bool]  # labels are class indices: members can vote, labels can be counted
     ordered: ClassVar[bool] = False  # a higher label means more: labels have a mean
     label_dtype: ClassVar[str]  # dtype of labels for losses: "int64" or "float32"
@@ -98,8 +99,8 @@ class Target(ABC):
     @property
     def metrics(self) -> tuple[str, ...]:
         """All metrics of the task, its main metric first."""
-        main = self.metric or self.measures[0]
-        return (main, *[name for name in self.measures if name != main])
+        main = self.metric or self.default_metrics[0]
+        return (main, *[name for name in self.default_metrics if name != main])
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -188,8 +189,8 @@ class Classes(Target):
     count: int
 
     divergence = "categorical"
-    measures: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy", "ece", "brier")
-    leading: ClassVar[tuple[str, ...]] = ("accuracy", "macro_f1", "balanced_accuracy", "matthews_correlation")
+    default_metrics: ClassVar[tuple[str, ...]] = (*CLASS_METRICS, "ece", "brier")
+    main_metric_choices: ClassVar[tuple[str, ...]] = (*CLASS_METRICS, "matthews_correlation")
     discrete = True
     label_dtype = "int64"
     symmetric = False  # as in "the first text follows from the second"
@@ -212,8 +213,8 @@ class Ordered(Classes):
     """One of `count` classes that have an order, such as degrees of sentiment."""
 
     ordered = True
-    measures = ("accuracy", "macro_f1", "balanced_accuracy", "off_by_one", "mae", "quadratic_kappa", "ece", "brier")
-    leading = ("accuracy", "macro_f1", "balanced_accuracy", "quadratic_kappa", "matthews_correlation")
+    default_metrics = (*CLASS_METRICS, "off_by_one", "mae", "quadratic_kappa", "ece", "brier")
+    main_metric_choices = (*CLASS_METRICS, "quadratic_kappa", "matthews_correlation")
 
 
 @dataclass(frozen=True)
@@ -224,8 +225,8 @@ class Binary(Target):
 
     size = 1
     divergence = "bernoulli"
-    measures = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
-    leading = ("accuracy", "f1", "roc_auc", "average_precision", "matthews_correlation")
+    default_metrics = ("accuracy", "f1", "roc_auc", "average_precision", "ece", "brier")
+    main_metric_choices = ("accuracy", "f1", "roc_auc", "average_precision", "matthews_correlation")
     discrete = True
     ordered = True
     label_dtype = "float32"
@@ -255,8 +256,8 @@ class MultiLabel(Target):
     thresholds: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     divergence = "bernoullis"
-    measures = ("micro_f1", "macro_f1", "accuracy")
-    leading = measures
+    default_metrics = ("micro_f1", "macro_f1", "accuracy")
+    main_metric_choices = default_metrics
     discrete = True
     label_dtype = "float32"
     symmetric = False
@@ -328,8 +329,8 @@ class Score(Target):
 
     size = 1
     divergence = "squared"
-    measures = ("pearson", "spearman", "rmse")
-    leading = ("pearson", "spearman")
+    default_metrics = ("pearson", "spearman", "rmse")
+    main_metric_choices = ("pearson", "spearman")
     discrete = False
     label_dtype = "float32"
     symmetric = True
@@ -387,7 +388,7 @@ def build_target(
         name: the kind.
         classes: number of classes, or their names (of binary for no, then yes).
         limits: lowest and highest value, for `score`.
-        metric: main metric, one of the kind's `leading` ones; None means the default.
+        metric: main metric, one of the kind's `main_metric_choices`; None means the default.
         thresholds: of the classes of `multilabel`; None means 0.5.
     """
     if name == "score":

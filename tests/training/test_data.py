@@ -57,7 +57,7 @@ def test_tasks_with_the_same_texts_share_batches(workspace):
     sts = copy.copy(qqp)
     sts.task = split["sts"].task
     streams = build_streams({"qqp": qqp, "sts": sts}, params)
-    assert sts.texts == "qqp" and sorted(map(len, one_pass(streams["qqp"]))) == [8, 9]
+    assert sts.text_group == "qqp" and sorted(map(len, one_pass(streams["qqp"]))) == [8, 9]
 
 
 def test_share_of_a_pass_ignores_unused_sources(workspace):

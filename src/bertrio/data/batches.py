@@ -43,8 +43,8 @@ class Batch:
     cross-encoded pair).
 
     `labels` are None if no row has one. If only some have, `labelled` [B] says which, and the other `labels` mean
-    nothing. `shard` is None unless the batch is one process's part of a larger batch. Batches of a step with equal
-    `texts`, a name, hold the same texts.
+    nothing. `shard` is None unless the batch is one process's part of a larger batch. Batches of a step with the same
+    `text_group` hold the same texts.
     """
 
     task: str
@@ -53,7 +53,7 @@ class Batch:
     labels: Tensor | None
     labelled: Tensor | None = None
     shard: BatchShard | None = None
-    texts: str = ""
+    text_group: str = ""
 
     @property
     def weight(self) -> float:
@@ -118,7 +118,7 @@ class Rows:
 
     A row has one token sequence, or two (one for each text) if the task's encoding is `bi`. `widths` [N] are the tokens
     of a row's longest sequence, which decides the padding. `sources` [N] are the tables' column `source`, "" for rows
-    of the task's own source. `texts` is the name of the first task with the same texts, or of the task itself.
+    of the task's own source. `text_group` is the name of the first task with the same texts, or of the task itself.
 
     Args:
         frame: a row table (data/table.py); its texts are not read.
@@ -127,7 +127,7 @@ class Rows:
     """
 
     def __init__(self, frame: pd.DataFrame, task: Task, sequences: tuple[Sequences, ...]) -> None:
-        self.task, self.texts = task, task.name
+        self.task, self.text_group = task, task.name
         self.ids = frame["id"].to_numpy()
         self.label_values = frame["label"].to_numpy(dtype=np.float64, copy=True)
         self._sequences = sequences
@@ -167,7 +167,7 @@ class Rows:
     def batch(self, rows: np.ndarray) -> Batch:
         """Return the rows at these positions as a batch, each input padded to its longest sequence."""
         inputs = tuple(sequences.padded(rows) for sequences in self._sequences)
-        return self.relabelled(Batch("", rows, inputs, None, texts=self.texts))
+        return self.relabelled(Batch("", rows, inputs, None, text_group=self.text_group))
 
     def relabelled(self, batch: Batch) -> Batch:
         """Return a batch, which may be another task's of the same texts, as one of this task, with its labels."""

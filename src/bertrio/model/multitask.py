@@ -33,35 +33,35 @@ class Block:
     Args:
         tokens: the texts of all inputs, padded to the longest: [N, T].
         layout: for each batch its task, and the number of rows of each input (two inputs for a bi-encoded pair).
-        texts: for each batch a key of its texts; batches with equal keys share them.
+        text_groups: for each batch the name of its group: batches of a group have the same texts.
     """
 
     tokens: Tokens
     layout: tuple[tuple[str, tuple[int, ...]], ...]
-    texts: tuple[str, ...]
+    text_groups: tuple[str, ...]
 
     @classmethod
-    def from_batches(cls, batches: Sequence[tuple[str, tuple[Tokens, ...]]], texts: Sequence[str] = ()) -> Block:
-        """Make a block of `(task, inputs)` of each batch; `texts` are as above, those of each batch by default."""
-        keys = tuple(texts) or tuple(task for task, _ in batches)
-        parts = [tokens for _, inputs in dict(zip(keys, batches)).values() for tokens in inputs]
+    def from_batches(cls, batches: Sequence[tuple[str, tuple[Tokens, ...]]], groups: Sequence[str] = ()) -> Block:
+        """Make a block of `(task, inputs)` of each batch; `groups` are its text groups, by default one each."""
+        groups = tuple(groups) or tuple(task for task, _ in batches)
+        parts = [tokens for _, inputs in dict(zip(groups, batches)).values() for tokens in inputs]
         layout = tuple((task, tuple(len(tokens["input_ids"]) for tokens in inputs)) for task, inputs in batches)
         if len(parts) == 1:
-            return cls(parts[0], layout, keys)
+            return cls(parts[0], layout, groups)
         width = max(tokens["input_ids"].shape[1] for tokens in parts)
         # Any padding id will do, as the attention mask is padded with 0 as well
         padded = {
             name: torch.cat([F.pad(tokens[name], (0, width - tokens[name].shape[1])) for tokens in parts])
             for name in parts[0]
         }
-        return cls(padded, layout, keys)
+        return cls(padded, layout, groups)
 
     def split(self, pooled: Tensor) -> list[tuple[Tensor, ...]]:
         """Return the pooled vectors [B, H] of each input, by batch, for those of all texts [N, H]."""
-        sizes = dict(zip(self.texts, (sizes for _, sizes in self.layout)))
+        sizes = dict(zip(self.text_groups, (sizes for _, sizes in self.layout)))
         vectors = iter(pooled.split([rows for counts in sizes.values() for rows in counts]))
-        by_text = {key: tuple(next(vectors) for _ in counts) for key, counts in sizes.items()}
-        return [by_text[key] for key in self.texts]
+        by_group = {group: tuple(next(vectors) for _ in counts) for group, counts in sizes.items()}
+        return [by_group[group] for group in self.text_groups]
 
 
 class TaskHeads(nn.ModuleDict):

@@ -194,8 +194,8 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
 def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
     """Return a stream of training batches for each task, as set in `schedule`.
 
-    Each stream draws its order from its own generator. Tasks with the same texts and batch size share `texts`. With
-    `match_lengths`, the streams also share the seed by which batches are ordered by length.
+    Each stream draws its order from its own generator. Tasks with the same texts and batch size share a `text_group`.
+    With `match_lengths`, the streams also share the seed by which batches are ordered by length.
 
     Raises:
         UserError: if a task's batches have too few rows for its loss.
@@ -207,7 +207,7 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
     if options.batch_sizes == "proportional":
         ones = {task: BatchStream(rows, 1, torch.Generator(), cap, drawn=drawn[task]) for task, rows in train.items()}
         sizes = proportional_batch_sizes({task: len(batches) for task, batches in ones.items()}, options.base_batch)
-    alike = {  # the first task that draws the same batches
+    text_groups = {  # the first task that draws the same batches
         task: next(
             first
             for first, others in train.items()
@@ -219,14 +219,14 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
     for task, rows in train.items():
         lengths = generator(seed, "batches by length") if options.match_lengths else None  # the same for all tasks
         draws, loss = generator(seed, f"batches {task}"), params.tasks[task].loss
-        least = max(LOSSES[params.tasks[other].loss].rows for other in train if alike[other] == alike[task])
+        least = max(LOSSES[params.tasks[other].loss].rows for other in train if text_groups[other] == text_groups[task])
         stream = BatchStream(rows, sizes[task], draws, cap, options.redraw, lengths, least, drawn[task])
         if stream.rows_a_batch < least:
             raise UserError(
                 f"task {task}: found batches of {stream.rows_a_batch} rows, from which loss {loss} learns nothing; it "
                 f"needs {least}: give it more rows, a larger batch, or another loss"
             )
-        streams[task], rows.texts = stream, alike[task]
+        streams[task], rows.text_group = stream, text_groups[task]
     return streams
 
 

@@ -174,16 +174,16 @@ class Trainer(Stateful):
         """
         separate, groups = self.combiner.separate, defaultdict[Any, list[str]](list)
         for task in tasks:
-            texts = task if separate and self.accumulate > 1 else self.streams[task].rows.texts
-            groups[self.objective.due(task), (self.one_pass and not separate) or texts].append(task)
+            text_group = task if separate and self.accumulate > 1 else self.streams[task].rows.text_group
+            groups[self.objective.due(task), (self.one_pass and not separate) or text_group].append(task)
         return list(groups.values())
 
     def _batch(self, task: str, drawn: dict[str, Batch]) -> Batch:
         """Return the next batch of a task: the one in `drawn` of the same texts, with its labels, if there is one."""
         rows = self.streams[task].rows
-        if rows.texts in drawn:
-            return rows.relabelled(drawn[rows.texts])
-        drawn[rows.texts] = batch = next(self.streams[task])
+        if rows.text_group in drawn:
+            return rows.relabelled(drawn[rows.text_group])
+        drawn[rows.text_group] = batch = next(self.streams[task])
         return batch
 
     def _backward(self, batches: list[Batch], logged: dict[str, Tensor]) -> None:

@@ -27,7 +27,7 @@ def positions_of(batches: Sequence[Batch]) -> tuple[Tensor, int] | None:
     None if the batches are whole.
     """
     positions, count = [], 0
-    for batch in {batch.texts or batch.task: batch for batch in batches}.values():
+    for batch in {batch.text_group or batch.task: batch for batch in batches}.values():
         if batch.shard is None:
             return None
         for _ in batch.inputs:
@@ -127,8 +127,8 @@ class Objective(StepObjective):
                 each times the weight of its shard, sum to the result of the whole batches.
         """
         state, names = self.runtime.random_state(), self.due(batches[0].task)
-        texts = [batch.texts or batch.task for batch in batches]
-        block = Block.from_batches([(batch.task, batch.inputs) for batch in batches], texts)
+        text_groups = [batch.text_group or batch.task for batch in batches]
+        block = Block.from_batches([(batch.task, batch.inputs) for batch in batches], text_groups)
         embeddings = self.model.embed(block.tokens)
         pooled = self.model.encode(embeddings, block.tokens)
         outputs = self.model.from_pooled(pooled, block)

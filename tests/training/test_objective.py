@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from bertrio.model.multitask import Block
+from bertrio.model.multitask import TokenBlock
 from bertrio.techniques.weighting import Fixed, Uncertainty
 from bertrio.training.build import build_losses, build_regularizers, build_streams
 from bertrio.training.objective import Objective
@@ -78,7 +78,7 @@ def test_the_encoder_gets_word_embeddings_and_adds_positions_once(workspace):
     embeddings.position_embeddings.register_forward_hook(lambda *args: positions.append(args))
     batch = next(streams["qqp"])
     objective_of(params, model, losses)(batch)
-    ids = Block.from_batches([("qqp", batch.inputs)]).tokens["input_ids"]
+    ids = TokenBlock.from_batches([("qqp", batch.inputs)]).tokens["input_ids"]
     for kwargs in passes:
         assert "input_ids" not in kwargs
         assert torch.equal(kwargs["inputs_embeds"], embeddings.word_embeddings.weight[ids])
@@ -128,7 +128,7 @@ def test_smart_of_tasks_that_share_a_pass_by_hand(workspace):
     objective, passes = objective_of(params, model, losses), record_passes(model)
     batches = [next(streams[task]) for task in ("sst", "qqp", "sts")]
     penalties = [parts.penalties["smart"].item() for parts in objective(*batches)]
-    block = Block.from_batches([(batch.task, batch.inputs) for batch in batches])
+    block = TokenBlock.from_batches([(batch.task, batch.inputs) for batch in batches])
     outputs = [model.from_embeddings(kwargs["inputs_embeds"], block) for kwargs in (passes[0], passes[2])]
     (sst, qqp, sts), (sst_noisy, qqp_noisy, sts_noisy) = ([head.outputs.double() for head in x] for x in outputs)
     p, q = sst.softmax(-1), sst_noisy.softmax(-1)

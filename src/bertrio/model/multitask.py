@@ -27,7 +27,7 @@ HEADS_FILE = "heads.safetensors"
 
 
 @dataclass(frozen=True)
-class Block:
+class TokenBlock:
     """Texts of one or several batches as one batch of tokens, for a single pass of the encoder.
 
     Args:
@@ -41,7 +41,7 @@ class Block:
     text_groups: tuple[str, ...]
 
     @classmethod
-    def from_batches(cls, batches: Sequence[tuple[str, tuple[Tokens, ...]]], groups: Sequence[str] = ()) -> Block:
+    def from_batches(cls, batches: Sequence[tuple[str, tuple[Tokens, ...]]], groups: Sequence[str] = ()) -> TokenBlock:
         """Make a block of `(task, inputs)` of each batch; `groups` are its text groups, by default one each."""
         groups = tuple(groups) or tuple(task for task, _ in batches)
         parts = [tokens for _, inputs in dict(zip(groups, batches)).values() for tokens in inputs]
@@ -108,17 +108,17 @@ class MultitaskModel(nn.Module):
             pooled = self.encoder.encode(embeddings, tokens)
         return pooled.float()
 
-    def from_embeddings(self, embeddings: Tensor, block: Block) -> list[HeadOutput]:
+    def from_embeddings(self, embeddings: Tensor, block: TokenBlock) -> list[HeadOutput]:
         """Return the outputs of each batch in `block` for word embeddings [N, T, H] of its tokens."""
         return self.from_pooled(self.encode(embeddings, block.tokens), block)
 
-    def from_pooled(self, pooled: Tensor, block: Block) -> list[HeadOutput]:
+    def from_pooled(self, pooled: Tensor, block: TokenBlock) -> list[HeadOutput]:
         """Return the outputs of each batch in `block` for pooled vectors [N, H]."""
         return [self.heads[task](*vectors) for (task, _), vectors in zip(block.layout, block.split(pooled))]
 
     def forward(self, task: str, inputs: tuple[Tokens, ...]) -> HeadOutput:
         """Return the outputs of `task` for the inputs of a batch: one encoder pass, then the task's head."""
-        block = Block.from_batches([(task, inputs)])
+        block = TokenBlock.from_batches([(task, inputs)])
         return self.from_embeddings(self.embed(block.tokens), block)[0]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bertrio.core.runtime import Runtime
 from bertrio.core.tasks import HeadOutput
 from bertrio.data.batches import Batch, BatchShard
-from bertrio.model.multitask import Block, MultitaskModel
+from bertrio.model.multitask import MultitaskModel, TokenBlock
 from bertrio.techniques.losses import Loss
 from bertrio.techniques.regularizers import ForwardContext, Regularizer
 from bertrio.techniques.weighting import Fixed
@@ -128,7 +128,7 @@ class Objective(StepObjective):
         """
         state, names = self.runtime.random_state(), self.due(batches[0].task)
         text_groups = [batch.text_group or batch.task for batch in batches]
-        block = Block.from_batches([(batch.task, batch.inputs) for batch in batches], text_groups)
+        block = TokenBlock.from_batches([(batch.task, batch.inputs) for batch in batches], text_groups)
         embeddings = self.model.embed(block.tokens)
         pooled = self.model.encode(embeddings, block.tokens)
         outputs = self.model.from_pooled(pooled, block)

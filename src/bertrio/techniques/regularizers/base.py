@@ -21,7 +21,7 @@ class ForwardContext:
 
     Attributes:
         model: the model that is trained, a `model.multitask.MultitaskModel`.
-        block: texts of the batches, a `model.multitask.Block`.
+        block: texts of the batches, a `model.multitask.TokenBlock`.
         embeddings: word embeddings of all texts of the block, [N, T, H].
         pooled: pooled vectors of all texts of the block, [N, H], in float32.
         clean: outputs of the heads for each batch.

@@ -31,11 +31,11 @@ class Context:
         self.passes.append(embeddings.detach())
         return [self.model(embeddings)]
 
-    def of_model(self, model):
+    def outputs_of(self, model):
         with torch.no_grad():
             return [model(self.embeddings)]
 
-    again = of_model
+    with_new_dropout = outputs_of
 
     @property
     def noises(self):

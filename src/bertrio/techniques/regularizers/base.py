@@ -75,12 +75,12 @@ class ForwardContext:
         with self.model.runtime.replayed(self.state):
             return [output.outputs for output in self.model.from_embeddings(embeddings, self.block)]
 
-    def of_model(self, model: Any) -> list[Tensor]:
+    def outputs_of(self, model: Any) -> list[Tensor]:
         """Return the outputs of another model with the same dropout masks, without gradient."""
         with self.model.runtime.replayed(self.state), torch.no_grad():
             return [output.outputs for output in model.from_embeddings(model.embed(self.block.tokens), self.block)]
 
-    def again(self) -> list[Tensor]:
+    def with_new_dropout(self) -> list[Tensor]:
         """Return the outputs with new dropout masks."""
         return [output.outputs for output in self.model.from_embeddings(self.embeddings, self.block)]
 

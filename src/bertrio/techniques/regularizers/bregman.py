@@ -50,7 +50,7 @@ class Bregman(Regularizer):
         self.teacher = moving_average(setup.model, self._momentum)
 
     def __call__(self, context: ForwardContext) -> Tensor:
-        return context.divergence(context.outputs, context.of_model(self.teacher.module))
+        return context.divergence(context.outputs, context.outputs_of(self.teacher.module))
 
     def after_step(self, model: nn.Module, step: int) -> None:
         """Move the teacher."""

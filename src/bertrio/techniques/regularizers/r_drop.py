@@ -31,4 +31,4 @@ class RDrop(Regularizer):
     Options = RDropOptions
 
     def __call__(self, context: ForwardContext) -> Tensor:
-        return 0.5 * context.divergence(context.outputs, context.again())
+        return 0.5 * context.divergence(context.outputs, context.with_new_dropout())

@@ -38,7 +38,7 @@ ALLOWED = {
 }
 
 
-READS = {"finetune": finetune.READS, "prefinetune": prefinetune.READS, "pretrain_mlm": mlm.READS}
+TRAINING = {"finetune": finetune, "prefinetune": prefinetune, "pretrain_mlm": mlm}
 UNTRACKED = {  # params without effect on results, or tracked through a dependency
     # models/prefinetuned depends on the revision; data/inputs/sampling.json has the limits of rows
     "finetune": {"encoder.revision", "data.extra_train", "data.unlabelled"},
@@ -116,10 +116,10 @@ def read_params(reads: dict) -> set[str]:
     return named | ({"tasks"} & reads.keys())
 
 
-@pytest.mark.parametrize("stage", READS)
+@pytest.mark.parametrize("stage", TRAINING)
 def test_training_stage_tracks_every_param_that_it_reads(stage, stages):
     """DVC would keep the model of a member when an untracked param changes."""
-    tracked, read = set(stages[stage]["params"]), read_params(READS[stage])
+    tracked, read = set(stages[stage]["params"]), read_params(TRAINING[stage].STAGE_PARAMS)
     within = lambda one, other: f"{one}.".startswith(f"{other}.")  # noqa: E731
     seen = {name for name in read for param in tracked if within(name, param) or within(param, name)}
     assert read - seen == UNTRACKED[stage]

@@ -24,7 +24,7 @@ from bertrio.training.evaluator import EpochEvaluator, Selection, predict
 from bertrio.training.loop import Trainer
 from bertrio.training.monitoring import build_curves, report_epoch
 
-READS = {**dict.fromkeys(MEMBER_GROUPS, True), "data": {"extra_train", "unlabelled"}}  # params that the stage reads
+STAGE_PARAMS = {**dict.fromkeys(MEMBER_GROUPS, True), "data": {"extra_train", "unlabelled"}}
 HOLDOUT = 0.1  # share of the training rows that `finetune.select_on: holdout` holds out
 
 
@@ -71,7 +71,7 @@ def finetune(
     paths = [inputs.splits, inputs.tokenizer, inputs.prefinetuned]
     if params.distill.weight:
         paths.append(inputs.teacher)
-    with processes.main_process_output(), open_checkpoints(stage, params, READS, paths, runtime) as checkpoints:
+    with processes.main_process_output(), open_checkpoints(stage, params, STAGE_PARAMS, paths, runtime) as checkpoints:
         train, scored, test = load_rows(params, inputs)
         model = build_model(params, f"{inputs.prefinetuned}/encoder", runtime)
         load_heads(model, inputs.prefinetuned)

@@ -34,10 +34,7 @@ from bertrio.training.loop import Trainer, single_task_trainer
 from bertrio.training.objective import BatchLoss, StepObjective
 
 Mask = Callable[..., tuple[Tensor, Tensor]]  # `mask_tokens` with all arguments but the blocks and the generator
-READS = {  # params that pretraining reads
-    **dict.fromkeys(("runtime", "mlm"), True),
-    "encoder": {"name", "revision", "tiny"},
-}
+STAGE_PARAMS = {"runtime": True, "mlm": True, "encoder": {"name", "revision", "tiny"}}
 # The head's input is padded to a multiple of this many tokens. Steps differ in their number of masked tokens, and on a
 # CPU, setting up a matrix product for a new size takes longer than computing it.
 ROUND = 64
@@ -87,7 +84,7 @@ def pretrain_mlm(
     inputs: list[str | Path] = [corpora, tokenizer_folder]
     if start.name != "tiny":
         inputs.append(local_folder(start.name) or fetch_encoder(start.name, start.revision))
-    with open_checkpoints("pretrain_mlm", params, READS, inputs, runtime) as checkpoints:
+    with open_checkpoints("pretrain_mlm", params, STAGE_PARAMS, inputs, runtime) as checkpoints:
         model, has_head = initial_language_model(start, len(tokenizer))
         cheap_dropout(model)
         say(f"mlm: the language-model head is {'that of the checkpoint' if has_head else 'fresh'}")

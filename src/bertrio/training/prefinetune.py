@@ -10,7 +10,7 @@ from bertrio.core.console import say
 from bertrio.core.errors import need
 from bertrio.core.files import whole_folder
 
-READS = {  # the params that the stage reads
+STAGE_PARAMS = {
     **dict.fromkeys(("runtime", "tasks", "sharing", "encoder", "optimizer", "prefinetune"), True),
     "finetune": {"eval_batch_size"},
     "data": {"extra_train"},
@@ -56,7 +56,7 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
     params = params.model_copy(update={"tasks": {name: params.tasks[name]}})
     runtime = set_up(**params.runtime.model_dump(), width=encoder_width(encoder))
     inputs: list[str | Path] = [encoder, Path(splits) / name, tokenizer]
-    with open_checkpoints("prefinetune", params, READS, inputs, runtime) as checkpoints:
+    with open_checkpoints("prefinetune", params, STAGE_PARAMS, inputs, runtime) as checkpoints:
         train, dev = (load_split(params, split, splits, tokenizer) for split in ("train", "dev"))
         model = build_model(params, encoder, runtime)
         order = generator(params.runtime.seed, f"prefinetune batches {name}")

@@ -20,7 +20,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.tasks import TARGETS, Task
 from bertrio.inference.predictor import Predictor, text_table
 from bertrio.inference.serve.batching import Batcher
-from bertrio.inference.serve.limits import Edge, Limits
+from bertrio.inference.serve.limits import LimitMiddleware, Limits
 from bertrio.inference.serve.metrics import Metrics
 from bertrio.inference.serve.schemas import Answers, Refusal, Rows
 
@@ -53,7 +53,7 @@ def build_app(predictor: Predictor, limits: Limits, name: str = "models") -> Fas
         docs_url=None,  # FastAPI's loads scripts from another host, which the security policy forbids
         redoc_url=None,
     )
-    app.add_middleware(Edge, metrics=metrics, limits=limits)
+    app.add_middleware(LimitMiddleware, metrics=metrics, limits=limits)
     _add_error_handlers(app, limits.max_rows)
     _add_predict(app, predictor, batcher, limits.max_rows)
     _add_facts(app, predictor, batcher, metrics, name)

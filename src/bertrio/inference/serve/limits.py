@@ -89,8 +89,8 @@ def limited_protocol(most: int) -> type[H11Protocol]:
     return LimitedProtocol
 
 
-class Edge:
-    """ASGI middleware that stops reading a request's body at `limits.max_bytes`, and counts and times requests.
+class LimitMiddleware:
+    """Stops reading a request's body at `limits.max_bytes`, and counts and times requests.
 
     Requests that call the server by a name not in `limits.hosts` are refused: by DNS rebinding, a page of another site
     can make its own name lead to this machine.

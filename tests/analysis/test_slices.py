@@ -81,7 +81,7 @@ def test_each_row_is_in_one_slice_of_each_family(task):
     if task.target.discrete:
         for row in table.iloc[1:].itertuples():
             members = np.asarray(names[row.family] == row.slice)
-            assert row.n == members.sum() >= slices.FEWEST
+            assert row.n == members.sum() >= slices.MIN_SLICE_ROWS
             assert row.value == pytest.approx(accuracy_score(labels[members], predictions[members]))
             assert (row.low, row.high) == pytest.approx(wilson(row.value, row.n))
 

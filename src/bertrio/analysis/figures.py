@@ -14,7 +14,7 @@ from bertrio.evaluation.metrics import LOWER_IS_BETTER, METRICS
 from bertrio.evaluation.plots import sortable
 
 WORST = 3  # slices of a task that `weakest` names
-FEWEST = 30  # rows that a slice needs to be named there
+MIN_WEAKEST_ROWS = 30  # it names no smaller slice
 SPLITS = ("dev", "selection", "test")
 POINTS = 200  # of a curve of running means
 UNBOUNDED = ("mae", "rmse")  # metrics that can exceed 1, without a line from 0 to 1
@@ -124,9 +124,9 @@ def slices(content: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def weakest(content: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    """Return by task the `WORST` rows of `slices` with the worst values, among slices of at least `FEWEST` rows."""
+    """Return by task the `WORST` rows of `slices` with the worst values, among those of `MIN_WEAKEST_ROWS` or more."""
     frame = slices(content)
-    frame = frame[(frame["family"] != "all") & (frame["rows"] >= FEWEST)]
+    frame = frame[(frame["family"] != "all") & (frame["rows"] >= MIN_WEAKEST_ROWS)]
     frame = frame.assign(score=[float(value.value) for value in frame["value"]])
     worst = {}
     for task, rows in frame.groupby("task", sort=False):

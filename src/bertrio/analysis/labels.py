@@ -8,7 +8,7 @@ import pandas as pd
 from bertrio.core.tasks import Array, Task
 from bertrio.evaluation.predictions import Scored
 
-FAR = 3.0  # standard deviations of the residuals beyond which a score looks wrong: 0.3 % of a normal distribution
+RESIDUAL_LIMIT = 3.0  # standard deviations; 0.3 % of a normal distribution are beyond
 
 
 def suspects(scored: Scored, task: Task) -> pd.DataFrame:
@@ -54,9 +54,9 @@ def _by_confident_learning(labels: np.ndarray, probabilities: Array) -> tuple[np
 
 
 def _by_residual(scored: Scored) -> tuple[np.ndarray, Array, Array]:
-    """Return the rows whose residual is more than `FAR` standard deviations from the mean residual."""
+    """Return the rows whose residual is more than `RESIDUAL_LIMIT` standard deviations from the mean residual."""
     residuals = scored.labels - scored.predictions
     spread = residuals.std()
     far = np.abs(residuals - residuals.mean()) / spread if spread > 0 else np.zeros(len(residuals))
-    rows = np.flatnonzero(far > FAR)
+    rows = np.flatnonzero(far > RESIDUAL_LIMIT)
     return rows, scored.predictions[rows], far[rows]

@@ -23,7 +23,7 @@ from bertrio.evaluation.intervals import bootstrap, generator_for, interval
 from bertrio.evaluation.metrics import METRICS
 from bertrio.evaluation.predictions import Scored
 
-FEWEST = 5  # rows of a slice that is measured
+MIN_SLICE_ROWS = 5  # smaller slices are not measured
 LENGTHS = (10, 20, 40)  # words
 LENGTH_NAMES = ["up to 10 words", "11 to 20 words", "21 to 40 words", "over 40 words"]
 OVERLAPS = (0.25, 0.5)  # Jaccard
@@ -166,7 +166,7 @@ def slice_metric(task: Task) -> str:
 
 
 def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
-    """Compute the metric of `slice_metric` on all rows, and on every slice of `FEWEST` rows or more.
+    """Compute the metric of `slice_metric` on all rows, and on every slice of `MIN_SLICE_ROWS` rows or more.
 
     Families with a single such slice are left out.
 
@@ -185,7 +185,7 @@ def measure_slices(facts: Facts, scored: Scored) -> pd.DataFrame:
     lines = []
     for family, slices in parts.items():
         sizes = slices.value_counts()
-        shown = [name for name in slices.categories if sizes[name] >= FEWEST]
+        shown = [name for name in slices.categories if sizes[name] >= MIN_SLICE_ROWS]
         for name in shown if len(shown) > 1 or family == "all" else ():  # a single slice is the same as all rows
             rows = scored.take(np.asarray(slices == name))
             value = METRICS[metric](rows)

@@ -110,20 +110,20 @@ def at_least(labels: Tensor, threshold: float | None, low: float, high: float) -
     return labels.float() >= threshold
 
 
-def need_cosine(found: T | None, loss: str) -> T:
+def require(value: T | None, loss: str) -> T:
     """Return the cosine, or the vectors, of a head's output.
 
     Raises:
         ValueError: if the head gives none.
     """
-    if found is None:
+    if value is None:
         raise ValueError(
             f"{loss}: expected a head that gives the raw cosine of two sentences, found one that gives none; "
             "head cosine, for pairs with encoding bi, does"
         )
-    return found
+    return value
 
 
 def _cosine(output: HeadOutput, loss: str) -> Tensor:
     """Return the cosine [B] in float32."""
-    return need_cosine(output.cosine, loss).float()
+    return require(output.cosine, loss).float()

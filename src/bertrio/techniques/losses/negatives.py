@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from bertrio.core.options import Positive, Real
 from bertrio.core.tasks import HeadOutput
-from bertrio.techniques.losses.cosine import at_least, need_cosine
+from bertrio.techniques.losses.cosine import at_least, require
 
 
 def multiple_negatives_ranking(
@@ -54,7 +54,7 @@ def multiple_negatives_ranking(
         ValueError: if `threshold` is out of its range, or the head gives no vectors.
     """
     similar = at_least(labels, threshold, low, high)
-    u, v = (F.normalize(side.float(), dim=1) for side in need_cosine(output.vectors, "multiple_negatives_ranking"))
+    u, v = (F.normalize(side.float(), dim=1) for side in require(output.vectors, "multiple_negatives_ranking"))
     with torch.autocast(u.device.type, enabled=False):
         scores = u @ v.T / temperature
     first, second = torch.arange(2 * len(u), device=u.device).chunk(2) if output.texts is None else output.texts.T

@@ -124,6 +124,6 @@ def load_rows(params: Params, inputs: Inputs) -> tuple[Split, dict[str, Split], 
     scored = {"dev": dev}
     if params.finetune.select_on == "holdout":
         train, scored["holdout"] = hold_out(train, HOLDOUT, params.runtime.seed)
-    if asked := params.finetune.train_metrics:
-        scored["train"] = {task: rows for task, rows in train.items() if asked is True or task in asked}
+    if train_metrics := params.finetune.train_metrics:
+        scored["train"] = {task: rows for task, rows in train.items() if train_metrics is True or task in train_metrics}
     return add_unlabelled(params, train, inputs.splits, inputs.tokenizer), scored, test

@@ -50,9 +50,9 @@ def run(bench, candidates="abcde", **options):
     return list(forward_selection(list(candidates), bench, **options))[-1]
 
 
-def kept(ladder):
-    """Return the sets that a ladder keeps."""
-    return [step.names for step in ladder if step.kept]
+def kept(steps):
+    """Return the sets that the selection keeps."""
+    return [step.names for step in steps if step.kept]
 
 
 def test_extensions_that_help_are_kept_best_first():
@@ -60,19 +60,19 @@ def test_extensions_that_help_are_kept_best_first():
         return "b and d don't combine" if {"b", "d"} <= set(names) else "e never works" if "e" in names else None
 
     bench = Bench(additive(a=0.02, b=0.04, c=0.001, d=0.03, f=-0.03), refuses)
-    ladder = run(bench, "abcdef")
-    assert kept(ladder) == [(), ("b",), ("b", "a")]
-    why = {step.names: step.why for step in ladder}
+    steps = run(bench, "abcdef")
+    assert kept(steps) == [(), ("b",), ("b", "a")]
+    why = {step.names: step.why for step in steps}
     assert (why["a",], why["c",], why["f",]) == ("helps", "luck may explain it", "hurts")
     assert why["e",] == "not tried: e never works" and why["b", "d"] == "not tried: b and d don't combine"
-    assert not {step.names for step in ladder if not step.tried} & set(bench.started)
+    assert not {step.names for step in steps if not step.tried} & set(bench.started)
 
 
 def test_insignificant_gains_are_kept_only_if_unproven():
     bench = Bench(additive(a=0.001, b=0.002, c=0.0))
     assert kept(run(bench, "abc")) == [()]
-    ladder = run(bench, "abc", unproven=True)
-    assert kept(ladder) == [(), ("b",), ("b", "a")] and "luck" in ladder[1].why
+    steps = run(bench, "abc", unproven=True)
+    assert kept(steps) == [(), ("b",), ("b", "a")] and "luck" in steps[1].why
     bench = Bench(additive(a=0.02, b=0.01, c=0.01), ps={(name,): 0.03 for name in "abc"})
     assert kept(run(bench, "a")) == [(), ("a",)]  # p = 0.03 is significant alone, but not among three
     assert kept(run(bench, "abc")) == [()]
@@ -80,17 +80,17 @@ def test_insignificant_gains_are_kept_only_if_unproven():
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("beam", [1, 2, 10])
-def test_ladder_invariants(seed, beam):
+def test_selection_invariants(seed, beam):
     """For any scores: a kept set extends and beats a kept one; each depth keeps the best of those that helped, at most
     the beam; every extension of a kept set runs exactly once, in whatever order it is built."""
     bench = Bench(partial(random_score, seed))
-    ladder = run(bench, beam=beam)
-    tried, stays = [step for step in ladder if step.tried], set(kept(ladder))
+    steps = run(bench, beam=beam)
+    tried, stays = [step for step in steps if step.tried], set(kept(steps))
     for depth in range(1, 6):
-        steps = [step for step in tried if len(step.names) == depth]
-        helped = sorted((step.score for step in steps if step.difference > 0 and step.p_holm < 0.05), reverse=True)
-        assert [step.score for step in steps if step.kept] == helped[:beam]
-        assert all(step.names[:-1] in stays for step in steps)
+        ran = [step for step in tried if len(step.names) == depth]
+        helped = sorted((step.score for step in ran if step.difference > 0 and step.p_holm < 0.05), reverse=True)
+        assert [step.score for step in ran if step.kept] == helped[:beam]
+        assert all(step.names[:-1] in stays for step in ran)
     sets = {frozenset(step.names) for step in tried}
     assert len(sets) == len(bench.started) == len(tried)
     assert all(frozenset({*names, other}) in sets for names in stays for other in set("abcde") - set(names))
@@ -135,16 +135,16 @@ def test_selection_resumes_after_a_stop(planted):
     with pytest.raises(KeyboardInterrupt):
         stepwise(candidates, out="out")
     planted.stop_before = None
-    ladder = stepwise(candidates, out="out")
-    assert kept(ladder) == [(), ("smart",), ("smart", "round-robin")]
-    assert {step.names: step.why for step in ladder}["uncertainty",] == "hurts"
-    assert ladder[-1].why.startswith("not tried: params.yaml: surgery.method")
-    assert len(planted.runs) == len(set(planted.runs)) == sum(step.tried for step in ladder)
+    steps = stepwise(candidates, out="out")
+    assert kept(steps) == [(), ("smart",), ("smart", "round-robin")]
+    assert {step.names: step.why for step in steps}["uncertainty",] == "hurts"
+    assert steps[-1].why.startswith("not tried: params.yaml: surgery.method")
+    assert len(planted.runs) == len(set(planted.runs)) == sum(step.tried for step in steps)
     assert sorted(planted.runs) == sorted(planted.names)
 
-    table = pd.read_csv(planted.folder / "out/ladder.csv")
-    assert list(table["kept"]) == [step.kept for step in ladder]
-    assert "Best: smart + round-robin" in (planted.folder / "out/ladder.md").read_text()
+    table = pd.read_csv(planted.folder / "out/steps.csv")
+    assert list(table["kept"]) == [step.kept for step in steps]
+    assert "Best: smart + round-robin" in (planted.folder / "out/steps.md").read_text()
 
     planted.runs.clear()
     assert kept(stepwise(["smart"], seeds=3, out="out")) == [(), ("smart",)]

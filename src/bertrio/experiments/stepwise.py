@@ -190,15 +190,15 @@ def forward_selection(
         UserError: if a run fails.
     """
     base = replace(runner.measure(()), why="the base", kept=True)
-    ladder, tried = [base], {runner.key(()): base.names}
-    yield ladder
-    kept = ladder
+    steps, tried = [base], {runner.key(()): base.names}
+    yield steps
+    kept = steps
     while kept:
         sets = [(*step.names, name) for step in kept for name in candidates if name not in step.names]
-        steps = _decide([_measure_once(names, runner, tried) for names in sets], beam, unproven)
-        kept = [step for step in steps if step.kept]
-        ladder = ladder + steps
-        yield ladder
+        depth = _decide([_measure_once(names, runner, tried) for names in sets], beam, unproven)
+        kept = [step for step in depth if step.kept]
+        steps = steps + depth
+        yield steps
 
 
 def _measure_once(names: Names, runner: SetRunner, tried: dict[str, Names]) -> Step:
@@ -228,11 +228,11 @@ def _why(step: Step) -> str:
     return "helps" if step.difference > 0 else "hurts"
 
 
-def ladder_table(ladder: Sequence[Step]) -> pd.DataFrame:
+def steps_table(steps: Sequence[Step]) -> pd.DataFrame:
     """Return a table with one row for each step."""
     rows = [
         {"step": len(step.names), "on": label(step.names[:-1]), "tried": label(step.names[-1:]), **asdict(step)}
-        for step in ladder
+        for step in steps
     ]
     return pd.DataFrame(rows).drop(columns="names")
 
@@ -254,7 +254,7 @@ def stepwise(
         base: row to start from, or None for params.yaml.
         beam, unproven: see `forward_selection`.
         budget, seeds, overrides: see `SetRunner`.
-        out: folder of ladder.md and ladder.csv.
+        out: folder of steps.md and steps.csv.
 
     Returns:
         All steps.
@@ -271,15 +271,15 @@ def stepwise(
     row = recipes.base_row(base)
     runner = SetRunner(recipes, extensions, row, budget, seeds, overrides)
     title = f"Stepwise selection on {row.name}, budget {budget}, seeds: {seeds}, beam: {beam}{settings_text(overrides)}"
-    ladder: list[Step] = []
+    steps: list[Step] = []
     notes = [NOTE, "\n".join(f"- {name}: {extensions[name].title}" for name in candidates)]
-    for ladder in forward_selection(list(dict.fromkeys(candidates)), runner, beam, unproven):
-        frame, best = ladder_table(ladder), max((step for step in ladder if step.kept), key=lambda step: step.score)
+    for steps in forward_selection(list(dict.fromkeys(candidates)), runner, beam, unproven):
+        frame, best = steps_table(steps), max((step for step in steps if step.kept), key=lambda step: step.score)
         result = f"Best: {label(best.names)}, {best.score:.4f}: `dvc exp apply {runner.experiment(best.names, 1)}`."
         table = frame.replace(math.nan, None).to_markdown(index=False, floatfmt=".4f", missingval="")
-        write_csv(frame, Path(out) / "ladder.csv")
-        write_text(Path(out) / "ladder.md", to_markdown([f"# {title}", result, table, *notes]))
+        write_csv(frame, Path(out) / "steps.csv")
+        write_text(Path(out) / "steps.md", to_markdown([f"# {title}", result, table, *notes]))
         last_depth = frame[frame["step"] == frame["step"].max()].drop(columns=["low", "high", "p"])
         print_table(last_depth, to=output_console())
     say(result)
-    return ladder
+    return steps

@@ -30,7 +30,7 @@ def test_setting_with_most_runs_is_chosen_and_noted(other):
     chosen_runs = runs_of(measured, [A, B], Setting())
     assert [(run.row, run.seed) for run in chosen_runs.all] == [(A, 1), (A, 2), (A, 3)]
     assert chosen_runs.setting == Setting("quick", "cs224n", "small")
-    assert chosen_runs.note.startswith("Taken are the 3 runs of --budget quick --source cs224n --encoder small; ")
+    assert chosen_runs.note.startswith("This uses the 3 runs of --budget quick --source cs224n --encoder small; ")
     assert f"--{next(iter(other))} {next(iter(other.values()))}" in chosen_runs.note and "has 1." in chosen_runs.note
     chosen = runs_of(measured, [A, B], Setting(**other))
     assert chosen.by_row.keys() == {B} and not chosen.note

@@ -124,7 +124,7 @@ def runs_of(measured: Iterable[Measured], rows: Iterable[str], wanted: Setting, 
     note = ""
     if len(settings) > 1 or (setting.overrides and not wanted.overrides):
         others = "".join(f"; {other.flags} has {len(runs)}" for other, runs in settings if other != setting)
-        note = f"Taken are the {len(selected)} runs of {setting.flags}{others}."
+        note = f"This uses the {len(selected)} runs of {setting.flags}{others}."
     return Runs(setting, by_row, sum(map(setting.matches, of_rows)) - len(selected), note)
 
 

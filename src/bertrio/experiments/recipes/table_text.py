@@ -184,7 +184,7 @@ def _notes(name: str, split: str, part: pd.DataFrame, tables: PaperTables) -> It
     runnable = part[~part["literature"]]
     rows, measured = runnable.drop_duplicates("row"), runnable.dropna(subset="measured")["row"].nunique()
     no_labels = split == "test" and tables.runs.setting.source == "cs224n" and not measured
-    yield f"{measured} of {len(rows)} rows measured{': the course keeps the labels of test to itself' * no_labels}."
+    yield f"{measured} of {len(rows)} rows measured" + ": the course's test labels are not public" * no_labels + "."
     if (rows["seeds"] == 0).any() and split == "dev":
         yield f"To measure the rest: {tables.runs.setting.run_command(f'{tables.paper.name}-{name}')}"
     if split == "dev":

@@ -14,8 +14,8 @@ from bertrio.core.errors import UserError
 from bertrio.evaluation.significance import holm
 from bertrio.experiments.recipes.claims import (
     HELD,
+    INCONCLUSIVE,
     MISSING,
-    NOISE,
     REFUTED,
     Claim,
     Judged,
@@ -98,15 +98,15 @@ def test_effect_is_held_and_refuted_when_reversed():
     [
         ("better", 0.02, 0.01, HELD),
         ("better", -0.02, 0.01, REFUTED),
-        ("better", 0.02, 0.06, NOISE),
+        ("better", 0.02, 0.06, INCONCLUSIVE),
         ("no_better", 0.002, 0.01, REFUTED),  # a gain of any size
         ("no_better", 0.002, 0.3, HELD),  # any gain is below the margin
         ("no_better", -0.02, 0.01, HELD),
-        ("no_better", 0.008, 0.3, NOISE),
+        ("no_better", 0.008, 0.3, INCONCLUSIVE),
         ("no_worse", -0.002, 0.01, REFUTED),
         ("no_worse", -0.002, 0.3, HELD),
         ("no_worse", 0.02, 0.01, HELD),
-        ("no_worse", -0.008, 0.3, NOISE),
+        ("no_worse", -0.008, 0.3, INCONCLUSIVE),
     ],
 )
 def test_verdicts(direction, difference, p, expected):
@@ -116,8 +116,8 @@ def test_verdicts(direction, difference, p, expected):
 @pytest.mark.parametrize(
     ("low", "high", "bounds", "expected"),
     [
-        (1.4, 1.6, (1.25, 1.75), HELD), (1.4, 1.9, (1.25, 1.75), NOISE), (1.8, 1.9, (1.25, 1.75), REFUTED),
-        (1.0, 1.2, (1.25, 1.75), REFUTED), (2.1, 9.0, (2, None), HELD), (1.9, 9.0, (2, None), NOISE),
+        (1.4, 1.6, (1.25, 1.75), HELD), (1.4, 1.9, (1.25, 1.75), INCONCLUSIVE), (1.8, 1.9, (1.25, 1.75), REFUTED),
+        (1.0, 1.2, (1.25, 1.75), REFUTED), (2.1, 9.0, (2, None), HELD), (1.9, 9.0, (2, None), INCONCLUSIVE),
     ],
 )  # fmt: skip
 def test_verdicts_on_ratios(low, high, bounds, expected):
@@ -138,7 +138,7 @@ def test_minutes_are_compared_as_ratios_within_a_session(judged):
     assert (part.difference.value, part.difference.low, part.difference.high) == pytest.approx(ends)
     assert part.verdict == HELD and part.p is None
     assert f"| {CROSS} 1.8 to 2.2 times as long as {BI} | minutes | 1.98 times [1.9" in text_of(judgement)
-    assert judged([*slow[:1], *fast], **keys).claims[0].verdict == NOISE  # a single run gives no interval
+    assert judged([*slow[:1], *fast], **keys).claims[0].verdict == INCONCLUSIVE  # a single run gives no interval
     restarted = [replace(run, session="b", update_seconds=50) for run in fast[:1]]  # without the other side
     [part] = judged([*slow, *restarted, *fast[1:]], **keys).claims[0].parts
     assert part.difference.seeds == (2, 3) and part.verdict == HELD
@@ -181,7 +181,7 @@ def test_text_of_a_claim(judged, count, alone):
         f"| c | {CROSS} better than {BI} | qqp | +0.",
         f"| {count}, {count} | held{alone} |",
         "c: What else differs.",
-        "1 claims: 1 held, 0 refuted, 0 inside the noise, 0 not measured. 1 tests of 1 claims were made",
+        "1 claims: 1 held, 0 refuted, 0 inconclusive, 0 not measured. 1 tests of 1 claims, with",
     ):
         assert part in text
 
@@ -200,7 +200,7 @@ def test_command_for_missing_runs_is_one_line(papers, root):
         ((REFUTED, HELD), (True, False), True),
         ((HELD, HELD), (True, False), True),
         ((HELD, HELD), (False, False), False),
-        ((NOISE, HELD), (True, True), False),
+        ((INCONCLUSIVE, HELD), (True, True), False),
     ],
 )
 def test_rows_alone_marks_verdicts_that_need_a_single_seed(verdicts, single, alone):

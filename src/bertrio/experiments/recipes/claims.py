@@ -21,7 +21,7 @@ from bertrio.experiments.recipes.rows import NonEmptyText, Recipes, read_file
 from bertrio.experiments.recipes.table_text import NAMES, NO_FIGURE, DocumentPart, left_out, signed
 
 FILE = "recipes/claims.yaml"
-HELD, REFUTED, NOISE, MISSING = "held", "refuted", "inside the noise", "not measured"
+HELD, REFUTED, INCONCLUSIVE, MISSING = "held", "refuted", "inconclusive", "not measured"
 ALONE = " (rows alone)"  # marks a test with a single seed on both sides
 HOW = (
     "A difference is the first row minus the second, means over seeds, with its 95 % interval by the paired test over "
@@ -43,7 +43,7 @@ class Part:
         row, than: full names; the claim is that `row` is better, no better, or no worse than `than`.
         metric: a task, or an overall score.
         direction: better, no_better or no_worse.
-        verdict: held, refuted, inside the noise or not measured.
+        verdict: held, refuted, inconclusive or not measured.
         difference: `row` minus `than`, or for minutes their ratio; None if it was not tested.
         p: p-value with Holm's correction for the tested parts of the claim.
         why: the reason why measured rows can't be compared.
@@ -103,9 +103,9 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """Refuted if any part is; else not measured, or inside the noise, if any part is; held if all are."""
+        """Refuted if any part is; else not measured, or inconclusive, if any part is; held if all are."""
         verdicts = {part.verdict for part in self.parts}
-        return next(verdict for verdict in (REFUTED, MISSING, NOISE, HELD) if verdict in verdicts)
+        return next(verdict for verdict in (REFUTED, MISSING, INCONCLUSIVE, HELD) if verdict in verdicts)
 
     @property
     def rows_alone(self) -> bool:
@@ -185,17 +185,17 @@ def verdict(direction: str, difference: Difference, p: float, margin: float) -> 
     """
     ahead, behind = (p < ALPHA and sign * difference.difference > 0 for sign in (1, -1))
     if direction == "better":
-        return HELD if ahead else REFUTED if behind else NOISE
+        return HELD if ahead else REFUTED if behind else INCONCLUSIVE
     if direction == "no_better":
-        return REFUTED if ahead else HELD if behind or difference.high < margin else NOISE
-    return REFUTED if behind else HELD if ahead or difference.low > -margin else NOISE
+        return REFUTED if ahead else HELD if behind or difference.high < margin else INCONCLUSIVE
+    return REFUTED if behind else HELD if ahead or difference.low > -margin else INCONCLUSIVE
 
 
 def within(ratio: Ratio, low: float, high: float | None) -> str:
     """Return the verdict on a ratio that is claimed to be from `low` to `high` (None: without a limit)."""
     if low <= ratio.low and (high is None or ratio.high <= high):
         return HELD
-    return REFUTED if ratio.high < low or (high is not None and ratio.low > high) else NOISE
+    return REFUTED if ratio.high < low or (high is not None and ratio.low > high) else INCONCLUSIVE
 
 
 def claim_document(judgement: Judgement) -> Iterator[DocumentPart]:
@@ -244,12 +244,12 @@ def _test(claim: str, part: Part) -> dict[str, str]:
 
 
 def _summary(judgement: Judgement) -> str:
-    """Return a sentence with the number of claims by verdict and of verdicts expected by chance."""
+    """Return a sentence with the number of claims by verdict and of those expected by chance."""
     counts = Counter(judged.verdict for judged in judgement.claims)
-    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (HELD, REFUTED, NOISE, MISSING))
+    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in (HELD, REFUTED, INCONCLUSIVE, MISSING))
     tested = Counter(judged.claim.name for judged in judgement.claims for part in judged.parts if part.p is not None)
     return (
-        f"{len(judgement.claims)} claims: {verdicts}. {tested.total()} tests of {len(tested)} claims were made, at "
-        f"{100 * ALPHA:g} % for all tests of a claim together: if there were no differences at all, chance would show "
-        f"one in {ALPHA * len(tested):.2g} claims at most."
+        f"{len(judgement.claims)} claims: {verdicts}. {tested.total()} tests of {len(tested)} claims, with a "
+        f"family-wise error rate of {100 * ALPHA:g} % per claim: without any true difference, at most "
+        f"{ALPHA * len(tested):.2g} claims would be significant by chance, on average."
     )

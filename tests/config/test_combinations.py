@@ -29,6 +29,10 @@ def task(name, *blocks, **options):
     return {"tasks": {name: options}}
 
 
+def ensemble(combine, **members):
+    return {"ensemble": {"combine": combine, "members": members}}
+
+
 def sharing(layer, tasks=PAIRS):
     return {"sharing": {"layer": layer, "tasks": list(tasks)}}
 
@@ -104,6 +108,12 @@ def sharing(layer, tasks=PAIRS):
         ({"finetune": {"accumulate": 2}} | task("sts", loss="pearson"), r"accumulate: found 2, but loss pearson"),
         ({"finetune": {"accumulate": 2}} | RESCALED, r"accumulate: found 2, but smart\.projection rescale"),
         ({"encoder": {"frozen": True}} | task("sts", COSINE), r"encoder\.frozen: leaves task sts nothing to learn"),
+        (ensemble("vote", base={"answers": ["sst"]}), "ensemble.members: no member predicts task qqp"),
+        (ensemble("uniform_soup", base={}, b={"answers": ["sst"]}), r"b\.answers: lacks qqp, sts, but a soup is one"),
+        (
+            ensemble("greedy_soup", base={}, b={"encoder": {"pooling": "cls"}}),
+            "pooling is cls, and mean in member base",
+        ),
     ],
 )
 def test_invalid_combination_is_an_error(load, overrides, message):
@@ -117,7 +127,6 @@ def test_invalid_combination_is_an_error(load, overrides, message):
         {"schedule": {"tasks": ["qqp"]}},  # until stays at sst: a single task defines its own epoch
         {"schedule": {"name": "sequential", "tasks": ["qqp", "sts"]}} | task("sts", epochs=4),
         {"schedule": {"name": "per_epoch", "until": "steps"}},  # per_epoch does not read until
-        {"schedule": {"name": "round_robin", "until": ["sst", "sts"]}},
         {"smart": {"tasks": ["sts"]}, "schedule": {"tasks": ["sst"]}},  # SMART is off
         {"encoder": {"frozen": True}} | task("sts", COSINE, head_options={"projection": True}),
         sharing("projection") | {"tasks": {"qqp": SIAMESE, "sts": COSINE}},

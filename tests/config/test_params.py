@@ -141,20 +141,6 @@ def test_member_may_not_answer_a_task_that_only_others_train(load):
     load({**SST_ONLY, "prefinetune": {"epochs": 1}, "ensemble": {"members": members}})
 
 
-@pytest.mark.parametrize(
-    ("combine", "member", "message"),
-    [
-        ("vote", {"answers": ["sst"]}, "ensemble.members: no member predicts task qqp"),
-        ("uniform_soup", {"answers": ["sst"]}, "members.b.answers: lacks qqp, sts"),
-        ("greedy_soup", {"encoder": {"pooling": "cls"}}, "members.b: encoder.pooling is cls, and mean in member base"),
-    ],
-)
-def test_ensemble_that_cannot_be_combined_is_refused_before_training(load, combine, member, message):
-    members = {"base": member if combine == "vote" else {}, "b": member}
-    with pytest.raises(UserError, match=message):
-        load({"ensemble": {"combine": combine, "members": members}})
-
-
 def test_regularizer_is_named_only_in_its_file_and_the_table(root):
     assert all(Params.model_fields[name].annotation is kind.Options for name, kind in REGULARIZERS.items())
     naming = [path for path in (root / "src").rglob("*.py") if re.search(r"\br_drop\b|RDrop", path.read_text())]

@@ -102,8 +102,6 @@ def test_members_that_do_not_fit_together_are_an_error():
         combined({"a": first, "b": second.assign(label=second["label"] + 1)}, "vote")
     with pytest.raises(UserError, match="task sst: members a, b have probabilities of different classes"):
         combined({"a": classes([0.2] * 5), "b": classes([0.25] * 4)}, "mean")
-    with pytest.raises(UserError, match="no member answers task qqp; add it"):
-        combined({"a": first, "b": second}, "mean", {"a": ["sst"], "b": ["sts", "sst"]})
     unlabelled = first.assign(label=np.nan)
     with pytest.raises(UserError, match="found 0 and 0 labelled rows of task sst, expected at least 1 in each"):
         combined({"a": unlabelled, "b": unlabelled}, "greedy")

@@ -196,13 +196,14 @@ def combine(
             order of the members, unless `greedy` finds two of them equally good.
         rule: `vote`, `mean`, `mean_logits` or `greedy`.
         tasks: all tasks, by name.
-        answers: names of the tasks that each member predicts; None, and members that are not named, predict all.
+        answers: names of the tasks that each member predicts, each task by one or more; None, and members that are
+            not named, predict all.
 
     Returns:
         A prediction table, rows in the order of the first member; and the weights of each task's members.
 
     Raises:
-        UserError: if a task is unknown or no member predicts it, members have different rows or labels, or `greedy`
+        UserError: if a task is unknown, members have different rows or labels, or `greedy`
             lacks labelled rows.
     """
     frames = _aligned(members)
@@ -211,8 +212,6 @@ def combine(
     parts, weights = [], {}
     for task, positions in first.groupby("task", sort=False).indices.items():
         rows, names = first.iloc[positions], [name for name in members if task in (answers or {}).get(name, tasks)]
-        if not names:
-            raise UserError(f"ensemble.members: no member answers task {task}; add it to the answers of one")
         predictions = [predicted_of(frames[name].iloc[positions]) for name in names]
         if len({None if one.probabilities is None else one.probabilities.shape for one in predictions}) > 1:
             raise UserError(

@@ -1,5 +1,7 @@
 """The bootstrap against closed forms, scipy, and the truth of simulations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,7 +27,8 @@ def table(name: str, rows: int, split: str = "dev", digits: int = 8) -> pd.DataF
         labels = generator.integers(0, max(2, target.size), rows).astype(float)
         signal = np.eye(5)[labels.astype(int)] if target.size > 1 else labels[:, None] - 0.5
         outputs = 2 * signal + generator.normal(0, 1, (rows, target.size))
-    return prediction_rows(TASKS[name], split, [str(i) for i in range(rows)], labels, outputs.round(digits))
+    ids = [f"{name}-{i}" for i in range(rows)]
+    return prediction_rows(TASKS[name], split, ids, labels, outputs.round(digits))
 
 
 def all_tasks(rows: int = 80, split: str = "dev") -> pd.DataFrame:
@@ -108,6 +111,12 @@ def test_overall_interval_treats_tasks_as_independent():
     limits = intervals(all_tasks(400), TASKS)["dev"]
     widths = [np.diff(limits[name][task.target.metrics[0]]) for name, task in TASKS.items()]
     assert np.diff(limits["overall_mean"]) == pytest.approx(np.linalg.norm(widths) / 3, rel=0.1)
+
+
+def test_tasks_with_the_same_row_ids_share_their_resamples():
+    tasks = {name: replace(TASKS["qqp"], name=name) for name in "ab"}
+    limits = intervals(pd.concat([table("qqp", 80).assign(task=name) for name in tasks]), tasks)["dev"]
+    assert limits["overall_mean"] == limits["a"]["accuracy"] == limits["b"]["accuracy"]
 
 
 def test_intervals_do_not_depend_on_other_tasks_or_splits():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -103,10 +105,18 @@ def test_intervals_are_cut_off_at_possible_differences():
         assert (difference.low, difference.high) == (-largest, largest)
 
 
-def test_results_without_variance_are_no_difference():
+def test_tasks_of_the_same_texts_count_once():
+    sides = accuracy_runs(60, 40)
+    shared = [[dict.fromkeys("ab", replace(one["task"], ids=("0", "1"))) for one in side] for side in sides]
+    both, alone = paired_difference(*shared, "overall_mean"), paired_difference(*sides, "task")
+    assert (both.low, both.high, both.p) == pytest.approx((alone.low, alone.high, alone.p))
+
+
+def test_without_variance_it_is_the_sign_test():
     assert paired_difference(seeds([0.8, 0.8]), seeds([0.9, 0.9]), "task").p == 1
     same = paired_difference(*accuracy_runs(0, 0), "task")
     assert (same.difference, same.low, same.high, same.p) == (0, 0, 0, 1)
+    assert paired_difference(*accuracy_runs(50, 0, 50), "task").p == pytest.approx(2 * 0.5**50)
 
 
 @pytest.mark.parametrize("ps", [[], [0.01], [0.04, 0.01, 0.03], [0.5, 0.5, 0.01, 0.02], [0.9, 0.8], [0.0, 1.0, 0.02]])

@@ -39,7 +39,9 @@ def generator_for(split: str, task: str) -> np.random.Generator:
     return np.random.default_rng([SEED, zlib.crc32(f"{split}/{task}".encode())])
 
 
-def bootstrap(scored: Scored, resamples: Mapping[str, int], generator: np.random.Generator) -> dict[str, Array]:
+def bootstrap(
+    scored: Scored, resamples: Mapping[str, int], generator: np.random.Generator, rows: bool = False
+) -> dict[str, Array]:
     """Values of metrics on resampled rows, which are drawn once for all of them.
 
     Metrics of counts draw the counts themselves from a multinomial distribution, so their cost does not depend on N.
@@ -49,12 +51,13 @@ def bootstrap(scored: Scored, resamples: Mapping[str, int], generator: np.random
         resamples: by name in METRICS, the number of resamples R, as of `resamples_of`. Either all metrics are of counts
             or none.
         generator: draws the resamples.
+        rows: draw rows for metrics of counts as well, so that tasks of the same texts get the same resamples.
 
     Returns:
         Values [R] by metric.
     """
     sizes = np.ones(len(scored.labels), dtype=np.int64)
-    if set(resamples) <= set(ON_COUNTS):
+    if set(resamples) <= set(ON_COUNTS) and not rows:
         scored, unit = _merged(scored)
         sizes = np.bincount(unit)
     measures = {metric: WEIGHTED[metric](scored) for metric in resamples}
@@ -100,8 +103,8 @@ def _ece_of_calibrated(confidence: Array, draws: int) -> Array:
 def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[str, Any]]:
     """95 % intervals of all metrics of `evaluate_predictions`, with fixed seeds.
 
-    Overall scores are computed from independent resamples of each task, since tasks are measured on different rows.
-    Their number is that of the task with the fewest resamples.
+    Overall scores are computed from independent resamples of each task, or the same ones for tasks with the same row
+    ids, which are labels of the same texts. Their number is that of the task with the fewest resamples.
 
     Returns:
         `{split: {task: {metric: [low, high]}, "overall_mean": [low, high], "overall_normalized": [low, high]}}`.
@@ -110,14 +113,16 @@ def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[
         UserError: if there are predictions of an unknown task.
     """
     results: dict[str, dict[str, Any]] = {}
+    ids = frame[frame["label"].notna()].groupby(["split", "task"])["id"].agg(tuple)
     for split, parts in scored_by_task(frame, tasks).items():
         results[split], main_metrics = {}, {}
         for task, scored in parts.items():
             metrics = tasks[task].target.metrics
             values: dict[str, Array] = {}
+            same = [other for other in parts if ids[split, other] == ids[split, task]]
             for on_counts in {metric in ON_COUNTS for metric in metrics}:
                 numbers = {metric: resamples_of(metric) for metric in metrics if (metric in ON_COUNTS) == on_counts}
-                values |= bootstrap(scored, numbers, generator_for(split, task))
+                values |= bootstrap(scored, numbers, generator_for(split, same[0]), rows=len(same) > 1)
             results[split][task] = {name: list(metric_interval(scored, name, values[name])) for name in metrics}
             main_metrics[task] = (metrics[0], values[metrics[0]])
         if len(parts) == len(tasks):

@@ -383,7 +383,6 @@ def selection_score(metrics: Mapping[str, Any], select: str, tasks: Mapping[str,
         without = [name for name in ([select] if select in tasks else tasks) if name not in metrics]
         raise UserError(
             f"finetune.select: {select} needs labels, and the rows to select on have none for task "
-            f"{', '.join(without)}; set finetune.select to a task that has them or to last, "
-            "or finetune.select_on to holdout"
+            f"{', '.join(without)}; set finetune.select to last or a task that has them, or change finetune.select_on"
         )
     return metrics[select][tasks[select].target.metrics[0]] if select in tasks else metrics[select]

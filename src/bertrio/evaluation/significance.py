@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -30,11 +31,13 @@ class TaskScore:
         metric: name of the metric.
         value: its value.
         rows: contribution of each row [N], see `intervals.contributions`.
+        ids: ids of the rows [N]; tasks with equal ids are labels of the same texts. None: texts of this task alone.
     """
 
     metric: str
     value: float
     rows: Array
+    ids: tuple[str, ...] | None = None
 
 
 Run = Mapping[str, TaskScore]  # by task
@@ -73,8 +76,9 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
     The variance of the difference is $e^2 = \sum_k w_k^2 \mathrm{var}(\bar b_{ki} - \bar a_{ki}) / N_k + s_a^2 / n_a +
     s_b^2 / n_b$. The first part is the variance over rows: $\bar a_{ki}$ is the contribution of row i to the
     metric of task k, averaged over the runs of a side, so rows that are hard for both sides cancel; $w_k$ is the weight
-    of the task in an overall score. The others are variances over seeds, with n runs a side. A side of one run
-    is taken to vary as the other does, $s^2 (1 + 1 / n)$ as in Student's test. With one run on each, rows count alone.
+    of the task in an overall score. Tasks of the same texts count as one, with the sum of their differences. The other
+    parts are variances over seeds, with n runs a side. A side of one run is taken to vary as the other does,
+    $s^2 (1 + 1 / n)$ as in Student's test. With one run on each, rows count alone.
 
     The difference divided by e is compared with Student's t with $e^4 / \sum_j v_j^2 / f_j$ degrees of freedom;
     Satterthwaite (1946), "An approximate distribution of estimates of variance components". A part $v_j$ of seeds
@@ -91,13 +95,17 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
         metric: a task, whose main metric is compared, or an overall score.
 
     Returns:
-        The difference. If nothing varies, p is 1. The interval is cut to the largest difference that the metric allows.
+        The difference. If all n rows that differ do so alike, p is that of a sign test, $2^{1 - n}$, and 1 if none do.
+        The interval is cut to the largest difference that the metric allows.
     """
     sides = [[score_of(run, metric) for run in side] for side in (first, second)]
     weights = _weights(first[0], metric)
-    parts = [
-        _row_variance(weight * (_mean_rows(second, task) - _mean_rows(first, task))) for task, weight in weights.items()
-    ]
+    differences: dict[Any, Array] = {}
+    for task, weight in weights.items():
+        texts = first[0][task].ids or task
+        between = weight * (_mean_rows(second, task) - _mean_rows(first, task))
+        differences[texts] = differences.get(texts, 0.0) + between
+    parts = [_row_variance(values) for values in differences.values()]
     seeds = (len(first), len(second))
     spread = [(float(np.var(side, ddof=1)) / len(side), len(side) - 1.0) for side in sides if len(side) > 1]
     if len(spread) == 1:
@@ -106,15 +114,20 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
     parts += spread
     means = [float(np.mean(side)) for side in sides]
     low, high, p, freedom = _t_test(means[1] - means[0], parts)
+    if not freedom:
+        p, freedom = min(1.0, 2 * 0.5 ** sum(map(np.count_nonzero, differences.values()))), math.inf
     largest = sum(weight * WIDEST.get(first[0][task].metric, 1.0) for task, weight in weights.items())
     return Difference(means[0], means[1], seeds, max(low, -largest), min(high, largest), p, freedom)
 
 
 def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[float, float, float, float]:
-    """Return the interval, p-value and degrees of freedom of a difference; `parts` are its variances and theirs."""
+    """Return the interval, p-value and degrees of freedom of a difference; `parts` are its variances and theirs.
+
+    If nothing varies, there are no degrees of freedom.
+    """
     error = math.sqrt(math.fsum(variance for variance, _ in parts))  # independent of the order of the sides
     if error < 1e-12:  # rounding
-        return difference, difference, 1.0, math.inf
+        return difference, difference, 1.0, 0.0
     from scipy.special import stdtr, stdtrit  # slow to import
 
     freedom = error**4 / math.fsum(variance**2 / freedom for variance, freedom in parts)

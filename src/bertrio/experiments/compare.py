@@ -75,7 +75,7 @@ def compare(first: Side, second: Side, split: str = "dev", rows: int | None = No
     matched = match([(revision.title, revision.predictions()) for revision in revisions], tasks, split)
     missing += [name for name in tasks if name not in matched]
     runs = [
-        {name: _task_score(tasks[name], pair.scored[index]) for name, pair in matched.items()}
+        {name: _task_score(tasks[name], pair, index) for name, pair in matched.items()}
         for index in range(len(revisions))
     ]
     sides = runs[: len(first)], runs[len(first) :]
@@ -160,9 +160,9 @@ def _shared_tasks(revisions: Side) -> tuple[dict[str, Task], list[str], list[str
     return shared, missing, notes
 
 
-def _task_score(task: Task, scored: Scored) -> TaskScore:
-    metric = task.target.metrics[0]
-    return TaskScore(metric, METRICS[metric](scored), contributions(scored, metric))
+def _task_score(task: Task, matched: Matched, run: int) -> TaskScore:
+    metric, scored = task.target.metrics[0], matched.scored[run]
+    return TaskScore(metric, METRICS[metric](scored), contributions(scored, metric), tuple(matched.ids))
 
 
 def _test(sides: tuple[Sequence[Run], Sequence[Run]], name: str, metric: str) -> Figures:

@@ -3,8 +3,9 @@ import itertools
 import pytest
 import torch
 from torchjd import aggregation
+from torchjd.linalg import QuadprogProjector
 
-from bertrio.techniques.surgery import SURGERIES, TORCHJD, Surgery, cagrad, mgda, pcgrad, upgrad
+from bertrio.techniques.surgery import SURGERIES, TORCHJD, Surgery, cagrad, mgda, pcgrad
 
 CONFLICTING = torch.tensor([[1.0, -0.4, -0.3], [-0.4, 2.0, -0.5], [-0.3, -0.5, 0.5]], dtype=torch.float64)
 
@@ -79,12 +80,13 @@ def test_mgda_meets_the_optimality_condition(ratio):
         assert slack.min() >= -1e-9 and (slack * (weights > 0)).abs().max() <= 1e-9
 
 
+@pytest.mark.parametrize("method", ["upgrad", "dualproj", "cr_mogm"])
 @pytest.mark.parametrize("tasks", [2, 3])
 @pytest.mark.parametrize("ratio", [1.0, 1e-3])
-def test_upgrad_conflicts_with_no_task_even_of_small_gradients(tasks, ratio):
+def test_projections_conflict_with_no_task_even_of_small_gradients(method, tasks, ratio):
     for seed in range(10):
         g = gradients(tasks, seed) * torch.tensor([1.0] * (tasks - 1) + [ratio], dtype=torch.float64)[:, None]
-        weights = upgrad(g @ g.T, generator())
+        weights = Surgery(method, "sum", generator())(g @ g.T)
         direction = weights @ g
         along = (g @ direction) / (g.norm(dim=1) * direction.norm())
         assert along.min() >= -1e-4 and weights.min() >= 1 - 1e-6
@@ -132,13 +134,14 @@ def test_cagrad_equals_brute_force_over_the_simplex(c, tasks, steps, seed):
 @pytest.mark.parametrize("method", ["dualproj", "fairgrad", "gradvac", "cr_mogm"])
 def test_updates_match_the_aggregators_of_torchjd(method, tasks, seed):
     """Over three steps, on gradients with a mean square of 1, where both are on one scale."""
+    exact = QuadprogProjector(reg_eps=1e-7)
     aggregator = {
-        "dualproj": aggregation.DualProj(torch.ones(tasks, dtype=torch.float64)),
+        "dualproj": aggregation.DualProj(torch.ones(tasks, dtype=torch.float64), exact),
         "fairgrad": aggregation.FairGrad(alpha=2.0),
         "gradvac": aggregation.GradVac(beta=0.5),
         "cr_mogm": lambda g: smoothed(g @ g.T) @ g * tasks,
     }[method]
-    smoothed = aggregation.CRMOGMWeighting(aggregation.UPGradWeighting(), alpha=0.9)
+    smoothed = aggregation.CRMOGMWeighting(aggregation.UPGradWeighting(projector=exact), alpha=0.9)
     surgery, draws = Surgery(method, "sum", generator(7)), generator(7)
     for step in range(3):
         g = gradients(tasks, 10 * seed + step)

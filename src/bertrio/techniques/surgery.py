@@ -104,13 +104,27 @@ def upgrad(gramian: Tensor, generator: torch.Generator) -> Tensor:
     exact arithmetic), so that the small constant that the solver adds to the diagonal does not dominate a task whose
     gradient is much smaller than the others'.
     """
-    from torchjd.aggregation import UPGradWeighting
+    return _projected("UPGradWeighting", gramian)
+
+
+def dualproj(gramian: Tensor, generator: torch.Generator) -> Tensor:
+    """Sum of the gradients, projected onto the directions along which no task's loss rises.
+
+    Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory for Continual Learning", eq. 11. Arguments, weights and the
+    departure from TorchJD are those of `upgrad`.
+    """
+    return _projected("DualProjWeighting", gramian)
+
+
+def _projected(weighting: str, gramian: Tensor) -> Tensor:
+    """Return the weights of a projection of TorchJD, stated in gradients of length 1."""
+    from torchjd import aggregation
     from torchjd.linalg import QuadprogProjector
 
     norms = gramian.diagonal().sqrt()
-    cosines = gramian / norms.outer(norms)
     # 1e-5 is above the rounding errors of inner products in float32, which can make an eigenvalue negative
-    return UPGradWeighting(pref_vector=norms, projector=QuadprogProjector(reg_eps=1e-5))(cosines) / norms
+    solver = getattr(aggregation, weighting)(pref_vector=norms, projector=QuadprogProjector(reg_eps=1e-5))
+    return solver(gramian / norms.outer(norms)) / norms
 
 
 def cagrad(gramian: Tensor, generator: torch.Generator, c: float = 0.4) -> Tensor:
@@ -176,8 +190,6 @@ class TorchJD:
       2023, "Independent Component Alignment for Multi-Task Learning", Algorithm 1, with the smallest non-zero
       eigenvalue as the scale. The weights sum to K for orthogonal gradients of equal length, and to less the more the
       gradients align or differ in length.
-    - `dualproj`: mean gradient, projected onto the directions along which no task's loss rises. Lopez-Paz and Ranzato
-      2017, "Gradient Episodic Memory for Continual Learning", eq. 11.
     - `fairgrad`: $G w = w^{-1/\alpha}$, alpha-fairness of the tasks' gains, here with alpha = 2. Ban and Ji 2024, "Fair
       Resource Allocation in Multi-Task Learning", eq. 4.
     - `gradvac`: as PCGrad, but towards a cosine that is a moving average of the pair's past ones, not 0. Wang et al.
@@ -185,8 +197,8 @@ class TorchJD:
       Algorithm 1; has a state.
     - `random`: softmax of normal draws. Lin et al. 2022, "Reasonable Effectiveness of Random Weighting: A Litmus Test
       for Multi-Task Learning", Section 3.
-    - `cr_mogm`: moving average, $\lambda_k = 0.9 \lambda_{k-1} + 0.1 w$, of the weights w of UPGrad. Zhou et al. 2022,
-      "On the Convergence of Stochastic Multi-Objective Gradient Manipulation and Beyond"; has a state.
+    - `cr_mogm`: moving average, $\lambda_k = 0.9 \lambda_{k-1} + 0.1 w$, of the weights w of `upgrad`. Zhou et al.
+      2022, "On the Convergence of Stochastic Multi-Objective Gradient Manipulation and Beyond"; has a state.
 
     The Gramian is divided by the mean of its diagonal, which makes weights free of a common scale of the gradients;
     weights that sum to 1 for orthogonal gradients of equal length are multiplied by K. A state starts afresh in a step
@@ -227,17 +239,17 @@ class TorchJD:
 TORCHJD: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "imtl_g": (lambda jd: jd.IMTLGWeighting(), True),
     "aligned_mtl": (lambda jd: jd.AlignedMTLWeighting(), True),
-    "dualproj": (lambda jd: jd.DualProjWeighting(), True),
     "fairgrad": (lambda jd: jd.FairGradWeighting(alpha=2.0), False),
     "gradvac": (lambda jd: jd.GradVacWeighting(), False),
     "random": (lambda jd: jd.RandomWeighting(), True),
-    "cr_mogm": (lambda jd: jd.CRMOGMWeighting(jd.UPGradWeighting()), True),
+    "cr_mogm": (lambda jd: jd.CRMOGMWeighting(lambda gramian: upgrad(gramian, torch.Generator())), False),
 }
 METHODS: dict[str, Method] = {
     "pcgrad": pcgrad,
     "mgda": mgda,
     "upgrad": upgrad,
     "cagrad": cagrad,
+    "dualproj": dualproj,
 }
 SURGERIES = (*METHODS, *TORCHJD)
 

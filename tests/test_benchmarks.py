@@ -77,14 +77,6 @@ def test_benchmark_runs(bench, run_script, tmp_path, name):
         assert parts["products of linear layers"][1] >= passes * weights
 
 
-def test_curve_starts_when_every_task_has_a_member(run_script):
-    answers = ["-S", "ensemble.members.base.answers=[sst]"]
-    result, text = run_script("minutes", "--rows", "real", "--only", "real", *answers, *SETTINGS)
-    [run] = result["cases"][0]["runs"]
-    assert "| real |" in text and len(run["points"]) == 2  # the epochs of the second of two members
-    assert run["points"][0][0] > run["seconds"] / 2 and all(0 < score < 1 for _, score in run["points"])
-
-
 def test_ratio_is_the_median_over_repeats(bench):
     # a machine that slows down between repeats does not change the ratio of each repeat
     assert bench("common").ratio_cell([4.0, 2.0, 6.0], [2.0, 1.0, 2.0]) == "2.00 (2.00 to 3.00)"
@@ -102,8 +94,3 @@ def test_flop_count_equals_torchs(bench):
         model(ids).last_hidden_state.sum().backward()
     counted = bench("ours").work_of(config, {"sst": SimpleNamespace(lengths=np.array([7]))})["flop_per_row"]
     assert counted == counter.get_total_flops()
-
-
-def test_unknown_case_error_lists_the_known_ones(bench):
-    with pytest.raises(SystemExit, match="no case nothing; there are ours"):
-        bench("common").chosen(bench("inference").cases(False, 4), ["nothing"])

@@ -7,7 +7,7 @@ import torch
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import HeadOutput
-from bertrio.training.build import build_losses, build_streams, plan_of, rows_per_pass
+from bertrio.training.build import build_losses, build_streams, hold_out, plan_of, rows_per_pass
 from tests.training.conftest import TASKS, split_of
 
 
@@ -58,6 +58,14 @@ def test_tasks_with_the_same_texts_share_batches(workspace):
     sts.task = split["sts"].task
     streams = build_streams({"qqp": qqp, "sts": sts}, params)
     assert sts.text_group == "qqp" and sorted(map(len, one_pass(streams["qqp"]))) == [8, 9]
+
+
+def test_holdout_has_no_extra_rows_and_their_copies_do_not_train(workspace):
+    rows = split_of(workspace.params(), "train")["sst"].take(np.arange(40))
+    rows.ids[20:], rows.sources = "swapped-" + rows.ids[:20], np.repeat(["", "extra_train"], 20)
+    train, held = (split["sst"].ids for split in hold_out({"sst": rows}, 0.5, 1))
+    assert len(train) == 20 and len(held) == 10 and set(held) < set(rows.ids[:20])
+    assert not set(train) & {*held, *("swapped-" + held)}
 
 
 def test_share_of_a_pass_ignores_unused_sources(workspace):

@@ -44,6 +44,12 @@ def test_holdout_is_scored_and_not_trained_on(workspace):
     assert set(read_predictions("a/out/predictions.parquet")["split"]) == {"dev", "test"}
 
 
+def test_tasks_without_a_step_do_not_count_as_trained(workspace, capsys):
+    run(workspace.params(schedule={"name": "sequential"}, finetune={"max_steps": 2}), "a")
+    assert read_json("a/model/bertrio.json")["trained"] == ["sst"]
+    assert "qqp, sts: not trained" in capsys.readouterr().err
+
+
 def test_lr_warms_up_to_its_peak_and_decays_to_0(workspace):
     tiny = {"tiny": {"lr_factor": 20.0}}
     options = {"finetune": {"lr": 1e-4, "max_steps": 10}, "optimizer": {"warmup_fraction": 0.2}}
@@ -75,3 +81,10 @@ def test_a_dev_split_without_rows_is_an_error(workspace):
     write_table(read_table(path).head(0), path)
     with pytest.raises(UserError, match=r"qqp/dev\.parquet: found no rows; see data\.split"):
         run(workspace.params(), "a")
+
+
+def test_a_task_without_labels_to_train_on_is_an_error(workspace):
+    path = "data/splits/qqp/train.parquet"
+    write_table(read_table(path).assign(label=float("nan")), path)
+    with pytest.raises(UserError, match=r"qqp/train\.parquet: no row to train on has a label; raise data\.split\.keep"):
+        load_rows(workspace.params(), Inputs())

@@ -5,7 +5,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, get_scheduler
 
-from bertrio.training.optimizer import RowGradients, build_optimizer, clip_gradients, layers_below_heads, lr_factor
+from bertrio.training.optimizer import (
+    Optimization,
+    RowGradients,
+    build_optimizer,
+    clip_gradients,
+    layers_below_heads,
+    lr_factor,
+)
 
 
 def options(default_params, **changes):
@@ -89,6 +96,8 @@ def test_adamw_groups_have_layer_decay_and_decay_weights_only(default_params):
         assert group["lr"] == pytest.approx(0.8 * 0.5 ** layers_below_heads(model)[name]), name
         assert group["weight_decay"] == (0.1 if dict(model.named_parameters())[name].ndim > 1 else 0), name
         assert group["eps"] == 1e-2 and group["betas"] == (0.9, 0.999)
+    constant = options(default_params, layer_decay=0.5, lr_schedule="constant", warmup_fraction=0.0)
+    assert Optimization(model, constant, 0.8, [[("a",)]]).step() == 0.8
 
 
 # ---- sparse gradients

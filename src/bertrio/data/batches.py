@@ -61,6 +61,11 @@ class Batch:
         return 1.0 if self.shard is None else self.shard.weight
 
     @property
+    def labelled_share(self) -> Tensor | float:
+        """Share of the rows that have a label."""
+        return 1.0 if self.labelled is None else self.labelled.float().mean()
+
+    @property
     def text_numbers(self) -> Tensor:
         """Numbers of the texts by their tokens, [B, one or two]: int64, equal for equal texts whatever their padding.
 

@@ -16,7 +16,7 @@ from bertrio.core.gender import gender_swapped
 from bertrio.core.tasks import Task
 from bertrio.data.facts import describe
 from bertrio.data.splits import Tables, keep_share, make_splits, new_rows
-from bertrio.data.table import EXTRA, SPLITS, UNLABELLED, is_labelled, read_table, write_table
+from bertrio.data.table import EXTRA, SPLITS, SWAPPED, UNLABELLED, is_labelled, read_table, write_table
 from bertrio.model.names import hub_origin
 
 LEFT_OUT = "left_out.csv"  # rows of data.extra_train that are already in the splits
@@ -132,7 +132,7 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
 def _gender_swapped(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
     """Return copies of the rows that `gender_swapped` changes."""
     texts = list(task.text_columns)
-    swapped = rows.assign(id="swapped-" + rows["id"], **{name: rows[name].map(gender_swapped) for name in texts})
+    swapped = rows.assign(id=SWAPPED + rows["id"], **{name: rows[name].map(gender_swapped) for name in texts})
     return swapped[(swapped[texts] != rows[texts]).any(axis=1)]
 
 

@@ -23,6 +23,7 @@ from bertrio.core.files import read_parquet, whole_file
 BATCH = 10_000  # rows that are Python objects at a time
 SPLITS = ("train", "dev", "test")
 EXTRA = "extra_train"  # rows of data.extra_train, which the stage split adds to train
+SWAPPED = "swapped-"  # start of the ids of gender-swapped copies
 UNLABELLED = "unlabelled"  # rows of data.unlabelled, of all its files; each file's are called unlabelled-<name> before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -53,14 +54,14 @@ class ModelConfig(Group):
     plugins: Any = Field(default=None, exclude=True)  # written by older versions
 
     @classmethod
-    def from_params(cls, params: Params) -> ModelConfig:
-        """Return the description of a model trained with `params`."""
-        encoder = params.encoder
+    def from_params(cls, params: Params, trained: Collection[str] | None = None) -> ModelConfig:
+        """Return the description of a model trained with `params`, on all tasks of these or, if given, on `trained`."""
+        encoder, known = params.encoder, params.trains if trained is None else trained
         start = Path(encoder.name).name if local_folder(encoder.name) else encoder.name  # paths stay private
         return cls(
             format=1,
             tasks=params.tasks,
-            trained=[name for name in params.tasks if name in (*params.trains, *params.pretrains)],
+            trained=[name for name in params.tasks if name in known or name in params.pretrains],
             sharing=params.sharing,
             encoder=EncoderConfig(pooling=encoder.pooling, max_length=encoder.max_length, name=start),
         )

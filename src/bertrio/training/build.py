@@ -19,7 +19,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.runtime import NARROW, Runtime, generator
 from bertrio.core.tasks import Task
 from bertrio.data.batches import BatchStream, Rows, Split
-from bertrio.data.table import UNLABELLED, read_table
+from bertrio.data.table import SWAPPED, UNLABELLED, read_table
 from bertrio.data.tokens import load_tokens
 from bertrio.evaluation.predictions import predicted_of
 from bertrio.inference.teach import read_outputs
@@ -181,13 +181,19 @@ def _read_rows(path: Path, task: Task, tokenizer: Any, max_length: int) -> Rows 
 
 
 def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
-    """Split training rows at random into rows to train on and a share of about `fraction` to select epochs on."""
+    """Split training rows at random into rows to train on and a share of about `fraction` to select epochs on.
+
+    Rows of `data.extra_train` are not held out, and gender-swapped copies of held-out rows are left out.
+    """
     remaining, held_out = {}, {}
     for task, rows in train.items():
         first = next(name for name, others in train.items() if np.array_equal(others.ids, rows.ids))  # draws for all
-        order = torch.randperm(len(rows), generator=generator(seed, f"holdout {first}")).numpy()
-        count = min(max(1, round(fraction * len(rows))), len(rows) - 1)
-        held_out[task], remaining[task] = rows.take(np.sort(order[:count])), rows.take(np.sort(order[count:]))
+        own = np.flatnonzero(rows.sources == "")
+        order = own[torch.randperm(len(own), generator=generator(seed, f"holdout {first}")).numpy()]
+        held = np.sort(order[: min(max(1, round(fraction * len(own))), len(own) - 1)])
+        copies = SWAPPED + rows.ids[held].astype(object)
+        kept = ~np.isin(np.arange(len(rows)), held) & ~np.isin(rows.ids.astype(object), copies)
+        held_out[task], remaining[task] = rows.take(held), rows.take(np.flatnonzero(kept))
     return remaining, held_out
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 from bertrio.config import Params, build_tasks
 from bertrio.config.loading import MEMBER_GROUPS
 from bertrio.core.console import say
+from bertrio.core.errors import UserError
 from bertrio.core.files import whole_folder, write_csv, write_json
 from bertrio.core.runtime import Runtime
 from bertrio.data.batches import Split
@@ -84,6 +85,9 @@ def finetune(
         with closing(curves) if curves else nullcontext():
             train_epochs("finetune", trainer, evaluator, checkpoints)
         best.restore(scored_model)
+        trained = trainer.tasks_of(best.best_epoch)
+        if untrained := set(params.trains).difference(trained, params.pretrains):
+            say(f"{', '.join(sorted(untrained))}: not trained, as no step of the kept epochs takes them")
         table, summary, tasks = best.predictions, best.summary(), build_tasks(params)
         if test:
             table = pd.concat([table, predict(scored_model, test, "test", size)], ignore_index=True)
@@ -94,7 +98,7 @@ def finetune(
             summary["selected_on"]["thresholds"] = on
         if processes.is_main:
             with whole_folder(model_folder) as folder:
-                save_model(scored_model, folder, ModelConfig.from_params(params), inputs.tokenizer)
+                save_model(scored_model, folder, ModelConfig.from_params(params, trained), inputs.tokenizer)
                 write_predictions(table, f"{predictions}/predictions.parquet")
                 write_json(f"{predictions}/summary.json", summary)
                 write_csv(pd.DataFrame(evaluator.lines), history)
@@ -124,6 +128,11 @@ def load_rows(params: Params, inputs: Inputs) -> tuple[Split, dict[str, Split], 
     scored = {"dev": dev}
     if params.finetune.select_on == "holdout":
         train, scored["holdout"] = hold_out(train, HOLDOUT, params.runtime.seed)
+    for task in params.trains:
+        if not train[task].labelled_count:
+            path = f"{inputs.splits}/{task}/train.parquet"
+            advice = f"raise data.split.keep.train, or leave {task} out of schedule.tasks"
+            raise UserError(f"{path}: no row to train on has a label; {advice}")
     if train_metrics := params.finetune.train_metrics:
         scored["train"] = {task: rows for task, rows in train.items() if train_metrics is True or task in train_metrics}
     return add_unlabelled(params, train, inputs.splits, inputs.tokenizer), scored, test

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, islice, zip_longest
 from typing import Any
 
 import numpy as np
@@ -114,6 +114,11 @@ class Trainer(Stateful):
                 self._train(steps, start, f"{description}, epoch {epoch}/{len(self.plan)}", between_steps)
                 yield EpochLog(epoch, self.steps_done, self.meter.lr, self.meter.losses.means())
 
+    def tasks_of(self, epochs: int) -> set[str]:
+        """Return the tasks that take part in the steps of the first `epochs` epochs."""
+        steps = islice(chain.from_iterable(self.plan[:epochs]), self.total_steps)
+        return set(chain.from_iterable(steps))
+
     def cost(self) -> dict[str, str | float]:
         """Return the figures for a stage's timing file: device, precision, threads, rows per second, ms per step."""
         meter = self.meter
@@ -200,9 +205,13 @@ class Trainer(Stateful):
             shares = [
                 shard.weight * len(piece.rows) / len(batch.rows) for shard, (piece, batch) in zip(shards, present)
             ]
-            for shard, loss, share in zip(shards, losses, shares):
+            for (_, batch), shard, loss, share in zip(present, shards, losses, shares):
                 for name, value in loss.named(shard.task).items():
                     self._finite.add(f"the loss of {name}", value, [shard.task])
+                    if name == batch.task and self.objective.reads_labels:
+                        if batch.labels is None:
+                            continue
+                        value = value / batch.labelled_share  # the mean over rows with a label
                     logged[name] = logged.get(name, 0.0) + share * value
             self.meter.rows_seen += sum(len(piece.rows) for piece, _ in present)
             self._finite.read_on_cpu()

@@ -130,7 +130,7 @@ def token_blocks(corpora: str | Path, tokenizer: Any, block_size: int, folder: P
 class Blocks:
     """Rows of blocks: those of `blocks` [N, T], token ids, at `positions`, which are also the ids of the rows."""
 
-    texts = TASK
+    text_group = TASK
 
     def __init__(self, blocks: np.ndarray, positions: np.ndarray) -> None:
         self._blocks, self.ids, self.sources = blocks, positions, np.full(len(positions), "")
@@ -162,6 +162,7 @@ class MlmObjective(StepObjective):
         runtime: device and precision.
     """
 
+    reads_labels = False
     saved = ("_generator", "before")
 
     def __init__(self, model: nn.Module, mask: Mask, generator: torch.Generator, runtime: Runtime) -> None:

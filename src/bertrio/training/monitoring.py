@@ -141,7 +141,8 @@ class EpochLog:
         epoch: number of the epoch, from 1.
         step: number of its last update.
         lr: learning rate of its last update.
-        losses: mean loss over the epoch's batches, by task, and unweighted regularizers as `<regularizer>_<task>`.
+        losses: mean loss over the epoch's batches with labels, by task, and unweighted regularizers as
+            `<regularizer>_<task>`.
     """
 
     epoch: int
@@ -176,7 +177,7 @@ class Meter(Stateful):
 
     def log(self, step: int, tasks: Sequence[str], logged: Mapping[str, Tensor], lr: float, norm: Tensor) -> None:
         """Log the values of an update."""
-        self.lr, self._loss = lr, sum(logged[task] for task in tasks)
+        self.lr, self._loss = lr, sum(logged[task] for task in tasks if task in logged)
         self.losses.add(logged)
         self._tick()
         if self._curves is not None:

@@ -58,6 +58,7 @@ class BatchLoss(NamedTuple):
 class StepObjective(Stateful):
     """Base class of objectives: `Objective` for labelled rows, `training.mlm.MlmObjective` for text."""
 
+    reads_labels = True
     model: nn.Module
     runtime: Runtime
 

@@ -278,6 +278,7 @@ class Optimization(Stateful):
         ends = list(accumulate(len(epoch) for epoch in plan))
         self.total_steps = total_steps(plan, max_steps)
         self.max_grad_norm, self._model, self._rows = params.max_grad_norm, model, RowGradients()
+        self._peak = lr
         self.optimizer = build_optimizer(model, params, lr, extra)
         warmup = round(params.warmup_fraction * self.total_steps)
         self.lr_schedule = LambdaLR(
@@ -285,8 +286,8 @@ class Optimization(Stateful):
         )
 
     def step(self) -> float:
-        """Update the weights and clear the gradients; return the learning rate of this update."""
-        lr: float = self.optimizer.param_groups[0]["lr"]
+        """Update the weights and clear the gradients; return the learning rate of this update, that of the heads."""
+        lr: float = self._peak * self.lr_schedule.lr_lambdas[0](self.lr_schedule.last_epoch)
         with self._rows.dense(self._model.parameters()):
             self.optimizer.step()
         self.lr_schedule.step()

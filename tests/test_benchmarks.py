@@ -51,14 +51,13 @@ CASES = {  # arguments of a script, and a text in its table
     "prediction": ([*MODEL, "--sentences", "50", "--width", "8", "--only", "sst, float32", "mine, 50 x 8"], "| sea"),
     "startup": (["--only", "bertrio --help", "stages/check.py"], "| stages/check.py |"),
     "minutes": (["--epochs", "2", "--only", "plain-joint", "Trainer: sts", *SETTINGS], "| plain-joint |"),
-    "growth": (["--rows", "24", "--rows-sizes", "1", "--members-sizes", "--pairs", "200"], "off the line"),
     "checkpointing": ([*TINY, "--saves", "2", "--block", "2"], "| joint |"),
     "profiled": ([*TINY, *STEPS, "--task", "joint", "--precision", "bf16"], "| joint | products of linear layers |"),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "growth")) for name in CASES])
-def test_benchmark_runs(bench, run_script, tmp_path, name):
+@pytest.mark.parametrize("name", CASES)
+def test_benchmark_runs(run_script, name):
     pytest.importorskip("accelerate")
     pytest.importorskip("sentence_transformers")
     args, words = CASES[name]
@@ -66,20 +65,6 @@ def test_benchmark_runs(bench, run_script, tmp_path, name):
     assert words in text and result["machine"]["torch"] and result["machine"]["threads"] == 1
     runs = [run for case in result["cases"] for run in case["runs"]]
     assert runs and all(run["seconds"] > 0 for run in runs)
-    if name == "minutes":
-        assert all(0 < run["points"][0][0] < run["points"][1][0] <= run["seconds"] for run in runs)
-        assert (tmp_path / "minutes.png").read_bytes().startswith(b"\x89PNG")
-    if name == "profiled":
-        parts, weights = bench("profiled").parts_of(runs[0]), 3 * 6  # three layers of six
-        assert all(ms >= 0 for ms, _ in parts.values()), "operations take no longer than the steps"
-        assert parts["AdamW"][1] >= 1 and parts["casts and copies"][1] >= weights
-        passes = 3 * 3  # three passes, each forward once and backward twice
-        assert parts["products of linear layers"][1] >= passes * weights
-
-
-def test_ratio_is_the_median_over_repeats(bench):
-    # a machine that slows down between repeats does not change the ratio of each repeat
-    assert bench("common").ratio_cell([4.0, 2.0, 6.0], [2.0, 1.0, 2.0]) == "2.00 (2.00 to 3.00)"
 
 
 def test_flop_count_equals_torchs(bench):

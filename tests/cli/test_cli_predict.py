@@ -104,6 +104,7 @@ def test_output_may_be_the_input_a_link_or_a_pipe(run, tmp_path):
             ["--task", "qqp"],
             "expected 'text_a', 'text_b'; did you mean 'text'?; rename columns in the file, or say which are meant",
         ),
+        (["--task", "sst", "--in", "a.tsv", "--out", "b.csv"], "rows are written as they are read, in tsv"),
         (["--task", "sst", "--columns", "text=words"], "found columns 'text', expected 'words'"),
         (["--task", "sst", "--device", "gpu"], "gpu is not on this machine"),
     ],

@@ -44,13 +44,13 @@ def sharing(layer, tasks=PAIRS):
         (pairs(head="siamese"), r"tasks\.qqp: head siamese does not fit encoding cross, which gives one vector a row"),
         (pairs(encoding="bi"), r"tasks\.qqp: head linear does not fit encoding bi, .*expected concat or siam"),
         (task("sst", head="cosine"), r"tasks\.sst: head cosine does not fit kind single, .*linear or mlp"),
-        (task("qqp", encoding=None), r"tasks\.qqp: encoding goes with kind pair \(cross or bi\)"),
+        (task("qqp", encoding=None), r"tasks\.qqp: encoding: is missing; kind pair needs cross or bi"),
         # labels
-        (task("sst", classes=None), r"tasks\.sst: classes \(how many, or their names\) goes with"),
+        (task("sst", classes=None), r"tasks\.sst: classes: is missing; target ordered needs"),
         (task("sst", classes=["a", "b", "a"]), r"tasks\.sst: classes: expected 3 different names .*'a', 'b', 'a'"),
         (task("sst", classes=["a", True]), r"tasks\.sst\.classes\.1: expected text \(no, on .*found true"),
-        (task("sts", classes=["a", "b"]), r"tasks\.sts: classes \(how many, .*with target classes or ordered"),
-        (task("qqp", classes=2), r"tasks\.qqp: classes \(how many, .* names with binary too"),
+        (task("sts", classes=["a", "b"]), r"tasks\.sts: classes \(how many, .*with target classes, ordered"),
+        (task("qqp", classes=2), r"tasks\.qqp: classes \(how many, .*; with binary, names"),
         (task("qqp", classes=["a", "b", "c"]), r"tasks\.qqp: classes: expected 2 different names"),
         (task("sts", range=[5, 0]), r"tasks\.sts: range: expected \[lowest, highest\]"),
         (task("sst", metric="f1"), r"tasks\.sst: metric: found 'f1', expected one of accuracy, macro_f1"),
@@ -90,7 +90,7 @@ def sharing(layer, tasks=PAIRS):
         ({"data": {"source": "files"}}, r"data\.files: found no block for task sst"),
         # schedules
         ({"schedule": {"tasks": ["sst", "sst"]}}, r"schedule\.tasks: found \['sst', 'sst'\], expected each task once"),
-        ({"schedule": {"tasks": ["qqp", "sts"]}}, r"until: found 'sst', .* of qqp, sts, shor.* set schedule\.until="),
+        ({"schedule": {"tasks": ["qqp", "sts"]}}, r"until: found 'sst', .* of qqp, sts, shortest, longest, steps$"),
         ({"schedule": {"until": "steps"}}, r"schedule: steps: found null, expected the number of steps in an epoch"),
         ({"schedule": {"first": {"qqp": 2}, "tasks": ["sst"]}}, r"schedule\.first: found 'qqp', expected one of sst"),
         # techniques

@@ -110,6 +110,8 @@ def test_corpora_are_digested_only_for_mlm(check, course):
     data = {"source": "cs224n", "path": str(course), "corpora_path": str(course)}
     assert check(data=data)["corpora"] == {}
     assert set(check(data=data, mlm={"enabled": True})["corpora"]) == {"imdb.tsv"}
+    with pytest.raises(UserError, match=r"data\.corpora_path: found null, expected a folder"):
+        check(data={"source": "cs224n", "path": str(course)}, mlm={"enabled": True})
     for rows, expected in (({}, set()), ({"mine": 5}, {"imdb.tsv"}), ({"theirs": 5}, set())):  # sample source
         hub = {"corpora": {"theirs": {"id": "some/corpus", "split": "train", "columns": ["text"]}}}
         digests = check(data={"corpora_path": str(course), "hub": hub}, mlm={"enabled": True, "rows": rows})

@@ -139,7 +139,7 @@ def test_search_is_locked_and_identified_by_its_params(project, run, tmp_path):
 @pytest.mark.parametrize(
     ("message", "param", "options"),
     [
-        ("no point of this space can be run.*finetune.lrr: unknown param", "finetune.lrr", {}),
+        (r"finetune\.lrr: unknown param; did you mean finetune\.lr\?", "finetune.lrr", {}),
         ("the search sets smart.lambda; leave out one", "smart.lambda", {"overrides": {"smart.lambda": 2}}),
         ("runtime.seed: the best of several seeds is the luckiest", "runtime.seed", {}),
         ("--metric sst3: expected overall_normalized", "smart.lambda", {"metric": "sst3"}),

@@ -133,6 +133,7 @@ def test_unusable_rows_are_reported_and_left_out(capsys):
     [
         ("text\ttext\na\tb\n", "tsv", "found 2 columns 'text', expected one"),
         ("text\tprediction_label\na\t1\n", "tsv", "found a column 'prediction_label', which predict adds"),
+        ("text,label\na,1\n", "tsv", "',' stood between .*a tab; if so, set --format tsv or csv"),
         ('{"text": "a", "p_2": 1}', "jsonl", "found a column 'p_2', which predict adds"),
     ],
 )

@@ -76,15 +76,11 @@ def test_selection_keeps_the_first_best_or_the_last_epoch(default_tasks):
     assert select("last", [0.1, 0.3, 0.3, 0.2]) == (4, 4.0, 3)
 
 
-def test_a_dev_split_without_rows_is_an_error(workspace):
-    path = "data/splits/qqp/dev.parquet"
-    write_table(read_table(path).head(0), path)
-    with pytest.raises(UserError, match=r"qqp/dev\.parquet: found no rows; see data\.split"):
-        run(workspace.params(), "a")
-
-
-def test_a_task_without_labels_to_train_on_is_an_error(workspace):
-    path = "data/splits/qqp/train.parquet"
-    write_table(read_table(path).assign(label=float("nan")), path)
+def test_splits_without_labels_to_train_on_or_rows_are_errors(workspace):
+    train, dev = (f"data/splits/qqp/{split}.parquet" for split in ("train", "dev"))
+    write_table(read_table(train).assign(label=float("nan")), train)
     with pytest.raises(UserError, match=r"qqp/train\.parquet: no row to train on has a label; raise data\.split\.keep"):
         load_rows(workspace.params(), Inputs())
+    write_table(read_table(dev).head(0), dev)
+    with pytest.raises(UserError, match=r"qqp/dev\.parquet: found no rows; see data\.split"):
+        run(workspace.params(), "a")

@@ -5,14 +5,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, get_scheduler
 
-from bertrio.training.optimizer import (
-    Optimization,
-    RowGradients,
-    build_optimizer,
-    clip_gradients,
-    layers_below_heads,
-    lr_factor,
-)
+from bertrio.training import optimizer
+from bertrio.training.optimizer import RowGradients, build_optimizer, clip_gradients, layers_below_heads, lr_factor
 
 
 def options(default_params, **changes):
@@ -97,7 +91,7 @@ def test_adamw_groups_have_layer_decay_and_decay_weights_only(default_params):
         assert group["weight_decay"] == (0.1 if dict(model.named_parameters())[name].ndim > 1 else 0), name
         assert group["eps"] == 1e-2 and group["betas"] == (0.9, 0.999)
     constant = options(default_params, layer_decay=0.5, lr_schedule="constant", warmup_fraction=0.0)
-    assert Optimization(model, constant, 0.8, [[("a",)]]).step() == 0.8
+    assert optimizer.Optimization(model, constant, 0.8, [[("a",)]]).step() == 0.8
 
 
 # ---- sparse gradients

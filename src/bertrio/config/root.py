@@ -172,8 +172,9 @@ def check_schedule(params: Params) -> Iterator[str]:
     yield from _unknown("schedule.first", schedule.first, trains)
     if schedule.reads_until and len(trains) > 1:  # with one task, an epoch is that task's
         allowed = trains if isinstance(schedule.until, list) else [*trains, *UNTIL]
-        for problem in _unknown("schedule.until", schedule.until_names, allowed):
-            yield f"{problem}; without the task that it names, set schedule.until=shortest, longest or another task"
+        for name in schedule.until_names:
+            if name not in allowed:
+                yield f"schedule.until: found {name!r}, expected one of {', '.join(allowed)}"
 
 
 def check_techniques(params: Params) -> Iterator[str]:

@@ -90,14 +90,19 @@ class TaskParams(Group):
         names = self.classes if isinstance(self.classes, list) else []
         allowed = {"score": self.classes is None, "binary": bool(names) or self.classes is None}
         if not allowed.get(self.target, self.classes is not None):
-            more = "names with binary too"
-            return f"classes (how many, or their names) goes with target classes or ordered or multilabel, {more}"
+            if self.classes is None:
+                return f"classes: is missing; target {self.target} needs their number or names"
+            return (
+                "classes (how many, or their names) goes with target classes, ordered or multilabel; with binary, names"
+            )
         count = self.classes if isinstance(self.classes, int) else len(names)
         if self.target == "multilabel" and (count > MAX_SET or re.search(r"[|,;]", "".join(names))):
             return f"classes: expected {MAX_SET} at most, without the signs | , ; in their names, found {self.classes}"
         if self.thresholds is not None and (self.target != "multilabel" or len(self.thresholds) != count):
             return f"thresholds (one a class, from 0 to 1) goes with target multilabel, found {self.thresholds}"
         if (self.range is not None) != (self.target == "score"):
+            if self.range is None:
+                return "range: is missing; target score needs [lowest, highest]"
             return "range ([lowest, highest]) goes with target score, and with no other"
         if self.range is not None and self.range[0] >= self.range[1]:
             return f"range: expected [lowest, highest], found {list(self.range)}"
@@ -117,7 +122,9 @@ class TaskParams(Group):
 
     def _vectors_problem(self) -> str | None:
         if (self.encoding is not None) != (self.kind == "pair"):
-            return "encoding goes with kind pair (cross or bi), and is left out or null for kind single"
+            if self.encoding is None:
+                return "encoding: is missing; kind pair needs cross or bi"
+            return "encoding (cross or bi) goes with kind pair; for kind single, leave it out"
         needed = 2 if self.encoding == "bi" else 1
         if HEADS[self.head].vectors == needed:
             return None

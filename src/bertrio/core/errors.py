@@ -39,11 +39,11 @@ def need_environment(packages: Iterable[str] = PACKAGES + PIPELINE) -> None:
         sys.exit(2)
 
 
-def missing_path(param: str, value: object) -> UserError:
-    """Return the error for a param that names a missing file or folder."""
+def missing_path(param: str, value: object, base: str = "the repository") -> UserError:
+    """Return the error for a param that names a missing file or folder; `base` is where relative paths start."""
     return UserError(
-        f"{param}: there is no file or folder {value} (seen from {Path.cwd()}). Relative paths start at the "
-        "repository; experiments with --queue or --temp run in a copy of it and need an absolute path"
+        f"{param}: there is no file or folder {value} (seen from {Path.cwd()}). Relative paths start at {base}; "
+        "experiments with --queue or --temp run in a copy of it and need an absolute path"
     )
 
 

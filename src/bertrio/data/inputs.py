@@ -155,7 +155,9 @@ def _folder(param: str, value: str | None) -> Path:
     folder = Path(value or "").expanduser()
     if folder.is_file():
         raise UserError(f"{param}: {value} is a file, expected a folder")
-    if value is None or not folder.is_dir():
+    if value is None:
+        raise UserError(f"{param}: found null, expected a folder")
+    if not folder.is_dir():
         raise missing_path(param, value)
     return folder
 
@@ -170,5 +172,5 @@ def _folder_digests(param: str, value: str | None, *patterns: str) -> dict[str, 
 def _file_digest(param: str, value: str, base: Path = Path(".")) -> str:
     path = base / Path(value).expanduser()
     if not path.is_file():
-        raise missing_path(param, str(path))
+        raise missing_path(param, str(path), "the repository" if base == Path(".") else "data.path")
     return sha256(path)

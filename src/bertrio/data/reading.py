@@ -85,7 +85,9 @@ def track(items: Iterable[T], description: str, total: int | None = None) -> Ite
             bar.advance(len(chunk))
 
 
-def check_columns(place: str, columns: Iterable[str], expected: Iterable[str], hint: str = "") -> None:
+def check_columns(
+    place: str, columns: Iterable[str], expected: Iterable[str], hint: str = "", delimiter_hint: str = ""
+) -> None:
     """Check that each of `expected` occurs exactly once among the `columns` of `place`.
 
     Raises:
@@ -103,6 +105,7 @@ def check_columns(place: str, columns: Iterable[str], expected: Iterable[str], h
         guess = (
             f"; it looks as if {between[0]!r} stood between the columns: .csv files have ',' there, .tsv files a tab"
         )
+        hint = delimiter_hint
     listed = ", ".join(map(repr, columns))[:MAX_LISTED] or "none"
     raise UserError(f"{place}: found columns {listed}, expected {', '.join(map(repr, missing))}{guess}{hint}")
 

@@ -207,7 +207,7 @@ def write_page(runs: Sequence[Run], sort: str, out: str | Path) -> None:
     page = render_page(
         "runs.html",
         title="Runs",
-        runs=table.drop(columns="changed").join(params.loc[:, params.nunique() > 1]),
+        runs=table.drop(columns="changed").round({"minutes": 1}).join(params.loc[:, params.nunique() > 1]),
         scores={name: rows for name, rows in charts.items() if rows},
         curves={
             f"{list(run.curve.values())[-1]:.3f} {run.name}": pd.DataFrame(run.curve.items(), columns=["x", "y"])

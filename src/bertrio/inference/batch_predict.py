@@ -136,7 +136,8 @@ def _check_names(name: str, columns: Iterable[str], names: Mapping[str, str], ad
     pairs = zip_longest(missing, others[: len(missing)], fillvalue="NAME")
     option = shlex.join(f"{ours}={theirs}" for ours, theirs in pairs)
     hint = f"; rename columns in the file, or say which are meant, such as --columns {option}"
-    check_columns(name, columns, dict.fromkeys([*names.values(), *columns]), hint)
+    expected = dict.fromkeys([*names.values(), *columns])
+    check_columns(name, columns, expected, hint, "; if so, set --format tsv or csv")
 
 
 def added_columns(target: Target) -> dict[str, pa.DataType]:

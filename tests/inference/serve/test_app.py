@@ -78,6 +78,7 @@ def test_checks_stop_at_the_first_wrong_row():
 def test_unknown_tasks_paths_and_content_types_are_refused(client):
     assert_refused(client.predict("ssst", ["a"]), 404, "task: found 'ssst', expected one of sst, qqp, sts, nli")
     assert_refused(client.get("/nothing")[::2], 404, "Not Found")
+    assert_refused(client.get("/predict/sst")[::2], 405, "use POST")
     assert_refused(client.predict("qqp", [["a", "b"], "a"]), 422, "rows[1]: not a pair: found 'a'")
     untyped = post(client, b'{"rows": ["a"]}', headers={})  # as curl -d sends it
     assert_refused(untyped, 422, 'body: found b\'{"rows": ["a"]}\'; expected')

@@ -112,7 +112,7 @@ def _draw_curves(name: str, panels: Curves, tables: PaperTables, path: Path) -> 
                 for row, curve in panels.get((kind, task), {}).items():
                     axes.plot(curve.index, curve, "o-", color=colours[row], markersize=3, label=row)
                 axes.set_title(f"{task}: {KINDS[kind]}" + ("" if kind == "loss" else f" {metrics[task]}"))
-                axes.xaxis.get_major_locator().set_params(integer=True)
+                axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         labelled = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels())}
         figure.legend([labelled[row] for row in rows], rows, loc="outside right upper", fontsize=8)
         subtitle = f"against epochs of fine-tuning, mean over seeds; {tables.runs.setting.title}"

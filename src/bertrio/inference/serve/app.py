@@ -84,6 +84,10 @@ def _add_predict(app: FastAPI, predictor: Predictor, batcher: Batcher, max_rows:
             raise HTTPException(422, str(error)) from None
         return {"task": task, "predictions": await batcher.predict(task, body.rows)}  # FastAPI converts it to `Answers`
 
+    @app.get("/predict/{task}", include_in_schema=False)
+    async def refuse() -> None:
+        raise HTTPException(405, "use POST", headers={"Allow": "POST"})
+
 
 def _add_facts(app: FastAPI, predictor: Predictor, batcher: Batcher, metrics: Metrics, name: str) -> None:
     @app.get("/tasks", summary="The model and its tasks")

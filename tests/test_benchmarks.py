@@ -58,7 +58,6 @@ CASES = {  # arguments of a script, and a text in its table
 
 @pytest.mark.parametrize("name", CASES)
 def test_benchmark_runs(run_script, name):
-    pytest.importorskip("accelerate")
     pytest.importorskip("sentence_transformers")
     args, words = CASES[name]
     result, text = run_script(name, *args)

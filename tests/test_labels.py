@@ -89,8 +89,8 @@ def test_tasks_share_splits_and_rows_with_one_label(run):
     tables = [pd.read_parquet(run.folder / f"data/splits/{task}/train.parquet") for task in ("emotions", "long")]
     missing = np.array([table["label"].isna() for table in tables])
     assert tables[0]["id"].equals(tables[1]["id"]) and missing.any(axis=1).all() and not missing.all(axis=0).any()
-    facts = json.loads((run.folder / "metrics/data.json").read_text())["tasks"]["emotions"]
-    assert set(facts["train"]["labels"]) == set(CUES)
+    facts = json.loads((run.folder / "metrics/data.json").read_text())["tasks"]
+    assert set(facts["emotions"]["train"]["labels"]) == set(CUES)
 
 
 def test_splits_agree_when_one_task_has_extra_rows(run, tmp_path, monkeypatch):

@@ -67,7 +67,7 @@ def soak(folder: Path, kills: int, rng: random.Random) -> pd.DataFrame:
         expected, count = project.outputs(stage), whole.counts["seconds" if event == "moment" else event]
         number = kill(project, stage, event, count, rng)
         resumed = completed(project.run(stage=stage))
-        step = re.search(r"goes on after step (\d+)", resumed.output)
+        step = re.search(r"resumed after step (\d+)", resumed.output)
         rows.append([stage, event, f"{number:.3g} of {count:.3g}", step and step[1], settings])
         rows[-1].append(differing(project.outputs(stage), expected))
         print(len(rows), *rows[-1], sep=" | ", flush=True)

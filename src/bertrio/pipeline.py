@@ -92,7 +92,7 @@ def _settings(params: str | Path | Mapping[str, Any] | None, data: Data | None) 
         settings["tasks"] = {name: choose(settings["tasks"], name, "data") for name in data}
         settings["data"] |= {"source": "files", "path": None, "files": {}}
         for member in filter(None, settings["ensemble"]["members"].values()):
-            if "tasks" in member:
+            if isinstance(member.get("tasks"), dict):
                 member["tasks"] = {name: member["tasks"][name] for name in data if name in member["tasks"]}
         for task, files in data.items():
             names = {key: str(file) if isinstance(file, Path) else file for key, file in files.items()}

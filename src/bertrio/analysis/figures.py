@@ -44,7 +44,7 @@ def format_cell(value: Any) -> str:
         return str(value)
     if float(value).is_integer():
         return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.3f}" if abs(value) >= 0.001 else f"{value:.3g}"
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.3f}" if abs(value) >= 0.1 else f"{value:.3g}"
 
 
 def metric_name(name: str) -> str:

@@ -27,7 +27,7 @@ def add_predict_commands(commands: Any) -> None:
     predict.add_argument("--in", dest="source", metavar="FILE", help=rows)
     out = "output file (default: standard output), written atomically"
     predict.add_argument("--out", metavar="FILE", help=out)
-    kind = "format of input and output (default: by the extension of --in or --out, else tsv)"
+    kind = "format of input and output (default: by the extension of --in, else tsv)"
     predict.add_argument("--format", choices=FORMATS, help=kind)
     predict.add_argument("--columns", metavar="A=B", nargs="+", action="extend", type=_pair, default=[], help=NAMED)
     predict.add_argument("--strict", action="store_true", help="stop at the first row that can't be used")
@@ -60,9 +60,9 @@ def _predict(args: argparse.Namespace) -> None:
     from bertrio.inference.batch_predict import predict_file
 
     read, written = _format(args.source), _format(args.out)
-    kind = args.format or read or written or "tsv"
+    kind = args.format or read or "tsv"
     if not args.format and written not in (kind, None):
-        raise UserError(f"--out {args.out}: rows are written as they are read, in {kind}; set --format for another")
+        raise UserError(f"--out {args.out}: rows are written as they are read, in {kind}; name the file .{kind}")
     with _opened(args.source) as source, _created(args.out) as target:
         predicted, left_out = predict_file(
             _load(args), args.task, kind, source, target, dict(args.columns), str(args.source or STDIN), args.strict

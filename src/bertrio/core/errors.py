@@ -43,7 +43,7 @@ def missing_path(param: str, value: object, base: str = "the repository") -> Use
     """Return the error for a param that names a missing file or folder; `base` is where relative paths start."""
     return UserError(
         f"{param}: there is no file or folder {value} (seen from {Path.cwd()}). Relative paths start at {base}; "
-        "experiments with --queue or --temp run in a copy of it and need an absolute path"
+        "experiments with --queue or --temp run in a copy of the repository and need an absolute path"
     )
 
 

@@ -33,8 +33,8 @@ def resamples_of(metric: str) -> int:
 def generator_for(split: str, task: str) -> np.random.Generator:
     """Generator seeded by split and task alone, so that results do not depend on other splits and tasks.
 
-    All metrics of a task start from it. Metrics of counts draw counts, the others draw rows; within each of these two
-    families all use the same resamples.
+    All metrics of a task, and of other tasks with the same row ids, start from it. Metrics of counts draw counts where
+    no other task has these rows, the others draw rows; within each of these two families all use the same resamples.
     """
     return np.random.default_rng([SEED, zlib.crc32(f"{split}/{task}".encode())])
 
@@ -104,7 +104,7 @@ def intervals(frame: pd.DataFrame, tasks: Mapping[str, Task]) -> dict[str, dict[
     """95 % intervals of all metrics of `evaluate_predictions`, with fixed seeds.
 
     Overall scores are computed from independent resamples of each task, or the same ones for tasks with the same row
-    ids, which are labels of the same texts. Their number is that of the task with the fewest resamples.
+    ids, which count as labels of the same texts. Their number is that of the task with the fewest resamples.
 
     Returns:
         `{split: {task: {metric: [low, high]}, "overall_mean": [low, high], "overall_normalized": [low, high]}}`.

@@ -17,6 +17,7 @@ from bertrio.evaluation.metrics import CORRELATIONS, overall
 
 ALPHA = 0.05  # a p-value below it counts as a difference
 DIGITS = 12  # decimals of a difference; the rest is rounding
+ROUNDING = 10.0**-DIGITS
 WIDEST = {  # largest difference of two values of a metric, if not 1
     **dict.fromkeys(("brier", "pearson", "spearman", "quadratic_kappa"), 2.0),
     **dict.fromkeys(("mae", "rmse"), math.inf),
@@ -31,7 +32,7 @@ class TaskScore:
         metric: name of the metric.
         value: its value.
         rows: contribution of each row [N], see `intervals.contributions`.
-        ids: ids of the rows [N]; tasks with equal ids are labels of the same texts. None: texts of this task alone.
+        ids: ids of the rows [N]; tasks with equal ids count as labels of the same texts. None: of this task alone.
     """
 
     metric: str
@@ -95,7 +96,7 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
         metric: a task, whose main metric is compared, or an overall score.
 
     Returns:
-        The difference. If all n rows that differ do so alike, p is that of a sign test, $2^{1 - n}$, and 1 if none do.
+        The difference. If all n rows differ alike, p is that of a sign test, $2^{1 - n}$; if none do, it is 1.
         The interval is cut to the largest difference that the metric allows.
     """
     sides = [[score_of(run, metric) for run in side] for side in (first, second)]
@@ -115,7 +116,8 @@ def paired_difference(first: Sequence[Run], second: Sequence[Run], metric: str) 
     means = [float(np.mean(side)) for side in sides]
     low, high, p, freedom = _t_test(means[1] - means[0], parts)
     if not freedom:
-        p, freedom = min(1.0, 2 * 0.5 ** sum(map(np.count_nonzero, differences.values()))), math.inf
+        differ = sum(np.count_nonzero(np.abs(values) > ROUNDING) for values in differences.values())
+        p, freedom = 1.0 if abs(means[1] - means[0]) < ROUNDING else min(1.0, 2 * 0.5**differ), math.inf
     largest = sum(weight * WIDEST.get(first[0][task].metric, 1.0) for task, weight in weights.items())
     return Difference(means[0], means[1], seeds, max(low, -largest), min(high, largest), p, freedom)
 
@@ -126,7 +128,7 @@ def _t_test(difference: float, parts: Sequence[tuple[float, float]]) -> tuple[fl
     If nothing varies, there are no degrees of freedom.
     """
     error = math.sqrt(math.fsum(variance for variance, _ in parts))  # independent of the order of the sides
-    if error < 1e-12:  # rounding
+    if error < ROUNDING:
         return difference, difference, 1.0, 0.0
     from scipy.special import stdtr, stdtrit  # slow to import
 

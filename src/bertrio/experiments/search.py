@@ -28,7 +28,7 @@ from bertrio.config import build_tasks
 from bertrio.config.loading import validate_params
 from bertrio.config.root import OVERALL
 from bertrio.core.console import output_console, print_table, say
-from bertrio.core.errors import UserError, did_you_mean
+from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv, write_text
 from bertrio.experiments.dvc_experiments import run_experiment, short_digest
 from bertrio.experiments.machine_paths import machine_independent, settings_text
@@ -207,17 +207,22 @@ def search(
     recipes = load_recipes()
     row = recipes.base_row(base)
     start = resolve(recipes, row, budget, overrides)
-    known = flatten(start)
-    for param in space:
-        if not any(f"{param}.".startswith(f"{name}.") for name in known):
-            raise UserError(f"{param}: unknown param{did_you_mean(param, known)}")
+    corner = {
+        param: values.choices[0] if isinstance(values, CategoricalDistribution) else values.low
+        for param, values in space.items()
+    }
+    try:
+        resolve(recipes, row, budget, {**overrides, **values_at(corner)})
+    except UserError as error:
+        if "unknown param" in str(error):
+            raise
     tasks = build_tasks(validate_params(start, "params.yaml"))
     if metric not in (*OVERALL, *tasks):
         raise UserError(f"--metric {metric}: expected {', '.join([*OVERALL, *tasks])}")
     keys = (metric, tasks[metric].target.metrics[0]) if metric in tasks else (metric,)
     title = f"Search on {row.name}, budget {budget}{settings_text(overrides)}"
     setup = f"Score: {metric} on dev. Space: {'; '.join(texts)}. Seed {seed}, pruning: {prune}."
-    identity = json.dumps([title, setup, machine_independent(known)], sort_keys=True, default=str)
+    identity = json.dumps([title, setup, machine_independent(flatten(start))], sort_keys=True, default=str)
     name = f"search-{short_digest(identity)}"
     folder = Path(out) / name
 

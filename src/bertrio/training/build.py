@@ -191,8 +191,8 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
         own = np.flatnonzero(rows.sources == "")
         order = own[torch.randperm(len(own), generator=generator(seed, f"holdout {first}")).numpy()]
         held = np.sort(order[: min(max(1, round(fraction * len(own))), len(own) - 1)])
-        copies = SWAPPED + rows.ids[held].astype(object)
-        kept = ~np.isin(np.arange(len(rows)), held) & ~np.isin(rows.ids.astype(object), copies)
+        kept = ~pd.Index(rows.ids).isin(SWAPPED + rows.ids[held].astype(object))
+        kept[held] = False
         held_out[task], remaining[task] = rows.take(held), rows.take(np.flatnonzero(kept))
     return remaining, held_out
 

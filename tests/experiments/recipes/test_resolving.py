@@ -82,7 +82,7 @@ def test_runs_that_share_a_member_are_an_error():
         ({"overrides": {"finetune.lr": "x"}}, "one.yaml: one-smart, budget paper, -S finetune.lr=x: finetune.lr: exp"),
         ({"budget": "quik"}, "quik: is not in"),
         ({"name": "one-quoted"}, "one-quoted: has no params"),
-        ({"name": "one-five", "overrides": {"ensemble.members.b.schedule.tasks": ["qqp"]}}, "b: it answers sst beside"),
+        ({"name": "one-five", "overrides": {"ensemble.members.b.schedule.tasks": ["qqp"]}}, "b: it predicts sst, as"),
     ],
 )
 def test_error_names_the_origin_of_a_param(resolved, arguments, message):

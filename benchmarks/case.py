@@ -95,7 +95,7 @@ def language_model(args: argparse.Namespace, params: Any, tokenizer: Any) -> tup
     return AutoModelForMaskedLM.from_pretrained(str(args.work / "models/encoder")), blocks
 
 
-def first_metric(task: Any, predictions: Any) -> float:
+def main_metric(task: Any, predictions: Any) -> float:
     """Return the task's main metric for a prediction table."""
     from bertrio.evaluation.metrics import METRICS
     from bertrio.evaluation.predictions import Scored

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from case import Clock, case_parser, first_metric, load, save_untrained, synchronize, trainer_of, write_result
+from case import Clock, case_parser, load, main_metric, save_untrained, synchronize, trainer_of, write_result
 from common import at_least_one
 
 # ---- training
@@ -186,7 +186,7 @@ def score(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "seconds": trainer.meter.seconds,
         "rows": trainer.meter.rows_seen,
-        "score": first_metric(dev.task, predictions),
+        "score": main_metric(dev.task, predictions),
         "runtime": runtime.describe(),
     }
 

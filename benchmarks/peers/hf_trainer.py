@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from case import Clock, case_parser, first_metric, language_model, load, synchronize, write_result
+from case import Clock, case_parser, language_model, load, main_metric, synchronize, write_result
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorForLanguageModeling,
@@ -131,7 +131,7 @@ def train(args: Any) -> dict[str, Any]:
         predictions = prediction_rows(task, "dev", ids, output.label_ids, output.predictions)
         if args.predictions:
             write_predictions(predictions, args.predictions)
-        return first_metric(task, predictions)
+        return main_metric(task, predictions)
 
     with tempfile.TemporaryDirectory() as folder:
         arguments = arguments_of(folder, args, params, runtime, batch, planned_steps)

@@ -92,7 +92,7 @@ SETTINGS = {
 FACTS = {"name": "toy-a-quick-s3", "row": "toy-a", "budget": "quick", "overrides": {}, "commit": "1a2b3c4"}
 
 
-def test_measure_first_metrics_training_cost_and_rows(run_of):
+def test_measure_main_metrics_training_cost_and_rows(run_of):
     frame = tables()
     relabelled = frame.copy()
     relabelled.loc[0, "label"] = (relabelled.loc[0, "label"] + 1) % 5

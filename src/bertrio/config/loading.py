@@ -169,8 +169,10 @@ def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> dict[str
     flat: dict[str, Any] = {}
     for key, value in block.items():
         name = f"{at}{key}"
-        nested = isinstance(value, Mapping) and value and name != whole
-        flat |= flatten(value, f"{name}.", whole) if nested else {name: value}
+        if isinstance(value, Mapping) and value and name != whole:
+            flat.update(flatten(value, f"{name}.", whole))
+        else:
+            flat[name] = value
     return flat
 
 

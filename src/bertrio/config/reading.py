@@ -23,13 +23,11 @@ def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
     Raises:
         UserError: if the file is missing, not UTF-8, not YAML or not a mapping; most messages name the line.
     """
-    reader = YAML(typ="safe", pure=True)
-    reader.Constructor = _Constructor
     try:
         content = Path(path).read_bytes() if content is None else content
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it
-            raw = reader.load(content.decode("utf-8-sig"))
+            raw = _load(content.decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}); run this in the repository") from error
     except UnicodeDecodeError as error:
@@ -44,6 +42,18 @@ def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
         found = "nothing" if raw is None else type(raw).__name__
         raise UserError(f"{path}: found {found}, expected groups of params such as 'runtime:'")
     return raw
+
+
+def _load(text: str, pure: bool = False) -> Any:
+    """Load YAML by the parser in C, if it is installed; errors come from the one in Python, which quotes the line."""
+    reader = YAML(typ="safe", pure=pure)
+    reader.Constructor = _Constructor
+    try:
+        return reader.load(text)
+    except YAMLError:
+        if pure:
+            raise
+        return _load(text, pure=True)
 
 
 def yaml_text(value: Any) -> str:

@@ -68,7 +68,10 @@ class _Constructor(SafeConstructor):
         if node in self.recursive_objects:
             raise ConstructorError(None, None, "found a value that contains itself", node.start_mark)
         try:
-            return super().construct_object(node, deep=True)  # else it would make the parts of a value after the value
+            value = super().construct_object(node, deep=True)  # else it would make the parts of a value after the value
+            if isinstance(value, int):
+                str(value)  # an error above 4,300 digits, which no message could show
+            return value
         except (ValueError, LookupError, ArithmeticError) as error:  # of what Python makes of the text
             problem = f"found {str(node.value)[:50]!r}: {error}"
             raise ConstructorError(None, None, problem, node.start_mark) from error

@@ -12,6 +12,7 @@ from bertrio.core.files import write_json
 from bertrio.core.tasks import TEXT_COLUMNS
 from bertrio.data.prepare import split_data
 from bertrio.data.table import read_table, write_table
+from tests.reading import Reads
 from tests.small_bert import save_bert
 
 
@@ -88,7 +89,7 @@ def test_extra_rows_join_train_before_subsampling(params, raw):
     assert not (out / "splits/sts/left_out.csv").exists()
 
 
-def test_gender_swapped_copies_join_train_unless_in_dev(params, raw):
+def test_gender_swapped_copies_join_train_unless_in_dev(params, raw, monkeypatch):
     texts = {"train": ["she is funny", "a film", "He sang"], "dev": ["she sang"]}
     for split, rows in texts.items():
         frame = pd.DataFrame({"id": [str(row) for row in range(len(rows))], "text": rows})
@@ -99,3 +100,9 @@ def test_gender_swapped_copies_join_train_unless_in_dev(params, raw):
     assert train["text"].tolist() == ["she is funny", "a film", "He sang", "he is funny"]
     assert train["label"].tolist() == [0, 1, 2, 0] and train["id"].iloc[3] == "swapped-0"
     assert facts["extra_left_out"] == {"sst": {"also in dev": 1}}
+    write_table(pd.DataFrame({"id": ["0"], "text": ["her play"], "label": [3.0]}), raw / "sst/extra_train.parquet")
+    reads = Reads(monkeypatch)
+    out, _ = prepare(params(encoder={"tiny": {"vocab_size": 200}}, data=data), raw, "more")
+    ids = read_table(out / "splits/sst/train.parquet")["id"].tolist()
+    assert ids == ["0", "1", "2", "extra-0", "swapped-0", "swapped-extra-0"]
+    assert {"data.extra_train"} <= reads.names and not [name for name in reads.untracked("split") if "extra" in name]

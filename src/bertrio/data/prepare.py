@@ -111,13 +111,16 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
         say(f"{task.name}: {len(new)} of {len(rows)} rows of data.{param} are used{reasons}")
         return new, left
 
-    if task.name in params.data.extra_train and params.data.extra_train[task.name].gender_swapped:
-        given = [] if extra is None else [extra]
-        swapped = [_gender_swapped(rows, task) for rows in (splits["train"], *given)]
-        extra = pd.concat([*given, *swapped], ignore_index=True)
-    if extra is not None:
-        new, left_out = select(extra, EXTRA)
+    def add(rows: pd.DataFrame) -> pd.DataFrame:
+        """Add the new ones of extra rows to train; return the left-out ones."""
+        new, left = select(rows, EXTRA)
         splits["train"] = pd.concat([splits["train"], new.assign(source=EXTRA)], ignore_index=True)
+        return left
+
+    if extra is not None:
+        left_out = add(extra)
+    if task.name in params.data.extra_train and params.data.extra_train[task.name].gender_swapped:
+        left_out = pd.concat([left_out, add(_gender_swapped(splits["train"], task))], ignore_index=True)
     if paths := sorted(folder.glob(f"{UNLABELLED}-*.parquet")):
         rows = pd.concat([read_table(path).assign(source=path.stem) for path in paths], ignore_index=True)
         if rows["id"].duplicated().any():

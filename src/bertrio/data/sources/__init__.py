@@ -84,7 +84,8 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
         else:
             get_source("hub").read_task(task, block.hub, f"{place}.hub", data)
     if params.data.extra_train or params.data.unlabelled:
-        get_source("files").read_extra(params.data, tasks, data)
+        labelled = {name: replace(task, partial=False) for name, task in tasks.items()}
+        get_source("files").read_extra(params.data, labelled, data)
     for first in dict.fromkeys(same.values()):
         _align(data, [name for name in same if same[name] == first])
     return data

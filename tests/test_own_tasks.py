@@ -170,6 +170,10 @@ def test_tutorial_blocks_and_commands_are_valid(project, root, tutorial, tmp_pat
     params = load_params("params.yaml")
     assert params.source_of("cola") == "hub"
     assert params.same_rows == {"emotions": "emotions", "polite": "emotions"}
+    own = params.tasks["polite"].data
+    alike = own.model_copy(update={"train": f"./{own.train}", "columns": {"id": "id", **own.columns, "label": "other"}})
+    params.tasks["more"] = params.tasks["polite"].model_copy(update={"data": alike})
+    assert params.same_rows["more"] == "emotions", "other names of the same file and columns"
 
 
 def inputs():

@@ -82,7 +82,10 @@ def sharing(layer, tasks=PAIRS):
             }.items()
         ),
         ({"data": {"extra_train": {"qpp": {"train": "a"}}}}, r"data\.extra_train: found 'qpp', .*did you mean qqp\?"),
-        (task("longest", TASK), r"tasks\.longest: is a reserved name; choose another"),
+        *(
+            (task(name, TASK), rf"tasks\.{name}: is a reserved name; choose")
+            for name in ("longest", "overall", "changed")
+        ),
         ({"evaluate": {"challenges": {"dev": {"task": "sst", "path": "a"}}}}, r"dev: is a reserved name"),
         # data sources
         ({"data": {"source": "cs224n"}}, r"data\.path: found null, expected the folder"),

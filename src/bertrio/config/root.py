@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from bertrio.config.data import DataParams, SplitRule
 from bertrio.config.tasks import SharingParams, TaskParams
 from bertrio.core.errors import did_you_mean
 from bertrio.core.options import Group, matching
+from bertrio.core.tasks import TEXT_COLUMNS
 from bertrio.techniques.losses import LOSSES
 from bertrio.techniques.regularizers import REGULARIZERS
 from bertrio.techniques.regularizers.bregman import BregmanOptions
@@ -25,7 +27,9 @@ TASK_NAME = "a name of at most 100 small letters, digits and _ that begins with 
 TaskName = Annotated[str, matching("[a-z][a-z0-9_]{0,99}", TASK_NAME)]
 OVERALL = ("overall_normalized", "overall_mean")
 SPLITS = ("train", "dev", "test", "selection")  # of prediction tables
-RESERVED = (*OVERALL, "last", *UNTIL)  # have another meaning where a task may be named
+RESERVED = (  # have another meaning where a task may be named, or name columns beside those of tasks
+    *OVERALL, "last", *UNTIL, "overall", "name", "state", "low", "high", "minutes", "changed",
+)  # fmt: skip
 
 
 if TYPE_CHECKING:
@@ -100,8 +104,11 @@ class Params(_Regularizers):
             sources: dict[str, Any] = {"files": self.data.files, "hub": self.data.hub.tasks}
             block = (task.data and task.data.hub) or task.data or sources.get(self.data.source, {}).get(name)
             if block is not None:
-                texts = block.model_dump(exclude={"columns": {"label"}, "label_scale": True, "split": True})
-                key = repr((task.kind, self.source_of(name), self.split_of(name), texts))
+                place = block.model_dump(exclude={"columns", "label_scale", "split"})
+                place |= {split: os.path.normpath(path) for split, path in getattr(block, "files", {}).items()}
+                names: Any = block.columns
+                columns = [names.get(column, column) for column in ("id", *TEXT_COLUMNS[task.kind])]
+                key = repr((task.kind, self.source_of(name), self.split_of(name), place, columns))
                 firsts.setdefault(key, []).append(name)
         return {name: names[0] for names in firsts.values() if len(names) > 1 for name in names}
 

@@ -9,6 +9,7 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from bertrio.config.groups import CheckpointParams
 from bertrio.core.errors import UserError
@@ -94,6 +95,8 @@ def test_tied_tensors_are_restored(tmp_path):
         with opened(tmp_path) as run, run.resumed({"part": torch.nn.ModuleList([tied, tied])}):
             assert tied.weight.unique().item() == 2
             run.after_step(1, force=True)
+    with safe_open(run._files()[-1], "pt") as file:
+        assert set(file.metadata()) == {"run", "sha256"}, "a long state does not fit into the header"
 
 
 def test_checkpoints_are_due_by_steps_or_minutes(tmp_path, monkeypatch):

@@ -63,8 +63,12 @@ def test_tasks_with_the_same_texts_share_batches(workspace):
 def test_holdout_has_no_extra_rows_and_their_copies_do_not_train(workspace):
     rows = split_of(workspace.params(), "train")["sst"].take(np.arange(40))
     rows.ids[20:], rows.sources = "swapped-" + rows.ids[:20], np.repeat(["", "extra_train"], 20)
-    train, held = (split["sst"].ids for split in hold_out({"sst": rows}, 0.5, 1))
+    alone = copy.copy(rows.take(np.arange(20)))
+    (train, held), (_, held_alone) = zip(
+        *((part["sst"].ids, part["alone"].ids) for part in hold_out({"sst": rows, "alone": alone}, 0.5, 1))
+    )
     assert len(train) == 20 and len(held) == 10 and set(held) < set(rows.ids[:20])
+    assert held.tolist() == held_alone.tolist(), "also where another task of these rows has no extra ones"
     assert not set(train) & {*held, *("swapped-" + held)}
 
 

@@ -112,6 +112,8 @@ def test_perplexity_equals_its_definition_and_is_deterministic(workspace, corpor
     by_hand = math.exp(-log_probabilities.gather(1, gold[picked].unsqueeze(1)).mean().item())
     perplexities = [objective.perplexity(Blocks(blocks, np.arange(8)), 3, 1) for _ in range(2)]
     assert perplexities[0] == perplexities[1] == pytest.approx(by_hand, rel=1e-5)
+    with pytest.raises(UserError, match="none of the held-out tokens was masked"):
+        objective_at(model, torch.zeros(8, 16, dtype=torch.bool)).perplexity(Blocks(blocks, np.arange(8)), 8, 1)
 
 
 def objective_at(model, picked):

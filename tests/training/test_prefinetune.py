@@ -1,11 +1,13 @@
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from bertrio.core.errors import UserError
+from bertrio.data.table import read_table, write_table
 from bertrio.training.optimizer import Optimization
 from bertrio.training.prefinetune import prefinetune
 from tests.training.conftest import BI, saved_model
@@ -32,6 +34,13 @@ def test_one_task_is_trained_at_its_own_lr_and_its_head_is_kept(workspace, monke
     heads = load_file("out/heads.safetensors")
     assert {name.split(".")[0] for name in heads} == {"sts"}
     assert torch.equal(saved_model(params, "out").heads["sts"].output.weight, heads["sts.output.weight"])
+
+
+def test_dev_rows_without_labels_have_no_score(workspace):
+    dev = Path("data/splits/sts/dev.parquet")
+    write_table(read_table(dev).assign(label=np.nan), dev)
+    metrics, _ = prefinetune(workspace.params(prefinetune={"task": "sts", "epochs": 1}), *FOLDERS, "out")
+    assert metrics["dev"] == {"sts": {}}
 
 
 @pytest.mark.parametrize("task", ["qqp", "sts"])

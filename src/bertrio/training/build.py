@@ -187,8 +187,10 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
     """
     remaining, held_out = {}, {}
     for task, rows in train.items():
-        first = next(name for name, others in train.items() if np.array_equal(others.ids, rows.ids))  # draws for all
         own = np.flatnonzero(rows.sources == "")
+        first = next(  # draws for all tasks of these rows
+            name for name, others in train.items() if np.array_equal(others.ids[others.sources == ""], rows.ids[own])
+        )
         order = own[torch.randperm(len(own), generator=generator(seed, f"holdout {first}")).numpy()]
         held = np.sort(order[: min(max(1, round(fraction * len(own))), len(own) - 1)])
         kept = ~pd.Index(rows.ids).isin(SWAPPED + rows.ids[held].astype(object))

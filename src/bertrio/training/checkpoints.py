@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from bertrio.config.groups import CheckpointParams
 
 CHECKPOINTS = "BERTRIO_CHECKPOINTS"  # environment variable: the folder, if not in the cache
+STATE = "state"  # name of the tensor that holds the JSON text
 FILES = 2  # the newest checkpoint, and the one before in case the newest cannot be read
 DAYS = 30  # age at which folders of other runs are removed
 LIBRARIES = ("torch", "transformers", "tokenizers", "numpy", "scipy", "pandas", "torchjd", "peft", "triton")  # compute
@@ -276,12 +277,13 @@ class Checkpoints:
 def _write(state: dict[str, Any], path: Path, run: str) -> None:
     """Write a state of tensors, tables and JSON values, with the name of the run's folder and a digest of both."""
     tensors: dict[str, torch.Tensor] = {}
-    text, storages = json.dumps(_pack(state, tensors)), set()
+    text, storages = json.dumps(_pack(state, tensors)).encode(), set()
     for name, tensor in tensors.items():
         if (storage := tensor.untyped_storage().data_ptr()) in storages:
             tensors[name] = tensor.clone()  # safetensors refuses tensors that share memory, such as tied embeddings
         storages.add(storage)
-    save_file(tensors, path, metadata={"run": run, "state": text, "sha256": _content_hash(run + text, tensors)})
+    tensors[STATE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)  # metadata are 100 MB at most
+    save_file(tensors, path, metadata={"run": run, "sha256": _content_hash(run, tensors)})
 
 
 def _read(path: Path, run: str) -> dict[str, Any]:
@@ -291,13 +293,13 @@ def _read(path: Path, run: str) -> dict[str, Any]:
         ValueError, LookupError, SafetensorError: if the file is damaged, or of another run.
     """
     with safe_open(path, "pt") as file:
-        owner, text, digest = (file.metadata()[name] for name in ("run", "state", "sha256"))
-        tensors = {name: file.get_tensor(name) for name in sorted(file.keys(), key=int)}
+        owner, digest = (file.metadata()[name] for name in ("run", "sha256"))
+        tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     if owner != run:
         raise ValueError(f"it is of another run, {owner}")
-    if digest != _content_hash(run + text, tensors):
+    if digest != _content_hash(run, tensors):
         raise ValueError("its bytes are not those that were written")
-    return _unpack(json.loads(text), tensors)
+    return _unpack(json.loads(tensors.pop(STATE).numpy().tobytes()), tensors)
 
 
 def _pack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -327,9 +329,10 @@ def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     return tensors[value["tensor"]]
 
 
-def _content_hash(text: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for tensor in tensors.values():
+def _content_hash(run: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(run.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

@@ -105,7 +105,7 @@ class EpochEvaluator(Stateful):
         size = self.params.finetune.eval_batch_size
         tables = {name: predict(self.model, rows, name, size, pause) for name, rows in self.scored.items()}
         tasks = build_tasks(self.params)
-        self.scores = {name: evaluate_predictions(table, tasks)[name] for name, table in tables.items()}
+        self.scores = {name: evaluate_predictions(table, tasks).get(name, {}) for name, table in tables.items()}
         best = self.selection.offer(self.model, log.epoch, self.scores, tasks, tables["dev"])
         self.lines.append(history_line(log, self.scores))
         now = time.monotonic()

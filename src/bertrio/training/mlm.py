@@ -191,7 +191,9 @@ class MlmObjective(StepObjective):
                 tokens += count
                 bar.advance(len(batch.rows))
                 pause()
-        return math.exp(min(loss_sum / max(tokens, 1), 700.0))  # exp overflows above 709
+        if not tokens:
+            raise UserError("mlm: none of the held-out tokens was masked; see mlm.rows and mlm.mask_probability")
+        return math.exp(min(loss_sum / tokens, 700.0))  # exp overflows above 709
 
     def _loss(self, batch: Batch, draws: torch.Generator, reduction: str = "mean") -> tuple[Tensor, int]:
         """Return the cross entropy over the masked tokens, in float32, and their number.

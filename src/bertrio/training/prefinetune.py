@@ -72,4 +72,4 @@ def prefinetune(params: Params, encoder: str, splits: str, tokenizer: str, folde
             model.encoder.save(new / "encoder")
             save_heads(model, [name], new)
         checkpoints.finish()
-    return {"epochs": params.prefinetune.epochs, "dev": {name: evaluator.scores["dev"][name]}}, trainer.cost()
+    return {"epochs": params.prefinetune.epochs, "dev": {name: evaluator.scores["dev"].get(name, {})}}, trainer.cost()

@@ -111,6 +111,18 @@ def test_a_local_folder_is_loaded_in_float32(default_params, tmp_path):
     assert torch.equal(loaded.pooler.dense.weight, model.pooler.dense.weight.float())
 
 
+def test_a_second_token_type_is_ignored_where_the_encoder_has_one():
+    encoder = Encoder(AutoModel.from_config(config_of("minilm")), "mean").eval()
+    tokens = tokens_of(encoder.transformer)
+    second = tokens | {"token_type_ids": torch.ones_like(tokens["input_ids"])}  # as klue/roberta-base has
+    torch.testing.assert_close(pooled(encoder, second), pooled(encoder, tokens), atol=0, rtol=0)
+
+
+def test_an_encoder_without_attention_mask_is_an_error():
+    with pytest.raises(UserError, match="encoder.name: fnet models take no attention mask"):
+        Encoder(AutoModel.from_config(config_of("fnet")), "mean")
+
+
 def test_missing_paths_and_hub_ids_are_an_error(default_params, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for name in ("./nowhere", "a/b/c"):

@@ -1,5 +1,11 @@
+import copy
 import subprocess
 import sys
+
+import pytest
+
+from bertrio.core.errors import UserError
+from bertrio.model.tokenizer import load_tokenizer
 
 TRAIN = """
 import random, sys
@@ -16,3 +22,11 @@ def test_vocabulary_is_the_same_bytes_in_every_process(root, tmp_path):
     runs = [subprocess.Popen([sys.executable, "-c", TRAIN, str(tmp_path / str(run))], cwd=root) for run in range(2)]
     assert [run.wait() for run in runs] == [0, 0]
     assert (tmp_path / "0/tokenizer.json").read_bytes() == (tmp_path / "1/tokenizer.json").read_bytes()
+
+
+def test_a_tokenizer_without_padding_token_is_an_error(tokenizer, tmp_path):
+    unpadded = copy.deepcopy(tokenizer)
+    unpadded.pad_token = None
+    unpadded.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="the tokenizer has no padding token"):
+        load_tokenizer(tmp_path)

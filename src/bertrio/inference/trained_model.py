@@ -65,9 +65,8 @@ class TrainedModel:
         network, config = load_model(folder, runtime), read_model_config(folder)
         tokenizer, transformer = load_tokenizer(Path(folder) / "encoder"), network.encoder.transformer
         rows = transformer.get_input_embeddings().num_embeddings
-        if len(tokenizer) > rows or tokenizer.pad_token_id is None:
-            found = f"a tokenizer of {len(tokenizer)} tokens, its padding token {tokenizer.pad_token}"
-            raise UserError(f"{folder}/encoder: found {found}; expected {rows} tokens at most and a padding token")
+        if len(tokenizer) > rows:
+            raise UserError(f"{folder}/encoder: found a tokenizer of {len(tokenizer)} tokens, expected {rows} at most")
         tokenizer.model_max_length = config.encoder.max_length  # for exports, which are saved with it
         return cls(Path(folder).name, network, tokenizer, config, batch_size)
 

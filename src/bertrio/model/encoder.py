@@ -40,7 +40,7 @@ class Encoder(nn.Module):
         frozen: use the encoder as a fixed feature extractor, without gradients and dropout.
 
     Raises:
-        UserError: for pooling `pooler`, if the architecture has no pooler.
+        UserError: if the architecture takes no attention mask or, for pooling `pooler`, has no pooler.
     """
 
     def __init__(self, transformer: Any, pooling: str, frozen: bool = False) -> None:
@@ -52,6 +52,11 @@ class Encoder(nn.Module):
         cheap_dropout(transformer)
         self.transformer, self.pooling, self.frozen = transformer, POOLINGS[pooling], frozen
         self._accepts = set(inspect.signature(transformer.forward).parameters)
+        if "attention_mask" not in self._accepts:
+            kind = transformer.config.model_type
+            raise UserError(f"encoder.name: {kind} models take no attention mask, so padding would change predictions")
+        if getattr(transformer.config, "type_vocab_size", 2) == 1:  # its tokenizer may give two types
+            self._accepts.discard("token_type_ids")
         if frozen:
             self.requires_grad_(False)
         elif pooler is not None and pooling != "pooler":

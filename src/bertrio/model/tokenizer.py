@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bertrio.config import EncoderParams
-from bertrio.core.errors import need
+from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json, write_json
 from bertrio.model.names import encoder_source, loading, local_folder
 
@@ -54,13 +54,16 @@ def load_tokenizer(folder: str | Path) -> Any:
     """Return the tokenizer that `build_tokenizer` saved.
 
     Raises:
-        UserError: if it is missing or damaged.
+        UserError: if it is missing or damaged, or has no padding token.
     """
     from transformers import AutoTokenizer
 
     need(Path(folder) / "tokenizer.json")  # without it transformers makes a tokenizer without words
     with loading(folder):
-        return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
+    if tokenizer.pad_token_id is None:
+        raise UserError(f"{folder}: the tokenizer has no padding token; choose an encoder whose tokenizer has one")
+    return tokenizer
 
 
 def _train_wordpiece(texts: Iterable[str], vocab_size: int) -> Any:

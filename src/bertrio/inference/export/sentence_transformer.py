@@ -96,9 +96,9 @@ def _write_modules(
 ) -> None:
     """Write the encoder in `root`, its pooling, and linear layers with their activations, as modules."""
     encoder, config = model.network.encoder, model.config.encoder
-    if config.pooling == "pooler":  # a linear layer and tanh, as in BERT and RoBERTa
+    if config.pooling == "pooler":  # a linear layer and tanh; in ALBERT the pooler is the layer itself
         pooler: Any = encoder.transformer.pooler
-        layers = [(pooler.dense, nn.Tanh()), *layers]
+        layers = [(getattr(pooler, "dense", pooler), nn.Tanh()), *layers]
     kinds = ["Transformer", "Pooling", *["Dense" for _ in layers]]
     paths = [root, *[f"{number}_{kind}" for number, kind in enumerate(kinds) if number]]
     modules = [

@@ -99,7 +99,7 @@ def test_overall_scores_weight_the_tasks():
 
 def test_intervals_are_cut_off_at_possible_differences():
     """Two seeds that differ by much leave one degree of freedom, and Student's t reaches far beyond."""
-    for metric, largest in {"accuracy": 1, "pearson": 2}.items():
+    for metric, largest in {"accuracy": 1, "pearson": 2, "matthews_correlation": 2}.items():
         sides = [[{"task": TaskScore(metric, value, np.zeros(9))} for value in side] for side in ((0, 1), (0.4, 0.9))]
         difference = paired_difference(*sides, "task")
         assert (difference.low, difference.high) == (-largest, largest)

@@ -7,7 +7,7 @@ weighted by how often it was drawn (`metrics.WEIGHTED`), so no row is copied or 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -137,9 +137,8 @@ def contributions(scored: Scored, metric: str) -> Array:
 
     For accuracy it is 1 or 0. For other metrics T it is the influence of the row ("The influence curve and its role in
     robust estimation", Hampel 1974), the derivative of $T((1 - \epsilon) F + \epsilon \delta_i)$ at $\epsilon = 0$,
-    where F is the distribution of the rows and $\delta_i$ that of row i alone; its mean is 0. For Pearson's r that is
-    $z_x z_y - r (z_x^2 + z_y^2) / 2$ (Devlin, Gnanadesikan and Kettenring 1975), z being standardised labels and
-    predictions; for all others it is taken numerically.
+    where F is the distribution of the rows and $\delta_i$ that of row i alone; its mean is 0. It has a closed form in
+    `INFLUENCES`, and is taken numerically for metrics of counts.
 
     With contributions a and b of two runs on the same N rows, var(a - b) / N is the variance of the difference of
     their metrics that the paired bootstrap finds.
@@ -149,9 +148,8 @@ def contributions(scored: Scored, metric: str) -> Array:
     """
     if metric == "accuracy":
         return scored.correct
-    if metric == "pearson":
-        x, y = (standardised(values) for values in (scored.labels, scored.predictions))
-        return x * y - np.mean(x * y) * (x * x + y * y) / 2
+    if metric in INFLUENCES:
+        return INFLUENCES[metric](scored)
     rows, unit = len(scored.labels), np.arange(len(scored.labels))
     if metric in ON_COUNTS:
         scored, unit = _merged(scored)
@@ -163,6 +161,87 @@ def contributions(scored: Scored, metric: str) -> Array:
         tilted[np.arange(size), start + np.arange(size)] += TILT * rows
         values[start : start + size] = weighted(tilted)
     return ((values - weighted(counts[None])) / TILT)[unit]
+
+
+def _pearson_influence(scored: Scored) -> Array:
+    """$z_x z_y - r (z_x^2 + z_y^2) / 2$ of standardised x and y (Devlin, Gnanadesikan and Kettenring 1975)."""
+    x, y = standardised(scored.labels), standardised(scored.predictions)
+    return x * y - np.mean(x * y) * (x * x + y * y) / 2
+
+
+def _spearman_influence(scored: Scored) -> Array:
+    r"""$\dot C_{ab} / \sqrt{C_{aa} C_{bb}} - \rho (\dot C_{aa} / C_{aa} + \dot C_{bb} / C_{bb}) / 2$ of centred ranks.
+
+    $C_{ab}$ is the mean of $a_i b_i$. Its derivative $a_k b_k + P_k + Q_k - 3 C_{ab}$ has two terms for the ranks that
+    row k raises: $P_k$ is the mean of $b_i$ over rows above k in a, an equal rank counting half, else 0; $Q_k$ likewise
+    of $a_i$ over rows above k in b.
+    """
+    sides = scored.labels, scored.predictions
+    ranks = [_below(side, side) / len(side) - 0.5 for side in sides]
+    spreads = [float(np.mean(rank * rank)) for rank in ranks]
+    if not all(spreads):
+        return np.zeros(len(scored.labels))
+
+    def change(one: int, other: int) -> Array:
+        above = _mean_above(ranks[other], sides[one]) + _mean_above(ranks[one], sides[other])
+        return ranks[one] * ranks[other] + above - 3 * np.mean(ranks[one] * ranks[other])
+
+    scale = np.sqrt(spreads[0] * spreads[1])
+    rho = np.mean(ranks[0] * ranks[1]) / scale
+    return change(0, 1) / scale - rho * (change(0, 0) / spreads[0] + change(1, 1) / spreads[1]) / 2
+
+
+def _auc_influence(scored: Scored) -> Array:
+    """(won - AUC) / share of the row's class, where a row wins against rows of the other class, a tie counting half."""
+    yes, positive = scored.probabilities[:, 1], scored.labels == 1
+    if positive.all() or not positive.any():
+        return np.zeros(len(yes))
+    won = np.where(
+        positive, _below(yes[~positive], yes) / sum(~positive), 1 - _below(yes[positive], yes) / sum(positive)
+    )
+    return (won - won[positive].mean()) / np.where(positive, positive.mean(), 1 - positive.mean())
+
+
+def _precision_influence(scored: Scored) -> Array:
+    r"""$(y_k (p_k - AP) + \sum_i (y_k - p_i) / n_i) N / P$ for P rows of class 1.
+
+    $p_i$ is the precision among the $n_i$ rows that are at least as probable as row i; the sum is over the rows of
+    class 1 that are at most as probable as row k.
+    """
+    yes, positive = scored.probabilities[:, 1], scored.labels == 1
+    if not positive.any():
+        return np.zeros(len(yes))
+    order = np.argsort(yes, kind="stable")
+    chosen = len(yes) - np.searchsorted(yes[order], yes)
+    precision = (np.sum(positive) - np.searchsorted(np.sort(yes[positive]), yes)) / chosen
+    upto = np.searchsorted(yes[order], yes, "right") - 1
+    of_yes, of_all = (np.cumsum((positive * values / chosen)[order])[upto] for values in (1.0, precision))
+    return (positive * (precision - precision[positive].mean() + of_yes) - of_all) / positive.mean()
+
+
+def _below(values: Array, limits: Array) -> Array:
+    """Return the number of `values` below each limit [N]; equal ones count half."""
+    ordered = np.sort(values)
+    return (np.searchsorted(ordered, limits) + np.searchsorted(ordered, limits, "right")) / 2
+
+
+def _mean_above(values: Array, keys: Array) -> Array:
+    """Return, for each row [N], the mean of `values` with 0 for rows of a smaller key, and half for equal keys.
+
+    The mean of all `values` is 0, so it is minus the sum below.
+    """
+    order = np.argsort(keys, kind="stable")
+    sums = np.concatenate([[0.0], np.cumsum(values[order])])
+    first, last = (np.searchsorted(keys[order], keys, side) for side in ("left", "right"))
+    return -(sums[first] + sums[last]) / (2 * len(keys))
+
+
+INFLUENCES: dict[str, Callable[[Scored], Array]] = {
+    "pearson": _pearson_influence,
+    "spearman": _spearman_influence,
+    "roc_auc": _auc_influence,
+    "average_precision": _precision_influence,
+}
 
 
 def _merged(scored: Scored) -> tuple[Scored, NDArray[np.int64]]:

@@ -19,7 +19,7 @@ ALPHA = 0.05  # a p-value below it counts as a difference
 DIGITS = 12  # decimals of a difference; the rest is rounding
 ROUNDING = 10.0**-DIGITS
 WIDEST = {  # largest difference of two values of a metric, if not 1
-    **dict.fromkeys(("brier", "pearson", "spearman", "quadratic_kappa"), 2.0),
+    **dict.fromkeys(("brier", *CORRELATIONS, "quadratic_kappa"), 2.0),
     **dict.fromkeys(("mae", "rmse"), math.inf),
 }
 

@@ -7,7 +7,7 @@ from scipy.stats import binomtest
 from sklearn.metrics import log_loss as sklearn_log_loss
 
 from bertrio.core.files import read_json
-from bertrio.core.tasks import Predicted
+from bertrio.core.tasks import MultiLabel, Predicted, Task
 from bertrio.evaluation import calibration
 from bertrio.evaluation.calibration import TEMPERATURES, fit_temperature, log_loss, temper
 from bertrio.evaluation.metrics import BINS, METRICS
@@ -97,7 +97,8 @@ def table_of(rows, split="dev"):
 def test_report_measures_the_half_that_was_not_fitted(tmp_path):
     overconfident, scores = scored(rows=2001, temperature=3.0), predictions().query("task == 'sts'")
     parts = [table_of(overconfident), table_of(scored(50), "test"), scores]
-    calibration.write_calibration(pd.concat(parts), TASKS, tmp_path / "calibration.json")
+    tasks = {**TASKS, "moods": Task("moods", "single", "cross", MultiLabel(2))}  # without rows
+    calibration.write_calibration(pd.concat(parts), tasks, tmp_path / "calibration.json")
     [(task, figures)] = read_json(tmp_path / "calibration.json").items()
     assert task == "sst" and figures["rows"] == 1001
     assert figures["ece_scaled"] < 0.06 < 0.2 < figures["ece"]

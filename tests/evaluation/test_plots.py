@@ -4,8 +4,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bertrio.analysis.figures import confusion
+from bertrio.core.tasks import MultiLabel, Task
 from bertrio.evaluation.canvas import picture, titled
 from bertrio.evaluation.plots import sortable, write_plots
+from bertrio.evaluation.predictions import prediction_rows
 from tests.evaluation.tables import TASKS, predictions
 
 MEMBERS = ("base", "second", "third")
@@ -32,7 +35,7 @@ def drawn(tmp_path_factory):
     return draw(tmp_path_factory.mktemp("plots"), predictions())
 
 
-def test_each_kind_of_task_has_its_tables(drawn):
+def test_each_kind_of_task_has_its_tables(drawn, tmp_path):
     tables = {f"{kind}/{task}.csv" for kind in ("confusion", "reliability") for task in ("sst", "qqp")}
     tables |= {"scores/sts.csv"}
     tables |= {f"learning/{column}/{task}.csv" for column in ("loss", "score") for task in TASKS}
@@ -41,6 +44,11 @@ def test_each_kind_of_task_has_its_tables(drawn):
     rows = predictions().query("task == 'sst' and split == 'dev'")[["label", "prediction"]]
     assert pd.read_csv(io.BytesIO(drawn["confusion/sst.csv"])).to_numpy().tolist() == rows.to_numpy().tolist()
     assert drawn["scores/sts.csv"].count(b"\n") == 1 + 40
+    sets = Task("moods", "single", "cross", MultiLabel(2, labels=("none", "joy")))
+    rows = prediction_rows(sets, "dev", ["a", "b"], np.array([1.0, 3.0]), np.array([[9.0, -9.0], [-9.0, 9.0]]))
+    write_plots(rows, {"moods": sets}, tmp_path, ())
+    counts = confusion(pd.read_csv(tmp_path / "confusion/moods.csv"), sets)
+    assert list(counts) == ["none", "joy", "(none)"] and np.diag(counts).tolist() == [1, 1, 0]
     assert sortable("ab") == ["a", "b"] and sortable("ba") == ["0 b", "1 a"]
     assert sortable("cbaedfghijk") == sorted(sortable("cbaedfghijk"))
 

@@ -276,7 +276,7 @@ def conflict_curves(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def confusion(table: pd.DataFrame, task: Task) -> pd.DataFrame:
     """Return the number of rows by gold (index) and predicted class (columns), in the order of the classes."""
-    names = [task.target.name_of(float(number)) for number in range(max(2, task.target.size))]
+    names = list(task.target.class_names)
     table = table.replace(dict(zip(sortable(names), names)))
     seen = {*table["gold"], *table["predicted"]}
     order = [*(name for name in names if name in seen), *sorted(seen.difference(names))]

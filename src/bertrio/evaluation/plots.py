@@ -49,7 +49,7 @@ def _write_classes(rows: pd.DataFrame, task: Task, folder: Path) -> None:
         sides = {name: indicators(values, len(names)) for name, values in columns.items()}
         kept = np.nonzero(sides["gold"] + sides["predicted"])
         columns = {name: np.where(side[kept] > 0, kept[1], len(names)) for name, side in sides.items()}
-        names = [*names, "none"]
+        names = [*names, "(none)"]
     table = pd.DataFrame({name: [names[int(value)] for value in values] for name, values in columns.items()})
     write_csv(table, folder / "confusion" / f"{task.name}.csv")
     write_csv(reliability(scored.decisions), folder / "reliability" / f"{task.name}.csv")

@@ -187,7 +187,7 @@ class Scored:
     @property
     def decisions(self) -> Scored:
         """Sets as one row of no or yes a class, [N * C]; other rows as they are."""
-        if not self.sets:
+        if not self.sets or self.probabilities is None:
             return self
         yes = self.probabilities
         labels, predictions = (indicators(side, yes.shape[1]).reshape(-1) for side in (self.labels, self.predictions))

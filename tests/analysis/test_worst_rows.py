@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +16,8 @@ PAIR = Task("alike", "pair", "bi", Score(0, 5))
 
 class WordCounter:
     """A model that counts words: class 1 has more "good" than "bad", a pair's score is its share of common words."""
+
+    config = SimpleNamespace(encoder=SimpleNamespace(max_length=3))
 
     def predict(self, task, texts):
         if task == "mood":
@@ -67,6 +71,8 @@ def test_strongest_change_is_the_deciding_word(near):
     assert (first["before"], first["after"]) == (1, 0)
     assert [first["confidence_before"], first["confidence_after"]] == pytest.approx([1 / (1 + np.exp(-2))] * 2)
     assert none is None, "no word, no change"
+    (read,) = strongest_changes(WordCounter(), SINGLE, pd.DataFrame({"text": ["why this film bad"]}), near, 0)
+    assert read["position"] < 3, "the model reads no further"
     dropped = strongest_changes(WordCounter(), SINGLE, rows, near, 0)[0]
     assert (dropped["from"], dropped["to"], dropped["changed"]) == ("Good", None, "A film")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -104,7 +105,7 @@ def strongest_changes(
     columns = list(task.text_columns)
     texts = rows[columns].to_numpy().tolist()
     options = near.near((word for row in texts for text in row for word in words_of(text)), words)
-    edits = list(_edits(texts, options, near))
+    edits = list(_edits(texts, options, near, model.config.encoder.max_length))
     changed = [list(texts[edit["row"]]) for edit in edits]
     for edit, row in zip(edits, changed):
         row[edit["text"]] = edit["changed"]
@@ -131,13 +132,16 @@ def distance(one: Predicted, other: Predicted) -> Array:
 
 
 def _edits(
-    texts: Sequence[Sequence[str]], options: Mapping[str, Sequence[str]], near: NearWords
+    texts: Sequence[Sequence[str]], options: Mapping[str, Sequence[str]], near: NearWords, most: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield all edits of one word: its deletion, and replacement by `options` or the nearest word of the other text."""
+    """Yield all edits of one word: its deletion, and replacement by `options` or the nearest word of the other text.
+
+    Of each text only the first `most` words are edited: the model does not read the others.
+    """
     for row, pair in enumerate(texts):
         for number, text in enumerate(pair):
             other_words = words_of(" ".join([*pair[:number], *pair[number + 1 :]]))
-            for position, match in enumerate(WORD.finditer(text)):
+            for position, match in enumerate(islice(WORD.finditer(text), most)):
                 word = match.group().lower()
                 nearest_other = near.nearest_of(word, other_words)
                 for to in dict.fromkeys([None, *options.get(word, ()), *([nearest_other] if nearest_other else [])]):

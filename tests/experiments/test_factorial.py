@@ -9,7 +9,7 @@ import pytest
 from bertrio.core.errors import UserError
 from bertrio.experiments.factorial import effects, factorial
 from bertrio.experiments.recipes.measured import write_measured
-from bertrio.experiments.recipes.rows import load_recipes
+from bertrio.experiments.recipes.rows import Sweep, load_recipes
 from tests.experiments.simulated import run
 
 FOUR = pd.DataFrame({"a": [-1, 1, -1, 1], "b": [-1, -1, 1, 1]})
@@ -27,6 +27,12 @@ def test_single_runs_use_lenths_pseudo_standard_error():
     table = effects(FOUR, np.array([0, 10, 2, 14])).set_index("term")  # effects 11, 3 and 1: their median is 3
     assert table["effect"].to_dict() == pytest.approx({"a": 11, "b": 3, "a x b": 1})
     assert np.allclose(table["high"] - table["effect"], 12.706 * 1.5 * 3, atol=1e-2)  # t with one degree
+
+
+def test_fewer_than_five_factors_are_an_error():
+    factors = {name: {"finetune.lr": 1e-5} for name in "abcd"}
+    with pytest.raises(ValueError, match="expected five factors or more"):
+        Sweep(title="a", on="b", factors=factors)
 
 
 def test_planted_effects_are_found_and_missing_points_named(root, tmp_path, monkeypatch, capsys):

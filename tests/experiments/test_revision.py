@@ -13,6 +13,7 @@ from bertrio.cli.main import main
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_text
 from bertrio.experiments.revision import PREDICTIONS, Revision
+from bertrio.experiments.runs import read_run
 from tests.experiments.conftest import tables, write_run
 from tests.toy_project import Clone, run, toy_project
 
@@ -161,6 +162,15 @@ def test_run_params_come_from_dvc_lock(tmp_path):
         "ensemble": {"members": {"base": None}}, "classes": ["no", "yes"],
     }  # fmt: skip
     assert revision.edited_params()["lr"] == (0.002, 0.001)
+    made, used = ([{"path": "data/splits", "md5": digest}] for digest in ("new", "old"))
+    locked = {"split": {"cmd": "true", "outs": made}, "analyze": {"cmd": "true", "deps": used}}
+    for name, state in (("analyze", "no metrics"), ("finetune@base", "unfinished")):
+        locked[name] = {"cmd": "true", "deps": used}
+        (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": locked}))
+        revision = Revision.open("workspace", tmp_path)
+        assert read_run(revision).state == state
+    with pytest.raises(UserError, match="finetune@base did not run on the newest data/splits, so a run has not ended"):
+        revision.tasks()
     (tmp_path / "dvc.lock").write_text("<<<<<<< HEAD\n: a")
     with pytest.raises(UserError, match="workspace: dvc.lock: is not valid YAML"):
         Revision.open("workspace", tmp_path).tasks()

@@ -130,9 +130,13 @@ def _preset(args: argparse.Namespace) -> None:
 
 
 def _setting(args: argparse.Namespace) -> Any:
+    from bertrio.experiments.machine_paths import without_folder
     from bertrio.experiments.recipes.comparable import Setting
 
-    return Setting(args.budget, args.source, args.encoder, overrides(args))
+    changed = overrides(args)
+    source = args.source or changed.get("data.source")
+    encoder = args.encoder or without_folder("encoder.name", changed.get("encoder.name"))
+    return Setting(args.budget, source, encoder, changed)
 
 
 def _table(args: argparse.Namespace) -> None:

@@ -63,8 +63,8 @@ def machine_independent(params: Mapping[str, Any]) -> dict[str, Any]:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the params that make two runs different, by dotted name, with both values.
 
-    Paths, devices, threads, checkpoints and names of classes do not count, nor do params of `mlm` where it is disabled
-    in both.
+    Folders of data and encoder, devices, threads, checkpoints and names of classes do not count, nor do params of `mlm`
+    where it is disabled in both.
     """
     no_mlm = not any(params.get("mlm", {}).get("enabled", False) for params in (old, new))
     return {
@@ -72,9 +72,14 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
         for param, values in changes(old, new).items()
         if not (no_mlm and param.startswith("mlm."))
         and not MACHINE_PARAMS.fullmatch(param)
-        and without_folder(param, values[0]) != without_folder(param, values[1])
+        and _same_place(param, values[0]) != _same_place(param, values[1])
         and not _same_classes(*values)
     }
+
+
+def _same_place(param: str, value: Any) -> Any:
+    """Return a value that is equal for two names of one file, and for local folders of one name."""
+    return os.path.abspath(value) if FILES.fullmatch(param) and isinstance(value, str) else without_folder(param, value)
 
 
 def _same_classes(old: Any, new: Any) -> bool:

@@ -156,10 +156,14 @@ class Revision:
         """Raw params that made the result: those in dvc.lock, and of params.yaml those that no stage depends on.
 
         Raises:
-            UserError: if params.yaml is missing, or a file is damaged.
+            UserError: if params.yaml is missing, a file is damaged, or a run has not ended, so that dvc.lock has new
+                params beside old results.
         """
+        if problem := self.unfinished():
+            raise UserError(problem)
         params = self.settings()
-        for name, value in self._locked_params().items():
+        locked = [stage.get("params", {}).get("params.yaml", {}) for stage in self._locked_stages().values()]
+        for name, value in {name: value for block in reversed(locked) for name, value in block.items()}.items():
             *blocks, key = name.split(".")
             block = params
             for part in blocks:
@@ -173,25 +177,36 @@ class Revision:
         """Return the params whose value in params.yaml is not the one that made the result: both values by name."""
         return changes(self.run_params, self.settings())
 
-    def _locked_params(self) -> dict[str, Any]:
-        """Return the params in dvc.lock by dotted name; {} without dvc.lock.
+    def unfinished(self) -> str:
+        """Return why the results in git are not those of dvc.lock, as after a stopped run; empty if they are.
 
-        DVC writes the stages in the order in which they first ran. It leaves those of dropped members in place. In a
-        run that has not ended, the first stages have its params, and the others those of an earlier run.
+        That is where a stage did not run on what those before it made last. The scores do not depend on `analyze`.
+        """
+        stages = self._locked_stages()
+        made = {out["path"]: out.get("md5") for stage in stages.values() for out in stage.get("outs", ())}
+        for name, stage in stages.items():
+            for dep in stage.get("deps", ()) if name != "analyze" else ():
+                if made.get(dep["path"], dep["md5"]) != dep["md5"]:
+                    return (
+                        f"{self.title}: dvc.lock: {name} did not run on the newest {dep['path']}, so a run has not "
+                        "ended; run dvc repro to end it, or git checkout . and dvc checkout for the last commit"
+                    )
+        return ""
+
+    def _locked_stages(self) -> dict[str, Any]:
+        """Return the stages in dvc.lock by name, without those of dropped members; {} without dvc.lock.
+
+        DVC writes the stages in the order in which they first ran. It leaves those of dropped members in place.
         """
         if not self.exists("dvc.lock"):
             return {}
-        stages = {
-            name: stage.get("params", {}).get("params.yaml", {})
-            for name, stage in self._yaml("dvc.lock").get("stages", {}).items()
-        }
-        members = stages.get("evaluate", {}).get("ensemble.members")
-        current = [
-            params
-            for name, params in stages.items()
+        stages = self._yaml("dvc.lock").get("stages", {})
+        members = stages.get("evaluate", {}).get("params", {}).get("params.yaml", {}).get("ensemble.members")
+        return {
+            name: stage
+            for name, stage in stages.items()
             if "@" not in name or members is None or name.partition("@")[2] in members
-        ]
-        return {name: value for params in reversed(current) for name, value in params.items()}
+        }
 
     def _yaml(self, path: str) -> dict[str, Any]:
         return read_yaml(f"{self.title}: {path}", self.read(path))
@@ -204,7 +219,7 @@ class Revision:
         """
         try:
             return {name: _task(name, block) for name, block in self.run_params["tasks"].items()}
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.title}: params.yaml: the tasks can't be read ({error!r}), expected blocks such as "
                 "sst: {kind: single, target: ordered, classes: 5}"

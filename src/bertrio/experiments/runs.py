@@ -34,7 +34,7 @@ class Run:
         name: a revision, see `Revision.open`.
         params: params by dotted name as text, without those of the machine.
         scores: on dev: the main metric of each task, such as `sst accuracy`, and the overall scores.
-        state: empty for a finished run; else queued, running, failed, or no metrics.
+        state: empty for a finished run; else queued, running, failed, unfinished, or no metrics.
         changed: params that differ from the commit that an experiment started from; of the workspace, from HEAD.
         minutes: of all stages; a stage that came from DVC's cache counts with the time that it once took.
         curve: overall_normalized on dev by step, one value an epoch, the mean over members.
@@ -68,6 +68,7 @@ def scores_of(dev: Mapping[str, Any], intervals: Mapping[str, Any]) -> dict[str,
 
 def read_run(revision: Revision, base: Run | None = None, state: str = "") -> Run:
     """Return the run of a revision. Files of an unfinished one are of the commit that it started from."""
+    state = state or ("unfinished" if revision.unfinished() else "")
     settings = revision.settings() if state else revision.run_params
     params = params_of(settings)
     changed = {name: new for name, (_, new) in changes(base.params, params).items()} if base else {}

@@ -84,9 +84,9 @@ def changed_rows(result: dict[str, Any]) -> dict[str, pd.DataFrame]:
                 {
                     "id": row["id"],
                     "text": "\n".join(row[column] for column in ("text", "text_a", "text_b") if column in row),
-                    "label": f"{row['label']:g}",
-                    "A": " ".join(f"{value:.3g}" for value in row["first"]),
-                    "B": " ".join(f"{value:.3g}" for value in row["second"]),
+                    "label": row["label"],
+                    "A": ", ".join(row["first"]),
+                    "B": ", ".join(row["second"]),
                 }
                 for row in parts[kind]
             ]

@@ -74,6 +74,14 @@ def test_requested_overrides_apply_to_every_row():
         runs_of(measured, [cosine], Setting(overrides={"tasks.sst.dropuot": 0.3}))
 
 
+def test_overrides_of_a_run_need_not_fit_other_rows():
+    alone, both = "smart-sst-lambda-1", "smart-concat-smart-simultaneous"
+    measured = [*seeds(alone), *seeds(both), simulate(both, overrides={"surgery.method": "pcgrad"})]
+    assert runs_of(measured, [alone, both], Setting()).left_out == 1
+    selected = runs_of(measured, [alone, both], Setting(overrides={"surgery.method": "pcgrad"}))
+    assert [run.row for run in selected.all] == [both]
+
+
 def test_rows_of_another_tool_match_any_overrides():
     overrides = {"finetune.lr": 3e-5}
     measured = [simulate("trainer", budget="paper"), simulate("real", budget="paper", overrides=overrides)]

@@ -137,8 +137,8 @@ def _settings(of_rows: Sequence[Measured], wanted: Setting, recipes: Recipes) ->
     def effect(row: str, budget: str, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the params of a row that the overrides change, in the form of measured files.
 
-        `tasks.*.dropout` is expanded to all tasks, and values that the row already has are left out. `resolve` checks
-        them. A row of another paper or tool has no params to change.
+        `tasks.*.dropout` is expanded to all tasks, and values that the row already has are left out. `resolve` raises
+        a UserError if they don't fit the row. A row of another paper or tool has no params to change.
         """
         if not overrides or recipes.row(row).literature:
             return {}
@@ -151,10 +151,17 @@ def _settings(of_rows: Sequence[Measured], wanted: Setting, recipes: Recipes) ->
         choices += [run.overrides for run in candidates]
     settings: list[tuple[Setting, list[Measured]]] = []
     for overrides in (choice for index, choice in enumerate(choices) if choice not in choices[:index]):
-        effects = {key: effect(*key, overrides) for key in keys}
+        effects, problems = {}, []
+        for key in sorted(keys):
+            try:
+                effects[key] = effect(*key, overrides)
+            except UserError as error:  # overrides of one row need not fit another
+                problems.append(error)
+        if wanted.overrides and problems and all(recipes.row(row).literature for row, _ in effects):
+            raise problems[0]
         by_fields: dict[tuple[str, str, str], list[Measured]] = {}
         for run in candidates:
-            if run.overrides == effects[run.row, run.budget]:
+            if run.overrides == effects.get((run.row, run.budget)):
                 by_fields.setdefault((run.budget, run.source, run.encoder), []).append(run)
         settings += [(Setting(*fields, overrides), runs) for fields, runs in by_fields.items()]
     return settings

@@ -110,6 +110,8 @@ class Sweep(Group):
     def _one_kind(self) -> Sweep:
         if bool(self.over) == bool(self.factors):
             raise ValueError("expected over or factors")
+        if 0 < len(self.factors) < 5:
+            raise ValueError("expected five factors or more: of fewer, effects and interactions are mixed up")
         return self
 
     def points(self) -> Iterator[tuple[str, str, Block]]:

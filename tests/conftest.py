@@ -63,6 +63,15 @@ def root() -> Path:
     return ROOT
 
 
+@pytest.fixture
+def run(tmp_path, root, monkeypatch):
+    """A small run in the current directory, see tests/small_run.py."""
+    from tests.small_run import Run
+
+    monkeypatch.chdir(tmp_path)
+    return Run(tmp_path, root / "params.yaml")
+
+
 @pytest.fixture(scope="session")
 def default_params():
     """The project's params.yaml with linear heads."""

@@ -28,6 +28,7 @@ from bertrio.data.formats import READERS
 from bertrio.data.sources.files import read_file
 from bertrio.data.table import read_table, write_table
 from bertrio.evaluation.predictions import SCHEMA, read_predictions
+from tests.data.sources.test_files import serialized
 from tests.inference.serve.conftest import TASKS as SERVED
 from tests.inference.serve.conftest import FakePredictor, running
 from tests.training.test_checkpoints import restored, saved
@@ -59,14 +60,6 @@ ROWS = {
     "single": pd.DataFrame({"id": ["a", "b", "c"], "text": ["one, two", 'say "x"', "three"], "label": [0, 4, 2]}),
     "pair": pd.DataFrame({"text_a": ["a", "b"], "text_b": ["c\td", "e\nf"], "label": [0.5, None]}),
 }
-
-
-def serialized(frame: pd.DataFrame, ending: str) -> bytes:
-    if ending == ".parquet":
-        return frame.to_parquet()
-    if ending in (".jsonl", ".ndjson"):
-        return frame.to_json(orient="records", lines=True).encode()
-    return frame.to_csv(index=False, sep="\t" if ending == ".tsv" else ",").encode()
 
 
 def damage(content: bytes) -> st.SearchStrategy[bytes]:

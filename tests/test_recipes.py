@@ -24,10 +24,10 @@ from bertrio.experiments.recipes.resolving import resolve
 from bertrio.experiments.recipes.rows import Row, load_presets, load_recipes
 from bertrio.experiments.recipes.table_text import to_markdown, write_tables
 from bertrio.experiments.recipes.tables import paper_tables
-from bertrio.model.multitask import build_model, load_heads
 from bertrio.training.finetune import Inputs, finetune
 from bertrio.training.mlm import pretrain_mlm
 from bertrio.training.prefinetune import prefinetune
+from tests.training.conftest import saved_model
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = load_recipes(ROOT / "recipes")
@@ -157,17 +157,11 @@ def test_every_row_trains_for_two_updates(row, data_folder, tmp_path, monkeypatc
         assert timing["steps"] == UPDATES
         assert history.notna().any(axis=None)
         assert np.isfinite(history.stack()).all()
-        before, after = weights(member, "models/prefinetuned"), weights(member, f"models/{name}")
+        models = [saved_model(member, folder) for folder in ("models/prefinetuned", f"models/{name}")]
+        before, after = (model.state_dict() for model in models)
         assert all(value.isfinite().all() for value in after.values())
         changed = {key.partition(".")[0] for key in after if not torch.equal(before[key], after[key])}
         assert changed >= ({"heads"} if member.encoder.frozen else {"encoder"}), changed
-
-
-def weights(params: Params, folder: str) -> dict[str, torch.Tensor]:
-    """Return the weights of a model in `folder`; missing heads are initialized by the seed."""
-    model = build_model(params, f"{folder}/encoder", set_up(**params.runtime.model_dump()))
-    load_heads(model, folder)
-    return model.state_dict()
 
 
 def test_reported_figures_equal_a_second_transcription():

@@ -2,14 +2,6 @@
 
 import pytest
 
-from tests.small_run import Run
-
-
-@pytest.fixture
-def run(tmp_path, root, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return Run(tmp_path, root / "params.yaml")
-
 
 @pytest.fixture
 def finished(run):

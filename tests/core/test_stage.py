@@ -47,10 +47,6 @@ def fail(error):
     raise error
 
 
-def read_missing_file():
-    Path("data/gone.parquet").read_bytes()
-
-
 def full_disk():
     with whole_file("folder/a.csv") as temporary:
         temporary.touch()
@@ -63,8 +59,7 @@ def full_disk():
         (lambda: fail(UserError("data.path: [x] is\nwrong")), 2, "data.path: [x] is\nwrong"),
         (lambda: fail(KeyboardInterrupt()), 130, "stopped before its end; the same command starts again"),
         (lambda: signal.raise_signal(signal.SIGTERM), 143, "stopped before its end; the same command starts again"),
-        (lambda: fail(OSError(errno.ENOSPC, "No space left on device", "a.csv")), 2, "a.csv: No space left on device"),
-        (read_missing_file, 2, "data/gone.parquet: No such file or directory"),
+        (lambda: Path("data/gone.parquet").read_bytes(), 2, "data/gone.parquet: No such file or directory"),
         (full_disk, 2, "folder/a.csv: No space left on device; make room there"),
         (lambda: np.empty(10**15), 2, "finetune.accumulate: 2"),
         (lambda: torch.empty(10**15), 2, "finetune.accumulate: 2"),
@@ -93,6 +88,5 @@ def test_bugs_keep_their_traceback():
 def test_out_of_memory_and_full_disk_messages():
     error = UserError("a.parquet: can't be read; run the stage that writes it again")
     error.__cause__ = MemoryError("malloc failed")
-    for out_of_memory in (error, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")):
-        assert "encoder.checkpointing" in user_message(out_of_memory)
+    assert "encoder.checkpointing" in user_message(error)
     assert "make room" in user_message(Exception("I/O error: No space left on device (os error 28)"))

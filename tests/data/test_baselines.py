@@ -3,21 +3,15 @@ import pandas as pd
 import pytest
 
 from bertrio.data.baselines import simple_baselines, word_overlap_pearson
-from bertrio.data.sources.sample import generate
-
-
-def sample_tables(name, rows=3000):
-    dev = generate(name, "dev", 1000, 0, 0.04)
-    excluded = frozenset(text for column in dev.columns[1:-1] for text in dev[column])
-    return {"train": generate(name, "train", rows, 0, 0.04, excluded), "dev": dev}
+from bertrio.data.sources.sample import load_tasks
 
 
 def table(labels, **texts):
     return pd.DataFrame({"id": [str(number) for number in range(len(labels))], **texts, "label": labels})
 
 
-def test_word_counts_do_not_solve_the_sample(tasks):
-    scores = simple_baselines({name: sample_tables(name, 6000) for name in tasks}, tasks)
+def test_word_counts_do_not_solve_the_sample(data_params, tasks):
+    scores = simple_baselines(load_tasks(data_params(sample={"train_rows": 6000}), tasks).tables, tasks)
     assert 0.35 < scores["sst"]["bag_of_words"]["accuracy"] < 0.55
     assert 0.5 < scores["qqp"]["bag_of_words"]["accuracy"] < 0.7
     assert 0.3 < scores["sts"]["word_overlap"]["pearson"] < 0.65

@@ -30,7 +30,6 @@ TURNS = [SST, QQP, STS] * 5
         # all tasks in every step, and the length that until says
         ("joint", {"until": "shortest"}, [[ALL] * 2] * 2),
         ("joint", {"until": "longest"}, [[ALL] * 5] * 2),
-        ("joint", {"until": "sst"}, [[ALL] * 3] * 2),
         ("joint", {"until": ("sst", "sts")}, [[ALL] * 3] * 2),
         ("joint", {"until": "steps", "steps": 7}, [[ALL] * 7] * 2),
         # without cycling a task is left out after one pass

@@ -7,19 +7,13 @@ from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task, build_target
 from bertrio.data.sources import cs224n
 
-COURSE = {
-    "ids-sst-train.csv": "\tid\tsentence\tsentiment\n0\ta1\t A fine film .\t4\n1\ta2\t Dull .\t0\n",
-    "ids-sst-dev.csv": "\tid\tsentence\tsentiment\n0\tb1\t Neither .\t2\n",
-    "ids-sst-test-student.csv": "0\t\tid\tsentence\n1\t0.0\tc1\t Who knows ?\n",
-    "quora-train.csv": "\tid\tsentence1\tsentence2\tis_duplicate\n"
-    '7\td1\tWhy?\t"""Why"" not?"\t0.0\n8\td2\tHow?\t\t\n9\td3\tWho\n',
-}
+QUORA = "\tid\tsentence1\tsentence2\tis_duplicate\n"
+QUORA += '7\td1\tWhy?\t"""Why"" not?"\t0.0\n8\td2\tHow?\t\t\n9\td3\tWho\n'
 
 
 @pytest.fixture
 def folder(tmp_path):
-    for name, text in COURSE.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "quora-train.csv").write_text(QUORA, encoding="utf-8")
     return tmp_path
 
 

@@ -1,27 +1,21 @@
-import csv
-import json
-
 import pandas as pd
 import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.data.sources import files
 
-ROWS = [{"key": "x1", "first": " Is it? ", "second": 'He said "no".', "same": 0}]
-ROWS += [{"key": "x2", "first": "Why, then?", "second": "Why?", "same": 1}]
+TEXTS = {"first": [" Is it? ", "Why, then?"], "second": ['He said "no".', "Why?"]}
+ROWS = pd.DataFrame({"key": ["x1", "x2"], **TEXTS, "same": [0, 1]})
 COLUMNS = {"id": "key", "text_a": "first", "text_b": "second", "label": "same"}
 
 
-def write(path, rows):
-    if path.suffix == ".parquet":
-        pd.DataFrame(rows).to_parquet(path)
-    elif path.suffix in (".jsonl", ".ndjson"):
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    else:
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, rows[0], delimiter="\t" if path.suffix == ".tsv" else ",")
-            writer.writeheader()
-            writer.writerows(rows)
+def serialized(frame: pd.DataFrame, ending: str) -> bytes:
+    """Return the content of a data file with this ending."""
+    if ending == ".parquet":
+        return frame.to_parquet()
+    if ending in (".jsonl", ".ndjson"):
+        return frame.to_json(orient="records", lines=True).encode()
+    return frame.to_csv(index=False, sep="\t" if ending == ".tsv" else ",").encode()
 
 
 def load(data_params, tasks, name, **block):
@@ -31,15 +25,14 @@ def load(data_params, tasks, name, **block):
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "ndjson", "parquet", "CSV"])
 def test_every_file_format_gives_the_same_table(tmp_path, data_params, tasks, ending):
-    write(tmp_path / f"a.{ending.lower()}", ROWS)
-    (tmp_path / f"a.{ending.lower()}").rename(tmp_path / f"a.{ending}")
+    (tmp_path / f"a.{ending}").write_bytes(serialized(ROWS, f".{ending.lower()}"))
     data = load(data_params, tasks, "qqp", path=str(tmp_path), train=f"a.{ending}", columns=COLUMNS)
     rows = [["x1", "Is it?", 'He said "no".', 0.0], ["x2", "Why, then?", "Why?", 1.0]]
     assert data.tables["qqp"]["train"].values.tolist() == rows
 
 
 def test_absolute_paths_and_default_columns(tmp_path, data_params, tasks):
-    write(tmp_path / "a.csv", [{"text": "a", "label": 1}, {"text": "b", "label": 3}])
+    (tmp_path / "a.csv").write_text("text,label\na,1\nb,3\n")
     table = load(data_params, tasks, "sst", path="/elsewhere", train=str(tmp_path / "a.csv")).tables["sst"]["train"]
     assert table["label"].tolist() == [1.0, 3.0]
     assert table["id"].tolist() == ["train-2", "train-3"]  # lines of the file
@@ -58,7 +51,7 @@ def test_rows_that_are_not_json_objects_are_rejected(tmp_path, data_params, task
 
 
 def test_unknown_column_error_suggests_the_nearest(tmp_path, data_params, tasks):
-    write(tmp_path / "a.csv", ROWS)
+    (tmp_path / "a.csv").write_bytes(serialized(ROWS, ".csv"))
     with pytest.raises(UserError, match=r"'key', 'first', .*expected 'frist'; did you mean 'first'\?.*files\.qqp"):
         load(data_params, tasks, "qqp", train=str(tmp_path / "a.csv"), columns={**COLUMNS, "text_a": "frist"})
 

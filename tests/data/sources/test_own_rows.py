@@ -1,6 +1,5 @@
 """Tasks with their own data block, next to those of `data.source`."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -31,25 +30,9 @@ def load(params, tmp_path, monkeypatch):
     return make
 
 
-def write(path, *rows, header=("text", "label")):
-    with open(path, "w", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
-
-
-def test_tasks_of_the_source_and_of_own_files(load):
-    write("train.csv", ("a", "yes"), ("b", "no"), ("c", "2"))
-    write("dev.csv", ("d", "maybe"))
-    write("test.csv", ("e", ""), ("f", ""))
-    params = load({"train": "train.csv", "dev": "dev.csv", "test": "test.csv"})
-    data = load_rows(params, build_tasks(params))
-    assert list(data.tables) == ["sst", "own"] and len(data.tables["sst"]["train"]) == 12
-    assert data.tables["own"]["train"]["label"].tolist() == [2, 0, 2]
-    assert data.tables["own"]["test"]["label"].isna().all() and not data.rejects
-    assert data.facts == {"seed": 0, "own": {"files": {"train": "train.csv", "dev": "dev.csv", "test": "test.csv"}}}
-
-
 def test_unknown_label_error_lists_the_classes(load):
-    write("a.csv", *[(f"text {i}", "yes") for i in range(8)], ("b", "Yes"), ("c", "7"))
+    rows = [*(f"text {i},yes" for i in range(8)), "b,Yes", "c,7"]
+    Path("a.csv").write_text("\n".join(["text,label", *rows]))
     params = load({"train": "a.csv", "dev": "a.csv"})
     with pytest.raises(UserError, match=r"2 of 10 rows .*1 unknown label.*\n.*own\.classes names .*: no, maybe, yes"):
         download(params, "raw", "rejects", "corpora")

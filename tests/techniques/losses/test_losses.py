@@ -245,8 +245,6 @@ def test_threshold_that_leaves_one_side_empty_is_an_error(threshold):
     [
         ("mse", BINARY, {}, "loss mse does not fit target binary: expected bce or"),
         ("bce", BINARY, {"alpha": 1}, "alpha: unknown option of loss bce; known here: class_weights"),
-        ("cosine_mse", BINARY, {"low": 0}, "low: unknown option of loss cosine_mse; known here: none"),
-        ("bce", BINARY, {"class_weights": "sqrt"}, "class_weights: expected inverse, found 'sqrt'"),
         ("cross_entropy", ORDERED, {"label_smoothing": 1.0}, "label_smoothing: expected a number less than 1"),
         ("dual_objective", ORDERED, {"reduction": "none"}, "reduction: expected sum or mean, found"),
         ("ordinal_log_loss", ORDERED, {"alpha": math.nan}, "alpha: expected a number, found nan"),

@@ -66,7 +66,9 @@ class TrainedModel:
         tokenizer, transformer = load_tokenizer(Path(folder) / "encoder"), network.encoder.transformer
         rows = transformer.get_input_embeddings().num_embeddings
         if len(tokenizer) > rows:
-            raise UserError(f"{folder}/encoder: found a tokenizer of {len(tokenizer)} tokens, expected {rows} at most")
+            raise UserError(
+                f"{folder}/encoder: found a tokenizer of {len(tokenizer)} tokens, expected {rows} tokens at most"
+            )
         tokenizer.model_max_length = config.encoder.max_length  # for exports, which are saved with it
         return cls(Path(folder).name, network, tokenizer, config, batch_size)
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+from bertrio.cli.main import main
 from bertrio.config import Params, member_params, read_yaml
 from bertrio.config.loading import validate_params
 from bertrio.core.runtime import set_up
@@ -193,3 +194,9 @@ def test_claims_in_docs_are_current():
     counts = Counter(claim.verdict for claim in judged.claims)
     verdicts = f"{counts['held']} are held, {counts['refuted']} refuted and {counts['inconclusive']} inconclusive"
     assert f"Of {len(judged.claims)} claims {verdicts}" in (ROOT / "docs/results.md").read_text()
+
+
+def test_overrides_name_source_and_encoder_too(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(["table", "ours", "-S", "data.source=cs224n", "-S", "encoder.name=models/none"]) == 2
+    assert "there are no runs --source cs224n --encoder models/none" in capsys.readouterr().err

@@ -162,18 +162,32 @@ def test_run_params_come_from_dvc_lock(tmp_path):
         "ensemble": {"members": {"base": None}}, "classes": ["no", "yes"],
     }  # fmt: skip
     assert revision.edited_params()["lr"] == (0.002, 0.001)
-    made, used = ([{"path": "data/splits", "md5": digest}] for digest in ("new", "old"))
-    locked = {"split": {"cmd": "true", "outs": made}, "analyze": {"cmd": "true", "deps": used}}
-    for name, state in (("analyze", "no metrics"), ("finetune@base", "unfinished")):
-        locked[name] = {"cmd": "true", "deps": used}
-        (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": locked}))
-        revision = Revision.open("workspace", tmp_path)
-        assert read_run(revision).state == state
-    with pytest.raises(UserError, match="finetune@base did not run on the newest data/splits, so a run has not ended"):
-        revision.tasks()
     (tmp_path / "dvc.lock").write_text("<<<<<<< HEAD\n: a")
     with pytest.raises(UserError, match="workspace: dvc.lock: is not valid YAML"):
         Revision.open("workspace", tmp_path).tasks()
+
+
+@pytest.mark.parametrize(
+    ("stage", "path", "reader"),
+    [
+        ("check", "data/inputs/tasks.json", None),
+        ("split", "data/splits", "did not run on the newest data/splits"),
+        ("finetune@base", "plots/history/base.csv", "evaluate did not run on the newest plots/history"),
+        ("evaluate", "metrics/evaluation.json", None),  # analyze reads it
+    ],
+)
+def test_run_that_has_not_ended_has_no_scores(root, tmp_path, stage, path, reader):
+    """DVC's own dvc.lock, with one output changed as by a new run that ended there."""
+    lock = yaml.safe_load((root / "dvc.lock").read_text())
+    [out] = [out for out in lock["stages"][stage]["outs"] if out["path"] == path]
+    out["md5"] = "0" * 32
+    shutil.copy(root / "params.yaml", tmp_path)
+    (tmp_path / "dvc.lock").write_text(yaml.safe_dump(lock))
+    revision = Revision.open("workspace", tmp_path)
+    assert read_run(revision).state == ("unfinished" if reader else "no metrics")
+    if reader:
+        with pytest.raises(UserError, match=f"{reader}, so a run has not ended; run dvc repro to end it"):
+            revision.tasks()
 
 
 def test_workspace_has_a_report_without_git(clones, tmp_path, monkeypatch):

@@ -105,7 +105,10 @@ class Params(_Regularizers):
             block = (task.data and task.data.hub) or task.data or sources.get(self.data.source, {}).get(name)
             if block is not None:
                 place = block.model_dump(exclude={"columns", "label_scale", "split"})
-                place |= {split: os.path.normpath(path) for split, path in getattr(block, "files", {}).items()}
+                place |= {
+                    split: os.path.normpath(os.path.expanduser(path))
+                    for split, path in getattr(block, "files", {}).items()
+                }
                 names: Any = block.columns
                 columns = [names.get(column, column) for column in ("id", *TEXT_COLUMNS[task.kind])]
                 key = repr((task.kind, self.source_of(name), self.split_of(name), place, columns))

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from bertrio.analysis.figures import label_text
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Array, Task, probability_of
 from bertrio.evaluation.intervals import contributions
@@ -258,10 +257,10 @@ def _examples(changed: pd.DataFrame, task: Task, revisions: Side, split: str, co
         if ids.isin(texts["id"]).all():
             columns = ["id", *task.text_columns, "label", "first", "second"]
             named = {name: part.merge(texts, on="id")[columns] for name, part in parts.items()}
-            for part in named.values():
-                part["label"] = [label_text(value, task) for value in part["label"]]
+            for part in named.values() if task.target.discrete else ():
+                part["label"] = part["label"].map(task.target.name_of)
                 for side in ("first", "second"):
-                    part[side] = [[label_text(value, task) for value in values] for values in part[side]]
+                    part[side] = [[*map(task.target.name_of, values)] for values in part[side]]
             return {name: part.to_dict("records") for name, part in named.items()}
     raise UserError(
         f"task {task.name}: in no revision does data/splits/{task.name}/{source}.parquet have the rows that were "

@@ -79,7 +79,9 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 def _same_place(param: str, value: Any) -> Any:
     """Return a value that is equal for two names of one file, and for local folders of one name."""
-    return os.path.abspath(value) if FILES.fullmatch(param) and isinstance(value, str) else without_folder(param, value)
+    if FILES.fullmatch(param) and isinstance(value, str):
+        return os.path.abspath(os.path.expanduser(value))
+    return without_folder(param, value)
 
 
 def _same_classes(old: Any, new: Any) -> bool:

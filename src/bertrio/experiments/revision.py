@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -162,7 +163,8 @@ class Revision:
         if problem := self.unfinished():
             raise UserError(problem)
         params = self.settings()
-        locked = [stage.get("params", {}).get("params.yaml", {}) for stage in self._locked_stages().values()]
+        stages = self._current(self._locked_stages).values()
+        locked = [stage.get("params", {}).get("params.yaml", {}) for stage in stages]
         for name, value in {name: value for block in reversed(locked) for name, value in block.items()}.items():
             *blocks, key = name.split(".")
             block = params
@@ -178,29 +180,38 @@ class Revision:
         return changes(self.run_params, self.settings())
 
     def unfinished(self) -> str:
-        """Return why the results in git are not those of dvc.lock, as after a stopped run; empty if they are.
+        """Return why the results are not of the params in dvc.lock, as after a stopped run; empty if they are.
 
-        That is where a stage did not run on what those before it made last. The scores do not depend on `analyze`.
+        That is where a stage did not run on what those before it made last. Results do not depend on `analyze`, and
+        `check` has no params of its own: it may run alone, as before data that are then refused.
         """
-        stages = self._locked_stages()
-        made = {out["path"]: out.get("md5") for stage in stages.values() for out in stage.get("outs", ())}
-        for name, stage in stages.items():
+        made = {name: stage for name, stage in self._locked_stages.items() if name != "check"}
+        of_members = [self._outs(made), self._outs(self._current(made))]  # DVC leaves files of dropped members
+        for name, stage in self._current(made).items():
             for dep in stage.get("deps", ()) if name != "analyze" else ():
-                if made.get(dep["path"], dep["md5"]) != dep["md5"]:
-                    return (
-                        f"{self.title}: dvc.lock: {name} did not run on the newest {dep['path']}, so a run has not "
-                        "ended; run dvc repro to end it, or git checkout . and dvc checkout for the last commit"
-                    )
+                newest = {_digest(dep["path"], outs) for outs in of_members} - {None}
+                if newest and dep.get("md5") not in newest:
+                    advice = "run dvc repro to end it"
+                    if self.commit is not None:
+                        advice = f"to end it, git checkout {self.name} (dvc exp apply, for an experiment), dvc repro"
+                    problem = f"{name} did not run on the newest {dep['path']}, so a run has not ended; {advice}"
+                    return f"{self.title}: dvc.lock: {problem}"
         return ""
 
+    @cached_property
     def _locked_stages(self) -> dict[str, Any]:
-        """Return the stages in dvc.lock by name, without those of dropped members; {} without dvc.lock.
+        """Stages in dvc.lock by name, in the order in which they first ran; {} without dvc.lock."""
+        return self._yaml("dvc.lock").get("stages", {}) if self.exists("dvc.lock") else {}
 
-        DVC writes the stages in the order in which they first ran. It leaves those of dropped members in place.
-        """
-        if not self.exists("dvc.lock"):
-            return {}
-        stages = self._yaml("dvc.lock").get("stages", {})
+    @staticmethod
+    def _outs(stages: dict[str, Any]) -> dict[str, str]:
+        """Return the digests of all outputs of stages by path."""
+        outs = [out for stage in stages.values() for out in stage.get("outs", ())]
+        return {out["path"]: out["md5"] for out in outs if "md5" in out}
+
+    @staticmethod
+    def _current(stages: dict[str, Any]) -> dict[str, Any]:
+        """Return the stages without those of dropped members, which DVC leaves in dvc.lock."""
         members = stages.get("evaluate", {}).get("params", {}).get("params.yaml", {}).get("ensemble.members")
         return {
             name: stage
@@ -258,6 +269,15 @@ class Revision:
         from dvc.api import DVCFileSystem  # takes half a second
 
         return DVCFileSystem(str(self._root.resolve()), rev=self.commit)
+
+
+def _digest(path: str, outs: dict[str, str]) -> str | None:
+    """Return DVC's digest of an output, or of a folder of outputs that are files; None if it is neither."""
+    inside = {name.removeprefix(f"{path}/"): md5 for name, md5 in outs.items() if name.startswith(f"{path}/")}
+    if not inside or any(md5.endswith(".dir") for md5 in inside.values()):
+        return outs.get(path)
+    files = [{"md5": md5, "relpath": name} for name, md5 in sorted(inside.items())]
+    return hashlib.md5(json.dumps(files, sort_keys=True).encode()).hexdigest() + ".dir"
 
 
 def _git(root: str | Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:

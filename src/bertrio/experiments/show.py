@@ -84,15 +84,19 @@ def changed_rows(result: dict[str, Any]) -> dict[str, pd.DataFrame]:
                 {
                     "id": row["id"],
                     "text": "\n".join(row[column] for column in ("text", "text_a", "text_b") if column in row),
-                    "label": row["label"],
-                    "A": ", ".join(row["first"]),
-                    "B": ", ".join(row["second"]),
+                    "label": _cell(row["label"]),
+                    "A": ", ".join(map(_cell, row["first"])),
+                    "B": ", ".join(map(_cell, row["second"])),
                 }
                 for row in parts[kind]
             ]
             title = f"{task}: {kind} ({result['tasks'][task][kind]:,}), {meaning}"
             tables[title] = pd.DataFrame(rows, columns=["id", "text", "label", "A", "B"])
     return tables
+
+
+def _cell(value: str | float) -> str:
+    return value if isinstance(value, str) else f"{value:.3g}"
 
 
 def _numbers(figures: dict[str, Any]) -> dict[str, str]:

@@ -22,7 +22,7 @@ import pandas as pd
 
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
-from bertrio.data.table import SPLITS, Reject
+from bertrio.data.table import EXTRA, SPLITS, Reject
 
 if TYPE_CHECKING:
     from bertrio.config import Params
@@ -84,8 +84,10 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
         else:
             get_source("hub").read_task(task, block.hub, f"{place}.hub", data)
     if params.data.extra_train or params.data.unlabelled:
-        labelled = {name: replace(task, partial=False) for name, task in tasks.items()}
-        get_source("files").read_extra(params.data, labelled, data)
+        get_source("files").read_extra(params.data, tasks, data)
+    for name in same.keys() & params.data.extra_train.keys():
+        if EXTRA in data.tables[name]:
+            data.tables[name][EXTRA] = data.tables[name][EXTRA].dropna(subset="label", ignore_index=True)
     for first in dict.fromkeys(same.values()):
         _align(data, [name for name in same if same[name] == first])
     return data

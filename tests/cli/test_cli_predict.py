@@ -106,7 +106,7 @@ def test_output_may_be_the_input_a_link_or_a_pipe(run, tmp_path):
         ),
         (["--task", "sst", "--in", "a.tsv", "--out", "b.csv"], "rows are written as they are read, in tsv"),
         (["--task", "sst", "--columns", "text=words"], "found columns 'text', expected 'words'"),
-        (["--task", "sst", "--device", "gpu"], "gpu is not on this machine"),
+        (["--task", "sst", "--device", "cuda:9"], "cuda:9 is not on this machine"),
     ],
 )
 def test_predict_errors(run, monkeypatch, capsys, argv, message):

@@ -64,6 +64,7 @@ def full_disk():
         (lambda: np.empty(10**15), 2, "finetune.accumulate: 2"),
         (lambda: torch.empty(10**15), 2, "finetune.accumulate: 2"),
         (lambda: fail(RuntimeError("could not create a primitive")), 2, "out of memory"),  # oneDNN
+        (lambda: fail(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")), 2, "finetune.accumulate: 2"),
         (lambda: fail(NoSCMError()), 2, "Only supported for Git repositories"),
         (lambda: fail(UserError("a\x1b[2J:smile:\udcff")), 2, "a\\x1b[2J:smile:\\udcff"),
     ],

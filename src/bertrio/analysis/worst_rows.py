@@ -132,16 +132,16 @@ def distance(one: Predicted, other: Predicted) -> Array:
 
 
 def _edits(
-    texts: Sequence[Sequence[str]], options: Mapping[str, Sequence[str]], near: NearWords, most: int
+    texts: Sequence[Sequence[str]], options: Mapping[str, Sequence[str]], near: NearWords, max_words: int
 ) -> Iterator[dict[str, Any]]:
     """Yield all edits of one word: its deletion, and replacement by `options` or the nearest word of the other text.
 
-    Of each text only the first `most` words are edited: the model does not read the others.
+    Of each text only the first `max_words` words are edited: the model does not read the others.
     """
     for row, pair in enumerate(texts):
         for number, text in enumerate(pair):
             other_words = words_of(" ".join([*pair[:number], *pair[number + 1 :]]))
-            for position, match in enumerate(islice(WORD.finditer(text), most)):
+            for position, match in enumerate(islice(WORD.finditer(text), max_words)):
                 word = match.group().lower()
                 nearest_other = near.nearest_of(word, other_words)
                 for to in dict.fromkeys([None, *options.get(word, ()), *([nearest_other] if nearest_other else [])]):

@@ -172,9 +172,9 @@ def _pearson_influence(scored: Scored) -> Array:
 def _spearman_influence(scored: Scored) -> Array:
     r"""$\dot C_{ab} / \sqrt{C_{aa} C_{bb}} - \rho (\dot C_{aa} / C_{aa} + \dot C_{bb} / C_{bb}) / 2$ of centred ranks.
 
-    $C_{ab}$ is the mean of $a_i b_i$. Its derivative $a_k b_k + P_k + Q_k - 3 C_{ab}$ has two terms for the ranks that
-    row k raises: $P_k$ is the mean of $b_i$ over rows above k in a, an equal rank counting half, else 0; $Q_k$ likewise
-    of $a_i$ over rows above k in b.
+    a are those of labels and b those of predictions, and $C_{ab}$ is the mean of $a_i b_i$. Its derivative
+    $\dot C_{ab} = a_k b_k + P_k + Q_k - 3 C_{ab}$ has two terms for the ranks that row k raises: $P_k$ is the mean of
+    $b_i$ over rows above k in a, an equal rank counting half, else 0; $Q_k$ that of $a_i$ over rows above k in b.
     """
     sides = scored.labels, scored.predictions
     ranks = [_below(side, side) / len(side) - 0.5 for side in sides]

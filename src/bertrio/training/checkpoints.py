@@ -13,7 +13,7 @@ folder is removed when the stage succeeds, or after 30 days without a change.
 
 A resumed run builds everything as a fresh one does, from the same params, files and seeds, and then loads the state
 that training has changed: the `state_dict`s of its parts and of the global generators. A checkpoint is one safetensors
-file. Its metadata hold all values other than tensors as JSON, so that reading it, unlike a pickle, runs no code.
+file. Its tensor `state` holds all other values as JSON, so that reading it, unlike a pickle, runs no code.
 """
 
 from __future__ import annotations

@@ -179,6 +179,9 @@ class MlmObjective(StepObjective):
 
         Whole words are harder to predict than single tokens, so values with and without `mlm.whole_word` are not
         comparable. `pause` is called after each batch.
+
+        Raises:
+            UserError: if no token was masked.
         """
         draws = generator(seed, "mlm held-out masks")
         loss_sum, tokens = 0.0, 0

@@ -331,8 +331,7 @@ def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 def _content_hash(run: str, tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256(run.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
+    for _, tensor in sorted(tensors.items()):
         digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

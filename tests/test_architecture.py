@@ -26,7 +26,9 @@ LAYERS = [  # a module may import from lower layers, and from its own package
     {"cli"},
 ]
 METHOD_PACKAGES = {"techniques", "model.heads", "model.lora", "model.pooling"}  # take plain values, never params
-LIGHT = {"cli.main", "core.tasks", "data.table", "evaluation.evaluate", "evaluation.ensembling"}  # start without torch
+LIGHT = {  # start without torch
+    "cli.main", "core.tasks", "data.table", "evaluation.evaluate", "evaluation.ensembling", "experiments.recipes.show",
+}  # fmt: skip
 
 
 def modules(root: Path) -> dict[str, set[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,8 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from bertrio.config.reading import read_yaml
+from bertrio.config.reading import flatten as flatten  # monitoring imports it from here
+from bertrio.config.reading import merged, read_yaml
 from bertrio.config.root import Params
 from bertrio.config.tasks import TaskParams
 from bertrio.core.errors import UserError
@@ -153,27 +153,6 @@ def _computation(params: Params) -> dict[str, Any]:
         values |= {f"tasks.{name}.encoding": task.encoding, f"tasks.{name}.head": task.head}
         values[f"tasks.{name}.head_options"] = task.head_options
     return values
-
-
-def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Return a deep copy of `base` with `overrides` on top; blocks are merged, other values replaced."""
-    result = copy.deepcopy(base)
-    for key, value in overrides.items():
-        both = isinstance(value, dict) and isinstance(result.get(key), dict)
-        result[key] = merged(result[key], value) if both else copy.deepcopy(value)
-    return result
-
-
-def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> dict[str, Any]:
-    """Return the values of a nested block by dotted name. Empty blocks and the block `whole` count as values."""
-    flat: dict[str, Any] = {}
-    for key, value in block.items():
-        name = f"{at}{key}"
-        if isinstance(value, Mapping) and value and name != whole:
-            flat.update(flatten(value, f"{name}.", whole))
-        else:
-            flat[name] = value
-    return flat
 
 
 @contextmanager

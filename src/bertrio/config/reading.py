@@ -1,8 +1,10 @@
-"""YAML as DVC reads it: version 1.2, where `no` is text and `2e-05` a number."""
+"""YAML as DVC reads it: version 1.2, where `no` is text and `2e-05` a number; and its nested blocks."""
 
 from __future__ import annotations
 
+import copy
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,27 @@ def _load(text: str, pure: bool = False) -> Any:
 def yaml_text(value: Any) -> str:
     """Return a value as YAML that versions 1.1 and 1.2 read alike: text that looks like another type is quoted."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def merged(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Return a deep copy of `base` with `overrides` on top; blocks are merged, other values replaced."""
+    result = copy.deepcopy(base)
+    for key, value in overrides.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else copy.deepcopy(value)
+    return result
+
+
+def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> dict[str, Any]:
+    """Return the values of a nested block by dotted name. Empty blocks and the block `whole` count as values."""
+    flat: dict[str, Any] = {}
+    for key, value in block.items():
+        name = f"{at}{key}"
+        if isinstance(value, Mapping) and value and name != whole:
+            flat.update(flatten(value, f"{name}.", whole))
+        else:
+            flat[name] = value
+    return flat
 
 
 class _Constructor(SafeConstructor):

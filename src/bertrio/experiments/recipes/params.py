@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bertrio.config.loading import flatten, merged
+from bertrio.config.reading import flatten, merged
 from bertrio.core.errors import UserError
 from bertrio.core.options import MAX_SHOWN
 

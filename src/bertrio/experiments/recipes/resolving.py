@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from bertrio.config.loading import check_params, merged
+from bertrio.config.reading import merged
 from bertrio.core.errors import UserError
 from bertrio.experiments.recipes.params import MEMBERS, Block, scale, set_param, value_text
 from bertrio.experiments.recipes.rows import Recipes, Row
@@ -45,6 +45,8 @@ def resolve(
     chosen, overrides = recipes.budget(budget), overrides or {}
     seed = overrides.get(SEED) if seed is None else seed
     raw = copy.deepcopy(recipes.params)
+    from bertrio.config.loading import check_params  # loads torch, which `bertrio recipes` does without
+
     if MEMBERS in row.overrides:
         raw["ensemble"]["members"] = {}
     try:

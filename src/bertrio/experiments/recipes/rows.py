@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
 
-from bertrio.config.loading import read_yaml
+from bertrio.config.reading import read_yaml
 from bertrio.core.errors import UserError, did_you_mean
 from bertrio.core.options import Group, Positive, Real, matching, problems
 from bertrio.experiments.recipes.params import MEMBERS, Block, flatten, value_text

@@ -68,7 +68,8 @@ def member_params(params: Params, name: str, path: str = "params.yaml") -> Param
             names = ", ".join(MEMBER_GROUPS)
             raise UserError(f"{path}: {at}.{group}: a member may override {names}; and have answers, a list of tasks")
     tasks = overrides.get("tasks")
-    if gone := [task for task in tasks if task not in params.tasks] if isinstance(tasks, dict) else []:
+    gone = [task for task in tasks if task not in params.tasks] if isinstance(tasks, dict) else []
+    if gone:
         raise UserError(f"{path}: {at}.tasks.{gone[0]}: there is no task {gone[0]}; remove it here, too")
     view = validate_params(merged(params.model_dump(by_alias=True), overrides), path, at)
     shared = _same_for_all(params)

@@ -27,7 +27,8 @@ LAYERS = [  # a module may import from lower layers, and from its own package
 ]
 METHOD_PACKAGES = {"techniques", "model.heads", "model.lora", "model.pooling"}  # take plain values, never params
 LIGHT = {  # start without torch
-    "cli.main", "core.tasks", "data.table", "evaluation.evaluate", "evaluation.ensembling", "experiments.recipes.show",
+    "cli.main", "core.tasks", "data.table", "evaluation.evaluate", "evaluation.ensembling",
+    "experiments.compare", "experiments.recipes.show", "experiments.report", "experiments.runs",
 }  # fmt: skip
 
 

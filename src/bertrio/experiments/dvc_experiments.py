@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from bertrio.config.loading import read_yaml
+from bertrio.config.reading import read_yaml
 from bertrio.core.console import say
 from bertrio.core.errors import UserError
 from bertrio.experiments.machine_paths import differences, with_absolute_paths

@@ -132,7 +132,8 @@ def _settings(of_rows: Sequence[Measured], wanted: Setting, recipes: Recipes) ->
     """Return the settings that match `wanted`, each with its runs; without overrides in `wanted`, of any overrides."""
     candidates = [run for run in of_rows if wanted.matches(run)]
     keys = {(run.row, run.budget) for run in candidates}
-    plain = cache(lambda row, budget: resolve(recipes, recipes.row(row), budget))
+    check = bool(wanted.overrides)  # those of measured runs were valid
+    plain = cache(lambda row, budget: resolve(recipes, recipes.row(row), budget, check=check))
 
     def effect(row: str, budget: str, overrides: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the params of a row that the overrides change, in the form of measured files.
@@ -142,7 +143,7 @@ def _settings(of_rows: Sequence[Measured], wanted: Setting, recipes: Recipes) ->
         """
         if not overrides or recipes.row(row).literature:
             return {}
-        return overridden(plain(row, budget), resolve(recipes, recipes.row(row), budget, overrides))
+        return overridden(plain(row, budget), resolve(recipes, recipes.row(row), budget, overrides, check=check))
 
     choices: list[Mapping[str, Any]] = [
         {param: value for param, value in wanted.overrides.items() if is_override(param)}

@@ -22,6 +22,7 @@ def resolve(
     budget: str = "paper",
     overrides: Mapping[str, Any] | None = None,
     seed: int | None = None,
+    check: bool = True,
 ) -> Block:
     """Return the raw params of a run of a row, in the layout of params.yaml.
 
@@ -35,6 +36,7 @@ def resolve(
         overrides: the user's overrides by dotted param.
         seed: `runtime.seed` of this run, from 1; None takes it from `overrides`, if set there. An ensemble member with
             seed m gets m + 1000 (seed - 1), so that no two runs share a member.
+        check: validate the params, for which torch is loaded; else only names are checked, as for a run in the past.
 
     Raises:
         UserError: naming the recipe's file and row, the budget, the overrides, and every wrong param; its cause names
@@ -45,8 +47,6 @@ def resolve(
     chosen, overrides = recipes.budget(budget), overrides or {}
     seed = overrides.get(SEED) if seed is None else seed
     raw = copy.deepcopy(recipes.params)
-    from bertrio.config.loading import check_params  # loads torch, which `bertrio recipes` does without
-
     if MEMBERS in row.overrides:
         raw["ensemble"]["members"] = {}
     try:
@@ -59,7 +59,10 @@ def resolve(
             _set_seed(raw, seed)
         for name, value in overrides.items():
             set_param(raw, name, value)
-        check_params(raw, "params.yaml")
+        if check:
+            from bertrio.config.loading import check_params
+
+            check_params(raw, "params.yaml")
     except UserError as error:
         where = f"{recipes.folder}/{row.paper}.yaml: {row.name}, budget {budget}"
         where += "".join(f", -S {name}={value_text(value)}" for name, value in overrides.items())

@@ -15,23 +15,19 @@ if TYPE_CHECKING:
     from bertrio.config.root import Params
     from bertrio.config.tasks import TaskParams
 
-MODULES = {
-    "data": ["DataParams", "HubCorpus", "HubTask"],
-    "groups": ["Challenge", "EncoderParams", "OptimizerParams", "TinyParams"],
-    "loading": ["build_tasks", "load_params", "member_params"],
-    "reading": ["merged", "read_yaml"],
-    "root": ["Params"],
-    "tasks": ["TaskParams"],
-}
 __all__ = [
     "Challenge", "DataParams", "EncoderParams", "HubCorpus", "HubTask", "OptimizerParams", "Params",
     "TaskParams", "TinyParams", "build_tasks", "load_params", "member_params", "merged", "read_yaml",
 ]  # fmt: skip
 
+MODULES = ("reading", "data", "groups", "tasks", "root", "loading")  # all but the first two load torch
+
 
 def __getattr__(name: str) -> Any:
-    """Import an object when it is used: to read YAML alone, torch need not be loaded."""
-    for module, names in MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
+    """Import a name of `__all__` when it is used, so that reading YAML alone does not load torch."""
+    if name in __all__:
+        for module in MODULES:
+            found = import_module(f"{__name__}.{module}")
+            if hasattr(found, name):
+                return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from bertrio.config.reading import flatten as flatten  # monitoring imports it from here
 from bertrio.config.reading import merged, read_yaml
 from bertrio.config.root import Params
 from bertrio.config.tasks import TaskParams

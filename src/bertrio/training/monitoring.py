@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from bertrio.config import Params
-from bertrio.config.loading import MEMBER_GROUPS, flatten, member_params
+from bertrio.config.loading import MEMBER_GROUPS, member_params
+from bertrio.config.reading import flatten
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_csv
 from bertrio.data.batches import Batch

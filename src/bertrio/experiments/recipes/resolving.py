@@ -36,7 +36,7 @@ def resolve(
         overrides: the user's overrides by dotted param.
         seed: `runtime.seed` of this run, from 1; None takes it from `overrides`, if set there. An ensemble member with
             seed m gets m + 1000 (seed - 1), so that no two runs share a member.
-        check: validate the params, for which torch is loaded; else only names are checked, as for a run in the past.
+        check: validate the params, which loads torch; False for runs that were valid when they were measured.
 
     Raises:
         UserError: naming the recipe's file and row, the budget, the overrides, and every wrong param; its cause names

@@ -15,6 +15,7 @@ from typing import Any
 from bertrio.core.errors import UserError, missing_path
 
 FILES = ("*.json", "*.txt", "*.model", "*.safetensors")  # the files of an encoder
+PINNED = {"sentence-transformers/all-MiniLM-L6-v2": "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"}  # if revision is null
 PARTS = {
     "tokenizer": ("tokenizer.json", "vocab.txt", "vocab.json", "*.model"),
     "weights": ("model.safetensors", "model-*.safetensors"),
@@ -40,11 +41,14 @@ def local_folder(name: str) -> Path | None:
 def fetch_encoder(name: str, revision: str | None) -> Path:
     """Fetch a hub encoder and return its folder, which is named after the commit; without a network, use the cache.
 
+    A revision of None is the commit in `PINNED`, or the newest.
+
     Raises:
         UserError: if there is no such id or revision, or neither a network nor a cached copy.
     """
     from huggingface_hub import snapshot_download
 
+    revision = revision or PINNED.get(name)
     at = f" at revision {revision}" if revision else ""
     hint = f"looked for this id{at} on the Hugging Face hub; without a network, give a local folder or tiny"
     with loading(f"encoder.name: {name}", hint):

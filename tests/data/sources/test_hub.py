@@ -58,7 +58,7 @@ def load(client, data_params, tasks):
     """Load a task with overrides of its block."""
 
     def load(task, **block):
-        blocks = {task: {**hub.TASKS[task].model_dump(), **block}}
+        blocks = {task: {**hub.TASKS[task].model_dump(), "revision": None, **block}}
         data = hub.load_tasks(data_params(source="hub", hub={"tasks": blocks}), {task: tasks[task]})
         tables = {split: json.loads(table.to_json(orient="values")) for split, table in data.tables[task].items()}
         return tables, data

@@ -7,7 +7,7 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.model.encoder import initial_transformer
-from bertrio.model.names import hub_origin
+from bertrio.model.names import PINNED, fetch_encoder, hub_origin
 from bertrio.model.tokenizer import build_tokenizer, pinned
 from tests.data.sources.conftest import Repository, client, serve
 from tests.small_bert import save_bert
@@ -41,11 +41,11 @@ def encoder(default_params):
     return lambda name="org/bert", **other: default_params.encoder.model_copy(update={"name": name, **other})
 
 
-def test_tokenizer_and_weights_are_of_one_commit(requests, encoder, repository, tmp_path):
+def test_tokenizer_and_weights_are_of_one_commit(requests, encoder, repository, tmp_path, monkeypatch):
     folder = tmp_path / "tokenizer"
     assert len(build_tokenizer(encoder(), [], folder)) == 7
     assert json.loads((folder / "source.json").read_text()) == {"id": "org/bert", "commit": A}
-    repository.refs["main"] = B
+    monkeypatch.setitem(repository.refs, "main", B)
     params = pinned(encoder(), folder)
     model = initial_transformer(params, 7)
     assert model.pooler.dense.bias[0] == 1.0
@@ -55,6 +55,12 @@ def test_tokenizer_and_weights_are_of_one_commit(requests, encoder, repository, 
     assert not [line for line in requests if line.endswith((".bin", ".py", "onnx/config.json"))]
     model.save_pretrained(folder / "saved")
     assert str(tmp_path) not in (folder / "saved/config.json").read_text()
+
+
+@pytest.mark.parametrize(("revision", "commit"), [(None, B), ("main", A)])
+def test_commit_of_a_known_encoder_is_pinned(requests, monkeypatch, revision, commit):
+    monkeypatch.setitem(PINNED, "org/bert", B)
+    assert fetch_encoder("org/bert", revision).name == commit
 
 
 @pytest.mark.parametrize(("name", "revision"), [("org/none", None), ("org/bert", "v9"), ("not an id", None)])

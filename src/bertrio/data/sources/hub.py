@@ -28,22 +28,39 @@ from bertrio.model.names import loading
 BUFFER = 10_000  # rows
 ALL = {"train": "train", "dev": "validation", "test": "test"}
 TASKS = {  # presets, for tasks without a block in data.hub.tasks
-    "sst": HubTask(id="SetFit/sst5", splits=ALL, columns={"text": "text", "label": "label"}),
+    "sst": HubTask(
+        id="SetFit/sst5",
+        revision="e51bdcd8cd3a30da231967c1a249ba59361279a3",
+        splits=ALL,
+        columns={"text": "text", "label": "label"},
+    ),
     "qqp": HubTask(  # its test labels are hidden
         id="nyu-mll/glue",
         config="qqp",
+        revision="bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
         splits={"train": "train", "dev": "validation"},
         columns={"id": "idx", "text_a": "question1", "text_b": "question2", "label": "label"},
     ),
     "sts": HubTask(
         id="mteb/stsbenchmark-sts",
+        revision="b0fddb56ed78048fa8b90373c8a3cfc37b684831",
         splits=ALL,
         columns={"text_a": "sentence1", "text_b": "sentence2", "label": "score"},
     ),
 }
 CORPORA = {  # presets, for corpora without a block in data.hub.corpora
-    "imdb": HubCorpus(id="stanfordnlp/imdb", split="unsupervised", columns=["text"]),
-    "multinli": HubCorpus(id="nyu-mll/multi_nli", split="train", columns=["premise", "hypothesis"]),
+    "imdb": HubCorpus(
+        id="stanfordnlp/imdb",
+        revision="e6281661ce1c48d982bc483cf8a173c1bbeb5d31",
+        split="unsupervised",
+        columns=["text"],
+    ),
+    "multinli": HubCorpus(
+        id="nyu-mll/multi_nli",
+        revision="da70db2af9d09693783c3320c4249840212ee221",
+        split="train",
+        columns=["premise", "hypothesis"],
+    ),
     "sick": HubCorpus(
         id="RobZamp/sick", revision="refs/convert/parquet", split="train", columns=["sentence_A", "sentence_B"]
     ),

@@ -42,12 +42,14 @@ def test_data_is_files_by_task_or_a_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "read_json", str)
     monkeypatch.chdir(tmp_path)
     task = {"kind": "single", "target": "binary", "head": "linear", "loss": "bce", "batch_size": 8, "dropout": 0.1}
+    task["data"] = {"train": "others.csv", "dev": "others.csv"}
     changes = {"tasks.polar": task, "finetune.lr": 1e-3}
     polar = {"train": tmp_path / "rows.csv", "dev": "rows.csv", "columns": {"text": "said"}}
     params = load_params(train(changes, {"polar": polar}, tmp_path / "out").folder / "params.yaml")
     assert (list(params.tasks), params.finetune.lr, params.data.source) == (["polar"], 1e-3, "files")
     files = params.data.files["polar"]
-    assert files.train == str(tmp_path / "rows.csv") and files.columns == {"text": "said"}
+    assert params.source_tasks == ["polar"] and files.train == str(tmp_path / "rows.csv")
+    assert files.columns == {"text": "said"}
     again = load_params(train(tmp_path / "out/params.yaml", tmp_path, tmp_path / "again").folder / "params.yaml")
     assert again.data.path == str(tmp_path) and again.tasks == params.tasks
 
@@ -59,7 +61,7 @@ def test_train_removes_only_files_of_an_earlier_run(run, tmp_path):
     with pytest.raises(UserError, match="files that no run writes, such as .*data/mine.csv; name a new"):
         train(TINY, out=out)
     assert (out / "metrics/evaluation.json").exists()
-    mine.unlink()
+    mine.rename(out / "data/.splits.0123456789abcdef.partial")
     (out / "plots/history/dropped.csv").write_text("step\n")
     teacher = {"distill.weight": 1, "distill.teacher": str(out / "models"), "schedule.max_batches": 1}
     with pytest.raises(UserError, match="which every run writes anew"):

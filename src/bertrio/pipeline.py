@@ -89,7 +89,7 @@ def _settings(params: str | Path | Mapping[str, Any] | None, data: Data | None) 
         for name, value in (params or {}).items():
             set_param(settings, name, value)
     if isinstance(data, Mapping):
-        settings["tasks"] = {name: choose(settings["tasks"], name, "data") for name in data}
+        settings["tasks"] = {name: choose(settings["tasks"], name, "data") | {"data": None} for name in data}
         settings["data"] |= {"source": "files", "path": None, "files": {}}
         for member in filter(None, settings["ensemble"]["members"].values()):
             if isinstance(member.get("tasks"), dict):
@@ -115,7 +115,8 @@ def _outs(out: Path) -> dict[str, list[Path]]:
         listed = [path for kind in ("outs", "plots", "metrics") for path in each.get(kind, ())]
         paths = [path if isinstance(path, str) else next(iter(path)) for path in listed]
         outs[name] = [found for path in paths for found in out.glob(path.replace("${key}", "*"))]
-    known = {out / "params.yaml", out / "data/tokens", *(path for paths in outs.values() for path in paths)}
+    known = {out / "params.yaml", out / "data/tokens", *out.rglob(".*.partial")}  # .partial: of a killed run
+    known.update(path for paths in outs.values() for path in paths)
     others = [file for file in out.rglob("*") if not file.is_dir() and not {file, *file.parents} & known]
     if others:
         raise UserError(f"out: {out} has files that no run writes, such as {min(others)}; name a new or empty folder")

@@ -9,6 +9,7 @@ import pytest
 
 from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
+from bertrio.core.gender import gender_swapped
 from bertrio.core.tasks import TEXT_COLUMNS
 from bertrio.data.prepare import split_data
 from bertrio.data.table import read_table, write_table
@@ -106,3 +107,7 @@ def test_gender_swapped_copies_join_train_unless_in_dev(params, raw, monkeypatch
     ids = read_table(out / "splits/sst/train.parquet")["id"].tolist()
     assert ids == ["0", "1", "2", "extra-0", "swapped-0", "swapped-extra-0"]
     assert {"data.extra_train"} <= reads.names and not [name for name in reads.untracked("split") if "extra" in name]
+
+
+def test_words_of_other_alphabets_stay():
+    assert gender_swapped("H\u0130S h\u0131s hi\u017f His") == "H\u0130S h\u0131s hi\u017f Her"

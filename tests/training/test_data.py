@@ -113,3 +113,17 @@ def test_class_weights_are_counted_on_the_training_rows(workspace):
     for label in range(5):
         value = loss(HeadOutput(torch.zeros(1, 5)), torch.tensor([label]))
         assert value.item() == pytest.approx(math.log(5) * 31 / (5 * counts[label]), rel=1e-5)
+
+
+def test_share_is_met_beside_a_source_with_too_few_rows(workspace):
+    more = {name: {"task": "sst", "path": name, "share": share} for name, share in (("a", 0.5), ("b", 0.4))}
+    params, rows = workspace.params(data={"unlabelled": more}), split_of(workspace.params(), "train")["sst"]
+    rows = rows.take(np.arange(400) % 60)
+    rows.sources = np.repeat(["", "unlabelled-a", "unlabelled-b"], [40, 5, 355])
+    assert rows_per_pass(params, rows) == {"unlabelled-b": 30}
+
+
+def test_holdout_of_a_single_row_is_an_error(workspace):
+    rows = split_of(workspace.params(), "train")["sst"]
+    with pytest.raises(UserError, match="holdout needs two own rows of task sst"):
+        hold_out({"sst": rows.take(np.arange(1))}, 0.1, 1)

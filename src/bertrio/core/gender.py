@@ -46,6 +46,8 @@ def replace_words(text: str, words: Iterable[str], other: Callable[[re.Match[str
     """Replace each of `words` by the result of `other`, with the same capitalization."""
 
     def cased(match: re.Match[str]) -> str:
+        if not match[0].isascii():  # to IGNORECASE, \u0131 and \u0130 are an i, and \u017f is an s
+            return match[0]
         word = other(match)
         if match[0].isupper() and len(match[0]) > 1:
             return word.upper()

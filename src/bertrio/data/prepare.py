@@ -135,7 +135,7 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
 def _gender_swapped(rows: pd.DataFrame, task: Task) -> pd.DataFrame:
     """Return copies of the rows that `gender_swapped` changes."""
     texts = list(task.text_columns)
-    rows = rows.drop(columns="source", errors="ignore")
+    rows = rows.drop(columns="source", errors="ignore").dropna(subset="label")
     swapped = rows.assign(id=SWAPPED + rows["id"], **{name: rows[name].map(gender_swapped) for name in texts})
     return swapped[(swapped[texts] != rows[texts]).any(axis=1)]
 

@@ -188,6 +188,8 @@ def hold_out(train: Split, fraction: float, seed: int) -> tuple[Split, Split]:
     remaining, held_out = {}, {}
     for task, rows in train.items():
         own = np.flatnonzero(rows.sources == "")
+        if len(own) < 2:
+            raise UserError(f"finetune.select_on: holdout needs two own rows of task {task} or more, found {len(own)}")
         first = next(  # draws for all tasks of these rows
             name for name, others in train.items() if np.array_equal(others.ids[others.sources == ""], rows.ids[own])
         )
@@ -249,8 +251,12 @@ def rows_per_pass(params: Params, rows: Rows) -> dict[str, int]:
     most = {source: min(available[source], block.per_epoch or available[source]) for source, block in options.items()}
     shares = {source: block.share for source, block in options.items() if block.share and available[source]}
     others = len(rows) - sum(available.values()) + sum(most[source] for source in options.keys() - shares.keys())
-    for source, share in shares.items():
-        most[source] = min(most[source], round(share / (1 - sum(shares.values())) * others))
+    for source in sorted(shares, key=lambda name: most[name] / shares[name]):  # those with too few rows first
+        wanted = round(shares[source] / (1 - sum(shares.values())) * others)
+        if wanted > most[source]:
+            others += most[source]
+            del shares[source]
+        most[source] = min(most[source], wanted)
     return {source: count for source, count in most.items() if count < available[source]}
 
 

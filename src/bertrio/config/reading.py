@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import yaml
 from ruamel.yaml import YAML, SafeConstructor
 from ruamel.yaml.constructor import ConstructorError
-from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.resolver import implicit_resolvers
 
 from bertrio.core.errors import UserError
@@ -26,10 +25,7 @@ def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
         UserError: if the file is missing, not UTF-8, not YAML or not a mapping; most messages name the line.
     """
     try:
-        content = Path(path).read_bytes() if content is None else content
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ReusedAnchorWarning)  # YAML allows it
-            raw = _load(content.decode("utf-8-sig"))
+        raw = _load((Path(path).read_bytes() if content is None else content).decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}); run this in the repository") from error
     except UnicodeDecodeError as error:
@@ -85,16 +81,11 @@ def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> dict[str
 
 
 class _Constructor(SafeConstructor):
-    """Constructor of ruamel.yaml whose errors name the line, and that refuses values which contain themselves."""
+    """Constructor of ruamel.yaml whose errors name the line."""
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        if node in self.recursive_objects:
-            raise ConstructorError(None, None, "found a value that contains itself", node.start_mark)
         try:
-            value = super().construct_object(node, deep=True)  # else it would make the parts of a value after the value
-            if isinstance(value, int):
-                str(value)  # an error above 4,300 digits, which no message could show
-            return value
+            return super().construct_object(node, deep=True)  # else it would make the parts of a value after the value
         except (ValueError, LookupError, ArithmeticError) as error:  # of what Python makes of the text
             problem = f"found {str(node.value)[:50]!r}: {error}"
             raise ConstructorError(None, None, problem, node.start_mark) from error

@@ -70,7 +70,7 @@ def test_values_as_dvc_writes_them(load, param, yaml_value, expected):
         ("finetune.one_pass", "x", "finetune.one_pass: expected true or false, or auto, found 'x'"),
         ("schedule.until", {}, "in quotes), or a list, found {}"),
         ("schedule.cap", "shortes", "expected a whole number, or shortest, found 'shortes'; did you mean shortest?"),
-        ("data.path", "a\0b", "data.path: expected a path"),
+        ("data.path", "~nobody-at-all/a", "data.path: expected a path"),
         ("tasks", {"../t": {}}, "tasks.../t"),  # used as a file name
         # members
         ("ensemble.members.b", {"data": {}}, "ensemble.members.b.data: a member may override runtime"),

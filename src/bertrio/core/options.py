@@ -14,7 +14,6 @@ from pydantic_core import PydanticKnownError
 
 from bertrio.core.errors import did_you_mean
 
-MAX_NAME_BYTES = 255  # limit of most file systems
 MAX_WHOLE = 10**9  # whole numbers count rows, tokens, steps or parameters
 MAX_SHOWN = 200  # characters of a value in a message
 KINDS = {  # what is expected, by the first word of pydantic's type of an error
@@ -53,10 +52,7 @@ def matching(pattern: str, words: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _usable_path(value: str) -> str:
-    too_long = any(len(part.encode()) > MAX_NAME_BYTES for part in value.split("/"))
-    if not value or "\0" in value or too_long:
-        raise ValueError(f"expected a path, found {value[:50]!r}, which can't be one")
+def _path_of_known_home(value: str) -> str:
     try:
         Path(value).expanduser()
     except RuntimeError:
@@ -64,7 +60,7 @@ def _usable_path(value: str) -> str:
     return value
 
 
-InputPath = Annotated[str, AfterValidator(_usable_path)]  # of an input; may be outside the repository
+InputPath = Annotated[str, AfterValidator(_path_of_known_home)]  # of an input; may be outside the repository
 # Used as names of files and folders; DVC drops stages whose name is a number.
 FileName = Annotated[
     str,

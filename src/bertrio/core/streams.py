@@ -43,19 +43,14 @@ def standard_streams() -> Iterator[None]:
             setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode, encoding="utf-8"))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    unnamed = False
     try:
         yield
-    except OSError as error:
-        unnamed = not (error.filename or hasattr(error, "written"))
-        raise
     finally:
         try:
             sys.stderr.flush()
         except OSError:
             discard(sys.stderr)
         try:
-            sys.stdout.write("\n" if unnamed else "")  # fails again if it was this stream that failed
             sys.stdout.flush()
         except OSError as error:
             discard(sys.stdout)

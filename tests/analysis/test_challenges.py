@@ -85,7 +85,6 @@ def test_predictions_and_rejected_rows_are_written(measure, paws, tmp_path):
     ("text", "change", "message"),
     [
         (PAWS, {"columns": {}}, r"challenges\.paws\.path: .*expected 'text_a'.*evaluate\.challenges\.paws\.columns"),
-        (PAWS, {"path": "gone.tsv"}, r"evaluate\.challenges\.paws\.path: gone\.tsv: there is no such file"),
         ("sentence1\tsentence2\tlabel\na\tb\t9\n", {}, r"challenges\.paws: .*no row that can be used"),
     ],
 )

@@ -27,11 +27,9 @@ def load_corpus(params: DataParams, name: str, rows: int, skipped: Counter[str])
     file has a column `split`, only the rows of `train` are used.
 
     Raises:
-        UserError: if the folder, the file or a column is missing.
+        UserError: if the file or a column is missing.
     """
-    if params.corpora_path is None:
-        raise UserError(f"data.corpora_path: found null, expected the folder of {name}.tsv, see mlm.rows")
-    path = Path(params.corpora_path).expanduser() / f"{name}.tsv"
+    path = Path(params.corpora_path or "").expanduser() / f"{name}.tsv"
     if not path.is_file():
         raise UserError(
             f"data.corpora_path: there is no file {path}; relative paths start at the root of the repository. "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bertrio.config import DataParams
-from bertrio.core.errors import UserError, missing_path
+from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
 from bertrio.data.formats import read_delimited
 from bertrio.data.reading import build_table
@@ -32,12 +32,9 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
     """Read the course's files of each task from the folder `data.path`.
 
     Raises:
-        UserError: if the folder, a train file or a column is missing, or the course has no such task.
+        UserError: if a train file or a column is missing, or the course has no such task.
     """
-    folder = Path(params.path or "").expanduser()
-    if not folder.is_dir():
-        raise missing_path("data.path", params.path)
-    data = SourceData()
+    folder, data = Path(params.path or "").expanduser(), SourceData()
     for task in tasks.values():
         check_kind(task, KINDS, "cs224n")
         prefix, columns = LAYOUTS[task.name]

@@ -91,10 +91,5 @@ def read_file(
     place, kind = f"{param}.{key}: {path}", path.suffix.lower()
     if kind not in READERS:
         raise UserError(f"{place}: found a name that ends in {path.suffix!r}, expected one of {', '.join(READERS)}")
-    if not path.is_file():
-        raise UserError(
-            f"{place}: there is no such file; relative paths start at the repository, those in data.files, "
-            "data.extra_train and data.unlabelled at data.path"
-        )
     hint = f"; say which column is which in {param}.columns"
     return build_table(READERS[kind](path), columns, task, split, path.name, place, hint)

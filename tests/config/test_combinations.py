@@ -88,7 +88,6 @@ def sharing(layer, tasks=PAIRS):
         ),
         ({"evaluate": {"challenges": {"dev": {"task": "sst", "path": "a"}}}}, r"dev: is a reserved name"),
         # data sources
-        ({"data": {"source": "cs224n"}}, r"data\.path: found null, expected the folder"),
         (task("sst", data={"train": None}), r"tasks\.sst\.data: expected either train .* or hub"),
         ({"data": {"source": "files"}}, r"data\.files: found no block for task sst"),
         # schedules

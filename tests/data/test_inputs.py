@@ -125,6 +125,7 @@ def test_only_kind_and_labels_of_a_task_are_digested(check):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ({"data": {"source": "cs224n"}}, r"data\.path: found null, expected a folder"),
         ({"data": {"source": "cs224n", "path": "../gone"}}, r"data\.path: there is no file or folder \.\./gone"),
         ({"data": {"source": "cs224n", "path": "~nobody-here/x"}}, r"data\.path: .*~nobody-here/x.*a user who is"),
         ({"tasks": {"sst": {"data": {"train": "nil.tsv"}}}}, r"tasks\.sst\.data\.train: there is no file or .* nil"),

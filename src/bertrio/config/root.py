@@ -151,8 +151,6 @@ def check_names(params: Params) -> Iterator[str]:
 
 def check_sources(params: Params) -> Iterator[str]:
     """Yield tasks without a source of rows."""
-    if params.data.source == "cs224n" and params.data.path is None and params.source_tasks:
-        yield "data.path: found null, expected the folder of the course's files for data.source cs224n"
     for name in params.source_tasks:
         if params.data.source == "files" and name not in params.data.files:
             yield f"data.files: found no block for task {name}, and tasks.{name}.data is not set"

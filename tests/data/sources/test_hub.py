@@ -58,7 +58,7 @@ def load(client, data_params, tasks):
     """Load a task with overrides of its block."""
 
     def load(task, **block):
-        blocks = {task: {**hub.TASKS[task].model_dump(), "revision": None, **block}}
+        blocks = {task: {**hub.PRESETS.tasks[task].model_dump(), "revision": None, **block}}
         data = hub.load_tasks(data_params(source="hub", hub={"tasks": blocks}), {task: tasks[task]})
         tables = {split: json.loads(table.to_json(orient="values")) for split, table in data.tables[task].items()}
         return tables, data
@@ -104,7 +104,7 @@ def test_text_scores_are_scaled_and_invalid_ones_rejected_unchanged(load):
 
 
 def test_corpus_is_streamed_from_a_ref_and_truncated(client, data_params):
-    params = data_params(source="hub", hub={"corpora": {"mine": hub.CORPORA["sick"].model_dump()}})
+    params = data_params(source="hub", hub={"corpora": {"mine": hub.PRESETS.corpora["sick"].model_dump()}})
     texts = list(hub.load_corpus(params, "sick", 9, skipped := Counter()))
     assert sorted(texts) == ["a x", "b", "c z"] and skipped == {"empty text": 1}
     assert list(hub.load_corpus(params, "mine", 2, Counter())) == texts[:2]

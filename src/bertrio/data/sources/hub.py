@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bertrio.config import DataParams, HubCorpus, HubTask
-from bertrio.config.data import HubSource
+from bertrio.config import read_yaml
+from bertrio.config.data import DataParams, HubCorpus, HubParams, HubSource, HubTask
 from bertrio.core.console import console
 from bertrio.core.errors import UserError
 from bertrio.core.tasks import Task
@@ -26,45 +26,7 @@ from bertrio.data.table import SPLITS
 from bertrio.model.names import loading
 
 BUFFER = 10_000  # rows
-ALL = {"train": "train", "dev": "validation", "test": "test"}
-TASKS = {  # presets, for tasks without a block in data.hub.tasks
-    "sst": HubTask(
-        id="SetFit/sst5",
-        revision="e51bdcd8cd3a30da231967c1a249ba59361279a3",
-        splits=ALL,
-        columns={"text": "text", "label": "label"},
-    ),
-    "qqp": HubTask(  # its test labels are hidden
-        id="nyu-mll/glue",
-        config="qqp",
-        revision="bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c",
-        splits={"train": "train", "dev": "validation"},
-        columns={"id": "idx", "text_a": "question1", "text_b": "question2", "label": "label"},
-    ),
-    "sts": HubTask(
-        id="mteb/stsbenchmark-sts",
-        revision="b0fddb56ed78048fa8b90373c8a3cfc37b684831",
-        splits=ALL,
-        columns={"text_a": "sentence1", "text_b": "sentence2", "label": "score"},
-    ),
-}
-CORPORA = {  # presets, for corpora without a block in data.hub.corpora
-    "imdb": HubCorpus(
-        id="stanfordnlp/imdb",
-        revision="e6281661ce1c48d982bc483cf8a173c1bbeb5d31",
-        split="unsupervised",
-        columns=["text"],
-    ),
-    "multinli": HubCorpus(
-        id="nyu-mll/multi_nli",
-        revision="da70db2af9d09693783c3320c4249840212ee221",
-        split="train",
-        columns=["premise", "hypothesis"],
-    ),
-    "sick": HubCorpus(
-        id="RobZamp/sick", revision="refs/convert/parquet", split="train", columns=["sentence_A", "sentence_B"]
-    ),
-}
+PRESETS = HubParams.model_validate(read_yaml(Path(__file__).with_suffix(".yaml")))
 
 
 def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
@@ -74,10 +36,12 @@ def load_tasks(params: DataParams, tasks: dict[str, Task]) -> SourceData:
         UserError: if there is no network, or no such data set, revision, config, split or column.
     """
     data = SourceData()
-    entries = {**TASKS, **params.hub.tasks}
+    entries = {**PRESETS.tasks, **params.hub.tasks}
     for name, task in tasks.items():
         if name not in entries:
-            raise UserError(f"data.hub.tasks: found no block for task {name}; known data sets: {', '.join(TASKS)}")
+            raise UserError(
+                f"data.hub.tasks: found no block for task {name}; known data sets: {', '.join(PRESETS.tasks)}"
+            )
         read_task(task, entries[name], f"data.hub.tasks.{name}", data)
     return data
 
@@ -144,7 +108,7 @@ def corpus_facts(params: DataParams, name: str) -> dict[str, str]:
 
 def _corpus(params: DataParams, name: str) -> HubCorpus:
     """Return the data set of a corpus, from params or else the preset."""
-    return {**CORPORA, **params.hub.corpora}[name]
+    return {**PRESETS.corpora, **params.hub.corpora}[name]
 
 
 def _facts(entry: HubSource, place: str) -> dict[str, str]:

@@ -18,26 +18,9 @@ from bertrio.core.files import whole_file
 if TYPE_CHECKING:  # takes half a second to import
     from matplotlib.figure import Figure
 
-INK, MUTED, FAINT = "#1f2937", "#6b7280", "#e5e7eb"
+INK, MUTED = "#1f2937", "#6b7280"
 # Okabe and Ito: safe for colour-blind readers
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
-    "font.size": 9,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#9ca3af",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.titlesize": 9,
-    "axes.titlelocation": "left",
-    "grid.color": FAINT,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "legend.frameon": False,
-}
 LETTER = 0.063  # mean width of a letter of a note, in inches
 
 
@@ -47,12 +30,10 @@ def picture(path: str | Path, size: tuple[float, float]) -> Iterator[Figure]:
 
     The user's matplotlib settings are ignored. The file holds neither time nor version.
     """
-    import matplotlib
+    import matplotlib.style
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
+    with matplotlib.style.context(Path(__file__).with_suffix(".mplstyle"), after_reset=True):
         figure = Figure(size, layout="constrained")
         yield figure
         with whole_file(path) as temporary:

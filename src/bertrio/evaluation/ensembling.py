@@ -15,7 +15,7 @@ from bertrio.core.errors import UserError
 from bertrio.core.files import write_json
 from bertrio.core.tasks import Array, Predicted, Task, indicators, set_numbers
 from bertrio.evaluation.metrics import METRICS
-from bertrio.evaluation.predictions import KEYS, Scored, check_tasks, predicted_columns, predicted_of, row_name
+from bertrio.evaluation.predictions import KEYS, Scored, predicted_columns, predicted_of
 
 SELECTION = "selection"  # the split name of the dev rows that the ensemble was chosen on
 MAX_PICKS = 25
@@ -192,8 +192,8 @@ def combine(
     `in_selection`), and these rows get the split name `selection`.
 
     Args:
-        members: a prediction table for each member, over the same rows in any order. Predictions do not depend on the
-            order of the members, unless `greedy` finds two of them equally good.
+        members: a prediction table for each member, over the same rows in the same order. Predictions do not depend on
+            the order of the members, unless `greedy` finds two of them equally good.
         rule: `vote`, `mean`, `mean_logits` or `greedy`.
         tasks: all tasks, by name.
         answers: names of the tasks that each member predicts, each task by one or more; None, and members that are
@@ -203,20 +203,18 @@ def combine(
         A prediction table, rows in the order of the first member; and the weights of each task's members.
 
     Raises:
-        UserError: if a task is unknown, members have different rows or labels, or `greedy`
-            lacks labelled rows.
+        UserError: if members have different rows or labels, or `greedy` lacks labelled rows.
     """
-    frames = _aligned(members)
-    first = next(iter(frames.values()))
-    check_tasks(first, tasks)
+    (first_name, first), *_ = members.items()
+    for name, frame in members.items():
+        if not frame[[*KEYS, "label"]].equals(first[[*KEYS, "label"]]):
+            raise UserError(
+                f"ensemble members {first_name} and {name} have different rows or labels; run the finetune stages again"
+            )
     parts, weights = [], {}
     for task, positions in first.groupby("task", sort=False).indices.items():
         rows, names = first.iloc[positions], [name for name in members if task in (answers or {}).get(name, tasks)]
-        predictions = [predicted_of(frames[name].iloc[positions]) for name in names]
-        if len({None if one.probabilities is None else one.probabilities.shape for one in predictions}) > 1:
-            raise UserError(
-                f"task {task}: members {', '.join(names)} have probabilities of different classes; run dvc repro"
-            )
+        predictions = [predicted_of(members[name].iloc[positions]) for name in names]
         shares = [1 / len(names)] * len(names)
         if rule == "greedy" and len(names) > 1:
             rows = mark_selection(rows)
@@ -244,25 +242,3 @@ def record_ensemble(folder: str | Path, rule: str, members: Sequence[str], weigh
     """Write `folder`/ensemble.json: the rule, the members and their weights in each task."""
     ensemble = {"combine": rule, "members": list(members), "weights": weights}
     write_json(Path(folder) / "ensemble.json", ensemble, digits=None)
-
-
-def _aligned(members: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
-    """Return the members' tables with their rows in the order of the first member's.
-
-    Raises:
-        UserError: if a row is missing in one of them, or has another label.
-    """
-    (first_name, first), *others = members.items()
-    columns = [*KEYS, "label"]
-    rows, aligned = pd.MultiIndex.from_frame(first[columns]), {first_name: first}
-    for name, frame in others:
-        member_rows = pd.MultiIndex.from_frame(frame[columns])
-        unlike = rows.symmetric_difference(member_rows)
-        if len(unlike):
-            row = dict(zip(columns, unlike[0]))
-            raise UserError(
-                f"ensemble members {first_name} and {name} have {len(unlike)} different rows or labels (first: "
-                f"{row_name(row)}, label {row['label']}); expected the same data for all: run the finetune stages again"
-            )
-        aligned[name] = frame.iloc[member_rows.get_indexer(rows)]
-    return aligned

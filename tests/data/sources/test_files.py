@@ -56,7 +56,7 @@ def test_unknown_column_error_suggests_the_nearest(tmp_path, data_params, tasks)
         load(data_params, tasks, "qqp", train=str(tmp_path / "a.csv"), columns={**COLUMNS, "text_a": "frist"})
 
 
-@pytest.mark.parametrize(("name", "message"), [("none.csv", "can't be read"), ("b.parquet", "can't be read as Parquet")])
+@pytest.mark.parametrize(("name", "message"), [("none.csv", "can't be read"), ("b.parquet", "as Parquet")])
 def test_unreadable_file_is_an_error(tmp_path, data_params, tasks, name, message):
     (tmp_path / "b.parquet").write_text("no parquet")
     with pytest.raises(UserError, match=message):

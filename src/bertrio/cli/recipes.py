@@ -130,13 +130,13 @@ def _preset(args: argparse.Namespace) -> None:
 
 
 def _setting(args: argparse.Namespace) -> Any:
-    from bertrio.experiments.machine_paths import without_folder
+    from bertrio.experiments.machine_paths import is_override, without_folder
     from bertrio.experiments.recipes.comparable import Setting
 
     changed = overrides(args)
     source = args.source or changed.get("data.source")
     encoder = args.encoder or without_folder("encoder.name", changed.get("encoder.name"))
-    return Setting(args.budget, source, encoder, changed)
+    return Setting(args.budget, source, encoder, {name: value for name, value in changed.items() if is_override(name)})
 
 
 def _table(args: argparse.Namespace) -> None:

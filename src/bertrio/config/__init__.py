@@ -23,11 +23,13 @@ __all__ = [
 MODULES = ("reading", "data", "groups", "tasks", "root", "loading")  # all but the first two load torch
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name of `__all__` when it is used, so that reading YAML alone does not load torch."""
-    if name in __all__:
-        for module in MODULES:
-            found = import_module(f"{__name__}.{module}")
-            if hasattr(found, name):
-                return getattr(found, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # else mypy takes any misspelled name for Any
+
+    def __getattr__(name: str) -> Any:
+        """Import a name of `__all__` when it is used, so that reading YAML alone does not load torch."""
+        if name in __all__:
+            for module in MODULES:
+                found = import_module(f"{__name__}.{module}")
+                if hasattr(found, name):
+                    return getattr(found, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -49,9 +49,9 @@ def _load(text: str, pure: bool = False) -> Any:
     try:
         return reader.load(text)
     except YAMLError:
-        if pure:
-            raise
-        return _load(text, pure=True)
+        if not pure:
+            _load(text, pure=True)
+        raise
 
 
 def yaml_text(value: Any) -> str:

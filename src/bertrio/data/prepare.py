@@ -97,27 +97,28 @@ def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFra
     }
     splits = make_splits(tables, rule.strategy, rule.fractions, seed, draws, labelled)
 
-    def select(rows: pd.DataFrame, param: str) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def select(rows: pd.DataFrame, origin: str) -> tuple[pd.DataFrame, pd.DataFrame]:
         new, left = new_rows(splits, rows, task.text_columns, rule.strategy == "grouped")
         reasons = "".join(f", {count} {reason}" for reason, count in _reasons(left).items())
-        say(f"{task.name}: {len(new)} of {len(rows)} rows of data.{param} are used{reasons}")
+        say(f"{task.name}: {len(new)} of {len(rows)} {origin} are used{reasons}")
         return new, left
 
-    def add(rows: pd.DataFrame) -> pd.DataFrame:
+    def add(rows: pd.DataFrame, origin: str) -> pd.DataFrame:
         """Add the new ones of extra rows to train; return the left-out ones."""
-        new, left = select(rows, EXTRA)
+        new, left = select(rows, origin)
         splits["train"] = pd.concat([splits["train"], new.assign(source=EXTRA)], ignore_index=True)
         return left
 
     if extra is not None:
-        left_out = add(extra)
+        left_out = add(extra, f"rows of data.{EXTRA}")
     if task.name in params.data.extra_train and params.data.extra_train[task.name].gender_swapped:
-        left_out = pd.concat([left_out, add(_gender_swapped(splits["train"], task))], ignore_index=True)
+        copies = add(_gender_swapped(splits["train"], task), "swapped copies")
+        left_out = pd.concat([left_out, copies], ignore_index=True)
     if paths := sorted(folder.glob(f"{UNLABELLED}-*.parquet")):
         rows = pd.concat([read_table(path).assign(source=path.stem) for path in paths], ignore_index=True)
         if rows["id"].duplicated().any():
             rows["id"] = rows["source"] + "-" + rows["id"]
-        unlabelled, _ = select(rows, UNLABELLED)
+        unlabelled, _ = select(rows, f"rows of data.{UNLABELLED}")
     kept = {name: keep_share(rows, getattr(keep, name), seed, f"{draws}-{name}") for name, rows in splits.items()}
     if paths and len(unlabelled):
         kept[UNLABELLED] = keep_share(unlabelled, keep.train, seed, f"{task.name}-{UNLABELLED}")

@@ -197,7 +197,7 @@ def _auc_influence(scored: Scored) -> Array:
     if positive.all() or not positive.any():
         return np.zeros(len(yes))
     won = np.where(
-        positive, _below(yes[~positive], yes) / sum(~positive), 1 - _below(yes[positive], yes) / sum(positive)
+        positive, _below(yes[~positive], yes) / (~positive).sum(), 1 - _below(yes[positive], yes) / positive.sum()
     )
     return (won - won[positive].mean()) / np.where(positive, positive.mean(), 1 - positive.mean())
 

@@ -79,7 +79,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
 
 def _same_place(param: str, value: Any) -> Any:
     """Return a value that is equal for two names of one file, and for local folders of one name."""
-    if FILES.fullmatch(param) and isinstance(value, str):
+    if FILES.fullmatch(param) and not param.startswith("data.") and isinstance(value, str):  # those start at data.path
         return os.path.abspath(os.path.expanduser(value))
     return without_folder(param, value)
 

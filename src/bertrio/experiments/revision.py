@@ -165,7 +165,10 @@ class Revision:
         params = self.settings()
         stages = self._current(self._locked_stages).values()
         locked = [stage.get("params", {}).get("params.yaml", {}) for stage in stages]
-        for name, value in {name: value for block in reversed(locked) for name, value in block.items()}.items():
+        values: dict[str, Any] = {}
+        for block in reversed(locked):  # the first stage counts: analyze may not have run
+            values |= block
+        for name, value in values.items():
             *blocks, key = name.split(".")
             block = params
             for part in blocks:

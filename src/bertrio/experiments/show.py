@@ -84,7 +84,7 @@ def changed_rows(result: dict[str, Any]) -> dict[str, pd.DataFrame]:
                 {
                     "id": row["id"],
                     "text": "\n".join(row[column] for column in ("text", "text_a", "text_b") if column in row),
-                    "label": _cell(row["label"]),
+                    "label": row["label"] if isinstance(row["label"], str) else f"{row['label']:g}",
                     "A": ", ".join(map(_cell, row["first"])),
                     "B": ", ".join(map(_cell, row["second"])),
                 }

@@ -85,7 +85,7 @@ def load_rows(params: Params, tasks: dict[str, Task]) -> SourceData:
             get_source("hub").read_task(task, block.hub, f"{place}.hub", data)
     if params.data.extra_train or params.data.unlabelled:
         get_source("files").read_extra(params.data, tasks, data)
-    for name in same.keys() & params.data.extra_train.keys():
+    for name in same.keys() & params.data.extra_train.keys():  # labels of the other rows may be missing
         if EXTRA in data.tables[name]:
             data.tables[name][EXTRA] = data.tables[name][EXTRA].dropna(subset="label", ignore_index=True)
     for first in dict.fromkeys(same.values()):

@@ -86,6 +86,12 @@ def test_figures_of_a_single_member_say_so(root, default_params, metrics):
     assert f"{caption}qqp." in section(text, "Challenge files")
 
 
+def test_card_names_what_members_change(root, metrics):
+    members = {"base": {"runtime": {"seed": 11}}, "other": {"finetune": {"lr": 3e-5}}}
+    text = render_card(params_with(root, ensemble={"combine": "mean", "members": members}), metrics)
+    assert "Member base: runtime.seed 11. Member other: finetune.lr 3e-05." in text
+
+
 def test_sections_follow_the_metric_files(default_params, metrics):
     titles = ("Slices", "Calibration", "Robustness", "Challenge files")
     for title in titles:

@@ -13,7 +13,7 @@ from typing import Any
 
 from bertrio.analysis import figures
 from bertrio.config import Params
-from bertrio.config.reading import yaml_text
+from bertrio.config.reading import flatten, yaml_text
 from bertrio.core.files import write_text
 from bertrio.core.tasks import Task
 from bertrio.evaluation.evaluate import read_result
@@ -54,6 +54,7 @@ def write_card(
         front=Markup(_front_matter(params, tasks, data, evaluation)),
         params=params,
         members=list(params.ensemble.members),
+        changes={name: flatten(block) for name, block in params.ensemble.members.items() if block},
         tasks=tasks,
         base_model=_base_model(params),
         local_name=Path(params.encoder.name).name,

@@ -20,8 +20,8 @@ from bertrio.experiments.recipes.table_text import signed
 
 NOTE = (
     "A main effect is the mean score of the runs with a technique minus that of the runs without it; an interaction is "
-    "half of what the effect of one gains by the other. Intervals are of 95 %: over seeds, or where each point has a "
-    "single run by Lenth's method, which takes small effects for noise."
+    "half of what the effect of one gains by the other. Intervals are of 95 %: over seeds and what these terms leave "
+    "over, or where that is nothing by Lenth's method, which takes small effects for noise."
 )
 
 

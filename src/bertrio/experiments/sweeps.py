@@ -122,10 +122,12 @@ def tabulate(runs: Sequence[Run], params: Sequence[str], metric: str) -> pd.Data
     ]
     wide = wide.assign(family=families, number=pd.to_numeric(wide["value"], errors="coerce"))
     wide = wide.sort_values(["family", "number", "value", "seed"])
+    names = _metrics(metric, list(dict.fromkeys(name for run in wide["run"] for name in runs[run].scores)))
     rows = [
         (family, value, name, runs[run].name, *runs[run].scores[name])
         for run, family, value in wide[["run", "family", "value"]].itertuples(index=False)
-        for name in _metrics(metric, list(runs[run].scores))
+        for name in names
+        if name in runs[run].scores
     ]
     columns = ["family", "value", "metric", "run", "score", "low", "high"]
     by_point = pd.DataFrame(rows, columns=columns).groupby(["family", "value", "metric"], sort=False)

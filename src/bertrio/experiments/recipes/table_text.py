@@ -13,11 +13,13 @@ from rich.text import Text
 
 from bertrio.core.console import output_console, print_table
 from bertrio.core.files import write_csv, write_text
+from bertrio.experiments.dvc_experiments import short_digest
 from bertrio.experiments.recipes.comparable import Runs
 from bertrio.experiments.recipes.rows import Table
 from bertrio.experiments.recipes.tables import COLUMNS, CONVENTIONS, FACTS, PaperTables
 
 NO_FIGURE = "-"
+MAX_NAME = 200  # characters of a file's name, of which systems allow 255
 ALONE = "°"  # marks a difference, see `LEGEND`
 NAMES = {metric: name for name, metric in CONVENTIONS.items()}
 LEGEND = (
@@ -58,14 +60,17 @@ def signed(value: float, low: float, high: float) -> str:
 def write_tables(tables: PaperTables, folder: str | Path, plots: bool = False) -> list[Path]:
     """Write the tables as Markdown and CSV and, with `plots`, the plots that the Markdown embeds.
 
-    File names consist of paper, budget, source, encoder and overrides.
+    File names consist of paper, budget, source, encoder and overrides, long ones with a digest in place of the end.
 
     Returns:
         The written files, Markdown first.
     """
     setting = tables.runs.setting
     parts = [tables.paper.name, setting.budget, setting.source, setting.encoder, *setting.changed]
-    path = Path(folder) / (re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part)) + ".md")
+    name = re.sub(r"[^\w.-]+", "-", "-".join(part for part in parts if part))
+    if len(name) > MAX_NAME:
+        name = f"{name[:MAX_NAME]}-{short_digest(name)}"
+    path = Path(folder) / f"{name}.md"
     pictures: Mapping[str, Sequence[Path]] = {}
     if plots:
         from bertrio.experiments.recipes.table_plots import draw_tables

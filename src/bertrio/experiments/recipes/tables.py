@@ -136,7 +136,8 @@ def _figures(
     if row_runs:
         shared |= {"seconds": mean(run.seconds for run in row_runs)}
         shared |= {"peak_memory_mb": max(run.peak_memory_mb for run in row_runs)}
-        known = {name: [value for run in row_runs if (value := fact(run)) is not None] for name, fact in FACTS.items()}
+        facts = {name: fact for name, fact in FACTS.items() if name != "seconds_per_epoch" or name in reported}
+        known = {name: [value for run in row_runs if (value := fact(run)) is not None] for name, fact in facts.items()}
         shared |= {name: mean(values) for name, values in known.items() if values and split == "dev"}
     for metric in (*tasks, *OVERALL, "overall"):
         score = _score(row_runs, metric, split, not (paper.own and runs.all))

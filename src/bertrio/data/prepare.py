@@ -10,7 +10,7 @@ import pandas as pd
 
 from bertrio.config import Params, build_tasks
 from bertrio.core.console import print_table, say
-from bertrio.core.errors import need
+from bertrio.core.errors import UserError, need
 from bertrio.core.files import read_json, whole_folder, write_csv, write_json
 from bertrio.core.gender import gender_swapped
 from bertrio.core.tasks import Task
@@ -53,7 +53,7 @@ def split_data(
     from bertrio.data.baselines import simple_baselines
     from bertrio.model.tokenizer import build_tokenizer, pinned
 
-    tasks, raw_facts = build_tasks(params), read_json(need(Path(raw) / "facts.json"))
+    tasks, raw_facts = build_tasks(params), _read_facts(Path(raw))
     splits, left_out = {}, {}
     for name, task in tasks.items():
         splits[name], left_out[name] = _split(params, task, Path(raw) / name)
@@ -78,6 +78,14 @@ def split_data(
         write_json(metrics_path, metrics)
     _show(facts)
     return metrics
+
+
+def _read_facts(raw: Path) -> dict[str, Any]:
+    path = need(raw / "facts.json")
+    try:
+        return dict(read_json(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: can't be read ({error}); run the stage download again") from error
 
 
 def _split(params: Params, task: Task, folder: Path) -> tuple[Tables, pd.DataFrame | None]:

@@ -244,7 +244,7 @@ def rows_per_pass(params: Params, rows: Rows) -> dict[str, int]:
     r"""Return how many rows of each source a pass draws, for sources that give fewer than they have.
 
     A source with share s of a pass has :math:`n = s / (1 - S) \cdot N` rows in it, with N the rows of sources without a
-    share and S the sum of the shares; but not more than `per_epoch`, or than it has.
+    share and S the sum of the shares. One with fewer, by `per_epoch` or in all, gives those and counts in N.
     """
     options = params.data.drawn(rows.task.name)
     available = {source: int((rows.sources == source).sum()) for source in options}

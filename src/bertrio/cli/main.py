@@ -8,14 +8,11 @@ import sys
 from typing import Any
 
 from bertrio import __version__
-from bertrio.cli.export import add_export_commands
 from bertrio.cli.init import add_init_commands
+from bertrio.cli.models import add_model_commands
 from bertrio.cli.options import positive
 from bertrio.cli.parser import Commands, Parser, find_root
-from bertrio.cli.predict import add_predict_commands
 from bertrio.cli.recipes import add_recipe_commands
-from bertrio.cli.search import add_search_commands
-from bertrio.cli.serve import add_serve_commands
 from bertrio.core.errors import PACKAGES, PIPELINE, need_environment, need_packages
 from bertrio.core.streams import standard_streams
 
@@ -90,10 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_init_commands(commands)
     add_recipe_commands(commands)
-    add_search_commands(commands)
-    add_predict_commands(commands)
-    add_export_commands(commands)
-    add_serve_commands(commands)
+    add_model_commands(commands)
 
     completion = commands.add_parser("completion", _completion)
     completion.add_argument("shell", choices=("bash", "zsh"), help="for zsh, the script is a file _bertrio in $fpath")

@@ -42,12 +42,3 @@ def need_folder(out: str) -> None:
         Path(out).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
-
-
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `Predictor.load`: the model, its device and precision."""
-    folder = "a run's models folder, or one model's, such as models/members/base (default: %(default)s)"
-    parser.add_argument("--model", metavar="FOLDER", default="models", help=folder)
-    parser.add_argument("--device", default="auto", help="auto, cpu, mps, cuda or cuda:N (default: %(default)s)")
-    kinds = ("auto", "float32", "bf16")
-    parser.add_argument("--precision", choices=kinds, default="auto", help="(default: %(default)s)")

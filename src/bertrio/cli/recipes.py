@@ -1,4 +1,4 @@
-"""Commands for rows of result tables: recipes, table, claims, factorial, stepwise and sweep."""
+"""Commands that make experiments or compare them: recipes, table, claims, factorial, stepwise, sweep and search."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 from bertrio.cli.options import BUDGET, add_set, need_folder, overrides, positive
 from bertrio.cli.parser import Commands
-from bertrio.core.errors import writing_to
+from bertrio.core.errors import need_packages, writing_to
 
 FOLDER = "output folder (default: %(default)s)"
+BASE = "the row to start from (default: params.yaml as it is)"
+SPACE = "a param and its values: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
+PRUNE = "pruner of unpromising runs: median, hyperband or none (default: %(default)s)"
 
 
 def add_recipe_commands(commands: Any) -> None:
@@ -53,7 +56,7 @@ def add_recipe_commands(commands: Any) -> None:
     stepwise = commands.add_parser("stepwise", _stepwise)
     names = "extensions of recipes/extensions.yaml to try"
     stepwise.add_argument("--candidates", metavar="NAME", nargs="+", required=True, help=names)
-    stepwise.add_argument("--base", metavar="ROW", help="the row to start from (default: params.yaml as it is)")
+    stepwise.add_argument("--base", metavar="ROW", help=BASE)
     stepwise.add_argument("--beam", type=positive, default=1, metavar="N", help="keep the N best sets at each step (1)")
     _add_runs(stepwise)
     stepwise.add_argument("--unproven", action="store_true", help="keep any higher score, significant or not")
@@ -66,6 +69,19 @@ def add_recipe_commands(commands: Any) -> None:
     sweep.add_argument("--metric", default="overall_normalized", help=metric)
     sweep.add_argument("--out", metavar="FOLDER", default="recipes/sweeps", help=FOLDER)
     sweep.add_argument("--measured", action="store_true", help="take the runs of recipes/measured, not experiments")
+
+    search = commands.add_parser("search", _search)
+    search.add_argument("space", metavar="PARAM=VALUES", nargs="+", help=SPACE)
+    search.add_argument("--trials", type=positive, default=20, metavar="N", help="how many (default: %(default)s)")
+    search.add_argument("--base", metavar="ROW", help=BASE)
+    search.add_argument("--budget", default="paper", help=BUDGET)
+    add_set(search)
+    search.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the sampler (default: %(default)s)")
+    search.add_argument("--prune", choices=("median", "hyperband", "none"), default="median", help=PRUNE)
+    metric = "dev score to maximize: overall_normalized, overall_mean or a task (default: %(default)s)"
+    search.add_argument("--metric", default="overall_normalized", help=metric)
+    folder = "folder for the trials: Markdown, CSV, Optuna's journal (default: %(default)s)"
+    search.add_argument("--out", metavar="FOLDER", default="recipes/search", help=folder)
 
 
 def _add_runs(parser: argparse.ArgumentParser) -> None:
@@ -189,3 +205,14 @@ def _sweep(args: argparse.Namespace) -> None:
     from bertrio.experiments.sweeps import sweep
 
     sweep(*args.params, metric=args.metric, out=args.out, measured=args.measured)
+
+
+def _search(args: argparse.Namespace) -> None:
+    """Search for better params with Optuna; unpromising runs stop early."""
+    need_packages("search", ["optuna"], "search")
+    from bertrio.experiments.search import search
+
+    need_folder(args.out)  # fail before hours of work
+    search(
+        args.space, args.trials, args.base, args.budget, overrides(args), args.seed, args.prune, args.metric, args.out
+    )

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from bertrio.cli.export import FORMATS as NAMES
 from bertrio.cli.main import main
+from bertrio.cli.models import EXPORTS as NAMES
 from bertrio.core.errors import UserError
 from bertrio.inference.export.export import FORMATS, export_model
 

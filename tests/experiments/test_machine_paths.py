@@ -68,7 +68,6 @@ def test_local_folder_is_reduced_to_its_name(repository, monkeypatch):
         ({"finetune": {"lr": 2e-05}}, {"finetune": {"lr": 3e-05}}, {"finetune.lr": (2e-05, 3e-05)}),
         ({"distill": {"teacher": "/a/m"}}, {"distill": {"teacher": "/b/m"}}, {"distill.teacher": ("/a/m", "/b/m")}),
         ({"distill": {"teacher": "a/m"}}, {"distill": {"teacher": os.path.abspath("a/m")}}, {}),
-        ({"tasks": {"sst": {"classes": 2}}}, {"tasks": {"sst": {"classes": ["bad", "good"]}}}, {}),
         ({"mlm": {"enabled": True, "lr": 1}}, {"mlm": {"enabled": True, "lr": 2}}, {"mlm.lr": (1, 2)}),
     ],
 )

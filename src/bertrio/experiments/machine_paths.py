@@ -63,8 +63,8 @@ def machine_independent(params: Mapping[str, Any]) -> dict[str, Any]:
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return the params that make two runs different, by dotted name, with both values.
 
-    Folders of data and encoder, devices, threads, checkpoints and names of classes do not count, nor do params of `mlm`
-    where it is disabled in both.
+    Folders of data and encoder, devices, threads and checkpoints do not count, nor do params of `mlm` where it is
+    disabled in both.
     """
     no_mlm = not any(params.get("mlm", {}).get("enabled", False) for params in (old, new))
     return {
@@ -73,7 +73,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tup
         if not (no_mlm and param.startswith("mlm."))
         and not MACHINE_PARAMS.fullmatch(param)
         and _same_place(param, values[0]) != _same_place(param, values[1])
-        and not _same_classes(*values)
     }
 
 
@@ -82,12 +81,6 @@ def _same_place(param: str, value: Any) -> Any:
     if FILES.fullmatch(param) and not param.startswith("data.") and isinstance(value, str):  # those start at data.path
         return os.path.abspath(os.path.expanduser(value))
     return without_folder(param, value)
-
-
-def _same_classes(old: Any, new: Any) -> bool:
-    """Return whether one is the names of a task's classes, and the other their number."""
-    names, count = (old, new) if isinstance(old, list) else (new, old)
-    return isinstance(names, list) and isinstance(count, int) and len(names) == count
 
 
 def overridden(row: Mapping[str, Any], run: Mapping[str, Any]) -> Block:

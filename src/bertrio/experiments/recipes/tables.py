@@ -81,7 +81,8 @@ def paper_tables(
     runs = runs_of(measured, rows, wanted or Setting(), recipes)
     if base and base.literature and not runs.of(base.run_as):
         raise UserError(f"{base.name}: is another tool's or paper's, without a run to compare with; name another row")
-    main_metrics = _main_metrics_of_all(runs) if paper.own and runs.all else MAIN_METRICS
+    measured_metrics = {task: metric for run in runs.all for task, metric in main_metrics_of(run).items()}
+    main_metrics = measured_metrics if paper.own and runs.all else MAIN_METRICS
     lines: list[dict[str, Any]] = []
     for table in paper.tables.values():
         first = base or next((row for row in table.rows.values() if not row.literature), None)
@@ -97,15 +98,6 @@ def trains(row: Row, metric: str, tasks: Iterable[str]) -> bool:
     """Return whether a row trains a task or, for an overall score, all of `tasks`."""
     trained = row.overrides.get("schedule.tasks") or tasks
     return metric in trained or (metric not in tasks and set(trained) >= set(tasks))
-
-
-def _main_metrics_of_all(runs: Runs) -> dict[str, str]:
-    """Return the main metric of each task in any of the runs; different metrics are joined by ' or '."""
-    metrics: dict[str, dict[str, None]] = {}
-    for run in runs.all:
-        for task, metric in main_metrics_of(run).items():
-            metrics.setdefault(task, {})[metric] = None
-    return {task: " or ".join(names) for task, names in metrics.items()}
 
 
 def _figures(

@@ -10,8 +10,7 @@ from typing import Any
 from bertrio import __version__
 from bertrio.cli.init import add_init_commands
 from bertrio.cli.models import add_model_commands
-from bertrio.cli.options import positive
-from bertrio.cli.parser import Commands, Parser, find_root
+from bertrio.cli.parser import Commands, Parser, find_root, positive
 from bertrio.cli.recipes import add_recipe_commands
 from bertrio.core.errors import PACKAGES, PIPELINE, need_environment, need_packages
 from bertrio.core.streams import standard_streams

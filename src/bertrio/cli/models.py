@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from bertrio.cli.options import positive
+from bertrio.cli.parser import positive
 from bertrio.core.errors import UserError, need_packages
 
 STDIN = "standard input"  # name in messages

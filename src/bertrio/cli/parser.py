@@ -54,6 +54,13 @@ class Commands(argparse._SubParsersAction):
         return parser
 
 
+def positive(text: str) -> int:
+    """Parse a positive integer."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a whole number from 1 on")
+    return int(text)
+
+
 def user_path(text: str) -> Path:
     """Parse a path that is relative to where the user stands; commands work at the root of the repository."""
     return Path(text) if find_root() in (None, Path.cwd()) else Path(text).absolute()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from bertrio.cli.options import BUDGET, add_set, need_folder, overrides, positive
-from bertrio.cli.parser import Commands
+from bertrio.cli.parser import Commands, positive
 from bertrio.core.errors import need_packages, writing_to
 
 FOLDER = "output folder (default: %(default)s)"
+BUDGET = "paper, quick or curves, see recipes/budgets.yaml (default: %(default)s)"
+SET = "set a param on top, as in -S finetune.lr=2e-5; * is any one key; can be repeated"
 BASE = "the row to start from (default: params.yaml as it is)"
 SPACE = "a param and its values: log:LOW:HIGH, uniform:LOW:HIGH, int:LOW:HIGH, or values with commas between them"
 PRUNE = "pruner of unpromising runs: median, hyperband or none (default: %(default)s)"
@@ -24,7 +27,7 @@ def add_recipe_commands(commands: Any) -> None:
     show = actions.add_parser("show", _show)
     show.add_argument("row", metavar="ROW", help="such as smart-concat; bertrio recipes lists them")
     show.add_argument("--budget", default="paper", help=BUDGET)
-    add_set(show)
+    _add_set(show)
     show.add_argument("--brief", action="store_true", help="print all but the params, on standard output")
 
     run = actions.add_parser("run", _run)
@@ -75,7 +78,7 @@ def add_recipe_commands(commands: Any) -> None:
     search.add_argument("--trials", type=positive, default=20, metavar="N", help="how many (default: %(default)s)")
     search.add_argument("--base", metavar="ROW", help=BASE)
     search.add_argument("--budget", default="paper", help=BUDGET)
-    add_set(search)
+    _add_set(search)
     search.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the sampler (default: %(default)s)")
     search.add_argument("--prune", choices=("median", "hyperband", "none"), default="median", help=PRUNE)
     metric = "dev score to maximize: overall_normalized, overall_mean or a task (default: %(default)s)"
@@ -84,18 +87,42 @@ def add_recipe_commands(commands: Any) -> None:
     search.add_argument("--out", metavar="FOLDER", default="recipes/search", help=folder)
 
 
+def _add_set(parser: argparse.ArgumentParser, text: str = SET) -> None:
+    """Add the repeatable argument `-S KEY=VALUE`, which `_overrides` reads."""
+    parser.add_argument("-S", dest="set", metavar="KEY=VALUE", action="append", default=[], help=text)
+
+
 def _add_runs(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of runs: budget, seeds and overrides."""
     parser.add_argument("--budget", default="paper", help=BUDGET)
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="runs of each, with seeds 1 to N (1)")
-    add_set(parser)
+    _add_set(parser)
 
 
 def _add_setting(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select runs of one setting; a table never mixes settings."""
     for name in ("budget", "source", "encoder"):
         parser.add_argument(f"--{name}", help=f"{name} of the measured runs (default: that of most runs)")
-    add_set(parser, "runs made with these overrides and no others (default: those of the setting with most runs)")
+    _add_set(parser, "runs made with these overrides and no others (default: those of the setting with most runs)")
+
+
+def _overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of `-S` by dotted param; raise a UserError for an argument that is not KEY=VALUE."""
+    from bertrio.experiments.recipes.params import parse_settings
+
+    return parse_settings(args.set)
+
+
+def _need_folder(out: str) -> None:
+    """Create the folder of `--out`.
+
+    Raises:
+        UserError: if it is not a folder, or not writable.
+    """
+    with writing_to(f"--out {out}"):
+        Path(out).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
 
 
 def _recipes(args: argparse.Namespace) -> None:
@@ -116,14 +143,14 @@ def _show(args: argparse.Namespace) -> None:
     from bertrio.experiments.recipes.rows import load_recipes
     from bertrio.experiments.recipes.show import show_row
 
-    show_row(load_recipes(), args.row, args.budget, overrides(args), args.brief)
+    show_row(load_recipes(), args.row, args.budget, _overrides(args), args.brief)
 
 
 def _run(args: argparse.Namespace) -> None:
     """Make a DVC experiment of each row, and keep what it measures."""
     from bertrio.experiments.recipes.running import run_rows
 
-    run_rows(args.rows, args.budget, args.seeds, overrides(args), args.queue)
+    run_rows(args.rows, args.budget, args.seeds, _overrides(args), args.queue)
 
 
 def _collect(args: argparse.Namespace) -> None:
@@ -149,7 +176,7 @@ def _setting(args: argparse.Namespace) -> Any:
     from bertrio.experiments.machine_paths import is_override, without_folder
     from bertrio.experiments.recipes.comparable import Setting
 
-    changed = overrides(args)
+    changed = _overrides(args)
     source = args.source or changed.get("data.source")
     encoder = args.encoder or without_folder("encoder.name", changed.get("encoder.name"))
     return Setting(args.budget, source, encoder, {name: value for name, value in changed.items() if is_override(name)})
@@ -196,8 +223,8 @@ def _stepwise(args: argparse.Namespace) -> None:
     """Select techniques by forward stepwise selection."""
     from bertrio.experiments.stepwise import stepwise
 
-    need_folder(args.out)  # fail before hours of work
-    stepwise(args.candidates, args.base, args.beam, args.budget, args.seeds, overrides(args), args.unproven, args.out)
+    _need_folder(args.out)  # fail before hours of work
+    stepwise(args.candidates, args.base, args.beam, args.budget, args.seeds, _overrides(args), args.unproven, args.out)
 
 
 def _sweep(args: argparse.Namespace) -> None:
@@ -212,7 +239,7 @@ def _search(args: argparse.Namespace) -> None:
     need_packages("search", ["optuna"], "search")
     from bertrio.experiments.search import search
 
-    need_folder(args.out)  # fail before hours of work
+    _need_folder(args.out)  # fail before hours of work
     search(
-        args.space, args.trials, args.base, args.budget, overrides(args), args.seed, args.prune, args.metric, args.out
+        args.space, args.trials, args.base, args.budget, _overrides(args), args.seed, args.prune, args.metric, args.out
     )

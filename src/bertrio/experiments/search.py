@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import filelock
 import optuna
@@ -41,8 +41,7 @@ from bertrio.training.checkpoints import CHECKPOINTS
 from bertrio.training.monitoring import PROGRESS
 
 Space = Mapping[str, BaseDistribution]  # by dotted param
-Prune = Literal["median", "hyperband", "none"]
-PRUNERS: Mapping[Prune, Callable[[], optuna.pruners.BasePruner]] = {
+PRUNERS: Mapping[str, Callable[[], optuna.pruners.BasePruner]] = {
     "median": optuna.pruners.MedianPruner,
     "hyperband": optuna.pruners.HyperbandPruner,
     "none": optuna.pruners.NopPruner,
@@ -171,7 +170,7 @@ def search(
     budget: str = "paper",
     overrides: Mapping[str, Any] | None = None,
     seed: int = 1,
-    prune: Prune = "median",
+    prune: str = "median",
     metric: str = OVERALL[0],
     out: str | Path = "recipes/search",
 ) -> Study:

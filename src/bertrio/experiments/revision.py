@@ -21,7 +21,7 @@ from bertrio.core.errors import UserError, did_you_mean
 from bertrio.core.files import read_parquet
 from bertrio.core.tasks import Task, build_target
 from bertrio.evaluation.predictions import check_tasks, read_predictions
-from bertrio.experiments.recipes.params import changes
+from bertrio.experiments.recipes.params import changes, set_param
 
 WORKSPACE = "workspace"
 PREDICTIONS = "predictions/ensemble.parquet"
@@ -169,13 +169,8 @@ class Revision:
         for block in reversed(locked):  # the first stage counts: analyze may not have run
             values |= block
         for name, value in values.items():
-            *blocks, key = name.split(".")
-            block = params
-            for part in blocks:
-                if not isinstance(block.get(part), dict):
-                    block[part] = {}
-                block = block[part]
-            block[key] = value
+            set_param(params, name, None)  # a block is replaced, not merged
+            set_param(params, name, value)
         return params
 
     def edited_params(self) -> dict[str, tuple[Any, Any]]:

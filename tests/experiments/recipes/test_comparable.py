@@ -57,8 +57,8 @@ def test_runs_with_other_overrides_are_left_out_and_counted():
 
 
 def test_requested_overrides_apply_to_every_row():
-    """As with `recipes run -S ...`: stars, overrides that a row has itself, and paths of data."""
-    requested = {"tasks.*.dropout": 0.3, "encoder.pooling": "mean", "data.source": "cs224n"}
+    """As with `recipes run -S ...`: stars, and overrides that a row has itself."""
+    requested = {"tasks.*.dropout": 0.3, "encoder.pooling": "mean"}
     cosine, pooled = "strategies-multitask-capped", "strategies-cosine-mean"
     measured = [
         simulate(cosine, overrides={"tasks.sts.dropout": 0.3, "encoder.pooling": "mean"}),

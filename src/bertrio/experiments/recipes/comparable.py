@@ -13,7 +13,7 @@ import numpy as np
 from bertrio.core.errors import UserError
 from bertrio.evaluation.metrics import OVERALL
 from bertrio.evaluation.significance import Difference, Run, TaskScore, paired_difference
-from bertrio.experiments.machine_paths import is_override, overridden
+from bertrio.experiments.machine_paths import overridden
 from bertrio.experiments.recipes.measured import Measured
 from bertrio.experiments.recipes.params import value_text
 from bertrio.experiments.recipes.resolving import resolve
@@ -26,7 +26,7 @@ FIELDS = ("budget", "source", "encoder")  # fields of a setting, without its ove
 class Setting:
     """Fields that comparable runs share; None allows any value that all runs have in common.
 
-    `overrides` are those of `-S`, as given; runs with other overrides do not match.
+    `overrides` are those of `-S` that `is_override` names, as given; runs with other overrides do not match.
     """
 
     budget: str | None = None
@@ -145,9 +145,7 @@ def _settings(of_rows: Sequence[Measured], wanted: Setting, recipes: Recipes) ->
             return {}
         return overridden(plain(row, budget), resolve(recipes, recipes.row(row), budget, overrides, check=check))
 
-    choices: list[Mapping[str, Any]] = [
-        {param: value for param, value in wanted.overrides.items() if is_override(param)}
-    ]
+    choices = [wanted.overrides]
     if not wanted.overrides:
         choices += [run.overrides for run in candidates]
     settings: list[tuple[Setting, list[Measured]]] = []

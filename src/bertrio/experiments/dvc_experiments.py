@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -92,9 +93,9 @@ def unfinished(commits: Sequence[str] = ("HEAD",)) -> Iterator[tuple[str, str | 
             yield row["Experiment"] or row["rev"], commit, baseline, row["State"].lower()
 
 
-def short_digest(text: str) -> str:
-    """Return six hexadecimal digits that identify a text in the name of an experiment."""
-    return hashlib.sha256(text.encode()).hexdigest()[:6]
+def short_digest(value: Any) -> str:
+    """Return six hexadecimal digits that identify a value, such as params by name, in the name of an experiment."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:6]
 
 
 def _require_same_params(existing: Experiment, settings: Mapping[str, Any]) -> None:

@@ -120,7 +120,7 @@ def run_trial(trial: Trial, folder: Path, settings: Callable[[Block], Block], me
     except UserError as error:
         trial.set_user_attr("why", f"invalid: {'; '.join(str(error.__cause__ or error).splitlines())}")
         raise optuna.TrialPruned from error
-    name = f"{folder.name}-{short_digest(json.dumps(values, sort_keys=True))}"
+    name = f"{folder.name}-{short_digest(values)}"
     pruned = trial.study.get_trials(deepcopy=False, states=(TrialState.PRUNED,))
     if any(earlier.user_attrs.get("experiment") == name for earlier in pruned):
         trial.set_user_attr("why", "was pruned before")
@@ -221,8 +221,7 @@ def search(
     keys = (metric, tasks[metric].target.metrics[0]) if metric in tasks else (metric,)
     title = f"Search on {row.name}, budget {budget}{settings_text(overrides)}"
     setup = f"Score: {metric} on dev. Space: {'; '.join(texts)}. Seed {seed}, pruning: {prune}."
-    identity = json.dumps([title, setup, machine_independent(flatten(start))], sort_keys=True, default=str)
-    name = f"search-{short_digest(identity)}"
+    name = f"search-{short_digest([title, setup, machine_independent(flatten(start))])}"
     folder = Path(out) / name
 
     def settings(values: Block) -> Block:

@@ -8,7 +8,6 @@ Every run is a DVC experiment, so the same command continues a stopped selection
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -161,8 +160,8 @@ class SetRunner:
 
     def experiment(self, names: Names, seed: int) -> str:
         """Return the name of the experiment of one run, the same on every machine."""
-        text = json.dumps(machine_independent(flatten(self.settings(names, seed))), sort_keys=True)
-        return f"stepwise-{('+'.join(names) or BASE)[:MAX_LABEL]}-{short_digest(text)}-s{seed}"
+        digest = short_digest(machine_independent(flatten(self.settings(names, seed))))
+        return f"stepwise-{('+'.join(names) or BASE)[:MAX_LABEL]}-{digest}-s{seed}"
 
     def _params_json(self, names: Names) -> str:
         try:

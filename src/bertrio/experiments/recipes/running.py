@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -107,8 +106,7 @@ def experiment_name(row_name: str, budget: str, seed: int, overrides: Mapping[st
     The digest is the same on every machine: paths of data count by their last component, device and threads not at all.
     """
     counted = {param: value for param, value in by_last_names(machine_independent(overrides)).items() if param != SEED}
-    text = json.dumps(counted, sort_keys=True)
-    return f"{row_name}-{budget}-s{seed}" + (f"-{short_digest(text)}" if counted else "")
+    return f"{row_name}-{budget}-s{seed}" + (f"-{short_digest(counted)}" if counted else "")
 
 
 def collect(names: Iterable[str] | None = None) -> list[Path]:

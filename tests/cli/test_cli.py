@@ -24,11 +24,11 @@ def test_check_reports_success_or_the_error(root, tmp_path, monkeypatch, capsys)
     assert "all local files" in capsys.readouterr().out  # hub ids are not looked up
     params = yaml.safe_load((root / "params.yaml").read_text())
     params["ensemble"]["members"]["base"] = {"tracking": {"to": ["wandb"]}}
-    monkeypatch.setattr("bertrio.training.monitoring.find_spec", lambda name: None)
+    monkeypatch.setattr("bertrio.core.errors.find_spec", lambda name: None if name == "wandb" else name)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     assert main(["check", "--params", str(tmp_path / "params.yaml")]) == 2
     printed = " ".join(capsys.readouterr().err.split())
-    assert printed.startswith("error: ") and "tracking.to of member base: wandb is not installed" in printed
+    assert printed.startswith("error: ") and "tracking.to of member base: needs the package wandb" in printed
     assert "pip install 'bertrio[wandb]'" in printed
 
 

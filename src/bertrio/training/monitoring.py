@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch import Tensor
 from bertrio.config import Params
 from bertrio.config.loading import MEMBER_GROUPS, member_params
 from bertrio.config.reading import flatten
-from bertrio.core.errors import UserError
+from bertrio.core.errors import UserError, need_packages
 from bertrio.core.files import write_csv
 from bertrio.data.batches import Batch
 from bertrio.training.checkpoints import Stateful
@@ -284,12 +283,9 @@ def need_all_trackers(params: Params) -> None:
         UserError: if one is missing; the message has the command that installs it.
     """
     for member in params.ensemble.members:
-        names = member_params(params, member).tracking.to
-        if missing := [name for name in names if name in TOOLS and find_spec(name) is None]:
-            raise UserError(
-                f"tracking.to of member {member}: {', '.join(missing)} is not installed; install it with: "
-                f"pip install 'bertrio[{','.join(missing)}]', or take it out there"
-            )
+        for name in member_params(params, member).tracking.to:
+            if name in TOOLS:
+                need_packages(f"tracking.to of member {member}", [name], name)
 
 
 def build_curves(params: Params, table: str | Path) -> Curves:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertrio.core.options import Count, FileName, Group, InputPath, NotNegative, Positive, Real, Seed, Share
+from bertrio.core.options import Count, FileName, Group, InputPath, NotNegative, Real, Seed, Share
 
 Columns = dict[Literal["id", "text", "text_a", "text_b", "label"], str]  # columns of a file by our names
 PAPERS = ("imdb", "multinli", "sick")  # corpora that every source has
@@ -117,7 +117,6 @@ class HubTask(HubSource):
 
     splits: dict[Literal["train", "dev", "test"], str]
     columns: Columns
-    label_scale: Positive = 1.0
 
 
 class TaskData(SplitFiles):

@@ -104,7 +104,7 @@ class Params(_Regularizers):
             sources: dict[str, Any] = {"files": self.data.files, "hub": self.data.hub.tasks}
             block = (task.data and task.data.hub) or task.data or sources.get(self.data.source, {}).get(name)
             if block is not None:
-                place = block.model_dump(exclude={"columns", "label_scale", "split"})
+                place = block.model_dump(exclude={"columns", "split"})
                 place |= {
                     split: os.path.normpath(os.path.expanduser(path))
                     for split, path in getattr(block, "files", {}).items()

@@ -13,7 +13,7 @@ from bertrio.data.sources import hub
 from tests.data.sources import conftest as fake_hub
 
 A, B, C, D = (letter * 40 for letter in "abcd")  # commits
-SCORES = ["0.6", " 1 ", "2", "", None, "-1", "high", "nan"]  # text between 0 and 1
+SCORES = ["3", " 5 ", "7", "", None, "-1", "high", "nan"]
 
 
 def parquet(**columns):
@@ -94,8 +94,8 @@ def test_local_folder_with_the_name_of_a_data_set_is_not_used(load, tmp_path, mo
         load("sst")
 
 
-def test_text_scores_are_scaled_and_invalid_ones_rejected_unchanged(load):
-    tables, data = load("sts", id="nobody/texts", splits={"train": "train", "test": "test"}, label_scale=5.0)
+def test_scores_may_be_text_and_invalid_ones_are_rejected(load):
+    tables, data = load("sts", id="nobody/texts", splits={"train": "train", "test": "test"})
     assert [row[-1] for row in tables["train"]] == [3.0, 5.0]
     reasons = ["label out of range", "missing label", "missing label", "label out of range"]
     assert [reject.reason for reject in data.rejects[:4]] == reasons

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -61,30 +61,13 @@ def read_task(task: Task, entry: HubTask, place: str, data: SourceData) -> None:
     data.facts[task.name] = _facts(entry, place)
     for split, name in sorted(entry.splits.items(), key=lambda part: SPLITS.index(part[0])):
         dataset = _dataset(entry, name, f"{place}.splits.{split}")
-        rows = partial(_rows, dataset, entry, task)
-        table, columns = RawTable(dataset.column_names, rows), f"{place}.columns: {entry.id}, split {name}"
+        table = RawTable(dataset.column_names, partial(_rows, dataset))
+        columns = f"{place}.columns: {entry.id}, split {name}"
         data.add(task.name, split, *build_table(table, entry.columns, task, split, f"{entry.id}:{name}", columns))
 
 
-def _rows(dataset: Any, entry: HubTask, task: Task) -> Iterator[RawRow]:
-    for number, row in enumerate(dataset, start=1):
-        yield RawRow(number, _scaled(row, entry, task), row)
-
-
-def _scaled(row: dict[str, Any], entry: HubTask, task: Task) -> dict[str, Any]:
-    """Multiply the label of a row, a number or a number as text, by `label_scale`.
-
-    A -1 for a hidden label, missing labels and labels that are not numbers stay unchanged.
-    """
-    label = entry.columns.get("label", "label")
-    try:
-        number = float(row[label])
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return row
-    hidden = number == -1 and task.target.label_problem(-1.0) is not None
-    if entry.label_scale == 1 or hidden:
-        return row
-    return {**row, label: round(number * entry.label_scale, 6)}  # 0.07 * 100 is 7, not 7.000000000000001
+def _rows(dataset: Any) -> Iterator[RawRow]:
+    yield from map(RawRow, count(1), dataset)
 
 
 def load_corpus(params: DataParams, name: str, rows: int, skipped: Counter[str]) -> Iterator[str]:

@@ -76,7 +76,7 @@ def test_values_as_dvc_writes_them(load, param, yaml_value, expected):
         ("ensemble.members.b", {"data": {}}, "ensemble.members.b.data: a member may override runtime"),
         ("ensemble.members.b", {"finetune": {"lr": -1}}, "ensemble.members.b.finetune.lr: expected"),
         ("ensemble.members.b", {"encoder": {"name": "x"}}, "members.b.encoder.name: can't differ between members"),
-        ("ensemble.members.b", {"tasks": {"sst": {"labels": list("abcde")}}}, "b.tasks.sst.classes: can't differ"),
+        ("ensemble.members.b", {"tasks": {"sst": {"classes": list("abcde")}}}, "b.tasks.sst.classes: can't differ"),
         ("ensemble.members.b", {"tasks": {"nli": {}}}, "members.b.tasks.nli: there is no task nli; remove it here"),
         ("ensemble.members.b", {"tasks": {"sst": 3}}, "members.b.tasks.sst: expected a block of params, found 3"),
         ("ensemble.members.b", {"encoder": {"frozen": True}, "surgery": {"method": "cagrad"}}, "method: found cagrad"),

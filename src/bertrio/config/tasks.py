@@ -42,15 +42,6 @@ class TaskParams(Group):
     dropout: Rate
     epochs: Count | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_labels(cls, raw: Any) -> Any:
-        """Take the names of classes from `labels`, where params and models of older versions have them."""
-        if not isinstance(raw, dict):
-            return raw
-        rest = {key: value for key, value in raw.items() if key != "labels"}
-        return rest | ({"classes": raw["labels"]} if raw.get("labels") else {})
-
     @field_validator("head_options", "loss_options")
     @classmethod
     def _known_options(cls, raw: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:

@@ -76,9 +76,8 @@ class Predictor:
 
     @property
     def encoders(self) -> list[str]:
-        """Names of the encoders that training started from, as far as the models say."""
-        names = [member.config.encoder.name for member in self.members.values()]
-        return list(dict.fromkeys(name for name in names if name))
+        """Names of the encoders that training started from."""
+        return list(dict.fromkeys(member.config.encoder.name for member in self.members.values()))
 
     @classmethod
     def load(

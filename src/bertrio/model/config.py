@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from bertrio.config import Params
 from bertrio.config.groups import PoolingName
@@ -32,7 +32,7 @@ class EncoderConfig(Group):
 
     pooling: PoolingName
     max_length: Count
-    name: str | None = None  # older models do not say
+    name: str
 
 
 class ModelConfig(Group):
@@ -51,7 +51,6 @@ class ModelConfig(Group):
     trained: list[str]
     sharing: SharingParams
     encoder: EncoderConfig
-    plugins: Any = Field(default=None, exclude=True)  # written by older versions
 
     @classmethod
     def from_params(cls, params: Params, trained: Collection[str] | None = None) -> ModelConfig:

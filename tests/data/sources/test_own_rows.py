@@ -11,7 +11,7 @@ from bertrio.core.errors import UserError
 from bertrio.data.download import download
 from bertrio.data.sources import load_rows
 
-TASK = {"kind": "single", "target": "classes", "labels": ["no", "maybe", "yes"], "head": "linear"}
+TASK = {"kind": "single", "target": "classes", "classes": ["no", "maybe", "yes"], "head": "linear"}
 TASK |= {"loss": "cross_entropy", "batch_size": 8, "dropout": 0.1}
 
 
@@ -43,6 +43,6 @@ def test_class_named_minus_one_is_not_a_hidden_label(load):
     for name, count in (("train", 2), ("test", 1)):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:count]))
     data = {"train": "train.jsonl", "dev": "train.jsonl", "test": "test.jsonl"}
-    params = load(data, labels=["-1", "0", "1"])
+    params = load(data, classes=["-1", "0", "1"])
     tables = load_rows(params, build_tasks(params)).tables["own"]
     assert tables["train"]["label"].tolist() == [0, 2] and tables["test"]["label"].tolist() == [0]

@@ -126,10 +126,10 @@ def test_signal_leaves_no_partial_file(run, tmp_path, monkeypatch, number):
 
 
 @pytest.mark.heavy
-def test_closed_pipe_is_not_an_error(run, root, tmp_path):
+def test_closed_pipe_is_not_an_error(run, root, tmp_path, warm):
     (tmp_path / "rows.tsv").write_text("text\n" + f"{'word ' * 20}\n" * 3000)
     argv = ["predict", "--task", "sst", "--model", "models/members/base", "--in", str(tmp_path / "rows.tsv"), *PLAIN]
-    command = [sys.executable, "-m", "bertrio.cli.main", *argv]
+    command = [warm.python, "-m", "bertrio.cli.main", *argv]
     options = {"env": {**os.environ, "PYTHONPATH": str(root / "src")}, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, stderr=subprocess.PIPE, **options) as process:
         assert process.stdout.readline().startswith(b"text\tprediction")

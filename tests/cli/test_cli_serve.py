@@ -5,7 +5,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 
 import pytest
@@ -40,9 +39,9 @@ def model(tmp_path_factory, root):
 
 
 @pytest.mark.heavy
-def test_server_predicts_as_the_predictor_and_shuts_down_cleanly(model, root):
+def test_server_predicts_as_the_predictor_and_shuts_down_cleanly(model, root, warm):
     """A server process prints its address, and on SIGTERM answers accepted requests before it exits."""
-    command = [sys.executable, "-m", "bertrio.cli.main", "serve", "--model", str(model), "--port", "0"]
+    command = [warm.python, "-m", "bertrio.cli.main", "serve", "--model", str(model), "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1"}
     command += ["--device", "cpu", "--max-wait-ms", "1000"]  # the last request waits when SIGTERM arrives
     server = subprocess.Popen(command, cwd=root, env=environment, stderr=subprocess.PIPE, text=True)

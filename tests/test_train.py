@@ -77,7 +77,6 @@ def test_invalid_arguments_are_errors_before_any_output(tmp_path, monkeypatch):
         ({"finetune.lrr": 1}, None, "params: finetune.lrr: unknown param; did you mean finetune.lr"),
         ({"runtime.processes": 2}, None, "runtime.processes: expected 1"),
         ([("finetune.lr", 1)], None, "params: found a list, expected a path or a dict"),
-        (None, [("a film", 1)], "data: found a list"),
         (None, {"sst": [("a film", 1)]}, "sst: found a list"),
     ):
         with pytest.raises(UserError, match=message):

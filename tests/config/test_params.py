@@ -95,6 +95,12 @@ def test_bad_param_error_names_it_and_what_is_expected(load, param, value, messa
     assert not re.search(r"function|literal\[|Input|valid|should|pars", str(caught.value))
 
 
+def test_tasks_with_equal_column_names_are_an_error(load):
+    tasks = dict.fromkeys(("x", "x_balanced"), TASK | {"target": "classes", "classes": 2, "loss": "cross_entropy"})
+    with pytest.raises(UserError, match="tasks.x_balanced: its column .* is one of task x, too; take another"):
+        load({"tasks": tasks})
+
+
 def test_all_errors_are_reported_at_once(load):
     with pytest.raises(UserError) as caught:
         load({"finetune": {"lr": -1, "epochs": 0}, "runtime": {"threads": 0}})

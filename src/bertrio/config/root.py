@@ -149,6 +149,18 @@ def check_names(params: Params) -> Iterator[str]:
         yield f"{param}: is a reserved name; choose another"
 
 
+def check_columns(params: Params) -> Iterator[str]:
+    """Yield tasks with a column of plots/history that another task has, too: the two would be added up."""
+    owners: dict[str, str] = {}
+    for name, block in params.tasks.items():
+        losses = ["", *(f"{regularizer}_" for regularizer in REGULARIZERS if getattr(params, regularizer).weight)]
+        columns = [*(f"loss_{prefix}{name}" for prefix in losses)]
+        columns += [f"{name}_{metric}" for metric in block.task(name).target.metrics]
+        for column in columns:
+            if owners.setdefault(column, name) != name:
+                yield f"tasks.{name}: its column {column} is one of task {owners[column]}, too; take another name"
+
+
 def check_sources(params: Params) -> Iterator[str]:
     """Yield tasks without a source of rows."""
     for name in params.source_tasks:
@@ -245,6 +257,7 @@ def check_batches(params: Params) -> Iterator[str]:
 
 
 CHECKS = (
+    check_columns,
     check_sources,
     lambda params: params.sharing.problems(params.tasks),
     check_schedule,

@@ -58,8 +58,8 @@ def test_teacher_outputs_match_the_predictor(workspace):
 
 def test_a_teacher_with_other_class_order_is_an_error(workspace):
     names = ["awful", "poor", "middling", "good", "great"]
-    run(workspace.params(tasks={"sst": {"labels": names}}), "teacher")
-    reordered = {"tasks": {"sst": {"labels": names[::-1]}}}
+    run(workspace.params(tasks={"sst": {"classes": names}}), "teacher")
+    reordered = {"tasks": {"sst": {"classes": names[::-1]}}}
     params = workspace.params(distill=WEIGHT, **reordered)
     teach(params, "data/splits", "data/teacher")
     with pytest.raises(UserError, match="sst: the teacher knows it as .*awful, poor, .*params.yaml says .*great, goo"):

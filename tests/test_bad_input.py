@@ -271,10 +271,10 @@ def test_damaged_trained_encoder_is_named(project, fails_with):
     [
         (lambda text: "", ("found nothing, expected groups of params",)),
         (lambda text: bytes(range(256)) * 9, ("line 2 is not UTF-8", "save the file as UTF-8")),
-        (lambda text: text.replace("  seed: 1", "\tseed: 1", 1), ("character that cannot start any token", "line 2")),
+        (lambda text: text.replace("  seed: 1", "\tseed: 1", 1), ("'\\t' that cannot start any token", "line 2")),
         (lambda text: text.replace("  seed: 1", "  seed: 1\n  seed: 2", 1), ('found duplicate key "seed"', "line 3")),
         (lambda text: text + "3: x\n", ("3: expected text for a name, in quotes",)),
-        (lambda text: "a: 1: 2\n" + text, ("mapping values are not allowed", "at line 1, column 5")),
+        (lambda text: "a: 1: 2\n" + text, ("here\n  at line 1, column 5:\n    a: 1: 2\n        ^",)),
     ],
 )
 def test_invalid_yaml_error_names_the_line(project, fails_with, change, parts):

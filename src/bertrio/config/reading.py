@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from ruamel.yaml import YAML
+from ruamel.yaml import YAML, SafeConstructor
+from ruamel.yaml.constructor import ConstructorError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.resolver import implicit_resolvers
 
@@ -24,14 +25,13 @@ def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
         UserError: if the file is missing, not UTF-8, not YAML or not a mapping; most messages name the line.
     """
     try:
-        text = (Path(path).read_bytes() if content is None else content).decode("utf-8-sig")
-        raw = YAML(typ="safe").load(text)
+        raw = _load((Path(path).read_bytes() if content is None else content).decode("utf-8-sig"))
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror}); run this in the repository") from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(f"{path}: is not valid YAML: line {line} is not UTF-8; save the file as UTF-8") from error
-    except (YAMLError, ValueError, LookupError, ArithmeticError, AssertionError, RecursionError) as error:
+    except (YAMLError, ValueError, ArithmeticError, AssertionError, RecursionError) as error:  # bad escapes, %YAML 1.3
         if isinstance(error, MarkedYAMLError):
             error.note = None  # how to allow duplicate keys
         lines = [line.replace('in "<unicode string>", ', "at ") for line in str(error).splitlines()]
@@ -40,6 +40,18 @@ def read_yaml(path: str | Path, content: bytes | None = None) -> dict[str, Any]:
         found = "nothing" if raw is None else type(raw).__name__
         raise UserError(f"{path}: found {found}, expected groups of params such as 'runtime:'")
     return raw
+
+
+def _load(text: str, pure: bool = False) -> Any:
+    """Load YAML by the parser in C, if it is installed; errors come from the one in Python, which quotes the line."""
+    reader = YAML(typ="safe", pure=pure)
+    reader.Constructor = _Constructor
+    try:
+        return reader.load(text)
+    except YAMLError:
+        if not pure:
+            _load(text, pure=True)
+        raise
 
 
 def yaml_text(value: Any) -> str:
@@ -66,6 +78,17 @@ def flatten(block: Mapping[str, Any], at: str = "", whole: str = "") -> dict[str
         else:
             flat[name] = value
     return flat
+
+
+class _Constructor(SafeConstructor):
+    """Constructor of ruamel.yaml whose errors name the line."""
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep=True)  # else it would make the parts of a value after the value
+        except (ValueError, LookupError, ArithmeticError) as error:  # of what Python makes of the text
+            problem = f"found {str(node.value)[:50]!r}: {error}"
+            raise ConstructorError(None, None, problem, node.start_mark) from error
 
 
 class _Dumper(yaml.SafeDumper):

@@ -33,6 +33,12 @@ NAMED = "ours=theirs, as in text_a=sentence1: the file's names of columns text, 
 
 def add_model_commands(commands: Any) -> None:
     """Add the commands to the parser's `commands`."""
+    _add_predict_and_mine(commands)
+    _add_export(commands)
+    _add_serve(commands)
+
+
+def _add_predict_and_mine(commands: Any) -> None:
     predict = commands.add_parser("predict", _predict)
     predict.add_argument("--task", required=True, help="the task to predict, such as sts")
     rows = "rows to predict, with a header that names columns text, or text_a and text_b (default: standard input)"
@@ -55,6 +61,8 @@ def add_model_commands(commands: Any) -> None:
         size = "rows per batch (default: %(default)s)"
         parser.add_argument("--batch-size", type=positive, default=64, metavar="N", help=size)
 
+
+def _add_export(commands: Any) -> None:
     export = commands.add_parser("export", _export)
     model = "a member's folder, or models/ensemble of a soup (default: %(default)s)"
     export.add_argument("--model", metavar="FOLDER", default="models/members/base", help=model)
@@ -67,6 +75,8 @@ def add_model_commands(commands: Any) -> None:
     export.add_argument("--push-to-hub", metavar="REPO_ID", help=push)
     export.add_argument("--private", action="store_true", help="with --push-to-hub: create it as a private one")
 
+
+def _add_serve(commands: Any) -> None:
     serve = commands.add_parser("serve", _serve)
     _add_model(serve)
     host = "address to listen on (default: %(default)s, local only; 0.0.0.0 listens on all interfaces)"

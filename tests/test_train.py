@@ -78,6 +78,7 @@ def test_invalid_arguments_are_errors_before_any_output(tmp_path, monkeypatch):
         ({"runtime.processes": 2}, None, "runtime.processes: expected 1"),
         ([("finetune.lr", 1)], None, "params: found a list, expected a path or a dict"),
         (None, {"sst": [("a film", 1)]}, "sst: found a list"),
+        ({"tasks.sst": None}, {"sst": {"train": "a.csv"}}, "tasks.sst"),
     ):
         with pytest.raises(UserError, match=message):
             train(params, data)

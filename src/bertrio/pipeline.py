@@ -89,7 +89,7 @@ def _settings(params: str | Path | Mapping[str, Any] | None, data: Data | None) 
         for name, value in (params or {}).items():
             set_param(settings, name, value)
     if isinstance(data, Mapping):
-        settings["tasks"] = {name: choose(settings["tasks"], name, "data") | {"data": None} for name in data}
+        settings["tasks"] = {name: {**(choose(settings["tasks"], name, "data") or {}), "data": None} for name in data}
         settings["data"] |= {"source": "files", "path": None, "files": {}}
         for member in filter(None, settings["ensemble"]["members"].values()):
             if isinstance(member.get("tasks"), dict):

@@ -58,6 +58,7 @@ def test_values_as_dvc_writes_them(load, param, yaml_value, expected):
         ("finetune.lr", float("nan"), "finetune.lr: expected a number, found nan"),
         ("encoder.frozen", "maybe", "encoder.frozen: expected true or false, found 'maybe'"),
         ("runtime.device", "gpu", "runtime.device: expected auto, cpu, mps, cuda or cuda:N, found 'gpu'"),
+        ("encoder.name", "", "encoder.name: expected a path, found empty text"),
         ("encoder.name", None, "encoder.name: expected text (no, on and null in quotes), found null"),
         ("encoder.dropout", 1, "encoder.dropout: expected a number less than 1, found 1"),
         ("weighting.weights", {"sst": "x"}, "weighting.weights.sst: expected a number, found 'x'"),

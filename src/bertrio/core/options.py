@@ -53,6 +53,8 @@ def matching(pattern: str, words: str) -> AfterValidator:
 
 
 def _path_of_known_home(value: str) -> str:
+    if not value:
+        raise ValueError("expected a path, found empty text")
     try:
         Path(value).expanduser()
     except RuntimeError:

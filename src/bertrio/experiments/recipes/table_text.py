@@ -24,8 +24,8 @@ ALONE = "°"  # marks a difference, see `LEGEND`
 NAMES = {metric: name for name, metric in CONVENTIONS.items()}
 LEGEND = (
     "Compare rows within a column: reported and measured may differ in budget, data and encoder. Compare minutes only "
-    "between runs of one device, precision and number of threads, which recipes/measured has. ± is the standard "
-    "deviation over seeds. In brackets: the 95 % interval, of a score with one seed over rows, of a difference by the "
+    "between rows timed on the same device in the same precision. ± is the standard deviation over seeds. In brackets: "
+    "the 95 % interval, of a score with one seed over rows, of a difference by the "
     f"paired test over rows and seeds. {ALONE}: over rows alone, for both sides have a single seed."
 )
 DocumentPart: TypeAlias = "str | pd.DataFrame"  # a heading or paragraph in Markdown, or a table of text
@@ -153,6 +153,7 @@ def _text_tables(split: str, part: pd.DataFrame, tables: PaperTables) -> Iterato
         for column in (f"paper: {fact}", fact)
     }
     if split == "dev":
+        facts["timed on"] = rows["timed_on"]
         facts["MB"] = rows["peak_memory_mb"].map("{:,.0f}".format, na_action="ignore")
     yield "Cost of training, and what else the paper prints", _text_table(rows[[]], facts)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
@@ -27,14 +28,15 @@ COLUMNS = (  # columns of the CSV file
 )  # fmt: skip
 FACTS: dict[str, Callable[[Measured], float | None]] = {  # figures besides scores that papers print, and of a run
     "minutes": lambda run: run.seconds / 60,
-    "seconds_per_epoch": lambda run: run.seconds / len(run.epochs) if run.history else None,
+    "seconds_per_epoch": lambda run: (run.update_seconds or run.seconds) / len(run.epochs) if run.history else None,
     "best_epoch": lambda run: run.best_epoch,
     "sst_train": lambda run: run.epochs["train_sst"].get(run.best_epoch) if "train_sst" in run.history else None,
     "ranking": lambda run: None,  # on the course's leaderboard, among so many entries
     "entries": lambda run: None,
 }
 # columns that only the text uses
-REMARKS = ("literature", "rows_alone", "not_compared", *FACTS, *(f"paper: {name}" for name in FACTS))
+TIMES = ("minutes", "seconds_per_epoch")
+REMARKS = ("literature", "rows_alone", "not_compared", "timed_on", *FACTS, *(f"paper: {name}" for name in FACTS))
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,12 @@ def paper_tables(
     lines: list[dict[str, Any]] = []
     for table in paper.tables.values():
         first = base or next((row for row in table.rows.values() if not row.literature), None)
+        machines = Counter(name for row in table.rows.values() for name in {*map(_machine, runs.of(row.run_as))})
         for row in table.rows.values():
-            lines += _figures(row, "dev", paper, runs, main_metrics, first)
+            lines += _figures(row, "dev", paper, runs, main_metrics, first, machines)
         for row in table.rows.values():
             if row.reported_test:
-                lines += _figures(row, "test", paper, runs, main_metrics, None)
+                lines += _figures(row, "test", paper, runs, main_metrics, None, machines)
     return PaperTables(paper, runs, main_metrics, pd.DataFrame(lines, columns=[*COLUMNS, *REMARKS]))
 
 
@@ -100,10 +103,16 @@ def trains(row: Row, metric: str, tasks: Iterable[str]) -> bool:
     return metric in trained or (metric not in tasks and set(trained) >= set(tasks))
 
 
+def _machine(run: Measured) -> str:
+    return f"{run.device or 'unknown'} {run.precision}"
+
+
 def _figures(
-    row: Row, split: str, paper: Paper, runs: Runs, tasks: Iterable[str], base: Row | None
+    row: Row, split: str, paper: Paper, runs: Runs, tasks: Iterable[str], base: Row | None, machines: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     """Yield one line per metric of a row; `overall` is the overall score that the paper prints.
+
+    Times and memory are of one machine's runs: of those that ran the row, the machine with most rows of the table.
 
     Args:
         row: the row.
@@ -112,6 +121,7 @@ def _figures(
         runs: all runs.
         tasks: the tasks; the line of each has its main metric.
         base: the row to compare with, or None.
+        machines: number of rows of the table that ran on each device and precision.
     """
     row_runs = runs.of(row.run_as)
     reported = _with_overalls(row.reported if split == "dev" else row.reported_test)
@@ -126,11 +136,14 @@ def _figures(
         **{f"paper: {name}": reported.get(name) for name in FACTS},
     }
     if row_runs:
-        shared |= {"seconds": mean(run.seconds for run in row_runs)}
-        shared |= {"peak_memory_mb": max(run.peak_memory_mb for run in row_runs)}
-        facts = {name: fact for name, fact in FACTS.items() if name != "seconds_per_epoch" or name in reported}
-        known = {name: [value for run in row_runs if (value := fact(run)) is not None] for name, fact in facts.items()}
-        shared |= {name: mean(values) for name, values in known.items() if values and split == "dev"}
+        timed_on = max(map(_machine, row_runs), key=lambda name: machines[name])
+        timed = [run for run in row_runs if _machine(run) == timed_on]
+        shared |= {"timed_on": timed_on, "seconds": mean(run.seconds for run in timed)}
+        shared |= {"peak_memory_mb": max(run.peak_memory_mb for run in timed)}
+        for name, fact in FACTS.items() if split == "dev" else ():
+            values = [value for run in (timed if name in TIMES else row_runs) if (value := fact(run)) is not None]
+            if values and (name != "seconds_per_epoch" or name in reported):
+                shared[name] = mean(values)
     for metric in (*tasks, *OVERALL, "overall"):
         score = _score(row_runs, metric, split, not (paper.own and runs.all))
         if base and base.run_as != row.run_as and "measured" in score:

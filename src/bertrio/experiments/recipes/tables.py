@@ -34,8 +34,8 @@ FACTS: dict[str, Callable[[Measured], float | None]] = {  # figures besides scor
     "ranking": lambda run: None,  # on the course's leaderboard, among so many entries
     "entries": lambda run: None,
 }
+TIMES = ("minutes", "seconds_per_epoch")  # facts that depend on the machine
 # columns that only the text uses
-TIMES = ("minutes", "seconds_per_epoch")
 REMARKS = ("literature", "rows_alone", "not_compared", "timed_on", *FACTS, *(f"paper: {name}" for name in FACTS))
 
 
@@ -104,6 +104,7 @@ def trains(row: Row, metric: str, tasks: Iterable[str]) -> bool:
 
 
 def _machine(run: Measured) -> str:
+    """Return device and precision, between which times are not comparable."""
     return f"{run.device or 'unknown'} {run.precision}"
 
 

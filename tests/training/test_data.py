@@ -42,11 +42,14 @@ def test_proportional_batch_sizes_use_the_rows_of_a_pass(workspace):
 @pytest.mark.parametrize(("loss", "least"), [("pearson", 3), ("cosent", 2)])
 def test_batches_have_the_rows_that_their_loss_needs(workspace, loss, least):
     tasks = {"sts": {"loss": loss, "batch_size": 8, **({"encoding": "bi", "head": "cosine"} if least == 2 else {})}}
-    *_, streams, _ = setting(workspace, rows={"sts": 7 + least}, tasks=tasks)
+    params, train, streams, _ = setting(workspace, rows={"sts": 7 + least}, tasks=tasks)
     assert [len(batch) for batch in one_pass(streams["sts"])] == [7 + least]
     schedule = {"batch_sizes": "proportional", "base_batch": 10}  # 3 batches: 4 rows make batches of one row
-    with pytest.raises(UserError, match=f"task sts: found batches of 1 rows, .* needs {least}: give it more rows"):
+    with pytest.raises(UserError, match=f"task sts: found batches of 1 labelled rows, .* needs {least}: give it more"):
         setting(workspace, rows={"qqp": 30, "sst": 30, "sts": 4}, tasks=tasks, schedule=schedule)
+    train["sts"].label_values[least - 1 :] = np.nan
+    with pytest.raises(UserError, match=f"found batches of {8 * (least - 1) / (7 + least):.3g} labelled rows"):
+        build_streams(train, params)
 
 
 def test_tasks_with_the_same_texts_share_batches(workspace):
@@ -70,14 +73,6 @@ def test_holdout_has_no_extra_rows_and_their_copies_do_not_train(workspace):
     assert len(train) == 20 and len(held) == 10 and set(held) < set(rows.ids[:20])
     assert held.tolist() == held_alone.tolist(), "also where another task of these rows has no extra ones"
     assert not set(train) & {*held, *("swapped-" + held)}
-
-
-def test_share_of_a_pass_ignores_unused_sources(workspace):
-    unlabelled = {"b": {"task": "sst", "path": "b", "share": 0.5}}
-    params = workspace.params(data={"extra_train": {"sst": {"train": "a", "share": 0.2}}, "unlabelled": unlabelled})
-    rows = split_of(params, "train")["sst"].take(np.arange(60))
-    rows.sources = np.repeat(["", "extra_train"], [40, 20])
-    assert rows_per_pass(params, rows) == {"extra_train": 10}
 
 
 TASK_EPOCHS = {"sst": {"epochs": 1}, "sts": {"epochs": 3}}
@@ -115,12 +110,13 @@ def test_class_weights_are_counted_on_the_training_rows(workspace):
         assert value.item() == pytest.approx(math.log(5) * 31 / (5 * counts[label]), rel=1e-5)
 
 
-def test_share_is_met_beside_a_source_with_too_few_rows(workspace):
-    more = {name: {"task": "sst", "path": name, "share": share} for name, share in (("a", 0.5), ("b", 0.4))}
-    params, rows = workspace.params(data={"unlabelled": more}), split_of(workspace.params(), "train")["sst"]
-    rows = rows.take(np.arange(400) % 60)
-    rows.sources = np.repeat(["", "unlabelled-a", "unlabelled-b"], [40, 5, 355])
-    assert rows_per_pass(params, rows) == {"unlabelled-b": 30}
+def test_share_of_a_pass_is_met_beside_a_source_with_too_few_rows(workspace):
+    unlabelled, extra = {"a": {"task": "sst", "path": "a", "share": 0.5}}, {"sst": {"train": "b", "share": 0.4}}
+    params = workspace.params(data={"unlabelled": unlabelled, "extra_train": extra})
+    rows = split_of(params, "train")["sst"].take(np.arange(400) % 60)
+    for few, drawn in ((0, 27), (5, 30)):  # a pass draws all of a's few rows
+        rows.sources = np.repeat(["", "unlabelled-a", "extra_train"], [40, few, 360 - few])
+        assert rows_per_pass(params, rows) == {"extra_train": drawn}
 
 
 def test_holdout_of_a_single_row_is_an_error(workspace):

@@ -231,10 +231,11 @@ def build_streams(train: Split, params: Params) -> dict[str, BatchStream]:
         draws, loss = generator(seed, f"batches {task}"), params.tasks[task].loss
         least = max(LOSSES[params.tasks[other].loss].rows for other in train if text_groups[other] == text_groups[task])
         stream = BatchStream(rows, sizes[task], draws, cap, options.redraw, lengths, least, drawn[task])
-        if stream.rows_a_batch < least:
+        needed, labelled = LOSSES[loss].rows, stream.rows_a_batch * rows.labelled_count / len(rows)
+        if needed > 1 and labelled < needed:
             raise UserError(
-                f"task {task}: found batches of {stream.rows_a_batch} rows, from which loss {loss} learns nothing; it "
-                f"needs {least}: give it more rows, a larger batch, or another loss"
+                f"task {task}: found batches of {labelled:.3g} labelled rows, from which loss {loss} learns nothing; "
+                f"it needs {needed}: give it more labels, a larger batch, or another loss"
             )
         streams[task], rows.text_group = stream, text_groups[task]
     return streams

@@ -109,7 +109,8 @@ class EpochEvaluator(Stateful):
         best = self.selection.offer(self.model, log.epoch, self.scores, tasks, tables["dev"])
         self.lines.append(history_line(log, self.scores))
         now = time.monotonic()
-        scores = f"{describe_epoch(log, self.scores['dev'])}{' (best so far)' if best else ''}"
+        mark = " (best so far)" if best and self.selection.by != "last" else ""
+        scores = f"{describe_epoch(log, self.scores['dev'])}{mark}"
         say(f"epoch {log.epoch} ({now - self.began:.0f} s): {scores}")
         self.began = now
         if self.stopped_early:

@@ -130,12 +130,12 @@ def test_commands_contain_no_params(stages):
     assert {name: stage["cmd"] for name, stage in stages.items()} == {n: f"python stages/{n}.py" for n in stages}
 
 
-def test_metrics_are_not_cached_and_no_output_persists(stages):
+def test_no_metric_is_cached_no_output_persists_and_training_is_reused(stages):
     for name, stage in stages.items():
         outs = [out for kind in ("outs", "metrics", "plots") for out in stage.get(kind, [])]
         assert not any("persist" in options for out in outs if isinstance(out, dict) for options in out.values()), name
         assert all(options["cache"] is False for metric in stage.get("metrics", []) for options in metric.values())
-        assert name not in TRAINING or all(isinstance(out, str) for out in stage["outs"]), "not in DVC's run cache"
+        assert name not in TRAINING or all(isinstance(out, str) for out in stage["outs"]), "no run cache"
 
 
 def test_plots_have_titles_in_words_and_curves_have_points(source, stages):

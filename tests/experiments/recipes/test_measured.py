@@ -105,7 +105,7 @@ def test_measure_main_metrics_training_cost_and_rows(run_of):
     assert one.metrics["dev"] == {**main_scores, "overall_mean": 0.66}
     assert one.intervals["dev"]["sts"] == {"pearson": (0.1, 0.9)}
     assert (one.seconds, one.peak_memory_mb, one.precision) == (23.0, 600.0, "bf16")  # of training stages only
-    assert one.update_seconds == 15.0
+    assert (one.training_seconds, replace(one, seconds=9.0).training_seconds) == (23.0, 15.0)
     lines = {"step": [10, 20], "dev_overall_normalized": [0.1, 0.2]}
     assert one.history == lines | {"loss_sst": [1.5, None], "dev_sst": [0.3, 0.5], "train_sst": [0.4, 0.6]}
     assert (one.best_epoch, one.session, one.dots) == (2, "s", {"sst qqp": [(end, -0.5) for end in range(2, 41, 2)]})

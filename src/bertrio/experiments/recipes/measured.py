@@ -92,7 +92,7 @@ class Measured:
         rows: number of rows by task and split.
         metrics: by split: the main metric of each task, and both overall scores.
         intervals: their 95 % intervals, in the same layout.
-        seconds: total time of all training stages.
+        seconds: time of all training stages; of a resumed stage, only since then.
         update_seconds: time of their updates alone, without start and scoring; None if it was not recorded.
         peak_memory_mb: largest peak memory of any training stage.
         precision: of matrix products; auto if it was not recorded.
@@ -134,6 +134,11 @@ class Measured:
     dots: dict[str, list[tuple[int, float]]] = Field(default_factory=dict)
     curve: list[tuple[int, float]] = Field(default_factory=list)
     name: str = ""
+
+    @property
+    def training_seconds(self) -> float:
+        """Time of training; that of all updates where a resume makes `seconds` less."""
+        return max(self.seconds, self.update_seconds or 0.0)
 
     @property
     def epochs(self) -> pd.DataFrame:

@@ -27,7 +27,7 @@ COLUMNS = (  # columns of the CSV file
     "against", "difference", "difference_low", "difference_high", "p", "seconds", "peak_memory_mb",
 )  # fmt: skip
 FACTS: dict[str, Callable[[Measured], float | None]] = {  # figures besides scores that papers print, and of a run
-    "minutes": lambda run: run.seconds / 60,
+    "minutes": lambda run: run.training_seconds / 60,
     "seconds_per_epoch": lambda run: (run.update_seconds or run.seconds) / len(run.epochs) if run.history else None,
     "best_epoch": lambda run: run.best_epoch,
     "sst_train": lambda run: run.epochs["train_sst"].get(run.best_epoch) if "train_sst" in run.history else None,
@@ -139,7 +139,7 @@ def _figures(
     if row_runs:
         timed_on = max(map(_machine, row_runs), key=lambda name: machines[name])
         timed = [run for run in row_runs if _machine(run) == timed_on]
-        shared |= {"timed_on": timed_on, "seconds": mean(run.seconds for run in timed)}
+        shared |= {"timed_on": timed_on, "seconds": mean(run.training_seconds for run in timed)}
         shared |= {"peak_memory_mb": max(run.peak_memory_mb for run in timed)}
         for name, fact in FACTS.items() if split == "dev" else ():
             values = [value for run in (timed if name in TIMES else row_runs) if (value := fact(run)) is not None]

@@ -92,7 +92,7 @@ class Measured:
         rows: number of rows by task and split.
         metrics: by split: the main metric of each task, and both overall scores.
         intervals: their 95 % intervals, in the same layout.
-        seconds: time of all training stages; of a resumed stage, only since then.
+        seconds: time of all training stages, each from its last resume.
         update_seconds: time of their updates alone, without start and scoring; None if it was not recorded.
         peak_memory_mb: largest peak memory of any training stage.
         precision: of matrix products; auto if it was not recorded.
@@ -137,7 +137,7 @@ class Measured:
 
     @property
     def training_seconds(self) -> float:
-        """Time of training; that of all updates where a resume makes `seconds` less."""
+        """Time of all training stages; of a resumed run, at least that of all updates."""
         return max(self.seconds, self.update_seconds or 0.0)
 
     @property
